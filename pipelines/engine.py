@@ -1,0 +1,209 @@
+"""Engines behind one small protocol: onnxruntime and OpenVINO. Threads are always explicit."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines import hub
+from pipelines.errors import RequestError, ZooError
+
+Batch = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Executed:
+    """One operator as an engine really ran it: its own type name and the element type it computed in ("u8", "s8", "f32", ...)."""
+
+    name: str
+    type: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a model: dtype, and shape with None for what is dynamic."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+
+
+class Session(Protocol):
+    """A model ready to run."""
+
+    engine: str
+    threads: int
+    inputs: dict[str, Port]
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """{graph input: C-contiguous array, first axis = samples} -> {graph output: array the caller owns}. Any batch size."""
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """Run once with the engine's own profiler on and say what ran."""
+
+
+_ORT_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16, "tensor(bool)": np.bool_} | {
+    f"tensor({name})": np.dtype(name) for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+}
+_SHORT = {"float": "f32", "uint8": "u8", "int8": "s8", "int32": "s32", "int64": "s64"}
+
+
+class OnnxRuntimeSession:
+    """onnxruntime's CPU provider, every optimization on."""
+
+    engine = "onnxruntime"
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self.path, self.threads = path, threads
+        self._session = self._open()
+        self.inputs = {
+            each.name: Port(np.dtype(_ORT_TYPES[each.type]), tuple(d if isinstance(d, int) else None for d in each.shape))
+            for each in self._session.get_inputs()
+        }
+        self._outputs = [each.name for each in self._session.get_outputs()]
+
+    def _open(self, profile: str | None = None) -> Any:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        if profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = profile
+        try:
+            return ort.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises its own kinds
+            raise RequestError(f"onnxruntime cannot load {self.path}: {_line(error)}") from error
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """See `Session`."""
+        return dict(zip(self._outputs, self._session.run(self._outputs, dict(batch)), strict=True))
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """See `Session`. The element type is that of the operator's first input."""
+        with tempfile.TemporaryDirectory() as folder:
+            session = self._open(profile=str(Path(folder) / "profile"))
+            session.run(None, dict(batch))
+            events = json.loads(Path(session.end_profiling()).read_text())
+        found = []
+        for event in events:
+            arguments = event.get("args", {})
+            if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+                types = [next(iter(each)) for each in arguments.get("input_type_shape", []) if each]
+                first = types[0] if types else ""
+                found.append(Executed(event["name"].removesuffix("_kernel_time"), arguments["op_name"], _SHORT.get(first, first)))
+        return found
+
+
+class OpenVinoSession:
+    """OpenVINO's CPU plugin. Shapes are compiled static, one compilation a batch size, since dynamic ones cost it a third of its speed.
+
+    A batch smaller than one already compiled is padded to it (the last chunk of a stream); the compiled models are cached on disk.
+    """
+
+    engine = "openvino"
+
+    def __init__(self, path: Path, threads: int) -> None:
+        import openvino as ov
+
+        self.path, self.threads = path, threads
+        self._core = ov.Core()
+        self._core.set_property({"CACHE_DIR": str(hub.home() / "openvino")})
+        try:
+            model = self._core.read_model(str(path))
+        except Exception as error:  # openvino raises RuntimeError with a page of text
+            raise RequestError(f"openvino cannot load {path}: {_line(error)}") from error
+        self.inputs = {
+            port.any_name: Port(
+                np.dtype(port.element_type.to_dtype()), tuple(None if d.is_dynamic else d.get_length() for d in port.partial_shape)
+            )
+            for port in model.inputs
+        }
+        self._compiled: dict[int, Any] = {}
+
+    def _compile(self, size: int) -> Any:
+        if size not in self._compiled:
+            model = self._core.read_model(str(self.path))
+            model.reshape({name: [size, *(-1 if d is None else d for d in port.shape[1:])] for name, port in self.inputs.items()})
+            options = {
+                "INFERENCE_NUM_THREADS": self.threads,
+                "NUM_STREAMS": 1,
+                "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_PRECISION_HINT": "f32",  # what is left in float would run as bf16 otherwise
+                "ENABLE_CPU_PINNING": False,  # the caller's own pinning (taskset) holds
+            }
+            try:
+                self._compiled[size] = self._core.compile_model(model, "CPU", options).create_infer_request()
+            except RuntimeError as error:
+                raise ZooError(f"openvino cannot compile {self.path} for batch size {size}: {_line(error)}") from error
+        return self._compiled[size]
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """See `Session`."""
+        count = len(next(iter(batch.values())))
+        size = count if count in self._compiled else min((each for each in self._compiled if count < each < 2**16), default=count)
+        request = self._compile(max(size, 1))
+        padded = {name: array if size == count and count else _pad(array, max(size, 1)) for name, array in batch.items()}
+        results = request.infer(padded, share_inputs=True)
+        # outputs are copied by infer; every one starts with the batch axis
+        return {port.any_name: array[:count] for port, array in results.items()}
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """See `Session`. From the compiled (runtime) model; constants and shape arithmetic are left out."""
+        request = self._compile(len(next(iter(batch.values()))))
+        found = []
+        for op in request.get_compiled_model().get_runtime_model().get_ordered_ops():
+            info = op.get_rt_info()
+            kind, precision = _text(info, "layerType"), _text(info, "runtimePrecision")
+            if kind not in ("Const", "Input", "Output"):
+                found.append(Executed(op.get_friendly_name(), kind, {"i8": "s8", "i32": "s32"}.get(precision, precision)))
+        return found
+
+
+def _text(info: Any, key: str) -> str:
+    value = info[key] if key in info else ""  # noqa: SIM401 (openvino's map has no get)
+    return str(value.astype(str) if hasattr(value, "astype") else value)
+
+
+def _pad(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """`array` with zeros appended along the first axis, up to `size`."""
+    return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), array.dtype)])
+
+
+def _line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+ENGINES: dict[str, type[OnnxRuntimeSession] | type[OpenVinoSession]] = {"onnxruntime": OnnxRuntimeSession, "openvino": OpenVinoSession}
+
+
+def available() -> list[str]:
+    """The engines whose library is installed, in order of preference."""
+    import importlib.util
+
+    return [name for name in ENGINES if importlib.util.find_spec(name) is not None]
+
+
+def load(path: str | Path, engine: str, threads: int = 1) -> Session:
+    """Open a model file in one engine ("onnxruntime" or "openvino") with `threads` intra-op threads.
+
+    Raises RequestError for an unknown or missing engine, a missing file, or a model that the engine refuses.
+    """
+    if engine not in ENGINES:
+        raise RequestError(f"unknown engine {engine!r}; choose auto, {' or '.join(ENGINES)}")
+    if engine not in available():
+        raise RequestError(f"{engine} is not installed; run: pip install {engine}")
+    if threads < 1:
+        raise RequestError(f"threads must be 1 or more, not {threads}")
+    if not Path(path).is_file():
+        raise RequestError(f"no model file at {path}")
+    return ENGINES[engine](Path(path), threads)

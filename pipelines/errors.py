@@ -1,0 +1,15 @@
+"""The two ways a verb can fail; `zoo.cli` turns them into one line and an exit code."""
+
+from __future__ import annotations
+
+
+class ZooError(Exception):
+    """The work failed (exit code 1). The message is one line for a person."""
+
+    exit_code = 1
+
+
+class RequestError(ZooError, ValueError):
+    """The request was wrong (exit code 2): says what was found, what was wanted and what to run."""
+
+    exit_code = 2

@@ -1,0 +1,98 @@
+"""Quality of fp32 and int8 on the same samples, their difference, and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.errors import RequestError
+
+Floats = NDArray[np.floating[Any]]
+EPSILON = 1e-7  # probabilities are clipped to [EPSILON, 1 - EPSILON] before the logarithm
+RESAMPLES = 1000
+
+
+def auc(labels: Floats, scores: Floats, weights: Floats | None = None) -> float:
+    """Area under the ROC curve = P(score of a positive > score of a negative) + half of the ties (Mann-Whitney U).
+
+    labels: [n] of 0 / 1; scores: [n]; weights: [n] counts of each sample (bootstrap). NaN where a class is missing.
+    """
+    order = np.argsort(scores, kind="stable")
+    return _auc_sorted(labels[order], _tie_groups(scores[order]), np.ones(len(order)) if weights is None else weights[order])
+
+
+def _tie_groups(ordered: Floats) -> NDArray[np.int64]:
+    """Start index of every run of equal values."""
+    return np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])).astype(np.int64)
+
+
+def _auc_sorted(labels: Floats, groups: NDArray[np.int64], weights: Floats) -> float:
+    positive = np.add.reduceat(weights * labels, groups)
+    negative = np.add.reduceat(weights * (1 - labels), groups)
+    pairs = positive.sum() * negative.sum()
+    below = np.cumsum(negative) - negative
+    return float((positive * (below + negative / 2)).sum() / pairs) if pairs else float("nan")
+
+
+def logloss(labels: Floats, probabilities: Floats) -> float:
+    """Mean of -(y ln p + (1 - y) ln(1 - p)), in nats."""
+    return float(_losses(labels, probabilities).mean())
+
+
+def _losses(labels: Floats, probabilities: Floats) -> Floats:
+    p = np.clip(probabilities.astype(np.float64), EPSILON, 1 - EPSILON)
+    return -(labels * np.log(p) + (1 - labels) * np.log1p(-p))
+
+
+def click_metrics(labels: Floats, probabilities: Floats) -> dict[str, float]:
+    """{"auc", "logloss", "accuracy"} of click probabilities [n] against labels [n] of 0 / 1; accuracy at the threshold 0.5."""
+    return {
+        "auc": auc(labels, probabilities),
+        "logloss": logloss(labels, probabilities),
+        "accuracy": float(((probabilities >= 0.5) == (labels > 0.5)).mean()),
+    }
+
+
+def compare_clicks(labels: Floats, outputs: Mapping[str, Floats], seed: int = 0) -> dict[str, Any]:
+    """Metrics of two precisions on the same rows: outputs = {"fp32": probabilities [n], "int8": probabilities [n]}.
+
+    Returns {"metrics": per precision, "difference": int8 - fp32 of every metric, and max_probability = the largest |p_int8 - p_fp32|,
+    mean_probability = the mean of that, agreement = share of rows on the same side of 0.5; "interval": 95% paired bootstrap intervals of
+    the differences (Efron and Tibshirani 1993: rows are drawn with replacement, both precisions see the same draw)}.
+    Raises RequestError for no rows or only one class.
+    """
+    if len(labels) == 0 or labels.min() == labels.max():
+        what = "no rows" if len(labels) == 0 else f"only rows with label {int(labels[0])}"
+        raise RequestError(f"found {what}; AUC needs clicks and non-clicks")
+    a, b = outputs["fp32"].astype(np.float64), outputs["int8"].astype(np.float64)
+    metrics = {"fp32": click_metrics(labels, a), "int8": click_metrics(labels, b)}
+    difference = {key: metrics["int8"][key] - metrics["fp32"][key] for key in metrics["fp32"]}
+    moved = np.abs(a - b)
+    difference |= {
+        "max_probability": float(moved.max()),
+        "mean_probability": float(moved.mean()),
+        "agreement": float(((a >= 0.5) == (b >= 0.5)).mean()),
+    }
+    return {"metrics": metrics, "difference": difference, "interval": _intervals(labels, a, b, seed)}
+
+
+def _intervals(labels: Floats, a: Floats, b: Floats, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    n = len(labels)
+    resamples = int(np.clip(2e8 // n, 50, RESAMPLES))
+    orders = [np.argsort(each, kind="stable") for each in (a, b)]
+    sorted_labels = [labels[order] for order in orders]
+    groups = [_tie_groups(each[order]) for each, order in zip((a, b), orders, strict=True)]
+    loss = _losses(labels, b) - _losses(labels, a)
+    hit = ((b >= 0.5) == (labels > 0.5)).astype(np.float64) - ((a >= 0.5) == (labels > 0.5))
+    draws: dict[str, list[float]] = {"auc": [], "logloss": [], "accuracy": []}
+    for _ in range(resamples):
+        weights = np.bincount(rng.integers(0, n, n), minlength=n).astype(np.float64)
+        left, right = (_auc_sorted(y, group, weights[order]) for y, group, order in zip(sorted_labels, groups, orders, strict=True))
+        draws["auc"].append(right - left)
+        draws["logloss"].append(float(loss @ weights) / n)
+        draws["accuracy"].append(float(hit @ weights) / n)
+    return {"level": 0.95, "resamples": resamples} | {key: np.nanquantile(values, [0.025, 0.975]).tolist() for key, values in draws.items()}

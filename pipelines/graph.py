@@ -1,0 +1,196 @@
+"""Load, save, check and digest ONNX models (onnx_ir), and the small helpers every pass shares."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.errors import RequestError
+from pipelines.files import replacing
+
+PRODUCER = "int8-zoo"
+
+
+def load(path: str | Path) -> ir.Model:
+    """Read and check an ONNX model. Raises RequestError, in one line, for a missing, truncated or invalid file."""
+    path = Path(path)
+    if not path.is_file():
+        raise RequestError(f"no ONNX model at {path}; pass the path of an .onnx file")
+    try:
+        proto = onnx.load(path)
+    except Exception as error:  # protobuf raises its own kinds for every sort of damage
+        raise RequestError(f"{path} is not a readable ONNX model ({_line(error)}); download or export it again") from error
+    if not proto.graph.output:
+        raise RequestError(f"{path} is not a readable ONNX model (it has no outputs); download or export it again")
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        raise RequestError(f"{path} is not a valid ONNX model: {_line(error)}") from error
+    return ir.from_proto(proto)
+
+
+def save(model: ir.Model, path: str | Path) -> Path:
+    """Write `model` to `path`, whole or not at all. The same model gives the same bytes."""
+    model.producer_name = PRODUCER
+    model.producer_version = None
+    model.doc_string = None
+    proto = ir.to_proto(model)
+    with replacing(path) as temporary:
+        temporary.write_bytes(proto.SerializeToString(deterministic=True))
+    return Path(path)
+
+
+def digest(model: ir.Model) -> str:
+    """SHA-256 of what the graph computes: inputs, outputs, nodes with attributes, weights. Producer, version and notes do not count."""
+    graph = model.graph
+    sha = hashlib.sha256()
+
+    def add(*parts: object) -> None:
+        sha.update("\x1f".join(map(str, parts)).encode() + b"\x1e")
+
+    for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
+        for value in values:
+            add(kind, value.name, value.dtype, value.shape)
+    for name in sorted(graph.initializers):
+        array = graph.initializers[name].const_value
+        if array is not None:
+            add("initializer", name, array.dtype, array.shape)
+            sha.update(array.tobytes())
+    for node in graph:
+        add(node.domain, node.op_type, [v.name if v else "" for v in node.inputs], [v.name for v in node.outputs])
+        for key in sorted(node.attributes):
+            add(key, *_attribute(node.attributes[key]))
+    return sha.hexdigest()
+
+
+def _attribute(attribute: ir.Attr) -> tuple[object, ...]:
+    if attribute.type == ir.AttributeType.TENSOR:
+        tensor = attribute.as_tensor()
+        return ("tensor", tensor.dtype, tensor.shape, hashlib.sha256(tensor.tobytes()).hexdigest())
+    if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return ("graph", attribute.value)
+    return (attribute.type, attribute.value)
+
+
+def _line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def constant(value: ir.Value | None) -> NDArray[Any] | None:
+    """The array behind an initializer or a Constant node, else None."""
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    return None if tensor is None else tensor.numpy()
+
+
+def initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
+    """Add `array` to the graph's initializers under `name`, or under `name_1`, ... where that is taken."""
+    unique, number = name, 0
+    while unique in graph.initializers:
+        number += 1
+        unique = f"{name}_{number}"
+    value = ir.Value(
+        name=unique, const_value=ir.tensor(array, name=unique), type=ir.TensorType(ir.tensor(array).dtype), shape=ir.Shape(array.shape)
+    )
+    graph.register_initializer(value)
+    return value
+
+
+def node(op: str, inputs: list[ir.Value | None], name: str, *, dtype: ir.DataType | None = None, **attributes: Any) -> ir.Node:
+    """A node with one output; node and output are both called `name`."""
+    made = ir.node(op, inputs, attributes=attributes or None, name=name, num_outputs=1)
+    made.outputs[0].name = name
+    if dtype is not None:
+        made.outputs[0].type = ir.TensorType(dtype)
+    return made
+
+
+def operators(model: ir.Model) -> dict[str, int]:
+    """How many nodes of each operator type the main graph has, most first."""
+    counts: dict[str, int] = {}
+    for each in model.graph:
+        counts[each.op_type] = counts.get(each.op_type, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def sole_user(value: ir.Value) -> ir.Node | None:
+    """The one node that reads `value`; None where there is another one, or where it leaves the graph."""
+    uses = list(value.uses())
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def rank(value: ir.Value | None) -> int | None:
+    """Number of dimensions, where known."""
+    return None if value is None or value.shape is None else len(value.shape)
+
+
+def _half_casts(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
+    for each in list(model.graph):
+        source = each.inputs[0] if each.inputs else None
+        if each.op_type == "Cast" and source is not None and source.is_initializer() and source.dtype == ir.DataType.FLOAT16:
+            yield each, source
+
+
+def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
+    """Store float32 weights of `minimum` or more elements as float16, each behind a Cast to float32: half the size, still stock ONNX.
+
+    In place. Weights are rounded to the nearest float16; raises RequestError where one does not fit its range.
+    """
+    graph = model.graph
+    for name, value in list(graph.initializers.items()):
+        array = constant(value)
+        if array is None or array.dtype != np.float32 or array.size < minimum:
+            continue
+        half = array.astype(np.float16)
+        if not np.isfinite(half).all():
+            raise RequestError(f"weight {name} does not fit float16 (largest magnitude {np.abs(array).max():g}); ship it as float32")
+        stored = initializer(graph, f"{name}.fp16", half)
+        cast = node("Cast", [stored], f"{name}.fp32", dtype=ir.DataType.FLOAT, to=int(ir.DataType.FLOAT))
+        value.replace_all_uses_with(cast.outputs[0])
+        del graph.initializers[name]
+        graph.insert_before(graph[0], cast)
+
+
+def expand_fp16(model: ir.Model) -> None:
+    """Undo `compress_fp16`: float32 weights under their own names, holding float16 values. In place."""
+    graph = model.graph
+    for cast, stored in _half_casts(model):
+        array = constant(stored)
+        assert array is not None and stored.name is not None
+        value = initializer(graph, stored.name.removesuffix(".fp16"), array.astype(np.float32))
+        cast.outputs[0].replace_all_uses_with(value)
+        graph.remove(cast, safe=True)
+        if not stored.uses():
+            del graph.initializers[stored.name]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Rows of a constant 2-D table: Gather(table, indices) on axis 0, seen through reshapes that only move its leading axes."""
+
+    gather: ir.Node
+    table: ir.Value
+    indices: ir.Value
+
+
+def table_lookup(value: ir.Value | None) -> Lookup | None:
+    """The table lookup that computes `value`, with no other reader on the way; None where there is none."""
+    width = value.shape[-1] if value is not None and value.shape else None
+    while value is not None and (producer := value.producer()) is not None and len(value.uses()) == 1:
+        if producer.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"):
+            value = producer.inputs[0]
+            continue
+        table, indices = producer.inputs[0], producer.inputs[1] if len(producer.inputs) > 1 else None
+        if producer.op_type != "Gather" or producer.attributes.get_int("axis", 0) != 0 or table is None or indices is None:
+            return None
+        array = constant(table)
+        matches = array is not None and array.dtype == np.float32 and array.ndim == 2 and array.shape[1] == width
+        return Lookup(producer, table, indices) if matches else None
+    return None

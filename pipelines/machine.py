@@ -1,0 +1,89 @@
+"""The machine a figure was measured on: CPU, ISA flags, versions."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ISA = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+PACKAGES = ("int8-zoo", "onnxruntime", "openvino", "onnx-ir", "onnx", "numpy", "pyarrow")
+
+
+@functools.cache
+def cpu() -> dict[str, Any]:
+    """{"name", "family", "model", "flags"} of the first processor; flags are those of `ISA` that it has."""
+    found: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            found.setdefault(key.strip(), value.strip())
+            if not line:
+                break
+    except OSError:
+        pass  # not Linux: no flags, and doctor says so
+    flags = set(found.get("flags", "").split())
+    return {
+        "name": found.get("model name", platform.processor() or platform.machine()),
+        "family": found.get("cpu family", ""),
+        "model": found.get("model", ""),
+        "flags": [flag for flag in ISA if flag in flags],
+    }
+
+
+def has_vnni() -> bool:
+    """Whether the CPU multiplies uint8 by int8 into 32-bit sums (AVX512-VNNI or AVX-VNNI)."""
+    return any(flag in cpu()["flags"] for flag in ("avx512_vnni", "avx_vnni"))
+
+
+def cores() -> int:
+    """How many processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a figure depends on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@functools.cache
+def commit() -> str | None:
+    """The commit of the source tree this code runs from, with "+" where tracked files differ; None outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        run = functools.partial(subprocess.run, cwd=root, capture_output=True, text=True, timeout=10, check=True)
+        dirty = bool(run(["git", "status", "--porcelain", "--untracked-files=no"]).stdout.strip())
+        return run(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip() + ("+" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def environment(**more: Any) -> dict[str, Any]:
+    """What a report says of the machine, with `more` facts of the run."""
+    return {
+        "cpu": cpu()["name"],
+        "cpu_model": f"{cpu()['family']}/{cpu()['model']}",
+        "isa": cpu()["flags"],
+        "cores": cores(),
+        "versions": versions(),
+        "commit": commit(),
+        **more,
+    }
+
+
+def fingerprint() -> str:
+    """Short digest of CPU, cores and library versions: what a timing depends on."""
+    return hashlib.sha256(repr((cpu(), cores(), versions())).encode()).hexdigest()[:12]

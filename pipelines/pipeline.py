@@ -1,0 +1,102 @@
+"""Raw input -> arrays -> model -> results: the same shape for every task."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.build import ModelFolder
+from pipelines.engine import Batch, Session, load
+from pipelines.errors import RequestError
+from pipelines.plan import plan
+
+PRECISIONS = {"fp32": "rewritten.onnx", "int8": "int8.onnx"}  # the rewritten graph computes what fp32.onnx does, faster
+
+
+class Pipeline(abc.ABC):
+    """One model in one precision and engine; `__call__` chains preprocess, predict and postprocess.
+
+    engine: "onnxruntime", "openvino", or "auto", which times both on the first batch (and remembers the result, see `plan`).
+    threads: intra-op threads. batch_size: samples the model sees at once; `predict` takes any number and cuts it.
+    Raises RequestError for an unknown precision or engine, or a batch size or thread count below 1.
+    """
+
+    def __init__(self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int = 512) -> None:
+        if precision not in PRECISIONS:
+            raise RequestError(f"unknown precision {precision!r}; choose {' or '.join(PRECISIONS)}")
+        if batch_size < 1 or threads < 1:
+            raise RequestError(f"batch size and threads must be 1 or more, not {batch_size} and {threads}")
+        self.folder, self.precision, self.threads, self.batch_size = folder, precision, threads, batch_size
+        self._model = folder.ensure(PRECISIONS[precision])
+        self._session: Session | None = None if engine == "auto" else load(self._model, engine, threads)
+
+    @property
+    def path(self) -> Path:
+        """The folder with the model's files."""
+        return self.folder.path
+
+    @property
+    def engine(self) -> str:
+        """The engine in use; "auto" before the first batch decides."""
+        return self._session.engine if self._session is not None else "auto"
+
+    @abc.abstractmethod
+    def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
+        """A path or raw values -> {graph input: C-contiguous array, first axis = samples}."""
+
+    @abc.abstractmethod
+    def postprocess(self, out: dict[str, NDArray[Any]]) -> Any:
+        """Arrays of the model -> results for a person."""
+
+    def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """{graph input: array [n, ...]} -> {graph output: array [n, ...]}, cut into batches of `batch_size`.
+
+        Raises RequestError where names, dtypes or shapes are not the graph's.
+        """
+        count = self._check(batch)
+        size = self.batch_size
+        if count <= size:
+            return self._run(batch)
+        parts = [self._run({name: array[start : start + size] for name, array in batch.items()}) for start in range(0, count, size)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def __call__(self, raw: Any) -> Any:
+        """Raw input -> results."""
+        return self.postprocess(self.predict(self.preprocess(raw)))
+
+    def session(self, batch: Batch) -> Session:
+        """The session in use; the first call with `engine="auto"` chooses by timing `batch`."""
+        if self._session is None:
+            self._session = load(self._model, plan(self._model, batch, self.threads).engine, self.threads)
+        return self._session
+
+    def _run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        return self.session(batch).run(batch)
+
+    def _check(self, batch: Batch) -> int:
+        counts = {name: len(array) for name, array in batch.items()}
+        if len(set(counts.values())) != 1 or 0 in counts.values():
+            raise RequestError(f"inputs hold {counts or 'no'} samples; wanted the same number, at least 1, in each")
+        wanted = self.input_ports
+        if set(batch) != set(wanted):
+            raise RequestError(f"found inputs {', '.join(sorted(batch))}; the model takes {', '.join(wanted)}")
+        for name, array in batch.items():
+            dtype, shape = wanted[name]
+            if (
+                array.dtype != dtype
+                or array.ndim != len(shape)
+                or any(d is not None and d != n for d, n in zip(shape[1:], array.shape[1:], strict=True))
+            ):
+                expected = f"{dtype} [n, {', '.join(map(str, shape[1:]))}]"
+                raise RequestError(f"input {name} is {array.dtype} {list(array.shape)}; wanted {expected}")
+        return next(iter(counts.values()))
+
+    @property
+    @abc.abstractmethod
+    def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
+        """dtype and shape (None = any) of every graph input."""

@@ -1,0 +1,226 @@
+"""Float model + recipe + calibration table -> QDQ model and a report on every operator. Pure: nothing is read or written here.
+
+Weights: symmetric int8 per output channel, W_q = round(W / s_w), s_w = max|W| / 127. Activations: uint8, s = (max - min) / 255 with the
+range widened to hold zero, z = round(-min / s); tensors without negatives get z = 0 and s = max / 255. Bias: int32 in steps of s_x s_w,
+exact to half a step. An engine then computes with integers alone, the zero point's term folded into the bias (the "shifted bias" of
+Intel's INT8 Wide & Deep):
+
+    y = s_x s_w ( sum_c x_q W_q + b_q - z_x sum_c W_q ),   y_q = clip(round(y / s_y) + z_y, 0, 255)
+
+(Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines import graph
+from pipelines.calibrate import CalibrationTable, TensorRange
+from pipelines.entry import QuantRecipe
+from pipelines.errors import RequestError
+from pipelines.rewrite import CleanUp
+from pipelines.rewrites.quantize_early import QuantizeEarly
+
+Array = NDArray[Any]
+OPSET = 13  # the first with per-channel DequantizeLinear
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the quantized model: precision is "int8", "float" or "integer" (index arithmetic); reason says why not int8."""
+
+    name: str
+    type: str
+    precision: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class QuantReport:
+    """Every operator of the model with its precision, and the recipe that made it so."""
+
+    operators: tuple[Operator, ...]
+    recipe: QuantRecipe
+    graph: str
+
+    def counts(self) -> dict[str, int]:
+        """How many operators run in each precision."""
+        found: dict[str, int] = {}
+        for each in self.operators:
+            found[each.precision] = found.get(each.precision, 0) + 1
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {"graph": self.graph, "recipe": self.recipe.to_json(), "operators": [asdict(each) for each in self.operators]}
+
+
+def activation_parameters(observed: TensorRange) -> tuple[np.float32, np.uint8]:
+    """(scale, zero point) of a uint8 tensor with this range; zero is always represented exactly."""
+    low, high = min(observed.low, 0.0), max(observed.high, 0.0)
+    if high - low < 1e-12:
+        return np.float32(1.0), np.uint8(0)
+    scale = np.float32((high - low) / 255)
+    return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
+
+
+def weight_parameters(weight: Array, axis: int, bits: int = 8) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+    """(scales, int8 weights) of a float weight, one scale per index of `axis`, never saturated; an all-zero channel gets scale 1."""
+    top = 2 ** (bits - 1) - 1
+    reach = np.abs(weight).max(axis=tuple(i for i in range(weight.ndim) if i != axis))
+    scale = np.where(reach > 0, reach / top, 1.0).astype(np.float32)
+    shape = [1] * weight.ndim
+    shape[axis] = -1
+    return scale, np.clip(np.rint(weight / scale.reshape(shape)), -top, top).astype(np.int8)
+
+
+def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
+    """The QDQ form of `model`, which is left as it is, and what became of every operator.
+
+    Raises RequestError where the table belongs to another graph or the opset is older than 13.
+    """
+    table.require(model)
+    opset = model.opset_imports.get("", 0)
+    if opset < OPSET:
+        raise RequestError(f"the model has opset {opset}, int8 per channel needs {OPSET} or newer; convert it with onnx.version_converter")
+    result = model.clone()
+    quantizer = _Quantizer(result.graph, recipe, table)
+    reasons: dict[str, str] = {}
+    for node in list(result.graph):
+        convert = CONVERTERS.get(node.op_type)
+        reasons[str(node.name)] = quantizer.refuse(node) or convert(quantizer, node) if convert else f"{node.op_type} has no int8 form here"
+    early = QuantizeEarly(recipe.quantize_tables)
+    while early(result).modified:
+        pass
+    CleanUp()(result)
+    for each in result.graph.initializers.values():
+        each.metadata_props.clear()
+    operators = tuple(
+        _describe(node, reasons, early) for node in result.graph if node.op_type not in ("QuantizeLinear", "DequantizeLinear")
+    )
+    return result, QuantReport(operators, recipe, table.graph)
+
+
+class _Quantizer:
+    """Inserts the Q/DQ pairs of one graph; one pair per tensor, shared by its readers."""
+
+    def __init__(self, main: ir.Graph, recipe: QuantRecipe, table: CalibrationTable) -> None:
+        self.main, self.recipe, self.table = main, recipe, table
+        self.done: dict[str, ir.Value] = {}
+
+    def refuse(self, node: ir.Node) -> str:
+        """Why `node` stays float, "" where it need not."""
+        x = node.inputs[0]
+        if self.recipe.keeps_float(str(node.name)):
+            return "kept float by the recipe"
+        if x is None or x.name not in self.table.tensors:
+            return f"no calibrated range for its input {x.name if x is not None else '?'}"
+        return ""
+
+    def activation(self, node: ir.Node) -> np.float32:
+        """Feed input 0 of `node` through a Q/DQ pair; returns its scale."""
+        x = node.inputs[0]
+        assert x is not None and x.name is not None
+        scale, zero = activation_parameters(self.table.tensors[x.name])
+        if x.name not in self.done:
+            s = graph.initializer(self.main, f"{x.name}.scale", np.asarray(scale))
+            z = graph.initializer(self.main, f"{x.name}.zero_point", np.asarray(zero))
+            q = graph.node("QuantizeLinear", [x, s, z], f"{x.name}.quantized", dtype=ir.DataType.UINT8)
+            dq = graph.node("DequantizeLinear", [q.outputs[0], s, z], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT)
+            q.outputs[0].shape = dq.outputs[0].shape = x.shape
+            self.main.insert_before(node, [q, dq])
+            self.done[x.name] = dq.outputs[0]
+        node.replace_input_with(0, self.done[x.name])
+        return scale
+
+    def weight(self, node: ir.Node, axis: int, x_scale: np.float32) -> None:
+        """Replace weight (input 1) and bias (input 2, if any) of `node` by int8 / int32 constants behind DequantizeLinear."""
+        weight = node.inputs[1]
+        w = graph.constant(weight)
+        assert weight is not None and w is not None
+        bits = 7 if self.recipe.reduced_range else 8
+        scale, quantized = weight_parameters(w, axis, bits)
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        b = graph.constant(bias)
+        if b is not None:
+            # a bias that int32 cannot hold in steps of s_x s_w widens its channel's step
+            needed = np.abs(b.astype(np.float64)) / (float(x_scale) * (2**31 - 1))
+            if (needed > scale).any():
+                scale = np.maximum(scale, needed).astype(np.float32)
+                shape = [-1 if i == axis else 1 for i in range(w.ndim)]
+                quantized = np.rint(w / scale.reshape(shape)).astype(np.int8)
+        node.replace_input_with(1, self._dequantized(node, str(weight.name), quantized, scale, axis))
+        if b is not None and bias is not None:
+            step = (np.float32(x_scale) * scale).astype(np.float32)
+            node.replace_input_with(
+                2, self._dequantized(node, str(bias.name), np.rint(b / step.astype(np.float64)).astype(np.int32), step, 0)
+            )
+
+    def _dequantized(self, before: ir.Node, name: str, quantized: Array, scale: Array, axis: int) -> ir.Value:
+        stem = f"{before.outputs[0].name}/{name}"  # a weight may be shared by operators with other scales
+        q = graph.initializer(self.main, f"{stem}.quantized", quantized)
+        s = graph.initializer(self.main, f"{stem}.scale", scale)
+        z = graph.initializer(self.main, f"{stem}.zero_point", np.zeros(scale.shape, quantized.dtype))
+        dq = graph.node("DequantizeLinear", [q, s, z], f"{stem}.dequantized", dtype=ir.DataType.FLOAT, axis=axis)
+        dq.outputs[0].shape = q.shape
+        self.main.insert_before(before, dq)
+        return dq.outputs[0]
+
+
+def _gemm(quantizer: _Quantizer, node: ir.Node) -> str:
+    transposed = node.attributes.get_int("transB", 0)
+    if node.attributes.get_int("transA", 0):
+        return "its input is transposed (transA)"
+    if any(node.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta")):
+        return "alpha or beta is not 1"
+    weight = graph.constant(node.inputs[1])
+    if weight is None:
+        return "its weights are not constant"
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        bias = graph.constant(node.inputs[2])
+        if bias is None or bias.shape != (weight.shape[0 if transposed else 1],):
+            return "its bias is not a constant row"
+    quantizer.weight(node, 0 if transposed else 1, quantizer.activation(node))
+    return ""
+
+
+def _matmul(quantizer: _Quantizer, node: ir.Node) -> str:
+    weight = graph.constant(node.inputs[1])
+    if weight is None or weight.ndim != 2:
+        return "its weights are not a constant matrix"
+    quantizer.weight(node, 1, quantizer.activation(node))
+    return ""
+
+
+def _conv(quantizer: _Quantizer, node: ir.Node) -> str:
+    if graph.constant(node.inputs[1]) is None or (
+        len(node.inputs) > 2 and node.inputs[2] is not None and graph.constant(node.inputs[2]) is None
+    ):
+        return "its weights or bias are not constant"
+    quantizer.weight(node, 0, quantizer.activation(node))
+    return ""
+
+
+CONVERTERS: dict[str, Callable[[_Quantizer, ir.Node], str]] = {"Gemm": _gemm, "MatMul": _matmul, "Conv": _conv}
+
+
+def _describe(node: ir.Node, reasons: dict[str, str], early: QuantizeEarly) -> Operator:
+    name = str(node.name)
+    dtypes = {value.dtype for value in (*node.inputs[:1], *node.outputs) if value is not None}
+    if node.op_type in CONVERTERS:
+        reason = reasons.get(name, "")
+        return Operator(name, node.op_type, "float" if reason else "int8", reason)
+    if ir.DataType.UINT8 in dtypes:
+        return Operator(name, node.op_type, "int8")
+    if ir.DataType.FLOAT not in dtypes:
+        return Operator(name, node.op_type, "integer")
+    reader = graph.sole_user(node.outputs[0])
+    if node.op_type in ("Relu", "Clip") and reader is not None and reader.op_type == "QuantizeLinear":
+        return Operator(name, node.op_type, "int8", "fused by engines into the operator before it")
+    return Operator(name, node.op_type, "float", early.refused.get(name) or reasons.get(name) or f"{node.op_type} has no int8 form here")

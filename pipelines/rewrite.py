@@ -1,0 +1,100 @@
+"""Run rewrites to a fixed point and count what fired."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from pipelines import graph
+from pipelines.errors import ZooError
+
+LIMIT = 20  # rounds; a pass that still fires after so many undoes another one's work
+
+
+class Rewrite(ir.passes.InPlacePass):
+    """One graph rewrite. A subclass implements `rewrite` and holds the algebra in its docstring.
+
+    fired: how often it changed something. refused: node name -> why a near match was left alone.
+    """
+
+    def __init__(self) -> None:
+        self.fired = 0
+        self.refused: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """Its class name, as reports show it."""
+        return type(self).__name__
+
+    @abc.abstractmethod
+    def rewrite(self, model: ir.Model) -> int:
+        """Change `model` in place and return how often the rewrite fired; note near misses with `refuse`."""
+
+    def refuse(self, node: ir.Node | ir.Value, why: str) -> None:
+        """Note why a near match was left alone."""
+        self.refused[node.name or "?"] = why
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Run once (onnx_ir's pass protocol)."""
+        self.refused.clear()
+        count = self.rewrite(model)
+        self.fired += count
+        return ir.passes.PassResult(model, modified=count > 0)
+
+
+class CleanUp(Rewrite):
+    """Constants become initializers; identities, unused nodes and weights, and repeated subexpressions go; value shapes are inferred."""
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        before = len(model.graph)
+        ir.passes.Sequential(
+            common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+            common.IdentityEliminationPass(),
+            common.CommonSubexpressionEliminationPass(),
+            common.RemoveUnusedNodesPass(),
+            common.ShapeInferencePass(),
+        )(model)
+        model.graph.sort()
+        return before - len(model.graph)
+
+
+@dataclass(frozen=True)
+class RewriteReport:
+    """What the passes did: per pass how often it fired and what it refused; operator counts before and after."""
+
+    passes: tuple[tuple[str, int, dict[str, str]], ...]
+    before: dict[str, int]
+    after: dict[str, int]
+
+    def fired(self, name: str) -> int:
+        """How often the pass called `name` fired."""
+        return sum(count for each, count, _ in self.passes if each == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {
+            "passes": [{"name": name, "fired": fired, "refused": refused} for name, fired, refused in self.passes],
+            "nodes": {"before": sum(self.before.values()), "after": sum(self.after.values())},
+            "operators": {"before": self.before, "after": self.after},
+        }
+
+
+def rewrite(model: ir.Model, passes: Sequence[Rewrite]) -> RewriteReport:
+    """Apply `passes` in order, in place, with a clean-up between rounds, until none fires. Raises ZooError where they never settle."""
+    before = graph.operators(model)
+    clean = CleanUp()
+    clean(model)
+    for _ in range(LIMIT):
+        if not any([each(model).modified for each in passes]):
+            break
+        clean(model)
+    else:
+        raise ZooError(f"rewrites do not settle after {LIMIT} rounds: {', '.join(each.name for each in passes)}")
+    ran = (*passes, clean)
+    return RewriteReport(tuple((each.name, each.fired, dict(each.refused)) for each in ran), before, graph.operators(model))

@@ -1,0 +1,96 @@
+"""Gather counts negative indices from the end by itself."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from pipelines import graph
+from pipelines.rewrite import Rewrite
+
+
+class FoldIndexWrap(Rewrite):
+    """Gather(T, i < 0 ? i + n : i) = Gather(T, i), where n is the length of T's gathered axis.
+
+    ONNX's Gather already takes indices in [-n, n-1]. TensorFlow's does not, so Keras embeddings carry the selection, which tf2onnx writes
+    either as Where(i < 0, i + n, i) or in numbers as (i < 0) * (i + n) + i * not(i < 0). Does not fire where n is another number.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        count = 0
+        for gather in model.graph:
+            if gather.op_type != "Gather" or (found := _selection(gather.inputs[1])) is None:
+                continue
+            index, length = found
+            table = gather.inputs[0]
+            axis = gather.attributes.get_int("axis", 0)
+            if table is None or table.shape is None or table.shape[axis] != length:
+                self.refuse(gather, f"indices wrap at {length}, the table's length is another")
+                continue
+            gather.replace_input_with(1, index)
+            count += 1
+        return count
+
+
+def _selection(value: ir.Value | None) -> tuple[ir.Value, int] | None:
+    """(i, n) where `value` is i < 0 ? i + n : i."""
+    select = value.producer() if value is not None else None
+    if select is None:
+        return None
+    if select.op_type == "Where":
+        condition, wrapped, index = select.inputs
+        negated = False
+    elif select.op_type == "Add":
+        products = [_mask_times(each) for each in select.inputs]
+        if None in products:
+            return None
+        products.sort(key=lambda each: each[2])  # type: ignore[index]  # the plain condition first, its negation second
+        (condition, wrapped, negated), (other, index, complement) = products  # type: ignore[misc]
+        if not complement or other is not condition:
+            return None
+    else:
+        return None
+    if index is None or wrapped is None or negated or not _is_negative(condition, index):
+        return None
+    add = wrapped.producer()
+    if add is None or add.op_type != "Add" or index not in add.inputs:
+        return None
+    length = graph.constant(next(each for each in add.inputs if each is not index))
+    return (index, int(length.item())) if length is not None and length.size == 1 else None
+
+
+def _mask_times(value: ir.Value | None) -> tuple[ir.Value, ir.Value, bool] | None:
+    """(condition, x, False) where `value` is Cast(condition) * x; (condition, x, True) where it is Cast(Not(condition)) * x."""
+    product = value.producer() if value is not None else None
+    if product is None or product.op_type != "Mul":
+        return None
+    for mask, x in (product.inputs, product.inputs[::-1]):
+        cast = mask.producer() if mask is not None else None
+        if (
+            cast is None
+            or cast.op_type != "Cast"
+            or (condition := cast.inputs[0]) is None
+            or condition.dtype != ir.DataType.BOOL
+            or x is None
+        ):
+            continue
+        inverse = condition.producer()
+        if inverse is not None and inverse.op_type == "Not" and inverse.inputs[0] is not None:
+            return inverse.inputs[0], x, True
+        return condition, x, False
+    return None
+
+
+def _is_negative(condition: ir.Value | None, index: ir.Value) -> bool:
+    """Whether `condition` is index < 0."""
+    less = condition.producer() if condition is not None else None
+    if less is None or less.op_type != "Less" or _uncast(less.inputs[0]) is not _uncast(index):
+        return False
+    zero = graph.constant(less.inputs[1])
+    return zero is not None and zero.size == 1 and zero.item() == 0
+
+
+def _uncast(value: ir.Value | None) -> ir.Value | None:
+    while value is not None and (producer := value.producer()) is not None and producer.op_type == "Cast":
+        value = producer.inputs[0]
+    return value

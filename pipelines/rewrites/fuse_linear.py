@@ -1,0 +1,45 @@
+"""MatMul + bias -> Gemm: the fully connected pattern that engines run as one operator."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from pipelines import graph
+from pipelines.rewrite import Rewrite
+
+
+class FuseLinear(Rewrite):
+    """Add(MatMul(x, W), b) = Gemm(x, W, b), for a 2-D x, a constant 2-D W and a constant b of one row.
+
+    The ReLU after it is left in place: engines fuse it into the operator (float or int8) by themselves.
+    Does not fire where the product has another reader, where x is not known to be 2-D, or where b varies along the batch.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        count = 0
+        for matmul in [each for each in model.graph if each.op_type == "MatMul"]:
+            x, weight = matmul.inputs
+            w = graph.constant(weight)
+            if w is None or w.ndim != 2:
+                continue
+            add = graph.sole_user(matmul.outputs[0])
+            if add is None or add.op_type != "Add":
+                continue
+            if graph.rank(x) != 2:
+                self.refuse(matmul, f"input is not known to be 2-D (rank {graph.rank(x)})")
+                continue
+            bias = next(value for value in add.inputs if value is not matmul.outputs[0])
+            b = graph.constant(bias)
+            columns = w.shape[1]
+            if b is None or b.size != columns or b.shape[-1:] != (columns,):
+                self.refuse(matmul, "what is added is not a constant row of one value per output")
+                continue
+            result = add.outputs[0]
+            if b.ndim != 1:
+                bias = graph.initializer(model.graph, f"{result.name}.bias", b.reshape(columns))
+            gemm = graph.node("Gemm", [x, weight, bias], str(result.name), dtype=result.dtype)
+            gemm.outputs[0].shape = result.shape
+            ir.convenience.replace_nodes_and_values(model.graph, add, [matmul, add], [gemm], [result], gemm.outputs)
+            count += 1
+        return count

@@ -1,0 +1,60 @@
+"""Result rows to a file people use elsewhere: CSV (plain or .gz) or Parquet, streamed, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipelines.errors import RequestError
+from pipelines.files import replacing
+
+Columns = Mapping[str, NDArray[Any]]
+FORMATS = (".csv", ".csv.gz", ".parquet")
+
+
+@contextlib.contextmanager
+def writing(output: str | Path, columns: Mapping[str, Any]) -> Iterator[Callable[[Columns], None]]:
+    """Yield `write(columns)`, which appends rows; `columns` gives names and numpy dtypes.
+
+    output: a .csv, .csv.gz or .parquet path, which appears when the block ends well, or "-" for CSV on stdout. Raises RequestError for
+    another format or a place that cannot be written.
+    """
+    schema = pa.schema([(name, pa.from_numpy_dtype(np.dtype(dtype))) for name, dtype in columns.items()])
+    if str(output) == "-":
+        with _csv(sys.stdout.buffer, schema) as write:
+            yield write
+        return
+    name = Path(output).name.lower()
+    if not name.endswith(FORMATS):
+        raise RequestError(f"cannot tell the format of {output}; name it {', '.join(FORMATS)}, or - for CSV on stdout")
+    with replacing(output) as temporary:
+        if name.endswith(".parquet"):
+            import pyarrow.parquet as parquet
+
+            with parquet.ParquetWriter(temporary, schema) as writer:
+                yield lambda rows: writer.write_batch(_batch(rows, schema))
+        else:
+            with (
+                pa.output_stream(str(temporary), compression="gzip" if name.endswith(".gz") else None) as sink,
+                _csv(sink, schema) as write,
+            ):
+                yield write
+
+
+@contextlib.contextmanager
+def _csv(sink: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
+    import pyarrow.csv as csv
+
+    with csv.CSVWriter(sink, schema) as writer:
+        yield lambda rows: writer.write_batch(_batch(rows, schema))
+
+
+def _batch(rows: Columns, schema: Any) -> Any:
+    return pa.record_batch([pa.array(rows[name]) for name in schema.names], schema=schema)

@@ -1,0 +1,84 @@
+"""A model zoo with optimized INT8 pipelines for CPUs.
+
+    import zoo
+    ctr = zoo.pipeline("wide-deep-criteo", precision="int8", engine="auto", threads=1)
+    ctr(["\\t".join(row) for row in rows])
+
+`names` and `load` find models, `pipeline` opens one. Every verb of the `zoo` command is a function of the same name here
+(`zoo.evaluate`, `zoo.benchmark`, ...), loaded from `zoo.verbs` on first use; nothing heavy is imported with the package.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipelines.build import ModelFolder
+    from pipelines.entry import Entry
+    from pipelines.pipeline import Pipeline
+
+SHIPPED = Path(__file__).parent / "weights"
+ENTRIES = {"wide-deep": "zoo.wide_deep"}
+VERBS = (
+    "info",
+    "download",
+    "run",
+    "train",
+    "finetune",
+    "freeze",
+    "rewrite",
+    "calibrate",
+    "quantize",
+    "evaluate",
+    "benchmark",
+    "build",
+    "plan",
+    "doctor",
+)
+
+__all__ = ["ENTRIES", "SHIPPED", "entry", "load", "names", "pipeline", *VERBS]
+
+
+def names() -> list[str]:
+    """The pretrained models."""
+    from pipelines.hub import Hub
+
+    return Hub(SHIPPED).names()
+
+
+def entry(name: str) -> Entry:
+    """The entry (architecture) called `name`, e.g. "wide-deep". Raises RequestError for an unknown one."""
+    from pipelines.errors import RequestError
+
+    if name not in ENTRIES:
+        raise RequestError(f"unknown model family {name!r}; choose one of {', '.join(ENTRIES)}")
+    found: Entry = importlib.import_module(ENTRIES[name]).ENTRY
+    return found
+
+
+def load(model: str | Path) -> ModelFolder:
+    """The folder of a pretrained model (by name; downloaded if need be) or of one that a verb wrote (by path).
+
+    Raises RequestError for an unknown name or a folder that holds no model.
+    """
+    from pipelines.build import open_folder
+    from pipelines.hub import Hub
+
+    if Path(model).is_dir():
+        return open_folder(model, entry)
+    return open_folder(Hub(SHIPPED).fetch(str(model)), entry)
+
+
+def pipeline(model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int = 512) -> Pipeline:
+    """Open a model for use: raw input -> results, and `preprocess`, `predict`, `postprocess` for the parts (see `pipelines.pipeline`)."""
+    folder = load(model)
+    opened: Pipeline = folder.entry.part("pipeline")(folder, precision, engine, threads, batch_size)
+    return opened
+
+
+def __getattr__(name: str) -> Any:
+    if name in VERBS:
+        return getattr(importlib.import_module("zoo.verbs"), name)
+    raise AttributeError(f"module 'zoo' has no attribute {name!r}")

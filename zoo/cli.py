@@ -1,0 +1,377 @@
+"""The `zoo` command: one thin function a verb over `zoo.verbs`.
+
+`--json` prints exactly one JSON document on stdout; progress and notes go to stderr.
+Exit 0 done, 1 the work failed, 2 the request was wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+import zoo
+from pipelines.errors import ZooError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Numbers(click.ParamType[Any]):
+    """A comma list of whole numbers."""
+
+    name = "N,N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click."""
+        try:
+            return tuple(int(each) for each in value.split(",")) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"{value!r} is not a comma list of whole numbers", param, ctx)
+
+
+class Words(click.ParamType[Any]):
+    """A comma list of names."""
+
+    name = "NAME,NAME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click."""
+        return tuple(each.strip() for each in value.split(",") if each.strip()) if isinstance(value, str) else value
+
+
+def _options(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    def add(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+precision = click.option("--precision", default="int8", show_default=True, help="fp32 or int8.")
+engine = click.option("--engine", default="auto", show_default=True, help="auto (the faster on this machine), onnxruntime or openvino.")
+threads = click.option("--threads", default=1, show_default=True, help="Intra-op threads.")
+batch_size = click.option("--batch-size", default=512, show_default=True, help="Samples the model sees at once.")
+on_error = click.option(
+    "--on-error",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    show_default=True,
+    help="Stop at a bad row, or leave it out and count it.",
+)
+observer = click.option("--observer", default=None, help="How ranges are chosen: minmax or kl. [default: the model's recipe]")
+training = _options(
+    click.option("--data", multiple=True, required=True, help="Files, a folder written by datasets, or a hub id; may be repeated."),
+    click.option("-o", "--output", required=True, help="Folder for the trained model."),
+    click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the output folder."),
+    click.option("--seed", type=int, default=None, help="Seed of everything random."),
+    click.option("--epochs", type=int, default=None),
+    click.option("--batch-size", type=int, default=None),
+    click.option("--learning-rate", type=float, default=None),
+    click.option(
+        "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting of the model's recipe; may be repeated."
+    ),
+    on_error,
+    as_json,
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="int8-zoo", prog_name="zoo")
+def cli() -> None:
+    """Optimized INT8 models for CPUs. MODEL is a name from `zoo list` or a folder that a verb wrote."""
+
+
+@cli.command("list")
+@as_json
+def list_models(as_json: bool) -> None:
+    """The pretrained models."""
+    from pipelines.hub import Hub
+
+    cards = [Hub(zoo.SHIPPED).card(name) for name in zoo.names()]
+    found = [{"name": card.name, "entry": card.entry, "description": card.description} for card in cards]
+    _print(found, as_json, lambda: _table(["name", "family", "what it is"], [list(each.values()) for each in found]))
+
+
+@cli.command()
+@click.argument("model")
+@as_json
+def info(model: str, as_json: bool) -> None:
+    """What is known of MODEL: card, files, how it was built and quantized."""
+    from zoo import verbs
+
+    found = verbs.info(model)
+    _print(found, as_json, lambda: _tree({key: value for key, value in found.items() if key != "quantization"}))
+
+
+@cli.command()
+@click.argument("model")
+@as_json
+def download(model: str, as_json: bool) -> None:
+    """Fetch and verify the files of MODEL."""
+    from zoo import verbs
+
+    path = str(verbs.download(model))
+    _print({"model": model, "path": path}, as_json, lambda: click.echo(path))
+
+
+@cli.command()
+@click.argument("model")
+@click.argument("inputs", nargs=-1, metavar="INPUT...")
+@click.option("-o", "--output", default="-", help="Where results go: .csv, .csv.gz or .parquet. [default: CSV on stdout]")
+@_options(precision, engine, threads, batch_size, on_error, as_json)
+def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
+    """Score raw INPUT files with MODEL; - or no input reads stdin."""
+    from zoo import verbs
+
+    if as_json and output == "-":
+        raise click.UsageError("--json prints a summary on stdout, where the results would go; add -o FILE")
+    found = verbs.run(model, list(inputs) or ["-"], output, **options)
+    if as_json:
+        _print(found, True, lambda: None)
+    elif sys.stderr.isatty() or output != "-":
+        speed = f"{found['rows_per_second']:,.0f} rows/s, {found['precision']} in {found['engine']}"
+        click.echo(f"{found['rows']:,} rows, {found['clicks']:,} clicks predicted, {speed}", err=True)
+
+
+@cli.command()
+@click.argument("family")
+@training
+def train(family: str, as_json: bool, **options: Any) -> None:
+    """Train a model FAMILY (e.g. wide-deep) on own data."""
+    from zoo import verbs
+
+    _trained(verbs.train, family, as_json, **options)
+
+
+@cli.command()
+@click.argument("model")
+@training
+def finetune(model: str, as_json: bool, **options: Any) -> None:
+    """Go on training MODEL on own data."""
+    from zoo import verbs
+
+    _trained(verbs.finetune, model, as_json, **options)
+
+
+@cli.command()
+@click.argument("model")
+@as_json
+def freeze(model: str, as_json: bool) -> None:
+    """Turn the checkpoint of MODEL into fp32.onnx."""
+    from zoo import verbs
+
+    _show(verbs.freeze(model), as_json)
+
+
+@cli.command()
+@click.argument("model")
+@click.option("-o", "--output", default=None, help="Where the result goes, for an .onnx file.")
+@as_json
+def rewrite(model: str, output: str | None, as_json: bool) -> None:
+    """Apply the graph rewrites to MODEL, or the shared ones to an .onnx file."""
+    from zoo import verbs
+
+    _show(verbs.rewrite(model, output), as_json)
+
+
+@cli.command()
+@click.argument("model")
+@click.option(
+    "--data", "--calibration-data", "data", default=None, help="Raw input, or .npz for an .onnx file. [default: samples kept by training]"
+)
+@click.option("-o", "--output", default=None, help="Where the table goes. [default: calibration.json of the model's folder]")
+@click.option("--samples", default=4096, show_default=True, help="How many samples of raw input to use.")
+@_options(observer, on_error, as_json)
+def calibrate(model: str, data: str | None, output: str | None, as_json: bool, **options: Any) -> None:
+    """Choose the activation ranges of MODEL or of an .onnx file."""
+    from zoo import verbs
+
+    _show(verbs.calibrate(model, data, output, **options), as_json)
+
+
+@cli.command()
+@click.argument("model")
+@click.option("-o", "--output", default=None, help="Where the int8 model goes. [default: int8.onnx of the model's folder]")
+@click.option("--calibration-data", default=None, help=".npz with one array per graph input, for an .onnx file.")
+@click.option("--table", default=None, help="A calibration table made before.")
+@click.option("--keep-float", multiple=True, metavar="REGEX", help="Operators that stay float, by name; may be repeated.")
+@click.option("--reduced-range", is_flag=True, help="7-bit weights, for CPUs without VNNI.")
+@click.option("--float-tables", is_flag=True, help="Keep embedding tables float.")
+@_options(observer, as_json)
+def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> None:
+    """Quantize MODEL or an .onnx file to int8."""
+    from zoo import verbs
+
+    found = verbs.quantize(model, output, **options)
+    rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in found["operators"]]
+
+    def show() -> None:
+        _table(["operator", "type", "precision", "note"], rows)
+        click.echo(found["path"])
+
+    _print(found, as_json, show)
+
+
+@cli.command()
+@click.argument("model")
+@click.option("--data", multiple=True, required=True, help="Labelled input; may be repeated.")
+@_options(engine, threads, batch_size, on_error, as_json)
+def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Quality of fp32 and int8 on the same samples, and their difference."""
+    from zoo import verbs
+
+    found = verbs.evaluate(model, list(data), **options)
+
+    def show() -> None:
+        fp32, int8 = found["metrics"]["fp32"], found["metrics"]["int8"]
+        difference, interval = found["difference"], found.get("interval", {})
+        rows = [[key, f"{fp32[key]:.5f}", f"{int8[key]:.5f}", f"{difference[key]:+.6f}", _interval(interval.get(key))] for key in fp32]
+        rows += [[key, "", "", f"{value:.6f}", ""] for key, value in difference.items() if key not in fp32]
+        _table([f"{found['samples']:,} samples", "fp32", "int8", "int8 - fp32", "95% interval"], rows)
+
+    _print(found, as_json, show)
+
+
+@cli.command()
+@click.argument("model")
+@click.option("--data", default=None, help="Raw input to take the batches from. [default: the model's sample]")
+@click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True)
+@click.option("--engine", "engines", type=Words(), default="onnxruntime,openvino", show_default=True)
+@click.option("--batch-size", "batch_sizes", type=Numbers(), default="512", show_default=True)
+@click.option("--rounds", default=15, show_default=True, help="Turns of every configuration.")
+@_options(threads, as_json)
+def benchmark(model: str, as_json: bool, **options: Any) -> None:
+    """Throughput, latency and memory of MODEL: engines and precisions in turn in one run."""
+    from zoo import verbs
+
+    found = verbs.benchmark(model, **options)
+
+    def show() -> None:
+        columns = ["engine", "precision", "batch", "samples/s", "p50 ms", "p95 ms", "p99 ms", "pre / model / post ms", "MB"]
+        rows = [
+            [each["engine"], each["precision"], str(each["batch_size"]), f"{each['samples_per_second']:,.0f}"]
+            + [f"{each['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99")]
+            + [" / ".join(f"{ms:.3f}" for ms in each["split_ms"].values()), f"{each['memory_mb']:.0f}"]
+            for each in found["results"]
+        ]
+        _table(columns, rows)
+        click.echo(f"{found['environment']['cpu']}, {options['threads']} thread(s)")
+
+    _print(found, as_json, show)
+
+
+@cli.command()
+@click.argument("model")
+@click.option("--force", is_flag=True, help="Make every file anew.")
+@as_json
+def build(model: str, force: bool, as_json: bool) -> None:
+    """Make every file of MODEL that is missing or stale, up to int8.onnx."""
+    from zoo import verbs
+
+    _show(verbs.build(model, force=force), as_json)
+
+
+@cli.command()
+@click.argument("model")
+@click.option("--data", default=None, help="Raw input to time with. [default: the model's sample]")
+@_options(precision, threads, batch_size, as_json)
+def plan(model: str, as_json: bool, **options: Any) -> None:
+    """Time the engines on this machine and keep the faster for --engine auto."""
+    from zoo import verbs
+
+    _show(verbs.plan(model, **options), as_json)
+
+
+@cli.command()
+@as_json
+def doctor(as_json: bool) -> None:
+    """What this machine can do: CPU, VNNI, versions, cache, and a check of int8 against float."""
+    from zoo import verbs
+
+    _show(verbs.doctor(), as_json)
+
+
+def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **options: Any) -> None:
+    settings: dict[str, str] = {}
+    for text in options.pop("settings"):
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--set {text!r} is not NAME=VALUE")
+        settings[name.strip().replace("-", "_")] = value
+    settings |= {name: str(options.pop(name)) for name in ("seed", "epochs", "batch_size", "learning_rate") if options[name] is not None}
+    left = {name: value for name, value in options.items() if name not in ("seed", "epochs", "batch_size", "learning_rate")}
+    found = verb(model, list(left.pop("data")), left.pop("output"), settings=settings, **left)
+    _show(found, as_json)
+
+
+def _interval(bounds: Sequence[float] | None) -> str:
+    return f"[{bounds[0]:+.6f}, {bounds[1]:+.6f}]" if bounds else ""
+
+
+def _show(found: Mapping[str, Any], as_json: bool) -> None:
+    _print(found, as_json, lambda: _tree(found))
+
+
+def _print(found: Any, as_json: bool, show: Callable[[], Any]) -> None:
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        show()
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+
+
+def _tree(value: Mapping[str, Any], depth: int = 0) -> None:
+    for key, each in value.items():
+        if isinstance(each, Mapping) and each:
+            click.echo(f"{'  ' * depth}{key}:")
+            _tree(each, depth + 1)
+        else:
+            text = ", ".join(map(str, each)) if isinstance(each, list | tuple) else str(each)
+            click.echo(f"{'  ' * depth}{key}: {text if len(text) < 400 else text[:400] + ' ...'}")
+
+
+def main() -> None:
+    """Entry point of the `zoo` command."""
+    logging.basicConfig(level=logging.WARNING, format="zoo: %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that clean-up runs
+    try:
+        cli(prog_name="zoo", standalone_mode=False)
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx is not None else "zoo"
+        _fail(f"{error.format_message().rstrip('.')}; see: {where} --help", 2)
+    except click.ClickException as error:
+        _fail(error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        _fail("interrupted", 130)
+    except ZooError as error:
+        _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; nothing more to say
+    except OSError as error:
+        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    click.echo(f"zoo: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,358 @@
+"""The verbs of the `zoo` command as Python functions. A model is a NAME of the zoo or a folder that a verb wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import zoo
+from pipelines import build as road
+from pipelines import graph, hub, machine
+from pipelines.benchmark import Configuration, Stages
+from pipelines.benchmark import benchmark as time_configurations
+from pipelines.calibrate import CalibrationTable
+from pipelines.calibrate import calibrate as calibrate_model
+from pipelines.engine import ENGINES, available
+from pipelines.entry import QuantRecipe
+from pipelines.errors import RequestError, ZooError
+from pipelines.files import read_json, write_json
+from pipelines.hub import CARD, Card, Hub
+from pipelines.pipeline import PRECISIONS
+from pipelines.plan import plan as choose_engine
+from pipelines.quantize import QuantReport
+from pipelines.quantize import quantize as quantize_model
+from pipelines.rewrite import rewrite as apply_passes
+from pipelines.rewrites import SHARED
+
+Model = str | Path
+
+
+def info(model: Model) -> dict[str, Any]:
+    """What is known of a model: its card, the files of its folder, what the stages reported, how its operators run. Downloads nothing."""
+    if Path(model).is_dir():
+        folder = zoo.load(model)
+        card, path = folder.card, folder.path
+    else:
+        shelf = Hub(zoo.SHIPPED)
+        card = shelf.card(str(model))
+        path = shelf.folder(card.name)
+    found: dict[str, Any] = {**card.to_json(), "path": str(path)}
+    if path.is_dir():
+        found["on_disk"] = {
+            each.name: each.stat().st_size for each in sorted(path.iterdir()) if each.is_file() and not each.name.startswith(".")
+        }
+        for key, name in (("built", road.RECORD), ("quantization", road.QUANTIZATION)):
+            if (path / name).is_file():
+                found[key] = read_json(path / name)
+    return found
+
+
+def download(model: str) -> Path:
+    """Fetch and verify every file of a pretrained model; returns its folder."""
+    return Hub(zoo.SHIPPED).fetch(model)
+
+
+def run(
+    model: Model,
+    inputs: Any,
+    output: Model = "-",
+    *,
+    precision: str = "int8",
+    engine: str = "auto",
+    threads: int = 1,
+    batch_size: int = 512,
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Raw input of any size -> a file of results, in constant memory and input order; returns a summary."""
+    opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size)
+    return {"model": opened.folder.card.name, **opened.run(inputs, output, on_error)}
+
+
+def train(
+    family: str, data: Any, output: Model, *, settings: Mapping[str, str] | None = None, resume: bool = False, on_error: str = "raise"
+) -> dict[str, Any]:
+    """Train a model family on own data; `output` becomes a model folder. settings: {name of a training setting: value as text}.
+
+    Returns the metrics. Raises RequestError for unknown settings, unusable data, or an output folder that holds something else.
+    """
+    entry = zoo.entry(family)
+    config = _configured(entry.part("settings"), settings or {})
+    result: dict[str, Any] = entry.part("train")(data, Path(output), config=config, resume=resume, on_error=on_error)
+    _write_card(Path(output), entry.name, f"{entry.title}; trained by its user")
+    return result
+
+
+def finetune(
+    model: Model, data: Any, output: Model, *, settings: Mapping[str, str] | None = None, resume: bool = False, on_error: str = "raise"
+) -> dict[str, Any]:
+    """Go on training from a model's weights on own data; `output` becomes a model folder. See `train`."""
+    folder = zoo.load(model)
+    folder.ensure("fp32.onnx")
+    entry = folder.entry
+    config = _configured(entry.part("finetune_settings"), settings or {})
+    result: dict[str, Any] = entry.part("train")(
+        data, Path(output), config=config, resume=resume, start_from=folder.path, on_error=on_error
+    )
+    _write_card(Path(output), entry.name, f"{folder.card.name} fine-tuned by its user")
+    return result
+
+
+def freeze(model: Model) -> dict[str, Any]:
+    """Checkpoint -> frozen inference graph, fp32.onnx; returns node counts and sizes."""
+    return _stage(model, "fp32.onnx")
+
+
+def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
+    """fp32.onnx -> rewritten.onnx with the model's passes; or any ONNX file -> `output` with the shared ones. Returns what fired."""
+    if not _is_file(model):
+        return _stage(model, "rewritten.onnx")
+    target = _required(output)
+    loaded = graph.load(model)
+    report = apply_passes(loaded, [each() for each in SHARED])
+    graph.save(loaded, target)
+    return report.to_json()
+
+
+def calibrate(
+    model: Model,
+    data: Any = None,
+    output: Model | None = None,
+    *,
+    observer: str | None = None,
+    samples: int = 4096,
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Choose the ranges of a model's tensors on `data`: raw input for a zoo model (its training samples if None), .npz for an ONNX file.
+
+    Writes calibration.json into the model's folder, or `output`; returns {"observer", "samples", "path"}.
+    """
+    if _is_file(model):
+        if data is None:
+            raise RequestError("an ONNX file is calibrated on samples; give them with --data calibration.npz (one array per graph input)")
+        target = _required(output)
+        batches, total = road.read_npz(data)
+        table = calibrate_model(graph.load(model), batches, observer or QuantRecipe().observer, total)
+        return {"observer": table.observer, "samples": table.samples, "path": str(table.save(target))}
+    folder = zoo.load(model)
+    source = folder.ensure("rewritten.onnx")
+    observer = observer or folder.recipe.observer
+    if data is None:
+        batches, total = road.read_npz(folder.ensure(road.SAMPLES))
+    else:
+        opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
+        batches, total = iter([opened.calibration(data, samples, on_error)]), samples
+    if output is None and folder.given("calibration.json"):
+        raise RequestError(f"{folder.card.name} ships its calibration table, which stays as it is; write yours elsewhere with -o FILE")
+    table = calibrate_model(graph.load(source), batches, observer, total)
+    path = table.save(output or folder.path / "calibration.json")
+    said = {"observer": observer, "samples": table.samples}
+    if output is None:
+        road.note(folder, "calibration.json", {**said, "own_data": data is not None})
+    return {**said, "path": str(path)}
+
+
+def quantize(
+    model: Model,
+    output: Model | None = None,
+    *,
+    calibration_data: Model | None = None,
+    table: Model | None = None,
+    observer: str | None = None,
+    keep_float: Sequence[str] = (),
+    reduced_range: bool = False,
+    float_tables: bool = False,
+) -> dict[str, Any]:
+    """Quantize a zoo model by its recipe, or any ONNX file on `calibration_data` (.npz) or by a calibration table.
+
+    Writes int8.onnx into the model's folder, or `output`; returns the quantization report.
+    """
+    if table is not None and calibration_data is not None:
+        raise RequestError("give --table or --calibration-data, not both")
+    changes: dict[str, Any] = {"keep_float": tuple(keep_float), "reduced_range": reduced_range, "quantize_tables": not float_tables}
+    if observer:
+        changes["observer"] = observer
+    if _is_file(model):
+        target = _required(output)
+        recipe = dataclasses.replace(QuantRecipe(), **changes)
+        loaded = graph.load(model)
+        if table is not None:
+            ranges = CalibrationTable.load(table)
+        elif calibration_data is not None:
+            batches, total = road.read_npz(calibration_data)
+            ranges = calibrate_model(loaded, batches, recipe.observer, total)
+        else:
+            raise RequestError("int8 needs the ranges of the activations; give --calibration-data FILE.npz or --table calibration.json")
+        result, report = quantize_model(loaded, recipe, ranges)
+        graph.save(result, target)
+        return _report(report, target)
+    folder = zoo.load(model)
+    if output is None and folder.given("int8.onnx"):
+        raise RequestError(f"{folder.card.name} ships its int8.onnx, which stays as it is; write yours elsewhere with -o FILE")
+    if calibration_data is not None:
+        raise RequestError(
+            "a zoo model is calibrated on raw data; run: zoo calibrate MODEL --data FILE, then zoo quantize MODEL --table FILE"
+        )
+    recipe = dataclasses.replace(folder.recipe, **changes)
+    if output is None:
+        if table is not None:
+            raise RequestError("a table given by --table is used once; say where to write the result with -o FILE")
+        road.set_recipe(folder, recipe)
+        path = folder.ensure("int8.onnx")
+        return {**read_json(folder.path / road.QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
+    loaded = graph.load(folder.ensure("rewritten.onnx"))
+    ranges = CalibrationTable.load(table or folder.ensure("calibration.json"))
+    result, report = quantize_model(loaded, recipe, ranges)
+    graph.save(result, output)
+    return _report(report, Path(output))
+
+
+def evaluate(
+    model: Model, data: Any, *, engine: str = "auto", threads: int = 1, batch_size: int = 512, on_error: str = "raise"
+) -> dict[str, Any]:
+    """Quality of fp32 and int8 on the same labelled samples, int8 - fp32 with paired bootstrap intervals, and the machine."""
+    folder = zoo.load(model)
+    kind = folder.entry.part("pipeline")
+    pipelines = {precision: kind(folder, precision, engine, threads, batch_size) for precision in PRECISIONS}
+    found: dict[str, Any] = folder.entry.part("evaluate")(pipelines, data, on_error)
+    engines = {precision: each.engine for precision, each in pipelines.items()}
+    where = machine.environment(threads=threads, batch_size=batch_size, engines=engines)
+    return {"model": folder.card.name, "data": [Path(str(each)).name for each in _listed(data)], **found, "environment": where}
+
+
+def benchmark(
+    model: Model,
+    *,
+    data: Model | None = None,
+    precisions: Sequence[str] = ("fp32", "int8"),
+    engines: Sequence[str] = tuple(ENGINES),
+    batch_sizes: Sequence[int] = (512,),
+    threads: int = 1,
+    rounds: int = 15,
+) -> dict[str, Any]:
+    """Throughput, latency, split and memory of every precision and engine, in turn in one run per batch size."""
+    folder = zoo.load(model)
+    if wrong := [each for each in precisions if each not in PRECISIONS]:
+        raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
+    if min(batch_sizes, default=0) < 1 or rounds < 1 or threads < 1:
+        raise RequestError(f"batch sizes {list(batch_sizes)}, rounds {rounds} and threads {threads} must all be 1 or more")
+    results = []
+    for size in batch_sizes:
+        opened: Any = folder.entry.part("pipeline")(folder, precisions[0], "onnxruntime", threads, size)
+        raw = opened.example(size, data)
+        batch = opened.preprocess(raw)
+        configurations = []
+        for precision in precisions:
+            path = folder.ensure(PRECISIONS[precision])
+            chosen = [choose_engine(path, batch, threads).engine if each == "auto" else each for each in engines]
+            configurations += [Configuration(each, precision, path) for each in dict.fromkeys(chosen)]
+        stages = Stages(lambda opened=opened, raw=raw: opened.preprocess(raw), opened.postprocess)  # type: ignore[misc]
+        results += time_configurations(configurations, batch, threads, rounds, stages)
+    return {"model": folder.card.name, "results": results, "environment": machine.environment(threads=threads, rounds=rounds)}
+
+
+def build(model: Model, *, force: bool = False) -> dict[str, Any]:
+    """Make every file of a model that is missing or stale; returns {"path", "stages": {file: "given" | "kept" | "made"}}."""
+    folder = zoo.load(model)
+    return {"model": folder.card.name, "path": str(folder.path), "stages": road.build(folder, force=force)}
+
+
+def plan(model: Model, *, precision: str = "int8", threads: int = 1, batch_size: int = 512, data: Model | None = None) -> dict[str, Any]:
+    """Time the engines on this machine anew and keep the choice that `engine="auto"` uses for this batch size."""
+    opened: Any = zoo.pipeline(model, precision, "onnxruntime", threads, batch_size)
+    batch = opened.preprocess(opened.example(batch_size, data))
+    chosen = choose_engine(opened.folder.ensure(PRECISIONS[precision]), batch, threads, fresh=True)
+    return {"model": opened.folder.card.name, "precision": precision, **dataclasses.asdict(chosen)}
+
+
+def doctor() -> dict[str, Any]:
+    """CPU, instruction sets and what they mean, versions, settings, cache, and a quick check of int8 against float in every engine."""
+    cache = hub.home()
+    files = [each for each in cache.rglob("*") if each.is_file()] if cache.is_dir() else []
+    return {
+        "cpu": machine.cpu()["name"],
+        "isa": machine.cpu()["flags"],
+        "cores": machine.cores(),
+        "vnni": machine.has_vnni(),
+        "advice": VNNI if machine.has_vnni() else NO_VNNI,
+        "versions": machine.versions(),
+        "engines": {name: _check_engine(name) if name in available() else "not installed" for name in ENGINES},
+        "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": hub.offline(), "ZOO_MIRROR": hub.mirror()},
+        "cache": {"files": len(files), "megabytes": round(sum(each.stat().st_size for each in files) / 1e6, 1)},
+        "models": zoo.names(),
+    }
+
+
+VNNI = "int8 products are summed in 32 bits (VNNI): int8 models run at full speed and accuracy"
+NO_VNNI = (
+    "no VNNI: int8 products are summed in pairs of 16 bits, which can saturate and cost accuracy, and int8 gains little speed; "
+    "quantize with --reduced-range, or use --precision fp32"
+)
+
+
+def _check_engine(name: str) -> str:
+    """Run a small int8 layer made to saturate 16-bit pairs against its float form."""
+    from pipelines.selfcheck import largest_error
+
+    try:
+        error = largest_error(name)
+    except ZooError as problem:
+        return f"failed: {problem}"
+    return f"ok, int8 within {error:.4f} of float" if error < 0.02 else f"int8 differs from float by {error:.3f}: products saturate"
+
+
+def _stage(model: Model, stage: str) -> dict[str, Any]:
+    folder = zoo.load(model)
+    folder.ensure(stage)
+    return {"model": folder.card.name, "path": str(folder.path / stage), **folder.record.get(stage, {})}
+
+
+def _is_file(model: Model) -> bool:
+    path = Path(model)
+    if path.suffix == ".onnx" and not path.is_file():
+        raise RequestError(f"no ONNX model at {path}; pass the path of an .onnx file, a model folder, or one of: {', '.join(zoo.names())}")
+    return path.is_file()
+
+
+def _required(output: Model | None) -> Path:
+    if output is None:
+        raise RequestError("an ONNX file needs a place for the result; give it with -o FILE")
+    return Path(output)
+
+
+def _report(report: QuantReport, path: Path) -> dict[str, Any]:
+    return {**report.to_json(), "path": str(path), "bytes": path.stat().st_size}
+
+
+def _listed(data: Any) -> Sequence[Any]:
+    return data if isinstance(data, list | tuple) else [data]
+
+
+def _configured(defaults: Any, settings: Mapping[str, str]) -> Any:
+    """`defaults` (a dataclass instance) with `settings`, given as text, converted to the types of the defaults."""
+    known = {each.name: getattr(defaults, each.name) for each in dataclasses.fields(defaults)}
+    if unknown := [name for name in settings if name not in known]:
+        raise RequestError(f"unknown setting {', '.join(unknown)}; choose among {', '.join(known)}")
+    return dataclasses.replace(defaults, **{name: _convert(name, text, known[name]) for name, text in settings.items()})
+
+
+def _convert(name: str, text: str, like: Any) -> Any:
+    try:
+        if isinstance(like, bool):
+            return {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}[text.lower()]
+        if isinstance(like, tuple):
+            return tuple(type(like[0])(each) for each in text.split(",") if each)
+        return type(like)(text)
+    except (KeyError, ValueError):
+        raise RequestError(f"setting {name} is {text!r}; wanted a value like {like!r}") from None
+
+
+def _write_card(folder: Path, entry: str, description: str) -> None:
+    trained = read_json(folder / "train.json")
+    details = {
+        "preprocessing": trained["features"],
+        "training": {key: trained[key] for key in ("rows", "metrics", "config") if key in trained},
+    }
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.resolve().name).lstrip("._-") or entry
+    write_json(folder / CARD, Card(name, entry, description, (), details).to_json())

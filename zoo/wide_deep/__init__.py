@@ -1,0 +1,17 @@
+"""Wide & Deep (Cheng et al. 2016, "Wide & Deep Learning for Recommender Systems") on Criteo click logs."""
+
+from pipelines.entry import Entry
+
+ENTRY = Entry(
+    name="wide-deep",
+    title="Wide & Deep: click-through rate from 13 numbers and 26 hashed categories",
+    task="clicks",
+    train="zoo.wide_deep.train:train",
+    settings="zoo.wide_deep.train:TRAIN",
+    finetune_settings="zoo.wide_deep.train:FINETUNE",
+    freeze="zoo.wide_deep.freeze:freeze",
+    rewrites="zoo.wide_deep.rewrites:passes",
+    evaluate="zoo.wide_deep.predict:evaluate",
+    pipeline="zoo.wide_deep.predict:ClickPipeline",
+    checkpoint="model.weights.h5",
+)

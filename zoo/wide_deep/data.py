@@ -1,0 +1,709 @@
+"""Rows of the Criteo format, from any source to the arrays that Wide & Deep takes, in constant memory.
+
+A row is a label (0 or 1; optional), 13 numbers and 26 categories, tab separated, an empty field where a value is missing
+(Kaggle's Display Advertising Challenge, 2014). Categories become FarmHash buckets while reading; numbers stay raw until `Features`,
+which holds the training data's statistics, brings them to [0, 1].
+
+Text is split in numpy, not by a CSV library: it is faster than pyarrow's reader, every byte but tab and line feed may stand in a
+category, and line numbers are those of the file (pyarrow turns an empty line into a row of missing values and splits at a bare CR).
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import re
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipelines.errors import RequestError, ZooError
+from zoo.wide_deep.hashing import buckets_of, fingerprints, hash_buckets, overlapping
+
+NUMERIC, CATEGORICAL, BUCKETS = 13, 26, 1000
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+
+class Counts(TypedDict):
+    """Sizes of a row, as `read_rows` takes them."""
+
+    numeric: int
+    categorical: int
+    buckets: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """n rows as read: `numbers` raw, `ids` hashed.
+
+    numbers: float32 [n, numeric], NaN = missing (exact up to 2^24; the relative error of larger ones, 6e-8, vanishes in their logarithm).
+    ids: int32 [n, categorical], bucket of each category, an empty one being the empty string's bucket.
+    labels: float32 [n], 0 or 1; None where the input has none.
+    index: int64 [n], 0-based position of each row in the whole input, rows left out counted.
+    """
+
+    numbers: Floats
+    ids: npt.NDArray[np.int32]
+    labels: Floats | None
+    index: Ints
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, rows: slice) -> Rows:
+        return Rows(self.numbers[rows], self.ids[rows], None if self.labels is None else self.labels[rows], self.index[rows])
+
+    @staticmethod
+    def concatenate(parts: Sequence[Rows]) -> Rows:
+        """One Rows of several (at least one), in order; all of them labelled or none."""
+        if len(parts) == 1:
+            return parts[0]
+        labels = [part.labels for part in parts if part.labels is not None]
+        return Rows(
+            np.concatenate([part.numbers for part in parts]),
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate(labels) if labels else None,
+            np.concatenate([part.index for part in parts]),
+        )
+
+
+@dataclass
+class ErrorLog:
+    """Rows left out by `read_rows(on_error="skip")`: how many of each kind (columns, label, number), and the first few messages."""
+
+    limit: int = 5
+    counts: Counter[str] = field(default_factory=Counter)
+    messages: list[str] = field(default_factory=list)
+
+    def add(self, kind: str, message: str) -> None:
+        """Count one row."""
+        self.counts[kind] += 1
+        if len(self.messages) < self.limit:
+            self.messages.append(message)
+
+    @property
+    def total(self) -> int:
+        """Rows left out."""
+        return self.counts.total()
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.counts.items()))
+        return f"{self.total} rows left out ({kinds}); first: {self.messages[0]}" if self.total else "no rows left out"
+
+
+# ---------------------------------------------------------------------------------------------------------------- features
+
+_FIXED = {"hash": "farmhash fingerprint64 mod buckets", "transform": "log1p, minmax"}  # a model made otherwise is refused
+
+
+@dataclass(frozen=True)
+class Features:
+    """The preprocessing that travels with a model: sizes, hash buckets, and per numeric column the training data's statistics.
+
+    A number x becomes (clip(log1p(max(x, 0)), lo, hi) - lo) / (hi - lo): negative values count as 0, values beyond those of the
+    training data as its extremes. A missing number becomes `fill` of its column, which lies in [0, 1] as well. A column that was
+    constant or always missing in training is always 0, or `fill` where missing. Raises RequestError on impossible values.
+    """
+
+    lo: tuple[float, ...]
+    hi: tuple[float, ...]
+    fill: tuple[float, ...]
+    numeric: int = NUMERIC
+    categorical: int = CATEGORICAL
+    buckets: int = BUCKETS
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("numeric", 1, 10_000), ("categorical", 1, 10_000), ("buckets", 1, 2**31 - 1)):
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                raise RequestError(f"broken features: found {name} {value!r}, wanted a whole number from {low} to {high}")
+        for name in ("lo", "hi", "fill"):
+            values = getattr(self, name)
+            if len(values) != self.numeric or not all(type(value) is float and 0 <= value < math.inf for value in values):
+                raise RequestError(f"broken features: wanted {name} to hold {self.numeric} finite numbers, none negative")
+        if any(lo > hi for lo, hi in zip(self.lo, self.hi, strict=True)) or max(self.fill) > 1:
+            raise RequestError("broken features: wanted lo <= hi and fill <= 1 in every column")
+
+    @property
+    def counts(self) -> Counts:
+        """Keyword arguments for `read_rows`, so that rows are read the way this model wants them."""
+        return Counts(numeric=self.numeric, categorical=self.categorical, buckets=self.buckets)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `json.dump`; they come back exactly through `from_json`."""
+        return {**_FIXED, **self.counts, "lo": list(self.lo), "hi": list(self.hi), "fill": list(self.fill)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Features:
+        """The features that `to_json` described. Raises RequestError where a key is missing or holds something else."""
+        if not isinstance(value, dict):
+            raise RequestError(f"broken features: found {type(value).__name__}, wanted an object")
+        if missing := [key for key in (*_FIXED, *Counts.__annotations__, "lo", "hi", "fill") if key not in value]:
+            raise RequestError(f"broken features: {', '.join(missing)} missing")
+        for key, wanted in _FIXED.items():
+            if value[key] != wanted:
+                raise RequestError(f"broken features: found {key} {value[key]!r}, wanted {wanted!r}")
+        columns: dict[str, Any] = {key: value[key] for key in Counts.__annotations__}
+        for key in ("lo", "hi", "fill"):
+            if not isinstance(value[key], list):
+                raise RequestError(f"broken features: found {key} {value[key]!r}, wanted a list")
+            columns[key] = tuple(float(x) if type(x) is int else x for x in value[key])
+        return cls(**columns)
+
+    def normalize(self, numbers: npt.NDArray[np.floating[Any]]) -> Floats:
+        """Raw numbers [n, numeric] (any float type, NaN = missing) to float32 [n, numeric] in [0, 1], C-contiguous."""
+        if numbers.ndim != 2 or numbers.shape[1] != self.numeric:
+            raise RequestError(f"found numbers of shape {numbers.shape}, wanted [n, {self.numeric}]")
+        lo, hi, fill = (np.array(values, np.float32) for values in (self.lo, self.hi, self.fill))
+        span = np.where(hi > lo, hi - lo, np.float32(1))
+        out = np.empty(numbers.shape, np.float32)
+        for begin in range(0, len(out), 4096):  # rows at a time that stay in the cache
+            values = _log(numbers[begin : begin + 4096])
+            missing = np.isnan(values)
+            np.clip(values, lo, hi, out=values)
+            values -= lo
+            values /= span
+            np.copyto(values, fill, where=missing)
+            out[begin : begin + 4096] = values
+        return out
+
+    def encode(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
+        """The model's inputs: {"ids": int32 [n, categorical], "numbers": float32 [n, numeric] in [0, 1]}, C-contiguous."""
+        if rows.ids.ndim != 2 or rows.ids.shape[1] != self.categorical or (len(rows) and rows.ids.max() >= self.buckets):
+            raise RequestError(
+                f"wanted ids [n, {self.categorical}] below {self.buckets}: read the rows with read_rows(..., **features.counts)"
+            )
+        return {"ids": np.ascontiguousarray(rows.ids), "numbers": self.normalize(rows.numbers)}
+
+
+def fit(batches: Iterable[Rows], *, buckets: int = BUCKETS, fill: Literal["zero", "mean"] = "zero") -> Features:
+    """Statistics of the training data in one pass over `batches`; memory does not grow with them.
+
+    `buckets` is what the batches were read with. `fill` says what a missing number becomes: 0, or its column's mean after
+    normalization. Raises RequestError where there is no row.
+    """
+    if fill not in ("zero", "mean"):
+        raise RequestError(f"found fill {fill!r}, wanted zero or mean")
+    lo: Any = math.inf
+    hi: Any = -math.inf
+    total: Any = 0.0
+    count: Any = 0
+    categorical = 0
+    for rows in batches:
+        values = _log(rows.numbers)
+        lo = np.fmin(lo, np.fmin.reduce(values, axis=0, initial=np.inf))  # fmin and fmax ignore NaN
+        hi = np.fmax(hi, np.fmax.reduce(values, axis=0, initial=-np.inf))
+        total = total + np.nansum(values, axis=0, dtype=np.float64)
+        count = count + np.count_nonzero(~np.isnan(values), axis=0)
+        categorical = rows.ids.shape[1]
+    if not categorical:
+        raise RequestError("found no rows to fit the features to, wanted at least one")
+    lo, hi = (np.where(count, bound, 0).astype(np.float64) for bound in (lo, hi))  # a column without any value
+    mean = np.clip((total / np.maximum(count, 1) - lo) / np.where(hi > lo, hi - lo, 1), 0, 1)
+    filled = mean if fill == "mean" else np.zeros_like(mean)
+    lows, highs, fills = (tuple(values.tolist()) for values in (lo, hi, filled))
+    return Features(lows, highs, fills, numeric=len(lows), categorical=categorical, buckets=buckets)
+
+
+def _log(numbers: npt.NDArray[np.floating[Any]]) -> Floats:
+    """log1p(max(x, 0)) as a new C-contiguous float32 array; NaN stays."""
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf, and `normalize` clips that
+        values = np.array(numbers, np.float32, order="C")
+    np.maximum(values, 0, out=values)
+    return np.log1p(values, out=values)
+
+
+# ----------------------------------------------------------------------------------------------------------------- reading
+
+
+def read_rows(
+    sources: Any,
+    *,
+    numeric: int = NUMERIC,
+    categorical: int = CATEGORICAL,
+    buckets: int = BUCKETS,
+    batch_rows: int = 65536,
+    on_error: str = "raise",
+    errors: ErrorLog | None = None,
+) -> Iterator[Rows]:
+    """Read rows as a stream of `Rows` of `batch_rows` rows each (the last one shorter), in input order and constant memory.
+
+    `sources` is one or a list of: a TSV file, plain or gzip (told by its content); a .parquet file; "-" for stdin; a folder
+    written by `datasets.save_to_disk` or a data set on the hub, "org/name", both optionally with ":split" (parquet and data sets:
+    columns label / click / clicked, I1.. or integer_feature_1.., C1.. or categorical_feature_1.. in any case, else 39 or 40
+    columns by order). Or it is a list of raw rows: each a tab separated str or bytes, or a sequence of values where None, NaN and
+    "" are missing. Whether rows have a label is decided by the first row's column count and must hold for all of them.
+
+    A row with a wrong column count, a number that is none (plain integers and decimals are; nan and inf are not), or a label
+    other than 0 and 1 raises RequestError with file and line; with on_error="skip" it is left out and counted in `errors`. Input
+    that is missing, empty, truncated, of another kind, or without one right row raises RequestError; a hub that fails on the way
+    raises ZooError.
+    """
+    if on_error not in ("raise", "skip"):
+        raise RequestError(f"found on_error {on_error!r}, wanted raise or skip")
+    if batch_rows < 1:
+        raise RequestError(f"found {batch_rows} rows a batch, wanted at least 1")
+    log = None if on_error == "raise" else ErrorLog() if errors is None else errors
+    reader = _Reader(numeric, categorical, buckets, log)
+    if isinstance(sources, str | bytes | os.PathLike):
+        sources = [sources]
+    if not isinstance(sources, list | tuple | np.ndarray):
+        raise RequestError(f"found {type(sources).__name__} as input, wanted paths or a list of rows")
+    if not len(sources):
+        raise RequestError("found no input, wanted at least one file or row")
+    if _is_row(sources[0]):
+        return _batches(reader.memory(sources), batch_rows, log)
+    try:
+        opened = [_find(source) for source in sources]  # a file that is missing shows before the first one is read
+    except OSError as error:
+        raise RequestError(f"cannot read {error.filename}: {error.strerror}") from error
+    return _batches((rows for name, kind, place in opened for rows in reader.source(name, kind, place)), batch_rows, log)
+
+
+def _batches(pieces: Iterable[Rows], size: int, log: ErrorLog | None) -> Iterator[Rows]:
+    parts: list[Rows] = []
+    count, some = 0, False
+    for piece in filter(len, pieces):
+        some = True
+        parts.append(piece)
+        count += len(piece)
+        if count >= size:
+            rows, whole = Rows.concatenate(parts), count - count % size
+            yield from (rows[begin : begin + size] for begin in range(0, whole, size))
+            parts, count = [rows[whole:]], count - whole
+    if not some:
+        raise RequestError(f"found no row to use: {log or 'the input is empty'}")
+    if count:
+        yield Rows.concatenate(parts)
+
+
+@dataclass
+class _Piece:
+    """Some consecutive rows of one source."""
+
+    name: str  # of the source
+    before: int  # rows of the source in front of these
+    count: int
+    right: Ints  # those of them that have the right number of columns
+    faults: list[tuple[int, str, str]]  # row, kind, what was found and wanted
+
+
+class _Reader:
+    """What one `read_rows` call knows across its sources."""
+
+    def __init__(self, numeric: int, categorical: int, buckets: int, errors: ErrorLog | None) -> None:
+        self.numeric, self.categorical, self.buckets, self.errors = numeric, categorical, buckets, errors
+        self.labelled: bool | None = None  # unknown before the first row
+        self.seen = 0
+
+    @property
+    def width(self) -> int:
+        return self.numeric + self.categorical + bool(self.labelled)
+
+    def source(self, name: str, kind: str, place: Any) -> Iterator[Rows]:
+        return self.text(name, _blocks(name, place)) if kind == "text" else self.tables(name, _TABLES[kind](name, *place))
+
+    def text(self, name: str, blocks: Iterable[bytes]) -> Iterator[Rows]:
+        """Blocks of whole lines."""
+        start = self.seen
+        for block in blocks:
+            yield self._lines(name, self.seen - start, block)
+
+    def memory(self, rows: Any, chunk: int = 4096) -> Iterator[Rows]:
+        """Raw rows in a list."""
+        for before in range(0, len(rows), chunk):
+            part = rows[before : before + chunk]
+            if block := _joined(part):
+                yield self._lines("rows", before, block)
+                continue
+            cells = [_values(row, before + i) for i, row in enumerate(part)]
+            piece = self._piece("rows", before, np.array([len(row) for row in cells]))
+            flat = [value for i in piece.right.tolist() for value in cells[i]]
+            lengths = np.array([len(value) for value in flat], np.int64).reshape(-1, self.width)
+            ends = np.cumsum(lengths).reshape(lengths.shape) + len(_PAD)
+            yield self._cells(piece, np.frombuffer(b"".join([_PAD, *flat]), np.uint8), ends - lengths, ends)
+
+    def tables(self, name: str, tables: Iterable[Any]) -> Iterator[Rows]:
+        """Arrow tables with named columns."""
+        before = 0
+        for table in tables:
+            columns, labelled = _choose_columns(name, table.column_names, self.numeric, self.categorical)
+            if self.labelled not in (None, labelled):
+                raise RequestError(f"found {name} {'with' if labelled else 'without'} a label, wanted it like the input before it")
+            self.labelled = labelled
+            arrays = [_plain(table[column].combine_chunks()) for column in columns]
+            named, split = list(zip(columns, arrays, strict=True)), self.numeric + labelled
+            values, bad = (np.stack(parts, axis=1) for parts in zip(*(_numbers(name, *column) for column in named[:split]), strict=True))
+            ids = np.stack([_hashed(name, *column, self.buckets) for column in named[split:]], axis=1)
+            piece = _Piece(name, before, len(table), np.arange(len(table)), [])
+            yield self._rows(piece, values, bad, ids, partial(_shown, arrays))
+            before += piece.count
+
+    def _lines(self, name: str, before: int, block: bytes) -> Rows:
+        """Split a block at tabs and line feeds, all its lines at once."""
+        data = np.frombuffer(_PAD + block, np.uint8)
+        marks = np.flatnonzero(data <= 10)
+        kinds = data[marks]
+        if kinds.min() < 9:  # other control characters are a category's own bytes
+            marks, kinds = marks[kinds >= 9], kinds[kinds >= 9]
+        breaks = np.flatnonzero(kinds == 10)
+        counts = np.diff(breaks, prepend=-1)
+        begins = np.concatenate([[len(_PAD)], marks[breaks[:-1]] + 1])
+        piece = self._piece(name, before, counts)
+        if piece.faults:
+            marks, begins = marks[np.repeat(np.isin(np.arange(piece.count), piece.right), counts)], begins[piece.right]
+        ends = marks.reshape(-1, self.width)
+        starts = np.empty_like(ends)
+        starts[:, 0], starts[:, 1:] = begins, ends[:, :-1] + 1
+        ends[:, -1] -= (ends[:, -1] > starts[:, -1]) & (data[ends[:, -1] - 1] == 13)  # CR LF
+        return self._cells(piece, data, starts, ends)
+
+    def _piece(self, name: str, before: int, counts: Ints) -> _Piece:
+        """Rows with these numbers of columns; the first row with a possible one decides about labels."""
+        fields = self.numeric + self.categorical
+        wanted = f"{fields + 1} (with label) or {fields} (without)"
+        if self.labelled is None:
+            known = counts[(counts == fields) | (counts == fields + 1)]
+            self.labelled = bool(known[0] > fields) if known.size else None
+        else:
+            wanted = f"{self.width}, {'with' if self.labelled else 'without'} a label like the rows before"
+        right = counts == self.width if self.labelled is not None else np.zeros(counts.shape, np.bool_)
+        faults = [
+            (int(row), "columns", f"found {counts[row]} column{'s' * (counts[row] != 1)}, wanted {wanted}")
+            for row in np.flatnonzero(~right)
+        ]
+        return _Piece(name, before, len(counts), np.flatnonzero(right), faults)
+
+    def _cells(self, piece: _Piece, data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Rows:
+        """Rows of the text cells `data[starts[i, j]:ends[i, j]]`."""
+        split = self.width - self.categorical
+        values, bad = _parse(data, starts[:, :split], ends[:, :split])
+        hashes = fingerprints(data, starts[:, split:].ravel(), (ends - starts)[:, split:].ravel())
+        ids = buckets_of(hashes, self.buckets).reshape(-1, self.categorical)
+        return self._rows(piece, values, bad, ids, lambda i, j: data[starts[i, j] : ends[i, j]].tobytes().decode("utf-8", "replace"))
+
+    def _rows(
+        self, piece: _Piece, values: Floats, bad: npt.NDArray[np.bool_], ids: npt.NDArray[np.int32], show: Callable[[int, int], Any]
+    ) -> Rows:
+        """Check labels and numbers, report the faults of the piece in order, keep the other rows."""
+        labelled, faults, right = bool(self.labelled), piece.faults, piece.right
+        if labelled:
+            bad[:, 0] |= (values[:, 0] != 0) & (values[:, 0] != 1)  # so is a missing one
+        wrong = bad.any(axis=1)
+        for row in np.flatnonzero(wrong).tolist():
+            column = int(np.argmax(bad[row]))
+            found = repr(show(row, column))[:60]
+            if labelled and column == 0:
+                faults.append((int(right[row]), "label", f"found label {found}, wanted 0 or 1"))
+            else:
+                faults.append((int(right[row]), "number", f"found {found} in column {column + 1}, wanted a number or nothing"))
+        for row, kind, message in sorted(faults):
+            message = f"{piece.name}:{piece.before + row + 1}: {message}"
+            if self.errors is None:
+                header = ", and no header line" if piece.before + row == 0 else ""
+                raise RequestError(f"{message}{header} (--on-error skip leaves such rows out)")
+            self.errors.add(kind, message)
+        if wrong.any():
+            values, ids, right = values[~wrong], ids[~wrong], right[~wrong]
+        index = self.seen + right
+        self.seen += piece.count
+        return Rows(np.ascontiguousarray(values[:, labelled:]), ids, values[:, 0].copy() if labelled else None, index)
+
+
+# ------------------------------------------------------------------------------------------------------------------ numbers
+
+_PAD = b"\xff" * 8  # in front of every buffer, so that the 8 bytes before any field's end can be read
+_NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?")
+_LARGEST = float(np.finfo(np.float32).max)
+_u64 = np.uint64
+
+
+def _parse(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Numbers `data[starts:ends]` (any shape) as float32, NaN where empty, and where the text is no number that float32 holds.
+
+    Up to eight digits are read as one 64-bit word and added up in three multiplications (the well-known SWAR method: D. Lemire,
+    "Quickly parsing eight digits", 2018); what is longer, signed or has a decimal point goes one by one.
+    """
+    bits = (ends - starts).astype(np.uint64) * _u64(8)
+    zeros = _u64(0x3030303030303030)
+    empty = _u64(64) - bits  # wraps around for longer fields, and numpy shifts everything out then
+    words = (overlapping(data, 8)[ends - 8] >> empty << empty) | (zeros >> bits)  # '0' in front of the field
+    words ^= zeros
+    plain = ((words + _u64(0x7676767676767676)) | words) & _u64(0x8080808080808080) == 0
+    words = words * _u64(10) + (words >> _u64(8))
+    mask = _u64(0x000000FF000000FF)
+    words = ((words & mask) * _u64(0x000F424000000064) + ((words >> _u64(16)) & mask) * _u64(0x0000271000000001)) >> _u64(32)
+    values = words.astype(np.float32)
+    values[bits == 0] = np.nan
+    bad = ~plain
+    if bad.any():
+        text, others = data.tobytes(), np.nonzero(bad)
+        found = [_number(text[start:end]) for start, end in zip(starts[others].tolist(), ends[others].tolist(), strict=True)]
+        values[others] = found
+        bad[others] = np.isnan(found)
+    return values, bad
+
+
+def _number(text: bytes) -> float:
+    value = float(text) if _NUMBER.fullmatch(text) else math.nan
+    return value if abs(value) <= _LARGEST else math.nan
+
+
+# ------------------------------------------------------------------------------------------------------------------ sources
+
+_BLOCK = 1 << 20  # bytes a block: its arrays stay near the cache, and numpy's overhead a call vanishes
+_LONGEST = 16 << 20  # bytes a line
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+_FILE_NAME = re.compile(r"\.(tsv|txt|csv|gz|parquet)$", re.IGNORECASE)
+
+
+def _is_row(source: Any) -> bool:
+    """Whether an element of the input is a raw row rather than the name of a source."""
+    return "\t" in source if isinstance(source, str) else not isinstance(source, os.PathLike)
+
+
+def _joined(rows: Any) -> bytes | None:
+    """Raw rows as one block of lines; None where one is no text or has a line break of its own."""
+    if all(isinstance(row, str) for row in rows):
+        block = "\n".join(rows).encode("utf-8", "surrogateescape") + b"\n"
+    elif all(isinstance(row, bytes) for row in rows):
+        block = b"\n".join(rows) + b"\n"
+    else:
+        return None
+    return block if block.count(b"\n") == len(rows) else None
+
+
+def _values(row: Any, position: int) -> list[bytes]:
+    """Fields of one raw row in memory."""
+    if isinstance(row, str):
+        row = row.encode("utf-8", "surrogateescape")
+    if isinstance(row, bytes):
+        return row.removesuffix(b"\n").removesuffix(b"\r").split(b"\t")
+    if not isinstance(row, Sequence | np.ndarray):
+        raise RequestError(f"rows:{position + 1}: found {type(row).__name__}, wanted tab separated text or a sequence of values")
+    return [_bytes(value) for value in row]
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        if value is None or (isinstance(value, float | np.floating) and math.isnan(value)):
+            return b""
+        value = str(int(value)) if isinstance(value, bool | np.bool_) else str(value)
+    encoded: bytes = value.encode("utf-8", "surrogateescape")
+    return encoded
+
+
+def _find(source: Any) -> tuple[str, str, Any]:
+    """Name, kind and place of a source, without opening it. Raises RequestError where there is none."""
+    if not isinstance(source, str | os.PathLike):
+        raise RequestError(f"found {type(source).__name__} among the sources, wanted paths only or rows only")
+    name = os.fspath(source)
+    path = Path(name)
+    if name == "-":
+        return "stdin", "text", None
+    if path.is_dir():
+        if _is_saved(path):
+            return name, "saved", (path, None)
+        raise RequestError(f"found the folder {name}, wanted files (such as {name}/*) or a folder written by datasets.save_to_disk")
+    if path.exists():
+        return (name, "parquet", (path,)) if _is_parquet(path) else (name, "text", path)
+    folder, _, split = name.rpartition(":")
+    if folder and _is_saved(Path(folder)):
+        return name, "saved", (Path(folder), split)
+    if _HUB_ID.fullmatch(name) and not _FILE_NAME.search(name) and not name.startswith("."):
+        repository, _, split = name.partition(":")
+        return name, "hub", (repository, split)
+    raise RequestError(f"found no file {name}, wanted a TSV (plain or .gz) or .parquet file, a saved data set, - or a hub id org/name")
+
+
+def _is_saved(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
+
+
+def _is_parquet(path: Path) -> bool:
+    if path.suffix == ".parquet" or not path.is_file():  # a pipe can be read only once
+        return path.suffix == ".parquet"
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+class _Rejoined:
+    """A binary stream whose first bytes were read already."""
+
+    def __init__(self, head: bytes, stream: Any) -> None:
+        self.head, self.stream = head, stream
+
+    def read(self, size: int = -1) -> bytes:
+        head, self.head = self.head, b""
+        data: bytes = head or self.stream.read(size)
+        return data
+
+
+def _blocks(name: str, path: Path | None) -> Iterator[bytes]:
+    """Whole lines of a text file (None: stdin) in blocks of about `_BLOCK` bytes, unpacked if it is gzip."""
+    tail = b""
+    some = False
+    try:
+        with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as raw:
+            head = raw.read(2)
+            stream: Any = _Rejoined(head, raw)
+            if head == b"\x1f\x8b":
+                stream = gzip.GzipFile(fileobj=stream)
+            while data := stream.read(_BLOCK):
+                some = True
+                cut = data.rfind(b"\n") + 1
+                if cut:
+                    yield tail + data[:cut]
+                    tail = data[cut:]
+                else:
+                    tail += data
+                if len(tail) > _LONGEST:
+                    raise RequestError(f"found a line of over {_LONGEST >> 20} MB in {name}, wanted tab separated text")
+    except EOFError as error:
+        raise RequestError(f"found {name} cut short (its gzip data end early), wanted the whole file: copy it again") from error
+    except (OSError, zlib.error) as error:
+        raise RequestError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    if not some:
+        raise RequestError(f"found {name} empty, wanted at least one row")
+    if tail:
+        yield tail + b"\n"
+
+
+def _parquet(name: str, path: Path) -> Iterator[Any]:
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            if not file.metadata.num_rows:
+                raise RequestError(f"found {name} empty, wanted at least one row")
+            for batch in file.iter_batches(batch_size=16384):
+                yield pa.Table.from_batches([batch])
+    except (pa.ArrowException, OSError) as error:
+        raise RequestError(f"cannot read {name}: {_first_line(error)}") from error
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise RequestError('reading a data set needs the datasets library: pip install "int8-zoo[train]"') from error
+    return datasets
+
+
+def _saved(name: str, path: Path, split: str | None) -> Iterator[Any]:
+    datasets = _datasets()
+    try:
+        found = datasets.load_from_disk(str(path))
+    except Exception as error:
+        raise RequestError(f"cannot read the data set {name}: {_first_line(error)}") from error
+    return _iterate(name, found, split)
+
+
+def _hub(name: str, repository: str, split: str) -> Iterator[Any]:
+    if os.environ.get("ZOO_OFFLINE", "0") not in ("", "0"):
+        raise RequestError(f"found no file {name}, and ZOO_OFFLINE forbids to look for it on the hub")
+    datasets = _datasets()
+    try:
+        found = datasets.load_dataset(repository, split=split or None, streaming=True)
+    except Exception as error:  # dozens of types: no such data set, no such split, no network
+        raise RequestError(f"found neither a file {name} nor that data set on the hub: {_first_line(error)}") from error
+    return _iterate(name, found, None)
+
+
+def _iterate(name: str, found: Any, split: str | None) -> Iterator[Any]:
+    """Arrow tables of the only split, or of the one named."""
+    if isinstance(found, dict):
+        if (len(found) > 1) if split is None else (split not in found):
+            raise RequestError(
+                f"found the splits {', '.join(found)} in {name}, wanted one of them: {name.partition(':')[0]}:{next(iter(found))}"
+            )
+        found = found[split or next(iter(found))]
+    elif split is not None:
+        raise RequestError(f"found no splits in {name}, wanted the folder without :{split}")
+    empty = True
+    try:
+        for table in found.with_format("arrow").iter(batch_size=16384):
+            empty = False
+            yield table
+    except Exception as error:
+        raise ZooError(f"reading {name} failed: {_first_line(error)}; try again") from error
+    if empty:
+        raise RequestError(f"found {name} empty, wanted at least one row")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+_TABLES: dict[str, Callable[..., Iterator[Any]]] = {"parquet": _parquet, "saved": _saved, "hub": _hub}
+
+
+def _choose_columns(name: str, names: list[str], numeric: int, categorical: int) -> tuple[list[str], bool]:
+    """Columns of a table in the order of a row, and whether the first is the label."""
+    lower = {column.lower(): column for column in names}
+
+    def numbered(count: int, *prefixes: str) -> list[str]:
+        wanted = ([f"{prefix}{i}" for i in range(1, count + 1)] for prefix in prefixes)
+        return next(([lower[key] for key in keys] for keys in wanted if all(key in lower for key in keys)), [])
+
+    numbers, categories = numbered(numeric, "i", "integer_feature_"), numbered(categorical, "c", "categorical_feature_")
+    if numbers and categories:
+        label = [lower[key] for key in ("label", "click", "clicked") if key in lower][:1]
+        return label + numbers + categories, bool(label)
+    if len(names) in (numeric + categorical, numeric + categorical + 1):
+        return names, len(names) > numeric + categorical
+    raise RequestError(f"found the columns {', '.join(names)[:80]} in {name}, wanted label, I1 to I{numeric} and C1 to C{categorical}")
+
+
+def _plain(array: Any) -> Any:
+    """An Arrow array without dictionary, and its text as large_binary."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        array = array.dictionary_decode()
+        kind = array.type
+    text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_string_view, pa.types.is_binary_view)
+    return array.cast(pa.large_binary()) if any(test(kind) for test in text) or pa.types.is_null(kind) else array
+
+
+def _shown(arrays: list[Any], row: int, column: int) -> Any:
+    value = arrays[column][row].as_py()
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _numbers(name: str, column: str, array: Any) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """A column as float32 [n], NaN where null, NaN or "", and where it holds no number."""
+    kind = array.type
+    if pa.types.is_large_binary(kind):
+        array = array.fill_null(b"")
+        _, offsets, data = array.buffers()
+        ends = np.frombuffer(offsets or b"", np.int64)[array.offset : array.offset + len(array) + 1] + len(_PAD)
+        return _parse(np.frombuffer(_PAD + (data.to_pybytes() if data else b""), np.uint8), ends[:-1], ends[1:])
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind)):
+        raise RequestError(f"found {kind} in the column {column} of {name}, wanted numbers")
+    with np.errstate(over="ignore"):
+        values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float32)
+    return values, np.isinf(values)
+
+
+def _hashed(name: str, column: str, array: Any, buckets: int) -> npt.NDArray[np.int32]:
+    """A column as int32 [n] buckets; integers count as their decimal text."""
+    if pa.types.is_integer(array.type):
+        array = array.cast(pa.string())
+    elif not pa.types.is_large_binary(array.type):
+        raise RequestError(f"found {array.type} in the column {column} of {name}, wanted text or whole numbers")
+    return hash_buckets(array, buckets)

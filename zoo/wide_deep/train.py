@@ -1,0 +1,476 @@
+"""Train Wide & Deep (Cheng et al. 2016) with Keras: early stopping on the log's last rows, then once more on all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines import graph
+from pipelines.errors import RequestError
+from pipelines.evaluate import click_metrics
+from pipelines.files import read_json, replacing, sha256, write_json
+from pipelines.progress import progress
+from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, ErrorLog, Features, Rows, fit, read_rows
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN announces itself on stderr and brings this small model nothing
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+Floats = npt.NDArray[np.float32]
+Batch = tuple[npt.NDArray[np.int32], Floats, Floats]  # ids [n, categorical], numbers [n, numeric], labels [n]
+Weights = Mapping[str, Floats]  # by variable path
+
+WEIGHTS, STATE = "model.weights.h5", "checkpoint/state.npz"
+CALIBRATION_ROWS = 4096
+BLOCK_ROWS = 4_000_000  # rows in memory at once, about 160 bytes each: smaller data is read once, larger data once an epoch
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The training recipe.
+
+    validation: how many of the log's last rows are held out, a count or a share below 1. patience: epochs without a lower held-out
+    LogLoss that end the search. refit: train once more from the start on all rows, for as many epochs as were best.
+    ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept.
+    l2_*: weigh the squared distance of all embeddings, wide weights and kernels from 0 (from the starting weights in fine-tuning)
+    against the *sum* of the rows' losses, as a Gaussian prior does, so that they hold for any number of rows.
+    Raises RequestError for values out of range.
+    """
+
+    numeric: int = NUMERIC
+    categorical: int = CATEGORICAL
+    buckets: int = BUCKETS
+    embedding_size: int = 32
+    hidden: tuple[int, ...] = (1024, 512, 256)
+    epochs: int = 40
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    dropout: float = 0.3
+    ema: float = 0.98
+    l2_embeddings: float = 2500.0
+    l2_wide: float = 8.0
+    l2_kernels: float = 0.25
+    patience: int = 5
+    validation: float = 1500.0
+    refit: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        shares, others = ("dropout", "ema"), ("l2_embeddings", "l2_wide", "l2_kernels", "seed", "refit")
+        wrong = [f"{name} {value}" for name, value in asdict(self).items() if name in shares and not 0 <= value < 1]
+        wrong += [f"{name} {value}" for name, value in asdict(self).items() if name in others and not value >= 0]
+        rest = {name: value for name, value in asdict(self).items() if name not in (*shares, *others)}
+        wrong += [f"{name} {value}" for name, value in rest.items() if not np.min(value, initial=np.inf) > 0]
+        if wrong:
+            raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
+
+
+TRAIN = TrainConfig()
+# Fine-tuning starts near a good minimum: small steps keep it there, and the prior then holds the tables at the starting weights
+# instead of at 0 (L2-SP, Li et al. 2018). A share is held out, because own data may have fewer rows than the recipe's 1,500.
+FINETUNE = TrainConfig(learning_rate=1e-4, validation=0.15)
+
+
+class Tables(keras.layers.Layer):  # type: ignore[misc]
+    """One table a field: int32 [n, fields] -> a list of float32 [n, size]. The variables are called `<layer>/C<field>/<variable>`."""
+
+    def __init__(self, fields: int, buckets: int, size: int, variable: str, initializer: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.tables = [_Table((buckets, size), variable, initializer, name=f"C{i + 1}") for i in range(fields)]
+
+    def build(self, shape: Any) -> None:
+        """Make the variables."""
+        for table in self.tables:
+            table.build(shape)
+
+    def call(self, ids: Any) -> Any:
+        """Look every field up in its table."""
+        return [table(ids[:, i]) for i, table in enumerate(self.tables)]
+
+
+class _Table(keras.layers.Layer):  # type: ignore[misc]
+    """keras.layers.Embedding without its wrap of negative ids, which is half of the operators of a frozen graph."""
+
+    def __init__(self, shape: tuple[int, int], variable: str, initializer: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.settings = {"shape": shape, "name": variable, "initializer": initializer}
+
+    def build(self, shape: Any) -> None:
+        self.table = self.add_weight(**self.settings)
+
+    def call(self, ids: Any) -> Any:
+        return tf.gather(self.table, ids)
+
+
+def build_model(features: Features, config: TrainConfig) -> keras.Model:
+    """Build the network of Cheng et al. 2016, figure 4, with fresh weights from Keras' global seed.
+
+    Inputs `ids` int32 [n, 26] and `numbers` float32 [n, 13]; output `probability` float32 [n, 1]. Variables: `deep/C<i>/embeddings`
+    [buckets, embedding_size], `wide/C<i>/weights` [buckets, 1], `hidden_<k>/kernel` and `/bias`, `deep_logit/kernel` and `/bias`.
+    """
+    fields = features.categorical
+    ids = keras.Input((fields,), dtype="int32", name="ids")
+    numbers = keras.Input((features.numeric,), dtype="float32", name="numbers")
+    embeddings = Tables(fields, features.buckets, config.embedding_size, "embeddings", "uniform", name="deep")(ids)
+    hidden = keras.layers.Concatenate(name="features")([*embeddings, numbers])
+    for k, size in enumerate(config.hidden):
+        hidden = keras.layers.Dense(size, activation="relu", name=f"hidden_{k}")(hidden)
+        hidden = keras.layers.Dropout(config.dropout, name=f"dropout_{k}")(hidden)
+    deep = keras.layers.Dense(1, name="deep_logit")(hidden)
+    wide = Tables(fields, features.buckets, 1, "weights", "zeros", name="wide")(ids)
+    logit = keras.layers.Add(name="logit")([deep, *wide])
+    return keras.Model([ids, numbers], keras.layers.Activation("sigmoid", name="probability")(logit), name="wide_deep")
+
+
+def assign(model: keras.Model, weights: Weights) -> None:
+    """Set the model's weights by variable path. Raises RequestError naming every weight that is missing or has another shape."""
+    wrong = [
+        f"{variable.path} {list(weights[variable.path].shape) if variable.path in weights else 'missing'}, wanted {list(variable.shape)}"
+        for variable in model.weights
+        if variable.path not in weights or weights[variable.path].shape != tuple(variable.shape)
+    ]
+    if wrong:
+        raise RequestError(f"found weights of another model: {'; '.join(wrong)}")
+    for variable in model.weights:
+        variable.assign(weights[variable.path])
+
+
+class Log:
+    """A labelled log in its order: held in memory up to `BLOCK_ROWS` rows, read again from its source every time beyond."""
+
+    def __init__(self, data: Any, counts: Counts, on_error: str) -> None:
+        self.data, self.options = data, dict[str, Any](on_error=on_error, **counts)
+        self.rows, self.errors, digest = 0, ErrorLog(), hashlib.sha256()
+        kept: list[Rows] = []
+        with progress("reading") as advance:
+            for rows in read_rows(data, errors=self.errors, **self.options):
+                if rows.labels is None:
+                    raise RequestError("found rows without labels, wanted a label (0 or 1) in front of every row to train on")
+                for array in (rows.labels, rows.numbers, rows.ids):
+                    digest.update(array.tobytes())
+                self.rows += len(rows)
+                kept = [*kept, rows] if self.rows <= BLOCK_ROWS else []
+                advance(len(rows))
+        if not self.rows:
+            raise RequestError(f"found no rows to train on ({self.errors})")
+        self.digest = digest.hexdigest()
+        self.memory = Rows.concatenate(kept) if kept else None
+
+    def part(self, start: int, stop: int) -> Iterator[Rows]:
+        """Rows [start, stop) in pieces of any size."""
+        position = 0
+        for rows in [self.memory] if self.memory else read_rows(self.data, **self.options):
+            piece = rows[max(start - position, 0) : max(stop - position, 0)]
+            if len(piece):
+                yield piece
+            position += len(rows)
+            if position >= stop:
+                return
+
+    def batches(self, stop: int, features: Features, size: int, seed: Sequence[int]) -> Iterator[Batch]:
+        """The first `stop` rows once, shuffled within blocks of about `BLOCK_ROWS` rows."""
+        random = np.random.default_rng(seed)
+        for block in _blocks(self.part(0, stop)):
+            inputs, order = features.encode(block), random.permutation(len(block))
+            assert block.labels is not None
+            for begin in range(0, len(order), size):
+                some = order[begin : begin + size]
+                yield inputs["ids"][some], inputs["numbers"][some], block.labels[some]
+
+
+def _blocks(pieces: Iterable[Rows]) -> Iterator[Rows]:
+    waiting: list[Rows] = []
+    for piece in pieces:
+        waiting.append(piece)
+        if sum(map(len, waiting)) >= BLOCK_ROWS:
+            yield Rows.concatenate(waiting)
+            waiting = []
+    if waiting:
+        yield Rows.concatenate(waiting)
+
+
+class Trainer:
+    """A model in training on `rows` rows, the running average of its weights and its optimizer: all that a checkpoint holds."""
+
+    def __init__(self, features: Features, config: TrainConfig, rows: int, start: Weights | None) -> None:
+        keras.utils.set_random_seed(config.seed)
+        self.model, self.average = build_model(features, config), build_model(features, config)
+        if start is not None:
+            assign(self.model, start)
+        self.average.set_weights(self.model.get_weights())
+        self.optimizer = keras.optimizers.Adam(config.learning_rate)
+        self.optimizer.build(self.model.trainable_variables)
+        logits = keras.Model(self.model.inputs, self.model.get_layer("logit").output)
+        weights, means = self.model.trainable_variables, self.average.trainable_variables
+        kinds = {"embeddings": config.l2_embeddings, "weights": config.l2_wide, "kernel": config.l2_kernels}  # biases are free
+
+        def pull(weight: Any, gradient: Any) -> Any:
+            """Dense gradient plus that of l2 |weight - start|^2: of the whole table, not only of the batch's rows of it."""
+            strength = 2 * kinds.get(weight.name, 0.0) / rows  # the loss is a mean over rows
+            return tf.convert_to_tensor(gradient) + strength * (weight - (start[weight.path] if start else 0.0))
+
+        @tf.function(input_signature=_signature(features, labels=True))  # type: ignore[untyped-decorator]
+        def step(ids: Any, numbers: Any, labels: Any) -> Any:
+            with tf.GradientTape() as tape:
+                losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits([ids, numbers], training=True)[:, 0])
+                loss = tf.reduce_mean(losses)
+            gradients = tape.gradient(loss, weights)
+            self.optimizer.apply([pull(weight, gradient) for weight, gradient in zip(weights, gradients, strict=True)], weights)
+            steps = tf.cast(self.optimizer.iterations, tf.float32)
+            keep = tf.minimum(config.ema, (1 + steps) / (10 + steps))  # forget the first weights quickly
+            for mean, weight in zip(means, weights, strict=True):
+                mean.assign_add((weight - mean) * (1 - keep))
+            return tf.reduce_sum(losses)
+
+        self.step = step
+        self.predict = tf.function(lambda ids, numbers: self.average([ids, numbers])[:, 0], input_signature=_signature(features))
+
+    @property
+    def variables(self) -> list[Any]:
+        """Everything that training changes, the dropout's random state as well."""
+        return [*self.model.variables, *self.optimizer.variables, *self.average.weights]
+
+    def restore(self, values: Sequence[Any]) -> None:
+        """Set `variables`."""
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(value)
+
+    def epoch(self, title: str, rows: int, batches: Iterable[Batch]) -> float:
+        """Train on every batch once; returns the mean training loss (with dropout, without the prior)."""
+        total = 0.0
+        with progress(title, rows) as advance:
+            for ids, numbers, labels in batches:
+                total += float(self.step(ids, numbers, labels))
+                advance(len(labels))
+        return total / rows
+
+    def evaluate(self, held_out: Batch) -> dict[str, float]:
+        """AUC and LogLoss of the averaged weights."""
+        ids, numbers, labels = held_out
+        scores = [self.predict(ids[i : i + 4096], numbers[i : i + 4096]) for i in range(0, len(labels), 4096)]
+        return click_metrics(labels, np.concatenate(scores))
+
+
+def _signature(features: Features, labels: bool = False) -> list[Any]:
+    ids, numbers = (None, features.categorical), (None, features.numeric)
+    inputs = [tf.TensorSpec(ids, tf.int32, name="ids"), tf.TensorSpec(numbers, tf.float32, name="numbers")]
+    return [*inputs, tf.TensorSpec((None,), tf.float32, name="labels")] if labels else inputs
+
+
+def train(
+    data: Any,
+    output: str | Path,
+    *,
+    config: TrainConfig | None = None,
+    resume: bool = False,
+    start_from: str | Path | None = None,
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Train on labelled rows (whatever `read_rows` takes) in time order; returns {"auc", "logloss", "accuracy"} on the held-out last ones.
+
+    `output` gets model.weights.h5, preprocessing.json, train.json, learning_curve.png, calibration.npz (`CALIBRATION_ROWS` training
+    samples, preprocessed) and, after every epoch, checkpoint/state.npz, from which `resume` goes on to the same result. One seed gives
+    the same weights on one machine. `start_from` is a model folder whose weights (fp32.onnx), sizes and preprocessing are taken over;
+    `config` is then `FINETUNE` unless given, else `TRAIN`. With `refit`, metrics and history are those of the search, whose held-out rows the
+    final model has seen. Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
+    """
+    output, state_file = Path(output), Path(output) / STATE
+    if resume and not state_file.is_file():
+        raise RequestError(f"found no {STATE} in {output} to resume from; train without --resume")
+    if not resume and output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with --resume")
+    config = config or (FINETUNE if start_from else TRAIN)
+    start, features = None, None
+    if start_from is not None:
+        start, features, config = _start(Path(start_from), config)
+    tf.config.experimental.enable_op_determinism()
+    log = Log(data, Counts(numeric=config.numeric, categorical=config.categorical, buckets=config.buckets), on_error)
+    split = log.rows - round(config.validation if config.validation >= 1 else config.validation * log.rows)
+    if not 0 < split < log.rows:
+        raise RequestError(
+            f"found {log.rows} rows, wanted more than the {config.validation:g} held out; set validation to a share such as 0.15"
+        )
+    features = features or fit(log.part(0, split), buckets=config.buckets)
+    last = Rows.concatenate(list(log.part(split, log.rows)))
+    inputs = features.encode(last)
+    assert last.labels is not None
+    held_out = inputs["ids"], inputs["numbers"], last.labels
+    if len(set(last.labels.tolist())) < 2:
+        raise RequestError(
+            f"found only label {last.labels[0]:.0f} in the {len(last)} held-out rows, wanted both (AUC); set validation to more rows"
+        )
+
+    run = {"config": asdict(config) | {"hidden": list(config.hidden)}, "data": log.digest, "start": _digest(start)}
+    saved = _Checkpoint.load(state_file, run) if resume else _Checkpoint(run)
+
+    def fit_epochs(rows: int, epochs: int) -> Trainer:
+        """Train on the first `rows` rows up to epoch `epochs`; while searching evaluate, keep the best, and stop early."""
+        trainer, searching = Trainer(features, config, rows, start), saved.phase == "search"
+        if saved.variables:
+            trainer.restore(saved.variables)
+        saved.save(state_file, trainer)
+        while saved.epoch < epochs and not (searching and saved.stale >= config.patience):
+            saved.epoch += 1
+            batches = log.batches(rows, features, config.batch_size, [config.seed, saved.epoch])
+            loss = trainer.epoch(f"{saved.phase}: epoch {saved.epoch} of {epochs}", rows, batches)
+            if searching:
+                saved.note({"epoch": saved.epoch, "train_logloss": loss, **trainer.evaluate(held_out)}, trainer.average.get_weights())
+            saved.save(state_file, trainer)
+        return trainer
+
+    rows = split
+    if saved.phase == "search":
+        model = fit_epochs(split, config.epochs).average
+        model.set_weights(saved.best_weights)
+        if config.refit:
+            saved.phase, saved.epoch, saved.variables = "refit", 0, []
+    if saved.phase == "refit":
+        rows = log.rows
+        model = fit_epochs(rows, saved.best["epoch"]).average
+
+    with tempfile.TemporaryDirectory(dir=output, prefix=".") as scratch:  # Keras insists on the ending .weights.h5
+        model.save_weights(Path(scratch) / WEIGHTS)
+        (Path(scratch) / WEIGHTS).replace(output / WEIGHTS)
+    write_json(output / "preprocessing.json", features.to_json())
+    with replacing(output / "calibration.npz") as temporary:
+        np.savez(temporary, **_sample(log.part(0, rows), rows, features, config.seed))
+    _plot(output / "learning_curve.png", saved.history, saved.best)
+    metrics = {name: saved.best[name] for name in ("auc", "logloss", "accuracy")}
+    sources = [Path(each) for each in ([data] if isinstance(data, str | os.PathLike) else data) if isinstance(each, str | os.PathLike)]
+    record = {
+        "config": run["config"],
+        "features": features.to_json(),
+        "metrics": metrics,
+        "rows": {"train": split, "held_out": log.rows - split, "final": rows, "left_out": log.errors.total},
+        "epochs": saved.best["epoch"],
+        "history": saved.history,
+        "seed": config.seed,
+        "data": [{"file": path.name, "sha256": sha256(path)} for path in sources if path.is_file()],
+        "versions": {name: version(name) for name in ("keras", "numpy")}
+        | {"tensorflow": tf.__version__, "python": platform.python_version()},
+    }
+    write_json(output / "train.json", record)
+    return metrics
+
+
+@dataclass
+class _Checkpoint:
+    """Where a run stands. `phase` is search or refit; `variables` are the trainer's, in its order."""
+
+    run: dict[str, Any]
+    phase: str = "search"
+    epoch: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, Any] = field(default_factory=dict)
+    best_weights: list[Any] = field(default_factory=list)
+    variables: list[Any] = field(default_factory=list)
+
+    @property
+    def stale(self) -> int:
+        """Epochs since the best one."""
+        return self.epoch - self.best["epoch"] if self.best else 0
+
+    def note(self, found: dict[str, Any], weights: list[Any]) -> None:
+        """Add an epoch to the history; the lowest LogLoss is the best."""
+        self.history.append(found)
+        if not self.best or found["logloss"] < self.best["logloss"]:
+            self.best, self.best_weights = found, weights
+
+    def save(self, path: Path, trainer: Trainer) -> None:
+        """Write everything, whole or not at all."""
+        arrays = {f"variable{i}": variable.numpy() for i, variable in enumerate(trainer.variables)}
+        arrays |= {f"best{i}": array for i, array in enumerate(self.best_weights)}
+        text = json.dumps({name: getattr(self, name) for name in ("run", "phase", "epoch", "history", "best")})
+        with replacing(path) as temporary:
+            np.savez(temporary, state=np.array(text), **arrays)
+
+    @classmethod
+    def load(cls, path: Path, run: dict[str, Any]) -> _Checkpoint:
+        """Read a checkpoint of the run `run`. Raises RequestError where it is broken or another run's, naming what differs."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                state = json.loads(str(file["state"]))
+                lists = [[file[name] for name in file.files if name.startswith(kind)] for kind in ("best", "variable")]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise RequestError(f"cannot read the checkpoint {path} ({error}); train again into an empty folder") from error
+        kept = state["run"]
+        different = [
+            f"{name} {kept['config'].get(name)} (now {value})" for name, value in run["config"].items() if kept["config"].get(name) != value
+        ]
+        different += [f"other {name}" for name in ("data", "start") if kept[name] != run[name]]
+        if different:
+            raise RequestError(
+                f"found a checkpoint in {path} made with {', '.join(different)}; resume with the same, or train into an empty folder"
+            )
+        return cls(**state, best_weights=lists[0], variables=lists[1])
+
+
+def _start(folder: Path, config: TrainConfig) -> tuple[dict[str, Any], Features, TrainConfig]:
+    """Weights, preprocessing and sizes of the model to start from."""
+    own = folder / "preprocessing.json"
+    features = Features.from_json(read_json(own) if own.is_file() else read_json(folder / "card.json").get("preprocessing"))
+    model = graph.load(folder / "fp32.onnx")
+    graph.expand_fp16(model)
+    weights = {name: value.const_value.numpy() for name, value in model.graph.initializers.items() if value.const_value is not None}
+    hidden = [weights[f"hidden_{k}/kernel"].shape[1] for k in range(len(weights)) if f"hidden_{k}/kernel" in weights]
+    if "deep/C1/embeddings" not in weights or not hidden:
+        raise RequestError(
+            f"found no Wide & Deep weights in {folder / 'fp32.onnx'}; start from a folder that zoo train or zoo download wrote"
+        )
+    size = weights["deep/C1/embeddings"].shape[1]
+    return weights, features, replace(config, hidden=tuple(hidden), embedding_size=size, **features.counts)
+
+
+def _digest(start: Weights | None) -> str | None:
+    if start is None:
+        return None
+    digest = hashlib.sha256()
+    for name in sorted(start):
+        digest.update(start[name].tobytes())
+    return digest.hexdigest()
+
+
+def _sample(pieces: Iterable[Rows], rows: int, features: Features, seed: int) -> dict[str, npt.NDArray[Any]]:
+    """Inputs of up to `CALIBRATION_ROWS` of the rows, drawn without replacement, in their order."""
+    chosen = np.sort(np.random.default_rng(seed).choice(rows, min(rows, CALIBRATION_ROWS), replace=False))
+    parts, position = [], 0
+    for piece in pieces:
+        inside = chosen[(chosen >= position) & (chosen < position + len(piece))] - position
+        parts.append({name: array[inside] for name, array in features.encode(piece).items()})
+        position += len(piece)
+    return {name: np.concatenate([part[name] for part in parts]) for name in ("ids", "numbers")}
+
+
+def _plot(path: Path, history: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    epochs, left = [each["epoch"] for each in history], figure.subplots()
+    right = left.twinx()
+    for axes, key, label, style in (
+        (left, "train_logloss", "training", "C0--"),
+        (left, "logloss", "held out", "C0-"),
+        (right, "auc", "AUC, held out", "C1-"),
+    ):
+        axes.plot(epochs, [each[key] for each in history], style, label=label)
+    left.axvline(best["epoch"], color="grey", linewidth=0.8)
+    left.set(xlabel="epoch", ylabel="LogLoss")
+    right.set(ylabel="AUC")
+    figure.legend(loc="outside upper center", ncols=3)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, metadata={"Software": None})
