@@ -52,7 +52,8 @@ def writing(output: str | Path, columns: Mapping[str, Any]) -> Iterator[Callable
 def _csv(sink: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
     import pyarrow.csv as csv
 
-    with csv.CSVWriter(sink, schema) as writer:
+    sink.write((",".join(schema.names) + "\n").encode())  # pyarrow would quote the names
+    with csv.CSVWriter(sink, schema, write_options=csv.WriteOptions(include_header=False)) as writer:
         yield lambda rows: writer.write_batch(_batch(rows, schema))
 
 

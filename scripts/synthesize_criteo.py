@@ -111,7 +111,7 @@ def _sigmoid(logits: Array) -> Array:
 
 def _intercept(click_rate: float) -> float:
     """The constant that makes the mean probability `click_rate`, by bisection on rows that are never written."""
-    logits = np.concatenate([_draw(_CALIBRATION, index)[1] for index in range(4)])
+    logits = np.concatenate([_draw(_CALIBRATION, index)[1] for index in range(2)])
     low, high = -30.0, 30.0
     for _ in range(50):
         middle = (low + high) / 2

@@ -10,25 +10,22 @@ category, and line numbers are those of the file (pyarrow turns an empty line in
 
 from __future__ import annotations
 
-import gzip
 import math
 import os
 import re
-import sys
-import zlib
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.errors import RequestError, ZooError
+from pipelines.errors import RequestError
+from zoo.wide_deep import sources as places
 from zoo.wide_deep.hashing import buckets_of, fingerprints, hash_buckets, overlapping
 
 NUMERIC, CATEGORICAL, BUCKETS = 13, 26, 1000
@@ -172,12 +169,10 @@ class Features:
         out = np.empty(numbers.shape, np.float32)
         for begin in range(0, len(out), 4096):  # rows at a time that stay in the cache
             values = _log(numbers[begin : begin + 4096])
-            missing = np.isnan(values)
             np.clip(values, lo, hi, out=values)
             values -= lo
             values /= span
-            np.copyto(values, fill, where=missing)
-            out[begin : begin + 4096] = values
+            out[begin : begin + 4096] = np.where(np.isnan(values), fill, values)
         return out
 
     def encode(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
@@ -267,7 +262,7 @@ def read_rows(
     if _is_row(sources[0]):
         return _batches(reader.memory(sources), batch_rows, log)
     try:
-        opened = [_find(source) for source in sources]  # a file that is missing shows before the first one is read
+        opened = [places.find(source) for source in sources]  # a file that is missing shows before the first one is read
     except OSError as error:
         raise RequestError(f"cannot read {error.filename}: {error.strerror}") from error
     return _batches((rows for name, kind, place in opened for rows in reader.source(name, kind, place)), batch_rows, log)
@@ -314,7 +309,7 @@ class _Reader:
         return self.numeric + self.categorical + bool(self.labelled)
 
     def source(self, name: str, kind: str, place: Any) -> Iterator[Rows]:
-        return self.text(name, _blocks(name, place)) if kind == "text" else self.tables(name, _TABLES[kind](name, *place))
+        return self.text(name, places.blocks(name, place)) if kind == "text" else self.tables(name, places.tables(name, kind, place))
 
     def text(self, name: str, blocks: Iterable[bytes]) -> Iterator[Rows]:
         """Blocks of whole lines."""
@@ -373,25 +368,25 @@ class _Reader:
 
     def _piece(self, name: str, before: int, counts: Ints) -> _Piece:
         """Rows with these numbers of columns; the first row with a possible one decides about labels."""
-        fields = self.numeric + self.categorical
-        wanted = f"{fields + 1} (with label) or {fields} (without)"
+        fields, first = self.numeric + self.categorical, 0
         if self.labelled is None:
-            known = counts[(counts == fields) | (counts == fields + 1)]
-            self.labelled = bool(known[0] > fields) if known.size else None
-        else:
-            wanted = f"{self.width}, {'with' if self.labelled else 'without'} a label like the rows before"
+            known = np.flatnonzero((counts == fields) | (counts == fields + 1))
+            first = int(known[0]) if known.size else len(counts)
+            self.labelled = bool(counts[first] > fields) if known.size else None
         right = counts == self.width if self.labelled is not None else np.zeros(counts.shape, np.bool_)
-        faults = [
-            (int(row), "columns", f"found {counts[row]} column{'s' * (counts[row] != 1)}, wanted {wanted}")
-            for row in np.flatnonzero(~right)
-        ]
+        either = f"{fields + 1} (with label) or {fields} (without)"
+        wanted = f"{self.width}, {'with' if self.labelled else 'without'} a label like the rows before"
+        faults = []
+        for row in np.flatnonzero(~right).tolist():
+            found = "1 column" if counts[row] == 1 else f"{counts[row]} columns"
+            faults.append((row, "columns", f"found {found}, wanted {either if row < first else wanted}"))
         return _Piece(name, before, len(counts), np.flatnonzero(right), faults)
 
     def _cells(self, piece: _Piece, data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Rows:
         """Rows of the text cells `data[starts[i, j]:ends[i, j]]`."""
         split = self.width - self.categorical
         values, bad = _parse(data, starts[:, :split], ends[:, :split])
-        hashes = fingerprints(data, starts[:, split:].ravel(), (ends - starts)[:, split:].ravel())
+        hashes = fingerprints(data, starts[:, split:].ravel(), (ends[:, split:] - starts[:, split:]).ravel())
         ids = buckets_of(hashes, self.buckets).reshape(-1, self.categorical)
         return self._rows(piece, values, bad, ids, lambda i, j: data[starts[i, j] : ends[i, j]].tobytes().decode("utf-8", "replace"))
 
@@ -405,7 +400,7 @@ class _Reader:
         wrong = bad.any(axis=1)
         for row in np.flatnonzero(wrong).tolist():
             column = int(np.argmax(bad[row]))
-            found = repr(show(row, column))[:60]
+            found = reprlib.repr(show(row, column))
             if labelled and column == 0:
                 faults.append((int(right[row]), "label", f"found label {found}, wanted 0 or 1"))
             else:
@@ -434,27 +429,41 @@ _u64 = np.uint64
 def _parse(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Numbers `data[starts:ends]` (any shape) as float32, NaN where empty, and where the text is no number that float32 holds.
 
-    Up to eight digits are read as one 64-bit word and added up in three multiplications (the well-known SWAR method: D. Lemire,
-    "Quickly parsing eight digits", 2018); what is longer, signed or has a decimal point goes one by one.
+    Short integers are read all at once; what is longer or has a decimal point goes one by one.
+    """
+    values, bad = _digits(data, starts, ends)
+    others = np.nonzero(bad)
+    if others[0].size:
+        start, end = starts[others], ends[others]
+        minus = data[start] == ord("-")
+        found, wrong = _digits(data, start + minus, end)
+        found[minus] *= -1
+        wrong |= np.isnan(found)  # nothing but a minus sign
+        odd = np.flatnonzero(wrong)
+        text = data.tobytes() if odd.size else b""
+        found[odd] = [_number(text[i:j]) for i, j in zip(start[odd].tolist(), end[odd].tolist(), strict=True)]
+        values[others], bad[others] = found, np.isnan(found)
+    return values, bad
+
+
+def _digits(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Runs of up to eight digits as float32, NaN where empty, and where there is anything else.
+
+    A field is read as one 64-bit word and its digits added up in three multiplications (the well-known SWAR method: D. Lemire,
+    "Quickly parsing eight digits", 2018).
     """
     bits = (ends - starts).astype(np.uint64) * _u64(8)
     zeros = _u64(0x3030303030303030)
     empty = _u64(64) - bits  # wraps around for longer fields, and numpy shifts everything out then
     words = (overlapping(data, 8)[ends - 8] >> empty << empty) | (zeros >> bits)  # '0' in front of the field
     words ^= zeros
-    plain = ((words + _u64(0x7676767676767676)) | words) & _u64(0x8080808080808080) == 0
+    other = ((words + _u64(0x7676767676767676)) | words) & _u64(0x8080808080808080) != 0  # a byte over 9
     words = words * _u64(10) + (words >> _u64(8))
     mask = _u64(0x000000FF000000FF)
     words = ((words & mask) * _u64(0x000F424000000064) + ((words >> _u64(16)) & mask) * _u64(0x0000271000000001)) >> _u64(32)
     values = words.astype(np.float32)
     values[bits == 0] = np.nan
-    bad = ~plain
-    if bad.any():
-        text, others = data.tobytes(), np.nonzero(bad)
-        found = [_number(text[start:end]) for start, end in zip(starts[others].tolist(), ends[others].tolist(), strict=True)]
-        values[others] = found
-        bad[others] = np.isnan(found)
-    return values, bad
+    return values, other
 
 
 def _number(text: bytes) -> float:
@@ -463,11 +472,6 @@ def _number(text: bytes) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------------------ sources
-
-_BLOCK = 1 << 20  # bytes a block: its arrays stay near the cache, and numpy's overhead a call vanishes
-_LONGEST = 16 << 20  # bytes a line
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
-_FILE_NAME = re.compile(r"\.(tsv|txt|csv|gz|parquet)$", re.IGNORECASE)
 
 
 def _is_row(source: Any) -> bool:
@@ -506,151 +510,6 @@ def _bytes(value: Any) -> bytes:
         value = str(int(value)) if isinstance(value, bool | np.bool_) else str(value)
     encoded: bytes = value.encode("utf-8", "surrogateescape")
     return encoded
-
-
-def _find(source: Any) -> tuple[str, str, Any]:
-    """Name, kind and place of a source, without opening it. Raises RequestError where there is none."""
-    if not isinstance(source, str | os.PathLike):
-        raise RequestError(f"found {type(source).__name__} among the sources, wanted paths only or rows only")
-    name = os.fspath(source)
-    path = Path(name)
-    if name == "-":
-        return "stdin", "text", None
-    if path.is_dir():
-        if _is_saved(path):
-            return name, "saved", (path, None)
-        raise RequestError(f"found the folder {name}, wanted files (such as {name}/*) or a folder written by datasets.save_to_disk")
-    if path.exists():
-        return (name, "parquet", (path,)) if _is_parquet(path) else (name, "text", path)
-    folder, _, split = name.rpartition(":")
-    if folder and _is_saved(Path(folder)):
-        return name, "saved", (Path(folder), split)
-    if _HUB_ID.fullmatch(name) and not _FILE_NAME.search(name) and not name.startswith("."):
-        repository, _, split = name.partition(":")
-        return name, "hub", (repository, split)
-    raise RequestError(f"found no file {name}, wanted a TSV (plain or .gz) or .parquet file, a saved data set, - or a hub id org/name")
-
-
-def _is_saved(path: Path) -> bool:
-    return any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
-
-
-def _is_parquet(path: Path) -> bool:
-    if path.suffix == ".parquet" or not path.is_file():  # a pipe can be read only once
-        return path.suffix == ".parquet"
-    with path.open("rb") as file:
-        return file.read(4) == b"PAR1"
-
-
-class _Rejoined:
-    """A binary stream whose first bytes were read already."""
-
-    def __init__(self, head: bytes, stream: Any) -> None:
-        self.head, self.stream = head, stream
-
-    def read(self, size: int = -1) -> bytes:
-        head, self.head = self.head, b""
-        data: bytes = head or self.stream.read(size)
-        return data
-
-
-def _blocks(name: str, path: Path | None) -> Iterator[bytes]:
-    """Whole lines of a text file (None: stdin) in blocks of about `_BLOCK` bytes, unpacked if it is gzip."""
-    tail = b""
-    some = False
-    try:
-        with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as raw:
-            head = raw.read(2)
-            stream: Any = _Rejoined(head, raw)
-            if head == b"\x1f\x8b":
-                stream = gzip.GzipFile(fileobj=stream)
-            while data := stream.read(_BLOCK):
-                some = True
-                cut = data.rfind(b"\n") + 1
-                if cut:
-                    yield tail + data[:cut]
-                    tail = data[cut:]
-                else:
-                    tail += data
-                if len(tail) > _LONGEST:
-                    raise RequestError(f"found a line of over {_LONGEST >> 20} MB in {name}, wanted tab separated text")
-    except EOFError as error:
-        raise RequestError(f"found {name} cut short (its gzip data end early), wanted the whole file: copy it again") from error
-    except (OSError, zlib.error) as error:
-        raise RequestError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
-    if not some:
-        raise RequestError(f"found {name} empty, wanted at least one row")
-    if tail:
-        yield tail + b"\n"
-
-
-def _parquet(name: str, path: Path) -> Iterator[Any]:
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            if not file.metadata.num_rows:
-                raise RequestError(f"found {name} empty, wanted at least one row")
-            for batch in file.iter_batches(batch_size=16384):
-                yield pa.Table.from_batches([batch])
-    except (pa.ArrowException, OSError) as error:
-        raise RequestError(f"cannot read {name}: {_first_line(error)}") from error
-
-
-def _datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise RequestError('reading a data set needs the datasets library: pip install "int8-zoo[train]"') from error
-    return datasets
-
-
-def _saved(name: str, path: Path, split: str | None) -> Iterator[Any]:
-    datasets = _datasets()
-    try:
-        found = datasets.load_from_disk(str(path))
-    except Exception as error:
-        raise RequestError(f"cannot read the data set {name}: {_first_line(error)}") from error
-    return _iterate(name, found, split)
-
-
-def _hub(name: str, repository: str, split: str) -> Iterator[Any]:
-    if os.environ.get("ZOO_OFFLINE", "0") not in ("", "0"):
-        raise RequestError(f"found no file {name}, and ZOO_OFFLINE forbids to look for it on the hub")
-    datasets = _datasets()
-    try:
-        found = datasets.load_dataset(repository, split=split or None, streaming=True)
-    except Exception as error:  # dozens of types: no such data set, no such split, no network
-        raise RequestError(f"found neither a file {name} nor that data set on the hub: {_first_line(error)}") from error
-    return _iterate(name, found, None)
-
-
-def _iterate(name: str, found: Any, split: str | None) -> Iterator[Any]:
-    """Arrow tables of the only split, or of the one named."""
-    if isinstance(found, dict):
-        if (len(found) > 1) if split is None else (split not in found):
-            raise RequestError(
-                f"found the splits {', '.join(found)} in {name}, wanted one of them: {name.partition(':')[0]}:{next(iter(found))}"
-            )
-        found = found[split or next(iter(found))]
-    elif split is not None:
-        raise RequestError(f"found no splits in {name}, wanted the folder without :{split}")
-    empty = True
-    try:
-        for table in found.with_format("arrow").iter(batch_size=16384):
-            empty = False
-            yield table
-    except Exception as error:
-        raise ZooError(f"reading {name} failed: {_first_line(error)}; try again") from error
-    if empty:
-        raise RequestError(f"found {name} empty, wanted at least one row")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-_TABLES: dict[str, Callable[..., Iterator[Any]]] = {"parquet": _parquet, "saved": _saved, "hub": _hub}
 
 
 def _choose_columns(name: str, names: list[str], numeric: int, categorical: int) -> tuple[list[str], bool]:

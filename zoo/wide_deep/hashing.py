@@ -24,20 +24,21 @@ _CHUNK = 1 << 16  # strings at a time: temporaries stay in the cache and memory 
 def fingerprint64(offsets: npt.NDArray[np.int32] | Ints, data: Bytes) -> Hashes:
     """Hash n byte strings in Arrow's layout: string i is `data[offsets[i]:offsets[i + 1]]`.
 
-    `offsets` is int32 or int64 [n + 1], ascending; `data` is uint8 [bytes], C-contiguous. Returns uint64 [n].
+    `offsets` is int32 or int64 [n + 1], ascending; `data` is uint8 [bytes], C-contiguous. Returns uint64 [n]. Raises ValueError
+    where the offsets do not fit the data.
     """
     starts = np.asarray(offsets, np.int64)
-    return fingerprints(data, starts[:-1], np.diff(starts))
+    lengths = np.diff(starts)
+    if starts.ndim != 1 or not starts.size or starts[0] < 0 or starts[-1] > data.size or (lengths < 0).any():
+        raise ValueError(f"found offsets that are not ascending from 0 to {data.size}, the size of the data")
+    return fingerprints(data, starts[:-1], lengths)
 
 
 def fingerprints(data: Bytes, starts: Ints, lengths: Ints) -> Hashes:
     """Hash n byte strings anywhere in a buffer: string i is `data[starts[i]:starts[i] + lengths[i]]`.
 
-    `data` is uint8 [bytes], C-contiguous; `starts` and `lengths` are int64 [n]. Returns uint64 [n]. Raises ValueError where a
-    string does not lie inside `data`.
+    `data` is uint8 [bytes], C-contiguous; `starts` and `lengths` are int64 [n], every string inside `data`. Returns uint64 [n].
     """
-    if starts.size and (starts.min() < 0 or lengths.min() < 0 or (starts + lengths).max() > data.size):
-        raise ValueError(f"strings reach outside their buffer of {data.size} bytes")
     hashes = np.full(starts.shape, _K2)  # the hash of the empty string
     fetch = _Fetch(data)
     for begin in range(0, starts.size, _CHUNK):

@@ -10,7 +10,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines import graph
-from pipelines.errors import RequestError
+from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import click_metrics
 from pipelines.files import read_json, replacing, sha256, write_json
 from pipelines.progress import progress
@@ -26,8 +25,8 @@ from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, ErrorLog, 
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN announces itself on stderr and brings this small model nothing
-import keras  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import keras
+import tensorflow as tf
 
 Floats = npt.NDArray[np.float32]
 Batch = tuple[npt.NDArray[np.int32], Floats, Floats]  # ids [n, categorical], numbers [n, numeric], labels [n]
@@ -35,7 +34,7 @@ Weights = Mapping[str, Floats]  # by variable path
 
 WEIGHTS, STATE = "model.weights.h5", "checkpoint/state.npz"
 CALIBRATION_ROWS = 4096
-BLOCK_ROWS = 4_000_000  # rows in memory at once, about 160 bytes each: smaller data is read once, larger data once an epoch
+BLOCK_ROWS = 2_000_000  # rows in memory at once, 168 bytes each: smaller data is read once, larger data once an epoch
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class TrainConfig:
     validation: how many of the log's last rows are held out, a count or a share below 1. patience: epochs without a lower held-out
     LogLoss that end the search. refit: train once more from the start on all rows, for as many epochs as were best.
     ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept.
-    l2_*: weigh the squared distance of all embeddings, wide weights and kernels from 0 (from the starting weights in fine-tuning)
-    against the *sum* of the rows' losses, as a Gaussian prior does, so that they hold for any number of rows.
+    l2_*: weigh the squared distance of all table entries from 0 (in fine-tuning: from the starting weights) against the *sum* of the
+    rows' losses, as a Gaussian prior does, so that they hold for any number of rows.
     Raises RequestError for values out of range.
     """
 
@@ -62,19 +61,19 @@ class TrainConfig:
     ema: float = 0.98
     l2_embeddings: float = 2500.0
     l2_wide: float = 8.0
-    l2_kernels: float = 0.25
     patience: int = 5
     validation: float = 1500.0
     refit: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
-        shares, others = ("dropout", "ema"), ("l2_embeddings", "l2_wide", "l2_kernels", "seed", "refit")
-        wrong = [f"{name} {value}" for name, value in asdict(self).items() if name in shares and not 0 <= value < 1]
-        wrong += [f"{name} {value}" for name, value in asdict(self).items() if name in others and not value >= 0]
-        rest = {name: value for name, value in asdict(self).items() if name not in (*shares, *others)}
-        wrong += [f"{name} {value}" for name, value in rest.items() if not np.min(value, initial=np.inf) > 0]
-        if wrong:
+        def fits(name: str, value: Any) -> bool:
+            if name in ("dropout", "ema"):
+                return bool(0 <= value < 1)
+            least = min(value, default=0) if name == "hidden" else value
+            return bool(least >= 0 if name in ("l2_embeddings", "l2_wide", "refit", "seed") else least > 0)
+
+        if wrong := [f"{name} {value}" for name, value in asdict(self).items() if not fits(name, value)]:
             raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
 
 
@@ -165,41 +164,37 @@ class Log:
                 kept = [*kept, rows] if self.rows <= BLOCK_ROWS else []
                 advance(len(rows))
         if not self.rows:
-            raise RequestError(f"found no rows to train on ({self.errors})")
+            raise RequestError(f"found no rows to train on: {self.errors}")
         self.digest = digest.hexdigest()
-        self.memory = Rows.concatenate(kept) if kept else None
+        self.memory = [Rows.concatenate(kept)] if kept else None
 
     def part(self, start: int, stop: int) -> Iterator[Rows]:
-        """Rows [start, stop) in pieces of any size."""
+        """Rows [start, stop) in blocks of up to `BLOCK_ROWS`. Raises RequestError where the source has fewer rows than at first."""
         position = 0
-        for rows in [self.memory] if self.memory else read_rows(self.data, **self.options):
+        for rows in self.memory or read_rows(self.data, batch_rows=BLOCK_ROWS, **self.options):
             piece = rows[max(start - position, 0) : max(stop - position, 0)]
+            position += len(rows)
             if len(piece):
                 yield piece
-            position += len(rows)
             if position >= stop:
                 return
+        raise RequestError(f"found {position} rows where {self.rows} were at first; train on files that stay as they are")
 
     def batches(self, stop: int, features: Features, size: int, seed: Sequence[int]) -> Iterator[Batch]:
-        """The first `stop` rows once, shuffled within blocks of about `BLOCK_ROWS` rows."""
+        """The first `stop` rows once, shuffled within every block."""
         random = np.random.default_rng(seed)
-        for block in _blocks(self.part(0, stop)):
-            inputs, order = features.encode(block), random.permutation(len(block))
-            assert block.labels is not None
+        for block in self.part(0, stop):
+            ids, numbers, labels = _arrays(block, features)
+            order = random.permutation(len(block))
             for begin in range(0, len(order), size):
                 some = order[begin : begin + size]
-                yield inputs["ids"][some], inputs["numbers"][some], block.labels[some]
+                yield ids[some], numbers[some], labels[some]
 
 
-def _blocks(pieces: Iterable[Rows]) -> Iterator[Rows]:
-    waiting: list[Rows] = []
-    for piece in pieces:
-        waiting.append(piece)
-        if sum(map(len, waiting)) >= BLOCK_ROWS:
-            yield Rows.concatenate(waiting)
-            waiting = []
-    if waiting:
-        yield Rows.concatenate(waiting)
+def _arrays(rows: Rows, features: Features) -> Batch:
+    inputs = features.encode(rows)
+    assert rows.labels is not None
+    return inputs["ids"], inputs["numbers"], rows.labels
 
 
 class Trainer:
@@ -215,11 +210,13 @@ class Trainer:
         self.optimizer.build(self.model.trainable_variables)
         logits = keras.Model(self.model.inputs, self.model.get_layer("logit").output)
         weights, means = self.model.trainable_variables, self.average.trainable_variables
-        kinds = {"embeddings": config.l2_embeddings, "weights": config.l2_wide, "kernel": config.l2_kernels}  # biases are free
+        kinds = {"embeddings": config.l2_embeddings, "weights": config.l2_wide}
 
         def pull(weight: Any, gradient: Any) -> Any:
             """Dense gradient plus that of l2 |weight - start|^2: of the whole table, not only of the batch's rows of it."""
-            strength = 2 * kinds.get(weight.name, 0.0) / rows  # the loss is a mean over rows
+            if weight.name not in kinds:
+                return gradient
+            strength = 2 * kinds[weight.name] / rows  # the loss is a mean over rows
             return tf.convert_to_tensor(gradient) + strength * (weight - (start[weight.path] if start else 0.0))
 
         @tf.function(input_signature=_signature(features, labels=True))  # type: ignore[untyped-decorator]
@@ -284,11 +281,11 @@ def train(
     `output` gets model.weights.h5, preprocessing.json, train.json, learning_curve.png, calibration.npz (`CALIBRATION_ROWS` training
     samples, preprocessed) and, after every epoch, checkpoint/state.npz, from which `resume` goes on to the same result. One seed gives
     the same weights on one machine. `start_from` is a model folder whose weights (fp32.onnx), sizes and preprocessing are taken over;
-    `config` is then `FINETUNE` unless given, else `TRAIN`. With `refit`, metrics and history are those of the search, whose held-out rows the
-    final model has seen. Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
+    `config` is then `FINETUNE` unless given, else `TRAIN`. With `refit`, metrics and history are those of the search: the final model
+    has seen the held-out rows. Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
     """
-    output, state_file = Path(output), Path(output) / STATE
-    if resume and not state_file.is_file():
+    output = Path(output)
+    if resume and not (output / STATE).is_file():
         raise RequestError(f"found no {STATE} in {output} to resume from; train without --resume")
     if not resume and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with --resume")
@@ -297,73 +294,85 @@ def train(
     if start_from is not None:
         start, features, config = _start(Path(start_from), config)
     tf.config.experimental.enable_op_determinism()
+
     log = Log(data, Counts(numeric=config.numeric, categorical=config.categorical, buckets=config.buckets), on_error)
-    split = log.rows - round(config.validation if config.validation >= 1 else config.validation * log.rows)
-    if not 0 < split < log.rows:
-        raise RequestError(
-            f"found {log.rows} rows, wanted more than the {config.validation:g} held out; set validation to a share such as 0.15"
-        )
+    held = round(config.validation if config.validation >= 1 else config.validation * log.rows)
+    if not 0 < held < log.rows:
+        raise RequestError(f"found {log.rows} rows, wanted more than the {held} to hold out; set validation to a share such as 0.15")
+    split = log.rows - held
     features = features or fit(log.part(0, split), buckets=config.buckets)
-    last = Rows.concatenate(list(log.part(split, log.rows)))
-    inputs = features.encode(last)
-    assert last.labels is not None
-    held_out = inputs["ids"], inputs["numbers"], last.labels
-    if len(set(last.labels.tolist())) < 2:
-        raise RequestError(
-            f"found only label {last.labels[0]:.0f} in the {len(last)} held-out rows, wanted both (AUC); set validation to more rows"
-        )
+    held_out = _arrays(Rows.concatenate(list(log.part(split, log.rows))), features)
+    if len(found := np.unique(held_out[2])) < 2:
+        raise RequestError(f"found only label {found[0]:.0f} in the last {held} rows, wanted both for an AUC; set validation to more rows")
 
-    run = {"config": asdict(config) | {"hidden": list(config.hidden)}, "data": log.digest, "start": _digest(start)}
-    saved = _Checkpoint.load(state_file, run) if resume else _Checkpoint(run)
-
-    def fit_epochs(rows: int, epochs: int) -> Trainer:
-        """Train on the first `rows` rows up to epoch `epochs`; while searching evaluate, keep the best, and stop early."""
-        trainer, searching = Trainer(features, config, rows, start), saved.phase == "search"
-        if saved.variables:
-            trainer.restore(saved.variables)
-        saved.save(state_file, trainer)
-        while saved.epoch < epochs and not (searching and saved.stale >= config.patience):
-            saved.epoch += 1
-            batches = log.batches(rows, features, config.batch_size, [config.seed, saved.epoch])
-            loss = trainer.epoch(f"{saved.phase}: epoch {saved.epoch} of {epochs}", rows, batches)
-            if searching:
-                saved.note({"epoch": saved.epoch, "train_logloss": loss, **trainer.evaluate(held_out)}, trainer.average.get_weights())
-            saved.save(state_file, trainer)
-        return trainer
-
-    rows = split
+    settings = asdict(config) | {"hidden": list(config.hidden)}
+    run = {"config": settings, "data": log.digest, "start": sha256(Path(start_from) / "fp32.onnx") if start_from else None}
+    saved = _Checkpoint.load(output / STATE, run) if resume else _Checkpoint(run)
     if saved.phase == "search":
-        model = fit_epochs(split, config.epochs).average
+        model = _fit(saved, output, log, split, config.epochs, features, config, start, held_out)
         model.set_weights(saved.best_weights)
         if config.refit:
-            saved.phase, saved.epoch, saved.variables = "refit", 0, []
+            saved.phase, saved.epoch, saved.best_weights, saved.variables = "refit", 0, [], []
     if saved.phase == "refit":
-        rows = log.rows
-        model = fit_epochs(rows, saved.best["epoch"]).average
+        model = _fit(saved, output, log, log.rows, saved.best["epoch"], features, config, start)
 
+    used = log.rows if config.refit else split
+    metrics = {name: saved.best[name] for name in ("auc", "logloss", "accuracy")}
+    sources = [data] if isinstance(data, str | os.PathLike) else data
+    files = [Path(each) for each in sources if isinstance(each, str | os.PathLike) and Path(each).is_file()]
     with tempfile.TemporaryDirectory(dir=output, prefix=".") as scratch:  # Keras insists on the ending .weights.h5
         model.save_weights(Path(scratch) / WEIGHTS)
         (Path(scratch) / WEIGHTS).replace(output / WEIGHTS)
     write_json(output / "preprocessing.json", features.to_json())
     with replacing(output / "calibration.npz") as temporary:
-        np.savez(temporary, **_sample(log.part(0, rows), rows, features, config.seed))
-    _plot(output / "learning_curve.png", saved.history, saved.best)
-    metrics = {name: saved.best[name] for name in ("auc", "logloss", "accuracy")}
-    sources = [Path(each) for each in ([data] if isinstance(data, str | os.PathLike) else data) if isinstance(each, str | os.PathLike)]
+        np.savez(temporary, allow_pickle=False, **_sample(log.part(0, used), used, features, config.seed))
+    _plot(output / "learning_curve.png", saved.history, saved.best["epoch"])
     record = {
-        "config": run["config"],
+        "config": settings,
         "features": features.to_json(),
         "metrics": metrics,
-        "rows": {"train": split, "held_out": log.rows - split, "final": rows, "left_out": log.errors.total},
+        "rows": {"train": split, "held_out": held, "final": used, "left_out": log.errors.total},
         "epochs": saved.best["epoch"],
         "history": saved.history,
         "seed": config.seed,
-        "data": [{"file": path.name, "sha256": sha256(path)} for path in sources if path.is_file()],
-        "versions": {name: version(name) for name in ("keras", "numpy")}
-        | {"tensorflow": tf.__version__, "python": platform.python_version()},
+        "data": [{"file": path.name, "sha256": sha256(path)} for path in files],
+        "versions": {
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "numpy": np.__version__,
+        },
     }
     write_json(output / "train.json", record)
     return metrics
+
+
+def _fit(
+    saved: _Checkpoint,
+    output: Path,
+    log: Log,
+    rows: int,
+    epochs: int,
+    features: Features,
+    config: TrainConfig,
+    start: Weights | None,
+    held_out: Batch | None = None,
+) -> keras.Model:
+    """Train on the first `rows` rows up to epoch `epochs`; with `held_out`, note the best epoch and stop early. Returns the average."""
+    trainer = Trainer(features, config, rows, start)
+    if saved.variables:
+        trainer.restore(saved.variables)
+    saved.save(output / STATE, trainer)
+    while saved.epoch < epochs and not (held_out and saved.stale >= config.patience):
+        saved.epoch += 1
+        batches = log.batches(rows, features, config.batch_size, [config.seed, saved.epoch])
+        loss = trainer.epoch(f"{saved.phase}: epoch {saved.epoch} of {epochs}", rows, batches)
+        if not np.isfinite(loss):
+            raise ZooError(f"training diverged in epoch {saved.epoch} (LogLoss {loss}); train again with a lower learning_rate")
+        if held_out:
+            saved.note({"epoch": saved.epoch, "train_logloss": loss, **trainer.evaluate(held_out)}, trainer.average.get_weights())
+        saved.save(output / STATE, trainer)
+    return trainer.average
 
 
 @dataclass
@@ -434,15 +443,6 @@ def _start(folder: Path, config: TrainConfig) -> tuple[dict[str, Any], Features,
     return weights, features, replace(config, hidden=tuple(hidden), embedding_size=size, **features.counts)
 
 
-def _digest(start: Weights | None) -> str | None:
-    if start is None:
-        return None
-    digest = hashlib.sha256()
-    for name in sorted(start):
-        digest.update(start[name].tobytes())
-    return digest.hexdigest()
-
-
 def _sample(pieces: Iterable[Rows], rows: int, features: Features, seed: int) -> dict[str, npt.NDArray[Any]]:
     """Inputs of up to `CALIBRATION_ROWS` of the rows, drawn without replacement, in their order."""
     chosen = np.sort(np.random.default_rng(seed).choice(rows, min(rows, CALIBRATION_ROWS), replace=False))
@@ -454,12 +454,10 @@ def _sample(pieces: Iterable[Rows], rows: int, features: Features, seed: int) ->
     return {name: np.concatenate([part[name] for part in parts]) for name in ("ids", "numbers")}
 
 
-def _plot(path: Path, history: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def _plot(path: Path, history: Sequence[Mapping[str, Any]], best: int) -> None:
+    from matplotlib.figure import Figure  # without pyplot: no window system is asked for
 
     figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     epochs, left = [each["epoch"] for each in history], figure.subplots()
     right = left.twinx()
     for axes, key, label, style in (
@@ -468,7 +466,7 @@ def _plot(path: Path, history: Sequence[Mapping[str, Any]], best: Mapping[str, A
         (right, "auc", "AUC, held out", "C1-"),
     ):
         axes.plot(epochs, [each[key] for each in history], style, label=label)
-    left.axvline(best["epoch"], color="grey", linewidth=0.8)
+    left.axvline(best, color="grey", linewidth=0.8)
     left.set(xlabel="epoch", ylabel="LogLoss")
     right.set(ylabel="AUC")
     figure.legend(loc="outside upper center", ncols=3)

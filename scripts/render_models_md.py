@@ -1,0 +1,107 @@
+"""Render MODELS.md from the cards and the report files under zoo/weights/. `--check` only says whether it is up to date."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import zoo
+from pipelines import files
+from pipelines.hub import Hub
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "MODELS.md"
+HEAD = """# Models
+
+Rendered by `scripts/render_models_md.py` from the cards and the report files in `zoo/weights/*/`; do not edit. Every figure comes from a report
+file there, made by `scripts/reproduce.py`. Times are of one run, engines and precisions in turn, one pinned thread unless stated.
+"""
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def reports(name: str, kind: str) -> list[tuple[str, dict[str, Any]]]:
+    """(file name, content) of the reports of one kind, one per CPU where it is a timing."""
+    folder = zoo.SHIPPED / name / "reports"
+    return [(path.name, files.read_json(path)) for path in sorted(folder.glob(f"{kind}*.json"))]
+
+
+def place(found: dict[str, Any]) -> str:
+    environment = found["environment"]
+    versions = ", ".join(f"{key} {environment['versions'][key]}" for key in ("onnxruntime", "openvino", "python"))
+    cpu = f"{environment['cpu']} (family/model {environment['cpu_model']}; {', '.join(environment['isa'])})"
+    return f"{cpu}, {environment.get('threads', 1)} thread, {versions}, commit {environment['commit']}"
+
+
+def quality(name: str) -> str:
+    parts = []
+    for file, found in reports(name, "quality"):
+        keys = list(found["metrics"]["fp32"])
+        rows = [
+            [precision, *(f"{found['metrics'][precision][key]:.4f}" for key in keys), "" if precision == "fp32" else f"{moved:.4f}"]
+            for precision, moved in (("fp32", 0.0), ("int8", found["difference"]["max_probability"]))
+        ]
+        rows += [
+            [f"int8 by {peer}", *(f"{each['metrics'][key]:.4f}" for key in keys), f"{each['difference']['max_probability']:.4f}"]
+            for peer, each in found.get("peers", {}).items()
+        ]
+        low, high = found["interval"]["auc"]
+        parts.append(
+            f"Quality on {found['data']} ({found['samples']:,} rows, {found['clicks']:,} clicks; `reports/{file}`):\n\n"
+            + table(["", *keys, "largest change of a probability"], rows)
+            + f"\nint8 - fp32, 95% paired bootstrap interval of the AUC difference: [{low:+.5f}, {high:+.5f}].\n"
+        )
+    return "\n".join(parts)
+
+
+def speed(name: str) -> str:
+    parts = []
+    for file, found in reports(name, "speed"):
+        floats = {(e["engine"], e["batch_size"]): e["samples_per_second"] for e in found["results"] if e["precision"] == "fp32"}
+        ordered = sorted(found["results"], key=lambda e: (-e["batch_size"], e["precision"], e["engine"]))
+        rows = []
+        for each in ordered:
+            ratio = each["samples_per_second"] / floats[each["engine"], each["batch_size"]]
+            split = " / ".join(f"{ms:.3f}" for ms in each["split_ms"].values())
+            latency = " / ".join(f"{each['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99"))
+            rows.append(
+                [str(each["batch_size"]), each["precision"], each["engine"], f"{each['samples_per_second']:,.0f}", f"{ratio:.2f}x", latency, split]
+                + [f"{each['memory_mb']:.0f}"]
+            )
+        columns = ["batch", "precision", "engine", "samples/s (model alone)", "to fp32 of the engine", "p50 / p95 / p99 ms"]
+        parts.append(f"Speed on {place(found)} (`reports/{file}`):\n\n" + table([*columns, "pre / model / post ms", "process MB"], rows))
+    return "\n".join(parts)
+
+
+def stream(name: str) -> str:
+    return "\n".join(
+        f"`zoo run` on {found['rows']:,} synthetic rows, file to file: {found['rows_per_second']:,.0f} rows/s, peak memory "
+        f"{found['peak_memory_mb']:.0f} MB ({found['precision']} in {found['engine']}; {place(found)}; `reports/{file}`).\n"
+        for file, found in reports(name, "stream")
+    )
+
+
+def model(name: str) -> str:
+    card = Hub(zoo.SHIPPED).card(name)
+    details = card.details
+    facts = [["family", card.entry], *([key, str(details[key])] for key in ("data", "licence", "origin", "limits") if key in details)]
+    facts += [["calibration", ", ".join(f"{key} {value}" for key, value in details["calibration"].items() if key in ("observer", "samples"))]]
+    facts += [["files", ", ".join(f"{file.name} {(file.size or 0) / 1e6:.2f} MB" for file in card.files)]]
+    parts = [f"## {name}\n\n{card.description}\n", table(["", ""], facts), quality(name), speed(name), stream(name)]
+    return "\n".join(part for part in parts if part)
+
+
+def main() -> None:
+    text = "\n".join([HEAD, *(model(name) for name in zoo.names())])
+    if "--check" in sys.argv[1:]:
+        sys.exit(0 if TARGET.is_file() and TARGET.read_text() == text else f"{TARGET.name} is out of date; run: python {sys.argv[0]}")
+    files.write_text(TARGET, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Measure again every figure that README.md and MODELS.md show, and render MODELS.md from the reports.
+
+    python scripts/reproduce.py [PART ...]        all parts if none is named; `make bench` runs it
+
+Each part writes one report file under zoo/weights/NAME/reports/. Timings are kept per CPU (the file name says which), so that reports of
+several machines stand side by side. `quality` needs the training rows: $ZOO_SHARED (by default ../shared) must hold data/criteo/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zoo
+from pipelines import files, hub, machine
+from pipelines.errors import RequestError, ZooError
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
+MODEL = "wide-deep-criteo"
+HELD_OUT = 1500
+
+
+def cpu_slug() -> str:
+    """The CPU as part of a file name, e.g. amd-epyc-25-17 (family and model tell apart what shares a name)."""
+    cpu = machine.cpu()
+    return re.sub(r"[^a-z0-9]+", "-", f"{cpu['name']} {cpu['family']} {cpu['model']}".lower()).strip("-")
+
+
+def report(name: str, value: Any) -> None:
+    path = files.write_json(zoo.SHIPPED / MODEL / "reports" / f"{name}.json", value)
+    print(f"wrote {path.relative_to(ROOT)}")
+
+
+def quality() -> None:
+    """Train by the recipe without the last 1,500 rows, quantize, and compare fp32 and int8 on those rows.
+
+    The shipped model saw them (it is trained again on all rows), so its own metrics there would flatter it: what is reported is the recipe's.
+    """
+    source = SHARED / "data" / "criteo" / "criteo_10390.tsv"
+    if not source.is_file():
+        raise RequestError(f"no training rows at {source}; set ZOO_SHARED to the folder that holds data/criteo/")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, held_out = Path(scratch) / "model", Path(scratch) / "held_out.tsv"
+        held_out.write_bytes(b"".join(source.read_bytes().splitlines(keepends=True)[-HELD_OUT:]))
+        zoo.train("wide-deep", str(source), folder, settings={"refit": "false", "validation": str(HELD_OUT)})
+        found = zoo.evaluate(folder, str(held_out), engine="onnxruntime")
+        found |= {"model": MODEL, "data": f"the last {HELD_OUT} rows of {source.name}, unseen by this training run"}
+        found["peers"] = {"onnxruntime quantize_static": stock_quantizer(folder, held_out)}
+    report("quality", found)
+
+
+def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
+    """What onnxruntime's own quantizer (QDQ, MinMax, per channel, on the model's plain fp32.onnx) makes of the same model and rows."""
+    import numpy as np
+    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
+
+    from pipelines import build
+    from pipelines.evaluate import click_metrics
+    from zoo.wide_deep.data import Rows
+
+    opened: Any = zoo.pipeline(folder, "fp32", "onnxruntime")
+    rows = Rows.concatenate(list(opened.rows(str(held_out))))
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.batches, _ = build.read_npz(folder / build.SAMPLES)
+
+        def get_next(self) -> Any:
+            return next(self.batches, None)
+
+    target = folder / "stock.onnx"
+    quantize_static(
+        folder / "rewritten.onnx",
+        target,
+        Reader(),
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        calibrate_method=CalibrationMethod.MinMax,
+    )
+    from pipelines.engine import load
+
+    batch = opened.features.encode(rows)
+    scores = [load(path, "onnxruntime").run(batch)["probability"].ravel() for path in (folder / "rewritten.onnx", target)]
+    assert rows.labels is not None
+    metrics = [click_metrics(rows.labels, each) for each in scores]
+    difference = {key: metrics[1][key] - metrics[0][key] for key in metrics[0]}
+    return {"metrics": metrics[1], "difference": {**difference, "max_probability": float(np.abs(scores[1] - scores[0]).max())}}
+
+
+def speed() -> None:
+    """Batches of 512, 64 and 1 in both engines and precisions, in turn, one pinned thread; with what the int8 graph really ran."""
+    command = [sys.executable, "-m", "zoo.cli", "benchmark", MODEL, "--batch-size", "512,64,1", "--threads", "1", "--rounds", "21", "--json"]
+    out = subprocess.run(["taskset", "-c", "0", *command], capture_output=True, text=True, check=True).stdout
+    import json
+
+    found = json.loads(out)
+    opened: Any = zoo.pipeline(MODEL)
+    batch = opened.preprocess(opened.example(512))
+    from pipelines.engine import ENGINES, load
+
+    found["executed"] = {
+        name: [f"{each.type} {each.precision}" for each in load(opened.path / "int8.onnx", name).executed(batch)] for name in ENGINES
+    }
+    report(f"speed-{cpu_slug()}", found)
+
+
+def stream() -> None:
+    """`zoo run` on 2,000,000 synthetic rows, file to file, one pinned thread: rows/s and peak resident memory of the process."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source, target = Path(scratch) / "rows.tsv", Path(scratch) / "scores.csv"
+        subprocess.run([sys.executable, ROOT / "scripts" / "synthesize_criteo.py", "-n", "2000000", "-o", source], check=True)
+        start = time.perf_counter()
+        command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli", "run", MODEL, str(source), "-o", str(target), "--json"]
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
+    import json
+
+    found = {**json.loads(out), "process_seconds": round(seconds, 2), "peak_memory_mb": round(peak, 1)}
+    report(f"stream-{cpu_slug()}", {**found, "data": "scripts/synthesize_criteo.py -n 2000000", "environment": machine.environment(threads=1)})
+
+
+PARTS: dict[str, Callable[[], None]] = {"quality": quality, "speed": speed, "stream": stream}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all if none is named")
+    parts = parser.parse_args().parts or list(PARTS)
+    if unknown := set(parts) - set(PARTS):
+        sys.exit(f"reproduce: unknown part {', '.join(unknown)}; choose among {', '.join(PARTS)}")
+    hub.home().mkdir(parents=True, exist_ok=True)
+    try:
+        for part in parts:
+            print(f"{part}: {(PARTS[part].__doc__ or '').splitlines()[0]}")
+            PARTS[part]()
+    except ZooError as error:
+        sys.exit(f"reproduce: {error}")
+    subprocess.run([sys.executable, ROOT / "scripts" / "render_models_md.py"], check=True)
+
+
+if __name__ == "__main__":
+    main()

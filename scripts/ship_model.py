@@ -1,0 +1,56 @@
+"""Put a trained model into the package: weights rounded to float16, int8 built from them, a card with the digests.
+
+    python scripts/ship_model.py TRAINED_FOLDER NAME
+
+What is common to all versions of a model (description, data, licence, ...) is read from zoo/weights/NAME/card.json, so write that first; this
+script fills in files, preprocessing, training and calibration. Metrics come from reports: see scripts/render_models_md.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import zoo
+from pipelines import build, files, graph
+from pipelines.errors import ZooError
+from pipelines.hub import CARD, Card, CardFile
+
+SHIPPED_FILES = (build.HALF, "calibration.json", "int8.onnx", "quantization.json", "sample.tsv.gz")
+
+
+def ship(trained: Path, name: str) -> Card:
+    """Build in a scratch folder exactly as a user's machine would from the shipped float16 weights, then copy the results."""
+    target = zoo.SHIPPED / name
+    source = zoo.load(trained)
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        model = graph.load(source.ensure("fp32.onnx"))
+        graph.compress_fp16(model)
+        graph.save(model, work / build.HALF)
+        shutil.copy(source.path / build.SAMPLES, work)
+        half = CardFile(build.HALF, None, None, None)
+        files.write_json(work / CARD, replace(source.card, files=(half,)).to_json())
+        folder = zoo.load(work)
+        folder.ensure("int8.onnx")
+        for each in SHIPPED_FILES:
+            if (work / each).is_file():
+                shutil.copy(work / each, target / each)
+        calibration = {**folder.recipe.to_json(), "samples": folder.record["calibration.json"]["samples"]}
+    listed = [target / each for each in SHIPPED_FILES if (target / each).is_file()]
+    before = Card.read(target / CARD)
+    details = {**before.details, **source.card.details, "calibration": calibration}
+    card = replace(before, files=tuple(CardFile(p.name, p.stat().st_size, files.sha256(p), None) for p in listed), details=details)
+    files.write_json(target / CARD, card.to_json())
+    return card
+
+
+if __name__ == "__main__":
+    try:
+        for file in ship(Path(sys.argv[1]), sys.argv[2]).files:
+            print(f"{file.name}: {file.size} bytes, sha256 {file.sha256}")
+    except (ZooError, IndexError) as error:
+        sys.exit(f"ship_model: {error}")

@@ -1,0 +1,72 @@
+"""The rules of the house that a machine can check (CONTRIBUTING.md)."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted([*ROOT.glob("pipelines/**/*.py"), *ROOT.glob("zoo/**/*.py")])
+HEAVY = {"torch", "tensorflow", "keras", "datasets", "tf2onnx", "matplotlib"}
+MAY_BE_HEAVY = {"train.py", "freeze.py", "model.py", "qat.py"}
+# imports run from the left to the right of this order, never back
+ORDER = (
+    ["errors", "files", "progress", "machine", "entry", "hub", "tables", "graph", "rewrite", "rewrites", "calibrate", "quantize"]
+    + ["engine", "plan", "evaluate", "benchmark", "selfcheck", "build", "pipeline"]
+)
+
+
+def imports(path: Path, top: bool) -> set[str]:
+    """Names of the modules that a file imports: at module level only, or anywhere."""
+    tree = ast.parse(path.read_text())
+    found = set()
+    for node in tree.body if top else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_heavy_libraries_are_imported_at_module_level_only_where_training_happens(path: Path) -> None:
+    found = {name.split(".")[0] for name in imports(path, top=True)} & HEAVY
+    assert not found or path.name in MAY_BE_HEAVY
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("pipelines/**/*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_pipelines_never_imports_zoo_and_imports_run_one_way(path: Path) -> None:
+    found = imports(path, top=False)
+    assert not any(name.split(".")[0] == "zoo" for name in found)
+    own = path.relative_to(ROOT / "pipelines").parts[0].removesuffix(".py")
+    if own == "__init__":
+        return
+    used = {parts[1] for name in found if (parts := name.split("."))[0] == "pipelines" and len(parts) > 1}
+    assert used <= set(ORDER), "name the new file in ORDER and in CONTRIBUTING.md"
+    assert {name for name in used if ORDER.index(name) > ORDER.index(own)} == set()
+
+
+def test_no_model_imports_another() -> None:
+    families = {path.parent.name for path in ROOT.glob("zoo/*/__init__.py")}
+    for family in families:
+        for path in ROOT.glob(f"zoo/{family}/*.py"):
+            others = {name.split(".")[1] for name in imports(path, top=False) if name.startswith("zoo.")} & families
+            assert others <= {family}, path
+
+
+def test_no_file_is_longer_than_600_lines() -> None:
+    assert {path.name: len(path.read_text().splitlines()) for path in FILES if len(path.read_text().splitlines()) > 600} == {}
+
+
+def test_importing_zoo_and_the_command_loads_nothing_heavy() -> None:
+    code = "import sys, zoo, zoo.cli, zoo.verbs, zoo.wide_deep.predict; print(' '.join(sys.modules))"
+    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    assert not loaded & HEAVY
+
+
+def test_the_picture_in_contributing_names_every_file() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    missing = [path.name for path in ROOT.glob("pipelines/*.py") if path.name != "__init__.py" and path.name not in text]
+    assert missing == []

@@ -1,0 +1,94 @@
+"""What all entries and all shipped models have in common."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import zoo
+from pipelines import build, files, graph
+from pipelines.calibrate import CalibrationTable
+from pipelines.errors import RequestError
+from pipelines.hub import Hub
+
+LIMIT = 32_000_000
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", zoo.ENTRIES)
+def test_every_part_of_an_entry_is_there(name: str) -> None:
+    entry = zoo.entry(name)
+    assert entry.name == name
+    for part in ("train", "freeze", "rewrites", "evaluate", "pipeline"):
+        if part in ("train", "freeze"):
+            pytest.importorskip("tensorflow", reason="training needs the train extra")
+        assert callable(entry.part(part))
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(RequestError, match="wide-deep"):
+        zoo.entry("deep-wide")
+    with pytest.raises(RequestError, match=f"{zoo.names()[0]}"):
+        zoo.load("nothing-of-that-name")
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_a_shipped_model_is_complete_and_its_files_match_the_card(name: str) -> None:
+    card = Hub(zoo.SHIPPED).card(name)
+    assert {"data", "licence", "preprocessing", "calibration"} <= set(card.details)
+    for file in card.files:
+        path = zoo.SHIPPED / name / file.name
+        assert (path.stat().st_size, files.sha256(path)) == (file.size, file.sha256)
+        assert path.stat().st_size <= LIMIT
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_the_graphs_of_a_shipped_model_are_stock_onnx_with_the_same_inputs_and_a_dynamic_batch(name: str) -> None:
+    folder = zoo.load(name)
+    signatures = []
+    for each in ("fp32.onnx", "rewritten.onnx", "int8.onnx"):
+        model = onnx.load(folder.ensure(each))
+        onnx.checker.check_model(model, full_check=True)
+        assert {domain.domain for domain in model.opset_import} == {""}
+        assert all(value.type.tensor_type.shape.dim[0].dim_param for value in model.graph.input)
+        signatures.append([(value.name, value.type.tensor_type.elem_type) for value in model.graph.input])
+    assert signatures[0] == signatures[1] == signatures[2]
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_the_shipped_int8_model_is_what_this_code_makes_of_the_shipped_weights(name: str, tmp_path: Path) -> None:
+    """The table belongs to the rewritten graph, and quantizing again gives the same scales (and the same bytes with the same packages)."""
+    folder = zoo.load(name)
+    rewritten = graph.load(folder.ensure("rewritten.onnx"))
+    CalibrationTable.load(folder.ensure("calibration.json")).require(rewritten)
+    zoo.quantize(name, tmp_path / "again.onnx")
+    assert files.sha256(tmp_path / "again.onnx") == files.sha256(folder.ensure("int8.onnx"))
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_fp32_holds_float16_values(name: str) -> None:
+    model = graph.load(zoo.load(name).ensure("fp32.onnx"))
+    for value in model.graph.initializers.values():
+        array = graph.constant(value)
+        if array is not None and array.dtype == np.float32 and array.size >= 64:
+            assert np.array_equal(array, array.astype(np.float16).astype(np.float32)), value.name
+
+
+@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_three_parts_chain_to_the_call(name: str, precision: str) -> None:
+    opened = zoo.pipeline(name, precision=precision, engine="onnxruntime")
+    raw = opened.example(5)
+    batch = opened.preprocess(raw)
+    assert all(array.flags.c_contiguous and len(array) == 5 for array in batch.values())
+    assert opened.postprocess(opened.predict(batch)) == opened(raw)
+    assert (opened.path / build.CARD).is_file()
+
+
+def test_models_md_is_what_the_reports_say() -> None:
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "render_models_md.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

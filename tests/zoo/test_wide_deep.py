@@ -1,0 +1,219 @@
+"""Wide & Deep down the whole road on a small model, and what the shipped one must show."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zoo
+from pipelines.engine import ENGINES, load
+from pipelines.errors import RequestError
+
+NAME = "wide-deep-criteo"
+
+
+def read_scores(path: Path) -> np.ndarray:
+    return np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+
+
+def test_the_whole_road_leaves_a_file_at_every_station(trained: Path) -> None:
+    for name in ("model.weights.h5", "frozen.pb", "fp32.onnx", "rewritten.onnx", "calibration.json", "int8.onnx", "quantization.json", "card.json"):
+        assert (trained / name).is_file(), name
+    report = json.loads((trained / "quantization.json").read_text())
+    linear = [each for each in report["operators"] if each["type"] in ("Gemm", "MatMul")]
+    assert [each["precision"] for each in linear] == ["int8"] * 3
+    assert all(each["reason"] for each in report["operators"] if each["precision"] == "float")
+    fired = {each["name"]: each["fired"] for each in json.loads((trained / "build.json").read_text())["rewritten.onnx"]["passes"]}
+    assert fired["FuseParallelEmbedding"] == fired["FuseParallelSum"] == fired["EqualizeConcat"] == 1
+    assert fired["FuseLinear"] == 3
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_int8_graph_runs_without_float_gemm_or_requantization_in_float(trained: Path, rows: Path, engine: str) -> None:
+    opened = zoo.pipeline(trained, engine=engine)
+    executed = load(trained / "int8.onnx", engine).executed(opened.preprocess(opened.example(512, rows)))
+    gemms = [each for each in executed if any(word in each.type for word in ("Gemm", "MatMul", "FullyConnected"))]
+    assert len(gemms) == 3
+    assert {each.precision for each in gemms} == {"u8"}
+    if engine == "onnxruntime":  # the only quantize step left is that of the 13 numbers
+        assert [each.type for each in executed].count("QuantizeLinear") == 1
+        assert "DequantizeLinear" not in [each.type for each in executed]
+
+
+def test_both_engines_and_precisions_agree(trained: Path, rows: Path) -> None:
+    opened = zoo.pipeline(trained, precision="fp32", engine="onnxruntime")
+    batch = opened.preprocess(opened.example(300, rows))
+    reference = opened.predict(batch)["probability"]
+    for precision, tolerance in (("fp32", 1e-5), ("int8", 0.01)):
+        for engine in ENGINES:
+            found = zoo.pipeline(trained, precision=precision, engine=engine, batch_size=128).predict(batch)["probability"]
+            assert found.shape == (300, 1)
+            assert np.abs(found - reference).max() < tolerance
+
+
+def test_run_keeps_the_row_order_and_equals_the_call(trained: Path, rows: Path, tmp_path: Path) -> None:
+    lines = rows.read_bytes().splitlines()
+    found = zoo.run(trained, str(rows), tmp_path / "scores.csv", engine="onnxruntime", batch_size=100)
+    assert found["rows"] == len(lines)
+    scores = read_scores(tmp_path / "scores.csv")
+    assert scores[:, 0].tolist() == list(range(len(lines)))
+    called = zoo.pipeline(trained, engine="onnxruntime")(lines)
+    assert np.allclose(scores[:, 1], [each["probability"] for each in called], atol=1e-6)
+
+
+def test_run_writes_parquet_and_gzip_and_reads_gzip_and_unlabelled_rows(trained: Path, rows: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as parquet
+
+    unlabelled = tmp_path / "rows.gz"
+    unlabelled.write_bytes(gzip.compress(b"".join(line.partition(b"\t")[2] for line in rows.read_bytes().splitlines(keepends=True))))
+    zoo.run(trained, str(rows), tmp_path / "a.csv.gz", engine="onnxruntime")
+    zoo.run(trained, str(unlabelled), tmp_path / "b.parquet", engine="onnxruntime")
+    table = parquet.read_table(tmp_path / "b.parquet")
+    assert table.column_names == ["row", "probability"]
+    assert np.allclose(read_scores(tmp_path / "a.csv.gz")[:, 1], table["probability"].to_numpy(), atol=1e-6)
+
+
+def test_skipped_rows_are_counted_and_the_others_keep_their_position(trained: Path, rows: Path, tmp_path: Path) -> None:
+    lines = rows.read_bytes().splitlines()[:10]
+    lines[3] = b"one\tcolumn\ttoo\tfew"
+    lines[7] = lines[7].replace(b"\t", b"\tx", 1)
+    (tmp_path / "rows.tsv").write_bytes(b"\n".join(lines))
+    with pytest.raises(RequestError, match=r"rows\.tsv:4"):
+        zoo.run(trained, str(tmp_path / "rows.tsv"), tmp_path / "scores.csv")
+    assert not (tmp_path / "scores.csv").exists()
+    found = zoo.run(trained, str(tmp_path / "rows.tsv"), tmp_path / "scores.csv", on_error="skip")
+    assert (found["rows"], found["skipped"]) == (8, 2)
+    assert read_scores(tmp_path / "scores.csv")[:, 0].tolist() == [0, 1, 2, 4, 5, 6, 8, 9]
+
+
+def test_evaluate_gives_the_keys_that_the_house_promises(trained: Path, rows: Path) -> None:
+    found = zoo.evaluate(trained, str(rows), engine="onnxruntime")
+    assert {"model", "data", "samples", "metrics", "difference", "environment"} <= set(found)
+    assert set(found["metrics"]["fp32"]) == set(found["metrics"]["int8"]) == {"auc", "logloss", "accuracy"}
+    assert {"auc", "logloss", "accuracy", "max_probability"} <= set(found["difference"])
+    assert found["samples"] == 1500
+    assert found["difference"]["max_probability"] < 0.01
+    assert found["difference"]["auc"] == pytest.approx(found["metrics"]["int8"]["auc"] - found["metrics"]["fp32"]["auc"])
+
+
+def test_evaluate_refuses_rows_without_labels(trained: Path, rows: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.tsv").write_bytes(b"".join(line.partition(b"\t")[2] for line in rows.read_bytes().splitlines(keepends=True)))
+    with pytest.raises(RequestError, match="label"):
+        zoo.evaluate(trained, str(tmp_path / "rows.tsv"))
+
+
+def test_wrong_arrays_are_refused_before_the_engine_sees_them(trained: Path, rows: Path) -> None:
+    opened = zoo.pipeline(trained, engine="onnxruntime")
+    batch = opened.preprocess(opened.example(4, rows))
+    for name, array, message in [
+        ("ids", batch["ids"] + 100, "bucket"),
+        ("ids", batch["ids"] - 100, "bucket"),
+        ("ids", batch["ids"].astype(np.int64), "int32"),
+        ("ids", batch["ids"][:, :-1], "26"),
+        ("numbers", batch["numbers"][:2], "same number"),
+        ("numbers", batch["numbers"].astype(np.float64), "float32"),
+    ]:
+        with pytest.raises(RequestError, match=message):
+            opened.predict({**batch, name: array})
+    with pytest.raises(RequestError):
+        opened.predict({name: array[:0] for name, array in batch.items()})
+
+
+def test_finetune_starts_from_the_model_and_its_folder_serves_like_any(trained: Path, rows: Path, tmp_path: Path) -> None:
+    settings = {"epochs": "1", "hidden": "64,32", "embedding_size": "8", "buckets": "100"}
+    zoo.finetune(trained, str(rows), tmp_path / "tuned", settings=settings)
+    assert zoo.run(tmp_path / "tuned", str(rows), tmp_path / "scores.csv")["rows"] == 1500
+    before = zoo.evaluate(trained, str(rows), engine="onnxruntime")["metrics"]["fp32"]
+    after = zoo.evaluate(tmp_path / "tuned", str(rows), engine="onnxruntime")["metrics"]["fp32"]
+    assert after["logloss"] < before["logloss"]
+
+
+def test_a_stage_is_made_again_when_what_it_was_made_from_changed(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained, folder)
+    assert set(zoo.build(folder)["stages"].values()) == {"kept"}
+    zoo.calibrate(folder, observer="kl")
+    assert zoo.build(folder)["stages"] == {
+        "fp32.onnx": "kept", "rewritten.onnx": "kept", "calibration.json": "kept", "int8.onnx": "made",
+    }  # fmt: skip
+    zoo.quantize(folder, keep_float=["deep_logit.*"])
+    precisions = {each["name"]: each["precision"] for each in json.loads((folder / "quantization.json").read_text())["operators"]}
+    assert [precision for name, precision in precisions.items() if name.startswith("deep_logit")] == ["float"]
+    (folder / "rewritten.onnx").unlink()
+    assert zoo.build(folder)["stages"]["rewritten.onnx"] == "made"
+
+
+def test_benchmark_gives_the_keys_that_the_house_promises(trained: Path, rows: Path) -> None:
+    found = zoo.benchmark(trained, data=rows, batch_sizes=[8], rounds=2)
+    assert {"model", "results", "environment"} <= set(found)
+    assert {(each["engine"], each["precision"]) for each in found["results"]} == {(e, p) for e in ENGINES for p in ("fp32", "int8")}
+    for each in found["results"]:
+        assert {"batch_size", "threads", "instances", "samples_per_second", "latency_ms", "split_ms", "memory_mb"} <= set(each)
+        assert set(each["latency_ms"]) == {"p50", "p95", "p99"}
+        assert set(each["split_ms"]) == {"preprocess", "model", "postprocess"}
+        assert 20 < each["memory_mb"] < 2000
+
+
+def test_running_int8_loads_neither_tensorflow_nor_torch(trained: Path, rows: Path) -> None:
+    code = "import sys, zoo; zoo.run(sys.argv[1], sys.argv[2], sys.argv[3]); print(*sys.modules)"
+    target = rows.parent / "modules.csv"
+    done = subprocess.run([sys.executable, "-c", code, trained, rows, target], capture_output=True, text=True, check=True)
+    assert not {"tensorflow", "torch", "keras", "datasets", "tf2onnx"} & set(done.stdout.split())
+
+
+def test_interrupting_a_run_leaves_nothing(trained: Path, rows: Path, tmp_path: Path) -> None:
+    """The input is a pipe that never ends, so the run is in the middle when the signal comes."""
+    pipe = tmp_path / "rows.pipe"
+    os.mkfifo(pipe)
+    target = tmp_path / "out" / "scores.csv"
+    process = subprocess.Popen([sys.executable, "-m", "zoo.cli", "run", trained, pipe, "-o", target], stderr=subprocess.PIPE, text=True)
+    with pipe.open("wb") as feed:
+        feed.write(rows.read_bytes())
+        feed.flush()
+        for _ in range(200):
+            if target.parent.is_dir() and any(target.parent.iterdir()):
+                break
+            time.sleep(0.1)
+        assert any(target.parent.iterdir()), "the run has opened its temporary file"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said.strip().splitlines()[-1] == "zoo: interrupted"
+    assert list(target.parent.iterdir()) == []
+
+
+def test_the_shipped_model_scores_its_sample_and_int8_stays_close_to_fp32(tmp_path: Path) -> None:
+    folder = zoo.load(NAME)
+    sample = str(folder.path / "sample.tsv.gz")
+    for precision in ("fp32", "int8"):
+        zoo.run(NAME, sample, tmp_path / f"{precision}.csv", precision=precision)
+    fp32, int8 = (read_scores(tmp_path / f"{precision}.csv")[:, 1] for precision in ("fp32", "int8"))
+    assert len(fp32) == 10_000
+    assert np.abs(fp32 - int8).max() <= 0.01
+    assert fp32.std() > 0.05
+
+
+@pytest.mark.data
+def test_the_shipped_model_on_real_rows(shared: Path) -> None:
+    found = zoo.evaluate(NAME, str(shared / "data" / "criteo" / "criteo_10390.tsv"))
+    assert found["difference"]["max_probability"] <= 0.01
+    assert abs(found["difference"]["auc"]) <= 0.0005
+    assert found["difference"]["accuracy"] > -0.002
+    assert found["metrics"]["int8"]["logloss"] <= 1.001 * found["metrics"]["fp32"]["logloss"]
+
+
+@pytest.mark.slow
+def test_int8_is_at_least_three_times_as_fast_at_batch_512() -> None:
+    results = zoo.benchmark(NAME, batch_sizes=[512], rounds=9)["results"]
+    speed = {(each["engine"], each["precision"]): each["samples_per_second"] for each in results}
+    # the bounds are those of the VNNI CPUs that were measured, less what a busy machine takes
+    assert speed["onnxruntime", "int8"] >= 2.7 * speed["onnxruntime", "fp32"]
+    assert speed["openvino", "int8"] >= 3.0 * speed["openvino", "fp32"]

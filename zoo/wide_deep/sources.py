@@ -1,0 +1,172 @@
+"""Where rows come from: text files plain or gzip, stdin, parquet, data sets on disk or on the hub; opened lazily and read as a stream."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.errors import RequestError, ZooError
+
+BLOCK = 1 << 20  # bytes a block: its arrays stay near the cache, and numpy's overhead a call vanishes
+LONGEST = 16 << 20  # bytes a line
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+_FILE_NAME = re.compile(r"\.(tsv|txt|csv|gz|parquet)$", re.IGNORECASE)
+
+
+def find(source: Any) -> tuple[str, str, Any]:
+    """Name, kind and place of a source, without opening it. Raises RequestError where there is none."""
+    if not isinstance(source, str | os.PathLike):
+        raise RequestError(f"found {type(source).__name__} among the sources, wanted paths only or rows only")
+    name = os.fspath(source)
+    path = Path(name)
+    if name == "-":
+        return "stdin", "text", None
+    if path.is_dir():
+        if _is_saved(path):
+            return name, "saved", (path, None)
+        raise RequestError(f"found the folder {name}, wanted files (such as {name}/*) or a folder written by datasets.save_to_disk")
+    if path.exists():
+        return (name, "parquet", (path,)) if _is_parquet(path) else (name, "text", path)
+    folder, _, split = name.rpartition(":")
+    if folder and _is_saved(Path(folder)):
+        return name, "saved", (Path(folder), split)
+    if _HUB_ID.fullmatch(name) and not _FILE_NAME.search(name) and not name.startswith("."):
+        repository, _, split = name.partition(":")
+        return name, "hub", (repository, split)
+    raise RequestError(f"found no file {name}, wanted a TSV (plain or .gz) or .parquet file, a saved data set, - or a hub id org/name")
+
+
+def _is_saved(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
+
+
+def _is_parquet(path: Path) -> bool:
+    if path.suffix == ".parquet" or not path.is_file():  # a pipe can be read only once
+        return path.suffix == ".parquet"
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+class _Rejoined:
+    """A binary stream whose first bytes were read already."""
+
+    def __init__(self, head: bytes, stream: Any) -> None:
+        self.head, self.stream = head, stream
+
+    def read(self, size: int = -1) -> bytes:
+        head, self.head = self.head, b""
+        data: bytes = head or self.stream.read(size)
+        return data
+
+
+def blocks(name: str, path: Path | None) -> Iterator[bytes]:
+    """Whole lines of a text file (None: stdin) in blocks of about `BLOCK` bytes, unpacked if it is gzip."""
+    tail = b""
+    some = False
+    try:
+        with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as raw:
+            head = raw.read(2)
+            stream: Any = _Rejoined(head, raw)
+            if head == b"\x1f\x8b":
+                stream = gzip.GzipFile(fileobj=stream)
+            while data := stream.read(BLOCK):
+                some = True
+                cut = data.rfind(b"\n") + 1
+                if cut:
+                    yield tail + data[:cut]
+                    tail = data[cut:]
+                else:
+                    tail += data
+                if len(tail) > LONGEST:
+                    raise RequestError(f"found a line of over {LONGEST >> 20} MB in {name}, wanted tab separated text")
+    except EOFError as error:
+        raise RequestError(f"found {name} cut short (its gzip data end early), wanted the whole file: copy it again") from error
+    except (OSError, zlib.error) as error:
+        raise RequestError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    if not some:
+        raise RequestError(f"found {name} empty, wanted at least one row")
+    if tail:
+        yield tail + b"\n"
+
+
+def _parquet(name: str, path: Path) -> Iterator[Any]:
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            if not file.metadata.num_rows:
+                raise RequestError(f"found {name} empty, wanted at least one row")
+            for batch in file.iter_batches(batch_size=16384):
+                yield pa.Table.from_batches([batch])
+    except (pa.ArrowException, OSError) as error:
+        raise RequestError(f"cannot read {name}: {_first_line(error)}") from error
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise RequestError('reading a data set needs the datasets library: pip install "int8-zoo[train]"') from error
+    return datasets
+
+
+def _saved(name: str, path: Path, split: str | None) -> Iterator[Any]:
+    datasets = _datasets()
+    try:
+        found = datasets.load_from_disk(str(path))
+    except Exception as error:
+        raise RequestError(f"cannot read the data set {name}: {_first_line(error)}") from error
+    return _iterate(name, found, split)
+
+
+def _hub(name: str, repository: str, split: str) -> Iterator[Any]:
+    from pipelines.hub import offline
+
+    if offline():
+        raise RequestError(f"found no file {name}, and ZOO_OFFLINE forbids to look for it on the hub")
+    datasets = _datasets()
+    try:
+        found = datasets.load_dataset(repository, split=split or None, streaming=True)
+    except Exception as error:  # dozens of types: no such data set, no such split, no network
+        raise RequestError(f"found neither a file {name} nor that data set on the hub: {_first_line(error)}") from error
+    return _iterate(name, found, None)
+
+
+def _iterate(name: str, found: Any, split: str | None) -> Iterator[Any]:
+    """Arrow tables of the only split, or of the one named."""
+    if isinstance(found, dict):
+        if (len(found) > 1) if split is None else (split not in found):
+            raise RequestError(
+                f"found the splits {', '.join(found)} in {name}, wanted one of them: {name.partition(':')[0]}:{next(iter(found))}"
+            )
+        found = found[split or next(iter(found))]
+    elif split is not None:
+        raise RequestError(f"found no splits in {name}, wanted the folder without :{split}")
+    empty = True
+    try:
+        for table in found.with_format("arrow").iter(batch_size=16384):
+            empty = False
+            yield table
+    except Exception as error:
+        raise ZooError(f"reading {name} failed: {_first_line(error)}; try again") from error
+    if empty:
+        raise RequestError(f"found {name} empty, wanted at least one row")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def tables(name: str, kind: str, place: Any) -> Iterator[Any]:
+    """Arrow tables of a "parquet" file, a "saved" data set or one on the "hub", of some thousand rows each."""
+    readers: dict[str, Callable[..., Iterator[Any]]] = {"parquet": _parquet, "saved": _saved, "hub": _hub}
+    return readers[kind](name, *place)
