@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
+from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines import graph
 from pipelines.entry import OBSERVERS
@@ -190,7 +191,7 @@ def calibrate(model: ir.Model, samples: Iterable[Batch], observer: str = "minmax
     wanted = {each.name: each for each in session.get_inputs()}
     inputs = [str(value.name) for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT]
     histograms = {name: Histogram() for name in (*inputs, *names)}
-    seen, sha = 0, hashlib.sha256()
+    seen, digests = 0, {name: hashlib.sha256() for name in sorted(wanted)}  # one an input: independent of batching
     with progress("calibrating", total) as advance:
         for batch in samples:
             if set(batch) != set(wanted):
@@ -202,7 +203,7 @@ def calibrate(model: ir.Model, samples: Iterable[Batch], observer: str = "minmax
                 raise RequestError(f"the calibration samples do not fit the graph: {str(error).splitlines()[0]}") from error
             for name, array in [*((name, feed[name]) for name in inputs), *zip(names, outputs, strict=True)]:
                 histograms[name].add(array)
-            for name in sorted(feed):
+            for name, sha in digests.items():
                 sha.update(feed[name].tobytes())
             count = len(next(iter(feed.values())))
             seen += count
@@ -214,12 +215,14 @@ def calibrate(model: ir.Model, samples: Iterable[Batch], observer: str = "minmax
         if histogram.count:
             low, high = RANGES[observer](histogram)
             tensors[name] = TensorRange(histogram.low, histogram.high, low, high, histogram.count)
-    return CalibrationTable(graph.digest(model), observer, seen, sha.hexdigest(), tensors)
+    of_samples = hashlib.sha256(b"".join(sha.digest() for sha in digests.values())).hexdigest()
+    return CalibrationTable(graph.digest(model), observer, seen, of_samples, tensors)
 
 
 def _observing_session(model: ir.Model) -> tuple[ort.InferenceSession, list[str]]:
     """A session over a copy of `model` whose float activations are all outputs, in graph order."""
     copy = model.clone()
+    ShapeInferencePass()(copy)  # an exporter may leave the types of inner values out
     values = [out for node in copy.graph for out in node.outputs if out.dtype == ir.DataType.FLOAT]
     copy.graph.outputs.extend(value for value in values if not value.is_graph_output())
     for value in values:

@@ -32,6 +32,8 @@ class QuantRecipe:
     def __post_init__(self) -> None:
         if self.observer not in OBSERVERS:
             raise RequestError(f"unknown observer {self.observer!r}; choose one of {', '.join(OBSERVERS)}")
+        if isinstance(self.keep_float, str):
+            raise RequestError(f"keep_float is {self.keep_float!r}; give a tuple of patterns")
         for pattern in self.keep_float:
             try:
                 re.compile(pattern)

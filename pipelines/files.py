@@ -18,9 +18,12 @@ from pipelines.errors import RequestError
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside `path`; move it there on success, delete it on any failure or Ctrl-C.
 
-    The suffix is kept, because libraries choose a format by it. Raises RequestError where the folder cannot be made or written.
+    The suffix is kept, because libraries choose a format by it. Raises RequestError where the folder cannot be made or written, or where
+    `path` is no file (a device such as /dev/null would be replaced by one).
     """
     target = Path(path)
+    if os.path.exists(target) and not os.path.isfile(target):  # noqa: PTH110, PTH113 (pathlib's raise for a name too long)
+        raise RequestError(f"cannot write {target}: it is a folder or a device; choose another output path")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)

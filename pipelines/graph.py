@@ -32,9 +32,9 @@ def load(path: str | Path) -> ir.Model:
         raise RequestError(f"{path} is not a readable ONNX model (it has no outputs); download or export it again")
     try:
         onnx.checker.check_model(proto)
-    except onnx.checker.ValidationError as error:
+        return ir.from_proto(proto)
+    except Exception as error:  # the checker's kind, onnx_ir's, and UnicodeDecodeError for damaged names
         raise RequestError(f"{path} is not a valid ONNX model: {_line(error)}") from error
-    return ir.from_proto(proto)
 
 
 def save(model: ir.Model, path: str | Path) -> Path:
@@ -50,9 +50,12 @@ def save(model: ir.Model, path: str | Path) -> Path:
 
 def digest(model: ir.Model) -> str:
     """SHA-256 of what the graph computes: inputs, outputs, nodes with attributes, weights. Producer, version and notes do not count."""
-    graph = model.graph
     sha = hashlib.sha256()
+    _digest(sha, model.graph)
+    return sha.hexdigest()
 
+
+def _digest(sha: Any, graph: ir.Graph) -> None:
     def add(*parts: object) -> None:
         sha.update("\x1f".join(map(str, parts)).encode() + b"\x1e")
 
@@ -67,17 +70,17 @@ def digest(model: ir.Model) -> str:
     for node in graph:
         add(node.domain, node.op_type, [v.name if v else "" for v in node.inputs], [v.name for v in node.outputs])
         for key in sorted(node.attributes):
-            add(key, *_attribute(node.attributes[key]))
-    return sha.hexdigest()
-
-
-def _attribute(attribute: ir.Attr) -> tuple[object, ...]:
-    if attribute.type == ir.AttributeType.TENSOR:
-        tensor = attribute.as_tensor()
-        return ("tensor", tensor.dtype, tensor.shape, hashlib.sha256(tensor.tobytes()).hexdigest())
-    if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-        return ("graph", attribute.value)
-    return (attribute.type, attribute.value)
+            attribute = node.attributes[key]
+            if attribute.type == ir.AttributeType.TENSOR:
+                tensor = attribute.as_tensor()
+                add(key, "tensor", tensor.dtype, tensor.shape, hashlib.sha256(tensor.tobytes()).hexdigest())
+            elif attribute.type == ir.AttributeType.GRAPH:
+                add(key, "graph")
+                _digest(sha, attribute.as_graph())
+            elif attribute.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS):
+                add(key, attribute.type, np.asarray(attribute.value, np.float32).tolist())  # as a file keeps them
+            else:
+                add(key, attribute.type, attribute.value)
 
 
 def _line(error: Exception) -> str:
@@ -134,7 +137,9 @@ def rank(value: ir.Value | None) -> int | None:
 def _half_casts(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
     for each in list(model.graph):
         source = each.inputs[0] if each.inputs else None
-        if each.op_type == "Cast" and source is not None and source.is_initializer() and source.dtype == ir.DataType.FLOAT16:
+        if each.op_type != "Cast" or each.attributes.get_int("to", 0) != ir.DataType.FLOAT:
+            continue
+        if source is not None and source.is_initializer() and source.dtype == ir.DataType.FLOAT16:
             yield each, source
 
 
@@ -148,7 +153,8 @@ def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
         array = constant(value)
         if array is None or array.dtype != np.float32 or array.size < minimum:
             continue
-        half = array.astype(np.float16)
+        with np.errstate(over="ignore"):
+            half = array.astype(np.float16)
         if not np.isfinite(half).all():
             raise RequestError(f"weight {name} does not fit float16 (largest magnitude {np.abs(array).max():g}); ship it as float32")
         stored = initializer(graph, f"{name}.fp16", half)
@@ -183,7 +189,7 @@ class Lookup:
 def table_lookup(value: ir.Value | None) -> Lookup | None:
     """The table lookup that computes `value`, with no other reader on the way; None where there is none."""
     width = value.shape[-1] if value is not None and value.shape else None
-    while value is not None and (producer := value.producer()) is not None and len(value.uses()) == 1:
+    while value is not None and (producer := value.producer()) is not None and sole_user(value) is not None:
         if producer.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"):
             value = producer.inputs[0]
             continue

@@ -13,12 +13,13 @@ Intel's INT8 Wide & Deep):
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from pipelines import graph
 from pipelines.calibrate import CalibrationTable, TensorRange
@@ -29,6 +30,8 @@ from pipelines.rewrites.quantize_early import QuantizeEarly
 
 Array = NDArray[Any]
 OPSET = 13  # the first with per-channel DequantizeLinear
+BIAS = 2**30  # largest bias in its own steps: leaves int32 room for the sum of products
+NOTHING = 1e-20  # weights below it count as zero, for their steps would leave float32
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,17 @@ def activation_parameters(observed: TensorRange) -> tuple[np.float32, np.uint8]:
     return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
 
 
-def weight_parameters(weight: Array, axis: int, bits: int = 8) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-    """(scales, int8 weights) of a float weight, one scale per index of `axis`, never saturated; an all-zero channel gets scale 1."""
+def weight_parameters(
+    weight: Array, axis: int, bits: int = 8, least: Array | float = 0.0
+) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+    """(scales, int8 weights) of a float weight, one scale per index of `axis`, never saturated.
+
+    least: scales are at least this (float, or one per channel). A channel of zeros gets it, or 1 where it is 0.
+    """
     top = 2 ** (bits - 1) - 1
     reach = np.abs(weight).max(axis=tuple(i for i in range(weight.ndim) if i != axis))
-    scale = np.where(reach > 0, reach / top, 1.0).astype(np.float32)
+    scale = np.maximum(np.where(reach > NOTHING, reach / top, 0.0), least)
+    scale = np.where(scale > 0, scale, 1.0).astype(np.float32)
     shape = [1] * weight.ndim
     shape[axis] = -1
     return scale, np.clip(np.rint(weight / scale.reshape(shape)), -top, top).astype(np.int8)
@@ -90,21 +99,32 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     if opset < OPSET:
         raise RequestError(f"the model has opset {opset}, int8 per channel needs {OPSET} or newer; convert it with onnx.version_converter")
     result = model.clone()
+    CleanUp()(result)  # before QDQ: types are inferred, constants lifted
+    _name(result.graph)
     quantizer = _Quantizer(result.graph, recipe, table)
     reasons: dict[str, str] = {}
     for node in list(result.graph):
         convert = CONVERTERS.get(node.op_type)
         reasons[str(node.name)] = quantizer.refuse(node) or convert(quantizer, node) if convert else f"{node.op_type} has no int8 form here"
-    early = QuantizeEarly(recipe.quantize_tables)
+    early = QuantizeEarly(recipe.quantize_tables, recipe.keeps_float)
     while early(result).modified:
         pass
-    CleanUp()(result)
+    RemoveUnusedNodesPass()(result)
     for each in result.graph.initializers.values():
         each.metadata_props.clear()
     operators = tuple(
         _describe(node, reasons, early) for node in result.graph if node.op_type not in ("QuantizeLinear", "DequantizeLinear")
     )
-    return result, QuantReport(operators, recipe, table.graph)
+    return result, QuantReport(operators, replace(recipe, observer=table.observer), table.graph)
+
+
+def _name(main: ir.Graph) -> None:
+    """Give operators without a name of their own (ONNX asks for none) that of their output."""
+    taken = set()
+    for node in main:
+        if not node.name or node.name in taken:
+            node.name = node.outputs[0].name
+        taken.add(node.name)
 
 
 class _Quantizer:
@@ -145,16 +165,11 @@ class _Quantizer:
         w = graph.constant(weight)
         assert weight is not None and w is not None
         bits = 7 if self.recipe.reduced_range else 8
-        scale, quantized = weight_parameters(w, axis, bits)
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         b = graph.constant(bias)
-        if b is not None:
-            # a bias that int32 cannot hold in steps of s_x s_w widens its channel's step
-            needed = np.abs(b.astype(np.float64)) / (float(x_scale) * (2**31 - 1))
-            if (needed > scale).any():
-                scale = np.maximum(scale, needed).astype(np.float32)
-                shape = [-1 if i == axis else 1 for i in range(w.ndim)]
-                quantized = np.rint(w / scale.reshape(shape)).astype(np.int8)
+        # a bias that int32 cannot hold in steps of s_x s_w widens its channel's step
+        least = 0.0 if b is None else np.abs(b.astype(np.float64)) / (float(x_scale) * BIAS)
+        scale, quantized = weight_parameters(w, axis, bits, least)
         node.replace_input_with(1, self._dequantized(node, str(weight.name), quantized, scale, axis))
         if b is not None and bias is not None:
             step = (np.float32(x_scale) * scale).astype(np.float32)
@@ -220,7 +235,8 @@ def _describe(node: ir.Node, reasons: dict[str, str], early: QuantizeEarly) -> O
         return Operator(name, node.op_type, "int8")
     if ir.DataType.FLOAT not in dtypes:
         return Operator(name, node.op_type, "integer")
-    reader = graph.sole_user(node.outputs[0])
-    if node.op_type in ("Relu", "Clip") and reader is not None and reader.op_type == "QuantizeLinear":
+    before, reader = node.inputs[0].producer() if node.inputs and node.inputs[0] else None, graph.sole_user(node.outputs[0])
+    between = before is not None and before.op_type in CONVERTERS and not reasons.get(str(before.name)) and reader is not None
+    if node.op_type in ("Relu", "Clip") and between and reader.op_type == "QuantizeLinear":
         return Operator(name, node.op_type, "int8", "fused by engines into the operator before it")
     return Operator(name, node.op_type, "float", early.refused.get(name) or reasons.get(name) or f"{node.op_type} has no int8 form here")

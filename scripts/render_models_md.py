@@ -1,4 +1,7 @@
-"""Render MODELS.md from the cards and the report files under zoo/weights/. `--check` only says whether it is up to date."""
+"""Render MODELS.md, and the figures in README.md, from the cards and the report files under zoo/weights/.
+
+`--check` only says whether both are up to date.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pipelines.hub import Hub
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "MODELS.md"
+README = ROOT / "README.md"
 HEAD = """# Models
 
 Rendered by `scripts/render_models_md.py` from the cards and the report files in `zoo/weights/*/`; do not edit. Every figure comes from a report
@@ -96,11 +100,42 @@ def model(name: str) -> str:
     return "\n".join(part for part in parts if part)
 
 
+def summary(name: str) -> list[str]:
+    """One line for README.md per report of speed: quality and the gain of int8, at the largest batch."""
+    qualities = reports(name, "quality")
+    if not qualities:
+        return []
+    measured = qualities[0][1]
+    metrics, moved = measured["metrics"], measured["difference"]["max_probability"]
+    said = ", ".join(f"{key} {metrics['fp32'][key]:.4f} -> {metrics['int8'][key]:.4f}" for key in ("auc", "logloss"))
+    lines = []
+    for _, found in reports(name, "speed"):
+        size = max(each["batch_size"] for each in found["results"])
+        rates = {(e["engine"], e["precision"]): e["samples_per_second"] for e in found["results"] if e["batch_size"] == size}
+        engines = dict.fromkeys(engine for engine, _ in rates)
+        gains = ", ".join(f"{rates[e, 'int8'] / rates[e, 'fp32']:.2f}x in {e} ({rates[e, 'int8']:,.0f} samples/s)" for e in engines)
+        lines.append(
+            f"- **{name}** ({found['environment']['cpu']}, one thread): fp32 -> int8: {said}, largest change of a probability {moved:.4f}; "
+            f"batch {size}: {gains}."
+        )
+    return lines
+
+
+def readme(text: str) -> str:
+    """README.md with the lines between its markers replaced."""
+    start = text.index("\n", text.index("<!-- figures:")) + 1
+    end = text.index("<!-- end of figures -->")
+    lines = [line for name in zoo.names() for line in summary(name)]
+    return text[:start] + "\n".join(lines) + ("\n" if lines else "") + text[end:]
+
+
 def main() -> None:
-    text = "\n".join([HEAD, *(model(name) for name in zoo.names())])
+    wanted = {TARGET: "\n".join([HEAD, *(model(name) for name in zoo.names())]), README: readme(README.read_text())}
     if "--check" in sys.argv[1:]:
-        sys.exit(0 if TARGET.is_file() and TARGET.read_text() == text else f"{TARGET.name} is out of date; run: python {sys.argv[0]}")
-    files.write_text(TARGET, text)
+        stale = [path.name for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+        sys.exit(f"out of date: {', '.join(stale)}; run: python scripts/render_models_md.py" if stale else 0)
+    for path, text in wanted.items():
+        files.write_text(path, text)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,9 @@ class EqualizeConcat(Rewrite):
         lookups = [graph.table_lookup(part) for part in concat.inputs]
         if not any(lookups):
             return 0
+        if concat.attributes.get_int("axis", 0) not in (-1, (graph.rank(concat.outputs[0]) or 0) - 1):
+            self.refuse(concat, "it does not join columns")
+            return 0
         reader = graph.sole_user(concat.outputs[0])
         if reader is None or reader.op_type not in ("MatMul", "Gemm") or reader.inputs[0] is not concat.outputs[0]:
             self.refuse(concat, "its only reader is not a MatMul or Gemm")

@@ -55,7 +55,7 @@ def _selection(value: ir.Value | None) -> tuple[ir.Value, int] | None:
     add = wrapped.producer()
     if add is None or add.op_type != "Add" or index not in add.inputs:
         return None
-    length = graph.constant(next(each for each in add.inputs if each is not index))
+    length = graph.constant(next((each for each in add.inputs if each is not index), None))
     return (index, int(length.item())) if length is not None and length.size == 1 else None
 
 

@@ -32,7 +32,7 @@ class FuseLinear(Rewrite):
             bias = next(value for value in add.inputs if value is not matmul.outputs[0])
             b = graph.constant(bias)
             columns = w.shape[1]
-            if b is None or b.size != columns or b.shape[-1:] != (columns,):
+            if b is None or b.shape not in ((columns,), (1, columns)):
                 self.refuse(matmul, "what is added is not a constant row of one value per output")
                 continue
             result = add.outputs[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 
@@ -16,11 +18,12 @@ class QuantizeEarly(Rewrite):
 
     All with one scale and zero point, so exact. For a constant table T, Q(T) is computed here (if `tables`): it is stored as bytes, a
     quarter of its size, and no quantize step is left at run time. Does not fire where the moved value has another reader.
+    `keep` says by name which operators stay float.
     """
 
-    def __init__(self, tables: bool = True) -> None:
+    def __init__(self, tables: bool = True, keep: Callable[[str], bool] = lambda name: False) -> None:
         super().__init__()
-        self.tables = tables
+        self.tables, self.keep = tables, keep
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
@@ -33,6 +36,9 @@ class QuantizeEarly(Rewrite):
         if x is None or move is None or step is None or step.size != 1:
             return 0
         if move.op_type not in (*MOVES, "Concat", "Gather"):
+            return 0
+        if self.keep(str(move.name)):
+            self.refuse(move, "kept float by the recipe")
             return 0
         if graph.sole_user(x) is not quantize:
             self.refuse(move, "its result is also read as float")

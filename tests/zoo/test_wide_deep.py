@@ -25,7 +25,16 @@ def read_scores(path: Path) -> np.ndarray:
 
 
 def test_the_whole_road_leaves_a_file_at_every_station(trained: Path) -> None:
-    for name in ("model.weights.h5", "frozen.pb", "fp32.onnx", "rewritten.onnx", "calibration.json", "int8.onnx", "quantization.json", "card.json"):
+    for name in (
+        "model.weights.h5",
+        "frozen.pb",
+        "fp32.onnx",
+        "rewritten.onnx",
+        "calibration.json",
+        "int8.onnx",
+        "quantization.json",
+        "card.json",
+    ):
         assert (trained / name).is_file(), name
     report = json.loads((trained / "quantization.json").read_text())
     linear = [each for each in report["operators"] if each["type"] in ("Gemm", "MatMul")]

@@ -31,7 +31,8 @@ def folder(tmp_path_factory):
     """A tiny model, trained for one epoch and frozen."""
     folder = tmp_path_factory.mktemp("frozen") / "model"
     random = np.random.default_rng(0)
-    rows = [[i % 2, *random.integers(0, 99, 3).tolist(), *(f"k{kind}" for kind in random.integers(0, 9, FIELDS))] for i in range(200)]
+    kinds, numbers = random.integers(0, 9, (200, FIELDS)), random.integers(0, 99, (200, 3))
+    rows = ["\t".join(map(str, [i % 2, *numbers[i], *(f"{kind}" * 80 for kind in kinds[i])])) for i in range(200)]  # raw rows, long ones
     training.train(rows, folder, config=CONFIG)
     freeze(folder)
     return folder

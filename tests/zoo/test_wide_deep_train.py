@@ -18,7 +18,7 @@ train, TRAIN, FINETUNE, TrainConfig = training.train, training.TRAIN, training.F
 
 COUNTS = Counts(numeric=3, categorical=2, buckets=50)
 SMALL = replace(TRAIN, **COUNTS, embedding_size=4, hidden=(8, 6), batch_size=64, validation=0.25, learning_rate=0.01)
-TINY = replace(SMALL, epochs=3, patience=2, l2_embeddings=10.0, l2_wide=1.0)
+TINY = replace(SMALL, epochs=3, patience=2, min_delta=0.0, l2_embeddings=10.0, l2_wide=1.0)
 MADE = {"model.weights.h5", "preprocessing.json", "train.json", "learning_curve.png", "calibration.npz", "checkpoint"}
 
 
@@ -212,9 +212,13 @@ def test_resuming_a_finished_run_changes_nothing(trained, log):
 
 
 def test_patience_ends_the_search(tmp_path, log):
-    train(log, tmp_path / "m", config=replace(TINY, epochs=30, patience=1, learning_rate=0.3, refit=False))
+    train(log, tmp_path / "m", config=replace(TINY, epochs=30, patience=2, min_delta=0.01, refit=False))
     record = read_json(tmp_path / "m" / "train.json")
-    assert len(record["history"]) == record["epochs"] + 1 < 30
+    losses = [each["logloss"] for each in record["history"]]
+    best = record["epochs"] - 1
+    assert len(losses) == best + 3 < 30
+    assert min(losses[best + 1 :]) >= losses[best] - 0.01 and losses[best] < min([9.0, *losses[:best]]) - 0.01
+    assert record["metrics"]["logloss"] == losses[best]
 
 
 def refusal(*arguments, error=RequestError, **options) -> str:

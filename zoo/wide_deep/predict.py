@@ -82,9 +82,11 @@ class ClickPipeline(Pipeline):
         with writing(output, {"row": np.int64, "probability": np.float32}) as write, progress("scoring rows") as advance:
             for rows in self.rows(sources, on_error, errors):
                 batch = self.features.encode(rows)
-                if count == 0:
-                    self.session({name: array[: self.batch_size] for name, array in batch.items()})  # choosing an engine is not scoring
                 before = time.perf_counter()
+                if count == 0:  # opening the model and choosing an engine is not scoring
+                    self.session({name: array[: self.batch_size] for name, array in batch.items()})
+                    start += time.perf_counter() - before
+                    before = time.perf_counter()
                 probability = self.predict(batch)["probability"].reshape(-1)
                 model_seconds += time.perf_counter() - before
                 write({"row": rows.index, "probability": probability})

@@ -41,8 +41,9 @@ BLOCK_ROWS = 2_000_000  # rows in memory at once, 168 bytes each: smaller data i
 class TrainConfig:
     """The training recipe.
 
-    validation: how many of the log's last rows are held out, a count or a share below 1. patience: epochs without a lower held-out
-    LogLoss that end the search. refit: train once more from the start on all rows, for as many epochs as were best.
+    validation: how many of the log's last rows are held out, a count or a share below 1. min_delta: by how much their LogLoss must
+    fall below the best one's to make an epoch the best; late gains this small are lost on the days after. patience: epochs without a
+    new best that end the search. refit: train once more from the start on all rows, for as many epochs as were best.
     ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept.
     l2_*: weigh the squared distance of all table entries from 0 (in fine-tuning: from the starting weights) against the *sum* of the
     rows' losses, as a Gaussian prior does, so that they hold for any number of rows.
@@ -59,9 +60,10 @@ class TrainConfig:
     learning_rate: float = 1e-3
     dropout: float = 0.3
     ema: float = 0.98
-    l2_embeddings: float = 2500.0
+    l2_embeddings: float = 5000.0
     l2_wide: float = 8.0
-    patience: int = 5
+    patience: int = 3
+    min_delta: float = 0.001
     validation: float = 1500.0
     refit: bool = True
     seed: int = 0
@@ -71,7 +73,7 @@ class TrainConfig:
             if name in ("dropout", "ema"):
                 return bool(0 <= value < 1)
             least = min(value, default=0) if name == "hidden" else value
-            return bool(least >= 0 if name in ("l2_embeddings", "l2_wide", "refit", "seed") else least > 0)
+            return bool(least >= 0 if name in ("l2_embeddings", "l2_wide", "min_delta", "refit", "seed") else least > 0)
 
         if wrong := [f"{name} {value}" for name, value in asdict(self).items() if not fits(name, value)]:
             raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
@@ -319,13 +321,14 @@ def train(
     used = log.rows if config.refit else split
     metrics = {name: saved.best[name] for name in ("auc", "logloss", "accuracy")}
     sources = [data] if isinstance(data, str | os.PathLike) else data
-    files = [Path(each) for each in sources if isinstance(each, str | os.PathLike) and Path(each).is_file()]
+    names = [os.fspath(each) for each in sources if isinstance(each, str | os.PathLike)]
+    files = [Path(name) for name in names if "\t" not in name and Path(name).is_file()]  # not raw rows, not a hub id
     with tempfile.TemporaryDirectory(dir=output, prefix=".") as scratch:  # Keras insists on the ending .weights.h5
         model.save_weights(Path(scratch) / WEIGHTS)
         (Path(scratch) / WEIGHTS).replace(output / WEIGHTS)
     write_json(output / "preprocessing.json", features.to_json())
     with replacing(output / "calibration.npz") as temporary:
-        np.savez(temporary, allow_pickle=False, **_sample(log.part(0, used), used, features, config.seed))
+        np.savez(temporary, **_sample(log.part(0, used), used, features, config.seed))
     _plot(output / "learning_curve.png", saved.history, saved.best["epoch"])
     record = {
         "config": settings,
@@ -370,7 +373,8 @@ def _fit(
         if not np.isfinite(loss):
             raise ZooError(f"training diverged in epoch {saved.epoch} (LogLoss {loss}); train again with a lower learning_rate")
         if held_out:
-            saved.note({"epoch": saved.epoch, "train_logloss": loss, **trainer.evaluate(held_out)}, trainer.average.get_weights())
+            found = {"epoch": saved.epoch, "train_logloss": loss, **trainer.evaluate(held_out)}
+            saved.note(found, trainer.average.get_weights(), config.min_delta)
         saved.save(output / STATE, trainer)
     return trainer.average
 
@@ -392,10 +396,10 @@ class _Checkpoint:
         """Epochs since the best one."""
         return self.epoch - self.best["epoch"] if self.best else 0
 
-    def note(self, found: dict[str, Any], weights: list[Any]) -> None:
-        """Add an epoch to the history; the lowest LogLoss is the best."""
+    def note(self, found: dict[str, Any], weights: list[Any], min_delta: float) -> None:
+        """Add an epoch to the history; see `TrainConfig` for when it is the best."""
         self.history.append(found)
-        if not self.best or found["logloss"] < self.best["logloss"]:
+        if not self.best or found["logloss"] < self.best["logloss"] - min_delta:
             self.best, self.best_weights = found, weights
 
     def save(self, path: Path, trainer: Trainer) -> None:
@@ -443,7 +447,7 @@ def _start(folder: Path, config: TrainConfig) -> tuple[dict[str, Any], Features,
     return weights, features, replace(config, hidden=tuple(hidden), embedding_size=size, **features.counts)
 
 
-def _sample(pieces: Iterable[Rows], rows: int, features: Features, seed: int) -> dict[str, npt.NDArray[Any]]:
+def _sample(pieces: Iterable[Rows], rows: int, features: Features, seed: int) -> dict[str, Any]:
     """Inputs of up to `CALIBRATION_ROWS` of the rows, drawn without replacement, in their order."""
     chosen = np.sort(np.random.default_rng(seed).choice(rows, min(rows, CALIBRATION_ROWS), replace=False))
     parts, position = [], 0

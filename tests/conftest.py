@@ -1,0 +1,28 @@
+"""Every test: `rewriting` can be imported, the cache is an empty folder of its own."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# the root comes first: beside tests/ on the path, the folder tests/zoo would pass for the package zoo
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+
+@pytest.fixture(autouse=True)
+def zoo_home(tmp_path_factory, monkeypatch):
+    """ZOO_HOME of this test, not made yet."""
+    home = tmp_path_factory.mktemp("cache") / "home"
+    monkeypatch.setenv("ZOO_HOME", str(home))
+    return home
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """The development data folder."""
+    path = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
+    if not path.is_dir():
+        pytest.skip(f"no development data at {path}; name its folder in $ZOO_SHARED")
+    return path

@@ -1,0 +1,55 @@
+"""Small ONNX models from text, run in a plain onnxruntime session (all optimizations off)."""
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from pipelines.rewrite import rewrite
+
+
+def model(text, opset=17, **weights):
+    """`text` is "(inputs) => (outputs) { nodes }"; weights: {initializer: array}."""
+    proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}]> g {text}')
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
+    return ir.from_proto(proto)
+
+
+def run(model, optimized=False, **feeds):
+    """{output: array} of a plain session; `optimized` turns the engine's own rewrites on."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return dict(zip([each.name for each in session.get_outputs()], session.run(None, feeds), strict=True))
+
+
+def ops(model):
+    """Operator types in order."""
+    return [node.op_type for node in model.graph]
+
+
+def rewritten(model, *passes, exact=False, **feeds):
+    """Apply `passes`; the outputs must stay (bit for bit if `exact`), the graph valid, and a second time must change nothing."""
+    before = run(model, **feeds)
+    report = rewrite(model, passes)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    after = run(model, **feeds)
+    assert list(before) == list(after)
+    for name, value in before.items():
+        assert value.shape == after[name].shape and value.dtype == after[name].dtype
+        if exact:
+            np.testing.assert_array_equal(value, after[name])
+        else:
+            np.testing.assert_allclose(value, after[name], rtol=1e-5, atol=1e-6)
+    settled, fired = ops(model), [each.fired for each in passes]
+    rewrite(model, passes)
+    assert (ops(model), [each.fired for each in passes]) == (settled, fired), "fires again on its own result"
+    return report
+
+
+def reasons(report, name):
+    """Why the pass called `name` left near matches alone: {node: reason}."""
+    return next(refused for each, _, refused in report.passes if each == name)

@@ -1,0 +1,74 @@
+import dataclasses
+import sys
+
+import pytest
+
+from pipelines.entry import OBSERVERS, Entry, QuantRecipe
+from pipelines.errors import RequestError
+
+PARTS = ("train", "settings", "finetune_settings", "freeze", "rewrites", "evaluate", "pipeline")
+
+
+def entry(**changes):
+    parts = dict.fromkeys(PARTS, "json:dumps")
+    return Entry(**({"name": "wide-deep", "title": "t", "task": "clicks", "checkpoint": "c.h5"} | parts | changes))
+
+
+def test_recipe_defaults_and_json():
+    recipe = QuantRecipe()
+    assert recipe.observer == "minmax" and recipe.quantize_tables and not recipe.reduced_range
+    assert recipe.to_json() == {"observer": "minmax", "quantize_tables": True, "keep_float": (), "reduced_range": False}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.observer = "kl"
+
+
+def test_recipe_refuses_what_it_cannot_do():
+    with pytest.raises(RequestError, match=f"unknown observer 'median'; choose one of {', '.join(OBSERVERS)}"):
+        QuantRecipe(observer="median")
+    with pytest.raises(RequestError, match=r"keep_float pattern '\(' is no regular expression"):
+        QuantRecipe(keep_float=("fine", "("))
+
+
+def test_keep_float_matches_whole_names():
+    recipe = QuantRecipe(keep_float=("hidden_0/Add:0", "last.*"))
+    assert recipe.keeps_float("hidden_0/Add:0") and recipe.keeps_float("last") and recipe.keeps_float("last_layer")
+    assert not recipe.keeps_float("hidden_0/Add:01") and not recipe.keeps_float("a/last") and not QuantRecipe().keeps_float("")
+
+
+def test_one_pattern_is_not_taken_for_its_letters():
+    with pytest.raises(RequestError, match="keep_float is 'Gemm'"):
+        QuantRecipe(keep_float="Gemm")
+
+
+@pytest.mark.parametrize("name", ["Wide", "wide_deep", "", "-x", "a b"])
+def test_entry_names(name):
+    with pytest.raises(ValueError, match="must be lower-case words with hyphens"):
+        entry(name=name)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("value", ["json", "json:dumps:x", ""])
+def test_entry_parts_are_module_and_attribute(part, value):
+    with pytest.raises(ValueError, match="wide-deep: .* is not 'module:attribute'"):
+        entry(**{part: value})
+
+
+def test_parts_are_imported_on_first_use(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "heavy_part.py").write_text("def train(): return 7")
+    found = entry(train="heavy_part:train")
+    assert "heavy_part" not in sys.modules
+    assert found.part("train")() == 7
+    del sys.modules["heavy_part"]
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "needs_more.py").write_text("import no_such_library.inside")
+    with pytest.raises(RequestError, match=r"train of wide-deep needs no_such_library, .*pip install 'int8-zoo\[train\]'"):
+        entry(train="needs_more:train").part("train")
+
+
+def test_a_bug_of_ours_is_not_taken_for_a_missing_library():
+    with pytest.raises(ModuleNotFoundError):
+        entry(train="pipelines.nothing:train").part("train")

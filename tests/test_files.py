@@ -1,0 +1,105 @@
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from pipelines import files
+from pipelines.errors import RequestError
+
+
+def listing(folder):
+    return sorted(each.name for each in folder.iterdir())
+
+
+def test_a_file_appears_only_when_it_is_whole(tmp_path):
+    target = tmp_path / "deep" / "er" / "out.csv.gz"
+    with files.replacing(target) as temporary:
+        temporary.write_text("half")
+        assert not target.exists() and temporary.parent == target.parent and temporary.suffix == ".gz"
+    assert target.read_text() == "half" and listing(target.parent) == ["out.csv.gz"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_failure_leaves_nothing(tmp_path, error):
+    with pytest.raises(error), files.replacing(tmp_path / "out.txt") as temporary:
+        temporary.write_text("half")
+        raise error
+    assert listing(tmp_path) == []
+
+
+def test_a_failure_keeps_what_was_there(tmp_path):
+    target = files.write_text(tmp_path / "out.txt", "old")
+    with pytest.raises(ValueError), files.replacing(target) as temporary:
+        temporary.write_text("new")
+        raise ValueError
+    assert target.read_text() == "old" and listing(tmp_path) == ["out.txt"]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_permissions_follow_the_umask(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        path = files.write_text(tmp_path / "out.txt", "x")
+        assert os.umask(mask) == mask  # and the umask is as it was
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_relative_path_and_a_name_without_suffix(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert files.write_text("plain", "x") == Path("plain") and listing(tmp_path) == ["plain"]
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "out.txt", tmp_path / "folder", tmp_path / ("x" * 300)):
+        with pytest.raises(RequestError, match="cannot write .*; choose another output path$") as caught:
+            files.write_text(path, "x")
+        assert "\n" not in str(caught.value)
+    assert listing(tmp_path) == ["file", "folder"]
+
+
+def test_a_device_is_not_replaced_by_a_file(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(RequestError, match="a folder or a device"):
+        files.write_text(pipe, "x")
+    assert pipe.is_fifo() and listing(tmp_path) == ["pipe"]
+
+
+def test_json_round_trip(tmp_path):
+    value = {"z": [1, 0.1, None], "a": "ü"}
+    path = files.write_json(tmp_path / "v.json", value)
+    assert files.read_json(path) == value
+    text = path.read_text(encoding="utf-8")
+    assert list(json.loads(text)) == ["z", "a"] and "ü" in text and text.endswith("}\n")
+
+
+def test_a_value_that_is_no_json_leaves_nothing(tmp_path):
+    with pytest.raises(TypeError):
+        files.write_json(tmp_path / "v.json", {"a": object()})
+    assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"\xff\xfe{}", b"{} {}"])
+def test_broken_json_is_named(tmp_path, body):
+    (tmp_path / "v.json").write_bytes(body)
+    with pytest.raises(RequestError, match="v.json is not valid JSON"):
+        files.read_json(tmp_path / "v.json")
+
+
+def test_missing_json_is_named(tmp_path):
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(RequestError, match=f"cannot read {path}"):
+            files.read_json(path)
+
+
+def test_sha256(tmp_path):
+    body = os.urandom(300_000)
+    (tmp_path / "x").write_bytes(body)
+    assert files.sha256(tmp_path / "x") == hashlib.sha256(body).hexdigest()

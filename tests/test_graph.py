@@ -1,0 +1,328 @@
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from rewriting import model, ops, run
+
+from pipelines import graph
+from pipelines.errors import RequestError
+
+RNG = np.random.default_rng(0)
+MLP = "(float[n,8] x) => (float[n,2] y) { h = Gemm(x, w, b) r = LeakyRelu<alpha=0.1>(h) y = MatMul(r, v) }"
+BRANCH = """(bool c, float[n] x) => (float[n] y) {
+    y = If (c) <then_branch = f () => (float[n] a) { a = Relu(x) },
+                else_branch = g () => (float[n] d) <float[1] k = {2}> { d = Mul(x, k) }> }"""
+
+
+def mlp():
+    normal = lambda *shape: RNG.standard_normal(shape).astype(np.float32)  # noqa: E731
+    return model(MLP, w=normal(8, 16), b=normal(16), v=normal(16, 2))
+
+
+# --- load and save
+
+
+@pytest.fixture
+def saved(tmp_path):
+    return graph.save(mlp(), tmp_path / "m.onnx")
+
+
+def test_a_model_survives_saving(saved):
+    found, x = graph.load(saved), RNG.standard_normal((3, 8)).astype(np.float32)
+    assert ops(found) == ["Gemm", "LeakyRelu", "MatMul"] and graph.operators(found) == {"Gemm": 1, "LeakyRelu": 1, "MatMul": 1}
+    again = graph.save(found, saved.parent / "again" / "m.onnx")
+    assert again.read_bytes() == saved.read_bytes()
+    np.testing.assert_array_equal(run(found, x=x)["y"], run(graph.load(again), x=x)["y"])
+
+
+def one_line(path, *parts):
+    with pytest.raises(RequestError) as caught:
+        graph.load(path)
+    text = str(caught.value)
+    assert "\n" not in text and str(path) in text and all(part in text for part in parts), text
+
+
+def test_a_missing_file_or_a_folder_is_named(tmp_path):
+    one_line(tmp_path / "none.onnx", "no ONNX model at")
+    one_line(tmp_path, "no ONNX model at")
+
+
+def test_a_file_cut_anywhere_is_refused(saved):
+    body = saved.read_bytes()
+    for size in [0, 1, 2, *range(3, len(body), 29), len(body) - 1]:
+        saved.write_bytes(body[:size])
+        one_line(saved)
+
+
+def test_other_files_are_refused(tmp_path):
+    noise = random.Random(0)
+    for body in [b"hello world\n", b"PK\x03\x04", b"{}", *(noise.randbytes(noise.randint(1, 400)) for _ in range(100))]:
+        (tmp_path / "noise.onnx").write_bytes(body)
+        one_line(tmp_path / "noise.onnx")
+
+
+def test_damaged_files_are_refused_in_one_line_or_read(saved):
+    body, noise, refused = saved.read_bytes(), random.Random(1), 0
+    for _ in range(300):
+        damaged = bytearray(body)
+        for _ in range(3):
+            damaged[noise.randrange(len(body))] = noise.randrange(256)
+        saved.write_bytes(damaged)
+        try:
+            graph.load(saved)
+        except RequestError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 10
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("(float[n] x) => (float[n] y) { y = Foo(x) }", "No Op registered for Foo"),
+        ("(float[n] x) => (float[n] y) { y = Relu<alpha=1.0>(x) }", "alpha"),
+        ("(float[n] x) => (float[n] y) { y = Add(x) }", "Add"),
+        ("(float[n] x) => (float[n] y) { z = Relu(x) }", "y"),
+        ("(float[n] x) => (float[n] y) { y = Relu(z) z = Relu(x) }", "topologically sorted"),
+    ],
+)
+def test_an_invalid_graph_says_what_is_wrong(tmp_path, text, what):
+    path = tmp_path / "bad.onnx"
+    proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> g {text}')
+    path.write_bytes(proto.SerializeToString())
+    one_line(path, what)
+
+
+# --- digest
+
+
+def test_digest_ignores_who_made_the_file_and_notes():
+    proto = ir.to_proto(mlp())
+    before = graph.digest(ir.from_proto(proto))
+    proto.producer_name, proto.producer_version, proto.doc_string, proto.model_version = "else", "9", "note", 7
+    proto.graph.name, proto.graph.doc_string = "other", "note"
+    for number, node in enumerate(proto.graph.node):
+        node.name, node.doc_string = f"node{number}", "note"
+    proto.metadata_props.add(key="author", value="nobody")
+    assert graph.digest(ir.from_proto(proto)) == before
+
+
+def change_weight(proto):
+    body = bytearray(proto.graph.initializer[0].raw_data)
+    body[0] ^= 1
+    proto.graph.initializer[0].raw_data = bytes(body)
+
+
+def rename(proto, old, new):
+    for node in proto.graph.node:
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
+                names[index] = new if name == old else name
+    for value in (*proto.graph.output, *proto.graph.input, *proto.graph.initializer):
+        value.name = new if value.name == old else value.name
+
+
+def swap_inputs(proto):
+    first, second = proto.graph.node[2].input
+    proto.graph.node[2].input[:] = [second, first]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_weight,
+        lambda proto: setattr(proto.graph.node[1].attribute[0], "f", 0.2),
+        lambda proto: rename(proto, "y", "z"),
+        lambda proto: rename(proto, "x", "z"),
+        lambda proto: rename(proto, "h", "z"),
+        lambda proto: rename(proto, "w", "z"),
+        lambda proto: setattr(proto.graph.node[1], "op_type", "Elu"),
+        lambda proto: setattr(proto.graph.node[1], "domain", "com.example"),
+        swap_inputs,
+        lambda proto: setattr(proto.graph.input[0].type.tensor_type, "elem_type", onnx.TensorProto.DOUBLE),
+        lambda proto: setattr(proto.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 4),
+        lambda proto: proto.graph.output.append(onnx.helper.make_tensor_value_info("h", 1, ["n", 16])),
+        lambda proto: proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1, np.float32), "more")),
+    ],
+    ids=["weight", "attribute", "output", "input", "value", "weight name", "operator", "domain", "order", "dtype", "shape", "new", "more"],
+)
+def test_digest_changes_with_what_the_graph_computes(change):
+    proto = ir.to_proto(mlp())
+    before = graph.digest(ir.from_proto(proto))
+    change(proto)
+    assert graph.digest(ir.from_proto(proto)) != before
+
+
+def made_in_memory():
+    found = mlp()
+    found.graph[1].attributes["alpha"] = ir.AttrFloat32("alpha", 0.1)  # a Python float; a file keeps 32 bits of it
+    return found
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        mlp(),
+        made_in_memory(),
+        model(BRANCH),
+        model("(float[n,3] x, float z) => (float[n,3] y) { a = Mul(x, z) y = Einsum<equation='ij->ij'>(a) }".replace("'", '"')),
+        model("(float[n,3] x) => (float[n,3] y) { k = Constant<value = float {2}>() y = Mul(x, k) }"),
+    ],
+    ids=["plain", "float attribute", "branches", "string attribute", "tensor attribute"],
+)
+def test_digest_survives_copying_and_saving(found, tmp_path):
+    before = graph.digest(found)
+    assert graph.digest(found.clone()) == before
+    assert graph.digest(graph.load(graph.save(found, tmp_path / "m.onnx"))) == before
+
+
+def test_digest_looks_into_branches():
+    before = graph.digest(model(BRANCH))
+    assert graph.digest(model(BRANCH)) == before
+    assert graph.digest(model(BRANCH.replace("{2}", "{3}"))) != before
+    assert graph.digest(model(BRANCH.replace("Relu", "Abs"))) != before
+
+
+def test_digest_is_the_same_in_another_process(saved):
+    code = "import sys; from pipelines import graph; print(graph.digest(graph.load(sys.argv[1])))"
+    found = subprocess.run([sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=True).stdout.strip()
+    assert found == graph.digest(graph.load(saved))
+
+
+# --- float16 weights
+
+
+def test_float16_round_trip(tmp_path):
+    found, x = mlp(), RNG.standard_normal((5, 8)).astype(np.float32)
+    before = {name: graph.constant(value) for name, value in found.graph.initializers.items()}
+    full = run(found, x=x)["y"]
+
+    graph.compress_fp16(found)
+    small = graph.save(found, tmp_path / "half.onnx")
+    half = graph.load(small)
+    stored = {name: graph.constant(value).dtype for name, value in half.graph.initializers.items()}
+    assert stored == {"w.fp16": np.float16, "b": np.float32, "v": np.float32}  # those of 64 elements or more
+    rounded = run(half, x=x)["y"]
+    assert 0 < np.abs(rounded - full).max() < 0.05
+
+    graph.expand_fp16(half)
+    back = graph.load(graph.save(half, tmp_path / "full.onnx"))
+    assert ops(back) == ["Gemm", "LeakyRelu", "MatMul"] and set(back.graph.initializers) == set(before)
+    for name, value in back.graph.initializers.items():
+        expected = before[name].astype(np.float16).astype(np.float32) if name == "w" else before[name]
+        np.testing.assert_array_equal(graph.constant(value), expected)
+    np.testing.assert_array_equal(run(back, x=x)["y"], rounded)
+
+
+def test_float16_halves_a_file_and_can_be_done_again(tmp_path):
+    weight = RNG.standard_normal((200, 300)).astype(np.float32)
+    found = model("(float[n,200] x) => (float[n,300] y) { y = MatMul(x, w) }", w=weight)
+    full = graph.save(found, tmp_path / "full.onnx").stat().st_size
+    graph.compress_fp16(found)
+    first = graph.save(found, tmp_path / "half.onnx").read_bytes()
+    assert len(first) < 0.51 * full
+    graph.expand_fp16(found)
+    graph.compress_fp16(found)
+    assert graph.save(found, tmp_path / "half.onnx").read_bytes() == first
+
+
+def test_float16_of_a_weight_with_two_readers():
+    found = model("(float[n,9] x) => (float[n,9] y) { h = MatMul(x, w) y = MatMul(h, w) }", w=np.eye(9, dtype=np.float32) / 3)
+    graph.compress_fp16(found)
+    assert ops(found) == ["Cast", "MatMul", "MatMul"]
+    graph.expand_fp16(found)
+    assert ops(found) == ["MatMul", "MatMul"] and list(found.graph.initializers) == ["w"]
+
+
+def test_a_weight_beyond_float16_is_refused(recwarn):
+    found = model("(float[n,9] x) => (float[n,9] y) { y = MatMul(x, w) }", w=np.full((9, 9), 70000, np.float32))
+    with pytest.raises(RequestError, match=r"weight w does not fit float16 \(largest magnitude 70000\)"):
+        graph.compress_fp16(found)
+    assert not recwarn.list
+
+
+def test_expanding_leaves_other_casts_alone():
+    text = "(float[n,9] x) => (double[9] y, float16[n,9] z) { y = Cast<to=11>(h) z = Cast<to=10>(x) }"
+    found = model(text, h=np.ones(9, np.float16))
+    graph.expand_fp16(found)
+    assert ops(found) == ["Cast", "Cast"] and list(found.graph.initializers) == ["h"]
+
+
+# --- helpers
+
+
+def test_new_initializers_get_names_of_their_own():
+    found = mlp()
+    names = [graph.initializer(found.graph, "w", np.zeros(1, np.float32)).name for _ in range(2)]
+    assert names == ["w_1", "w_2"] and {"w", *names} <= set(found.graph.initializers)
+
+
+def test_constant_reads_initializers_and_constant_nodes_only():
+    found = model("(float[n] x) => (float[n] y) { k = Constant<value_float=2.0>() a = Mul(x, k) y = Add(a, w) }", w=np.float32(3))
+    values = {value.name: value for node in found.graph for value in node.inputs}
+    assert graph.constant(values["k"]) == 2 and graph.constant(values["w"]) == 3
+    assert graph.constant(values["x"]) is None and graph.constant(None) is None
+
+
+def test_sole_user():
+    found = model("(float[n] x) => (float[n] y, float[n] b) { a = Relu(x) b = Abs(a) c = Neg(b) d = Mul(c, c) y = Add(d, x) }")
+    users = {node.outputs[0].name: graph.sole_user(node.outputs[0]) for node in found.graph}
+    found_users = {name: user and user.op_type for name, user in users.items()}
+    # b also leaves the graph, c is read twice, by one node
+    assert found_users == {"a": "Abs", "b": None, "c": None, "d": "Add", "y": None}
+
+
+LOOKUP = "(int64[n] i) => (float[n,4] y) {{ {} y = Relu(e) }}"
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("e = Gather(T, i)", True),
+        ("g = Gather(T, i) e = Reshape(g, shape)", True),
+        ("j = Unsqueeze(i, one) g = Gather(T, j) e = Squeeze(g, one)", True),
+        ("j = Unsqueeze(i, one) g = Gather(T, j) e = Flatten<axis=1>(g)", True),
+        ("g = Gather(T, i) e = Identity(g)", True),
+        ("g = Gather(T, i) e = Reshape(g, other)", False),  # regroups the columns
+        ("g = Gather<axis=1>(W, i) e = Transpose(g)", False),
+        ("e = Gather<axis=1>(W, i)", False),
+        ("g = Gather(T, i) e = Relu(g)", False),
+        ("e = Gather(D, i)", False),  # float64
+        ("e = Gather(C, i)", False),  # 3-D
+        ("t = Relu(T) e = Gather(t, i)", False),  # a table that is computed
+        ("g = Gather(T, i) h = Abs(g) e = Reshape(g, shape)", False),  # read elsewhere
+    ],
+)
+def test_table_lookup(body, found):
+    weights = {
+        "T": np.ones((5, 4), np.float32),
+        "W": np.ones((4, 5), np.float32),
+        "D": np.ones((5, 4)),
+        "C": np.ones((5, 4, 4), np.float32),
+        "shape": np.array([-1, 4]),
+        "other": np.array([-1, 2]),
+        "one": np.array([1]),
+    }
+    built = model(LOOKUP.format(body), **weights)
+    ir.passes.common.ShapeInferencePass()(built)
+    value = next(node for node in built.graph if node.op_type == "Relu" and node.outputs[0].name == "y").inputs[0]
+    lookup = graph.table_lookup(value)
+    assert (lookup is not None) == found
+    if lookup is not None:
+        assert lookup.gather.op_type == "Gather" and lookup.table.name == "T"
+
+
+def test_a_lookup_that_leaves_the_graph_is_none():
+    found = model("(int64[n] i) => (float[n,4] y, float[n,4] e) { e = Gather(T, i) y = Relu(e) }", T=np.ones((5, 4), np.float32))
+    assert graph.table_lookup(found.graph[0].outputs[0]) is None
+    assert graph.table_lookup(None) is None and graph.table_lookup(found.graph.inputs[0]) is None
+
+
+def test_operators_counts_most_first():
+    found = model("(float[n] x) => (float[n] y) { a = Abs(x) b = Relu(a) y = Relu(b) }")
+    assert json.dumps(graph.operators(found)) == '{"Relu": 2, "Abs": 1}'

@@ -1,0 +1,93 @@
+import json
+import os
+import subprocess
+
+import pytest
+
+from pipelines import machine
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    machine.cpu.cache_clear()
+    machine.commit.cache_clear()
+    yield
+    machine.cpu.cache_clear()
+    machine.commit.cache_clear()
+
+
+CPUINFO = """processor	: 0
+cpu family	: 6
+model		: 207
+model name	: Some CPU @ 3.00GHz
+flags		: fpu avx2 {} amx_int8x
+
+processor	: 1
+model name	: Another
+flags		: fpu avx2 avx512_vnni
+"""
+
+
+@pytest.mark.parametrize(("flag", "vnni"), [("avx512_vnni", True), ("avx_vnni", True), ("avx512f", False)])
+def test_cpu_is_the_first_processor(monkeypatch, flag, vnni):
+    monkeypatch.setattr("pathlib.Path.read_text", lambda self, *a, **k: CPUINFO.format(flag))
+    assert machine.cpu() == {"name": "Some CPU @ 3.00GHz", "family": "6", "model": "207", "flags": ["avx2", flag]}
+    assert machine.has_vnni() == vnni
+
+
+def test_a_system_without_cpuinfo(monkeypatch):
+    def missing(self, *arguments, **options):
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr("pathlib.Path.read_text", missing)
+    assert machine.cpu()["flags"] == [] and machine.cpu()["name"] and not machine.has_vnni()
+
+
+def test_versions():
+    found = machine.versions()
+    assert {"python", "onnxruntime", "openvino", "numpy", "onnx-ir"} <= set(found)
+    import onnxruntime
+
+    assert found["onnxruntime"] == onnxruntime.__version__
+
+
+def test_environment_is_json_with_the_facts_of_the_run():
+    found = machine.environment(threads=3)
+    assert found["threads"] == 3 and found["cores"] == machine.cores() >= 1
+    assert {"cpu", "cpu_model", "isa", "versions", "commit"} <= set(json.loads(json.dumps(found)))
+
+
+def test_fingerprint_follows_cpu_cores_and_versions(monkeypatch):
+    before = machine.fingerprint()
+    assert machine.fingerprint() == before and len(before) == 12
+    for name, value in (("cpu", {"name": "other"}), ("cores", 1000), ("versions", {"python": "9"})):
+        with monkeypatch.context() as patch:
+            patch.setattr(machine, name, lambda value=value: value)
+            assert machine.fingerprint() != before, name
+    assert machine.fingerprint() == before
+
+
+def checkout(tmp_path, monkeypatch):
+    (tmp_path / "pipelines").mkdir()
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "pipelines" / "machine.py"))
+
+
+def test_commit_of_a_checkout(tmp_path, monkeypatch):
+    checkout(tmp_path, monkeypatch)
+    (tmp_path / "file").write_text("1")
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
+    for arguments in (["init", "-q"], ["add", "file"], [*who, "commit", "-q", "-m", "x"]):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, env=os.environ | {"GIT_CONFIG_GLOBAL": os.devnull})
+    clean = machine.commit()
+    assert len(clean) == 12
+    (tmp_path / "file").write_text("2")
+    machine.commit.cache_clear()
+    assert machine.commit() == clean + "+"
+
+
+def test_no_commit_outside_a_checkout(tmp_path, monkeypatch):
+    checkout(tmp_path, monkeypatch)
+    assert machine.commit() is None
+    (tmp_path / ".git").write_text("broken")
+    machine.commit.cache_clear()
+    assert machine.commit() is None

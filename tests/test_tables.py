@@ -1,0 +1,77 @@
+import gzip
+import io
+import sys
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+
+from pipelines.errors import RequestError
+from pipelines.tables import writing
+
+COLUMNS = {"row": np.int64, "probability": np.float32, "click": np.bool_}
+CHUNKS = [
+    {"row": np.arange(3), "probability": np.array([0.25, 0.1, 1e-9], np.float32), "click": np.array([True, False, False])},
+    {"row": np.arange(3, 3), "probability": np.zeros(0, np.float32), "click": np.zeros(0, bool)},
+    {"row": np.arange(3, 5), "probability": np.array([0.5, 1.0, 0.0, 7.0], np.float32)[::3], "click": np.array([True, True])},
+]
+TEXT = "row,probability,click\n0,0.25,true\n1,0.1,false\n2,1e-9,false\n3,0.5,true\n4,7,true\n"
+
+
+def write(output, chunks=CHUNKS):
+    with writing(output, COLUMNS) as rows:
+        for chunk in chunks:
+            rows(chunk)
+
+
+def test_csv(tmp_path):
+    write(tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == TEXT
+
+
+def test_csv_gz(tmp_path):
+    write(tmp_path / "out.CSV.gz")
+    assert gzip.decompress((tmp_path / "out.CSV.gz").read_bytes()).decode() == TEXT
+
+
+def test_parquet(tmp_path):
+    write(tmp_path / "out.parquet")
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert [str(each) for each in table.schema.types] == ["int64", "float", "bool"]
+    assert table.column("row").to_pylist() == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(table.column("probability"), np.array([0.25, 0.1, 1e-9, 0.5, 7], np.float32))
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.csv.gz", "out.parquet"])
+def test_no_rows_make_a_table_with_columns(tmp_path, name):
+    write(tmp_path / name, [])
+    if name.endswith("parquet"):
+        assert parquet.read_table(tmp_path / name).column_names == list(COLUMNS)
+    else:
+        body = (tmp_path / name).read_bytes()
+        assert (gzip.decompress(body) if name.endswith("gz") else body) == b"row,probability,click\n"
+
+
+def test_stdout_stays_open(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="utf-8"))
+    write("-")
+    print("after")
+    sys.stdout.flush()
+    assert raw.getvalue().decode() == TEXT + "after\n"
+
+
+@pytest.mark.parametrize("name", ["out.xlsx", "out", "out.gz", "csv", "out.csv.zip"])
+def test_another_format_is_refused_before_anything_is_written(tmp_path, name):
+    with pytest.raises(RequestError, match=r"name it \.csv, \.csv\.gz, \.parquet, or - for CSV on stdout"):
+        write(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.csv.gz", "out.parquet"])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_failure_leaves_nothing(tmp_path, name, error):
+    with pytest.raises(error), writing(tmp_path / name, COLUMNS) as rows:
+        rows(CHUNKS[0])
+        raise error
+    assert list(tmp_path.iterdir()) == []
