@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,11 @@ class ModelFolder:
 
     @property
     def recipe(self) -> QuantRecipe:
-        """The recipe int8.onnx is made by: the one it was last quantized with here, else the entry's."""
-        kept = self.record.get("int8.onnx", {}).get("recipe")
-        return QuantRecipe(**kept | {"keep_float": tuple(kept["keep_float"])}) if kept else self.entry.recipe
+        """The recipe int8.onnx is made by: the one it was last quantized with here, else the entry's; the observer is calibration.json's."""
+        record = self.record
+        kept = record.get("int8.onnx", {}).get("recipe")
+        recipe = QuantRecipe(**kept | {"keep_float": tuple(kept["keep_float"])}) if kept else self.entry.recipe
+        return replace(recipe, observer=record.get("calibration.json", {}).get("observer", recipe.observer))
 
 
 def open_folder(path: str | Path, entries: Callable[[str], Entry]) -> ModelFolder:
@@ -195,8 +197,8 @@ def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], 
     """(batches, number of samples) of an .npz with one array per graph input, first axis = samples; RequestError for anything else."""
     try:
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError) as error:
+            arrays = {name: np.asarray(archive[name]) for name in archive.files}
+    except Exception as error:  # numpy, zipfile and zlib raise their own kinds for every sort of damage
         raise RequestError(f"cannot read {path} as .npz: {error}; it must hold one array per graph input") from error
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if not counts or len(set(counts.values())) > 1 or 0 in counts.values():

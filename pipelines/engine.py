@@ -43,15 +43,22 @@ class Session(Protocol):
     inputs: dict[str, Port]
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """{graph input: C-contiguous array, first axis = samples} -> {graph output: array the caller owns}. Any batch size."""
+        """{graph input: C-contiguous array, first axis = samples} -> {graph output: array the caller owns}. Any batch size, also 0.
+
+        Raises RequestError where the engine refuses the batch.
+        """
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Run once with the engine's own profiler on and say what ran."""
 
 
-_ORT_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16, "tensor(bool)": np.bool_} | {
-    f"tensor({name})": np.dtype(name) for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-}
+_ORT_TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(bool)": np.bool_,
+    "tensor(string)": np.object_,
+} | {f"tensor({name})": np.dtype(name) for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")}
 _SHORT = {"float": "f32", "uint8": "u8", "int8": "s8", "int32": "s32", "int64": "s64"}
 
 
@@ -86,7 +93,11 @@ class OnnxRuntimeSession:
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """See `Session`."""
-        return dict(zip(self._outputs, self._session.run(self._outputs, dict(batch)), strict=True))
+        try:
+            results = self._session.run(self._outputs, dict(batch))
+        except Exception as error:  # onnxruntime raises its own kinds
+            raise RequestError(f"onnxruntime cannot run {self.path} on this batch: {_line(error)}") from error
+        return dict(zip(self._outputs, results, strict=True))
 
     def executed(self, batch: Batch) -> list[Executed]:
         """See `Session`. The element type is that of the operator's first input."""
@@ -133,7 +144,7 @@ class OpenVinoSession:
     def _compile(self, size: int) -> Any:
         if size not in self._compiled:
             model = self._core.read_model(str(self.path))
-            model.reshape({name: [size, *(-1 if d is None else d for d in port.shape[1:])] for name, port in self.inputs.items()})
+            shapes = {name: [size, *(-1 if d is None else d for d in port.shape[1:])] for name, port in self.inputs.items()}
             options = {
                 "INFERENCE_NUM_THREADS": self.threads,
                 "NUM_STREAMS": 1,
@@ -142,6 +153,7 @@ class OpenVinoSession:
                 "ENABLE_CPU_PINNING": False,  # the caller's own pinning (taskset) holds
             }
             try:
+                model.reshape(shapes)
                 self._compiled[size] = self._core.compile_model(model, "CPU", options).create_infer_request()
             except RuntimeError as error:
                 raise ZooError(f"openvino cannot compile {self.path} for batch size {size}: {_line(error)}") from error
@@ -149,17 +161,24 @@ class OpenVinoSession:
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """See `Session`."""
-        count = len(next(iter(batch.values())))
+        if set(batch) != set(self.inputs):
+            raise RequestError(f"found inputs {', '.join(batch) or 'none'}; {self.path} takes {', '.join(self.inputs)}")
+        count, *others = {len(array) for array in batch.values()}
+        if others:  # padding would hide it
+            raise RequestError(f"the inputs for {self.path} hold {count} and {others[0]} samples; wanted the same number in each")
         size = count if count in self._compiled else min((each for each in self._compiled if count < each < 2**16), default=count)
         request = self._compile(max(size, 1))
         padded = {name: array if size == count and count else _pad(array, max(size, 1)) for name, array in batch.items()}
-        results = request.infer(padded, share_inputs=True)
+        try:
+            results = request.infer(padded, share_inputs=True)
+        except RuntimeError as error:
+            raise RequestError(f"openvino cannot run {self.path} on this batch: {_line(error)}") from error
         # outputs are copied by infer; every one starts with the batch axis
         return {port.any_name: array[:count] for port, array in results.items()}
 
     def executed(self, batch: Batch) -> list[Executed]:
         """See `Session`. From the compiled (runtime) model; constants and shape arithmetic are left out."""
-        request = self._compile(len(next(iter(batch.values()))))
+        request = self._compile(max(len(next(iter(batch.values()))), 1))
         found = []
         for op in request.get_compiled_model().get_runtime_model().get_ordered_ops():
             info = op.get_rt_info()
@@ -180,7 +199,9 @@ def _pad(array: NDArray[Any], size: int) -> NDArray[Any]:
 
 
 def _line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """What an engine's exception says, in one line and without the places in its source."""
+    lines = [line for line in str(error).splitlines() if not line.startswith(("Exception from ", "Check '"))]
+    return " ".join(" ".join(lines).split()) or type(error).__name__
 
 
 ENGINES: dict[str, type[OnnxRuntimeSession] | type[OpenVinoSession]] = {"onnxruntime": OnnxRuntimeSession, "openvino": OpenVinoSession}

@@ -73,9 +73,7 @@ def activation_parameters(observed: TensorRange) -> tuple[np.float32, np.uint8]:
     return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
 
 
-def weight_parameters(
-    weight: Array, axis: int, bits: int = 8, least: Array | float = 0.0
-) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+def weight_parameters(weight: Array, axis: int, bits: int = 8, least: Array | float = 0.0) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
     """(scales, int8 weights) of a float weight, one scale per index of `axis`, never saturated.
 
     least: scales are at least this (float, or one per channel). A channel of zeros gets it, or 1 where it is 0.
@@ -235,8 +233,14 @@ def _describe(node: ir.Node, reasons: dict[str, str], early: QuantizeEarly) -> O
         return Operator(name, node.op_type, "int8")
     if ir.DataType.FLOAT not in dtypes:
         return Operator(name, node.op_type, "integer")
-    before, reader = node.inputs[0].producer() if node.inputs and node.inputs[0] else None, graph.sole_user(node.outputs[0])
-    between = before is not None and before.op_type in CONVERTERS and not reasons.get(str(before.name)) and reader is not None
-    if node.op_type in ("Relu", "Clip") and between and reader.op_type == "QuantizeLinear":
+    if node.op_type in ("Relu", "Clip") and _fused(node, reasons):
         return Operator(name, node.op_type, "int8", "fused by engines into the operator before it")
     return Operator(name, node.op_type, "float", early.refused.get(name) or reasons.get(name) or f"{node.op_type} has no int8 form here")
+
+
+def _fused(node: ir.Node, reasons: dict[str, str]) -> bool:
+    """Whether `node` stands between an int8 operator and a quantize step; engines make the three one."""
+    x, reader = node.inputs[0], graph.sole_user(node.outputs[0])
+    layer = x.producer() if x is not None and graph.sole_user(x) is node else None
+    int8 = layer is not None and layer.op_type in CONVERTERS and not reasons.get(str(layer.name))
+    return int8 and reader is not None and reader.op_type == "QuantizeLinear"

@@ -74,7 +74,15 @@ def speed(name: str) -> str:
             split = " / ".join(f"{ms:.3f}" for ms in each["split_ms"].values())
             latency = " / ".join(f"{each['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99"))
             rows.append(
-                [str(each["batch_size"]), each["precision"], each["engine"], f"{each['samples_per_second']:,.0f}", f"{ratio:.2f}x", latency, split]
+                [
+                    str(each["batch_size"]),
+                    each["precision"],
+                    each["engine"],
+                    f"{each['samples_per_second']:,.0f}",
+                    f"{ratio:.2f}x",
+                    latency,
+                    split,
+                ]
                 + [f"{each['memory_mb']:.0f}"]
             )
         columns = ["batch", "precision", "engine", "samples/s (model alone)", "to fp32 of the engine", "p50 / p95 / p99 ms"]
@@ -94,7 +102,9 @@ def model(name: str) -> str:
     card = Hub(zoo.SHIPPED).card(name)
     details = card.details
     facts = [["family", card.entry], *([key, str(details[key])] for key in ("data", "licence", "origin", "limits") if key in details)]
-    facts += [["calibration", ", ".join(f"{key} {value}" for key, value in details["calibration"].items() if key in ("observer", "samples"))]]
+    facts += [
+        ["calibration", ", ".join(f"{key} {value}" for key, value in details["calibration"].items() if key in ("observer", "samples"))]
+    ]
     facts += [["files", ", ".join(f"{file.name} {(file.size or 0) / 1e6:.2f} MB" for file in card.files)]]
     parts = [f"## {name}\n\n{card.description}\n", table(["", ""], facts), quality(name), speed(name), stream(name)]
     return "\n".join(part for part in parts if part)

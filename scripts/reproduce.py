@@ -9,6 +9,7 @@ several machines stand side by side. `quality` needs the training rows: $ZOO_SHA
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import resource
@@ -20,9 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import zoo
-from pipelines import files, hub, machine
+from pipelines import build, files, hub, machine
+from pipelines.engine import ENGINES, load
 from pipelines.errors import RequestError, ZooError
+from pipelines.evaluate import click_metrics
+from zoo.wide_deep.data import Rows
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
@@ -54,19 +60,14 @@ def quality() -> None:
         held_out.write_bytes(b"".join(source.read_bytes().splitlines(keepends=True)[-HELD_OUT:]))
         zoo.train("wide-deep", str(source), folder, settings={"refit": "false", "validation": str(HELD_OUT)})
         found = zoo.evaluate(folder, str(held_out), engine="onnxruntime")
-        found |= {"model": MODEL, "data": f"the last {HELD_OUT} rows of {source.name}, unseen by this training run"}
+        found |= {"model": MODEL, "data": f"the last {HELD_OUT} rows of {source.name}, on which this run was stopped but not trained"}
         found["peers"] = {"onnxruntime quantize_static": stock_quantizer(folder, held_out)}
     report("quality", found)
 
 
 def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
     """What onnxruntime's own quantizer (QDQ, MinMax, per channel, on the model's plain fp32.onnx) makes of the same model and rows."""
-    import numpy as np
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
-
-    from pipelines import build
-    from pipelines.evaluate import click_metrics
-    from zoo.wide_deep.data import Rows
 
     opened: Any = zoo.pipeline(folder, "fp32", "onnxruntime")
     rows = Rows.concatenate(list(opened.rows(str(held_out))))
@@ -80,7 +81,7 @@ def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
 
     target = folder / "stock.onnx"
     quantize_static(
-        folder / "rewritten.onnx",
+        folder / "fp32.onnx",
         target,
         Reader(),
         per_channel=True,
@@ -88,10 +89,8 @@ def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
         weight_type=QuantType.QInt8,
         calibrate_method=CalibrationMethod.MinMax,
     )
-    from pipelines.engine import load
-
     batch = opened.features.encode(rows)
-    scores = [load(path, "onnxruntime").run(batch)["probability"].ravel() for path in (folder / "rewritten.onnx", target)]
+    scores = [load(path, "onnxruntime").run(batch)["probability"].ravel() for path in (folder / "fp32.onnx", target)]
     assert rows.labels is not None
     metrics = [click_metrics(rows.labels, each) for each in scores]
     difference = {key: metrics[1][key] - metrics[0][key] for key in metrics[0]}
@@ -100,15 +99,24 @@ def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
 
 def speed() -> None:
     """Batches of 512, 64 and 1 in both engines and precisions, in turn, one pinned thread; with what the int8 graph really ran."""
-    command = [sys.executable, "-m", "zoo.cli", "benchmark", MODEL, "--batch-size", "512,64,1", "--threads", "1", "--rounds", "21", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "zoo.cli",
+        "benchmark",
+        MODEL,
+        "--batch-size",
+        "512,64,1",
+        "--threads",
+        "1",
+        "--rounds",
+        "21",
+        "--json",
+    ]
     out = subprocess.run(["taskset", "-c", "0", *command], capture_output=True, text=True, check=True).stdout
-    import json
-
     found = json.loads(out)
     opened: Any = zoo.pipeline(MODEL)
     batch = opened.preprocess(opened.example(512))
-    from pipelines.engine import ENGINES, load
-
     found["executed"] = {
         name: [f"{each.type} {each.precision}" for each in load(opened.path / "int8.onnx", name).executed(batch)] for name in ENGINES
     }
@@ -125,10 +133,10 @@ def stream() -> None:
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
-    import json
-
     found = {**json.loads(out), "process_seconds": round(seconds, 2), "peak_memory_mb": round(peak, 1)}
-    report(f"stream-{cpu_slug()}", {**found, "data": "scripts/synthesize_criteo.py -n 2000000", "environment": machine.environment(threads=1)})
+    report(
+        f"stream-{cpu_slug()}", {**found, "data": "scripts/synthesize_criteo.py -n 2000000", "environment": machine.environment(threads=1)}
+    )
 
 
 PARTS: dict[str, Callable[[], None]] = {"quality": quality, "speed": speed, "stream": stream}

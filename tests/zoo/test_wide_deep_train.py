@@ -19,7 +19,7 @@ train, TRAIN, FINETUNE, TrainConfig = training.train, training.TRAIN, training.F
 COUNTS = Counts(numeric=3, categorical=2, buckets=50)
 SMALL = replace(TRAIN, **COUNTS, embedding_size=4, hidden=(8, 6), batch_size=64, validation=0.25, learning_rate=0.01)
 TINY = replace(SMALL, epochs=3, patience=2, min_delta=0.0, l2_embeddings=10.0, l2_wide=1.0)
-MADE = {"model.weights.h5", "preprocessing.json", "train.json", "learning_curve.png", "calibration.npz", "checkpoint"}
+MADE = {"model.weights.h5", "train.json", "learning_curve.png", "calibration.npz", "checkpoint"}
 
 
 def write_log(path: Path, rows: int = 400, seed: int = 0, labelled: bool = True) -> Path:
@@ -102,7 +102,7 @@ def test_a_run_leaves_its_files_and_nothing_else(trained, log):
     assert record["metrics"] == metrics and set(metrics) == {"auc", "logloss", "accuracy"}
     assert record["rows"] == {"train": 300, "held_out": 100, "final": 400, "left_out": 0}
     assert record["data"] == [{"file": "log.tsv", "sha256": sha256(log)}]
-    assert record["features"] == read_json(folder / "preprocessing.json")
+    assert Features.from_json(record["features"]).buckets == 50
     assert [each["epoch"] for each in record["history"]] == [1, 2, 3]
     best = min(record["history"], key=lambda each: each["logloss"])
     assert (record["epochs"], metrics["logloss"]) == (best["epoch"], best["logloss"])
@@ -112,14 +112,14 @@ def test_a_run_leaves_its_files_and_nothing_else(trained, log):
 
 def test_statistics_come_from_the_training_rows_alone(trained, log):
     numbers = Rows.concatenate(list(read_rows(log, **COUNTS)))[slice(0, 300)].numbers
-    features = Features.from_json(read_json(trained[0] / "preprocessing.json"))
+    features = Features.from_json(read_json(trained[0] / "train.json")["features"])
     np.testing.assert_allclose(features.hi, np.log1p(np.nanmax(numbers, axis=0)), rtol=1e-6)
 
 
 def test_calibration_samples_are_distinct_training_rows(tmp_path, log, monkeypatch):
     monkeypatch.setattr(training, "CALIBRATION_ROWS", 50)
     train(log, tmp_path / "m", config=replace(TINY, epochs=1, refit=False))
-    features = Features.from_json(read_json(tmp_path / "m" / "preprocessing.json"))
+    features = Features.from_json(read_json(tmp_path / "m" / "train.json")["features"])
     inputs = features.encode(Rows.concatenate(list(read_rows(log, **COUNTS)))[slice(0, 300)])
     rows = {(*ids.tolist(), *numbers.tolist()) for ids, numbers in zip(inputs["ids"], inputs["numbers"], strict=True)}
     with np.load(tmp_path / "m" / "calibration.npz") as file:
@@ -176,7 +176,7 @@ def test_one_seed_gives_the_same_weights(tmp_path, log, trained):
     assert train(log, tmp_path / "again", config=TINY) == trained[1]
     assert_same_weights(tmp_path / "again", trained[0])
     assert (tmp_path / "again" / "model.weights.h5").read_bytes() == (trained[0] / "model.weights.h5").read_bytes()
-    features = Features.from_json(read_json(trained[0] / "preprocessing.json"))
+    features = Features.from_json(read_json(trained[0] / "train.json")["features"])
     first, second = (training.Trainer(features, replace(TINY, seed=seed), 300, None).model.get_weights() for seed in (0, 1))
     assert any((a != b).any() for a, b in zip(first, second, strict=True))
 
@@ -325,7 +325,7 @@ def test_finetuning_starts_from_a_model_and_keeps_its_preprocessing(tmp_path, tr
     still = replace(FINETUNE, learning_rate=1e-12, epochs=1)
     train(own, tmp_path / "still", config=still, start_from=folder)
     record = read_json(tmp_path / "still" / "train.json")
-    assert record["features"] == read_json(folder / "preprocessing.json")
+    assert record["features"] == read_json(trained[0] / "train.json")["features"]
     assert (record["config"]["hidden"], record["config"]["embedding_size"], record["config"]["buckets"]) == ([8, 6], 4, 50)
     for name, array in weights_of(folder).items():
         np.testing.assert_allclose(weights_of(tmp_path / "still")[name], array, atol=1e-6, err_msg=name)
@@ -339,7 +339,7 @@ def test_starting_from_something_else_is_refused(tmp_path, trained, log):
     other = tmp_path / "other"
     other.mkdir()
     assert "card.json" in refusal(log, tmp_path / "m", start_from=other)
-    (other / "preprocessing.json").write_bytes((trained[0] / "preprocessing.json").read_bytes())
+    (other / "train.json").write_bytes((trained[0] / "train.json").read_bytes())
     assert "fp32.onnx" in refusal(log, tmp_path / "m", start_from=other)
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])

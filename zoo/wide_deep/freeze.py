@@ -71,10 +71,10 @@ def freeze(folder: str | Path) -> dict[str, Any]:
 
 def load_model(folder: Path) -> keras.Model:
     """The trained model in a folder. Raises RequestError where a file is missing or fits no model."""
-    features = Features.from_json(read_json(folder / "preprocessing.json"))
+    trained = read_json(folder / "train.json")
     try:
-        settings = read_json(folder / "train.json")["config"]
-        model = build_model(features, TrainConfig(**settings | {"hidden": tuple(settings["hidden"])}))
+        settings = trained["config"]
+        model = build_model(Features.from_json(trained["features"]), TrainConfig(**settings | {"hidden": tuple(settings["hidden"])}))
         model.load_weights(folder / WEIGHTS)
     except (OSError, TypeError, KeyError, ValueError) as error:
         raise RequestError(f"cannot read the model in {folder} ({str(error).splitlines()[0]}); train it again") from error

@@ -1,0 +1,214 @@
+import numpy as np
+import pytest
+from rewriting import model
+
+from pipelines import engine, graph
+from pipelines.calibrate import calibrate
+from pipelines.entry import QuantRecipe
+from pipelines.errors import RequestError, ZooError
+from pipelines.quantize import quantize
+
+RNG = np.random.default_rng(0)
+ENGINES = pytest.mark.parametrize("name", list(engine.ENGINES))
+MIXED = """(int32[n,2] ids, float[n,3] x) => (float[n,2] y, int64[n] best) {
+    i = Gather<axis=1>(ids, c) e = Gather(T, i) j = Concat<axis=1>(e, x) y = MatMul(j, w) best = ArgMax<axis=1, keepdims=0>(y) }"""
+T, W = RNG.standard_normal((9, 4)).astype(np.float32), RNG.standard_normal((7, 2)).astype(np.float32)
+MLP = "(float[n,32] x) => (float[n,8] y) { h = Gemm(x, w, b) r = Relu(h) k = Gemm(r, v, b) s = Relu(k) y = Gemm(s, u, d) }"
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    return graph.save(model(MIXED, c=np.int64(1), T=T, w=W), tmp_path / "mixed.onnx")
+
+
+def batch(n):
+    return {"ids": RNG.integers(0, 9, (n, 2)).astype(np.int32), "x": RNG.standard_normal((n, 3)).astype(np.float32)}
+
+
+def check(session, feeds):
+    found = session.run(feeds)
+    y = np.concatenate([T[feeds["ids"][:, 1]], feeds["x"]], axis=1) @ W
+    assert list(found) == ["y", "best"] and found["y"].dtype == np.float32 and found["best"].dtype == np.int64
+    np.testing.assert_allclose(found["y"], y, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found["best"], y.argmax(axis=1))
+    assert found["y"].shape == (len(feeds["x"]), 2)
+
+
+@ENGINES
+def test_any_batch_size_after_any_other(mixed, name):
+    session = engine.load(mixed, name)
+    for n in (5, 3, 8, 1, 0, 5, 64, 7, 65, 0, 64):
+        check(session, batch(n))
+
+
+@ENGINES
+def test_a_first_batch_without_samples(mixed, name):
+    session = engine.load(mixed, name)
+    check(session, batch(0))
+    check(session, batch(2))
+
+
+@ENGINES
+def test_inputs_are_described(mixed, name):
+    session = engine.load(mixed, name, 1)
+    assert session.inputs == {"ids": engine.Port(np.dtype(np.int32), (None, 2)), "x": engine.Port(np.dtype(np.float32), (None, 3))}
+    assert (session.engine, session.threads) == (name, 1)
+
+
+@ENGINES
+def test_results_belong_to_the_caller(mixed, name):
+    session = engine.load(mixed, name)
+    feeds = batch(6)
+    first = session.run(feeds)
+    kept = {key: array.copy() for key, array in first.items()}
+    for array in feeds.values():
+        array[:] = 0  # inputs may be overwritten, too
+    session.run(batch(6))
+    for key, array in first.items():
+        np.testing.assert_array_equal(array, kept[key])
+        array[:] = 1
+
+
+def test_openvino_pads_a_smaller_batch_instead_of_compiling(mixed):
+    session = engine.load(mixed, "openvino")
+    for n in (16, 5, 16, 1, 9):
+        session.run(batch(n))
+    assert list(session._compiled) == [16]
+    session.run(batch(17))
+    session.run(batch(5))
+    assert list(session._compiled) == [16, 17]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_are_what_was_asked_for(mixed, threads):
+    assert engine.load(mixed, "onnxruntime", threads)._session.get_session_options().intra_op_num_threads == threads
+    session = engine.load(mixed, "openvino", threads)
+    session.run(batch(2))
+    compiled = session._compiled[2].get_compiled_model()
+    assert compiled.get_property("INFERENCE_NUM_THREADS") == threads and compiled.get_property("NUM_STREAMS") == 1
+
+
+# --- what runs
+
+
+@pytest.fixture(scope="module")
+def mlps(tmp_path_factory):
+    """(fp32, int8) files of a three-layer network."""
+    folder = tmp_path_factory.mktemp("mlps")
+    normal = lambda *shape: RNG.standard_normal(shape).astype(np.float32)  # noqa: E731
+    found = model(MLP, w=normal(32, 64), b=normal(64), v=normal(64, 64), u=normal(64, 8), d=normal(8))
+    int8, _ = quantize(found, QuantRecipe(), calibrate(found, [{"x": normal(64, 32)}]))
+    return graph.save(found, folder / "fp32.onnx"), graph.save(int8, folder / "int8.onnx")
+
+
+def gemms(session):
+    """Element types of the operators that multiply matrices, and all types that ran."""
+    ran = session.executed({"x": np.ones((16, 32), np.float32)})
+    assert ran and all(each.name and each.type for each in ran)
+    return [each.precision for each in ran if "Gemm" in each.type or "MatMul" in each.type or "FullyConnected" in each.type], ran
+
+
+@ENGINES
+def test_an_int8_network_runs_in_int8(mlps, name):
+    session = engine.load(mlps[1], name)
+    found, ran = gemms(session)
+    assert found == ["u8"] * 3
+    assert not any("Dequantize" in each.type for each in ran) and sum("Quantize" in each.type for each in ran) <= 1
+    assert gemms(engine.load(mlps[1], name))[0] == ["u8"] * 3  # also from the compiler's cache
+
+
+@ENGINES
+def test_a_float_network_runs_in_float(mlps, name):
+    assert gemms(engine.load(mlps[0], name))[0] == ["f32"] * 3  # in float32: bfloat16 is not used by itself
+
+
+def test_engines_agree_on_int8(mlps):
+    x = RNG.standard_normal((128, 32)).astype(np.float32)
+    a, b = (engine.load(mlps[1], name).run({"x": x})["y"] for name in engine.ENGINES)
+    exact = engine.load(mlps[0], "onnxruntime").run({"x": x})["y"]
+    assert np.abs(a - b).max() < 0.02 * np.abs(exact).max()
+    assert 0 < np.abs(a - exact).max() < 0.1 * np.abs(exact).max()
+
+
+@ENGINES
+def test_looking_at_what_runs_leaves_no_files(mlps, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    engine.load(mlps[1], name).executed({"x": np.ones((4, 32), np.float32)})
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- refusals
+
+
+def refused(kind, action, *parts):
+    with pytest.raises(kind) as caught:
+        action()
+    text = str(caught.value)
+    assert "\n" not in text and all(part in text for part in parts), text
+
+
+@ENGINES
+@pytest.mark.parametrize("body", [b"", b"hello", bytes(range(256))])
+def test_a_file_that_is_no_model(tmp_path, name, body):
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(body)
+    refused(RequestError, lambda: engine.load(path, name), f"{name} cannot load {path}: ")
+
+
+@ENGINES
+def test_a_truncated_model(mlps, tmp_path, name):
+    path = tmp_path / "cut.onnx"
+    path.write_bytes(mlps[0].read_bytes()[:-500])
+    refused(RequestError, lambda: engine.load(path, name), f"{name} cannot load {path}: ")
+
+
+@ENGINES
+def test_an_operator_that_no_engine_knows_is_named(tmp_path, name):
+    path = graph.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
+    refused(RequestError, lambda: engine.load(path, name), "Foo")
+
+
+@ENGINES
+def test_requests_that_are_wrong(mixed, name):
+    refused(RequestError, lambda: engine.load(mixed.parent / "none.onnx", name), "no model file at")
+    refused(RequestError, lambda: engine.load(mixed.parent, name), "no model file at")
+    refused(RequestError, lambda: engine.load(mixed, name, 0), "threads must be 1 or more, not 0")
+    refused(RequestError, lambda: engine.load(mixed, "tvm"), "unknown engine 'tvm'; choose auto, onnxruntime or openvino")
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda feeds: feeds.pop("x"),
+        lambda feeds: feeds.clear(),
+        lambda feeds: feeds.update(x=feeds["x"][:, :2]),
+        lambda feeds: feeds.update(x=feeds["x"][:3]),
+        lambda feeds: feeds.update(z=feeds["x"]),
+    ],
+    ids=["missing", "none", "width", "length", "unknown"],
+)
+def test_a_batch_that_does_not_fit(mixed, name, change):
+    session = engine.load(mixed, name)
+    check(session, batch(8))
+    feeds = batch(4)
+    change(feeds)
+    refused(RequestError, lambda: session.run(feeds), str(mixed))
+    check(session, batch(4))  # and the session still works
+
+
+def test_an_index_beyond_the_table(mixed):
+    feeds = batch(4)
+    feeds["ids"][1] = 9
+    refused(RequestError, lambda: engine.load(mixed, "onnxruntime").run(feeds), "indices element out of data bounds, idx=9")
+
+
+def test_openvino_says_which_batch_size_a_model_cannot_have(tmp_path):
+    fixed = model("(float[2,3] x) => (float[3,2] y) { y = Reshape(x, s) }", s=np.array([3, 2]))
+    session = engine.load(graph.save(fixed, tmp_path / "fixed.onnx"), "openvino")
+    refused(ZooError, lambda: session.run({"x": np.ones((5, 3), np.float32)}), "cannot compile", "for batch size 5")
+
+
+def test_an_engine_that_is_not_installed(mixed, monkeypatch):
+    monkeypatch.setattr(engine, "available", lambda: ["onnxruntime"])
+    refused(RequestError, lambda: engine.load(mixed, "openvino"), "openvino is not installed; run: pip install openvino")

@@ -1,0 +1,572 @@
+"""The quantizer against integer arithmetic in numpy, against onnxruntime's own quantizer, and on graphs drawn at random."""
+
+import collections
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime.quantization as oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rewriting import model, ops, run
+
+from pipelines import graph
+from pipelines.calibrate import TensorRange, calibrate
+from pipelines.engine import ENGINES, load
+from pipelines.entry import QuantRecipe
+from pipelines.errors import RequestError
+from pipelines.quantize import activation_parameters, quantize, weight_parameters
+from pipelines.rewrite import rewrite
+from pipelines.rewrites.fuse_linear import FuseLinear
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape, scale=1.0):
+    return (RNG.standard_normal(shape) * scale).astype(np.float32)
+
+
+def quantized(found, recipe=None, observer="minmax", **feeds):
+    """(int8 model, report), calibrated on `feeds`; what must hold for every result is checked on the way."""
+    before = graph.digest(found)
+    result, report = quantize(found, recipe or QuantRecipe(), calibrate(found, [feeds], observer))
+    assert graph.digest(found) == before, "the input model changed"
+    onnx.checker.check_model(ir.to_proto(result), full_check=True)
+    check_steps(result)
+    check_report(result, report)
+    return result, report
+
+
+def check_steps(result):
+    for node in result.graph:
+        if node.op_type == "QuantizeLinear":
+            source = node.inputs[0].producer()
+            assert source is None or source.op_type != "DequantizeLinear", f"{node.name} undoes a dequantize"
+        if node.op_type in ("Gemm", "MatMul", "Conv") and node.inputs[1].producer() is not None:
+            assert node.inputs[1].producer().inputs[0].dtype == ir.DataType.INT8
+
+
+def check_report(result, report):
+    real = [node.op_type for node in result.graph if node.op_type not in ("QuantizeLinear", "DequantizeLinear")]
+    assert collections.Counter(each.type for each in report.operators) == collections.Counter(real)
+    names = [each.name for each in report.operators]
+    assert len(set(names)) == len(names) and all(names)
+    assert all(each.precision in ("int8", "float", "integer") for each in report.operators)
+    assert all(each.reason for each in report.operators if each.precision == "float")
+    assert sum(report.counts().values()) == len(names)
+
+
+def precisions(report):
+    return [(each.type, each.precision) for each in report.operators]
+
+
+def weights_of(result):
+    """{float weight: (int8 weight, scales)} of the operators' second inputs."""
+    found = {}
+    for node in result.graph:
+        if node.op_type in ("Gemm", "MatMul", "Conv"):
+            q, s, _ = node.inputs[1].producer().inputs
+            found[q.name.removesuffix(".quantized").split("/", 1)[1]] = (graph.constant(q), graph.constant(s))
+    return found
+
+
+# --- integers
+
+
+def input_step(x):
+    """(scale, zero point) as the article writes it: 255 / max for what has no negatives, else 255 / (max - min)."""
+    low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
+    if low == 0:
+        return np.float32(high / 255), 0
+    scale = np.float32((high - low) / 255)
+    return scale, round(-low / float(scale))
+
+
+def to_bytes(x, scale, zero):
+    return np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.int64)
+
+
+def layer(x_q, zero, x_scale, w, b):
+    """u8 [n, k] times float [k, m]: exact integer sums, and their step; the zero point goes into the bias (shifted bias)."""
+    w_scale = (np.abs(w).max(axis=0) / 127).astype(np.float32)
+    w_q = np.rint(w / w_scale).astype(np.int64)
+    assert np.abs(w_q).max() <= 127
+    step = (x_scale * w_scale).astype(np.float64)
+    shifted = np.rint(b / step).astype(np.int64) - zero * w_q.sum(axis=0)
+    sums = x_q @ w_q + shifted
+    assert np.abs(sums).max() < 2**31
+    return sums, step
+
+
+TWO = "(float[n,24] x) => (float[n,5] y) {{ h = {} r = Relu(h) {} }}"
+GEMMS = TWO.format("Gemm(x, w, b)", "y = Gemm(r, v, c)")
+TRANSPOSED = TWO.format("Gemm<transB=1>(x, w, b)", "y = Gemm<transB=1>(r, v, c)")
+MATMULS = TWO.format("MatMul(x, w)", "y = MatMul(r, v)")
+
+
+@pytest.mark.parametrize("text", [GEMMS, TRANSPOSED, MATMULS], ids=["Gemm", "Gemm transB", "MatMul"])
+@pytest.mark.parametrize("signed", [True, False], ids=["asymmetric", "non-negative"])
+@pytest.mark.parametrize("optimized", [True, False], ids=["engine", "plain"])
+def test_two_layers_against_integers(text, signed, optimized):
+    w, b, v, c = normal(24, 40), normal(40), normal(40, 5), normal(5)
+    x = normal(256, 24) if signed else np.abs(normal(256, 24))
+    turned = "transB" in text
+    weights = {"w": w.T.copy() if turned else w, "v": v.T.copy() if turned else v}
+    if "Gemm" in text:
+        weights |= {"b": b, "c": c}
+    else:
+        b, c = np.zeros_like(b), np.zeros_like(c)
+    result, report = quantized(model(text, **weights), x=x)
+    kind = text.split("h = ")[1][:4]
+    assert [(each[:4], how) for each, how in precisions(report)] == [(kind, "int8"), ("Relu", "int8"), (kind, "int8")]
+    between = next(value for node in result.graph for value in node.outputs if value.name == "r.quantized")
+    result.graph.outputs.append(between)
+    found = run(result, optimized, x=x)
+
+    x_scale, zero = input_step(x)
+    assert (zero > 0) == signed
+    sums, step = layer(to_bytes(x, x_scale, zero), zero, x_scale, w, b)
+    r_scale, _ = input_step(np.maximum(x @ w + b, 0))
+    r_q = np.clip(np.rint(sums * step / r_scale), 0, 255).astype(np.int64)  # requantized: half to even; the clip at 0 is the ReLU
+    off = np.abs(found["r.quantized"].astype(np.int64) - r_q)
+    assert off.max() <= 1 and (off > 0).mean() < 0.01
+    sums, step = layer(found["r.quantized"].astype(np.int64), 0, r_scale, v, c)
+    np.testing.assert_allclose(found["y"], sums * step, rtol=1e-5, atol=float(step.max()))
+    np.testing.assert_allclose(found["y"], np.maximum(x @ w + b, 0) @ v + c, atol=0.03 * np.abs(found["y"]).max())
+
+
+def conv(x, w, strides=1, pad=1, groups=1):
+    """Integer convolution of [n, c, h, w], padded with zeros."""
+    x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    patches = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], axis=(2, 3))[:, :, ::strides, ::strides]
+    ins, outs = x.shape[1] // groups, w.shape[0] // groups
+    parts = [
+        np.einsum("nchwij,ocij->nohw", patches[:, g * ins : (g + 1) * ins], w[g * outs : (g + 1) * outs]) for g in range(groups)
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("signed", [True, False])
+def test_convolution_against_integers(groups, bias, signed):
+    w, b = normal(8, 4 // groups, 3, 3), normal(8)
+    x = normal(3, 4, 9, 9) if signed else np.abs(normal(3, 4, 9, 9))
+    text = f"""(float[n,4,9,9] x) => (float[n,8,a,b] y) {{
+        y = Conv<group={groups}, pads=[1,1,1,1], strides=[2,2]>(x, w{", bias" if bias else ""}) }}"""
+    result, report = quantized(model(text, w=w, **({"bias": b} if bias else {})), x=x)
+    assert precisions(report) == [("Conv", "int8")]
+    scale, zero = input_step(x)
+    w_scale = (np.abs(w).reshape(8, -1).max(axis=1) / 127).astype(np.float32)
+    w_q = np.rint(w / w_scale[:, None, None, None]).astype(np.int64)
+    step = (scale * w_scale).astype(np.float64)[:, None, None]
+    # what is padded is zero, so the zero point's term differs at the borders: it is taken out before padding
+    sums = conv(to_bytes(x, scale, zero) - zero, w_q, 2, 1, groups)
+    if bias:
+        sums = sums + np.rint(b / step.ravel()).astype(np.int64)[:, None, None]
+    for optimized in (True, False):
+        np.testing.assert_allclose(run(result, optimized, x=x)["y"], sums * step, rtol=1e-5, atol=1e-5)
+
+
+# --- parameters
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale", "zero"),
+    [
+        (0.0, 2.55, 0.01, 0),
+        (0.5, 2.55, 0.01, 0),  # zero is part of every range
+        (-1.0, 1.55, 0.01, 100),
+        (-2.55, -1.0, 0.01, 255),
+        (0.0, 0.0, 1.0, 0),
+        (-1e-13, 1e-13, 1.0, 0),
+    ],
+)
+def test_activation_parameters(low, high, scale, zero):
+    found = activation_parameters(TensorRange(-9, 9, low, high, 1))
+    assert found == (np.float32(scale), zero) and [each.dtype for each in found] == [np.float32, np.uint8]
+
+
+@given(st.floats(-1e6, 1e6, width=32), st.floats(-1e6, 1e6, width=32))
+@settings(max_examples=200, deadline=None)
+def test_activation_parameters_cover_the_range_and_hold_zero(a, b):
+    low, high = min(a, b), max(a, b)
+    scale, zero = activation_parameters(TensorRange(low, high, low, high, 1))
+    assert 0 <= int(zero) <= 255 and (low < 0 or zero == 0)
+    for x in (low, high, 0.0):
+        back = (np.clip(np.rint(x / float(scale)) + int(zero), 0, 255) - int(zero)) * float(scale)
+        assert abs(back - x) <= float(scale) * 0.5001 + 1e-12
+        assert x != 0 or back == 0
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([7, 8]), st.sampled_from([0, 1]))
+@settings(max_examples=50, deadline=None)
+def test_weights_are_never_saturated(seed, bits, axis):
+    rng = np.random.default_rng(seed)
+    w = (rng.standard_normal((6, 7)) * 10.0 ** rng.uniform(-12, 6, (6, 7)[axis]).reshape((-1, 1) if axis == 0 else (1, -1))).astype(np.float32)
+    scale, q = weight_parameters(w, axis, bits)
+    top = 2 ** (bits - 1) - 1
+    assert q.dtype == np.int8 and (np.abs(q).max(axis=1 - axis) == top).all()  # every channel uses the whole range
+    broad = np.expand_dims(scale, 1 - axis).astype(np.float64)
+    assert (np.abs(q * broad - w) <= 0.5001 * broad).all()
+
+
+def test_weights_of_a_convolution_have_a_scale_an_output():
+    w = normal(5, 2, 3, 3)
+    scale, _ = weight_parameters(w, 0)
+    np.testing.assert_allclose(scale, np.abs(w).max(axis=(1, 2, 3)) / 127, rtol=1e-6)
+
+
+def test_a_channel_of_zeros():
+    w = np.stack([np.zeros(4), np.full(4, 1e-42), [1, 2, 3, 4]]).astype(np.float32)
+    scale, q = weight_parameters(w, 0)
+    assert scale.tolist()[:2] == [1, 1] and not q[:2].any() and q[2].tolist() == [32, 64, 95, 127]
+    scale, q = weight_parameters(w, 0, least=np.array([0.25, 0, 8.0]))
+    assert scale.tolist() == [0.25, 1, 8] and q[2].tolist() == [0, 0, 0, 0]
+
+
+LINEAR = "(float[n,6] x) => (float[n,4] y) { y = Gemm(x, w, b) }"
+
+
+def int8_error(found, x):
+    result, _ = quantized(found, x=x)
+    expected = run(found, x=x)["y"]
+    return np.abs(run(result, x=x)["y"] - expected), np.abs(run(result, optimized=True, x=x)["y"] - expected), expected
+
+
+@pytest.mark.parametrize("dead", [0.0, 1e-42, 1e-30])
+@pytest.mark.parametrize("bias", [0.3, 0.0, 1e-4])
+def test_dead_channels_keep_their_bias(dead, bias):
+    """The output of a channel without weights is its bias, however coarse the input's steps are."""
+    w = normal(6, 4)
+    w[:, 1] = dead
+    x = normal(64, 6, scale=100)
+    b = np.array([1, bias, -1, 2], np.float32)
+    plain, engine, _ = int8_error(model(LINEAR, w=w, b=b), x)
+    assert max(plain[:, 1].max(), engine[:, 1].max()) <= 1e-6 * bias + 1e-25
+
+
+@pytest.mark.parametrize("weight_scale", [1e-3, 1e-6, 1e-9, 1e-18])
+def test_tiny_weights_beside_a_big_bias(weight_scale):
+    """A bias that int32 does not hold in steps of s_x s_w."""
+    w = normal(6, 4, scale=weight_scale)
+    w[:, 2] = normal(6)
+    x, b = normal(64, 6), np.array([50, -50, 3, 1e4], np.float32)
+    plain, engine, expected = int8_error(model(LINEAR, w=w, b=b), x)
+    for error in (plain, engine):
+        assert np.isfinite(error).all()
+        assert (error[:, [0, 1, 3]] <= 50 * weight_scale + 1e-5 * np.abs(expected[:, [0, 1, 3]])).all()
+        assert error[:, 2].max() < 0.1
+
+
+def test_bias_leaves_room_for_the_sum():
+    k = 4096  # inputs at 255 with weights at 127
+    w = np.full((k, 1), 1e-5, np.float32)
+    x = np.ones((4, k), np.float32)
+    text = f"(float[n,{k}] x) => (float[n,1] y) {{ y = Gemm(x, w, b) }}"
+    for b in (1e3, -1e3):
+        plain, engine, _ = int8_error(model(text, w=w, b=np.array([b], np.float32)), x)
+        assert max(plain.max(), engine.max()) < 0.05
+
+
+def test_an_input_that_is_always_zero():
+    x = np.zeros((4, 6), np.float32)
+    plain, engine, _ = int8_error(model(LINEAR, w=normal(6, 4), b=normal(4)), x)
+    assert max(plain.max(), engine.max()) < 0.02  # half a step of the bias, at s_x = 1
+
+
+# --- the oracle
+
+
+class Reader(oracle.CalibrationDataReader):
+    def __init__(self, batches):
+        self.batches = iter(batches)
+
+    def get_next(self):
+        return next(self.batches, None)
+
+
+def test_parameters_are_those_of_onnxruntimes_quantizer(tmp_path):
+    """quantize_static with MinMax, per-channel symmetric int8 weights and asymmetric uint8 activations."""
+    found = model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5))
+    x = normal(500, 24)
+    result, _ = quantized(found, x=x)
+    source = graph.save(found, tmp_path / "m.onnx")
+    oracle.quantize_static(
+        str(source),
+        str(tmp_path / "q.onnx"),
+        Reader([{"x": x[:200]}, {"x": x[200:]}]),
+        quant_format=oracle.QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=oracle.QuantType.QUInt8,
+        weight_type=oracle.QuantType.QInt8,
+        calibrate_method=oracle.CalibrationMethod.MinMax,
+        extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
+    )
+    theirs = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(tmp_path / "q.onnx").graph.initializer}
+    ours = {name: graph.constant(value) for name, value in result.graph.initializers.items()}
+    for name, layer in (("w", "h"), ("v", "y")):
+        # onnxruntime widens the range by a hair in float32, so a value that lies between two steps may fall on the other side
+        np.testing.assert_allclose(ours[f"{layer}/{name}.scale"], theirs[f"{name}_scale"], rtol=1e-6)
+        off = np.abs(ours[f"{layer}/{name}.quantized"].astype(int) - theirs[f"{name}_quantized"])
+        assert off.max() <= 1 and (off > 0).mean() < 1e-3
+    for name in ("x", "r"):
+        np.testing.assert_allclose(ours[f"{name}.scale"], theirs[f"{name}_scale"], rtol=1e-6)
+        assert ours[f"{name}.zero_point"] == theirs[f"{name}_zero_point"]
+    for name, layer in (("b", "h"), ("c", "y")):
+        off = np.abs(ours[f"{layer}/{name}.quantized"].astype(np.int64) - theirs[f"{name}_quantized"])
+        assert off.max() <= 2
+
+
+# --- what stays, what moves
+
+
+def mlp():
+    return model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5))
+
+
+def test_same_inputs_same_bytes(tmp_path):
+    found, x = mlp(), normal(64, 24)
+    table = calibrate(found, [{"x": x}])
+    first, second = (
+        graph.save(quantize(each, QuantRecipe(), table)[0], tmp_path / f"{number}.onnx").read_bytes()
+        for number, each in enumerate((found, found.clone()))
+    )
+    again = graph.load(graph.save(found, tmp_path / "float.onnx"))
+    third = graph.save(quantize(again, QuantRecipe(), calibrate(again, [{"x": x}]))[0], tmp_path / "2.onnx").read_bytes()
+    assert first == second == third
+
+
+def test_a_table_of_another_graph_is_refused():
+    found, other = mlp(), mlp()
+    with pytest.raises(RequestError, match="the calibration table was made for the graph"):
+        quantize(found, QuantRecipe(), calibrate(other, [{"x": normal(4, 24)}]))
+
+
+def test_an_old_opset_is_refused():
+    found = model("(float[n,3] x) => (float[n,3] y) { y = MatMul(x, w) }", opset=12, w=normal(3, 3))
+    with pytest.raises(RequestError, match="the model has opset 12, int8 per channel needs 13 or newer"):
+        quantize(found, QuantRecipe(), calibrate(found, [{"x": normal(4, 3)}]))
+
+
+def test_the_report():
+    found, x = mlp(), normal(64, 24)
+    recipe = QuantRecipe(observer="kl")
+    _, report = quantized(found, recipe, observer="kl", x=x)
+    assert report.counts() == {"int8": 3} and report.graph == graph.digest(found)
+    assert report.to_json() == {
+        "graph": report.graph,
+        "recipe": recipe.to_json(),
+        "operators": [
+            {"name": "h", "type": "Gemm", "precision": "int8", "reason": ""},
+            {"name": "r", "type": "Relu", "precision": "int8", "reason": "fused by engines into the operator before it"},
+            {"name": "y", "type": "Gemm", "precision": "int8", "reason": ""},
+        ],
+    }
+
+
+def test_the_report_names_the_observer_that_chose_the_ranges():
+    _, report = quantized(mlp(), QuantRecipe(), observer="kl", x=normal(64, 24))
+    assert report.recipe.observer == "kl"
+
+
+def test_operators_without_a_name_are_told_apart():
+    found = mlp()
+    assert not found.graph[0].name
+    found.graph[1].name = "h"  # what the first one would be called
+    _, report = quantized(found, QuantRecipe(keep_float=("y",)), x=normal(64, 24))
+    assert [(each.type, each.precision) for each in report.operators] == [("Gemm", "int8"), ("Relu", "float"), ("Gemm", "float")]
+
+
+def test_keep_float_keeps_layers_and_what_moves():
+    text = "(float[n,4] a, float[n,4] b) => (float[n,5] y) { x = Concat<axis=1>(a, b) h = Gemm(x, w) y = Gemm(h, v) }"
+    found = model(text, w=normal(8, 6), v=normal(6, 5))
+    feeds = {"a": normal(32, 4), "b": normal(32, 4)}
+    _, report = quantized(found, QuantRecipe(keep_float=("h",)), **feeds)
+    assert precisions(report) == [("Concat", "float"), ("Gemm", "float"), ("Gemm", "int8")]
+    assert report.operators[1].reason == "kept float by the recipe"
+    result, report = quantized(found, QuantRecipe(keep_float=("x",)), **feeds)
+    assert precisions(report) == [("Concat", "float"), ("Gemm", "int8"), ("Gemm", "int8")]
+    assert report.operators[0].reason == "kept float by the recipe"
+    assert ops(result)[:2] == ["Concat", "QuantizeLinear"]
+    _, report = quantized(found, QuantRecipe(keep_float=(".*",)), **feeds)
+    assert report.counts() == {"float": 3}
+    _, report = quantized(found, **feeds)
+    assert report.counts() == {"int8": 3}
+
+
+def test_reduced_range_stays_within_seven_bits():
+    found, x = mlp(), normal(64, 24)
+    full, reduced = (weights_of(quantized(found, QuantRecipe(reduced_range=each), x=x)[0]) for each in (False, True))
+    for name, (q, scale) in reduced.items():
+        assert np.abs(q.astype(int)).max() == 63 and np.abs(full[name][0].astype(int)).max() == 127
+        np.testing.assert_allclose(scale / full[name][1], 127 / 63, rtol=1e-6)
+
+
+LOOKED_UP = "(int64[n] i, float[n,3] x) => (float[n,5] y) { e = Gather(T, i) c = Concat<axis=1>(e, x) y = Gemm(c, w) }"
+
+
+@pytest.mark.parametrize("tables", [True, False])
+def test_tables(tables):
+    found = model(LOOKED_UP, T=normal(50, 4), w=normal(7, 5))
+    feeds = {"i": RNG.integers(0, 50, 64), "x": normal(64, 3)}
+    result, report = quantized(found, QuantRecipe(quantize_tables=tables), **feeds)
+    stored = {value.dtype for value in result.graph.initializers.values() if value.shape == (50, 4)}
+    assert stored == {ir.DataType.UINT8 if tables else ir.DataType.FLOAT}
+    assert precisions(report) == [("Gather", "int8" if tables else "float"), ("Concat", "int8"), ("Gemm", "int8")]
+    assert tables or report.operators[0].reason == "the recipe keeps tables float"
+    expected = run(found, **feeds)["y"]
+    np.testing.assert_allclose(run(result, **feeds)["y"], expected, atol=0.03 * np.abs(expected).max())
+
+
+def test_both_forms_of_a_table_compute_the_same_bits():
+    found = model(LOOKED_UP, T=normal(50, 4), w=normal(7, 5))
+    feeds = {"i": RNG.integers(0, 50, 64), "x": normal(64, 3)}
+    stored, looked_up = (run(quantized(found, QuantRecipe(quantize_tables=each), **feeds)[0], **feeds)["y"] for each in (True, False))
+    np.testing.assert_array_equal(stored, looked_up)
+
+
+def test_layers_that_share_weights_and_bias():
+    text = "(float[n,8] x) => (float[n,8] y) { h = Gemm(x, w, b) r = Relu(h) y = Gemm(r, w, b) }"
+    found, x = model(text, w=normal(8, 8), b=normal(8)), normal(64, 8)
+    result, report = quantized(found, x=x)
+    assert report.counts() == {"int8": 3} and "w" not in result.graph.initializers
+    expected = run(found, x=x)["y"]
+    np.testing.assert_allclose(run(result, x=x)["y"], expected, atol=0.03 * np.abs(expected).max())
+
+
+def test_one_tensor_read_by_two_layers_is_quantized_once():
+    text = "(float[n,8] x) => (float[n,4] y, float[n,4] z) { r = Relu(x) y = Gemm(r, w) z = Gemm(r, v) }"
+    result, _ = quantized(model(text, w=normal(8, 4), v=normal(8, 4)), x=normal(64, 8))
+    assert sum(node.op_type == "QuantizeLinear" for node in result.graph) == 1
+
+
+def test_a_value_that_also_leaves_the_graph_stays_float_there():
+    text = "(float[n,8] x) => (float[n,4] y, float[n,8] r) { r = Relu(x) y = Gemm(r, w) }"
+    found, x = model(text, w=normal(8, 4)), normal(64, 8)
+    result, report = quantized(found, x=x)
+    np.testing.assert_array_equal(run(result, x=x)["r"], np.maximum(x, 0))
+    assert precisions(report) == [("Relu", "float"), ("Gemm", "int8")]
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "reason"),
+    [
+        ("y = Gemm<transA=1>(x, w)", {"w": normal(7, 4)}, "its input is transposed (transA)"),
+        ("y = Gemm<alpha=0.5>(x, w)", {}, "alpha or beta is not 1"),
+        ("y = Gemm<beta=0.5>(x, w, b)", {}, "alpha or beta is not 1"),
+        ("y = Gemm(x, v)", {}, "its weights are not constant"),
+        ("y = Gemm(x, w, c)", {}, "its bias is not a constant row"),
+        ("y = Gemm(x, w, b)", {"b": np.float32(1)}, "its bias is not a constant row"),
+        ("y = MatMul(x, v)", {}, "its weights are not a constant matrix"),
+        ("y = MatMul(x, w)", {"w": normal(2, 8, 4)}, "its weights are not a constant matrix"),
+        ("y = MatMul(k, w)", {}, "no calibrated range for its input k"),
+        ("y = Sigmoid(x)", {}, "Sigmoid has no int8 form here"),
+        ("a = Add(x, x) y = Relu(a)", {}, "Relu has no int8 form here"),
+    ],
+)
+def test_why_an_operator_stays_float(text, weights, reason):
+    found = model(
+        f"(float[n,8] x, float[8,4] v, float[n,4] c) => (float y) {{ {text} }}", **{"w": normal(8, 4), "b": normal(4), "k": normal(7, 8)} | weights
+    )
+    found.graph.outputs[0].shape = None
+    feeds = {"x": normal(7, 8), "v": normal(8, 4), "c": normal(7, 4)}
+    result, report = quantized(found, **feeds)
+    assert report.operators[-1].precision == "float" and report.operators[-1].reason == reason
+    np.testing.assert_array_equal(run(result, **feeds)["y"], run(found, **feeds)["y"])
+
+
+def test_a_convolution_whose_weights_are_an_input_stays_float():
+    found = model("(float[n,2,5,5] x, float[3,2,3,3] w) => (float[n,3,3,3] y) { y = Conv(x, w) }")
+    _, report = quantized(found, x=normal(2, 2, 5, 5), w=normal(3, 2, 3, 3))
+    assert report.operators[0].reason == "its weights or bias are not constant"
+
+
+def test_a_relu_after_a_float_operator_is_not_called_int8():
+    text = "(float[n,8] x) => (float[n,4] y) { s = Sigmoid(x) r = Relu(s) y = Gemm(r, w) }"
+    _, report = quantized(model(text, w=normal(8, 4)), x=normal(64, 8))
+    assert precisions(report) == [("Sigmoid", "float"), ("Relu", "float"), ("Gemm", "int8")]
+
+
+def test_index_arithmetic_is_called_integer():
+    text = "(int64[n] i) => (float[n,5] y) { j = Add(i, one) e = Gather(T, j) y = Gemm(e, w) }"
+    found = model(text, T=normal(9, 4), w=normal(4, 5), one=np.int64(1))
+    _, report = quantized(found, i=RNG.integers(0, 8, 16))
+    assert precisions(report) == [("Add", "integer"), ("Gather", "int8"), ("Gemm", "int8")]
+
+
+def test_an_export_without_names_types_and_with_constant_nodes():
+    """Straight from an exporter, not rewritten first."""
+    text = """(float[n,3] x) => (float[n,2] y) {
+        w = Constant<value = float[3,2] {1, -2, 3, 4, -5, 6}>() i = Identity(x) h = MatMul(i, w) r = Relu(h) y = MatMul(r, v) }"""
+    found, x = model(text, v=normal(2, 2)), normal(64, 3)
+    result, report = quantized(found, x=x)
+    assert precisions(report) == [("MatMul", "int8"), ("Relu", "int8"), ("MatMul", "int8")]
+    assert [each.name for each in report.operators] == ["h", "r", "y"]
+    expected = run(found, x=x)["y"]
+    np.testing.assert_allclose(run(result, x=x)["y"], expected, atol=0.03 * np.abs(expected).max())
+
+
+# --- graphs drawn at random
+
+
+@st.composite
+def networks(draw):
+    """(float model, feeds): lookups and numbers, joined or not, then fully connected layers."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    fields, numbers, ids = draw(st.integers(0, 3)), draw(st.integers(1, 5)), draw(st.sampled_from(["int32", "int64"]))
+    widths = draw(st.lists(st.integers(2, 20), min_size=1, max_size=3))
+    kind = draw(st.sampled_from(["Gemm", "transB", "MatMul", "MatMul + Add"]))
+    signed, shared_range = draw(st.booleans()), draw(st.booleans())
+    body, weights = [], {}
+    parts = ["numbers"]
+    for field in range(fields):
+        weights |= {f"T{field}": rng.normal(0, 1, (11, 4)).astype(np.float32), f"c{field}": np.int64(field)}
+        body.append(f"i{field} = Gather<axis=1>(ids, c{field}) e{field} = Gather(T{field}, i{field})")
+        parts.insert(draw(st.integers(0, len(parts))), f"e{field}")
+    x, k = "numbers", numbers
+    if fields or shared_range:
+        body.append(f"x0 = Concat<axis=1>({', '.join(parts)})")
+        x, k = "x0", numbers + 4 * fields
+    for number, width in enumerate(widths):
+        w = rng.normal(0, 1 / np.sqrt(k), (k, width)).astype(np.float32)
+        weights |= {f"w{number}": w.T.copy() if kind == "transB" else w, f"b{number}": rng.normal(0, 0.3, width).astype(np.float32)}
+        layer = {
+            "Gemm": f"h{number} = Gemm({x}, w{number}, b{number})",
+            "transB": f"h{number} = Gemm<transB=1>({x}, w{number}, b{number})",
+            "MatMul": f"h{number} = MatMul({x}, w{number})",
+            "MatMul + Add": f"m{number} = MatMul({x}, w{number}) h{number} = Add(m{number}, b{number})",
+        }[kind]
+        body.append(layer)
+        x, k = f"h{number}", width
+        if number < len(widths) - 1 and draw(st.booleans()):
+            body.append(f"r{number} = Relu({x})")
+            x = f"r{number}"
+    body.append(f"y = Sigmoid({x})" if draw(st.booleans()) else f"y = Neg({x})")
+    inputs = f"{ids}[n,{max(fields, 1)}] ids, float[n,{numbers}] numbers" if fields else f"float[n,{numbers}] numbers"
+    used = {name: array for name, array in weights.items() if f"{name})" in " ".join(body) or f"{name}," in " ".join(body)}
+    found = model(f"({inputs}) => (float[n,{k}] y) {{ {' '.join(body)} }}", **used)
+    values = rng.normal(0, 1, (256, numbers)) if signed else rng.uniform(0, 1, (256, numbers))
+    feeds = {"numbers": values.astype(np.float32)}
+    if fields:
+        feeds["ids"] = rng.integers(0, 11, (256, fields)).astype(ids)
+    return found, feeds
+
+
+@given(networks(), st.booleans(), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_random_networks(tmp_path_factory, case, fuse, tables):
+    found, feeds = case
+    if fuse:
+        rewrite(found, [FuseLinear()])
+    result, report = quantized(found, QuantRecipe(quantize_tables=tables), **feeds)
+    layers = [each for each in report.operators if each.type in ("Gemm", "MatMul")]
+    assert layers and all(each.precision == "int8" for each in layers)
+    path = graph.save(result, tmp_path_factory.mktemp("random") / "int8.onnx")
+    expected = run(found, **feeds)["y"].astype(np.float64)
+    outputs = {engine: load(path, engine).run(feeds)["y"] for engine in ENGINES}
+    for engine, output in outputs.items():
+        noise = ((output - expected) ** 2).mean()
+        signal = max(((expected - expected.mean()) ** 2).mean(), 1e-3 * (expected**2).mean())
+        assert 10 * np.log10(signal / noise) > 25, engine
