@@ -124,6 +124,7 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
 
 def _make(folder: ModelFolder, stage: str) -> None:
     start = time.perf_counter()
+    _digests(folder, stage)  # says what is missing
     match stage:
         case "fp32.onnx":
             said = _expand(folder) if folder.given(HALF) else dict(folder.entry.part("freeze")(folder.path))

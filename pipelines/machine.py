@@ -14,6 +14,12 @@ from typing import Any
 ISA = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 PACKAGES = ("int8-zoo", "onnxruntime", "openvino", "onnx-ir", "onnx", "numpy", "pyarrow")
 
+VNNI = "int8 products are summed in 32 bits (VNNI): int8 models run at full speed and accuracy"
+NO_VNNI = (
+    "no VNNI: int8 products are summed in pairs of 16 bits, which can saturate and cost accuracy, and int8 gains little speed; "
+    "quantize with --reduced-range, or use --precision fp32"
+)
+
 
 @functools.cache
 def cpu() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines import machine
 from pipelines.build import ModelFolder
 from pipelines.engine import Batch, Session, load
 from pipelines.errors import RequestError
 from pipelines.plan import plan
+
+logger = logging.getLogger(__name__)
 
 PRECISIONS = {"fp32": "rewritten.onnx", "int8": "int8.onnx"}  # the rewritten graph computes what fp32.onnx does, faster
 
@@ -33,6 +37,8 @@ class Pipeline(abc.ABC):
             raise RequestError(f"batch size and threads must be 1 or more, not {batch_size} and {threads}")
         self.folder, self.precision, self.threads, self.batch_size = folder, precision, threads, batch_size
         self._model = folder.ensure(PRECISIONS[precision])
+        if precision == "int8" and not machine.has_vnni():
+            logger.warning("%s", machine.NO_VNNI)
         self._session: Session | None = None if engine == "auto" else load(self._model, engine, threads)
 
     @property

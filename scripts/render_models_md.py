@@ -19,8 +19,8 @@ TARGET = ROOT / "MODELS.md"
 README = ROOT / "README.md"
 HEAD = """# Models
 
-Rendered by `scripts/render_models_md.py` from the cards and the report files in `zoo/weights/*/`; do not edit. Every figure comes from a report
-file there, made by `scripts/reproduce.py`. Times are of one run, engines and precisions in turn, one pinned thread unless stated.
+Rendered by `scripts/render_models_md.py` from the cards and the report files in `zoo/weights/*/`; do not edit. Every figure comes from
+a report file there, made by `scripts/reproduce.py`. Times are of one run, engines and precisions in turn, one pinned thread.
 """
 
 
@@ -82,8 +82,8 @@ def speed(name: str) -> str:
                     f"{ratio:.2f}x",
                     latency,
                     split,
+                    f"{each['memory_mb']:.0f}",
                 ]
-                + [f"{each['memory_mb']:.0f}"]
             )
         columns = ["batch", "precision", "engine", "samples/s (model alone)", "to fp32 of the engine", "p50 / p95 / p99 ms"]
         parts.append(f"Speed on {place(found)} (`reports/{file}`):\n\n" + table([*columns, "pre / model / post ms", "process MB"], rows))

@@ -2,8 +2,8 @@
 
     python scripts/ship_model.py TRAINED_FOLDER NAME
 
-What is common to all versions of a model (description, data, licence, ...) is read from zoo/weights/NAME/card.json, so write that first; this
-script fills in files, preprocessing, training and calibration. Metrics come from reports: see scripts/render_models_md.py.
+What is common to all versions of a model (description, data, licence, ...) is read from zoo/weights/NAME/card.json, so write that first;
+this script fills in files, preprocessing, training and calibration. Metrics come from reports: see scripts/render_models_md.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import zlib
 
 import numpy as np
@@ -157,7 +156,7 @@ def build_there(path, barrier, results):
 
 
 def test_two_processes_build_one_folder_once(folder):
-    context = multiprocessing.get_context("fork" if os.name == "posix" else "spawn")
+    context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(2), context.Queue()
     both = [context.Process(target=build_there, args=(folder.path, barrier, results)) for _ in range(2)]
     for each in both:
@@ -316,7 +315,22 @@ def member(path):
         (lambda path: archive(path, x=samples(0)), r"holds arrays of \{'x': 0\} samples"),
         (lambda path: archive(path, x=np.float32(1)), r"holds arrays of \{'x': 0\} samples"),
     ],
-    ids=["none", "folder", "empty", "csv", "cut", "zlib", "damaged", "npy", "objects", "text", "nothing", "lengths", "no samples", "scalar"],
+    ids=[
+        "none",
+        "folder",
+        "empty",
+        "csv",
+        "cut",
+        "zlib",
+        "damaged",
+        "npy",
+        "objects",
+        "text",
+        "nothing",
+        "lengths",
+        "no samples",
+        "scalar",
+    ],
 )
 def test_what_is_no_npz_of_samples(tmp_path, make, what):
     path = tmp_path / "s.npz"

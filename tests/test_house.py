@@ -12,10 +12,10 @@ FILES = sorted([*ROOT.glob("pipelines/**/*.py"), *ROOT.glob("zoo/**/*.py")])
 HEAVY = {"torch", "tensorflow", "keras", "datasets", "tf2onnx", "matplotlib"}
 MAY_BE_HEAVY = {"train.py", "freeze.py", "model.py", "qat.py"}
 # imports run from the left to the right of this order, never back
-ORDER = (
-    ["errors", "files", "progress", "machine", "entry", "hub", "tables", "graph", "rewrite", "rewrites", "calibrate", "quantize"]
-    + ["engine", "plan", "evaluate", "benchmark", "selfcheck", "build", "pipeline"]
-)
+ORDER = [
+    *["errors", "files", "progress", "machine", "entry", "hub", "tables", "graph", "rewrite", "rewrites", "calibrate", "quantize"],
+    *["engine", "plan", "evaluate", "benchmark", "selfcheck", "build", "pipeline"],
+]
 
 
 def imports(path: Path, top: bool) -> set[str]:

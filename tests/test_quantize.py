@@ -141,9 +141,7 @@ def conv(x, w, strides=1, pad=1, groups=1):
     x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     patches = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], axis=(2, 3))[:, :, ::strides, ::strides]
     ins, outs = x.shape[1] // groups, w.shape[0] // groups
-    parts = [
-        np.einsum("nchwij,ocij->nohw", patches[:, g * ins : (g + 1) * ins], w[g * outs : (g + 1) * outs]) for g in range(groups)
-    ]
+    parts = [np.einsum("nchwij,ocij->nohw", patches[:, g * ins : (g + 1) * ins], w[g * outs : (g + 1) * outs]) for g in range(groups)]
     return np.concatenate(parts, axis=1)
 
 
@@ -204,7 +202,9 @@ def test_activation_parameters_cover_the_range_and_hold_zero(a, b):
 @settings(max_examples=50, deadline=None)
 def test_weights_are_never_saturated(seed, bits, axis):
     rng = np.random.default_rng(seed)
-    w = (rng.standard_normal((6, 7)) * 10.0 ** rng.uniform(-12, 6, (6, 7)[axis]).reshape((-1, 1) if axis == 0 else (1, -1))).astype(np.float32)
+    w = (rng.standard_normal((6, 7)) * 10.0 ** rng.uniform(-12, 6, (6, 7)[axis]).reshape((-1, 1) if axis == 0 else (1, -1))).astype(
+        np.float32
+    )
     scale, q = weight_parameters(w, axis, bits)
     top = 2 ** (bits - 1) - 1
     assert q.dtype == np.int8 and (np.abs(q).max(axis=1 - axis) == top).all()  # every channel uses the whole range
@@ -468,7 +468,8 @@ def test_a_value_that_also_leaves_the_graph_stays_float_there():
 )
 def test_why_an_operator_stays_float(text, weights, reason):
     found = model(
-        f"(float[n,8] x, float[8,4] v, float[n,4] c) => (float y) {{ {text} }}", **{"w": normal(8, 4), "b": normal(4), "k": normal(7, 8)} | weights
+        f"(float[n,8] x, float[8,4] v, float[n,4] c) => (float y) {{ {text} }}",
+        **{"w": normal(8, 4), "b": normal(4), "k": normal(7, 8)} | weights,
     )
     found.graph.outputs[0].shape = None
     feeds = {"x": normal(7, 8), "v": normal(8, 4), "c": normal(7, 4)}

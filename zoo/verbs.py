@@ -275,20 +275,13 @@ def doctor() -> dict[str, Any]:
         "isa": machine.cpu()["flags"],
         "cores": machine.cores(),
         "vnni": machine.has_vnni(),
-        "advice": VNNI if machine.has_vnni() else NO_VNNI,
+        "advice": machine.VNNI if machine.has_vnni() else machine.NO_VNNI,
         "versions": machine.versions(),
         "engines": {name: _check_engine(name) if name in available() else "not installed" for name in ENGINES},
         "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": hub.offline(), "ZOO_MIRROR": hub.mirror()},
         "cache": {"files": len(files), "megabytes": round(sum(each.stat().st_size for each in files) / 1e6, 1)},
         "models": zoo.names(),
     }
-
-
-VNNI = "int8 products are summed in 32 bits (VNNI): int8 models run at full speed and accuracy"
-NO_VNNI = (
-    "no VNNI: int8 products are summed in pairs of 16 bits, which can saturate and cost accuracy, and int8 gains little speed; "
-    "quantize with --reduced-range, or use --precision fp32"
-)
 
 
 def _check_engine(name: str) -> str:

@@ -36,7 +36,8 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize("name", zoo.names())
 def test_a_shipped_model_is_complete_and_its_files_match_the_card(name: str) -> None:
     card = Hub(zoo.SHIPPED).card(name)
-    assert {"data", "licence", "preprocessing", "calibration"} <= set(card.details)
+    assert {"data", "licence", "preprocessing", "metrics", "calibration"} <= set(card.details)
+    assert {"fp32", "int8"} <= set(card.details["metrics"])
     for file in card.files:
         path = zoo.SHIPPED / name / file.name
         assert (path.stat().st_size, files.sha256(path)) == (file.size, file.sha256)

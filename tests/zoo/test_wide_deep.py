@@ -226,3 +226,13 @@ def test_int8_is_at_least_three_times_as_fast_at_batch_512() -> None:
     # the bounds are those of the VNNI CPUs that were measured, less what a busy machine takes
     assert speed["onnxruntime", "int8"] >= 2.7 * speed["onnxruntime", "fp32"]
     assert speed["openvino", "int8"] >= 3.0 * speed["openvino", "fp32"]
+
+
+def test_a_cpu_without_vnni_is_said_at_load(trained: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    from pipelines import machine
+
+    monkeypatch.setattr(machine, "has_vnni", lambda: False)
+    zoo.pipeline(trained, precision="fp32", engine="onnxruntime")
+    assert caplog.text == ""
+    zoo.pipeline(trained, engine="onnxruntime")
+    assert "--reduced-range" in caplog.text

@@ -22,6 +22,9 @@ def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
     return [FoldIndexWrap(), FuseLinear(), EqualizeConcat({"numbers": (0.0, 1.0)}), FuseParallelEmbedding(), FuseParallelSum()]
 
 
+INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)  # what Gather takes
+
+
 @dataclass(frozen=True)
 class FieldLookup:
     """A lookup whose indices are one column of a 2-D input: row ids[:, column] of table."""
@@ -74,7 +77,7 @@ class FuseParallelEmbedding(Rewrite):
                 if fields:
                     self.refuse(concat, f"{run[0][0].name if run[0][0] else '?'} has no neighbour of the same input and width")
                 continue
-            gathered = _gather(main, concat, fields, f"{concat.outputs[0].name}.embeddings")
+            gathered = _gather(main, concat, fields, f"{concat.outputs[0].name}.embeddings{fired or ''}")
             shape = graph.initializer(main, f"{gathered.name}.shape", np.array([-1, sum(each.width for each in fields)], np.int64))
             flat = graph.node("Reshape", [gathered, shape], f"{gathered.name}.flat", dtype=ir.DataType.FLOAT)
             main.insert_before(concat, flat)
@@ -100,7 +103,7 @@ class FuseParallelSum(Rewrite):
 
     def _fuse(self, main: ir.Graph, root: ir.Node) -> int:
         leaves, inner = _leaves(root)
-        found = [(leaf, field_lookup(leaf)) for leaf in leaves]
+        found = [(leaf, field_lookup(leaf) if graph.rank(leaf) == 2 else None) for leaf in leaves]
         fields = [field for _, field in found if field is not None]
         kinds = {(id(each.ids), each.width) for each in fields}
         if len(fields) < 2:
@@ -125,23 +128,19 @@ def field_lookup(value: ir.Value | None) -> FieldLookup | None:
     lookup = graph.table_lookup(value)
     if value is None or lookup is None:
         return None
-    column, indices = None, lookup.indices
-    while (producer := indices.producer()) is not None:
-        source = producer.inputs[0]
-        if source is None:
+    indices = lookup.indices
+    while (producer := indices.producer()) is not None and producer.op_type in ("Squeeze", "Reshape", "Cast", "Unsqueeze", "Flatten"):
+        if producer.inputs[0] is None:
             return None
-        if producer.op_type in ("Squeeze", "Reshape", "Cast", "Unsqueeze", "Flatten"):
-            if column is not None and producer.op_type != "Cast":
-                return None
-            indices = source
-            continue
-        column = _column(producer, indices)
-        if column is None or graph.rank(source) != 2:
-            return None
-        indices = source
-        if producer is not None and indices.producer() is None:
+        indices = producer.inputs[0]
+    ids = producer.inputs[0] if producer is not None else None
+    if producer is None or ids is None or graph.rank(ids) != 2 or (column := _column(producer, indices)) is None:
+        return None
+    while (cast := ids.producer()) is not None and cast.op_type == "Cast" and (source := cast.inputs[0]) is not None:
+        if source.dtype not in INTEGERS:  # ids begin here
             break
-    return None if column is None else FieldLookup(value, lookup, indices, column)
+        ids = source
+    return FieldLookup(value, lookup, ids, column) if ids.dtype in INTEGERS else None
 
 
 def _column(node: ir.Node, output: ir.Value) -> int | None:
@@ -211,7 +210,7 @@ def _leaves(root: ir.Node) -> tuple[list[ir.Value], list[ir.Node]]:
         if value is None:
             continue
         producer = value.producer()
-        if producer is not None and producer.op_type in ("Add", "Sum") and len(value.uses()) == 1:
+        if producer is not None and producer.op_type in ("Add", "Sum") and graph.sole_user(value) is not None:
             below, nodes = _leaves(producer)
             leaves += below
             inner += [producer, *nodes]

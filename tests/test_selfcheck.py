@@ -1,0 +1,43 @@
+import pytest
+
+from pipelines import selfcheck
+from pipelines.engine import ENGINES
+from pipelines.machine import has_vnni
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_reduced_range_is_right_on_every_cpu(engine):
+    assert 0 < selfcheck.largest_error(engine, reduced_range=True) < 0.02
+
+
+@pytest.mark.skipif(not has_vnni(), reason="this CPU sums products of bytes in 16 bits, which may saturate")
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_full_range_is_right_with_vnni(engine):
+    assert 0 < selfcheck.largest_error(engine) < 0.01
+
+
+def test_the_layer_would_saturate_sums_of_16_bits(monkeypatch):
+    """What a CPU without VNNI computes: pairs of products, added with saturation."""
+    import numpy as np
+
+    from pipelines import graph
+
+    seen = {}
+
+    class Saturating:
+        def __init__(self, path, engine):
+            self.weights = {k: graph.constant(v) for k, v in graph.load(path).graph.initializers.items()}
+
+        def run(self, feeds):
+            found = {name.split("/")[-1]: array for name, array in self.weights.items()}
+            scale, zero = found["x.scale"], int(found["x.zero_point"])
+            x = np.clip(np.rint(feeds["x"] / scale) + zero, 0, 255).astype(np.int64)
+            w = found["w.quantized"].astype(np.int64)
+            products = x[:, :, None] * w[None]
+            pairs = products.reshape(len(x), -1, 2, w.shape[1]).sum(axis=2)
+            seen["clipped"] = (np.abs(pairs) > 2**15 - 1).mean()
+            return {"y": np.clip(pairs, -(2**15), 2**15 - 1).sum(axis=1) * (scale * found["w.scale"])}
+
+    monkeypatch.setattr(selfcheck, "load", Saturating)
+    assert selfcheck.largest_error("any") > 0.1 and seen["clipped"] > 0.5
+    assert selfcheck.largest_error("any", reduced_range=True) < 0.02 and seen["clipped"] == 0
