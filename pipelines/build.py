@@ -65,7 +65,7 @@ class ModelFolder:
 
     @property
     def recipe(self) -> QuantRecipe:
-        """The recipe int8.onnx is made by: the one it was last quantized with here, else the entry's; the observer is calibration.json's."""
+        """The recipe int8.onnx is made by: the one last used here, else the entry's; its observer is that of calibration.json."""
         record = self.record
         kept = record.get("int8.onnx", {}).get("recipe")
         recipe = QuantRecipe(**kept | {"keep_float": tuple(kept["keep_float"])}) if kept else self.entry.recipe

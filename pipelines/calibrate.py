@@ -189,7 +189,7 @@ def calibrate(model: ir.Model, samples: Iterable[Batch], observer: str = "minmax
         raise RequestError(f"unknown observer {observer!r}; choose one of {', '.join(RANGES)}")
     session, names = _observing_session(model)
     wanted = {each.name: each for each in session.get_inputs()}
-    inputs = [str(value.name) for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT]
+    inputs = [str(value.name) for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT and value.name in wanted]
     histograms = {name: Histogram() for name in (*inputs, *names)}
     seen, digests = 0, {name: hashlib.sha256() for name in sorted(wanted)}  # one an input: independent of batching
     with progress("calibrating", total) as advance:

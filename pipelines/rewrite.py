@@ -54,6 +54,7 @@ class CleanUp(Rewrite):
         """See the class."""
         before = len(model.graph)
         ir.passes.Sequential(
+            common.RemoveInitializersFromInputsPass(),  # old files list every weight as an input
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
             common.IdentityEliminationPass(),
             common.CommonSubexpressionEliminationPass(),

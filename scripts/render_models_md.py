@@ -105,7 +105,7 @@ def model(name: str) -> str:
     facts += [
         ["calibration", ", ".join(f"{key} {value}" for key, value in details["calibration"].items() if key in ("observer", "samples"))]
     ]
-    facts += [["files", ", ".join(f"{file.name} {(file.size or 0) / 1e6:.2f} MB" for file in card.files)]]
+    facts += [["files", ", ".join(f"{file.name} {(file.size or 0) / 1e3:,.0f} kB" for file in card.files)]]
     parts = [f"## {name}\n\n{card.description}\n", table(["", ""], facts), quality(name), speed(name), stream(name)]
     return "\n".join(part for part in parts if part)
 

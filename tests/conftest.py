@@ -5,10 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 # the root comes first: beside tests/ on the path, the folder tests/zoo would pass for the package zoo
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+settings.register_profile("same", derandomize=True)  # every run draws the same examples
+settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,7 @@ def test_histogram_counts_every_value_in_its_bin(x):
         expected[math.floor(value / found.width) + BINS] += 1
     np.testing.assert_array_equal(found.bins, expected)
     if x.any():  # the widest value lies in the outer half: no resolution is given away
-        assert BINS / 2 <= np.abs(x).max() / found.width < BINS
+        assert BINS / 2 <= float(np.abs(x).max()) / found.width < BINS
 
 
 def test_histogram_grows_by_merging_neighbours():

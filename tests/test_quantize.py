@@ -148,7 +148,7 @@ def conv(x, w, strides=1, pad=1, groups=1):
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("signed", [True, False])
-def test_convolution_against_integers(groups, bias, signed):
+def test_convolution_against_integers(tmp_path, groups, bias, signed):
     w, b = normal(8, 4 // groups, 3, 3), normal(8)
     x = normal(3, 4, 9, 9) if signed else np.abs(normal(3, 4, 9, 9))
     text = f"""(float[n,4,9,9] x) => (float[n,8,a,b] y) {{
@@ -163,8 +163,9 @@ def test_convolution_against_integers(groups, bias, signed):
     sums = conv(to_bytes(x, scale, zero) - zero, w_q, 2, 1, groups)
     if bias:
         sums = sums + np.rint(b / step.ravel()).astype(np.int64)[:, None, None]
-    for optimized in (True, False):
-        np.testing.assert_allclose(run(result, optimized, x=x)["y"], sums * step, rtol=1e-5, atol=1e-5)
+    path = graph.save(result, tmp_path / "int8.onnx")
+    for found in (run(result, x=x)["y"], *(load(path, engine).run({"x": x})["y"] for engine in ENGINES)):
+        np.testing.assert_allclose(found, sums * step, rtol=1e-5, atol=1e-5)
 
 
 # --- parameters
@@ -507,6 +508,13 @@ def test_an_export_without_names_types_and_with_constant_nodes():
     assert [each.name for each in report.operators] == ["h", "r", "y"]
     expected = run(found, x=x)["y"]
     np.testing.assert_allclose(run(result, x=x)["y"], expected, atol=0.03 * np.abs(expected).max())
+
+
+def test_an_old_file_that_lists_its_weights_as_inputs():
+    found, x = model("(float[n,3] x, float[3,2] w) => (float[n,2] y) { y = MatMul(x, w) }", w=normal(3, 2)), normal(64, 3)
+    result, report = quantized(found, x=x)
+    assert report.counts() == {"int8": 1} and [each.name for each in result.graph.inputs] == ["x"]
+    np.testing.assert_allclose(run(result, x=x)["y"], run(found, x=x)["y"], atol=0.03)
 
 
 # --- graphs drawn at random

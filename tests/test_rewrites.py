@@ -11,7 +11,7 @@ from pipelines.entry import QuantRecipe
 from pipelines.quantize import activation_parameters, quantize, weight_parameters
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED
-from pipelines.rewrites.equalize_concat import EqualizeConcat, _Columns
+from pipelines.rewrites.equalize_concat import EqualizeConcat, _Columns, _search
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
 from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.quantize_early import QuantizeEarly
@@ -273,6 +273,15 @@ def test_equalize_concat_needs_a_clear_gain():
     found = embedded(text, **tables, w=RNG.uniform(-1, 1, (12, 6)).astype(np.float32))
     feeds = rows()
     assert rewritten(found, EqualizeConcat({}), exact=True, i=feeds["i"], j=feeds["j"]).fired("EqualizeConcat") == 0
+
+
+def test_equalize_concat_passes_a_gain_of_three_percent_by():
+    rng = np.random.default_rng(3)
+    x, w = rng.uniform(-1, 1, (500, 12)) * rng.uniform(0.7, 1.4, 12), rng.uniform(-1, 1, (12, 6))
+    columns = _Columns(x.min(axis=0), x.max(axis=0), (x**2).mean(axis=0), np.ones(12, bool))
+    best = _search(columns, w, 1.0)
+    assert 0.95 < columns.error(w, best) / columns.error(w, np.ones(12)) < 1
+    assert _search(columns, w, EqualizeConcat.MARGIN) is None
 
 
 @pytest.mark.parametrize("seed", range(8))
