@@ -7,6 +7,7 @@ build.json in the folder records what each stage was made from (SHA-256 of its i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from pipelines.errors import RequestError
 from pipelines.hub import CARD, Card
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
+
+logger = logging.getLogger(__name__)
 
 STAGES = ("fp32.onnx", "rewritten.onnx", "calibration.json", "int8.onnx")
 HALF = "fp16.onnx"  # the weights of a shipped model, see graph.compress_fp16
@@ -131,6 +134,8 @@ def _make(folder: ModelFolder, stage: str) -> None:
         case "rewritten.onnx":
             said = _rewrite(folder)
         case "calibration.json":
+            if folder.record.get(stage, {}).get("own_data"):
+                logger.warning("the graph of %s changed: its calibration on own data gives way to one on the training samples", folder.path)
             said = _calibrate(folder, folder.recipe.observer)
         case _:
             said = _quantize(folder, folder.recipe)

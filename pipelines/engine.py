@@ -118,7 +118,8 @@ class OnnxRuntimeSession:
 class OpenVinoSession:
     """OpenVINO's CPU plugin. Shapes are compiled static, one compilation a batch size, since dynamic ones cost it a third of its speed.
 
-    A batch smaller than one already compiled is padded to it (the last chunk of a stream); the compiled models are cached on disk.
+    The first batch's size is compiled as it is, later ones as the next power of two, and a batch is padded to a compiled size of up to
+    twice its own (the last chunk of a stream), so that few sizes are ever compiled. Compiled models are cached on disk.
     """
 
     engine = "openvino"
@@ -140,6 +141,13 @@ class OpenVinoSession:
             for port in model.inputs
         }
         self._compiled: dict[int, Any] = {}
+
+    def _size(self, count: int) -> int:
+        """The static batch size that `count` samples run at."""
+        near = [each for each in self._compiled if count <= each <= 2 * count]
+        if near or not self._compiled:
+            return min(near, default=max(count, 1))
+        return 1 << max(count - 1, 0).bit_length()
 
     def _compile(self, size: int) -> Any:
         if size not in self._compiled:
@@ -166,9 +174,9 @@ class OpenVinoSession:
         count, *others = {len(array) for array in batch.values()}
         if others:  # padding would hide it
             raise RequestError(f"the inputs for {self.path} hold {count} and {others[0]} samples; wanted the same number in each")
-        size = count if count in self._compiled else min((each for each in self._compiled if count < each < 2**16), default=count)
-        request = self._compile(max(size, 1))
-        padded = {name: array if size == count and count else _pad(array, max(size, 1)) for name, array in batch.items()}
+        size = self._size(count)
+        request = self._compile(size)
+        padded = {name: array if size == count else _pad(array, size) for name, array in batch.items()}
         try:
             results = request.infer(padded, share_inputs=True)
         except RuntimeError as error:
@@ -178,7 +186,7 @@ class OpenVinoSession:
 
     def executed(self, batch: Batch) -> list[Executed]:
         """See `Session`. From the compiled (runtime) model; constants and shape arithmetic are left out."""
-        request = self._compile(max(len(next(iter(batch.values()))), 1))
+        request = self._compile(self._size(len(next(iter(batch.values())))))
         found = []
         for op in request.get_compiled_model().get_runtime_model().get_ordered_ops():
             info = op.get_rt_info()

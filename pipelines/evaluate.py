@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.errors import RequestError
+from pipelines.errors import RequestError, ZooError
 
 Floats = NDArray[np.floating[Any]]
 EPSILON = 1e-7  # probabilities are clipped to [EPSILON, 1 - EPSILON] before the logarithm
@@ -62,11 +62,13 @@ def compare_clicks(labels: Floats, outputs: Mapping[str, Floats], seed: int = 0)
     Returns {"metrics": per precision, "difference": int8 - fp32 of every metric, and max_probability = the largest |p_int8 - p_fp32|,
     mean_probability = the mean of that, agreement = share of rows on the same side of 0.5; "interval": 95% paired bootstrap intervals of
     the differences (Efron and Tibshirani 1993: rows are drawn with replacement, both precisions see the same draw)}.
-    Raises RequestError for no rows or only one class.
+    Raises RequestError for no rows or only one class, ZooError for NaN.
     """
     if len(labels) == 0 or labels.min() == labels.max():
         what = "no rows" if len(labels) == 0 else f"only rows with label {int(labels[0])}"
         raise RequestError(f"found {what}; AUC needs clicks and non-clicks")
+    if not all(np.isfinite(each).all() for each in outputs.values()):
+        raise ZooError("the model computes NaN or infinite probabilities; check its weights and the input")
     a, b = outputs["fp32"].astype(np.float64), outputs["int8"].astype(np.float64)
     metrics = {"fp32": click_metrics(labels, a), "int8": click_metrics(labels, b)}
     difference = {key: metrics["int8"][key] - metrics["fp32"][key] for key in metrics["fp32"]}

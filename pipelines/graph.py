@@ -49,8 +49,8 @@ def save(model: ir.Model, path: str | Path) -> Path:
 
 
 def digest(model: ir.Model) -> str:
-    """SHA-256 of what the graph computes: inputs, outputs, nodes with attributes, weights. Producer, version and notes do not count."""
-    sha = hashlib.sha256()
+    """SHA-256 of what the graph computes: opsets, inputs, outputs, nodes with attributes, weights. Producer and notes do not count."""
+    sha = hashlib.sha256(repr(sorted(model.opset_imports.items())).encode())
     _digest(sha, model.graph)
     return sha.hexdigest()
 

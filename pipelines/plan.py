@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +13,9 @@ import numpy as np
 
 from pipelines import files, hub, machine
 from pipelines.engine import Batch, Session, available, load
-from pipelines.errors import ZooError
+from pipelines.errors import RequestError, ZooError
+
+logger = logging.getLogger(__name__)
 
 REPEATS = 9
 BUDGET_MS = 300.0  # a slow model is repeated less often
@@ -35,7 +38,7 @@ def plan(path: str | Path, batch: Batch, threads: int = 1, *, fresh: bool = Fals
     A kept plan is used again only for the same model bytes, threads, batch size, CPU and library versions; `fresh` times anew.
     Raises ZooError where no engine runs the model.
     """
-    size = len(next(iter(batch.values())))
+    size = 1 << (len(next(iter(batch.values()))) - 1).bit_length()  # sizes between powers of two share a plan
     key = hashlib.sha256(f"{files.sha256(path)} {threads} {size} {machine.fingerprint()}".encode()).hexdigest()[:16]
     kept = hub.home() / "plans" / f"{key}.json"
     if kept.is_file() and not fresh:
@@ -61,7 +64,10 @@ def plan(path: str | Path, batch: Batch, threads: int = 1, *, fresh: bool = Fals
     milliseconds = dict(zip(sessions, medians, strict=True))
     best = min(milliseconds, key=milliseconds.__getitem__)
     chosen = Plan(best, threads, size, {name: round(ms, 4) for name, ms in milliseconds.items()}, machine.fingerprint())
-    files.write_json(kept, asdict(chosen))
+    try:
+        files.write_json(kept, asdict(chosen))
+    except RequestError as error:
+        logger.warning("the choice of an engine is not remembered: %s", error)
     return chosen
 
 

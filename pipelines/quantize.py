@@ -12,6 +12,7 @@ Intel's INT8 Wide & Deep):
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -90,7 +91,7 @@ def weight_parameters(weight: Array, axis: int, bits: int = 8, least: Array | fl
 def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
     """The QDQ form of `model`, which is left as it is, and what became of every operator.
 
-    Raises RequestError where the table belongs to another graph or the opset is older than 13.
+    Raises RequestError where the table belongs to another graph, the opset is older than 13, or keep_float matches nothing.
     """
     table.require(model)
     opset = model.opset_imports.get("", 0)
@@ -99,6 +100,9 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     result = model.clone()
     CleanUp()(result)  # before QDQ: types are inferred, constants lifted
     _name(result.graph)
+    if unused := [each for each in recipe.keep_float if not any(re.fullmatch(each, str(node.name)) for node in result.graph)]:
+        names = ", ".join(str(node.name) for node in result.graph if node.op_type in CONVERTERS)
+        raise RequestError(f"keep_float {unused[0]!r} matches no operator; quantizable ones are: {names}")
     quantizer = _Quantizer(result.graph, recipe, table)
     reasons: dict[str, str] = {}
     for node in list(result.graph):

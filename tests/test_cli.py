@@ -20,11 +20,10 @@ def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "zoo.cli", *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> tuple[int, str, str]:
+def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of the command, run in this process."""
-    monkeypatch.setattr(sys, "argv", ["zoo", *map(str, arguments)])
     try:
-        cli.main()
+        cli.call(list(map(str, arguments)))
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
@@ -111,7 +110,7 @@ def test_a_wrong_request_gets_one_line_exit_code_2_and_leaves_nothing(
     monkeypatch.chdir(empty)
     (empty / "calibration.npz").write_bytes((tmp_path / "calibration.npz").read_bytes())
     names = {"SAMPLE": str(sample), "MLP": str(mlp), "UNLABELLED": str(unlabelled)}
-    code, out, err = call(capsys, monkeypatch, *(names.get(each, each) for each in arguments))
+    code, out, err = call(capsys, *(names.get(each, each) for each in arguments))
     assert code == 2
     assert out == ""
     assert len(err.strip().splitlines()) == 1, err
@@ -119,22 +118,20 @@ def test_a_wrong_request_gets_one_line_exit_code_2_and_leaves_nothing(
     assert [path.name for path in empty.iterdir()] == ["calibration.npz"]
 
 
-def test_any_onnx_model_is_quantized_from_the_command_line(
-    mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_onnx_model_is_quantized_from_the_command_line(mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "int8.onnx"
     samples = tmp_path / "calibration.npz"
-    code, out, _ = call(capsys, monkeypatch, "quantize", mlp, "--calibration-data", samples, "-o", target, "--json")
+    code, out, _ = call(capsys, "quantize", mlp, "--calibration-data", samples, "-o", target, "--json")
     assert code == 0
     report = json.loads(out)
     assert {each["name"]: each["precision"] for each in report["operators"]} == {"first": "int8", "relu": "int8", "second": "int8"}
-    code, out, _ = call(capsys, monkeypatch, "calibrate", mlp, "--data", samples, "-o", tmp_path / "table.json", "--json")
+    code, out, _ = call(capsys, "calibrate", mlp, "--data", samples, "-o", tmp_path / "table.json", "--json")
     assert code == 0
     assert json.loads(out)["samples"] == 64
-    code, _, _ = call(capsys, monkeypatch, "quantize", mlp, "--table", tmp_path / "table.json", "-o", tmp_path / "again.onnx")
+    code, _, _ = call(capsys, "quantize", mlp, "--table", tmp_path / "table.json", "-o", tmp_path / "again.onnx")
     assert code == 0
     assert (tmp_path / "again.onnx").read_bytes() == target.read_bytes()
-    code, _, err = call(capsys, monkeypatch, "quantize", target, "--table", tmp_path / "table.json", "-o", tmp_path / "third.onnx")
+    code, _, err = call(capsys, "quantize", target, "--table", tmp_path / "table.json", "-o", tmp_path / "third.onnx")
     assert code == 2
     assert "another" in err or "made for" in err
 

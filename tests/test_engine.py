@@ -71,12 +71,12 @@ def test_results_belong_to_the_caller(mixed, name):
 
 def test_openvino_pads_a_smaller_batch_instead_of_compiling(mixed):
     session = engine.load(mixed, "openvino")
-    for n in (16, 5, 16, 1, 9):
+    for n in (12, 7, 12, 6, 9):
         session.run(batch(n))
-    assert list(session._compiled) == [16]
-    session.run(batch(17))
-    session.run(batch(5))
-    assert list(session._compiled) == [16, 17]
+    assert list(session._compiled) == [12]
+    for n in (1, 3, 4, 17, 30, 12):
+        session.run(batch(n))
+    assert list(session._compiled) == [12, 1, 4, 32]  # powers of two, none more than twice the batch
 
 
 @pytest.mark.parametrize("threads", [1, 2])

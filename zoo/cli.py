@@ -19,6 +19,7 @@ import click
 import zoo
 from pipelines.errors import ZooError
 
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -352,14 +353,25 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="zoo: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that clean-up runs
     try:
-        cli(prog_name="zoo", standalone_mode=False)
+        call(sys.argv[1:])
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # all clean-up is done; an engine interrupted while compiling may not let the interpreter end
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise
+
+
+def call(arguments: Sequence[str]) -> None:
+    """Run the command with these arguments; SystemExit with the exit code, and one line on stderr, where it fails."""
+    try:
+        cli(list(arguments), prog_name="zoo", standalone_mode=False)
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "zoo"
         _fail(f"{error.format_message().rstrip('.')}; see: {where} --help", 2)
     except click.ClickException as error:
         _fail(error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted", 130)
+        _fail("interrupted", INTERRUPTED)
     except ZooError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:

@@ -170,6 +170,10 @@ def quantize(
     """
     if table is not None and calibration_data is not None:
         raise RequestError("give --table or --calibration-data, not both")
+    if observer and (table is not None or (output is not None and not _is_file(model))):
+        raise RequestError(
+            "the observer was chosen when the table was made; make another with: zoo calibrate MODEL --observer NAME -o FILE"
+        )
     changes: dict[str, Any] = {"keep_float": tuple(keep_float), "reduced_range": reduced_range, "quantize_tables": not float_tables}
     if observer:
         changes["observer"] = observer

@@ -183,7 +183,9 @@ def test_interrupting_a_run_leaves_nothing(trained: Path, rows: Path, tmp_path: 
     pipe = tmp_path / "rows.pipe"
     os.mkfifo(pipe)
     target = tmp_path / "out" / "scores.csv"
-    process = subprocess.Popen([sys.executable, "-m", "zoo.cli", "run", trained, pipe, "-o", target], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-m", "zoo.cli", "run", trained, pipe, "-o", target], stderr=subprocess.PIPE, text=True
+    )
     with pipe.open("wb") as feed:
         feed.write(rows.read_bytes())
         feed.flush()
@@ -193,7 +195,11 @@ def test_interrupting_a_run_leaves_nothing(trained: Path, rows: Path, tmp_path: 
             time.sleep(0.1)
         assert any(target.parent.iterdir()), "the run has opened its temporary file"
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        try:
+            _, said = process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # faulthandler shows where it hangs
+            pytest.fail(process.communicate()[1])
     assert process.returncode == 130
     assert said.strip().splitlines()[-1] == "zoo: interrupted"
     assert list(target.parent.iterdir()) == []

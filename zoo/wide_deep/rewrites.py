@@ -153,7 +153,10 @@ def _column(node: ir.Node, output: ir.Value) -> int | None:
         spans = dict(zip(axes, zip(starts, ends, steps, strict=True), strict=True))
         start, end, step = spans.get(1) or spans.get(-1) or (-1, -1, 1)
         whole = all(s == 0 and e >= 2**31 - 1 and p == 1 for axis, (s, e, p) in spans.items() if axis not in (1, -1))
-        return start if whole and step == 1 and start >= 0 and end == start + 1 else None
+        source = node.inputs[0]
+        width = source.shape[1] if source is not None and source.shape is not None and len(source.shape) == 2 else None
+        last = end >= 2**31 - 1 and start + 1 == width
+        return start if whole and step == 1 and start >= 0 and (end == start + 1 or last) else None
     if node.op_type == "Gather" and node.attributes.get_int("axis", 0) in (1, -1) and constants[0] is not None and constants[0].size == 1:
         column = int(constants[0].item())
         return column if column >= 0 else None
