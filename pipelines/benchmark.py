@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -114,9 +115,10 @@ def memory_mb(configuration: Configuration, batch: Batch, threads: int) -> float
         "threads": threads,
         "inputs": {name: [str(array.dtype), list(array.shape)] for name, array in batch.items()},
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "pipelines.benchmark"], input=json.dumps(request), capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-P", "-m", "pipelines.benchmark"]  # -P: a random.py in the user's folder is not the library's
+    paths = [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise ZooError(f"measuring the memory of {configuration.path} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
     return round(float(done.stdout), 1)

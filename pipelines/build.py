@@ -2,30 +2,29 @@
 
     checkpoint -> fp32.onnx -> rewritten.onnx -> calibration.json -> int8.onnx
 
-build.json in the folder records what each stage was made from (SHA-256 of its inputs) and what it reported.
+build.json in the folder records what each stage was made from (SHA-256 of its inputs), what it made (SHA-256) and what it reported.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import filelock
 import numpy as np
+import onnx_ir as ir
 
 from pipelines import files, graph
 from pipelines.calibrate import Batch, CalibrationTable, calibrate
-from pipelines.entry import Entry, QuantRecipe
+from pipelines.entry import OBSERVERS, Entry, QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.hub import CARD, Card
-from pipelines.quantize import quantize
+from pipelines.quantize import QuantReport, quantize
 from pipelines.rewrite import rewrite
-
-logger = logging.getLogger(__name__)
 
 STAGES = ("fp32.onnx", "rewritten.onnx", "calibration.json", "int8.onnx")
 HALF = "fp16.onnx"  # the weights of a shipped model, see graph.compress_fp16
@@ -48,58 +47,127 @@ class ModelFolder:
         return dict(self.card.details.get("preprocessing", {}))
 
     def given(self, name: str) -> bool:
-        """Whether the file came with the card, verified, rather than being built here."""
+        """Whether the file came with the card, rather than being built here."""
         return any(each.name == name for each in self.card.files)
 
-    def ensure(self, name: str) -> Path:
-        """The path of a file of this folder, made by its stage (and those before it) where it is missing or stale."""
-        if name in STAGES and not self.given(name):
-            build(self, until=name)
+    def verify(self, name: str) -> Path:
+        """The path of a file of this folder. Raises RequestError where it is missing, or not the one that the card lists."""
         path = self.path / name
         if not path.is_file():
             raise RequestError(f"{self.path} holds no {name}; train or download the model again")
+        for each in self.card.files:
+            if each.name == name and (fault := each.fault(path)):
+                raise RequestError(f"{path} is not the file that its card lists ({fault}); download or copy the model again")
         return path
+
+    def ensure(self, name: str) -> Path:
+        """The path of a file of this folder: verified where the card lists it, made by its stage where it is missing or stale."""
+        if name in STAGES and not self.given(name):
+            build(self, until=name)
+        return self.verify(name)
 
     @property
     def record(self) -> dict[str, Any]:
-        """build.json, or {} where nothing was built here yet."""
-        path = self.path / RECORD
-        return dict(files.read_json(path)) if path.is_file() else {}
+        """What `read_record` finds in build.json."""
+        return read_record(self.path)
 
     @property
     def recipe(self) -> QuantRecipe:
         """The recipe int8.onnx is made by: the one last used here, else the entry's; its observer is that of calibration.json."""
         record = self.record
-        kept = record.get("int8.onnx", {}).get("recipe")
-        recipe = QuantRecipe(**kept | {"keep_float": tuple(kept["keep_float"])}) if kept else self.entry.recipe
+        recipe = _recipe(record.get("int8.onnx", {}).get("recipe")) or self.entry.recipe
         return replace(recipe, observer=record.get("calibration.json", {}).get("observer", recipe.observer))
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """build.json of a folder without what is not as `note` writes it, so that it is made anew; {} where nothing was built yet."""
+    try:
+        found = files.read_json(folder / RECORD)
+    except RequestError:
+        return {}
+    return {stage: found[stage] for stage in STAGES if stage in found and _sound(stage, found[stage])} if isinstance(found, dict) else {}
+
+
+def _sound(stage: str, said: Any) -> bool:
+    """Whether this is what `note` writes of a stage."""
+    if not isinstance(said, dict) or not isinstance(said.get("inputs"), dict):
+        return False
+    return {"calibration.json": said.get("observer") in OBSERVERS, "int8.onnx": _recipe(said.get("recipe")) is not None}.get(stage, True)
+
+
+def _recipe(kept: Any) -> QuantRecipe | None:
+    """The recipe that `QuantRecipe.to_json` wrote; None for anything else."""
+    try:
+        return QuantRecipe(**{**kept, "keep_float": tuple(kept["keep_float"])})
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def open_folder(path: str | Path, entries: Callable[[str], Entry]) -> ModelFolder:
     """Open a model folder. Raises RequestError where it has no valid card or the entry is unknown."""
     path = Path(path)
     if not (path / CARD).is_file():
+        if (path / "checkpoint").is_dir():
+            raise RequestError(f"{path} holds a training that was interrupted; go on with: zoo train ... -o {path} --resume")
         raise RequestError(f"{path} is no model folder (it has no {CARD}); make one with: zoo train, or zoo download NAME")
     card = Card.read(path / CARD)
+    if not isinstance(found := card.details.get("preprocessing", {}), dict):
+        raise RequestError(f"{path / CARD}: preprocessing is {found!r}; wanted an object; train or download the model again")
     return ModelFolder(path, card, entries(card.entry))
 
 
 def build(folder: ModelFolder, *, until: str = STAGES[-1], force: bool = False) -> dict[str, str]:
     """Run the stages up to `until`. Returns {file: "given" | "kept" | "made"}; `force` makes every one anew.
 
-    Two processes may build one folder at once: the second waits, and finds the work done.
+    Two processes may build one folder at once: the second waits, and finds the work done. A folder with nothing to do may be read-only.
+    Raises RequestError where the way would lose a calibration on own data.
     """
+    stages = STAGES[: STAGES.index(until) + 1]
+    if not force:
+        found: dict[str, str] = {}
+        for stage in stages:
+            if (state := _state(folder, stage)) == "stale":
+                break
+            found[stage] = state
+        else:
+            return found
+    with _locked(folder):
+        return _build(folder, stages, force)
+
+
+def _build(folder: ModelFolder, stages: tuple[str, ...], force: bool = False) -> dict[str, str]:
+    if force and "calibration.json" in stages:
+        _keep_own_data(folder, folder.recipe.observer)
     outcome: dict[str, str] = {}
-    with filelock.FileLock(folder.path / ".build.lock"):
-        for stage in STAGES[: STAGES.index(until) + 1]:
-            if folder.given(stage):
-                outcome[stage] = "given"
-            elif not force and _fresh(folder, stage):
-                outcome[stage] = "kept"
-            else:
-                _make(folder, stage)
-                outcome[stage] = "made"
+    for stage in stages:
+        state = _state(folder, stage)
+        if state == "stale" or (force and state == "kept"):
+            _make(folder, stage)
+            state = "made"
+        outcome[stage] = state
     return outcome
+
+
+@contextlib.contextmanager
+def _locked(folder: ModelFolder) -> Iterator[None]:
+    """Hold the folder's lock: one process at a time writes its files and build.json."""
+    lock = filelock.FileLock(folder.path / ".build.lock")
+    try:
+        lock.acquire()
+    except OSError as error:
+        raise RequestError(f"cannot write {folder.path}: {error.strerror or error}; copy the model to a folder you may write") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _state(folder: ModelFolder, stage: str) -> str:
+    """Whether a stage is "given", "kept" or "stale", where those before it are not stale."""
+    if folder.given(stage):
+        folder.verify(stage)
+        return "given"
+    return "kept" if _fresh(folder, stage) else "stale"
 
 
 def _inputs(folder: ModelFolder, stage: str) -> list[str]:
@@ -121,8 +189,15 @@ def _digests(folder: ModelFolder, stage: str) -> dict[str, str]:
 
 
 def _fresh(folder: ModelFolder, stage: str) -> bool:
-    made_from = folder.record.get(stage, {}).get("inputs")
-    return (folder.path / stage).is_file() and made_from == _digests(folder, stage)
+    path, made = folder.path / stage, folder.record.get(stage)
+    if made is None or not path.is_file() or made.get("sha256") != files.sha256(path) or made["inputs"] != _digests(folder, stage):
+        return False
+    if stage == "calibration.json":
+        try:  # other code may see another graph, or want another table, in the same files
+            CalibrationTable.load(path).require(graph.load(folder.path / "rewritten.onnx"))
+        except RequestError:
+            return False
+    return True
 
 
 def _make(folder: ModelFolder, stage: str) -> None:
@@ -134,23 +209,21 @@ def _make(folder: ModelFolder, stage: str) -> None:
         case "rewritten.onnx":
             said = _rewrite(folder)
         case "calibration.json":
-            if folder.record.get(stage, {}).get("own_data"):
-                logger.warning("the graph of %s changed: its calibration on own data gives way to one on the training samples", folder.path)
-            said = _calibrate(folder, folder.recipe.observer)
+            said = _save_table(folder, _calibrate(folder, folder.recipe.observer))
         case _:
-            said = _quantize(folder, folder.recipe)
-    note(folder, stage, {"seconds": round(time.perf_counter() - start, 2), **said})
+            said = _save_int8(folder, *_quantize(folder, folder.recipe, CalibrationTable.load(folder.path / "calibration.json")))
+    _note(folder, {stage: {"seconds": round(time.perf_counter() - start, 2), **said}})
 
 
-def note(folder: ModelFolder, stage: str, said: dict[str, Any]) -> None:
-    """Record in build.json what a stage was made from and what it reported."""
-    record = folder.record
-    record[stage] = {"inputs": _digests(folder, stage), **said}
+def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
+    """Record in build.json what stages were made from, what they made and what they reported."""
+    made = {stage: {"inputs": _digests(folder, stage), "sha256": files.sha256(folder.path / stage), **each} for stage, each in said.items()}
+    record = folder.record | made
     files.write_json(folder.path / RECORD, {name: record[name] for name in STAGES if name in record})
 
 
 def _expand(folder: ModelFolder) -> dict[str, Any]:
-    model = graph.load(folder.path / HALF)
+    model = graph.load(folder.verify(HALF))
     graph.expand_fp16(model)
     graph.save(model, folder.path / "fp32.onnx")
     return {"weights": "float16 values"}
@@ -163,40 +236,62 @@ def _rewrite(folder: ModelFolder) -> dict[str, Any]:
     return report.to_json()
 
 
-def _calibrate(folder: ModelFolder, observer: str) -> dict[str, Any]:
+def _calibrate(folder: ModelFolder, observer: str) -> CalibrationTable:
+    _keep_own_data(folder, observer)
     path = folder.path / SAMPLES
     if not path.is_file():
         raise RequestError(f"{folder.path} holds no {SAMPLES}; calibrate on your data with: zoo calibrate {folder.path} --data FILE")
     samples, total = read_npz(path)
-    table = calibrate(graph.load(folder.path / "rewritten.onnx"), samples, observer, total)
+    return calibrate(graph.load(folder.path / "rewritten.onnx"), samples, observer, total)
+
+
+def _keep_own_data(folder: ModelFolder, observer: str) -> None:
+    """Raise RequestError where the folder was calibrated on data that only its owner has."""
+    if folder.record.get("calibration.json", {}).get("own_data"):
+        raise RequestError(
+            f"{folder.path} was calibrated on own data, which a new calibration needs; "
+            f"run: zoo calibrate {folder.path} --data FILE --observer {observer}"
+        )
+
+
+def _save_table(folder: ModelFolder, table: CalibrationTable) -> dict[str, Any]:
     table.save(folder.path / "calibration.json")
-    return {"observer": observer, "samples": table.samples}
+    return {"observer": table.observer, "samples": table.samples}
 
 
-def _quantize(folder: ModelFolder, recipe: QuantRecipe) -> dict[str, Any]:
-    model = graph.load(folder.path / "rewritten.onnx")
-    result, report = quantize(model, recipe, CalibrationTable.load(folder.path / "calibration.json"))
-    graph.save(result, folder.path / "int8.onnx")
+def _quantize(folder: ModelFolder, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
+    return quantize(graph.load(folder.path / "rewritten.onnx"), recipe, table)
+
+
+def _save_int8(folder: ModelFolder, model: ir.Model, report: QuantReport) -> dict[str, Any]:
+    graph.save(model, folder.path / "int8.onnx")
     files.write_json(folder.path / QUANTIZATION, report.to_json())
-    return {"recipe": recipe.to_json(), "precisions": report.counts()}
+    return {"recipe": report.recipe.to_json(), "precisions": report.counts()}
+
+
+def set_table(folder: ModelFolder, table: CalibrationTable, *, own_data: bool) -> Path:
+    """Make `table` the folder's calibration.json and return its path. own_data: it comes from samples that are not in the folder."""
+    with _locked(folder):
+        _note(folder, {"calibration.json": {**_save_table(folder, table), "own_data": own_data}})
+    return folder.path / "calibration.json"
 
 
 def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
-    """Make int8.onnx stale and have it made by `recipe` next; with another observer the calibration, too.
+    """Make int8.onnx by `recipe`, which later builds keep; with another observer the calibration, too.
 
-    Raises RequestError where the folder was calibrated on data that is not at hand to do so.
+    What fails leaves int8.onnx, the table and the recipe as they were. Raises RequestError where the folder has to be calibrated and was
+    so on data that is not at hand, or where `quantize` refuses the recipe.
     """
-    record = folder.record
-    calibrated = record.get("calibration.json", {})
-    if calibrated.get("observer", recipe.observer) != recipe.observer:
-        if calibrated.get("own_data"):
-            raise RequestError(
-                f"{folder.path} was calibrated on own data with {calibrated['observer']}; "
-                f"run: zoo calibrate {folder.path} --data FILE --observer {recipe.observer}"
-            )
-        del record["calibration.json"]
-    record["int8.onnx"] = {"recipe": recipe.to_json()}
-    files.write_json(folder.path / RECORD, record)
+    with _locked(folder):
+        start = time.perf_counter()
+        _build(folder, STAGES[:2])
+        kept = _state(folder, "calibration.json")
+        anew = kept == "stale" or (kept == "kept" and recipe.observer != folder.recipe.observer)
+        table = _calibrate(folder, recipe.observer) if anew else CalibrationTable.load(folder.path / "calibration.json")
+        result = _quantize(folder, recipe, table)
+        said = {"calibration.json": _save_table(folder, table)} if anew else {}
+        said["int8.onnx"] = {"seconds": round(time.perf_counter() - start, 2), **_save_int8(folder, *result)}
+        _note(folder, said)
 
 
 def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from pipelines.progress import progress
 Batch = Mapping[str, NDArray[Any]]
 BINS = 2048
 KEPT = 0.99
+BATCH = 256  # samples run at once, for all activations of a batch are held in memory
 
 
 class Histogram:
@@ -174,6 +175,13 @@ class CalibrationTable:
         value = read_json(path)
         try:
             tensors = {name: TensorRange(**each) for name, each in value["tensors"].items()}
+            for name, each in tensors.items():
+                numbers = (each.minimum, each.maximum, each.low, each.high)
+                if not all(isinstance(number, int | float) and np.isfinite(number) for number in numbers) or each.low > each.high:
+                    raise RequestError(
+                        f"{path} gives tensor {name} the range {each.low!r} to {each.high!r} (observed {each.minimum!r} to "
+                        f"{each.maximum!r}); wanted finite numbers, low <= high; make another table with: zoo calibrate"
+                    )
             return cls(value["graph"], value["observer"], value["samples"], value["samples_digest"], tensors)
         except (KeyError, TypeError, AttributeError) as error:
             raise RequestError(f"{path} is not a calibration table ({error}); make one with: zoo calibrate") from error
@@ -182,30 +190,30 @@ class CalibrationTable:
 def calibrate(model: ir.Model, samples: Iterable[Batch], observer: str = "minmax", total: int | None = None) -> CalibrationTable:
     """Run the float model on `samples` and choose a range for every float tensor that is no weight.
 
-    samples: batches {graph input: array, first axis = samples}. observer: see `QuantRecipe`. total: their number, for the progress bar.
-    Raises RequestError for no samples, wrong inputs, or NaN in the outputs.
+    samples: batches {graph input: array, first axis = samples} of any size; they run cut to the graph's own, where that is fixed.
+    observer: see `QuantRecipe`. total: the number of samples, for the progress bar. Raises RequestError for no samples, wrong inputs, a
+    number that is no multiple of the graph's batch size, NaN in the outputs, an opset older than 13, a model without float32 activations
+    or one that onnxruntime refuses.
     """
     if observer not in RANGES:
         raise RequestError(f"unknown observer {observer!r}; choose one of {', '.join(RANGES)}")
+    graph.require_opset(model)
     session, names = _observing_session(model)
     wanted = {each.name: each for each in session.get_inputs()}
     inputs = [str(value.name) for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT and value.name in wanted]
     histograms = {name: Histogram() for name in (*inputs, *names)}
     seen, digests = 0, {name: hashlib.sha256() for name in sorted(wanted)}  # one an input: independent of batching
     with progress("calibrating", total) as advance:
-        for batch in samples:
-            if set(batch) != set(wanted):
-                raise RequestError(f"calibration samples hold {', '.join(sorted(batch))}; the graph takes {', '.join(wanted)}")
-            feed = {name: np.ascontiguousarray(batch[name]) for name in wanted}
+        for feed in _recut(samples, {name: each.shape for name, each in wanted.items()}):
             try:
                 outputs = session.run(names, feed)
             except Exception as error:  # onnxruntime raises its own kinds
-                raise RequestError(f"the calibration samples do not fit the graph: {str(error).splitlines()[0]}") from error
+                raise RequestError(f"the calibration samples do not fit the graph: {graph.one_line(error)}") from error
             for name, array in [*((name, feed[name]) for name in inputs), *zip(names, outputs, strict=True)]:
                 histograms[name].add(array)
             for name, sha in digests.items():
                 sha.update(feed[name].tobytes())
-            count = len(next(iter(feed.values())))
+            count = _count(feed)
             seen += count
             advance(count)
     if seen == 0:
@@ -219,11 +227,46 @@ def calibrate(model: ir.Model, samples: Iterable[Batch], observer: str = "minmax
     return CalibrationTable(graph.digest(model), observer, seen, of_samples, tensors)
 
 
+def _recut(samples: Iterable[Batch], shapes: Mapping[str, Sequence[Any]]) -> Iterator[Batch]:
+    """The samples, in order, in batches of the fixed first dimension that all inputs share, or of up to `BATCH` where all are dynamic."""
+    first = {(shape[0] if isinstance(shape[0], int) else 0) if shape else -1 for shape in shapes.values()}  # 0: dynamic
+    fixed = first.pop() if len(first) == 1 else -1  # -1: no batch that all inputs share, so nothing is cut
+    size = fixed or BATCH
+    rest: Batch = {}
+    for batch in samples:
+        if set(batch) != set(shapes):
+            raise RequestError(f"calibration samples hold {', '.join(sorted(batch))}; the graph takes {', '.join(shapes)}")
+        feed = {name: np.ascontiguousarray(batch[name]) for name in shapes}
+        if fixed < 0 or len({array.shape[:1] for array in feed.values()}) > 1:
+            yield feed
+            continue
+        if rest:
+            feed = {name: np.concatenate([rest[name], array]) for name, array in feed.items()}
+        count = _count(feed)
+        end = count - count % size if fixed else count
+        for start in range(0, end, size):
+            yield {name: array[start : min(start + size, end)] for name, array in feed.items()}
+        rest = {name: array[end:] for name, array in feed.items()} if end < count else {}
+    if rest:
+        raise RequestError(
+            f"the graph takes {size} samples at a time and {_count(rest)} are left over; "
+            f"give a multiple of {size}, or export the model with a dynamic batch"
+        )
+
+
+def _count(feed: Batch) -> int:
+    """Number of samples."""
+    return next((len(array) for array in feed.values() if array.ndim), 1)
+
+
 def _observing_session(model: ir.Model) -> tuple[ort.InferenceSession, list[str]]:
     """A session over a copy of `model` whose float activations are all outputs, in graph order."""
     copy = model.clone()
+    graph.expand_fp16(copy)  # weights are no activations
     ShapeInferencePass()(copy)  # an exporter may leave the types of inner values out
     values = [out for node in copy.graph for out in node.outputs if out.dtype == ir.DataType.FLOAT]
+    if not values:
+        raise RequestError("the model has no float32 activation to quantize; export it in float32")
     copy.graph.outputs.extend(value for value in values if not value.is_graph_output())
     for value in values:
         if value.shape is not None:
@@ -231,5 +274,8 @@ def _observing_session(model: ir.Model) -> tuple[ort.InferenceSession, list[str]
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
-    session = ort.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    try:
+        session = ort.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises its own kinds
+        raise RequestError(f"onnxruntime cannot run the model, which calibration needs: {graph.one_line(error)}") from error
     return session, [str(value.name) for value in values]

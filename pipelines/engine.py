@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from pipelines import hub
 from pipelines.errors import RequestError, ZooError
+
+logger = logging.getLogger(__name__)
 
 Batch = Mapping[str, NDArray[Any]]
 
@@ -129,7 +132,10 @@ class OpenVinoSession:
 
         self.path, self.threads = path, threads
         self._core = ov.Core()
-        self._core.set_property({"CACHE_DIR": str(hub.home() / "openvino")})
+        try:
+            self._core.set_property({"CACHE_DIR": str(hub.home() / "openvino")})
+        except RuntimeError as error:
+            logger.warning("openvino compiles without a cache: %s", _line(error))
         try:
             model = self._core.read_model(str(path))
         except Exception as error:  # openvino raises RuntimeError with a page of text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -11,7 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import RequestError
+from pipelines.errors import RequestError, ZooError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DiskFull(ZooError):
+    """There is no room for a file."""
+
+    def __init__(self, target: str | os.PathLike[str], error: OSError) -> None:
+        super().__init__(f"cannot write {target}: {os.strerror(error.errno or 0)}; free space, or choose another place")
 
 
 @contextlib.contextmanager
@@ -19,7 +29,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside `path`; move it there on success, delete it on any failure or Ctrl-C.
 
     The suffix is kept, because libraries choose a format by it. Raises RequestError where the folder cannot be made or written, or where
-    `path` is no file (a device such as /dev/null would be replaced by one).
+    `path` is no file (a device such as /dev/null would be replaced by one); DiskFull where there is no room for it.
     """
     target = Path(path)
     if os.path.exists(target) and not os.path.isfile(target):  # noqa: PTH110, PTH113 (pathlib's raise for a name too long)
@@ -28,6 +38,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
     except OSError as error:
+        if error.errno in FULL:
+            raise DiskFull(target, error) from error
         raise RequestError(f"cannot write {target}: {error.strerror or error}; choose another output path") from error
     os.close(handle)
     temporary = Path(name)
@@ -37,6 +49,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # mkstemp made it private
         temporary.replace(target)
+    except OSError as error:  # a write knows no file name, and the temporary one says nothing to a person
+        if error.errno in FULL:
+            raise DiskFull(target, error) from error
+        if str(error.filename) == name:
+            raise RequestError(f"cannot write {target}: {error.strerror}; choose another output path") from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

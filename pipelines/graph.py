@@ -17,6 +17,7 @@ from pipelines.errors import RequestError
 from pipelines.files import replacing
 
 PRODUCER = "int8-zoo"
+OPSET = 13  # the first with per-channel DequantizeLinear
 
 
 def load(path: str | Path) -> ir.Model:
@@ -27,14 +28,14 @@ def load(path: str | Path) -> ir.Model:
     try:
         proto = onnx.load(path)
     except Exception as error:  # protobuf raises its own kinds for every sort of damage
-        raise RequestError(f"{path} is not a readable ONNX model ({_line(error)}); download or export it again") from error
+        raise RequestError(f"{path} is not a readable ONNX model ({one_line(error)}); download or export it again") from error
     if not proto.graph.output:
         raise RequestError(f"{path} is not a readable ONNX model (it has no outputs); download or export it again")
     try:
         onnx.checker.check_model(proto)
         return ir.from_proto(proto)
     except Exception as error:  # the checker's kind, onnx_ir's, and UnicodeDecodeError for damaged names
-        raise RequestError(f"{path} is not a valid ONNX model: {_line(error)}") from error
+        raise RequestError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
 
 
 def save(model: ir.Model, path: str | Path) -> Path:
@@ -83,8 +84,16 @@ def _digest(sha: Any, graph: ir.Graph) -> None:
                 add(key, attribute.type, attribute.value)
 
 
-def _line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def require_opset(model: ir.Model) -> None:
+    """Raise RequestError unless int8 per channel can be written in the model's opset."""
+    opset = model.opset_imports.get("", 0)
+    if opset < OPSET:
+        raise RequestError(f"the model has opset {opset}, int8 per channel needs {OPSET} or newer; convert it with onnx.version_converter")
+
+
+def one_line(error: Exception) -> str:
+    """All that an exception of a library says, joined to one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
@@ -93,12 +102,31 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
     return None if tensor is None else tensor.numpy()
 
 
-def initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
-    """Add `array` to the graph's initializers under `name`, or under `name_1`, ... where that is taken."""
+def names(graph: ir.Graph) -> set[str]:
+    """The names of all nodes and values, those of subgraphs too."""
+    values = [*graph.inputs, *graph.initializers.values()]
+    found = {each.name for each in values}
+    for each in ir.traversal.RecursiveGraphIterator(graph):
+        found |= {each.name, *(value.name for value in (*each.inputs, *each.outputs) if value is not None)}
+    return {name for name in found if name}
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """`name`, or `name_1`, ... where that is taken; it is, from then on."""
     unique, number = name, 0
-    while unique in graph.initializers:
+    while unique in taken:
         number += 1
         unique = f"{name}_{number}"
+    taken.add(unique)
+    return unique
+
+
+def initializer(graph: ir.Graph, name: str, array: NDArray[Any], taken: set[str] | None = None) -> ir.Value:
+    """Add `array` to the graph's initializers under `name`, or under `name_1`, ... where a node or value has it.
+
+    taken: `names(graph)`, kept up to date here; who adds many gathers them once.
+    """
+    unique = _unique(name, names(graph) if taken is None else taken)
     value = ir.Value(
         name=unique, const_value=ir.tensor(array, name=unique), type=ir.TensorType(ir.tensor(array).dtype), shape=ir.Shape(array.shape)
     )
@@ -106,8 +134,20 @@ def initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     return value
 
 
-def node(op: str, inputs: list[ir.Value | None], name: str, *, dtype: ir.DataType | None = None, **attributes: Any) -> ir.Node:
-    """A node with one output; node and output are both called `name`."""
+def node(
+    op: str,
+    inputs: list[ir.Value | None],
+    name: str,
+    *,
+    dtype: ir.DataType | None = None,
+    taken: set[str] | None = None,
+    **attributes: Any,
+) -> ir.Node:
+    """A node with one output; node and output are both called `name`, or `name_1`, ... where `taken` (see `initializer`) holds that.
+
+    Without `taken` the name is used as it is, for a node that takes another one's place.
+    """
+    name = name if taken is None else _unique(name, taken)
     made = ir.node(op, inputs, attributes=attributes or None, name=name, num_outputs=1)
     made.outputs[0].name = name
     if dtype is not None:
@@ -124,9 +164,9 @@ def operators(model: ir.Model) -> dict[str, int]:
 
 
 def sole_user(value: ir.Value) -> ir.Node | None:
-    """The one node that reads `value`; None where there is another one, or where it leaves the graph."""
+    """The one node of its graph that reads `value`; None where there is another one, or where it leaves the graph."""
     uses = list(value.uses())
-    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() and uses[0].node.graph is value.graph else None
 
 
 def rank(value: ir.Value | None) -> int | None:
@@ -139,6 +179,8 @@ def _half_casts(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
         source = each.inputs[0] if each.inputs else None
         if each.op_type != "Cast" or each.attributes.get_int("to", 0) != ir.DataType.FLOAT:
             continue
+        if each.outputs[0].is_graph_output():
+            continue
         if source is not None and source.is_initializer() and source.dtype == ir.DataType.FLOAT16:
             yield each, source
 
@@ -148,7 +190,7 @@ def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
 
     In place. Weights are rounded to the nearest float16; raises RequestError where one does not fit its range.
     """
-    graph = model.graph
+    graph, taken = model.graph, names(model.graph)
     for name, value in list(graph.initializers.items()):
         array = constant(value)
         if array is None or array.dtype != np.float32 or array.size < minimum:
@@ -157,15 +199,15 @@ def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
             half = array.astype(np.float16)
         if not np.isfinite(half).all():
             raise RequestError(f"weight {name} does not fit float16 (largest magnitude {np.abs(array).max():g}); ship it as float32")
-        stored = initializer(graph, f"{name}.fp16", half)
-        cast = node("Cast", [stored], f"{name}.fp32", dtype=ir.DataType.FLOAT, to=int(ir.DataType.FLOAT))
+        stored = initializer(graph, f"{name}.fp16", half, taken)
+        cast = node("Cast", [stored], f"{name}.fp32", dtype=ir.DataType.FLOAT, taken=taken, to=int(ir.DataType.FLOAT))
         value.replace_all_uses_with(cast.outputs[0])
         del graph.initializers[name]
         graph.insert_before(graph[0], cast)
 
 
 def expand_fp16(model: ir.Model) -> None:
-    """Undo `compress_fp16`: float32 weights under their own names, holding float16 values. In place."""
+    """Undo `compress_fp16`, or what an exporter did alike: float32 weights under their own names, holding float16 values. In place."""
     graph = model.graph
     for cast, stored in _half_casts(model):
         array = constant(stored)

@@ -87,6 +87,10 @@ class CardFile:
         if self.url is not None and self.sha256 is None:
             raise RequestError(f"{self.name}: has a url but no sha256; a download must be checked, so add the digest")
 
+    def fault(self, path: Path) -> str | None:
+        """What of the file at `path` differs from `size` and `sha256`, in words; None where nothing does."""
+        return _fault(path, self.size, self.sha256)
+
 
 @dataclass(frozen=True)
 class Card:
@@ -170,7 +174,7 @@ class Hub:
         Size and SHA-256 are checked at every call: a file that does not match is deleted, named in the log and fetched anew. A file comes
         from the first source that has it right: the folder itself, the package, ZOO_MIRROR, the card's URL. Others in the folder stay.
         Raises RequestError for an unknown model or file, one that no source has or that ZOO_OFFLINE keeps away, and a disk that refuses
-        to write; ZooError where the network failed or brought something else.
+        to write; ZooError where the network failed or brought something else, or the disk is full.
         """
         card = self.card(name)
         known = {file.name: file for file in card.files}
@@ -203,6 +207,8 @@ class Hub:
                 if found:
                     logger.warning("%s of %s came from %s, because: %s", file.name, card.name, source, "; ".join(found))
                 return
+            except disk.DiskFull:
+                raise  # no fault of the source
             except ZooError as error:
                 found.append(str(error))
         remote = any(isinstance(source, str) for source in sources)
@@ -227,8 +233,8 @@ def download(url: str, path: str | os.PathLike[str], *, size: int | None = None,
     The body goes to a hidden partial file beside `path` and becomes visible after its check only. Connection errors, time-outs, 429, 5xx
     and short bodies are tried again; a partial file left by an earlier call is continued (RFC 9110, 14: Range, and 13.1.5: If-Range) where
     a digest or the server's strong ETag can tell that it still belongs to the file. Of two processes at once, one downloads.
-    Raises ZooError where the server fails, has no such file or sends another (which is deleted), RequestError where ZOO_OFFLINE forbids
-    the network or the disk refuses to write.
+    Raises ZooError where the server fails, has no such file or sends another (which is deleted), or the disk is full; RequestError where
+    ZOO_OFFLINE forbids the network or the disk refuses to write.
     """
 
     def obtain(target: Path) -> None:
@@ -425,10 +431,10 @@ def _one_line(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in disk.FULL:
+            raise disk.DiskFull(target, error) from error
         where = error.filename or target
-        raise RequestError(
-            f"cannot read or write {where}: {error.strerror or error}; free space, or set ZOO_HOME to another folder"
-        ) from error
+        raise RequestError(f"cannot read or write {where}: {error.strerror or error}; set ZOO_HOME to another folder") from error
 
 
 def _why(error: BaseException) -> str:

@@ -65,13 +65,13 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the source tree this code runs from, with "+" where tracked files differ; None outside a checkout."""
+    """The commit of the source tree this code runs from, with "+" where Python files differ; None outside a checkout."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
     try:
         run = functools.partial(subprocess.run, cwd=root, capture_output=True, text=True, timeout=10, check=True)
-        dirty = bool(run(["git", "status", "--porcelain", "--untracked-files=no"]).stdout.strip())
+        dirty = bool(run(["git", "status", "--porcelain", "--", "*.py"]).stdout.strip())
         return run(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip() + ("+" if dirty else "")
     except (OSError, subprocess.SubprocessError):
         return None

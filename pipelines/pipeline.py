@@ -85,6 +85,8 @@ class Pipeline(abc.ABC):
         return self.session(batch).run(batch)
 
     def _check(self, batch: Batch) -> int:
+        if wrong := [name for name, array in batch.items() if not isinstance(array, np.ndarray) or not array.ndim]:
+            raise RequestError(f"input {wrong[0]} is {type(batch[wrong[0]]).__name__}; wanted a numpy array, first axis = samples")
         counts = {name: len(array) for name, array in batch.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
             raise RequestError(f"inputs hold {counts or 'no'} samples; wanted the same number, at least 1, in each")

@@ -30,7 +30,6 @@ from pipelines.rewrite import CleanUp
 from pipelines.rewrites.quantize_early import QuantizeEarly
 
 Array = NDArray[Any]
-OPSET = 13  # the first with per-channel DequantizeLinear
 BIAS = 2**30  # largest bias in its own steps: leaves int32 room for the sum of products
 NOTHING = 1e-20  # weights below it count as zero, for their steps would leave float32
 
@@ -93,10 +92,8 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
 
     Raises RequestError where the table belongs to another graph, the opset is older than 13, or keep_float matches nothing.
     """
+    graph.require_opset(model)
     table.require(model)
-    opset = model.opset_imports.get("", 0)
-    if opset < OPSET:
-        raise RequestError(f"the model has opset {opset}, int8 per channel needs {OPSET} or newer; convert it with onnx.version_converter")
     result = model.clone()
     CleanUp()(result)  # before QDQ: types are inferred, constants lifted
     _name(result.graph)
@@ -111,13 +108,18 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     early = QuantizeEarly(recipe.quantize_tables, recipe.keeps_float)
     while early(result).modified:
         pass
+    for node in list(result.graph):  # last, for their readers may quantize them by now
+        if node.op_type in CONVERTERS and not reasons[str(node.name)]:
+            quantizer.result(node)
     RemoveUnusedNodesPass()(result)
     for each in result.graph.initializers.values():
         each.metadata_props.clear()
-    operators = tuple(
-        _describe(node, reasons, early) for node in result.graph if node.op_type not in ("QuantizeLinear", "DequantizeLinear")
-    )
-    return result, QuantReport(operators, replace(recipe, observer=table.observer), table.graph)
+    operators: list[Operator] = []
+    for node in result.graph:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            operators.append(_describe(node, reasons, early))
+            operators += _inside(node)
+    return result, QuantReport(tuple(operators), replace(recipe, observer=table.observer), table.graph)
 
 
 def _name(main: ir.Graph) -> None:
@@ -135,6 +137,7 @@ class _Quantizer:
     def __init__(self, main: ir.Graph, recipe: QuantRecipe, table: CalibrationTable) -> None:
         self.main, self.recipe, self.table = main, recipe, table
         self.done: dict[str, ir.Value] = {}
+        self.taken = graph.names(main)
 
     def refuse(self, node: ir.Node) -> str:
         """Why `node` stays float, "" where it need not."""
@@ -151,15 +154,59 @@ class _Quantizer:
         assert x is not None and x.name is not None
         scale, zero = activation_parameters(self.table.tensors[x.name])
         if x.name not in self.done:
-            s = graph.initializer(self.main, f"{x.name}.scale", np.asarray(scale))
-            z = graph.initializer(self.main, f"{x.name}.zero_point", np.asarray(zero))
-            q = graph.node("QuantizeLinear", [x, s, z], f"{x.name}.quantized", dtype=ir.DataType.UINT8)
-            dq = graph.node("DequantizeLinear", [q.outputs[0], s, z], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT)
-            q.outputs[0].shape = dq.outputs[0].shape = x.shape
+            q, dq = self._pair(x, scale, zero)
             self.main.insert_before(node, [q, dq])
             self.done[x.name] = dq.outputs[0]
         node.replace_input_with(0, self.done[x.name])
         return scale
+
+    def _pair(self, x: ir.Value, scale: np.float32, zero: np.uint8) -> tuple[ir.Node, ir.Node]:
+        s = graph.initializer(self.main, f"{x.name}.scale", np.asarray(scale), self.taken)
+        z = graph.initializer(self.main, f"{x.name}.zero_point", np.asarray(zero), self.taken)
+        q = graph.node("QuantizeLinear", [x, s, z], f"{x.name}.quantized", dtype=ir.DataType.UINT8, taken=self.taken)
+        q.outputs[0].shape = x.shape
+        return q, self._back(x, q)
+
+    def _back(self, x: ir.Value, q: ir.Node) -> ir.Node:
+        dq = graph.node(
+            "DequantizeLinear", [q.outputs[0], *q.inputs[1:]], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken
+        )
+        dq.outputs[0].shape = x.shape
+        return dq
+
+    def result(self, node: ir.Node) -> None:
+        """Feed all readers of an int8 operator's result through one Q/DQ pair, where engines would compute in float without.
+
+        onnxruntime has no integer Conv with a float result, and no Gemm or MatMul with one that a Relu or Clip reads. The pair stands
+        after the Relu or Clip where saturation does the same (engines then drop it), else before it, with the range after it.
+        """
+        x = node.outputs[0]
+        after = graph.sole_user(x)
+        if after is None or after.op_type not in ("Relu", "Clip"):
+            if node.op_type != "Conv":
+                return
+            after = None
+        y = x if after is None else after.outputs[0]
+        if y.name not in self.table.tensors:
+            return
+        found = [each for each in y.consumers() if each.op_type == "QuantizeLinear" and _step(each) is not None]
+        step = (_step(found[0]) if found else None) or activation_parameters(self.table.tensors[y.name])
+        if after is not None and (self.recipe.keeps_float(str(after.name)) or not _saturates(after, *step)):
+            step, y, found = activation_parameters(self.table.tensors[y.name]), x, []
+        if found and len(y.uses()) == 1 and not y.is_graph_output():
+            return
+        if found:
+            q = found[0]
+            dq = next((each for each in q.outputs[0].consumers() if each.op_type == "DequantizeLinear"), None) or self._back(y, q)
+        else:
+            q, dq = self._pair(y, *step)
+        y.replace_all_uses_with(dq.outputs[0], replace_graph_outputs=True)
+        q.replace_input_with(0, y)
+        if dq.outputs[0].is_graph_output():
+            y.name, dq.outputs[0].name = dq.outputs[0].name, y.name
+        producer = y.producer()
+        assert producer is not None
+        self.main.insert_after(producer, [q, dq])
 
     def weight(self, node: ir.Node, axis: int, x_scale: np.float32) -> None:
         """Replace weight (input 1) and bias (input 2, if any) of `node` by int8 / int32 constants behind DequantizeLinear."""
@@ -169,6 +216,7 @@ class _Quantizer:
         bits = 7 if self.recipe.reduced_range else 8
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         b = graph.constant(bias)
+        b = None if b is None else b.ravel()  # a Gemm's may be [1, N]
         # a bias that int32 cannot hold in steps of s_x s_w widens its channel's step
         least = 0.0 if b is None else np.abs(b.astype(np.float64)) / (float(x_scale) * BIAS)
         scale, quantized = weight_parameters(w, axis, bits, least)
@@ -181,10 +229,10 @@ class _Quantizer:
 
     def _dequantized(self, before: ir.Node, name: str, quantized: Array, scale: Array, axis: int) -> ir.Value:
         stem = f"{before.outputs[0].name}/{name}"  # a weight may be shared by operators with other scales
-        q = graph.initializer(self.main, f"{stem}.quantized", quantized)
-        s = graph.initializer(self.main, f"{stem}.scale", scale)
-        z = graph.initializer(self.main, f"{stem}.zero_point", np.zeros(scale.shape, quantized.dtype))
-        dq = graph.node("DequantizeLinear", [q, s, z], f"{stem}.dequantized", dtype=ir.DataType.FLOAT, axis=axis)
+        q = graph.initializer(self.main, f"{stem}.quantized", quantized, self.taken)
+        s = graph.initializer(self.main, f"{stem}.scale", scale, self.taken)
+        z = graph.initializer(self.main, f"{stem}.zero_point", np.zeros(scale.shape, quantized.dtype), self.taken)
+        dq = graph.node("DequantizeLinear", [q, s, z], f"{stem}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken, axis=axis)
         dq.outputs[0].shape = q.shape
         self.main.insert_before(before, dq)
         return dq.outputs[0]
@@ -201,7 +249,7 @@ def _gemm(quantizer: _Quantizer, node: ir.Node) -> str:
         return "its weights are not constant"
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         bias = graph.constant(node.inputs[2])
-        if bias is None or bias.shape != (weight.shape[0 if transposed else 1],):
+        if bias is None or bias.shape not in ((columns := weight.shape[0 if transposed else 1],), (1, columns)):
             return "its bias is not a constant row"
     quantizer.weight(node, 0 if transposed else 1, quantizer.activation(node))
     return ""
@@ -211,6 +259,9 @@ def _matmul(quantizer: _Quantizer, node: ir.Node) -> str:
     weight = graph.constant(node.inputs[1])
     if weight is None or weight.ndim != 2:
         return "its weights are not a constant matrix"
+    after = graph.sole_user(node.outputs[0])
+    if graph.rank(node.inputs[0]) == 2 and after is not None and after.op_type == "Add":
+        node.op_type = "Gemm"  # the same; onnxruntime would make a float Gemm of MatMul and Add
     quantizer.weight(node, 1, quantizer.activation(node))
     return ""
 
@@ -222,6 +273,28 @@ def _conv(quantizer: _Quantizer, node: ir.Node) -> str:
         return "its weights or bias are not constant"
     quantizer.weight(node, 0, quantizer.activation(node))
     return ""
+
+
+def _step(quantize: ir.Node) -> tuple[np.float32, np.uint8] | None:
+    """(scale, zero point) of a QuantizeLinear that is like those made here."""
+    scale, zero = (graph.constant(each) for each in (*quantize.inputs[1:], None)[:2])
+    if scale is None or zero is None or scale.size != 1 or zero.dtype != np.uint8:
+        return None
+    return np.float32(scale.item()), np.uint8(zero.item())
+
+
+def _saturates(node: ir.Node, scale: np.float32, zero: np.uint8) -> bool:
+    """Whether quantizing with these parameters leaves the Relu or Clip `node` nothing to do."""
+    low, high = (float(scale * np.float32(q - int(zero))) for q in (0, 255))  # in float32, as engines compare
+    if node.op_type == "Relu":
+        return low == 0
+    bounds = []
+    for value, unbounded in zip((*node.inputs[1:], None, None), (-np.inf, np.inf), strict=False):
+        bound = graph.constant(value)
+        if value is not None and bound is None:
+            return False
+        bounds.append(unbounded if bound is None else bound.item())
+    return bool(bounds[0] <= low and high <= bounds[1])
 
 
 CONVERTERS: dict[str, Callable[[_Quantizer, ir.Node], str]] = {"Gemm": _gemm, "MatMul": _matmul, "Conv": _conv}
@@ -240,6 +313,13 @@ def _describe(node: ir.Node, reasons: dict[str, str], early: QuantizeEarly) -> O
     if node.op_type in ("Relu", "Clip") and _fused(node, reasons):
         return Operator(name, node.op_type, "int8", "fused by engines into the operator before it")
     return Operator(name, node.op_type, "float", early.refused.get(name) or reasons.get(name) or f"{node.op_type} has no int8 form here")
+
+
+def _inside(node: ir.Node) -> list[Operator]:
+    """What stands in the subgraphs of `node` (the branches of an If, the body of a Loop): nothing there is quantized."""
+    graphs = [each.as_graph() for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH]
+    inner = [each for body in graphs for each in ir.traversal.RecursiveGraphIterator(body)]
+    return [Operator(str(each.name or each.outputs[0].name), each.op_type, "float", f"inside a subgraph of {node.name}") for each in inner]
 
 
 def _fused(node: ir.Node, reasons: dict[str, str]) -> bool:

@@ -48,7 +48,7 @@ class Rewrite(ir.passes.InPlacePass):
 
 
 class CleanUp(Rewrite):
-    """Constants become initializers; identities, unused nodes and weights, and repeated subexpressions go; value shapes are inferred."""
+    """Constants become initializers, float16 ones that are only cast float32; identities, unused and repeated go; shapes are inferred."""
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
@@ -56,6 +56,9 @@ class CleanUp(Rewrite):
         ir.passes.Sequential(
             common.RemoveInitializersFromInputsPass(),  # old files list every weight as an input
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        )(model)
+        graph.expand_fp16(model)
+        ir.passes.Sequential(
             common.IdentityEliminationPass(),
             common.CommonSubexpressionEliminationPass(),
             common.RemoveUnusedNodesPass(),

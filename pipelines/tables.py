@@ -26,8 +26,11 @@ def writing(output: str | Path, columns: Mapping[str, Any]) -> Iterator[Callable
     output: a .csv, .csv.gz or .parquet path, which appears when the block ends well, or "-" for CSV on stdout. Raises RequestError for
     another format or a place that cannot be written.
     """
+    _batch({name: np.empty(0, dtype) for name, dtype in columns.items()}, None)  # pyarrow's first array loads pandas where it is installed
     schema = pa.schema([(name, pa.from_numpy_dtype(np.dtype(dtype))) for name, dtype in columns.items()])
     if str(output) == "-":
+        if sys.stdout is None:
+            raise RequestError("stdout is closed; name a file with -o")
         with _csv(sys.stdout.buffer, schema) as write:
             yield write
         return
@@ -52,10 +55,19 @@ def writing(output: str | Path, columns: Mapping[str, Any]) -> Iterator[Callable
 def _csv(sink: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
     import pyarrow.csv as csv
 
-    sink.write((",".join(schema.names) + "\n").encode())  # pyarrow would quote the names
+    # The header comes with the first rows, so that bad input prints nothing; pyarrow would quote its names.
+    header = (",".join(schema.names) + "\n").encode()
     with csv.CSVWriter(sink, schema, write_options=csv.WriteOptions(include_header=False)) as writer:
-        yield lambda rows: writer.write_batch(_batch(rows, schema))
+
+        def write(rows: Columns) -> None:
+            nonlocal header
+            sink.write(header)
+            header = b""
+            writer.write_batch(_batch(rows, schema))
+
+        yield write
+        sink.write(header)  # a table without rows still has columns
 
 
 def _batch(rows: Columns, schema: Any) -> Any:
-    return pa.record_batch([pa.array(rows[name]) for name in schema.names], schema=schema)
+    return pa.record_batch({name: pa.array(column) for name, column in rows.items()}, schema=schema)

@@ -58,7 +58,8 @@ def quality(name: str) -> str:
         parts.append(
             f"Quality on {found['data']} ({found['samples']:,} rows, {found['clicks']:,} clicks; `reports/{file}`):\n\n"
             + table(["", *keys, "largest change of a probability"], rows)
-            + f"\nint8 - fp32, 95% paired bootstrap interval of the AUC difference: [{low:+.5f}, {high:+.5f}].\n"
+            + f"\nint8 - fp32, 95% paired bootstrap interval of the AUC difference: [{low:+.5f}, {high:+.5f}]. "
+            "These are figures of the recipe; the shipped weights were then trained by it on all rows.\n"
         )
     return "\n".join(parts)
 
@@ -125,7 +126,8 @@ def summary(name: str) -> list[str]:
         engines = dict.fromkeys(engine for engine, _ in rates)
         gains = ", ".join(f"{rates[e, 'int8'] / rates[e, 'fp32']:.2f}x in {e} ({rates[e, 'int8']:,.0f} samples/s)" for e in engines)
         lines.append(
-            f"- **{name}** ({found['environment']['cpu']}, one thread): fp32 -> int8: {said}, largest change of a probability {moved:.4f}; "
+            f"- **{name}** ({found['environment']['cpu']}, one thread): fp32 -> int8 on {measured['samples']:,} held-out rows: {said}, "
+            f"largest change of a probability {moved:.4f}; "
             f"batch {size}: {gains}."
         )
     return lines

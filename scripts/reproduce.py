@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -64,7 +63,8 @@ def quality() -> None:
         found["peers"] = {"onnxruntime quantize_static": stock_quantizer(folder, held_out)}
     report("quality", found)
     card = zoo.SHIPPED / MODEL / "card.json"
-    said = {"on": found["data"], "report": "reports/quality.json", **found["metrics"], "difference": found["difference"]}
+    note = "a run of the same recipe without these rows; the shipped weights were then trained on all rows"
+    said = {"on": found["data"], "by": note, "report": "reports/quality.json", **found["metrics"], "difference": found["difference"]}
     files.write_json(card, files.read_json(card) | {"metrics": said})
 
 
@@ -133,9 +133,14 @@ def stream() -> None:
         subprocess.run([sys.executable, ROOT / "scripts" / "synthesize_criteo.py", "-n", "2000000", "-o", source], check=True)
         start = time.perf_counter()
         command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli", "run", MODEL, str(source), "-o", str(target), "--json"]
-        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        out = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)  # of this process alone
         seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
+    if status:
+        raise ZooError(f"zoo run failed with status {status}")
+    peak = usage.ru_maxrss * 1024 / 1e6
     found = {**json.loads(out), "process_seconds": round(seconds, 2), "peak_memory_mb": round(peak, 1)}
     report(
         f"stream-{cpu_slug()}", {**found, "data": "scripts/synthesize_criteo.py -n 2000000", "environment": machine.environment(threads=1)}

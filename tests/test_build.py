@@ -101,6 +101,12 @@ def test_force_makes_everything_again(folder):
     assert before == {name: (folder.path / name).read_bytes() for name in STAGES}  # the same bytes
 
 
+def edit(path, stage, change):
+    """Change what build.json says of a stage."""
+    record = json.loads((path / road.RECORD).read_text())
+    write_json(path / road.RECORD, {**record, stage: change(record[stage])})
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -109,7 +115,17 @@ def test_force_makes_everything_again(folder):
         (lambda path: (path / "rewritten.onnx").unlink(), "kmkk"),
         (lambda path: (path / "calibration.json").unlink(), "kkmk"),
         (lambda path: (path / "int8.onnx").unlink(), "kkkm"),
-        (lambda path: (path / "calibration.json").write_text((path / "calibration.json").read_text() + " "), "kkkm"),
+        (lambda path: (path / "calibration.json").write_text((path / "calibration.json").read_text() + " "), "kkmk"),  # damaged
+        (lambda path: (path / "fp32.onnx").write_bytes((path / "fp32.onnx").read_bytes()[:-9]), "mkkk"),
+        (lambda path: (path / "int8.onnx").write_bytes(b""), "kkkm"),
+        (lambda path: (path / road.RECORD).write_text("null"), "mmmm"),
+        (lambda path: (path / road.RECORD).write_text("[1]"), "mmmm"),
+        (lambda path: (path / road.RECORD).write_text((path / road.RECORD).read_text()[:-9]), "mmmm"),
+        (lambda path: edit(path, "int8.onnx", lambda said: 3), "kkkm"),
+        (lambda path: edit(path, "int8.onnx", lambda said: {**said, "recipe": [1]}), "kkkm"),
+        (lambda path: edit(path, "int8.onnx", lambda said: {**said, "recipe": {**said["recipe"], "bits": 4}}), "kkkm"),
+        (lambda path: edit(path, "calibration.json", lambda said: {**said, "observer": [1]}), "kkmk"),
+        (lambda path: edit(path, "rewritten.onnx", lambda said: {"sha256": said["sha256"]}), "kmkk"),
         (lambda path: (path / road.RECORD).unlink(), "mmmm"),
         (lambda path: (path / road.SAMPLES).unlink(), "kkkk"),  # not needed any more
     ],
@@ -129,6 +145,27 @@ def test_what_a_failed_stage_leaves_is_made_next_time(folder, monkeypatch):
             build(folder)
     assert not (folder.path / "rewritten.onnx").exists()
     assert outcome(folder) == "kmmm"
+
+
+def test_a_table_of_another_graph_is_made_anew(folder, monkeypatch):
+    build(folder)
+    digest = graph.digest
+    monkeypatch.setattr(graph, "digest", lambda model: digest(model)[::-1])  # as a change of its code does
+    assert outcome(folder) == "kkmm"
+    assert outcome(folder) == "kkkk"
+
+
+def test_a_complete_folder_may_be_read_only(folder, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(road.filelock.FileLock, "acquire", lambda lock: refuse(lock.lock_file))
+        with pytest.raises(RequestError, match=r"cannot write .*model: Permission denied; copy the model to a folder you may write"):
+            build(folder)
+    build(folder)
+    monkeypatch.setattr(road.filelock.FileLock, "acquire", lambda lock: refuse(lock.lock_file))
+    assert outcome(folder) == "kkkk" and folder.ensure("int8.onnx").is_file()
 
 
 def test_a_missing_checkpoint_is_named(folder):
@@ -194,6 +231,23 @@ def test_a_given_file_is_not_touched(folder):
     assert not (folder.path / "fp32.onnx").exists()  # nor is anything before it made
 
 
+def test_a_given_file_that_is_not_the_one_of_the_card_is_named(folder):
+    build(folder)
+    model_ = graph.load(folder.path / "fp32.onnx")
+    graph.compress_fp16(model_, minimum=8)
+    graph.save(model_, folder.path / road.HALF)
+    given = shipped(folder, road.HALF, "int8.onnx")
+    for name, use in (("int8.onnx", lambda: given.ensure("int8.onnx")), (road.HALF, lambda: given.ensure("fp32.onnx"))):
+        body = bytearray((folder.path / name).read_bytes())
+        body[50] ^= 1
+        (folder.path / name).write_bytes(body)
+        with pytest.raises(RequestError, match=rf"{name} is not the file that its card lists \(sha256 .*; download or copy"):
+            use()
+    (folder.path / "int8.onnx").unlink()
+    with pytest.raises(RequestError, match=r"holds no int8\.onnx"):
+        given.ensure("int8.onnx")
+
+
 # --- recipes
 
 
@@ -208,7 +262,7 @@ def test_a_recipe_makes_int8_anew_and_is_kept(folder):
     assert folder.recipe == QuantRecipe() and observer_and_bits(folder) == ("minmax", 127)
     recipe = QuantRecipe(reduced_range=True, keep_float=("y",))
     set_recipe(folder, recipe)
-    assert folder.recipe == recipe and outcome(folder) == "kkkm"
+    assert folder.recipe == recipe and outcome(folder) == "kkkk"
     assert observer_and_bits(folder) == ("minmax", 63)
     (folder.path / "seed.txt").write_text("2")
     assert outcome(folder) == "mmmm" and folder.recipe == recipe and observer_and_bits(folder) == ("minmax", 63)
@@ -217,14 +271,26 @@ def test_a_recipe_makes_int8_anew_and_is_kept(folder):
 def test_another_observer_calibrates_anew(folder):
     build(folder)
     set_recipe(folder, QuantRecipe(observer="kl"))
-    assert outcome(folder) == "kkmm" and observer_and_bits(folder)[0] == "kl"
-    set_recipe(folder, QuantRecipe(observer="kl"))
-    assert outcome(folder) == "kkkm"  # the table stands
+    assert outcome(folder) == "kkkk" and observer_and_bits(folder)[0] == "kl"
+    table = (folder.path / "calibration.json").stat()
+    set_recipe(folder, QuantRecipe(observer="kl", reduced_range=True))
+    assert (folder.path / "calibration.json").stat() == table  # it stands
+    assert observer_and_bits(folder) == ("kl", 63)
 
 
 def test_a_recipe_before_anything_was_built(folder):
     set_recipe(folder, QuantRecipe(observer="kl"))
-    assert outcome(folder) == "mmmm" and observer_and_bits(folder)[0] == "kl"
+    assert outcome(folder) == "kkkk" and observer_and_bits(folder)[0] == "kl"
+
+
+@pytest.mark.parametrize("observer", ["minmax", "kl"])
+def test_a_recipe_that_fails_changes_nothing(folder, observer):
+    build(folder)
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    with pytest.raises(RequestError, match="keep_float 'hiden_0' matches no operator"):
+        set_recipe(folder, QuantRecipe(keep_float=("hiden_0",), observer=observer))
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+    assert folder.recipe == QuantRecipe() and outcome(folder) == "kkkk"
 
 
 def calibrated_on_own_data(folder, observer):
@@ -233,8 +299,7 @@ def calibrated_on_own_data(folder, observer):
 
     folder.ensure("rewritten.onnx")
     table = calibrate(graph.load(folder.path / "rewritten.onnx"), [{"x": 2 * samples()}], observer)
-    table.save(folder.path / "calibration.json")
-    road.note(folder, "calibration.json", {"observer": observer, "samples": 50, "own_data": True})
+    road.set_table(folder, table, own_data=True)
 
 
 def test_own_calibration_is_used_with_its_observer(folder):
@@ -242,15 +307,51 @@ def test_own_calibration_is_used_with_its_observer(folder):
     own = (folder.path / "calibration.json").read_bytes()
     assert folder.recipe == QuantRecipe(observer="kl")
     set_recipe(folder, folder.recipe)  # what `zoo quantize FOLDER` does
-    assert outcome(folder) == "kkkm"
+    assert outcome(folder) == "kkkk"
     assert (folder.path / "calibration.json").read_bytes() == own
     assert json.loads((folder.path / road.QUANTIZATION).read_text())["recipe"]["observer"] == "kl"
 
 
-def test_own_calibration_is_not_thrown_away_for_another_observer(folder):
+@pytest.mark.parametrize(
+    ("act", "observer"),
+    [
+        (lambda folder: set_recipe(folder, QuantRecipe(observer="kl")), "kl"),
+        (lambda folder: build(folder, force=True), "minmax"),
+        (lambda folder: (folder.path / "calibration.json").unlink() or build(folder), "minmax"),
+        (lambda folder: (folder.path / "seed.txt").write_text("2") and build(folder), "minmax"),
+    ],
+    ids=["another observer", "force", "deleted", "another graph"],
+)
+def test_own_calibration_is_not_thrown_away(folder, act, observer):
     calibrated_on_own_data(folder, "minmax")
-    with pytest.raises(RequestError, match=r"was calibrated on own data with minmax; run: zoo calibrate .* --data FILE --observer kl"):
-        set_recipe(folder, QuantRecipe(observer="kl"))
+    command = rf"run: zoo calibrate .*model --data FILE --observer {observer}$"
+    with pytest.raises(RequestError, match=rf"was calibrated on own data, .*; {command}"):
+        act(folder)
+    calibrated_on_own_data(folder, observer)  # which mends it
+    assert outcome(folder) == "kkkm" and observer_and_bits(folder)[0] == observer
+
+
+def test_one_process_at_a_time_writes_the_record(folder, monkeypatch):
+    """What changes build.json holds the lock while it does."""
+    held = []
+    write = road.files.write_json
+    lock = road.filelock.FileLock(folder.path / ".build.lock")
+
+    def watched(path, value):
+        if path.name == road.RECORD:
+            try:
+                lock.acquire(timeout=0)
+                lock.release()
+                held.append(False)
+            except road.filelock.Timeout:
+                held.append(True)
+        return write(path, value)
+
+    build(folder, until="rewritten.onnx")
+    monkeypatch.setattr(road.files, "write_json", watched)
+    calibrated_on_own_data(folder, "minmax")
+    set_recipe(folder, QuantRecipe(reduced_range=True))
+    assert held == [True, True]
 
 
 # --- folders
@@ -259,6 +360,18 @@ def test_own_calibration_is_not_thrown_away_for_another_observer(folder):
 def test_a_folder_is_opened_with_its_entry(folder):
     opened = open_folder(folder.path, {"fake": entry()}.__getitem__)
     assert opened == folder and opened.preprocessing == {"mean": 0} and opened.record == {}
+
+
+def test_preprocessing_that_is_no_object_is_named_with_its_card(folder):
+    write_json(folder.path / "card.json", {**folder.card.to_json(), "preprocessing": [1]})
+    with pytest.raises(RequestError, match=r"card\.json: preprocessing is \[1\]; wanted an object"):
+        open_folder(folder.path, {"fake": entry()}.__getitem__)
+
+
+def test_an_interrupted_training_can_go_on(tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(RequestError, match=r"training that was interrupted; go on with: zoo train \.\.\. -o .* --resume"):
+        open_folder(tmp_path, {}.__getitem__)
 
 
 def test_a_folder_without_a_card(tmp_path):

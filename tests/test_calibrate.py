@@ -280,6 +280,64 @@ def test_memory_does_not_grow_with_the_number_of_samples():
     assert peak(40) < 1.2 * peak(4)
 
 
+DOUBLE = "(float[{},4] x) => (float[{},4] y) {{ y = Mul(x, two) }}"
+
+
+@pytest.mark.parametrize("sizes", [[96], [1, 95], [7, 0, 50, 39]])
+@pytest.mark.parametrize("fixed", [1, 4, 32])
+def test_a_fixed_batch_size_takes_samples_in_any_batches(fixed, sizes):
+    batch = {"x": samples(96)["x"]}
+    dynamic = calibrate(model(DOUBLE.format("n", "n"), two=np.float32(2)), [batch])
+    table = calibrate(model(DOUBLE.format(fixed, fixed), two=np.float32(2)), cut(batch, *sizes))
+    assert (table.samples, table.samples_digest, table.tensors) == (96, dynamic.samples_digest, dynamic.tensors)
+
+
+def test_samples_that_do_not_fill_the_last_batch_are_not_dropped():
+    batch = {"x": samples(97)["x"]}
+    with pytest.raises(RequestError, match="^the graph takes 32 samples at a time and 1 are left over; give a multiple of 32, or .*$"):
+        calibrate(model(DOUBLE.format(32, 32), two=np.float32(2)), [batch])
+
+
+def test_many_samples_at_once_run_in_parts(monkeypatch):
+    ran = []
+    add = Histogram.add
+    monkeypatch.setattr(Histogram, "add", lambda self, x: (ran.append(len(x)), add(self, x)))
+    table = calibrate(mlp(), [samples(700)])
+    assert table.samples == 700 and sum(ran) == 6 * 700 and set(ran) == {256, 188}
+
+
+def test_inputs_without_a_common_batch_are_left_as_they_are():
+    found = model("(float[n,4] x, float[4,3] w) => (float[n,3] y) { y = MatMul(x, w) }")
+    assert calibrate(found, [{"x": samples(9)["x"], "w": WEIGHTS["w"]}]).tensors["y"].count == 27
+
+
+def test_a_model_without_float32_activations():
+    found = model("(float16[n,4] x) => (float16[n,4] y) { y = Neg(x) }")
+    with pytest.raises(RequestError, match="^the model has no float32 activation to quantize; .*$"):
+        calibrate(found, [{"x": np.zeros((3, 4), np.float16)}])
+
+
+def test_weights_stored_as_float16_are_no_activations():
+    found = mlp()
+    graph.compress_fp16(found, minimum=1)
+    assert list(calibrate(found, [samples()]).tensors) == ["x", "e", "a", "h", "r", "y"]
+
+
+@pytest.mark.parametrize("domain", ["com.example", ""])
+def test_a_model_that_onnxruntime_refuses(domain):
+    found = model("(float[n,4] x) => (float[n,4] y) { y = Neg(x) }")
+    found.graph[0].domain, found.graph[0].op_type = domain, "Unheard"
+    found.opset_imports[domain] = 17
+    with pytest.raises(RequestError, match="^onnxruntime cannot run the model, which calibration needs: .*Unheard.*$"):
+        calibrate(found, [{"x": np.zeros((3, 4), np.float32)}])
+
+
+def test_what_onnxruntime_says_of_the_samples_is_not_cut_short():
+    with pytest.raises(RequestError) as caught:
+        calibrate(mlp(), [samples() | {"x": np.zeros((100, 5), np.float32)}])
+    assert "\n" not in str(caught.value) and "Got: 5 Expected: 4" in str(caught.value) and "Please fix" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("batches", "what"),
     [
@@ -331,6 +389,19 @@ def test_a_table_belongs_to_one_graph():
 def test_a_file_that_is_no_table(tmp_path, body):
     (tmp_path / "t.json").write_text(body)
     with pytest.raises(RequestError, match="t.json is not a calibration table"):
+        CalibrationTable.load(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"low": "text"}, {"low": float("nan")}, {"high": float("inf")}, {"low": None}, {"minimum": "1"}, {"low": 2.0, "high": 1.0}],
+    ids=str,
+)
+def test_ranges_that_are_none(tmp_path, change):
+    good = {"minimum": -1.0, "maximum": 1.0, "low": -1.0, "high": 1.0, "count": 3}
+    table = {"graph": "a", "observer": "kl", "samples": 1, "samples_digest": "d"}
+    (tmp_path / "t.json").write_text(json.dumps(table | {"tensors": {"fine": good, "odd": good | change}}))
+    with pytest.raises(RequestError, match="^.*t.json gives tensor odd the range .*; wanted finite numbers, low <= high; .*$"):
         CalibrationTable.load(tmp_path / "t.json")
 
 

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import files
-from pipelines.errors import RequestError
+from pipelines.errors import RequestError, ZooError
 
 
 def listing(folder):
@@ -70,6 +71,40 @@ def test_a_device_is_not_replaced_by_a_file(tmp_path):
     with pytest.raises(RequestError, match="a folder or a device"):
         files.write_text(pipe, "x")
     assert pipe.is_fifo() and listing(tmp_path) == ["pipe"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named_by_the_target(tmp_path):
+    target = files.write_text(tmp_path / "out.txt", "old")
+    with pytest.raises(ZooError, match=r"cannot write .*/out\.txt: No space left on device; free space") as caught, files.replacing(target):
+        Path("/dev/full").write_text("new")
+    assert not isinstance(caught.value, RequestError) and caught.value.exit_code == 1
+    assert target.read_text() == "old" and listing(tmp_path) == ["out.txt"]
+
+
+def test_no_room_for_the_temporary_file(tmp_path, monkeypatch):
+    def full(**where):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "elsewhere")
+
+    monkeypatch.setattr(files.tempfile, "mkstemp", full)
+    with pytest.raises(files.DiskFull, match=r"cannot write .*/out\.txt: No space left"):
+        files.write_text(tmp_path / "out.txt", "x")
+
+
+def test_a_target_that_cannot_be_replaced_is_named(tmp_path, monkeypatch):
+    def refuse(path, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path), None, str(target))
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(RequestError, match=r"cannot write .*/out\.txt: Operation not permitted; choose another output path$"):
+        files.write_text(tmp_path / "out.txt", "x")
+    assert listing(tmp_path) == []
+
+
+def test_errors_of_other_files_pass(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"input\.txt"), files.replacing(tmp_path / "out.txt"):
+        (tmp_path / "input.txt").read_text()
+    assert listing(tmp_path) == []
 
 
 def test_json_round_trip(tmp_path):

@@ -253,6 +253,16 @@ def test_expanding_leaves_other_casts_alone():
     assert ops(found) == ["Cast", "Cast"] and list(found.graph.initializers) == ["h"]
 
 
+def test_expanding_float16_weights_of_other_exporters():
+    found = model(
+        "(float[n,3] x) => (float[n,3] y, float[3,3] z) { w = Cast<to=1>(half) y = MatMul(x, w) z = Cast<to=1>(half) }",
+        half=np.eye(3, dtype=np.float16),
+    )
+    graph.expand_fp16(found)
+    assert ops(found) == ["MatMul", "Cast"]  # the second one leaves the graph
+    np.testing.assert_array_equal(run(found, x=np.ones((2, 3), np.float32))["y"], np.ones((2, 3)))
+
+
 # --- helpers
 
 
@@ -260,6 +270,24 @@ def test_new_initializers_get_names_of_their_own():
     found = mlp()
     names = [graph.initializer(found.graph, "w", np.zeros(1, np.float32)).name for _ in range(2)]
     assert names == ["w_1", "w_2"] and {"w", *names} <= set(found.graph.initializers)
+
+
+def test_new_names_are_not_those_of_values_or_nodes():
+    found = model(BRANCH)
+    taken = graph.names(found.graph)
+    used = [value.name for node in ir.traversal.RecursiveGraphIterator(found.graph) for value in node.outputs]
+    for name in (*used, *(each.name for each in found.graph.inputs)):
+        assert name in taken and graph.initializer(found.graph, name, np.zeros(1, np.float32)).name == f"{name}_1"
+    source = found.graph.inputs[0]
+    made = [graph.node("Relu", [source], used[0], taken=taken) for _ in range(2)]
+    assert [each.name for each in made] == [each.outputs[0].name for each in made] == [f"{used[0]}_1", f"{used[0]}_2"]
+    assert graph.node("Relu", [source], used[0]).name == used[0]  # takes another one's place
+
+
+def test_sole_user_stays_in_its_graph():
+    text = """(float[n] x, bool c) => (float[n] y) {
+        h = Abs(x) y = If(c) <then_branch = t () => (float[n] a) { a = Relu(h) }, else_branch = e () => (float[n] b) { b = Neg(x) }> }"""
+    assert graph.sole_user(model(text).graph[0].outputs[0]) is None
 
 
 def test_constant_reads_initializers_and_constant_nodes_only():

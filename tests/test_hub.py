@@ -1,6 +1,7 @@
 """The hub against a local http server that misbehaves on request."""
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import json
@@ -556,9 +557,25 @@ def test_download_offline(server, target, monkeypatch):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_one_line(server, target):
     partial(target).symlink_to("/dev/full")
-    with pytest.raises(RequestError, match="No space left on device") as error:
+    with pytest.raises(ZooError, match="No space left on device") as error:
         download(f"{server.base}/model.bin", target, sha256=SHA)
     assert str(target) in str(error.value) and "\n" not in str(error.value) and len(server.asked) == 1
+    assert error.value.exit_code == 1
+
+
+def test_a_full_disk_is_no_fault_of_the_package(server, shipped, monkeypatch):
+    folder = publish(shipped, {"model.bin": record(BODY, f"{server.base}/model.bin")})
+    (folder / "model.bin").write_bytes(BODY)
+
+    def full(source, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source, None, target)  # as shutil does: the source comes first
+
+    monkeypatch.setattr(hub.shutil, "copyfile", full)
+    with pytest.raises(ZooError, match="No space left on device; free space") as error:
+        Hub(shipped).fetch("toy")
+    target = Hub(shipped).folder("toy") / "model.bin"
+    assert str(target) in str(error.value) and str(folder) not in str(error.value) and "\n" not in str(error.value)
+    assert error.value.exit_code == 1 and server.asked == [] and not target.exists()
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(server, tmp_path):

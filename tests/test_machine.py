@@ -74,13 +74,17 @@ def checkout(tmp_path, monkeypatch):
 
 def test_commit_of_a_checkout(tmp_path, monkeypatch):
     checkout(tmp_path, monkeypatch)
-    (tmp_path / "file").write_text("1")
+    (tmp_path / "file.py").write_text("1")
+    (tmp_path / "report.json").write_text("1")
     who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
-    for arguments in (["init", "-q"], ["add", "file"], [*who, "commit", "-q", "-m", "x"]):
+    for arguments in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "x"]):
         subprocess.run(["git", *arguments], cwd=tmp_path, check=True, env=os.environ | {"GIT_CONFIG_GLOBAL": os.devnull})
     clean = machine.commit()
     assert len(clean) == 12
-    (tmp_path / "file").write_text("2")
+    (tmp_path / "report.json").write_text("2")
+    machine.commit.cache_clear()
+    assert machine.commit() == clean
+    (tmp_path / "file.py").write_text("2")
     machine.commit.cache_clear()
     assert machine.commit() == clean + "+"
 

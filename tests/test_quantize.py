@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rewriting import model, ops, run
 
 from pipelines import graph
-from pipelines.calibrate import TensorRange, calibrate
+from pipelines.calibrate import CalibrationTable, TensorRange, calibrate
 from pipelines.engine import ENGINES, load
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
@@ -55,6 +55,21 @@ def check_report(result, report):
     assert all(each.precision in ("int8", "float", "integer") for each in report.operators)
     assert all(each.reason for each in report.operators if each.precision == "float")
     assert sum(report.counts().values()) == len(names)
+
+
+LAYERS = {
+    "onnxruntime": ("QGemm", "QLinearConv", "QLinearMatMul", "MatMulIntegerToFloat", "Gemm", "FusedGemm", "MatMul", "Conv", "FusedConv"),
+    "openvino": ("FullyConnected", "Convolution", "MatMul"),
+}
+
+
+def check_executed(result, report, folder, **feeds):
+    """Every layer that the report calls int8 runs on bytes in both engines, and no other one does."""
+    path = graph.save(result, folder / "executed.onnx")
+    expected = sorted("u8" if each.precision == "int8" else "f32" for each in report.operators if each.type in ("Gemm", "MatMul", "Conv"))
+    for engine in ENGINES:
+        ran = [each for each in load(path, engine).executed(feeds) if each.type in LAYERS[engine]]
+        assert sorted(each.precision for each in ran) == expected, (engine, ran)
 
 
 def precisions(report):
@@ -153,7 +168,8 @@ def test_convolution_against_integers(tmp_path, groups, bias, signed):
     x = normal(3, 4, 9, 9) if signed else np.abs(normal(3, 4, 9, 9))
     text = f"""(float[n,4,9,9] x) => (float[n,8,a,b] y) {{
         y = Conv<group={groups}, pads=[1,1,1,1], strides=[2,2]>(x, w{", bias" if bias else ""}) }}"""
-    result, report = quantized(model(text, w=w, **({"bias": b} if bias else {})), x=x)
+    found = model(text, w=w, **({"bias": b} if bias else {}))
+    result, report = quantized(found, x=x)
     assert precisions(report) == [("Conv", "int8")]
     scale, zero = input_step(x)
     w_scale = (np.abs(w).reshape(8, -1).max(axis=1) / 127).astype(np.float32)
@@ -163,9 +179,13 @@ def test_convolution_against_integers(tmp_path, groups, bias, signed):
     sums = conv(to_bytes(x, scale, zero) - zero, w_q, 2, 1, groups)
     if bias:
         sums = sums + np.rint(b / step.ravel()).astype(np.int64)[:, None, None]
+    exact = sums * step
+    y_scale, y_zero = input_step(np.asarray(run(found, x=x)["y"]))
     path = graph.save(result, tmp_path / "int8.onnx")
-    for found in (run(result, x=x)["y"], *(load(path, engine).run({"x": x})["y"] for engine in ENGINES)):
-        np.testing.assert_allclose(found, sums * step, rtol=1e-5, atol=1e-5)
+    for output in (run(result, x=x)["y"], *(load(path, engine).run({"x": x})["y"] for engine in ENGINES)):
+        off = np.abs(np.rint(output / y_scale) + y_zero - to_bytes(exact, y_scale, y_zero))
+        assert off.max() <= 1 and (off > 0).mean() < 0.01
+    check_executed(result, report, tmp_path, x=x)
 
 
 # --- parameters
@@ -347,8 +367,10 @@ def test_a_table_of_another_graph_is_refused():
 
 def test_an_old_opset_is_refused():
     found = model("(float[n,3] x) => (float[n,3] y) { y = MatMul(x, w) }", opset=12, w=normal(3, 3))
-    with pytest.raises(RequestError, match="the model has opset 12, int8 per channel needs 13 or newer"):
-        quantize(found, QuantRecipe(), calibrate(found, [{"x": normal(4, 3)}]))
+    table = CalibrationTable(graph.digest(found), "minmax", 1, "", {"x": TensorRange(-1, 1, -1, 1, 3)})
+    for refuse in (lambda: quantize(found, QuantRecipe(), table), lambda: calibrate(found, iter([{"never": "run"}]))):
+        with pytest.raises(RequestError, match="the model has opset 12, int8 per channel needs 13 or newer"):
+            refuse()
 
 
 def test_the_report():
@@ -377,7 +399,7 @@ def test_operators_without_a_name_are_told_apart():
     assert not found.graph[0].name
     found.graph[1].name = "h"  # what the first one would be called
     _, report = quantized(found, QuantRecipe(keep_float=("y",)), x=normal(64, 24))
-    assert [(each.type, each.precision) for each in report.operators] == [("Gemm", "int8"), ("Relu", "float"), ("Gemm", "float")]
+    assert [(each.type, each.precision) for each in report.operators] == [("Gemm", "int8"), ("Relu", "int8"), ("Gemm", "float")]
 
 
 def test_keep_float_keeps_layers_and_what_moves():
@@ -517,6 +539,137 @@ def test_an_old_file_that_lists_its_weights_as_inputs():
     np.testing.assert_allclose(run(result, x=x)["y"], run(found, x=x)["y"], atol=0.03)
 
 
+# --- what runs
+
+RESIDUAL = """(float[n,16] x) => (float[n,4] y) {
+    h = Gemm(x, w, b) r = Relu(h) s = Add(x, r) i = Gemm(s, w, b) q = Relu(i) t = Add(s, q) y = Gemm(t, v) }"""
+CONVS = """(float[n,3,8,8] x) => (float[n,10] y) {
+    h = Conv<pads=[1,1,1,1]>(x, k, kb) r = Relu(h)
+    a = Conv<pads=[1,1,1,1]>(r, l, kb) s = Relu(a) b = Conv<pads=[1,1,1,1]>(s, l, kb) c = Add(b, r) d = Relu(c)
+    e = Conv<strides=[2,2]>(d, m) f = Conv<pads=[1,1,1,1], strides=[2,2]>(d, l, kb) g = Add(e, f) i = Clip(g, zero, six)
+    p = GlobalAveragePool(i) o = Flatten(p) y = Gemm(o, w, wb) }"""
+
+
+def layer_weights():
+    return {
+        "x16": {"w": normal(16, 16, scale=0.3), "b": normal(16), "v": normal(16, 4)},
+        "convs": {
+            **{"k": normal(8, 3, 3, 3, scale=0.3), "kb": normal(8), "l": normal(8, 8, 3, 3, scale=0.15), "m": normal(8, 8, 1, 1)},
+            **{"w": normal(8, 10), "wb": normal(10), "zero": np.float32(0), "six": np.float32(6)},
+        },
+    }
+
+
+def check_runs_as_reported(found, folder, **feeds):
+    result, report = quantized(found, **feeds)
+    check_executed(result, report, folder, **feeds)
+    path, expected = graph.save(result, folder / "int8.onnx"), run(found, **feeds)
+    for engine in ENGINES:
+        output = load(path, engine).run(feeds)
+        assert list(output) == list(expected)
+        for name, value in expected.items():
+            np.testing.assert_allclose(output[name], value, atol=0.06 * np.abs(value).max())
+    return result, report
+
+
+def test_a_residual_mlp_runs_as_reported(tmp_path):
+    _, report = check_runs_as_reported(model(RESIDUAL, **layer_weights()["x16"]), tmp_path, x=normal(64, 16))
+    assert [how for kind, how in precisions(report)] == ["int8", "int8", "float"] * 2 + ["int8"]
+
+
+def test_a_residual_convolutional_net_runs_as_reported(tmp_path):
+    result, report = check_runs_as_reported(model(CONVS, **layer_weights()["convs"]), tmp_path, x=normal(16, 3, 8, 8))
+    assert {how for kind, how in precisions(report) if kind in ("Conv", "Gemm")} == {"int8"}
+    assert next(node for node in result.graph if node.outputs[0].name == "y").op_type == "Gemm"  # logits are not quantized
+
+
+@pytest.mark.parametrize(
+    ("body", "steps"),
+    [
+        ("h = Gemm(x, w, b) r = Relu(h) y = Neg(r)", 2),
+        ("h = MatMul(x, w) r = Relu(h) y = Add(x, r)", 2),
+        ("h = Gemm(x, w, b) y = Relu(h)", 2),  # leaves the graph
+        ("h = Gemm(x, w, b) r = Clip(h, zero, six) y = Neg(r)", 2),
+        ("h = Gemm(x, w, b) r = Clip(h, , half) y = Neg(r)", 2),
+        ("h = Gemm(x, w, b) r = Clip(h, half, six) y = Gemm(r, w)", 3),  # bounds that saturation does not keep
+        ("h = Gemm(x, w, b) r = Relu(h) c = Concat<axis=1>(r, x) y = Gemm(c, d)", 4),  # bytes below zero: they do not clip as Relu does
+        ("h = Gemm(x, w, b) r = Relu(h) y = Add(h, r)", 1),
+        ("h = Gemm(x, w, b) y = Sigmoid(h)", 1),
+        ("h = Gemm(x, w, b) a = Add(h, b) y = Sigmoid(a)", 1),
+        ("h = MatMul(x, w) a = Add(h, x) y = Neg(a)", 1),
+        ("y = Gemm(x, w, b)", 1),
+        ("h = Gemm(x, w, b) r = Relu(h) s = Gemm(r, w) y = Add(r, s)", 2),  # one pair for both readers
+        ("h = Gemm(x, w, b) r = Relu(h) a = Neg(r) s = Gemm(r, w) y = Add(a, s)", 2),  # the float reader comes first
+    ],
+)
+def test_int8_layers_run_on_bytes(tmp_path, body, steps):
+    weights = {"w": normal(16, 16, scale=0.3), "b": normal(16), "d": normal(32, 16, scale=0.2)}
+    weights |= {"zero": np.float32(0), "six": np.float32(6), "half": np.float32(0.5)}
+    found = model(f"(float[n,16] x) => (float[n,16] y) {{ {body} }}", **weights)
+    result, _ = check_runs_as_reported(found, tmp_path, x=normal(64, 16))
+    assert sum(node.op_type == "QuantizeLinear" for node in result.graph) == steps
+
+
+def test_a_relu_kept_float(tmp_path):
+    found, x = model("(float[n,16] x) => (float[n,16] y) { h = Gemm(x, w) r = Relu(h) y = Neg(r) }", w=normal(16, 16)), normal(64, 16)
+    result, report = quantized(found, QuantRecipe(keep_float=("r",)), x=x)
+    assert precisions(report) == [("Gemm", "int8"), ("Relu", "float"), ("Neg", "float")]
+    check_executed(result, report, tmp_path, x=x)
+
+
+@pytest.mark.parametrize("text", [GEMMS, TRANSPOSED])
+def test_a_bias_of_one_row(text):
+    turned = "transB" in text
+    w, v = normal(24, 40), normal(40, 5)
+    weights = {"w": w.T.copy() if turned else w, "v": v.T.copy() if turned else v}
+    b, c, x = normal(40), normal(5), normal(64, 24)
+    flat, _ = quantized(model(text, **weights, b=b, c=c), x=x)
+    row, report = quantized(model(text, **weights, b=b[None], c=c[None]), x=x)
+    assert report.counts() == {"int8": 3}
+    np.testing.assert_array_equal(run(row, x=x)["y"], run(flat, x=x)["y"])
+
+
+def test_weights_stored_as_float16():
+    found, x = model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5)), normal(64, 24)
+    graph.compress_fp16(found, minimum=1)
+    for name in list(found.graph.initializers):  # as another exporter may call them
+        found.graph.initializers[name].name = name.replace(".fp16", "_half")
+    found = ir.from_proto(ir.to_proto(found))
+    result, report = quantized(found, x=x)
+    assert precisions(report) == [("Gemm", "int8"), ("Relu", "int8"), ("Gemm", "int8")]
+    expected = run(found, x=x)["y"]
+    np.testing.assert_allclose(run(result, x=x)["y"], expected, atol=0.03 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("taken", ["x.quantized", "x.scale", "h/w.dequantized", "h.dequantized", "r.quantized"])
+def test_names_that_the_model_already_uses(taken):
+    text = "(float[n,8] x) => (float[n,8] y) { other = Neg(x) h = Gemm(x, w) r = Relu(h) s = Add(r, other) y = Gemm(s, w) }"
+    found, x = model(text, w=normal(8, 8, scale=0.3)), normal(32, 8)
+    found.graph[0].outputs[0].name = taken
+    result, _ = quantized(found, x=x)
+    names = [value.name for node in result.graph for value in node.outputs] + list(result.graph.initializers)
+    assert len(set(names)) == len(names)
+    expected = run(found, x=x)["y"]
+    np.testing.assert_allclose(run(result, optimized=True, x=x)["y"], expected, atol=0.06 * np.abs(expected).max())
+
+
+def test_operators_in_subgraphs_are_listed_as_float():
+    text = """(float[n,8] x, bool c) => (float[n,4] y) {
+        h = Gemm(x, w) y = If(c) <then_branch = t () => (float[n,4] a) { a = Relu(h) },
+                                  else_branch = e () => (float[n,4] b) { b = MatMul(x, w) }> }"""
+    found, x = model(text, w=normal(8, 4)), normal(32, 8)
+    result, report = quantize(found, QuantRecipe(), calibrate(found, [{"x": x, "c": np.array(True)}]))
+    assert [(each.name, each.type, each.precision) for each in report.operators] == [
+        ("h", "Gemm", "int8"),
+        ("y", "If", "float"),
+        ("a", "Relu", "float"),
+        ("b", "MatMul", "float"),
+    ]
+    assert {each.reason for each in report.operators[2:]} == {"inside a subgraph of y"}
+    expected = run(found, x=x, c=np.array(True))["y"]
+    np.testing.assert_allclose(run(result, x=x, c=np.array(True))["y"], expected, atol=0.03 * np.abs(expected).max())
+
+
 # --- graphs drawn at random
 
 
@@ -574,6 +727,7 @@ def test_random_networks(tmp_path_factory, case, fuse, tables):
     assert layers and all(each.precision == "int8" for each in layers)
     path = graph.save(result, tmp_path_factory.mktemp("random") / "int8.onnx")
     expected = run(found, **feeds)["y"].astype(np.float64)
+    check_executed(result, report, path.parent, **feeds)
     outputs = {engine: load(path, engine).run(feeds)["y"] for engine in ENGINES}
     for engine, output in outputs.items():
         noise = ((output - expected) ** 2).mean()

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ VERBS = (
     "doctor",
 )
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["ENTRIES", "SHIPPED", "entry", "load", "names", "pipeline", *VERBS]
 
 
@@ -61,14 +64,21 @@ def entry(name: str) -> Entry:
 def load(model: str | Path) -> ModelFolder:
     """The folder of a pretrained model (by name; downloaded if need be) or of one that a verb wrote (by path).
 
+    The float graphs of a pretrained model are made from its float16 weights beside them, the first time, where the cache can be written.
     Raises RequestError for an unknown name or a folder that holds no model.
     """
-    from pipelines.build import open_folder
+    from pipelines.build import build, open_folder
+    from pipelines.errors import ZooError
     from pipelines.hub import Hub
 
     if Path(model).is_dir():
         return open_folder(model, entry)
-    return open_folder(Hub(SHIPPED).fetch(str(model)), entry)
+    folder = open_folder(Hub(SHIPPED).fetch(str(model)), entry)
+    try:
+        build(folder, until="rewritten.onnx")
+    except (OSError, ZooError) as error:  # int8 runs without them; who needs them is told
+        logger.info("the float graphs of %s are not made: %s", model, error)
+    return folder
 
 
 def pipeline(model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int = 512) -> Pipeline:

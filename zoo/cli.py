@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -43,7 +43,10 @@ class Words(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See click."""
-        return tuple(each.strip() for each in value.split(",") if each.strip()) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        words = tuple(each.strip() for each in value.split(",") if each.strip())
+        return words or self.fail(f"{value!r} names nothing", param, ctx)
 
 
 def _options(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
@@ -309,7 +312,10 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
         settings[name.strip().replace("-", "_")] = value
     settings |= {name: str(options.pop(name)) for name in ("seed", "epochs", "batch_size", "learning_rate") if options[name] is not None}
     left = {name: value for name, value in options.items() if name not in ("seed", "epochs", "batch_size", "learning_rate")}
-    found = verb(model, list(left.pop("data")), left.pop("output"), settings=settings, **left)
+    try:
+        found = verb(model, list(left.pop("data")), left.pop("output"), settings=settings, **left)
+    except KeyboardInterrupt:
+        _fail("interrupted; the same command with --resume goes on from the last epoch", INTERRUPTED)
     _show(found, as_json)
 
 
@@ -335,7 +341,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 250).print(table)
 
 
 def _tree(value: Mapping[str, Any], depth: int = 0) -> None:
@@ -374,13 +380,11 @@ def call(arguments: Sequence[str]) -> None:
         _fail("interrupted", INTERRUPTED)
     except ZooError as error:
         _fail(str(error), error.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; nothing more to say
     except OSError as error:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     click.echo(f"zoo: {' '.join(message.split())}", err=True)
     sys.exit(code)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import onnx_ir as ir
 
 import zoo
 from pipelines import build as road
 from pipelines import graph, hub, machine
 from pipelines.benchmark import Configuration, Stages
 from pipelines.benchmark import benchmark as time_configurations
+from pipelines.build import ModelFolder
 from pipelines.calibrate import CalibrationTable
 from pipelines.calibrate import calibrate as calibrate_model
 from pipelines.engine import ENGINES, available
@@ -23,6 +27,7 @@ from pipelines.pipeline import PRECISIONS
 from pipelines.plan import plan as choose_engine
 from pipelines.quantize import QuantReport
 from pipelines.quantize import quantize as quantize_model
+from pipelines.rewrite import RewriteReport
 from pipelines.rewrite import rewrite as apply_passes
 from pipelines.rewrites import SHARED
 
@@ -43,15 +48,18 @@ def info(model: Model) -> dict[str, Any]:
         found["on_disk"] = {
             each.name: each.stat().st_size for each in sorted(path.iterdir()) if each.is_file() and not each.name.startswith(".")
         }
-        for key, name in (("built", road.RECORD), ("quantization", road.QUANTIZATION)):
-            if (path / name).is_file():
-                found[key] = read_json(path / name)
+        if built := road.read_record(path):
+            found["built"] = built
+        if (path / road.QUANTIZATION).is_file():
+            found["quantization"] = read_json(path / road.QUANTIZATION)
     return found
 
 
 def download(model: str) -> Path:
-    """Fetch and verify every file of a pretrained model; returns its folder."""
-    return Hub(zoo.SHIPPED).fetch(model)
+    """Fetch and verify every file of a pretrained model and make those that are built from them; returns its folder."""
+    folder = road.open_folder(Hub(zoo.SHIPPED).fetch(model), zoo.entry)
+    road.build(folder)
+    return folder.path
 
 
 def run(
@@ -67,6 +75,7 @@ def run(
 ) -> dict[str, Any]:
     """Raw input of any size -> a file of results, in constant memory and input order; returns a summary."""
     opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size)
+    _spare(output, *_used(opened.folder), *_listed(inputs))
     return {"model": opened.folder.card.name, **opened.run(inputs, output, on_error)}
 
 
@@ -109,8 +118,8 @@ def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
     if not _is_file(model):
         return _stage(model, "rewritten.onnx")
     target = _required(output)
-    loaded = graph.load(model)
-    report = apply_passes(loaded, [each() for each in SHARED])
+    _spare(target, model)
+    loaded, report = _rewritten(model)
     graph.save(loaded, target)
     return report.to_json()
 
@@ -126,16 +135,26 @@ def calibrate(
 ) -> dict[str, Any]:
     """Choose the ranges of a model's tensors on `data`: raw input for a zoo model (its training samples if None), .npz for an ONNX file.
 
+    An ONNX file is rewritten by the shared passes first, as `quantize` does. samples: how many of `data` to use, at least 1.
     Writes calibration.json into the model's folder, or `output`; returns {"observer", "samples", "path"}.
     """
+    if samples < 1:
+        raise RequestError(f"samples is {samples}; calibration needs at least 1")
     if _is_file(model):
         if data is None:
             raise RequestError("an ONNX file is calibrated on samples; give them with --data calibration.npz (one array per graph input)")
         target = _required(output)
+        _spare(target, model, data)
         batches, total = road.read_npz(data)
-        table = calibrate_model(graph.load(model), batches, observer or QuantRecipe().observer, total)
+        table = calibrate_model(_rewritten(model)[0], batches, observer or QuantRecipe().observer, total)
         return {"observer": table.observer, "samples": table.samples, "path": str(table.save(target))}
     folder = zoo.load(model)
+    name = folder.card.name
+    if output is None and folder.given("calibration.json"):
+        raise RequestError(f"{name} ships its calibration table, which stays as it is; make yours elsewhere with --data FILE -o FILE")
+    if data is None and not (folder.path / road.SAMPLES).is_file():
+        raise RequestError(f"{name} has no samples of its training data; calibrate on yours with --data FILE")
+    _spare(output, *_used(folder), *_listed(data))
     source = folder.ensure("rewritten.onnx")
     observer = observer or folder.recipe.observer
     if data is None:
@@ -143,14 +162,9 @@ def calibrate(
     else:
         opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
         batches, total = iter([opened.calibration(data, samples, on_error)]), samples
-    if output is None and folder.given("calibration.json"):
-        raise RequestError(f"{folder.card.name} ships its calibration table, which stays as it is; write yours elsewhere with -o FILE")
     table = calibrate_model(graph.load(source), batches, observer, total)
-    path = table.save(output or folder.path / "calibration.json")
-    said = {"observer": observer, "samples": table.samples}
-    if output is None:
-        road.note(folder, "calibration.json", {**said, "own_data": data is not None})
-    return {**said, "path": str(path)}
+    path = table.save(output) if output is not None else road.set_table(folder, table, own_data=data is not None)
+    return {"observer": observer, "samples": table.samples, "path": str(path)}
 
 
 def quantize(
@@ -166,6 +180,7 @@ def quantize(
 ) -> dict[str, Any]:
     """Quantize a zoo model by its recipe, or any ONNX file on `calibration_data` (.npz) or by a calibration table.
 
+    An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits.
     Writes int8.onnx into the model's folder, or `output`; returns the quantization report.
     """
     if table is not None and calibration_data is not None:
@@ -179,8 +194,9 @@ def quantize(
         changes["observer"] = observer
     if _is_file(model):
         target = _required(output)
+        _spare(target, model, calibration_data, table)
         recipe = dataclasses.replace(QuantRecipe(), **changes)
-        loaded = graph.load(model)
+        loaded, _ = _rewritten(model)
         if table is not None:
             ranges = CalibrationTable.load(table)
         elif calibration_data is not None:
@@ -205,6 +221,7 @@ def quantize(
         road.set_recipe(folder, recipe)
         path = folder.ensure("int8.onnx")
         return {**read_json(folder.path / road.QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
+    _spare(output, *_used(folder), table)
     loaded = graph.load(folder.ensure("rewritten.onnx"))
     ranges = CalibrationTable.load(table or folder.ensure("calibration.json"))
     result, report = quantize_model(loaded, recipe, ranges)
@@ -310,6 +327,28 @@ def _is_file(model: Model) -> bool:
     if path.suffix == ".onnx" and not path.is_file():
         raise RequestError(f"no ONNX model at {path}; pass the path of an .onnx file, a model folder, or one of: {', '.join(zoo.names())}")
     return path.is_file()
+
+
+def _rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
+    """An ONNX file as `rewrite`, `calibrate` and `quantize` see it: float32 weights, the shared passes applied; and what fired."""
+    loaded = graph.load(model)
+    graph.expand_fp16(loaded)
+    return loaded, apply_passes(loaded, [each() for each in SHARED])
+
+
+def _used(folder: ModelFolder) -> list[Path]:
+    """The files that a model folder lives on."""
+    built = (*road.STAGES, road.SAMPLES, road.RECORD, road.QUANTIZATION, folder.entry.checkpoint, CARD)
+    return [folder.path / name for name in (*built, *(each.name for each in folder.card.files))]
+
+
+def _spare(output: Model | None, *inputs: Any) -> None:
+    """Raise RequestError where `output` is the same file as one of the inputs (those that are no path are passed over)."""
+    if output is None or not os.path.exists(output):  # noqa: PTH110 (pathlib's raises for a name too long)
+        return
+    for each in inputs:
+        if isinstance(each, str | os.PathLike) and os.path.exists(each) and os.path.samefile(each, output):  # noqa: PTH110, PTH121
+            raise RequestError(f"the output {output} is the input {each}, which it would replace; choose another output path")
 
 
 def _required(output: Model | None) -> Path:

@@ -24,9 +24,11 @@ class QuantizeEarly(Rewrite):
     def __init__(self, tables: bool = True, keep: Callable[[str], bool] = lambda name: False) -> None:
         super().__init__()
         self.tables, self.keep = tables, keep
+        self._taken: set[str] = set()
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
+        self._taken = graph.names(model.graph)
         return sum(self._lift(model.graph, each) for each in list(model.graph) if each.op_type == "QuantizeLinear")
 
     def _lift(self, main: ir.Graph, quantize: ir.Node) -> int:
@@ -50,7 +52,8 @@ class QuantizeEarly(Rewrite):
         for index, value in enumerate(data):
             if value is None:
                 return 0
-            q = graph.node("QuantizeLinear", [value, scale, zero], f"{quantize.name}.{index}", dtype=ir.DataType.UINT8)
+            name = f"{quantize.name}.{index}"
+            q = graph.node("QuantizeLinear", [value, scale, zero], name, dtype=ir.DataType.UINT8, taken=self._taken)
             q.outputs[0].shape = value.shape
             main.insert_before(move, q)
             inputs[index] = q.outputs[0]
@@ -67,7 +70,8 @@ class QuantizeEarly(Rewrite):
         scale, zero = graph.constant(quantize.inputs[1]), graph.constant(quantize.inputs[2])
         assert scale is not None and zero is not None and gather.inputs[0] is not None
         stored = np.clip(np.rint(table / scale) + zero.astype(np.int32), 0, 255).astype(np.uint8)  # QuantizeLinear rounds half to even
-        self._replace(main, gather, [graph.initializer(main, f"{quantize.name}.table", stored), *gather.inputs[1:]], quantize)
+        stored_table = graph.initializer(main, f"{quantize.name}.table", stored, self._taken)
+        self._replace(main, gather, [stored_table, *gather.inputs[1:]], quantize)
         return 1
 
     def _replace(self, main: ir.Graph, move: ir.Node, inputs: list[ir.Value | None], quantize: ir.Node) -> None:

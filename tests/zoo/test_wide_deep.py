@@ -242,3 +242,31 @@ def test_a_cpu_without_vnni_is_said_at_load(trained: Path, monkeypatch: pytest.M
     assert caplog.text == ""
     zoo.pipeline(trained, engine="onnxruntime")
     assert "--reduced-range" in caplog.text
+
+
+def test_a_benchmark_reads_its_rows_as_every_verb_does(trained: Path, rows: Path, tmp_path: Path) -> None:
+    opened = zoo.pipeline(trained, engine="onnxruntime")
+    packed = tmp_path / "packed"  # gzip is told by content, not by name
+    packed.write_bytes(gzip.compress(rows.read_bytes()))
+    assert opened.example(2000, packed) == [*rows.read_bytes().splitlines(), *rows.read_bytes().splitlines()[:500]]
+    for content, message in ((gzip.compress(rows.read_bytes())[:-2000], "cut short"), (b"", "empty"), (b"x" * (20 << 20), "MB")):
+        (tmp_path / "bad").write_bytes(content)
+        with pytest.raises(RequestError, match=message):
+            opened.example(2000, tmp_path / "bad")
+    with pytest.raises(RequestError, match="no file"):
+        opened.example(5, tmp_path / "nothing.tsv")
+    with pytest.raises(RequestError, match="--data"):
+        opened.example(5)
+
+
+def test_finetuning_keeps_the_sizes_of_the_model(trained: Path, rows: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="keeps the sizes"):
+        zoo.finetune(trained, str(rows), tmp_path / "tuned", settings={"hidden": "7,7"})
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_calibration_counts_the_rows_it_leaves_out(trained: Path, rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "rows.tsv").write_bytes(b"\n".join([b"no row", *rows.read_bytes().splitlines()[:20]]))
+    found = zoo.calibrate(trained, str(tmp_path / "rows.tsv"), tmp_path / "table.json", on_error="skip")
+    assert found["samples"] == 20
+    assert "1 row left out" in caplog.text

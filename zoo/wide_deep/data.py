@@ -98,7 +98,8 @@ class ErrorLog:
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.counts.items()))
-        return f"{self.total} rows left out ({kinds}); first: {self.messages[0]}" if self.total else "no rows left out"
+        rows = "1 row" if self.total == 1 else f"{self.total} rows"
+        return f"{rows} left out ({kinds}); first: {self.messages[0]}" if self.total else "no rows left out"
 
 
 # ---------------------------------------------------------------------------------------------------------------- features

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import logging
 import time
@@ -20,6 +19,7 @@ from pipelines.evaluate import compare_clicks
 from pipelines.pipeline import Pipeline
 from pipelines.progress import progress
 from pipelines.tables import writing
+from zoo.wide_deep import sources
 from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows
 
 SAMPLE = "sample.tsv.gz"  # synthetic rows that ship with the model
@@ -53,9 +53,9 @@ class ClickPipeline(Pipeline):
         """[{"probability": of a click, "click": whether that is at least 0.5}, ...], one per row."""
         return [{"probability": p, "click": p >= 0.5} for p in out["probability"].ravel().tolist()]
 
-    def rows(self, sources: Any, on_error: str = "raise", errors: ErrorLog | None = None) -> Iterator[Rows]:
+    def rows(self, inputs: Any, on_error: str = "raise", errors: ErrorLog | None = None) -> Iterator[Rows]:
         """Read rows as this model wants them, in constant memory; see `read_rows`."""
-        return read_rows(sources, on_error=on_error, errors=errors, **self.features.counts)
+        return read_rows(inputs, on_error=on_error, errors=errors, **self.features.counts)
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """Click probability of each row, float32 [n]."""
@@ -69,7 +69,7 @@ class ClickPipeline(Pipeline):
             "numbers": (np.dtype(np.float32), (None, self.features.numeric)),
         }
 
-    def run(self, sources: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
+    def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
         """Score rows of any number in constant memory; writes columns row (0-based position in the input) and probability, in input order.
 
         Returns {"rows", "clicks" (rows with probability >= 0.5), "expected_clicks" (sum of the probabilities), "skipped", "seconds",
@@ -78,9 +78,9 @@ class ClickPipeline(Pipeline):
         errors = ErrorLog()
         count = clicks = 0
         expected = model_seconds = 0.0
-        start = time.perf_counter()
         with writing(output, {"row": np.int64, "probability": np.float32}) as write, progress("scoring rows") as advance:
-            for rows in self.rows(sources, on_error, errors):
+            start = time.perf_counter()
+            for rows in self.rows(inputs, on_error, errors):
                 batch = self.features.encode(rows)
                 before = time.perf_counter()
                 if count == 0:  # opening the model and choosing an engine is not scoring
@@ -111,26 +111,29 @@ class ClickPipeline(Pipeline):
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
         """The first `count` rows of `data` as model inputs, to calibrate on."""
+        errors = ErrorLog()
         parts: list[Rows] = []
-        for rows in self.rows(data, on_error):
+        for rows in self.rows(data, on_error, errors):
             parts.append(rows[: count - sum(map(len, parts))])
             if sum(map(len, parts)) >= count:
                 break
+        if errors.total:
+            logger.warning("%s", errors)
         return self.features.encode(Rows.concatenate(parts))
 
     def example(self, count: int, data: str | Path | None = None) -> list[bytes]:
-        """`count` raw rows (tab separated lines) for a benchmark, from a text file or the sample that ships, repeated if need be."""
-        path = Path(data) if data is not None else self.path / SAMPLE
-        if data is None and not path.is_file():
+        """`count` raw rows (tab separated lines) for a benchmark, from a text file or the sample that ships, repeated if need be.
+
+        Raises RequestError where there is no such file, or where it is no text.
+        """
+        if data is None and not (self.path / SAMPLE).is_file():
             raise RequestError(f"{self.path} holds no {SAMPLE}; name your rows with --data FILE")
-        try:
-            with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-                lines = [line.rstrip(b"\r\n") for line in itertools.islice(file, count)]
-        except OSError as error:
-            raise RequestError(f"cannot read {path}: {error}") from error
-        if not lines:
-            raise RequestError(f"{path} is empty; wanted rows in the Kaggle format")
-        return list(itertools.islice(itertools.cycle(lines), count))
+        name, kind, place = sources.find(data or self.path / SAMPLE)
+        if kind != "text":
+            raise RequestError(f"a benchmark takes its raw rows from text, {name} is none; name a TSV file, plain or .gz, with --data")
+        lines = (line for block in sources.blocks(name, place) for line in block.removesuffix(b"\n").split(b"\n"))
+        some = list(itertools.islice(lines, count))
+        return list(itertools.islice(itertools.cycle(some), count))
 
 
 def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:

@@ -73,6 +73,8 @@ def blocks(name: str, path: Path | None) -> Iterator[bytes]:
     tail = b""
     some = False
     try:
+        if path is None and sys.stdin is None:
+            raise RequestError("stdin is closed; name a file")
         with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as raw:
             head = raw.read(2)
             stream: Any = _Rejoined(head, raw)

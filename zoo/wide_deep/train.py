@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.figure import Figure  # without pyplot: no window system is asked for
 
 from pipelines import graph
 from pipelines.errors import RequestError, ZooError
@@ -70,10 +72,14 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         def fits(name: str, value: Any) -> bool:
+            if isinstance(value, float) and not math.isfinite(value):
+                return False
+            if name == "seed":
+                return bool(0 <= value < 2**32)
             if name in ("dropout", "ema"):
                 return bool(0 <= value < 1)
             least = min(value, default=0) if name == "hidden" else value
-            return bool(least >= 0 if name in ("l2_embeddings", "l2_wide", "min_delta", "refit", "seed") else least > 0)
+            return bool(least >= 0 if name in ("l2_embeddings", "l2_wide", "min_delta", "refit") else least > 0)
 
         if wrong := [f"{name} {value}" for name, value in asdict(self).items() if not fits(name, value)]:
             raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
@@ -443,8 +449,11 @@ def _start(folder: Path, config: TrainConfig) -> tuple[dict[str, Any], Features,
         raise RequestError(
             f"found no Wide & Deep weights in {folder / 'fp32.onnx'}; start from a folder that zoo train or zoo download wrote"
         )
-    size = weights["deep/C1/embeddings"].shape[1]
-    return weights, features, replace(config, hidden=tuple(hidden), embedding_size=size, **features.counts)
+    sizes = {"hidden": tuple(hidden), "embedding_size": weights["deep/C1/embeddings"].shape[1], **features.counts}
+    for name, size in sizes.items():
+        if getattr(config, name) not in (getattr(FINETUNE, name), size):
+            raise RequestError(f"found {name} {getattr(config, name)}, but fine-tuning keeps the sizes of the model ({size}); leave it out")
+    return weights, features, replace(config, **sizes)
 
 
 def _sample(pieces: Iterable[Rows], rows: int, features: Features, seed: int) -> dict[str, Any]:
@@ -459,8 +468,6 @@ def _sample(pieces: Iterable[Rows], rows: int, features: Features, seed: int) ->
 
 
 def _plot(path: Path, history: Sequence[Mapping[str, Any]], best: int) -> None:
-    from matplotlib.figure import Figure  # without pyplot: no window system is asked for
-
     figure = Figure(figsize=(7, 4), layout="constrained")
     epochs, left = [each["epoch"] for each in history], figure.subplots()
     right = left.twinx()

@@ -1,0 +1,212 @@
+"""The verbs on files and folders that are not as they should be, with a small graph and the shipped models."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rewriting import model
+
+import zoo
+from pipelines import build as road
+from pipelines import graph, rewrite
+from pipelines.errors import RequestError
+from pipelines.hub import Hub
+from zoo import verbs
+
+TEXT = "(float[n,8] x) => (float[n,2] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = MatMul(r, v) }"
+NAMES = zoo.names()
+FLOAT = ("fp32.onnx", "rewritten.onnx")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """mlp.onnx (whose bias is an Add of its own), half.onnx (the same, float16 weights) and s.npz."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(shape).astype(np.float16).astype(np.float32) for name, shape in
+               (("w", (8, 16)), ("b", (16,)), ("v", (16, 2)))}  # fmt: skip
+    made = model(TEXT, **weights)
+    graph.save(made, tmp_path / "mlp.onnx")
+    graph.compress_fp16(made, minimum=1)
+    graph.save(made, tmp_path / "half.onnx")
+    np.savez(tmp_path / "s.npz", x=rng.standard_normal((64, 8)).astype(np.float32))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Path:
+    """A trained folder to change."""
+    return Path(shutil.copytree(trained, tmp_path / "copy"))
+
+
+# --- ONNX files
+
+
+@pytest.mark.parametrize("name", ["mlp.onnx", "half.onnx"])
+def test_an_onnx_file_is_rewritten_before_it_is_quantized(here: Path, name: str) -> None:
+    report = verbs.quantize(name, "int8.onnx", calibration_data="s.npz")
+    assert [(each["type"], each["precision"]) for each in report["operators"] if each["type"] != "Relu"] == [
+        ("Gemm", "int8"),
+        ("MatMul", "int8"),
+    ]
+    verbs.calibrate(name, "s.npz", "table.json")
+    verbs.quantize(name, "by_table.onnx", table="table.json")
+    assert Path("by_table.onnx").read_bytes() == Path("int8.onnx").read_bytes()
+
+
+def test_quantizing_what_rewrite_wrote_is_quantizing_the_file(here: Path) -> None:
+    verbs.rewrite("half.onnx", "rewritten.onnx")
+    verbs.calibrate("half.onnx", "s.npz", "table.json")
+    verbs.quantize("half.onnx", "a.onnx", table="table.json")
+    verbs.quantize("rewritten.onnx", "b.onnx", table="table.json")
+    assert Path("a.onnx").read_bytes() == Path("b.onnx").read_bytes()
+
+
+# --- outputs that are inputs
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "output"),
+    [
+        ("rewrite", ["mlp.onnx"], "mlp.onnx"),
+        ("rewrite", ["mlp.onnx"], "linked.onnx"),
+        ("calibrate", ["mlp.onnx", "s.npz"], "mlp.onnx"),
+        ("calibrate", ["mlp.onnx", "s.npz"], "s.npz"),
+        ("quantize", ["mlp.onnx", {"calibration_data": "s.npz"}], "mlp.onnx"),
+        ("quantize", ["mlp.onnx", {"calibration_data": "s.npz"}], "s.npz"),
+        ("quantize", ["mlp.onnx", {"table": "t.json"}], "t.json"),
+    ],
+)
+def test_an_output_never_replaces_an_input(here: Path, verb: str, arguments: list[Any], output: str) -> None:
+    verbs.calibrate("mlp.onnx", "s.npz", "t.json")
+    os.link("mlp.onnx", "linked.onnx")
+    before = contents(here)
+    options = arguments.pop() if isinstance(arguments[-1], dict) else {}
+    with pytest.raises(RequestError, match="which it would replace; choose another output path$") as caught:
+        getattr(verbs, verb)(*arguments, output=output, **options)
+    assert output in str(caught.value) and contents(here) == before
+
+
+def test_scores_never_replace_the_rows_or_the_model(tmp_path: Path) -> None:
+    folder = zoo.load(NAMES[0]).path
+    rows = tmp_path / "rows.csv"
+    shutil.copy(folder / "sample.tsv.gz", rows)
+    (tmp_path / "link.csv").symlink_to(rows)
+    before = rows.read_bytes()
+    for inputs, output in ((rows, rows), ([str(rows)], tmp_path / "link.csv"), (rows, folder / "calibration.json")):
+        with pytest.raises(RequestError, match="which it would replace"):
+            zoo.run(NAMES[0], inputs, output)
+    for output in ("rewritten.onnx", "fp16.onnx"):
+        with pytest.raises(RequestError, match="which it would replace"):
+            zoo.quantize(NAMES[0], folder / output)
+    with pytest.raises(RequestError, match="which it would replace"):
+        zoo.calibrate(NAMES[0], str(rows), rows)
+    assert rows.read_bytes() == before
+
+
+# --- calibration
+
+
+def test_calibrating_a_shipped_model_says_what_to_give() -> None:
+    with pytest.raises(RequestError, match="ships its calibration table, .* with --data FILE -o FILE$"):
+        zoo.calibrate(NAMES[0])
+
+
+def test_calibrating_without_samples_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="has no samples of its training data; calibrate on yours with --data FILE$"):
+        zoo.calibrate(NAMES[0], output=tmp_path / "table.json")
+
+
+@pytest.mark.parametrize("samples", [0, -5])
+def test_calibration_needs_a_sample(here: Path, samples: int) -> None:
+    for each, data in (("mlp.onnx", "s.npz"), (NAMES[0], str(zoo.SHIPPED / NAMES[0] / "sample.tsv.gz"))):
+        with pytest.raises(RequestError, match=f"samples is {samples}; calibration needs at least 1"):
+            zoo.calibrate(each, data, "table.json", samples=samples)
+    assert not Path("table.json").exists()
+
+
+def test_own_calibration_survives(copied: Path, rows: Path) -> None:
+    zoo.calibrate(copied, str(rows), samples=100)
+    own = (copied / "calibration.json").read_bytes()
+    with pytest.raises(RequestError, match="zoo calibrate .*copy --data FILE --observer minmax"):
+        zoo.build(copied, force=True)
+    assert (copied / "calibration.json").read_bytes() == own and zoo.build(copied)["stages"]["int8.onnx"] == "made"
+    zoo.calibrate(copied)  # on the samples of the training, by request
+    assert (copied / "calibration.json").read_bytes() != own
+    assert set(zoo.build(copied, force=True)["stages"].values()) == {"made"}
+
+
+# --- recipes and records
+
+
+def test_a_typing_error_leaves_a_folder_as_it_was(copied: Path, rows: Path) -> None:
+    before = contents(copied)
+    for observer in (None, "kl"):
+        with pytest.raises(RequestError, match="hiden_0.* matches no operator"):
+            zoo.quantize(copied, keep_float=["hiden_0"], observer=observer)
+    assert contents(copied) == before and set(zoo.build(copied)["stages"].values()) == {"kept"}
+    report = zoo.quantize(copied, observer="kl", reduced_range=True)
+    assert (report["recipe"]["observer"], report["recipe"]["reduced_range"]) == ("kl", True)
+    assert set(zoo.build(copied)["stages"].values()) == {"kept"}
+
+
+@pytest.mark.parametrize("record", ["null", "[1]", '{"int8.onnx": 3}', '{"int8.on'])
+def test_a_damaged_record_is_no_traceback(tmp_path: Path, record: str) -> None:
+    path = Path(shutil.copytree(zoo.load(NAMES[0]).path, tmp_path / "copy"))
+    (path / road.RECORD).write_text(record)
+    assert "built" not in zoo.info(path)
+    stages = zoo.build(path)["stages"]
+    assert [stages[name] for name in FLOAT] == ["made", "made"] and list(zoo.info(path)["built"]) == list(FLOAT)
+
+
+def test_a_damaged_file_of_a_copied_folder_is_named(tmp_path: Path) -> None:
+    path = Path(shutil.copytree(zoo.load(NAMES[0]).path, tmp_path / "copy"))
+    (path / "int8.onnx").write_bytes((path / "int8.onnx").read_bytes()[:-1])
+    with pytest.raises(RequestError, match=r"copy/int8\.onnx is not the file that its card lists \(size "):
+        zoo.pipeline(path)
+
+
+# --- shipped models
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_folder_of_a_shipped_model_holds_its_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = zoo.download(name)
+    held = {"card.json", *FLOAT, "int8.onnx"}
+    assert held <= set(contents(path))
+    monkeypatch.setattr(rewrite.Rewrite, "call", lambda *_: pytest.fail("made twice"))
+    assert zoo.load(name).path == path
+    assert [zoo.build(name)["stages"][each] for each in FLOAT] == ["kept", "kept"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opening_a_shipped_model_makes_its_float_graphs(name: str) -> None:
+    assert set(FLOAT) <= set(contents(zoo.load(name).path))
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(28, "No space left on device")])
+def test_a_cache_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    path = Hub(zoo.SHIPPED).fetch(NAMES[0])
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(road.filelock.FileLock, "acquire", refuse)
+    monkeypatch.setattr(graph, "save", refuse)
+    found = zoo.run(NAMES[0], str(path / "sample.tsv.gz"), tmp_path / "scores.csv", engine="onnxruntime")
+    assert found["rows"] == 10_000 and not (path / "fp32.onnx").exists()
+    with pytest.raises(RequestError, match="cannot write"):
+        zoo.pipeline(NAMES[0], "fp32")
+
+
+def test_the_record_of_a_shipped_model_is_shown() -> None:
+    path = zoo.download(NAMES[0])
+    assert zoo.info(NAMES[0])["built"] == json.loads((path / road.RECORD).read_text())
