@@ -25,7 +25,7 @@ def main() -> None:
             speeds.append(found["model_samples_per_second"])
             whole, model = (f"{found[key]:,.0f}" for key in ("rows_per_second", "model_samples_per_second"))
             table.add_row(precision, found["engine"], f"{found['rows']:,}", f"{found['clicks']:,}", whole, model)
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=120)
     console.print(f"{MODEL} on {sample.name} (synthetic rows), {machine.cpu()['name']}, one thread")
     console.print(table)
     console.print(f"int8 runs the model {speeds[1] / speeds[0]:.1f}x as fast as fp32; the int8 scores are in {SCORES}")
