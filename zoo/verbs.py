@@ -332,7 +332,6 @@ def _is_file(model: Model) -> bool:
 def _rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
     """An ONNX file as `rewrite`, `calibrate` and `quantize` see it: float32 weights, the shared passes applied; and what fired."""
     loaded = graph.load(model)
-    graph.expand_fp16(loaded)
     return loaded, apply_passes(loaded, [each() for each in SHARED])
 
 
