@@ -1,12 +1,16 @@
 # `make run` needs only what serving needs; everything else installs the development set-up into the same environment.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+BIN = $(VENV)/bin
 CONSTRAINTS := scripts/constraints.txt
+# in the environment, and by its two names there, so that it also holds for what the native kernels are built with
+INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install --quiet
+# what an installed copy is built from; Python files are used where they lie
+BUILT := pyproject.toml $(CONSTRAINTS) $(wildcard pipelines/kernels/*.cpp pipelines/kernels/*.h) pipelines/kernels/CMakeLists.txt
 # the checks of a file that a person wrote; generated folders stay out
 SOURCES := zoo pipelines scripts tests
 
-.PHONY: run test test-all lint bench clean
+.PHONY: run test test-all lint bench wheel sanitize clean
 
 run: $(VENV)/.runtime
 	$(BIN)/python scripts/first_run.py
@@ -25,16 +29,27 @@ lint: $(VENV)/.development
 bench: $(VENV)/.development
 	$(BIN)/python scripts/reproduce.py
 
+wheel: $(VENV)/bin/python
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+# The tests of the native kernels under AddressSanitizer and UndefinedBehaviorSanitizer, in an environment of their own; needs g++.
+sanitize: VENV := build/sanitize
+sanitize:
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -C cmake.define.ZOO_SANITIZE=ON -C build-dir=$(VENV)/cmake -e ".[test]"
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+		$(BIN)/python -m pytest --capture=sys tests/test_kernels.py tests/test_kernels_rows.py
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.runtime: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e .
+$(VENV)/.runtime: $(BUILT) | $(VENV)/bin/python
+	$(INSTALL) -e .
 	touch $@
 
-$(VENV)/.development: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[train,test]"
+$(VENV)/.development: $(BUILT) | $(VENV)/bin/python
+	$(INSTALL) -e ".[train,test]"
 	touch $@ $(VENV)/.runtime

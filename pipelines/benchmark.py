@@ -1,24 +1,37 @@
-"""Latency and throughput: all engines and precisions in turn inside one run (A B A B), so that ratios hold when the machine drifts."""
+"""Latency and throughput: all engines and precisions in turn inside one run (A B A B), so that ratios hold when the machine drifts.
+
+`benchmark` times sessions in this process, `instances` many processes at once. Both measure memory in worker processes; see `_serve`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipelines.engine import Batch, Session, load
-from pipelines.errors import ZooError
+from pipelines.engine import Batch, Session
+from pipelines.errors import RequestError, ZooError
+from pipelines.graph import one_line
+from pipelines.native import load
 from pipelines.progress import progress
 
 ROUND_SECONDS = 0.1  # one turn of one configuration
+WINDOW_SECONDS = 1.0  # one turn of all instances of one configuration
+WARM_SECONDS = 0.05  # before a window: caches warm again after the others' turns
+BATCHES = 8  # so many batches of different rows keep a cache from serving the same rows again and again
+GRACE_SECONDS = 3.0  # for a worker to finish what it does when its input ends
 
 
 @dataclass(frozen=True)
@@ -109,31 +122,216 @@ def _split(session: Session, stages: Stages, rounds: int) -> dict[str, float]:
 
 def memory_mb(configuration: Configuration, batch: Batch, threads: int) -> float:
     """Peak resident memory, in MB (10^6 bytes), of a fresh process that loads the model and runs a batch of zeros of the same shapes."""
-    request = {
-        "path": str(configuration.path),
-        "engine": configuration.engine,
-        "threads": threads,
-        "inputs": {name: [str(array.dtype), list(array.shape)] for name, array in batch.items()},
-    }
-    command = [sys.executable, "-P", "-m", "pipelines.benchmark"]  # -P: a random.py in the user's folder is not the library's
-    paths = [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise ZooError(f"measuring the memory of {configuration.path} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-    return round(float(done.stdout), 1)
+    zeros = {name: np.zeros(array.shape, array.dtype) for name, array in batch.items()}
+    everywhere = sorted(os.sched_getaffinity(0))
+    what = f"measuring the memory of {configuration.path}"
+    with _saved(zeros) as saved, _workers(what, configuration, saved, len(next(iter(batch.values()))), threads, [everywhere]) as (worker,):
+        return round(float(worker.opened["peak_mb"]), 1)
 
 
-def _measure_memory() -> None:
-    request = json.load(sys.stdin)
-    session = load(request["path"], request["engine"], request["threads"])
-    batch = {name: np.zeros(shape, dtype) for name, (dtype, shape) in request["inputs"].items()}
-    for _ in range(2):
-        session.run(batch)
-    # not getrusage: its maximum starts from that of the process that forked this one
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    print(int(status["VmHWM"].split()[0]) * 1024 / 1e6)
+def pinned(count: int, threads: int = 1) -> list[list[int]]:
+    """The processors of each of `count` instances, `threads` to each, none to two: those this process may use, by number.
+
+    Raises RequestError where there are too few.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if count * threads > len(cores):
+        most = f"--instances {len(cores) // threads}" if threads <= len(cores) else "--threads 1"
+        raise RequestError(f"found {len(cores)} core(s), wanted {count * threads} for {count} x {threads} thread(s); at most: {most}")
+    return [cores[index * threads : (index + 1) * threads] for index in range(count)]
+
+
+def instances(
+    configurations: Sequence[Configuration], rows: Batch, size: int, cores: Sequence[Sequence[int]], rounds: int = 15
+) -> list[dict[str, Any]]:
+    """Throughput of one process a member of `cores`, all at once: configurations in turn, `rounds` windows of `WINDOW_SECONDS` each.
+
+    rows: at least `size` samples; every instance runs them in batches of `size`, each beginning elsewhere. cores: see `pinned`.
+    Returns rows as `benchmark` does: samples_per_second is the sum over the instances (median of the rounds, and "spread"), latency_ms is
+    of all calls of all instances, split_ms is {"model": p50}. "memory_mb" is what the loaded instances of a configuration take together
+    after one batch, shared pages counted once (sum of PSS); "rss_mb" lists the resident memory of each with all that it shares, 10^6 bytes.
+    Only mapped files are shared, such as the table of native.onnx; onnxruntime and OpenVINO copy weights into each process.
+    Raises ZooError where an instance fails.
+    """
+    threads = len(cores[0])
+    rates: list[list[float]] = [[] for _ in configurations]
+    calls: list[list[int]] = [[] for _ in configurations]  # nanoseconds
+    with contextlib.ExitStack() as stack:
+        saved = stack.enter_context(_saved(rows))
+        groups = [stack.enter_context(_workers(_what(each), each, saved, size, threads, cores)) for each in configurations]
+        advance = stack.enter_context(progress(f"benchmark, {len(cores)} instances, batch {size}", rounds))
+        for _ in range(rounds):
+            for group, rate, single in zip(groups, rates, calls, strict=True):
+                for worker in group:
+                    worker.tell({"warm": WARM_SECONDS, "seconds": WINDOW_SECONDS})
+                answers = [worker.hear()["nanoseconds"] for worker in group]
+                rate.append(sum(size * 1e9 * len(taken) / sum(taken) for taken in answers))
+                single += itertools.chain.from_iterable(answers)
+            advance(1)
+    results = []
+    for each, rate, single in zip(configurations, rates, calls, strict=True):
+        proportional, resident = _memory(each, {name: array[:size] for name, array in rows.items()}, cores)
+        p50, p95, p99 = (round(float(ms), 5) for ms in np.percentile(np.array(single) / 1e6, [50, 95, 99]))
+        results.append(
+            {
+                "engine": each.engine,
+                "precision": each.precision,
+                "batch_size": size,
+                "threads": threads,
+                "instances": len(cores),
+                "samples_per_second": round(float(np.median(rate)), 1),
+                "spread": [round(float(np.percentile(rate, q)), 1) for q in (5, 95)],
+                "latency_ms": {"p50": p50, "p95": p95, "p99": p99},
+                "split_ms": {"model": p50},
+                "memory_mb": round(sum(proportional), 1),
+                "rss_mb": resident,
+            }
+        )
+    return results
+
+
+def _what(configuration: Configuration) -> str:
+    return f"an instance of {configuration.path} in {configuration.engine}"
+
+
+def _memory(configuration: Configuration, batch: Batch, cores: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
+    """PSS and RSS, in MB, of each instance, while no other configuration is loaded that would take a share of the same pages."""
+    size, threads = len(next(iter(batch.values()))), len(cores[0])
+    with _saved(batch) as saved, _workers(_what(configuration), configuration, saved, size, threads, cores) as workers:
+        found = [Path(f"/proc/{worker.process.pid}/smaps_rollup").read_text().splitlines()[1:] for worker in workers]
+    kilobytes = [{line.split()[0]: int(line.split()[1]) for line in lines} for lines in found]
+    proportional, resident = ([round(each[key] * 1024 / 1e6, 1) for each in kilobytes] for key in ("Pss:", "Rss:"))
+    return proportional, resident
+
+
+@contextlib.contextmanager
+def _saved(batch: Batch) -> Iterator[dict[str, str]]:
+    """The arrays in files that last as long as the context: {name: path}."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: str(Path(folder) / f"{index}.npy") for index, name in enumerate(batch)}
+        for name, array in batch.items():
+            np.save(paths[name], array)
+        yield paths
+
+
+class _Worker:
+    """A process that answers each line of JSON with one; see `_serve`. It ends when its input does, so it never outlives this one."""
+
+    def __init__(self, what: str) -> None:
+        command = [sys.executable, "-P", "-m", "pipelines.benchmark"]  # -P: a random.py in the user's folder is not the library's
+        paths = [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        self._what = what
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (a pipe that nobody reads would fill)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, env=environment
+        )
+        self.opened: dict[str, Any] = {}
+
+    def tell(self, request: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # `hear` says what became of it
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+
+    def hear(self) -> dict[str, Any]:
+        """The next answer; ZooError with one line where the worker failed."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.endswith("\n"):
+            code = self.process.wait()
+            self._said.seek(0)
+            raise ZooError(f"{self._what} failed: {(self._said.read().strip().splitlines() or [f'it ended with code {code}'])[-1]}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ZooError(f"{self._what} failed: {answer['error']}")
+        return answer
+
+    def hang_up(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+    def end(self, seconds: float) -> None:
+        try:
+            self.process.wait(max(seconds, 0))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._said.close()
+
+
+@contextlib.contextmanager
+def _workers(
+    what: str, configuration: Configuration, inputs: dict[str, str], size: int, threads: int, cores: Sequence[Sequence[int]]
+) -> Iterator[list[_Worker]]:
+    """A worker a member of `cores`, each with the model open and warm; none is left when the context ends."""
+    workers: list[_Worker] = []
+    try:
+        for index, own in enumerate(cores):
+            workers.append(_Worker(what))
+            request = {"path": str(configuration.path), "engine": configuration.engine, "threads": threads, "cores": list(own)}
+            workers[-1].tell({**request, "inputs": inputs, "batch_size": size, "begin": index / len(cores)})
+            if index == 0:  # what the first one times or compiles is kept, and the others find it
+                workers[0].opened = workers[0].hear()
+        for worker in workers[1:]:
+            worker.opened = worker.hear()
+        yield workers
+    finally:
+        for worker in workers:
+            worker.hang_up()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for worker in workers:
+            worker.end(deadline - time.monotonic())
+
+
+def _serve() -> None:
+    """The worker: requests are lines of JSON on stdin, each answered by one line on stdout; it ends with stdin.
+
+    First {"path", "engine", "threads", "cores": [processor], "inputs": {name: .npy file}, "batch_size", "begin": the part of the rows to
+    begin after, 0 to 1} opens and warms up, answered by {"peak_mb"}; then each {"warm", "seconds"} runs batches for so long, answered by
+    {"nanoseconds": of each call after the warm ones}. An error is answered by {"error": one line}, and ends it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the one that asks ends the others
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what a library prints is no answer
+        try:
+            request = json.loads(sys.stdin.readline())
+            os.sched_setaffinity(0, request["cores"])  # before any engine starts its threads
+            session = load(request["path"], request["engine"], request["threads"])
+            batches = itertools.cycle(_batches(request))
+            for _ in range(2):
+                session.run(next(batches))
+            # not getrusage: its maximum starts from that of the process that forked this one
+            status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+            print(json.dumps({"peak_mb": int(status["VmHWM"].split()[0]) * 1024 / 1e6}), file=answers, flush=True)
+            for line in sys.stdin:
+                request = json.loads(line)
+                _window(session, batches, request["warm"])
+                print(json.dumps({"nanoseconds": _window(session, batches, request["seconds"])}), file=answers, flush=True)
+        except Exception as error:
+            print(json.dumps({"error": one_line(error)}), file=answers, flush=True)
+
+
+def _batches(request: dict[str, Any]) -> list[Batch]:
+    rows = {name: np.load(path) for name, path in request["inputs"].items()}
+    count, size = len(next(iter(rows.values()))), request["batch_size"]
+    rows = {name: np.roll(array, -int(request["begin"] * count), axis=0) for name, array in rows.items()}
+    return [{name: array[start : start + size] for name, array in rows.items()} for start in range(0, count - size + 1, size)]
+
+
+def _window(session: Session, batches: Iterator[Batch], seconds: float) -> list[int]:
+    """Nanoseconds of each call, one after the other, until the time is over."""
+    taken = []
+    now = time.perf_counter_ns()
+    end = now + int(seconds * 1e9)
+    while now < end:
+        session.run(next(batches))
+        before, now = now, time.perf_counter_ns()
+        taken.append(now - before)
+    return taken
 
 
 if __name__ == "__main__":
-    _measure_memory()
+    _serve()

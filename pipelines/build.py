@@ -1,6 +1,7 @@
 """The road from a checkpoint to int8, stage by stage: each leaves a file in the model's folder, and only what is missing or stale is made.
 
     checkpoint -> fp32.onnx -> rewritten.onnx -> calibration.json -> int8.onnx
+                                                                  -> native.onnx: for the native kernels, when first asked for
 
 build.json in the folder records what each stage was made from (SHA-256 of its inputs), what it made (SHA-256) and what it reported.
 """
@@ -26,7 +27,9 @@ from pipelines.hub import CARD, Card
 from pipelines.quantize import QuantReport, quantize
 from pipelines.rewrite import rewrite
 
-STAGES = ("fp32.onnx", "rewritten.onnx", "calibration.json", "int8.onnx")
+ROAD = ("fp32.onnx", "rewritten.onnx", "calibration.json", "int8.onnx")
+NATIVE = "native.onnx"
+STAGES = (*ROAD, NATIVE)
 HALF = "fp16.onnx"  # the weights of a shipped model, see graph.compress_fp16
 SAMPLES = "calibration.npz"
 RECORD = "build.json"
@@ -116,7 +119,7 @@ def open_folder(path: str | Path, entries: Callable[[str], Entry]) -> ModelFolde
     return ModelFolder(path, card, entries(card.entry))
 
 
-def build(folder: ModelFolder, *, until: str = STAGES[-1], force: bool = False) -> dict[str, str]:
+def build(folder: ModelFolder, *, until: str = ROAD[-1], force: bool = False) -> dict[str, str]:
     """Run the stages up to `until`. Returns {file: "given" | "kept" | "made"}; `force` makes every one anew.
 
     Two processes may build one folder at once: the second waits, and finds the work done. A folder with nothing to do may be read-only.
@@ -173,9 +176,12 @@ def _state(folder: ModelFolder, stage: str) -> str:
 def _inputs(folder: ModelFolder, stage: str) -> list[str]:
     if stage == "fp32.onnx":
         return [HALF] if folder.given(HALF) else [folder.entry.checkpoint]
-    return {"rewritten.onnx": ["fp32.onnx"], "calibration.json": ["rewritten.onnx"], "int8.onnx": ["rewritten.onnx", "calibration.json"]}[
-        stage
-    ]
+    return {
+        "rewritten.onnx": ["fp32.onnx"],
+        "calibration.json": ["rewritten.onnx"],
+        "int8.onnx": ["rewritten.onnx", "calibration.json"],
+        NATIVE: ["rewritten.onnx", "calibration.json"],
+    }[stage]
 
 
 def _digests(folder: ModelFolder, stage: str) -> dict[str, str]:
@@ -192,6 +198,9 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
     path, made = folder.path / stage, folder.record.get(stage)
     if made is None or not path.is_file() or made.get("sha256") != files.sha256(path) or made["inputs"] != _digests(folder, stage):
         return False
+    if stage == NATIVE:
+        data = graph.mapped(path)
+        return _recipe(made.get("recipe")) == folder.recipe and data.is_file() and made.get("data_sha256") == files.sha256(data)
     if stage == "calibration.json":
         try:  # other code may see another graph, or want another table, in the same files
             CalibrationTable.load(path).require(graph.load(folder.path / "rewritten.onnx"))
@@ -210,6 +219,8 @@ def _make(folder: ModelFolder, stage: str) -> None:
             said = _rewrite(folder)
         case "calibration.json":
             said = _save_table(folder, _calibrate(folder, folder.recipe.observer))
+        case "native.onnx":
+            said = _native(folder)
         case _:
             said = _save_int8(folder, *_quantize(folder, folder.recipe, CalibrationTable.load(folder.path / "calibration.json")))
     _note(folder, {stage: {"seconds": round(time.perf_counter() - start, 2), **said}})
@@ -220,6 +231,30 @@ def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
     made = {stage: {"inputs": _digests(folder, stage), "sha256": files.sha256(folder.path / stage), **each} for stage, each in said.items()}
     record = folder.record | made
     files.write_json(folder.path / RECORD, {name: record[name] for name in STAGES if name in record})
+
+
+def _native(folder: ModelFolder) -> dict[str, Any]:
+    if not folder.entry.native:
+        raise RequestError(f"{folder.entry.name} has no form for the native kernels; choose another engine")
+    table = CalibrationTable.load(folder.path / "calibration.json")
+    recipe = folder.recipe
+    model, said = folder.entry.part("native")(graph.load(folder.path / "rewritten.onnx"), table, recipe)
+    if model is None:
+        raise RequestError(f"{folder.card.name} does not run in the native kernels: {said['reason']}; choose another engine")
+    path = graph.save_mapped(model, folder.path / NATIVE)
+    return {"recipe": recipe.to_json(), "data_sha256": files.sha256(graph.mapped(path)), **said}
+
+
+def native_form(folder: ModelFolder) -> dict[str, Any]:
+    """What became of the form for the native kernels, or would: {"fold": bool, "reason": one line, ...}; {} for an entry without one.
+
+    Writes nothing. Raises RequestError where rewritten.onnx or calibration.json is missing.
+    """
+    if not folder.entry.native or NATIVE in folder.record:
+        return {key: value for key, value in folder.record.get(NATIVE, {}).items() if key in ("fold", "reason", "layers", "refused")}
+    table = CalibrationTable.load(folder.verify("calibration.json"))
+    _, said = folder.entry.part("native")(graph.load(folder.verify("rewritten.onnx")), table, folder.recipe)
+    return dict(said)
 
 
 def _expand(folder: ModelFolder) -> dict[str, Any]:

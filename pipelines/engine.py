@@ -1,4 +1,4 @@
-"""Engines behind one small protocol: onnxruntime and OpenVINO. Threads are always explicit."""
+"""Engines behind one small protocol: onnxruntime and OpenVINO here, `pipelines.native` besides. Threads are always explicit."""
 
 from __future__ import annotations
 
@@ -38,18 +38,22 @@ class Port:
     shape: tuple[int | None, ...]
 
 
-class Session(Protocol):
-    """A model ready to run."""
-
-    engine: str
-    threads: int
-    inputs: dict[str, Port]
+class Runnable(Protocol):
+    """What takes batches."""
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """{graph input: C-contiguous array, first axis = samples} -> {graph output: array the caller owns}. Any batch size, also 0.
 
         Raises RequestError where the engine refuses the batch.
         """
+
+
+class Session(Runnable, Protocol):
+    """A model ready to run."""
+
+    engine: str
+    threads: int
+    inputs: dict[str, Port]
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Run once with the engine's own profiler on and say what ran."""
@@ -66,12 +70,13 @@ _SHORT = {"float": "f32", "uint8": "u8", "int8": "s8", "int32": "s32", "int64": 
 
 
 class OnnxRuntimeSession:
-    """onnxruntime's CPU provider, every optimization on."""
+    """onnxruntime's CPU provider, every optimization on. `model`: the serialized model, where `path` only names it."""
 
     engine = "onnxruntime"
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, model: bytes | None = None) -> None:
         self.path, self.threads = path, threads
+        self._model: str | bytes = model if model is not None else str(path)
         self._session = self._open()
         self.inputs = {
             each.name: Port(np.dtype(_ORT_TYPES[each.type]), tuple(d if isinstance(d, int) else None for d in each.shape))
@@ -90,7 +95,7 @@ class OnnxRuntimeSession:
             options.enable_profiling = True
             options.profile_file_prefix = profile
         try:
-            return ort.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+            return ort.InferenceSession(self._model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own kinds
             raise RequestError(f"onnxruntime cannot load {self.path}: {_line(error)}") from error
 
@@ -122,29 +127,31 @@ class OpenVinoSession:
     """OpenVINO's CPU plugin. Shapes are compiled static, one compilation a batch size, since dynamic ones cost it a third of its speed.
 
     The first batch's size is compiled as it is, later ones as the next power of two, and a batch is padded to a compiled size of up to
-    twice its own (the last chunk of a stream), so that few sizes are ever compiled. Compiled models are cached on disk.
+    twice its own (the last chunk of a stream), so that few sizes are ever compiled. Compiled models are cached on disk. `model`: the
+    serialized model, where `path` only names it.
     """
 
     engine = "openvino"
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, model: bytes | None = None) -> None:
         import openvino as ov
 
         self.path, self.threads = path, threads
+        self._model: str | bytes = model if model is not None else str(path)
         self._core = ov.Core()
         try:
             self._core.set_property({"CACHE_DIR": str(hub.home() / "openvino")})
         except RuntimeError as error:
             logger.warning("openvino compiles without a cache: %s", _line(error))
         try:
-            model = self._core.read_model(str(path))
+            found = self._core.read_model(self._model)
         except Exception as error:  # openvino raises RuntimeError with a page of text
             raise RequestError(f"openvino cannot load {path}: {_line(error)}") from error
         self.inputs = {
             port.any_name: Port(
                 np.dtype(port.element_type.to_dtype()), tuple(None if d.is_dynamic else d.get_length() for d in port.partial_shape)
             )
-            for port in model.inputs
+            for port in found.inputs
         }
         self._compiled: dict[int, Any] = {}
 
@@ -157,7 +164,7 @@ class OpenVinoSession:
 
     def _compile(self, size: int) -> Any:
         if size not in self._compiled:
-            model = self._core.read_model(str(self.path))
+            model = self._core.read_model(self._model)
             shapes = {name: [size, *(-1 if d is None else d for d in port.shape[1:])] for name, port in self.inputs.items()}
             options = {
                 "INFERENCE_NUM_THREADS": self.threads,

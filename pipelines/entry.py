@@ -62,6 +62,8 @@ class Entry:
     evaluate({"fp32": pipeline, "int8": pipeline}, data, on_error) -> metrics and differences
     checkpoint: the file of a trained folder that freeze starts from
     pipeline: class with preprocess / predict / postprocess, see `zoo.pipeline`
+    native: (rewritten model, calibration table, recipe) -> (model for the native kernels, or None, and a report with "fold" and "reason");
+        "" for a model that has no such form
     """
 
     name: str
@@ -76,11 +78,13 @@ class Entry:
     pipeline: str
     checkpoint: str
     recipe: QuantRecipe = QuantRecipe()
+    native: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.name):
             raise ValueError(f"entry name {self.name!r} must be lower-case words with hyphens")
-        for part in (self.train, self.settings, self.finetune_settings, self.freeze, self.rewrites, self.evaluate, self.pipeline):
+        parts = (self.train, self.settings, self.finetune_settings, self.freeze, self.rewrites, self.evaluate, self.pipeline)
+        for part in (*parts, *([self.native] if self.native else [])):
             if part.count(":") != 1:
                 raise ValueError(f"{self.name}: {part!r} is not 'module:attribute'")
 

@@ -17,6 +17,7 @@ from pipelines.errors import RequestError
 from pipelines.files import replacing
 
 PRODUCER = "int8-zoo"
+PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
 OPSET = 13  # the first with per-channel DequantizeLinear
 
 
@@ -47,6 +48,36 @@ def save(model: ir.Model, path: str | Path) -> Path:
     with replacing(path) as temporary:
         temporary.write_bytes(proto.SerializeToString(deterministic=True))
     return Path(path)
+
+
+def mapped(path: Path) -> Path:
+    """The file of large initializers beside what `save_mapped` wrote."""
+    return path.with_name(f"{path.name}.data")
+
+
+def save_mapped(model: ir.Model, path: str | Path) -> Path:
+    """`save`, but large initializers go to PATH.data beside it, on pages of their own as they lie in memory, for `load_mapped`."""
+    path = Path(path)
+    model.producer_name, model.producer_version, model.doc_string = PRODUCER, None, None
+    with replacing(path) as temporary:
+        ir.save(model, temporary, format="protobuf", external_data=mapped(path).name, size_threshold_bytes=MAPPED, alignment=PAGE)
+    return path
+
+
+def load_mapped(path: str | Path) -> ir.Model:
+    """Read what `save_mapped` wrote; large initializers are read-only views of the file, whose pages all processes share.
+
+    Raises RequestError where either file is missing or damaged.
+    """
+    path = Path(path)
+    try:
+        model = ir.load(path, format="protobuf")
+        for value in model.graph.initializers.values():
+            if value.const_value is not None:
+                value.const_value.numpy()  # maps, and so finds what is missing
+    except Exception as error:  # protobuf, onnx_ir, OSError
+        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
+    return model
 
 
 def digest(model: ir.Model) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ISA = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 PACKAGES = ("int8-zoo", "onnxruntime", "openvino", "onnx-ir", "onnx", "numpy", "pyarrow")
 
 VNNI = "int8 products are summed in 32 bits (VNNI): int8 models run at full speed and accuracy"
@@ -52,6 +53,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def caches() -> dict[str, int]:
+    """Bytes of the data caches that the first processor reaches: {"L1d", "L2", "L3"}; 0 where there is none or the system does not say."""
+    found = {"L1d": 0, "L2": 0, "L3": 0}
+    for index in CACHES.glob("index*"):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+            key = "L1d" if level == "1" else f"L{level}"
+            if kind in ("Data", "Unified") and key in found:
+                found[key] = int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]]
+        except (OSError, ValueError, LookupError):
+            continue
+    return found
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a figure depends on."""
     found = {"python": platform.python_version()}
@@ -65,13 +80,13 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the source tree this code runs from, with "+" where Python files differ; None outside a checkout."""
+    """The commit of the source tree this code runs from, with "+" where Python or C++ files differ; None outside a checkout."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
     try:
         run = functools.partial(subprocess.run, cwd=root, capture_output=True, text=True, timeout=10, check=True)
-        dirty = bool(run(["git", "status", "--porcelain", "--", "*.py"]).stdout.strip())
+        dirty = bool(run(["git", "status", "--porcelain", "--", "*.py", "*.cpp", "*.h"]).stdout.strip())
         return run(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip() + ("+" if dirty else "")
     except (OSError, subprocess.SubprocessError):
         return None

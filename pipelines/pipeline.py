@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,35 +12,55 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import machine
-from pipelines.build import ModelFolder
-from pipelines.engine import Batch, Session, load
+from pipelines import files, kernels, machine
+from pipelines.build import NATIVE, ModelFolder
+from pipelines.engine import Batch, Session
 from pipelines.errors import RequestError
-from pipelines.plan import plan
+from pipelines.native import load
+from pipelines.plan import Plan, choose, stock
 
 logger = logging.getLogger(__name__)
 
 PRECISIONS = {"fp32": "rewritten.onnx", "int8": "int8.onnx"}  # the rewritten graph computes what fp32.onnx does, faster
 
 
+def model_file(precision: str, engine: str) -> str:
+    """The file of a model folder that runs in this precision and engine. Raises RequestError for a precision that the engine has not."""
+    if precision not in PRECISIONS:
+        raise RequestError(f"unknown precision {precision!r}; choose {' or '.join(PRECISIONS)}")
+    if engine != "native":
+        return PRECISIONS[precision]
+    if precision != "int8":
+        raise RequestError(f"the engine native computes in int8, not {precision}; choose onnxruntime or openvino")
+    return NATIVE
+
+
+def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: int, *, fresh: bool = False) -> Plan:
+    """The quickest engine for this batch on this machine, by timing (see `pipelines.plan.choose`); native kernels where there are any."""
+    path = folder.ensure(PRECISIONS[precision])
+    candidates = stock(path, threads)
+    if precision == "int8" and folder.entry.native and kernels.isas():
+        candidates["native"] = lambda: load(folder.ensure(NATIVE), "native", threads)
+    return choose(files.sha256(path), candidates, batch, threads, fresh=fresh)
+
+
 class Pipeline(abc.ABC):
     """One model in one precision and engine; `__call__` chains preprocess, predict and postprocess.
 
-    engine: "onnxruntime", "openvino", or "auto", which times both on the first batch (and remembers the result, see `plan`).
+    engine: "onnxruntime", "openvino", "native", or "auto", which times them on the first batch (and remembers the result, see `plan`).
     threads: intra-op threads. batch_size: samples the model sees at once; `predict` takes any number and cuts it.
     Raises RequestError for an unknown precision or engine, or a batch size or thread count below 1.
     """
 
     def __init__(self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int = 512) -> None:
-        if precision not in PRECISIONS:
-            raise RequestError(f"unknown precision {precision!r}; choose {' or '.join(PRECISIONS)}")
+        name = model_file(precision, engine)
         if batch_size < 1 or threads < 1:
             raise RequestError(f"batch size and threads must be 1 or more, not {batch_size} and {threads}")
         self.folder, self.precision, self.threads, self.batch_size = folder, precision, threads, batch_size
-        self._model = folder.ensure(PRECISIONS[precision])
+        path = folder.ensure(name)
         if precision == "int8" and not machine.has_vnni():
             logger.warning("%s", machine.NO_VNNI)
-        self._session: Session | None = None if engine == "auto" else load(self._model, engine, threads)
+        self._session: Session | None = None if engine == "auto" else load(path, engine, threads)
 
     @property
     def path(self) -> Path:
@@ -78,13 +99,30 @@ class Pipeline(abc.ABC):
     def session(self, batch: Batch) -> Session:
         """The session in use; the first call with `engine="auto"` chooses by timing `batch`."""
         if self._session is None:
-            self._session = load(self._model, plan(self._model, batch, self.threads).engine, self.threads)
+            engine = choose_engine(self.folder, self.precision, batch, self.threads).engine
+            self._session = load(self.folder.ensure(model_file(self.precision, engine)), engine, self.threads)
         return self._session
 
     def _run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         return self.session(batch).run(batch)
 
+    @functools.cached_property
+    def _ports(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        """dtype and shape of one sample of every input whose sizes are all fixed."""
+        fixed = {name: (dtype, tuple(d for d in shape[1:] if d is not None)) for name, (dtype, shape) in self.input_ports.items()}
+        return {name: each for name, each in fixed.items() if len(each[1]) == len(self.input_ports[name][1]) - 1}
+
     def _check(self, batch: Batch) -> int:
+        counts = {0}
+        if batch.keys() == self._ports.keys():  # nothing wrong, usually: found in two microseconds
+            counts = {
+                len(array) if isinstance(array, np.ndarray) and (array.dtype, array.shape[1:]) == self._ports[name] and array.ndim else 0
+                for name, array in batch.items()
+            }
+        return counts.pop() if len(counts) == 1 and 0 not in counts else self._fault(batch)
+
+    def _fault(self, batch: Batch) -> int:
+        """The number of samples in a batch that `_check` did not pass at once. Raises RequestError for what is wrong with it."""
         if wrong := [name for name, array in batch.items() if not isinstance(array, np.ndarray) or not array.ndim]:
             raise RequestError(f"input {wrong[0]} is {type(batch[wrong[0]]).__name__}; wanted a numpy array, first axis = samples")
         counts = {name: len(array) for name, array in batch.items()}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from pipelines import files, hub, machine
-from pipelines.engine import Batch, Session, available, load
+from pipelines.engine import Batch, Runnable, available, load
 from pipelines.errors import RequestError, ZooError
 
 logger = logging.getLogger(__name__)
@@ -33,33 +34,42 @@ class Plan:
 
 
 def plan(path: str | Path, batch: Batch, threads: int = 1, *, fresh: bool = False) -> Plan:
-    """Time every available engine on `batch`, in turn, and keep the result under ZOO_HOME.
+    """`choose` among the stock engines for one model file."""
+    return choose(files.sha256(path), stock(path, threads), batch, threads, fresh=fresh)
 
-    A kept plan is used again only for the same model bytes, threads, batch size, CPU and library versions; `fresh` times anew.
-    Raises ZooError where no engine runs the model.
+
+def stock(path: str | Path, threads: int) -> dict[str, Callable[[], Runnable]]:
+    """Every available stock engine, and how to open it on one model file."""
+    return {name: functools.partial(load, path, name, threads) for name in available()}
+
+
+def choose(digest: str, candidates: Mapping[str, Callable[[], Runnable]], batch: Batch, threads: int = 1, *, fresh: bool = False) -> Plan:
+    """Time the candidates' sessions on `batch`, in turn, and keep the result under ZOO_HOME.
+
+    digest: what names the model they all run. A kept plan is used again only for the same digest, candidates, threads, batch size, CPU and
+    library versions; `fresh` times anew. A candidate that cannot be opened or does not run is left out. Raises ZooError where none runs.
     """
-    size = 1 << (len(next(iter(batch.values()))) - 1).bit_length()  # sizes between powers of two share a plan
-    key = hashlib.sha256(f"{files.sha256(path)} {threads} {size} {machine.fingerprint()}".encode()).hexdigest()[:16]
+    size = size_class(batch)
+    key = hashlib.sha256(f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()}".encode()).hexdigest()[:16]
     kept = hub.home() / "plans" / f"{key}.json"
     if kept.is_file() and not fresh:
         try:
             return Plan(**files.read_json(kept))
         except (TypeError, ZooError):
             kept.unlink(missing_ok=True)  # written by another version
-    names = available()
-    if len(names) == 1:
-        return Plan(names[0], threads, size, {}, machine.fingerprint())
-    sessions: dict[str, Session] = {}
+    if len(candidates) == 1:
+        return Plan(next(iter(candidates)), threads, size, {}, machine.fingerprint())
+    sessions: dict[str, Runnable] = {}
     problems = []
-    for name in names:
+    for name, opener in candidates.items():
         try:
-            sessions[name] = load(path, name, threads)
+            sessions[name] = opener()
             sessions[name].run(batch)
         except ZooError as error:
             sessions.pop(name, None)
             problems.append(str(error))
     if not sessions:
-        raise ZooError(f"no engine runs {path}: {'; '.join(problems)}")
+        raise ZooError(f"no engine runs the model: {'; '.join(problems)}")
     medians = measure(list(sessions.values()), batch)
     milliseconds = dict(zip(sessions, medians, strict=True))
     best = min(milliseconds, key=milliseconds.__getitem__)
@@ -71,7 +81,12 @@ def plan(path: str | Path, batch: Batch, threads: int = 1, *, fresh: bool = Fals
     return chosen
 
 
-def measure(sessions: Sequence[Session], batch: Batch) -> list[float]:
+def size_class(batch: Batch) -> int:
+    """The number of samples rounded up to a power of two: sizes of one class share a plan."""
+    return 1 << max(len(next(iter(batch.values()))) - 1, 0).bit_length()
+
+
+def measure(sessions: Sequence[Runnable], batch: Batch) -> list[float]:
     """Median milliseconds of one run of `batch`, per session, taken in turn."""
     times: list[list[float]] = [[] for _ in sessions]
     start = time.perf_counter()

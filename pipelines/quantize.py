@@ -144,14 +144,16 @@ class _Quantizer:
         x = node.inputs[0]
         if self.recipe.keeps_float(str(node.name)):
             return "kept float by the recipe"
-        if x is None or x.name not in self.table.tensors:
+        if x is None or (x.name not in self.table.tensors and _given(x) is None):
             return f"no calibrated range for its input {x.name if x is not None else '?'}"
         return ""
 
     def activation(self, node: ir.Node) -> np.float32:
-        """Feed input 0 of `node` through a Q/DQ pair; returns its scale."""
+        """Feed input 0 of `node` through a Q/DQ pair, unless it is bytes behind a DequantizeLinear already; returns its scale."""
         x = node.inputs[0]
         assert x is not None and x.name is not None
+        if (given := _given(x)) is not None:
+            return given
         scale, zero = activation_parameters(self.table.tensors[x.name])
         if x.name not in self.done:
             q, dq = self._pair(x, scale, zero)
@@ -275,12 +277,19 @@ def _conv(quantizer: _Quantizer, node: ir.Node) -> str:
     return ""
 
 
-def _step(quantize: ir.Node) -> tuple[np.float32, np.uint8] | None:
-    """(scale, zero point) of a QuantizeLinear that is like those made here."""
-    scale, zero = (graph.constant(each) for each in (*quantize.inputs[1:], None)[:2])
+def _step(node: ir.Node) -> tuple[np.float32, np.uint8] | None:
+    """(scale, zero point) of a QuantizeLinear or DequantizeLinear of an activation that is like those made here."""
+    scale, zero = (graph.constant(each) for each in (*node.inputs[1:], None)[:2])
     if scale is None or zero is None or scale.size != 1 or zero.dtype != np.uint8:
         return None
     return np.float32(scale.item()), np.uint8(zero.item())
+
+
+def _given(x: ir.Value) -> np.float32 | None:
+    """The scale of an activation that is bytes already: the DequantizeLinear that computes `x` is like those made here."""
+    producer = x.producer()
+    step = _step(producer) if producer is not None and producer.op_type == "DequantizeLinear" else None
+    return None if step is None else step[0]
 
 
 def _saturates(node: ir.Node, scale: np.float32, zero: np.uint8) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pipelines import kernels
 from pipelines.errors import RequestError
 from pipelines.files import replacing
 
@@ -45,10 +48,16 @@ def writing(output: str | Path, columns: Mapping[str, Any]) -> Iterator[Callable
                 yield lambda rows: writer.write_batch(_batch(rows, schema))
         else:
             with (
-                pa.output_stream(str(temporary), compression="gzip" if name.endswith(".gz") else None) as sink,
+                temporary.open("wb") as file,
+                _packing(file) if name.endswith(".gz") else nullcontext(file) as sink,
                 _csv(sink, schema) as write,
             ):
                 yield write
+
+
+def _packing(file: Any) -> Any:
+    """A tenth larger than at the usual level, and five times as quick; no name and no time in it, so that same rows make same bytes."""
+    return gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0)
 
 
 @contextlib.contextmanager
@@ -57,13 +66,17 @@ def _csv(sink: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
 
     # The header comes with the first rows, so that bad input prints nothing; pyarrow would quote its names.
     header = (",".join(schema.names) + "\n").encode()
+    native = kernels.native() if set(schema.types) <= {pa.int64(), pa.float32()} else None
     with csv.CSVWriter(sink, schema, write_options=csv.WriteOptions(include_header=False)) as writer:
 
         def write(rows: Columns) -> None:
             nonlocal header
             sink.write(header)
             header = b""
-            writer.write_batch(_batch(rows, schema))
+            if native is not None and all(each.dtype == schema.field(name).type.to_pandas_dtype() for name, each in rows.items()):
+                sink.write(native.csv_lines([np.ascontiguousarray(rows[name]) for name in schema.names]))  # the same text, quicker
+            else:
+                writer.write_batch(_batch(rows, schema))
 
         yield write
         sink.write(header)  # a table without rows still has columns

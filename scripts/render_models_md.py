@@ -50,6 +50,9 @@ def quality(name: str) -> str:
             [precision, *(f"{found['metrics'][precision][key]:.4f}" for key in keys), "" if precision == "fp32" else f"{moved:.4f}"]
             for precision, moved in (("fp32", 0.0), ("int8", found["difference"]["max_probability"]))
         ]
+        if native := found.get("native"):
+            values = [f"{native['metrics'][key]:.4f}" for key in keys]
+            rows.append(["int8, native kernels", *values, f"{native['difference']['max_probability']:.4f}"])
         rows += [
             [f"int8 by {peer}", *(f"{each['metrics'][key]:.4f}" for key in keys), f"{each['difference']['max_probability']:.4f}"]
             for peer, each in found.get("peers", {}).items()
@@ -92,11 +95,76 @@ def speed(name: str) -> str:
 
 
 def stream(name: str) -> str:
-    return "\n".join(
-        f"`zoo run` on {found['rows']:,} synthetic rows, file to file: {found['rows_per_second']:,.0f} rows/s, peak memory "
-        f"{found['peak_memory_mb']:.0f} MB ({found['precision']} in {found['engine']}; {place(found)}; `reports/{file}`).\n"
-        for file, found in reports(name, "stream")
-    )
+    parts = []
+    for file, found in reports(name, "stream"):
+        split = ", ".join(f"{stage} {us:.2f}" for stage, us in found["split_us"].items())
+        parts.append(
+            f"`zoo run` on {found['rows']:,} synthetic rows, file to file: {found['rows_per_second']:,.0f} rows/s, peak memory "
+            f"{found['peak_memory_mb']:.0f} MB; microseconds a row: {split} ({found['precision']} in {found['engine']}; {place(found)}; "
+            f"`reports/{file}`).\n"
+        )
+    return "\n".join(parts)
+
+
+def instances(name: str) -> str:
+    parts = []
+    for file, found in reports(name, "instances"):
+        rows = [
+            [each["precision"], each["engine"], str(each["instances"]), f"{each['samples_per_second']:,.0f}", f"{each['memory_mb']:.0f}"]
+            for each in found["results"]
+        ]
+        size = found["results"][0]["batch_size"]
+        columns = ["precision", "engine", "instances", "samples/s together", "MB together (PSS)"]
+        parts.append(f"Instances at once, pinned, batch {size}, on {place(found)} (`reports/{file}`):\n\n" + table(columns, rows))
+    return "\n".join(parts)
+
+
+def peers(name: str) -> str:
+    """Samples a second of all engines on the same weights and inputs, and the largest change of a probability."""
+    parts = []
+    for file, found in reports(name, "peers"):
+        cases = list(dict.fromkeys((each["ids"], each["batch_size"]) for each in found["results"]))
+        engines = list(dict.fromkeys(each["engine"] for each in found["results"]))
+        rates = {(e["engine"], e["ids"], e["batch_size"]): e["samples_per_second"] for e in found["results"]}
+        moved = {engine: max(e["max_probability"] for e in found["results"] if e["engine"] == engine) for engine in engines}
+        rows = [
+            [engine, *(f"{rates[engine, *case]:,.0f}" if (engine, *case) in rates else "" for case in cases), f"{moved[engine]:.4f}"]
+            for engine in engines
+        ]
+        best = ["best of ours / best peer"]
+        for case in cases:
+            ours = max(rate for (engine, *each), rate in rates.items() if tuple(each) == case and engine.startswith("zoo-"))
+            theirs = max(rate for (engine, *each), rate in rates.items() if tuple(each) == case and not engine.startswith("zoo-"))
+            best.append(f"{ours / theirs:.2f}x")
+        columns = ["samples/s", *(f"{ids}, batch {size}" for ids, size in cases), "largest change of a probability"]
+        versions = ", ".join(f"{key} {each}" for key, each in found["environment"]["versions"].items() if key not in ("int8-zoo", "python"))
+        parts.append(
+            f"Beside the peers, same weights and inputs, model alone, ids by a Zipf law (1.1) and uniform, on {place(found)}; {versions} "
+            f"(`reports/{file}`, by `scripts/peers/wide_deep.py`):\n\n" + table(columns, [*rows, [*best, ""]])
+        )
+    return "\n".join(parts)
+
+
+def runs(name: str) -> str:
+    parts = []
+    for file, found in reports(name, "runs"):
+        base = found["results"][0]["seconds"]
+        rows = [
+            [
+                each["way"],
+                f"{each['rows_per_second']:,.0f}",
+                f"{base / each['seconds']:.1f}x",
+                f"{each['peak_memory_mb']:.0f}",
+                f"{each['max_probability']:.4f}",
+            ]
+            for each in found["results"]
+        ]
+        columns = ["whole process, file to file", "rows/s", "to the first", "peak MB", "largest difference to the first"]
+        parts.append(
+            f"From {found['rows']:,} raw rows to scores, on {place(found)} (`reports/{file}`, by `scripts/peers/criteo_run.py`; the start "
+            "of the process included):\n\n" + table(columns, rows)
+        )
+    return "\n".join(parts)
 
 
 def model(name: str) -> str:
@@ -107,7 +175,16 @@ def model(name: str) -> str:
         ["calibration", ", ".join(f"{key} {value}" for key, value in details["calibration"].items() if key in ("observer", "samples"))]
     ]
     facts += [["files", ", ".join(f"{file.name} {(file.size or 0) / 1e3:,.0f} kB" for file in card.files)]]
-    parts = [f"## {name}\n\n{card.description}\n", table(["", ""], facts), quality(name), speed(name), stream(name)]
+    parts = [
+        f"## {name}\n\n{card.description}\n",
+        table(["", ""], facts),
+        quality(name),
+        speed(name),
+        peers(name),
+        instances(name),
+        stream(name),
+        runs(name),
+    ]
     return "\n".join(part for part in parts if part)
 
 

@@ -24,10 +24,13 @@ import numpy as np
 
 import zoo
 from pipelines import build, files, hub, machine
-from pipelines.engine import ENGINES, load
 from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import click_metrics
+from pipelines.native import ENGINES, load
+from pipelines.pipeline import model_file
 from zoo.wide_deep.data import Rows
+
+from peers.wide_deep import stock_quantize  # isort: skip  # beside this file
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
@@ -60,6 +63,8 @@ def quality() -> None:
         zoo.train("wide-deep", str(source), folder, settings={"refit": "false", "validation": str(HELD_OUT)})
         found = zoo.evaluate(folder, str(held_out), engine="onnxruntime")
         found |= {"model": MODEL, "data": f"the last {HELD_OUT} rows of {source.name}, on which this run was stopped but not trained"}
+        native = zoo.evaluate(folder, str(held_out), engine="native")
+        found["native"] = {"metrics": native["metrics"]["int8"], "difference": native["difference"]}
         found["peers"] = {"onnxruntime quantize_static": stock_quantizer(folder, held_out)}
     report("quality", found)
     card = zoo.SHIPPED / MODEL / "card.json"
@@ -70,28 +75,10 @@ def quality() -> None:
 
 def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
     """What onnxruntime's own quantizer (QDQ, MinMax, per channel, on the model's plain fp32.onnx) makes of the same model and rows."""
-    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
-
     opened: Any = zoo.pipeline(folder, "fp32", "onnxruntime")
     rows = Rows.concatenate(list(opened.rows(str(held_out))))
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.batches, _ = build.read_npz(folder / build.SAMPLES)
-
-        def get_next(self) -> Any:
-            return next(self.batches, None)
-
     target = folder / "stock.onnx"
-    quantize_static(
-        folder / "fp32.onnx",
-        target,
-        Reader(),
-        per_channel=True,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-        calibrate_method=CalibrationMethod.MinMax,
-    )
+    stock_quantize(folder / "fp32.onnx", target, build.read_npz(folder / build.SAMPLES)[0])
     batch = opened.features.encode(rows)
     scores = [load(path, "onnxruntime").run(batch)["probability"].ravel() for path in (folder / "fp32.onnx", target)]
     assert rows.labels is not None
@@ -101,28 +88,18 @@ def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
 
 
 def speed() -> None:
-    """Batches of 512, 64 and 1 in both engines and precisions, in turn, one pinned thread; with what the int8 graph really ran."""
-    command = [
-        sys.executable,
-        "-m",
-        "zoo.cli",
-        "benchmark",
-        MODEL,
-        "--batch-size",
-        "512,64,1",
-        "--threads",
-        "1",
-        "--rounds",
-        "21",
-        "--json",
-    ]
+    """Batches of 512, 64 and 1 in all engines and precisions, in turn, one pinned thread; with what the int8 graph really ran."""
+    options = ["--batch-size", "512,64,1", "--threads", "1", "--rounds", "21", "--json"]
+    command = [sys.executable, "-m", "zoo.cli", "benchmark", MODEL, *options]
     out = subprocess.run(["taskset", "-c", "0", *command], capture_output=True, text=True, check=True).stdout
     found = json.loads(out)
     opened: Any = zoo.pipeline(MODEL)
     batch = opened.preprocess(opened.example(512))
-    found["executed"] = {
-        name: [f"{each.type} {each.precision}" for each in load(opened.path / "int8.onnx", name).executed(batch)] for name in ENGINES
-    }
+    found["executed"] = {}
+    for name in ENGINES:
+        session = load(opened.folder.ensure(model_file("int8", name)), name)
+        found["executed"][name] = [f"{each.type} {each.precision}" for each in session.executed(batch)]
+    found["native"] = zoo.info(MODEL)["native"]
     report(f"speed-{cpu_slug()}", found)
 
 
@@ -148,6 +125,28 @@ def stream() -> None:
     )
 
 
+def instances() -> None:
+    """Two pinned processes at once, one thread each, int8 in every engine, batches of 512: throughput together, memory by shares (PSS)."""
+    command = [sys.executable, "-m", "zoo.cli", "benchmark", MODEL, "--precision", "int8", "--instances", "2", "--json"]
+    report(f"instances-{cpu_slug()}", json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+def peers() -> None:
+    """scripts/peers/wide_deep.py: the same weights and inputs in the engines of others and in ours, in turn, one pinned thread."""
+    measure_by("wide_deep.py", f"peers-{cpu_slug()}")
+
+
+def runs() -> None:
+    """scripts/peers/criteo_run.py: whole processes from a file of rows to a file of scores, `zoo run` beside the script written by hand."""
+    measure_by("criteo_run.py", f"runs-{cpu_slug()}")
+
+
+def measure_by(script: str, name: str) -> None:
+    path = zoo.SHIPPED / MODEL / "reports" / f"{name}.json"
+    subprocess.run([sys.executable, ROOT / "scripts" / "peers" / script, "-o", path], check=True)
+    print(f"wrote {path.relative_to(ROOT)}")
+
+
 def peak_mb(pid: int) -> float:
     """Peak resident memory so far of a running process, in MB (10^6 bytes); 0 once it has ended.
 
@@ -160,7 +159,7 @@ def peak_mb(pid: int) -> float:
     return next((int(line.split()[1]) * 1024 / 1e6 for line in status.splitlines() if line.startswith("VmHWM")), 0.0)
 
 
-PARTS: dict[str, Callable[[], None]] = {"quality": quality, "speed": speed, "stream": stream}
+PARTS: dict[str, Callable[[], None]] = {each.__name__: each for each in (quality, speed, stream, instances, peers, runs)}
 
 
 def main() -> None:
@@ -176,6 +175,8 @@ def main() -> None:
             PARTS[part]()
     except ZooError as error:
         sys.exit(f"reproduce: {error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"reproduce: {' '.join(map(str, error.cmd))} ended with {error.returncode}: {(error.stderr or '').strip()}")
     subprocess.run([sys.executable, ROOT / "scripts" / "render_models_md.py"], check=True)
 
 

@@ -10,7 +10,7 @@ from rewriting import model, run
 
 from pipelines import build as road
 from pipelines import graph
-from pipelines.build import STAGES, ModelFolder, build, open_folder, read_npz, set_recipe
+from pipelines.build import ROAD, ModelFolder, build, open_folder, read_npz, set_recipe
 from pipelines.entry import Entry, QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.files import sha256, write_json
@@ -68,11 +68,11 @@ def outcome(folder, **options):
 
 
 def test_every_stage_is_made_once(folder):
-    assert build(folder) == dict.fromkeys(STAGES, "made")
-    assert build(folder) == dict.fromkeys(STAGES, "kept")
+    assert build(folder) == dict.fromkeys(ROAD, "made")
+    assert build(folder) == dict.fromkeys(ROAD, "kept")
     assert (folder.path / "frozen.log").read_text() == "frozen\n"
     record = json.loads((folder.path / road.RECORD).read_text())
-    assert list(record) == list(STAGES)
+    assert list(record) == list(ROAD)
     assert record["fp32.onnx"]["inputs"] == {"seed.txt": sha256(folder.path / "seed.txt")} and record["fp32.onnx"]["nodes"] == 4
     assert record["rewritten.onnx"]["operators"]["after"] == {"Gemm": 1, "MatMul": 1, "Relu": 1}
     assert (record["calibration.json"]["observer"], record["calibration.json"]["samples"]) == ("minmax", 50)
@@ -96,9 +96,9 @@ def test_building_stops_where_it_is_told(folder):
 
 def test_force_makes_everything_again(folder):
     build(folder)
-    before = {name: (folder.path / name).read_bytes() for name in STAGES}
+    before = {name: (folder.path / name).read_bytes() for name in ROAD}
     assert outcome(folder, force=True) == "mmmm"
-    assert before == {name: (folder.path / name).read_bytes() for name in STAGES}  # the same bytes
+    assert before == {name: (folder.path / name).read_bytes() for name in ROAD}  # the same bytes
 
 
 def edit(path, stage, change):

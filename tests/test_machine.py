@@ -43,6 +43,18 @@ def test_a_system_without_cpuinfo(monkeypatch):
     assert machine.cpu()["flags"] == [] and machine.cpu()["name"] and not machine.has_vnni()
 
 
+def test_caches_are_those_of_the_first_processor(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "CACHES", tmp_path)
+    assert machine.caches() == {"L1d": 0, "L2": 0, "L3": 0}
+    said = [("1", "Data", "32K"), ("1", "Instruction", "64K"), ("2", "Unified", "2M"), ("3", "Unified", "?"), ("4", "Unified", "1G")]
+    for number, values in enumerate(said):
+        (tmp_path / f"index{number}").mkdir()
+        for name, value in zip(("level", "type", "size"), values, strict=True):
+            (tmp_path / f"index{number}" / name).write_text(f"{value}\n")
+    (tmp_path / "index9").mkdir()  # without files
+    assert machine.caches() == {"L1d": 2**15, "L2": 2**21, "L3": 0}
+
+
 def test_versions():
     found = machine.versions()
     assert {"python", "onnxruntime", "openvino", "numpy", "onnx-ir"} <= set(found)

@@ -1,6 +1,7 @@
 """The quantizer against integer arithmetic in numpy, against onnxruntime's own quantizer, and on graphs drawn at random."""
 
 import collections
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -608,6 +609,57 @@ def test_int8_layers_run_on_bytes(tmp_path, body, steps):
     found = model(f"(float[n,16] x) => (float[n,16] y) {{ {body} }}", **weights)
     result, _ = check_runs_as_reported(found, tmp_path, x=normal(64, 16))
     assert sum(node.op_type == "QuantizeLinear" for node in result.graph) == steps
+
+
+GIVEN = "(uint8[n,24] q) => (float[n,5] y) { x = DequantizeLinear(q, s, z) y = Gemm(x, w, b) }"
+
+
+@pytest.mark.parametrize(
+    ("step", "reused"),
+    [
+        ((np.float32(0.02), np.uint8(0)), True),
+        ((np.float32(0.02), np.uint8(100)), True),
+        ((np.array([0.02], np.float32), np.array([7], np.uint8)), True),
+        ((np.full(24, 0.02, np.float32), np.zeros(24, np.uint8)), False),  # a step for each column
+    ],
+)
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_an_activation_that_is_bytes_already_is_used_as_it_is(tmp_path, step, reused, calibrated):
+    w, b, q = normal(24, 5), normal(5), RNG.integers(0, 256, (200, 24)).astype(np.uint8)
+    found = model(GIVEN, w=w, b=b, s=step[0], z=step[1])
+    table = calibrate(found, [{"q": q}])
+    if not calibrated:
+        table = replace(table, tensors={})
+    result, report = quantize(found, QuantRecipe(), table)
+    onnx.checker.check_model(ir.to_proto(result), full_check=True)
+    assert ("QuantizeLinear" in ops(result)) == (calibrated and not reused)
+    if not calibrated and not reused:
+        assert report.operators[0].reason == "no calibrated range for its input x"
+        return
+    assert precisions(report) == [("Gemm", "int8")]
+    if reused:
+        ran = load(graph.save(result, tmp_path / "m.onnx"), "onnxruntime").executed({"q": q})
+        assert [each.precision for each in ran if each.type in LAYERS["onnxruntime"]] == ["u8"]
+        sums, steps = layer(q.astype(np.int64), int(step[1].item()), np.float32(step[0].item()), w, b)
+        np.testing.assert_allclose(run(result, q=q)["y"], sums * steps, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_an_operator_of_another_domain_stays_and_its_bytes_feed_the_next_layer(tmp_path, wide):
+    text = f"""<ir_version: 9, opset_import: ["": 17, "other": 1]> g (int64[n,3] ids) => (float[n,5] y{", float[n,1] t" if wide else ""}) {{
+        h{", t" if wide else ""} = other.Lookup<shift=3>(ids, , table) x = DequantizeLinear(h, s, z) y = Gemm(x, w, b) }}"""
+    proto = onnx.parser.parse_model(text)
+    arrays = {"table": np.ones((9, 24), np.uint8), "s": np.float32(0.1), "z": np.uint8(0), "w": normal(24, 5), "b": normal(5)}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
+    found = ir.from_proto(proto)
+    found.graph[0].outputs[0].type, found.graph[0].outputs[0].shape = ir.TensorType(ir.DataType.UINT8), ir.Shape(["n", 24])
+    x = TensorRange(0, 25.5, 0, 25.5, 1)
+    table = CalibrationTable(graph.digest(found), "minmax", 1, "", {"x": x})
+    result, report = quantize(found, QuantRecipe(), table)
+    assert [(each.type, each.precision) for each in report.operators] == [("Lookup", "int8"), ("Gemm", "int8")]
+    assert "QuantizeLinear" not in ops(result) and len(result.graph[0].outputs) == 1 + wide
+    loaded = graph.load(graph.save(result, tmp_path / "m.onnx"))
+    assert graph.digest(loaded) == graph.digest(result) and loaded.opset_imports == {"": 17, "other": 1}
 
 
 def test_a_relu_kept_float(tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
+from pipelines import kernels
 from pipelines.errors import RequestError
 from pipelines.tables import writing
 
@@ -75,3 +76,23 @@ def test_a_failure_leaves_nothing(tmp_path, name, error):
         rows(CHUNKS[0])
         raise error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.csv.gz"])
+def test_whole_and_real_columns_read_the_same_however_they_are_written(tmp_path, monkeypatch, name):
+    """With the native kernels and without, and where a column is of another kind than announced."""
+    rng = np.random.default_rng(0)
+    chunks = [
+        {"probability": rng.random(500, np.float32), "row": np.arange(500)},
+        {"row": np.arange(500, 504), "probability": np.array([0, 1, 1e-7, 5, np.nan, 7, 0.1, 8], np.float32)[::2]},
+        {"row": np.arange(504, 506, dtype=np.int32), "probability": np.ones(2, np.float32)},
+        {"row": np.arange(0), "probability": np.zeros(0, np.float32)},
+    ]
+    written = []
+    for native in (kernels.native(), None):
+        monkeypatch.setattr(kernels, "native", lambda native=native: native)
+        with writing(tmp_path / name, {"row": np.int64, "probability": np.float32}) as rows:
+            for chunk in chunks:
+                rows(chunk)
+        written.append((tmp_path / name).read_bytes())
+    assert written[0] == written[1]

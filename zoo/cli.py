@@ -60,8 +60,10 @@ def _options(*options: Callable[[Function], Function]) -> Callable[[Function], F
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 precision = click.option("--precision", default="int8", show_default=True, help="fp32 or int8.")
-engine = click.option("--engine", default="auto", show_default=True, help="auto (the faster on this machine), onnxruntime or openvino.")
-threads = click.option("--threads", default=1, show_default=True, help="Intra-op threads.")
+engine = click.option(
+    "--engine", default="auto", show_default=True, help="auto (the quickest on this machine), onnxruntime, openvino or native."
+)
+threads = click.option("--threads", default=1, show_default=True, help="Threads of the engine; `run` scores so many blocks at once.")
 batch_size = click.option("--batch-size", default=512, show_default=True, help="Samples the model sees at once.")
 on_error = click.option(
     "--on-error",
@@ -248,9 +250,10 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 @click.argument("model")
 @click.option("--data", default=None, help="Raw input to take the batches from. [default: the model's sample]")
 @click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True)
-@click.option("--engine", "engines", type=Words(), default="onnxruntime,openvino", show_default=True)
+@click.option("--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]")
 @click.option("--batch-size", "batch_sizes", type=Numbers(), default="512", show_default=True)
 @click.option("--rounds", default=15, show_default=True, help="Turns of every configuration.")
+@click.option("--instances", default=1, show_default=True, help="Processes that run at once, each pinned to --threads cores of its own.")
 @_options(threads, as_json)
 def benchmark(model: str, as_json: bool, **options: Any) -> None:
     """Throughput, latency and memory of MODEL: engines and precisions in turn in one run."""
@@ -259,15 +262,16 @@ def benchmark(model: str, as_json: bool, **options: Any) -> None:
     found = verbs.benchmark(model, **options)
 
     def show() -> None:
-        columns = ["engine", "precision", "batch", "samples/s", "p50 ms", "p95 ms", "p99 ms", "pre / model / post ms", "MB"]
+        split = "pre / model / post ms" if options["instances"] == 1 else "model ms"
+        columns = ["engine", "precision", "batch", "inst.", "samples/s", "p50 ms", "p95 ms", "p99 ms", split, "MB"]
         rows = [
-            [each["engine"], each["precision"], str(each["batch_size"]), f"{each['samples_per_second']:,.0f}"]
+            [each["engine"], each["precision"], str(each["batch_size"]), str(each["instances"]), f"{each['samples_per_second']:,.0f}"]
             + [f"{each['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99")]
             + [" / ".join(f"{ms:.3f}" for ms in each["split_ms"].values()), f"{each['memory_mb']:.0f}"]
             for each in found["results"]
         ]
         _table(columns, rows)
-        click.echo(f"{found['environment']['cpu']}, {options['threads']} thread(s)")
+        click.echo(f"{found['environment']['cpu']}, {options['threads']} thread(s) an instance")
 
     _print(found, as_json, show)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,19 +13,20 @@ import onnx_ir as ir
 
 import zoo
 from pipelines import build as road
-from pipelines import graph, hub, machine
-from pipelines.benchmark import Configuration, Stages
+from pipelines import graph, hub, kernels, machine
+from pipelines.benchmark import BATCHES, Configuration, Stages, pinned
 from pipelines.benchmark import benchmark as time_configurations
+from pipelines.benchmark import instances as time_instances
 from pipelines.build import ModelFolder
 from pipelines.calibrate import CalibrationTable
 from pipelines.calibrate import calibrate as calibrate_model
-from pipelines.engine import ENGINES, available
+from pipelines.engine import ENGINES as STOCK
+from pipelines.engine import available
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError, ZooError
 from pipelines.files import read_json, write_json
 from pipelines.hub import CARD, Card, Hub
-from pipelines.pipeline import PRECISIONS
-from pipelines.plan import plan as choose_engine
+from pipelines.pipeline import PRECISIONS, choose_engine, model_file
 from pipelines.quantize import QuantReport
 from pipelines.quantize import quantize as quantize_model
 from pipelines.rewrite import RewriteReport
@@ -32,6 +34,8 @@ from pipelines.rewrite import rewrite as apply_passes
 from pipelines.rewrites import SHARED
 
 Model = str | Path
+
+logger = logging.getLogger(__name__)
 
 
 def info(model: Model) -> dict[str, Any]:
@@ -50,6 +54,8 @@ def info(model: Model) -> dict[str, Any]:
         }
         if built := road.read_record(path):
             found["built"] = built
+        if (path / road.ROAD[1]).is_file() and (path / road.ROAD[2]).is_file():
+            found["native"] = road.native_form(road.open_folder(path, zoo.entry))
         if (path / road.QUANTIZATION).is_file():
             found["quantization"] = read_json(path / road.QUANTIZATION)
     return found
@@ -235,7 +241,10 @@ def evaluate(
     """Quality of fp32 and int8 on the same labelled samples, int8 - fp32 with paired bootstrap intervals, and the machine."""
     folder = zoo.load(model)
     kind = folder.entry.part("pipeline")
-    pipelines = {precision: kind(folder, precision, engine, threads, batch_size) for precision in PRECISIONS}
+    pipelines = {
+        precision: kind(folder, precision, "auto" if precision == "fp32" and engine == "native" else engine, threads, batch_size)
+        for precision in PRECISIONS
+    }
     found: dict[str, Any] = folder.entry.part("evaluate")(pipelines, data, on_error)
     engines = {precision: each.engine for precision, each in pipelines.items()}
     where = machine.environment(threads=threads, batch_size=batch_size, engines=engines)
@@ -247,17 +256,27 @@ def benchmark(
     *,
     data: Model | None = None,
     precisions: Sequence[str] = ("fp32", "int8"),
-    engines: Sequence[str] = tuple(ENGINES),
+    engines: Sequence[str] | None = None,
     batch_sizes: Sequence[int] = (512,),
     threads: int = 1,
     rounds: int = 15,
+    instances: int = 1,
 ) -> dict[str, Any]:
-    """Throughput, latency, split and memory of every precision and engine, in turn in one run per batch size."""
+    """Throughput, latency, split and memory of every precision and engine, in turn in one run per batch size.
+
+    engines: all that this machine and the model have if none is named; native counts for int8 only. instances: with 2 or more, so many
+    processes run at once, each pinned to `threads` cores of its own; results are of the model alone (`pipelines.benchmark.instances`).
+    """
     folder = zoo.load(model)
     if wrong := [each for each in precisions if each not in PRECISIONS]:
         raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
-    if min(batch_sizes, default=0) < 1 or rounds < 1 or threads < 1:
-        raise RequestError(f"batch sizes {list(batch_sizes)}, rounds {rounds} and threads {threads} must all be 1 or more")
+    if min(batch_sizes, default=0) < 1 or min(rounds, threads, instances) < 1:
+        wrong = [f"batch sizes {list(batch_sizes)}", f"rounds {rounds}", f"threads {threads}"]
+        raise RequestError(f"{', '.join(wrong)} and instances {instances} must all be 1 or more")
+    cores = pinned(instances, threads) if instances > 1 else []
+    names = list(engines or _engines(folder))
+    if set(names) == {"native"}:
+        precisions = [each for each in precisions if each == "int8"] or [model_file("fp32", "native")]
     results = []
     for size in batch_sizes:
         opened: Any = folder.entry.part("pipeline")(folder, precisions[0], "onnxruntime", threads, size)
@@ -265,9 +284,12 @@ def benchmark(
         batch = opened.preprocess(raw)
         configurations = []
         for precision in precisions:
-            path = folder.ensure(PRECISIONS[precision])
-            chosen = [choose_engine(path, batch, threads).engine if each == "auto" else each for each in engines]
-            configurations += [Configuration(each, precision, path) for each in dict.fromkeys(chosen)]
+            chosen = [choose_engine(folder, precision, batch, threads).engine if each == "auto" else each for each in names]
+            usable = [each for each in dict.fromkeys(chosen) if each != "native" or precision == "int8"]
+            configurations += [Configuration(each, precision, folder.ensure(model_file(precision, each))) for each in usable]
+        if cores:
+            results += time_instances(configurations, opened.preprocess(opened.example(size * BATCHES, data)), size, cores, rounds)
+            continue
         stages = Stages(lambda opened=opened, raw=raw: opened.preprocess(raw), opened.postprocess)  # type: ignore[misc]
         results += time_configurations(configurations, batch, threads, rounds, stages)
     return {"model": folder.card.name, "results": results, "environment": machine.environment(threads=threads, rounds=rounds)}
@@ -283,7 +305,7 @@ def plan(model: Model, *, precision: str = "int8", threads: int = 1, batch_size:
     """Time the engines on this machine anew and keep the choice that `engine="auto"` uses for this batch size."""
     opened: Any = zoo.pipeline(model, precision, "onnxruntime", threads, batch_size)
     batch = opened.preprocess(opened.example(batch_size, data))
-    chosen = choose_engine(opened.folder.ensure(PRECISIONS[precision]), batch, threads, fresh=True)
+    chosen = choose_engine(opened.folder, precision, batch, threads, fresh=True)
     return {"model": opened.folder.card.name, "precision": precision, **dataclasses.asdict(chosen)}
 
 
@@ -298,7 +320,8 @@ def doctor() -> dict[str, Any]:
         "vnni": machine.has_vnni(),
         "advice": machine.VNNI if machine.has_vnni() else machine.NO_VNNI,
         "versions": machine.versions(),
-        "engines": {name: _check_engine(name) if name in available() else "not installed" for name in ENGINES},
+        "engines": {name: _check_engine(name) if name in available() else "not installed" for name in STOCK},
+        "kernels": kernels.missing() or f"ok: {', '.join(kernels.isas())}",
         "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": hub.offline(), "ZOO_MIRROR": hub.mirror()},
         "cache": {"files": len(files), "megabytes": round(sum(each.stat().st_size for each in files) / 1e6, 1)},
         "models": zoo.names(),
@@ -314,6 +337,18 @@ def _check_engine(name: str) -> str:
     except ZooError as problem:
         return f"failed: {problem}"
     return f"ok, int8 within {error:.4f} of float" if error < 0.02 else f"int8 differs from float by {error:.3f}: products saturate"
+
+
+def _engines(folder: ModelFolder) -> list[str]:
+    """The engines that this machine and the model have."""
+    found = available()
+    if folder.entry.native and kernels.isas():
+        try:
+            folder.ensure(road.NATIVE)
+            found.append("native")
+        except RequestError as error:
+            logger.info("%s", error)
+    return found
 
 
 def _stage(model: Model, stage: str) -> dict[str, Any]:

@@ -1,21 +1,30 @@
 """Wide & Deep down the whole road on a small model, and what the shipped one must show."""
 
+import contextlib
 import gzip
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import zoo
+from pipelines import kernels
 from pipelines.engine import ENGINES, load
 from pipelines.errors import RequestError
+from zoo.wide_deep import predict
+from zoo.wide_deep.data import Features
+from zoo.wide_deep.predict import ClickPipeline
 
 NAME = "wide-deep-criteo"
 
@@ -163,7 +172,8 @@ def test_a_stage_is_made_again_when_what_it_was_made_from_changed(trained: Path,
 def test_benchmark_gives_the_keys_that_the_house_promises(trained: Path, rows: Path) -> None:
     found = zoo.benchmark(trained, data=rows, batch_sizes=[8], rounds=2)
     assert {"model", "results", "environment"} <= set(found)
-    assert {(each["engine"], each["precision"]) for each in found["results"]} == {(e, p) for e in ENGINES for p in ("fp32", "int8")}
+    both = {(engine, precision) for engine in ENGINES for precision in ("fp32", "int8")}
+    assert {(each["engine"], each["precision"]) for each in found["results"]} == both | ({("native", "int8")} if kernels.isas() else set())
     for each in found["results"]:
         assert {"batch_size", "threads", "instances", "samples_per_second", "latency_ms", "split_ms", "memory_mb"} <= set(each)
         assert set(each["latency_ms"]) == {"p50", "p95", "p99"}
@@ -178,14 +188,14 @@ def test_running_int8_loads_neither_tensorflow_nor_torch(trained: Path, rows: Pa
     assert not {"tensorflow", "torch", "keras", "datasets", "tf2onnx"} & set(done.stdout.split())
 
 
-def test_interrupting_a_run_leaves_nothing(trained: Path, rows: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_interrupting_a_run_leaves_nothing(trained: Path, rows: Path, tmp_path: Path, threads: str) -> None:
     """The input is a pipe that never ends, so the run is in the middle when the signal comes."""
     pipe = tmp_path / "rows.pipe"
     os.mkfifo(pipe)
     target = tmp_path / "out" / "scores.csv"
-    process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-m", "zoo.cli", "run", trained, pipe, "-o", target], stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-X", "faulthandler", "-m", "zoo.cli", "run", trained, pipe, "-o", target, "--threads", threads]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     with pipe.open("wb") as feed:
         feed.write(rows.read_bytes())
         feed.flush()
@@ -203,6 +213,85 @@ def test_interrupting_a_run_leaves_nothing(trained: Path, rows: Path, tmp_path: 
     assert process.returncode == 130
     assert said.strip().splitlines()[-1] == "zoo: interrupted"
     assert list(target.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_threads_write_the_same_file(trained: Path, rows: Path, tmp_path: Path, engine: str) -> None:
+    (tmp_path / "rows.tsv").write_bytes(rows.read_bytes() * 9)  # some pieces of work
+    found = [
+        zoo.run(trained, str(tmp_path / "rows.tsv"), tmp_path / f"{threads}.csv", engine=engine, threads=threads, batch_size=500)
+        for threads in (1, 2, 5)
+    ]
+    assert (tmp_path / "1.csv").read_bytes() == (tmp_path / "2.csv").read_bytes() == (tmp_path / "5.csv").read_bytes()
+    for key in ("rows", "clicks", "expected_clicks", "engine"):
+        assert len({each[key] for each in found}) == 1
+    for each in found:
+        assert list(each["split_us"]) == ["read", "parse", "model", "write", "wall"]
+        assert all(value >= 0 for value in each["split_us"].values())
+        assert each["split_us"]["wall"] == pytest.approx(1e6 / each["rows_per_second"], rel=0.01, abs=0.001)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("stage", ["read", "encode", "model", "write"])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RequestError, OSError])
+def test_whatever_goes_wrong_ends_all_threads(
+    trained: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, stage: str, kind: type[BaseException]
+) -> None:
+    """Whichever stage fails, on its third piece of work, its exception arrives, no thread stays and no file."""
+    (tmp_path / "rows.tsv").write_bytes(rows.read_bytes() * 9)
+    opened = zoo.pipeline(trained, engine="onnxruntime", threads=threads, batch_size=500)
+    places = {
+        "read": (predict, "read_rows", "rows"),
+        "encode": (Features, "encode", None),
+        "model": (ClickPipeline, "_run", None),
+        "write": (predict, "writing", "context"),
+    }
+    owner, name, kind_of = places[stage]
+    calls = itertools.count()
+
+    def fail(*_: object) -> None:
+        if next(calls) == (2 if stage != "model" else 20):
+            raise kind("it went wrong")
+
+    original = getattr(owner, name)
+
+    def failing(*arguments: object, **options: object) -> object:
+        if kind_of == "rows":
+            return (each for each in original(*arguments, **options) if fail() is None)
+        if kind_of == "context":
+            return _wrapped(original(*arguments, **options), fail)
+        fail()
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, failing)
+    before = set(threading.enumerate())
+    with pytest.raises(kind, match="it went wrong"):
+        opened.run(str(tmp_path / "rows.tsv"), tmp_path / "out" / "scores.csv")
+    assert set(threading.enumerate()) <= before
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@contextlib.contextmanager
+def _wrapped(writing: Any, before: Callable[[], None]) -> Iterator[Callable[[Any], None]]:
+    with writing as write:
+        yield lambda rows: (before(), write(rows))[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_in_order_is_a_map(workers: int) -> None:
+    before = threading.enumerate()
+
+    def slow_first(x: int) -> int:
+        time.sleep(0.02 if x % 4 == 0 else 0)
+        return x * x
+
+    assert list(predict._in_order(slow_first, iter(range(30)), workers)) == [x * x for x in range(30)]
+    made = []
+    some = predict._in_order(slow_first, (made.append(x) or x for x in range(30)), workers)
+    assert [next(some), next(some)] == [0, 1]
+    assert len(made) <= 2 * workers + 2, "what is under way is bounded"
+    some.close()
+    assert not [each for each in threading.enumerate() if each not in before]
 
 
 def test_the_shipped_model_scores_its_sample_and_int8_stays_close_to_fp32(tmp_path: Path) -> None:

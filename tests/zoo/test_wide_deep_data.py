@@ -418,6 +418,41 @@ def test_a_truncated_gzip_fails_after_its_last_whole_block(tmp_path, small_block
         list(batches)
 
 
+def test_gzip_members_are_one_stream(tmp_path, small_blocks):
+    """As GzipFile reads them: several in a row, empty ones, and zeros behind them, but nothing else."""
+    lines = [row + b"\n" for row in synthetic_lines(30)]
+    members = [gzip.compress(b"".join(lines[:7])), gzip.compress(b""), gzip.compress(b"".join(lines[7:])), bytes(100_000)]
+    file = tmp_path / "rows.gz"
+    file.write_bytes(b"".join(members))
+    assert b"".join(sources.blocks("rows", file)) == b"".join(lines)
+    file.write_bytes(b"".join(members) + gzip.compress(b"".join(lines)))
+    assert b"".join(sources.blocks("rows", file)) == b"".join(lines) * 2
+    file.write_bytes(b"".join(members) + b"more")
+    with pytest.raises(RequestError, match=r"cannot read .*rows.gz"):
+        read(file)
+
+
+def test_a_signal_between_two_reads_of_a_pipe_is_seen(tmp_path):
+    """Python code runs between the system calls that fill a block: a single `read` would not look at a signal before the block is full."""
+    calls = []
+
+    class Pipe(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            buffer[:3] = b"abc"
+            return 3
+
+    class Watched(io.BufferedReader):
+        def read1(self, size=-1):
+            calls.append(size)
+            return super().read1(size)
+
+    assert sources._read(Watched(Pipe()), 9) == b"abcabcabc"
+    assert calls == [9, 6, 3]
+
+
 def test_endless_lines_do_not_fill_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "LONGEST", 1 << 21)
     file = tmp_path / "zeros"

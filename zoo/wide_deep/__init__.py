@@ -14,4 +14,5 @@ ENTRY = Entry(
     evaluate="zoo.wide_deep.predict:evaluate",
     pipeline="zoo.wide_deep.predict:ClickPipeline",
     checkpoint="model.weights.h5",
+    native="zoo.wide_deep.fold:fold",
 )

@@ -4,8 +4,10 @@ A row is a label (0 or 1; optional), 13 numbers and 26 categories, tab separated
 (Kaggle's Display Advertising Challenge, 2014). Categories become FarmHash buckets while reading; numbers stay raw until `Features`,
 which holds the training data's statistics, brings them to [0, 1].
 
-Text is split in numpy, not by a CSV library: it is faster than pyarrow's reader, every byte but tab and line feed may stand in a
-category, and line numbers are those of the file (pyarrow turns an empty line into a row of missing values and splits at a bare CR).
+Text is split by the native parser of `pipelines.kernels`. A block with a row that is not as it should be, and everything where there is
+no native parser, goes through numpy: the reference, which alone reports faults. No CSV library is used: every byte but tab and line feed
+may stand in a category, and line numbers are those of the file (pyarrow makes an empty line a row of missing values and splits at a bare
+CR).
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ import math
 import os
 import re
 import reprlib
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal, TypedDict
+from functools import cache, partial
+from typing import Any, Literal, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipelines import kernels
 from pipelines.errors import RequestError
 from zoo.wide_deep import sources as places
 from zoo.wide_deep.hashing import buckets_of, fingerprints, hash_buckets, overlapping
@@ -32,6 +36,7 @@ NUMERIC, CATEGORICAL, BUCKETS = 13, 26, 1000
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
+Item = TypeVar("Item")
 
 
 class Counts(TypedDict):
@@ -167,12 +172,15 @@ class Features:
             raise RequestError(f"found numbers of shape {numbers.shape}, wanted [n, {self.numeric}]")
         lo, hi, fill = (np.array(values, np.float32) for values in (self.lo, self.hi, self.fill))
         span = np.where(hi > lo, hi - lo, np.float32(1))
+        if (native := kernels.native()) is not None and numbers.dtype == np.float32:
+            scaled: Floats
+            scaled, others = native.scale(np.ascontiguousarray(numbers), _logarithms(), lo, hi, span, fill)
+            column = others % self.numeric
+            scaled.reshape(-1)[others] = _scaled(numbers.reshape(-1)[others], lo[column], hi[column], span[column])
+            return scaled
         out = np.empty(numbers.shape, np.float32)
         for begin in range(0, len(out), 4096):  # rows at a time that stay in the cache
-            values = _log(numbers[begin : begin + 4096])
-            np.clip(values, lo, hi, out=values)
-            values -= lo
-            values /= span
+            values = _scaled(numbers[begin : begin + 4096], lo, hi, span)
             out[begin : begin + 4096] = np.where(np.isnan(values), fill, values)
         return out
 
@@ -222,6 +230,20 @@ def _log(numbers: npt.NDArray[np.floating[Any]]) -> Floats:
     return np.log1p(values, out=values)
 
 
+def _scaled(numbers: npt.NDArray[np.floating[Any]], lo: Floats, hi: Floats, span: Floats) -> Floats:
+    values = _log(numbers)
+    np.clip(values, lo, hi, out=values)
+    values -= lo
+    values /= span
+    return values
+
+
+@cache
+def _logarithms() -> Floats:
+    """The logarithms of small whole numbers, which most numbers are, once for all: numpy's own, so that results are the same bits."""
+    return _log(np.arange(1 << 16, dtype=np.float32))
+
+
 # ----------------------------------------------------------------------------------------------------------------- reading
 
 
@@ -234,6 +256,7 @@ def read_rows(
     batch_rows: int = 65536,
     on_error: str = "raise",
     errors: ErrorLog | None = None,
+    seconds: defaultdict[str, float] | None = None,
 ) -> Iterator[Rows]:
     """Read rows as a stream of `Rows` of `batch_rows` rows each (the last one shorter), in input order and constant memory.
 
@@ -246,14 +269,14 @@ def read_rows(
     A row with a wrong column count, a number that is none (plain integers and decimals are; nan and inf are not), or a label
     other than 0 and 1 raises RequestError with file and line; with on_error="skip" it is left out and counted in `errors`. Input
     that is missing, empty, truncated, of another kind, or without one right row raises RequestError; a hub that fails on the way
-    raises ZooError.
+    raises ZooError. `seconds["read"]` counts the time in which the sources gave their bytes or tables.
     """
     if on_error not in ("raise", "skip"):
         raise RequestError(f"found on_error {on_error!r}, wanted raise or skip")
     if batch_rows < 1:
         raise RequestError(f"found {batch_rows} rows a batch, wanted at least 1")
     log = None if on_error == "raise" else ErrorLog() if errors is None else errors
-    reader = _Reader(numeric, categorical, buckets, log)
+    reader = _Reader(numeric, categorical, buckets, log, defaultdict(float) if seconds is None else seconds)
     if isinstance(sources, str | bytes | os.PathLike):
         sources = [sources]
     if not isinstance(sources, list | tuple | np.ndarray):
@@ -267,6 +290,20 @@ def read_rows(
     except OSError as error:
         raise RequestError(f"cannot read {error.filename}: {error.strerror}") from error
     return _batches((rows for name, kind, place in opened for rows in reader.source(name, kind, place)), batch_rows, log)
+
+
+def timed(items: Iterable[Item], seconds: defaultdict[str, float], name: str) -> Iterator[Item]:
+    """The same items; `seconds[name]` counts the time in which they were made."""
+    found = iter(items)
+    while True:
+        begin = time.perf_counter()
+        try:
+            item = next(found)
+        except StopIteration:
+            return
+        finally:
+            seconds[name] += time.perf_counter() - begin
+        yield item
 
 
 def _batches(pieces: Iterable[Rows], size: int, log: ErrorLog | None) -> Iterator[Rows]:
@@ -300,8 +337,9 @@ class _Piece:
 class _Reader:
     """What one `read_rows` call knows across its sources."""
 
-    def __init__(self, numeric: int, categorical: int, buckets: int, errors: ErrorLog | None) -> None:
-        self.numeric, self.categorical, self.buckets, self.errors = numeric, categorical, buckets, errors
+    def __init__(self, numeric: int, categorical: int, buckets: int, errors: ErrorLog | None, seconds: defaultdict[str, float]) -> None:
+        self.numeric, self.categorical, self.buckets, self.errors, self.seconds = numeric, categorical, buckets, errors, seconds
+        self.native = kernels.native()
         self.labelled: bool | None = None  # unknown before the first row
         self.seen = 0
 
@@ -310,7 +348,9 @@ class _Reader:
         return self.numeric + self.categorical + bool(self.labelled)
 
     def source(self, name: str, kind: str, place: Any) -> Iterator[Rows]:
-        return self.text(name, places.blocks(name, place)) if kind == "text" else self.tables(name, places.tables(name, kind, place))
+        if kind == "text":
+            return self.text(name, timed(places.blocks(name, place), self.seconds, "read"))
+        return self.tables(name, timed(places.tables(name, kind, place), self.seconds, "read"))
 
     def text(self, name: str, blocks: Iterable[bytes]) -> Iterator[Rows]:
         """Blocks of whole lines."""
@@ -336,11 +376,11 @@ class _Reader:
         """Arrow tables with named columns."""
         before = 0
         for table in tables:
-            columns, labelled = _choose_columns(name, table.column_names, self.numeric, self.categorical)
+            columns, labelled = places.choose_columns(name, table.column_names, self.numeric, self.categorical)
             if self.labelled not in (None, labelled):
                 raise RequestError(f"found {name} {'with' if labelled else 'without'} a label, wanted it like the input before it")
             self.labelled = labelled
-            arrays = [_plain(table[column].combine_chunks()) for column in columns]
+            arrays = [places.plain(table[column].combine_chunks()) for column in columns]
             named, split = list(zip(columns, arrays, strict=True)), self.numeric + labelled
             values, bad = (np.stack(parts, axis=1) for parts in zip(*(_numbers(name, *column) for column in named[:split]), strict=True))
             ids = np.stack([_hashed(name, *column, self.buckets) for column in named[split:]], axis=1)
@@ -349,6 +389,19 @@ class _Reader:
             before += piece.count
 
     def _lines(self, name: str, before: int, block: bytes) -> Rows:
+        """Rows of a block of whole lines."""
+        if self.native is not None and self.labelled is None:
+            fields, columns = self.numeric + self.categorical, block.count(b"\t", 0, block.index(b"\n")) + 1
+            self.labelled = columns > fields if columns in (fields, fields + 1) else None
+        if self.native is not None and self.labelled is not None:
+            parsed = self.native.parse_rows(block, self.numeric, self.categorical, self.buckets, self.labelled)
+            if parsed is not None:
+                labels, numbers, ids = parsed
+                self.seen += len(ids)
+                return Rows(numbers, ids, labels, np.arange(self.seen - len(ids), self.seen))
+        return self._split(name, before, block)
+
+    def _split(self, name: str, before: int, block: bytes) -> Rows:
         """Split a block at tabs and line feeds, all its lines at once."""
         data = np.frombuffer(_PAD + block, np.uint8)
         marks = np.flatnonzero(data <= 10)
@@ -511,33 +564,6 @@ def _bytes(value: Any) -> bytes:
         value = str(int(value)) if isinstance(value, bool | np.bool_) else str(value)
     encoded: bytes = value.encode("utf-8", "surrogateescape")
     return encoded
-
-
-def _choose_columns(name: str, names: list[str], numeric: int, categorical: int) -> tuple[list[str], bool]:
-    """Columns of a table in the order of a row, and whether the first is the label."""
-    lower = {column.lower(): column for column in names}
-
-    def numbered(count: int, *prefixes: str) -> list[str]:
-        wanted = ([f"{prefix}{i}" for i in range(1, count + 1)] for prefix in prefixes)
-        return next(([lower[key] for key in keys] for keys in wanted if all(key in lower for key in keys)), [])
-
-    numbers, categories = numbered(numeric, "i", "integer_feature_"), numbered(categorical, "c", "categorical_feature_")
-    if numbers and categories:
-        label = [lower[key] for key in ("label", "click", "clicked") if key in lower][:1]
-        return label + numbers + categories, bool(label)
-    if len(names) in (numeric + categorical, numeric + categorical + 1):
-        return names, len(names) > numeric + categorical
-    raise RequestError(f"found the columns {', '.join(names)[:80]} in {name}, wanted label, I1 to I{numeric} and C1 to C{categorical}")
-
-
-def _plain(array: Any) -> Any:
-    """An Arrow array without dictionary, and its text as large_binary."""
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        array = array.dictionary_decode()
-        kind = array.type
-    text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_string_view, pa.types.is_binary_view)
-    return array.cast(pa.large_binary()) if any(test(kind) for test in text) or pa.types.is_null(kind) else array
 
 
 def _shown(arrays: list[Any], row: int, column: int) -> Any:

@@ -1,7 +1,8 @@
 """FarmHash Fingerprint64, vectorized in numpy: TensorFlow's `StringToHashBucketFast` without TensorFlow.
 
 Source: `farmhashna::Hash64` in https://github.com/google/farmhash/blob/master/src/farmhash.cc (MIT licence), which is what
-`Fingerprint64` there and in TensorFlow is. Every string of n is hashed with the same few array operations, one set per length class.
+`Fingerprint64` there and in TensorFlow is. Every string of n is hashed with the same few array operations, one set per length class;
+`pipelines.kernels` has the same in native code, which `hash_buckets` prefers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from pipelines import kernels
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -80,6 +83,9 @@ def hash_buckets(strings: Any, buckets: int) -> npt.NDArray[np.int32]:
     if strings.null_count:
         lengths[strings.is_null().to_numpy(zero_copy_only=False)] = 0  # the bytes behind a null are undefined
     values = np.frombuffer(b"" if data is None else data, np.uint8)
+    if (native := kernels.native()) is not None:
+        buckets_found: npt.NDArray[np.int32] = native.hash_buckets(values, positions[:-1], lengths, buckets)
+        return buckets_found
     return buckets_of(fingerprints(values, positions[:-1], lengths), buckets)
 
 

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines import machine
 from pipelines.build import ModelFolder
 from pipelines.engine import Batch
 from pipelines.errors import RequestError
 from pipelines.evaluate import compare_clicks
-from pipelines.pipeline import Pipeline
+from pipelines.native import load
+from pipelines.pipeline import Pipeline, choose_engine, model_file
 from pipelines.progress import progress
 from pipelines.tables import writing
 from zoo.wide_deep import sources
-from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows
+from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows, timed
 
 SAMPLE = "sample.tsv.gz"  # synthetic rows that ship with the model
+AT_ONCE = 4096  # rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +55,7 @@ class ClickPipeline(Pipeline):
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """See `Pipeline.predict`; the output is {"probability": float32 [n, 1]}. Raises RequestError for an id that is no bucket."""
         ids = batch.get("ids")
-        if ids is not None and ids.size and not (ids.min() >= 0 and ids.max() < self.features.buckets):
+        if self.engine != "native" and ids is not None and ids.size and not (ids.min() >= 0 and ids.max() < self.features.buckets):
             raise RequestError(f"ids are in [{ids.min()}, {ids.max()}]; wanted bucket numbers from 0 to {self.features.buckets - 1}")
         return super().predict(batch)
 
@@ -72,29 +82,54 @@ class ClickPipeline(Pipeline):
     def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
         """Score rows of any number in constant memory; writes columns row (0-based position in the input) and probability, in input order.
 
+        `threads` threads score, each with a session of one thread of its own, while the caller's thread reads, parses and writes; on a
+        single CPU, where that gains nothing, the caller's thread does everything.
+
         Returns {"rows", "clicks" (rows with probability >= 0.5), "expected_clicks" (sum of the probabilities), "skipped", "seconds",
-        "rows_per_second", "model_samples_per_second", "engine", "precision"}.
+        "rows_per_second", "model_samples_per_second", "split_us", "engine", "precision"}. split_us: microseconds a row spent to "read" (get
+        bytes or tables), "parse" (split, hash, normalize), in the "model" (per thread) and to "write", and the "wall" clock's; these
+        overlap, so they do not add up to it.
         """
         errors = ErrorLog()
         count = clicks = 0
-        expected = model_seconds = 0.0
+        expected = 0.0
+        seconds: defaultdict[str, float] = defaultdict(float)
+        size = self.batch_size * max(1, AT_ONCE // self.batch_size)
+        np.empty(16 << 20, np.uint8)  # freed at once: from now on glibc keeps freed blocks of up to this size for the next rows
         with writing(output, {"row": np.int64, "probability": np.float32}) as write, progress("scoring rows") as advance:
             start = time.perf_counter()
-            for rows in self.rows(inputs, on_error, errors):
-                batch = self.features.encode(rows)
-                before = time.perf_counter()
-                if count == 0:  # opening the model and choosing an engine is not scoring
-                    self.session({name: array[: self.batch_size] for name, array in batch.items()})
-                    start += time.perf_counter() - before
+            found = read_rows(inputs, on_error=on_error, errors=errors, batch_rows=size, seconds=seconds, **self.features.counts)
+            encoded = timed(((rows.index, self.features.encode(rows)) for rows in found), seconds, "parse")
+            first = next(encoded)
+            before = time.perf_counter()
+            scorers = self._scorers({name: array[: self.batch_size] for name, array in first[1].items()})
+            start += time.perf_counter() - before  # opening the model and choosing an engine is not scoring
+            idle: SimpleQueue[ClickPipeline] = SimpleQueue()
+            for scorer in scorers:
+                idle.put(scorer)
+
+            def score(rows: tuple[NDArray[np.int64], Batch]) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
+                scorer = idle.get()
+                try:
+                    begin = time.perf_counter()
+                    probability = scorer.predict(rows[1])["probability"].reshape(-1)
+                    return rows[0], probability, time.perf_counter() - begin
+                finally:
+                    idle.put(scorer)
+
+            workers = 0 if len(scorers) == machine.cores() == 1 else len(scorers)
+            with closing(_in_order(score, itertools.chain([first], encoded), workers)) as scored:
+                for index, probability, took in scored:
                     before = time.perf_counter()
-                probability = self.predict(batch)["probability"].reshape(-1)
-                model_seconds += time.perf_counter() - before
-                write({"row": rows.index, "probability": probability})
-                count += len(rows)
-                clicks += int((probability >= 0.5).sum())
-                expected += float(probability.sum(dtype=np.float64))
-                advance(len(rows))
-        seconds = time.perf_counter() - start
+                    write({"row": index, "probability": probability})
+                    seconds["write"] += time.perf_counter() - before
+                    seconds["model"] += took
+                    count += len(index)
+                    clicks += int((probability >= 0.5).sum())
+                    expected += float(probability.sum(dtype=np.float64))
+                    advance(len(index))
+        seconds["wall"] = time.perf_counter() - start
+        seconds["parse"] -= seconds["read"]
         if errors.total:
             logger.warning("%s", errors)
         return {
@@ -102,12 +137,27 @@ class ClickPipeline(Pipeline):
             "clicks": clicks,
             "expected_clicks": round(expected, 2),
             "skipped": errors.total,
-            "seconds": round(seconds, 3),
-            "rows_per_second": round(count / seconds, 1),
-            "model_samples_per_second": round(count / model_seconds, 1) if model_seconds else 0.0,
-            "engine": self.engine,
+            "seconds": round(seconds["wall"], 3),
+            "rows_per_second": round(count / seconds["wall"], 1),
+            "model_samples_per_second": round(count * len(scorers) / seconds["model"], 1),
+            "split_us": {name: round(1e6 * seconds[name] / count, 3) for name in ("read", "parse", "model", "write", "wall")},
+            "engine": scorers[0].engine,
             "precision": self.precision,
         }
+
+    def _scorers(self, batch: Batch) -> list[ClickPipeline]:
+        """One pipeline a thread, ready to run (they have run `batch`), each with a session of one thread that no other has."""
+        scorers = [self]
+        if self.threads > 1:
+            engine = self.engine if self.engine != "auto" else choose_engine(self.folder, self.precision, batch, 1).engine
+            path = self.folder.ensure(model_file(self.precision, engine))
+            scorers = [copy.copy(self) for _ in range(self.threads)]
+            for scorer in scorers:
+                scorer.threads, scorer._session = 1, load(path, engine, 1)
+        for scorer in scorers:
+            scorer.session(batch)
+            scorer.predict(batch)
+        return scorers
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
         """The first `count` rows of `data` as model inputs, to calibrate on."""
@@ -134,6 +184,28 @@ class ClickPipeline(Pipeline):
         lines = (line for block in sources.blocks(name, place) for line in block.removesuffix(b"\n").split(b"\n"))
         some = list(itertools.islice(lines, count))
         return list(itertools.islice(itertools.cycle(some), count))
+
+
+def _in_order(function: Callable[[Given], Made], items: Iterable[Given], workers: int) -> Generator[Made, None, None]:
+    """`function` of every item, in order, from `workers` threads while the caller makes the next items; 0: from the caller's thread.
+
+    At most two items a thread are under way. Whatever ends the iteration, an exception of `function` or of `items` too, it ends with all
+    threads gone; close the iterator to end it early.
+    """
+    if not workers:
+        yield from map(function, items)
+        return
+    pool = ThreadPoolExecutor(workers)
+    under_way: deque[Future[Made]] = deque()
+    try:
+        for item in items:
+            under_way.append(pool.submit(function, item))
+            if len(under_way) == 2 * workers:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -154,6 +155,24 @@ def assign(model: keras.Model, weights: Weights) -> None:
         raise RequestError(f"found weights of another model: {'; '.join(wrong)}")
     for variable in model.weights:
         variable.assign(weights[variable.path])
+
+
+def sort_neurons(model: keras.Model, samples: Mapping[str, Any]) -> None:
+    """Number the neurons of every hidden layer by how often they are active on `samples` (model inputs), most often first. In place.
+
+    The same function: columns of a kernel and the rows of the next change places together. Zeros of the ReLU then come in runs, which
+    the native kernels skip.
+    """
+    hidden = [each for each in model.layers if each.name.startswith("hidden_")]
+    outputs = keras.Model(model.inputs, {each.name: each.output for each in hidden})([samples["ids"], samples["numbers"]], training=False)
+    for layer, after in itertools.pairwise([*hidden, model.get_layer("deep_logit")]):
+        values = np.asarray(outputs[layer.name])
+        active = (values > values.max(initial=0) / 512).mean(axis=0)  # what does not round to zero in 8 bits
+        order = np.argsort(-active, kind="stable")
+        kernel, bias = layer.get_weights()
+        layer.set_weights([kernel[:, order], bias[order]])
+        kernel, bias = after.get_weights()
+        after.set_weights([kernel[order], bias])
 
 
 class Log:
@@ -330,11 +349,13 @@ def train(
     sources = [data] if isinstance(data, str | os.PathLike) else data
     names = [os.fspath(each) for each in sources if isinstance(each, str | os.PathLike)]
     files = [Path(name) for name in names if "\t" not in name and Path(name).is_file()]  # not raw rows, not a hub id
+    samples = _sample(log.part(0, used), used, features, config.seed)
+    sort_neurons(model, samples)
     with tempfile.TemporaryDirectory(dir=output, prefix=".") as scratch:  # Keras insists on the ending .weights.h5
         model.save_weights(Path(scratch) / WEIGHTS)
         (Path(scratch) / WEIGHTS).replace(output / WEIGHTS)
     with replacing(output / "calibration.npz") as temporary:
-        np.savez(temporary, **_sample(log.part(0, used), used, features, config.seed))
+        np.savez(temporary, **samples)
     _plot(output / "learning_curve.png", saved.history, saved.best["epoch"])
     record = {
         "config": settings,

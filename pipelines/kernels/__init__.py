@@ -1,0 +1,77 @@
+"""The few native kernels that no library has (C++), each with a numpy reference beside it (`reference`).
+
+`operators` says what they compute. Every kernel exists for AVX-512 VNNI, for AVX2 and in plain C++; the best that the CPU runs is chosen
+when an object is made, or the one named by `isa`. All return the same bits.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from pipelines.errors import RequestError
+from pipelines.kernels.operators import EmbeddingLayer, LinearLayer
+
+
+def native() -> Any:
+    """The extension module, or None where the installation could not build it (see `missing`)."""
+    try:
+        return importlib.import_module("pipelines.kernels._native")
+    except ImportError:
+        return None
+
+
+def isas() -> list[str]:
+    """The versions that this build and this CPU run, quickest first: among "avx512", "avx2", "portable"; [] without the extension."""
+    module = native()
+    return list(module.isas()) if module is not None else []
+
+
+def missing() -> str:
+    """Why there are no native kernels and what to do, in one line; "" where they are there."""
+    if native() is not None:
+        return ""
+    try:
+        reason = importlib.import_module("pipelines.kernels._unbuilt").REASON
+    except ImportError:
+        reason = f"no extension module for this Python in {__name__}"
+    return f"{reason}; install a C++17 compiler (g++ 11 or newer), then run in the repository: pip install --force-reinstall --no-deps ."
+
+
+def parallel_embedding(layer: EmbeddingLayer, isa: str = "") -> Any:
+    """`EmbeddingLayer` as a native object: `(ids int32 or int64 [n, columns], numbers float32 [n, M] or None) -> (hidden, wide)`.
+
+    All arrays C-contiguous and aligned; any n, also 0. The table is used where it lies, all else is copied. Raises, when called,
+    IndexError for an id that is no row of its field, before the table is touched, and TypeError or ValueError for other arrays.
+    RequestError without kernels.
+    """
+    columns = (layer.table, layer.columns, layer.offsets, layer.rows, layer.weight, layer.scale, layer.bias, layer.step)
+    arrays = [_plain(each) for each in columns]
+    wide = None if layer.wide is None else _plain(layer.wide)
+    return _required().ParallelEmbedding(*arrays, layer.shift, wide, isa)
+
+
+def linear(layer: LinearLayer, isa: str = "") -> Any:
+    """`LinearLayer` as a native object, its weights packed: `(x uint8 [n, K], C-contiguous) -> uint8 or float32 [n, N]`."""
+    return _required().Linear(_plain(layer.weight), _plain(layer.bias), _plain(layer.scale), layer.zero, layer.low, isa)
+
+
+def click_network(embedding: Any, layers: list[Any], sigmoid: bool) -> Any:
+    """`parallel_embedding`, then `linear` layers of which the last gives one float, plus the wide sum, through a sigmoid if asked.
+
+    Called like the embedding; returns float32 [n, 1]. Activations stay in the cache, nothing of Python runs in between.
+    """
+    return _required().ClickNetwork(embedding, list(layers), sigmoid)
+
+
+def _plain(array: Any) -> Any:
+    import numpy as np
+
+    return np.require(array, requirements=("C_CONTIGUOUS", "ALIGNED"))
+
+
+def _required() -> Any:
+    module = native()
+    if module is None:
+        raise RequestError(f"there are no native kernels here: {missing()}")
+    return module

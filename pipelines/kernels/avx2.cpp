@@ -1,0 +1,145 @@
+// The kernels for AVX2. There is no exact u8 x s8 product here (vpmaddubsw saturates), so both are widened to 16 bits for vpmaddwd.
+#include <immintrin.h>
+
+#include <cstring>
+#include <vector>
+
+#include "network.h"
+
+namespace zoo {
+namespace {
+
+inline __m256i load(const void *at) { return _mm256_loadu_si256(static_cast<const __m256i *>(at)); }
+inline void store(void *at, __m256i value) { _mm256_storeu_si256(static_cast<__m256i *>(at), value); }
+
+// As in avx512.cpp, 32 columns at a time.
+void embed(const Embedding &e, const uint32_t *rows, const int16_t *numbers, int64_t n, uint8_t *hidden, int64_t hidden_stride, float *wide,
+           int64_t wide_stride) {
+    const uint8_t *at[kMaxFields], *next[kMaxFields];
+    const int64_t fields = e.fields, pairs = e.pairs;
+    const int16_t fix = static_cast<int16_t>(128 * fields);
+    const __m256i fix_odd = _mm256_set1_epi16(fix), fix_all = _mm256_set1_epi16(static_cast<int16_t>(fix * 257));
+    const __m256i low = _mm256_set1_epi32(1 << e.shift), high = _mm256_set1_epi32(1 << (e.shift + 16));
+    const __m256i transpose = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    for (int64_t f = 0; f < fields; ++f) at[f] = e.table + rows[f] * e.stride;
+    for (int64_t s = 0; s < n; ++s, numbers += 2 * pairs) {
+        if (e.wide) {
+            float sum = 0;
+            for (int64_t f = 0; f < fields; ++f) sum += e.wide[rows[f]];
+            wide[s * wide_stride] = sum;
+        }
+        rows += fields;
+        for (int64_t f = 0; f < fields; ++f) next[f] = e.table + rows[f] * e.stride;
+        const int16_t *weight = e.weight;
+        for (int64_t begin = 0; begin < e.stride; begin += 32) {
+            __m256i all = _mm256_setzero_si256(), odd = _mm256_setzero_si256();
+            for (int64_t f = 0; f < fields; ++f) {
+                const __m256i row = load(at[f] + begin);
+                if (begin % 64 == 0) _mm_prefetch(reinterpret_cast<const char *>(next[f] + begin), _MM_HINT_T0);
+                all = _mm256_add_epi16(all, row);
+                odd = _mm256_add_epi16(odd, _mm256_srli_epi16(row, 8));
+            }
+            odd = _mm256_sub_epi16(odd, fix_odd);
+            const __m256i even = _mm256_sub_epi16(_mm256_sub_epi16(all, fix_all), _mm256_slli_epi16(odd, 8));
+            __m256i sums[4] = {_mm256_madd_epi16(even, low), _mm256_madd_epi16(odd, low), _mm256_madd_epi16(even, high),
+                               _mm256_madd_epi16(odd, high)};
+            for (int64_t p = 0; p < pairs; ++p, weight += 64) {
+                int32_t pair;
+                std::memcpy(&pair, numbers + 2 * p, 4);
+                const __m256i x = _mm256_set1_epi32(pair);
+                for (int i = 0; i < 4; ++i) sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(x, load(weight + 16 * i)));
+            }
+            for (int i = 0; i < 4; ++i) {
+                const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[i]), _mm256_loadu_ps(e.scale + begin + 8 * i));
+                sums[i] = _mm256_cvtps_epi32(_mm256_add_ps(scaled, _mm256_loadu_ps(e.bias + begin + 8 * i)));
+            }
+            const __m256i words = _mm256_packus_epi16(_mm256_packs_epi32(sums[0], sums[1]), _mm256_packs_epi32(sums[2], sums[3]));
+            store(hidden + s * hidden_stride + begin, _mm256_shuffle_epi8(words, transpose));
+        }
+        std::memcpy(at, next, sizeof(at[0]) * static_cast<size_t>(fields));
+    }
+}
+
+// int16 panels of 16 columns: [outputs / 16][inputs / 2][16][2].
+int64_t packed_bytes(int64_t inputs, int64_t outputs) { return round_up(outputs, 16) * round_up(inputs, 2) * 2; }
+
+void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *packed) {
+    auto *out = static_cast<int16_t *>(packed);
+    std::memset(out, 0, static_cast<size_t>(packed_bytes(inputs, outputs)));
+    for (int64_t k = 0; k < inputs; ++k)
+        for (int64_t j = 0; j < outputs; ++j)
+            out[((j / 16) * (round_up(inputs, 2) / 2) + k / 2) * 32 + (j % 16) * 2 + k % 2] = weight[k * outputs + j];
+}
+
+inline void finish(const Linear &l, __m256i sum, int64_t column, void *out) {
+    const int64_t left = l.outputs - column;
+    const __m256i biased = _mm256_add_epi32(sum, load(l.bias + column));
+    const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(biased), _mm256_loadu_ps(l.scale + column));
+    const size_t count = left >= 8 ? 8 : static_cast<size_t>(left);
+    if (l.real) {
+        float values[8];
+        _mm256_storeu_ps(values, value);
+        std::memcpy(static_cast<float *>(out) + column, values, 4 * count);
+    } else {
+        __m256i q = _mm256_add_epi32(_mm256_cvtps_epi32(value), _mm256_set1_epi32(l.zero));
+        q = _mm256_min_epi32(_mm256_max_epi32(q, _mm256_set1_epi32(l.low)), _mm256_set1_epi32(255));
+        const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+        const int64_t bytes = _mm_cvtsi128_si64(_mm_packus_epi16(words, words));
+        std::memcpy(static_cast<uint8_t *>(out) + column, &bytes, count);
+    }
+}
+
+// Rows x 16 columns; pairs: the rows' inputs as 16-bit words.
+template <int Rows>
+void tile(const Linear &l, const int16_t *weight, int64_t column, const int16_t *pairs, void *out, int64_t out_stride) {
+    const int64_t width = round_up(l.inputs, 2);
+    __m256i sums[Rows][2];
+    for (auto &row : sums) row[0] = row[1] = _mm256_setzero_si256();
+    for (int64_t k = 0; k < width; k += 2, weight += 32) {
+        const __m256i w0 = load(weight), w1 = load(weight + 16);
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+            int32_t pair;
+            std::memcpy(&pair, pairs + r * width + k, 4);
+            const __m256i x = _mm256_set1_epi32(pair);
+            sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(x, w0));
+            sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(x, w1));
+        }
+    }
+    const int64_t size = l.real ? 4 : 1;
+    for (int r = 0; r < Rows; ++r)
+        for (int i = 0; i < 2; ++i)
+            if (column + 8 * i < l.outputs) finish(l, sums[r][i], column + 8 * i, static_cast<char *>(out) + r * out_stride * size);
+}
+
+void linear(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+    const int64_t width = round_up(l.inputs, 2), size = l.real ? 4 : 1;
+    thread_local std::vector<int16_t> words;
+    constexpr int64_t kRows = 64;  // widened at a time
+    words.resize(static_cast<size_t>(kRows * width));
+    for (int64_t first = 0; first < n; first += kRows) {
+        const int64_t count = n - first < kRows ? n - first : kRows;
+        for (int64_t r = 0; r < count; ++r) {
+            for (int64_t k = 0; k < l.inputs; ++k) words[static_cast<size_t>(r * width + k)] = x[(first + r) * x_stride + k];
+            if (width > l.inputs) words[static_cast<size_t>(r * width + l.inputs)] = 0;
+        }
+        const auto *weight = static_cast<const int16_t *>(l.weight);
+        for (int64_t column = 0; column < l.outputs; column += 16, weight += 16 * width) {
+            int64_t r = 0;
+            const auto rows = [&](auto function, int64_t step) {
+                function(l, weight, column, words.data() + r * width, static_cast<char *>(out) + (first + r) * out_stride * size, out_stride);
+                r += step;
+            };
+            while (r + 4 <= count) rows(tile<4>, 4);
+            while (r < count) rows(tile<1>, 1);
+        }
+    }
+}
+
+bool supported() { return __builtin_cpu_supports("avx2"); }
+
+}  // namespace
+
+const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, linear};
+
+}  // namespace zoo

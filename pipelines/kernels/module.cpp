@@ -1,0 +1,12 @@
+// The Python module `pipelines.kernels._native`: every part binds itself.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_network(nb::module_ &module);
+void bind_rows(nb::module_ &module);
+
+NB_MODULE(_native, module) {
+    bind_network(module);
+    bind_rows(module);
+}

@@ -1,0 +1,63 @@
+// The layers as every instruction set sees them. Arithmetic: operators.py (the definition) and reference.py (the same in numpy).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace zoo {
+
+constexpr int64_t kColumns = 64;  // table rows, hidden vectors and packed weights come in whole 64 columns
+constexpr int64_t kMaxFields = 258;  // so many int8 fit the int16 sum of a column
+constexpr int64_t kNumberLimit = 2048;
+
+inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+// ParallelEmbedding: rows of int8 (stored + 128) summed, numbers added, ReLU, requantized to uint8.
+struct Embedding {
+    const uint8_t *table;    // [rows, stride]
+    int64_t stride;          // bytes a table row: the width padded to whole 64
+    int64_t fields, pairs;   // numbers come in pairs
+    int32_t shift;
+    const int16_t *weight;   // packed, see pack_embedding
+    const float *scale, *bias;  // packed likewise, [stride]
+    const float *wide;       // [rows] or null
+};
+
+// Fully connected: uint8 [n, inputs] to uint8 or float32 [n, outputs].
+struct Linear {
+    int64_t inputs, outputs;
+    const void *weight;      // packed, see Isa::pack_linear
+    const int32_t *bias;     // [outputs padded to whole 64]
+    const float *scale;      // [outputs padded to whole 64]
+    int32_t zero, low;
+    bool real;               // float32 results
+};
+
+// One instruction set's version of the kernels.
+struct Isa {
+    const char *name;
+    bool (*supported)();
+    int64_t lanes;  // int32 lanes of a vector: columns are packed in groups of 4 * lanes, see pack_embedding
+
+    // rows: table row of each field [n + 1, fields], the last one only prefetched; numbers: whole steps [n, 2 * pairs].
+    void (*embed)(const Embedding &, const uint32_t *rows, const int16_t *numbers, int64_t n, uint8_t *hidden, int64_t hidden_stride,
+                  float *wide, int64_t wide_stride);
+
+    int64_t (*packed_bytes)(int64_t inputs, int64_t outputs);
+    // weight int8 [inputs, outputs] -> packed
+    void (*pack_linear)(const int8_t *weight, int64_t inputs, int64_t outputs, void *packed);
+    // x [n, x_stride], readable up to round_up(inputs, 4) in every row; out uint8 [n, out_stride] or float [n, out_stride]
+    void (*linear)(const Linear &, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride);
+};
+
+extern const Isa kPortable;
+#ifdef ZOO_AVX2
+extern const Isa kAvx2;
+#endif
+#ifdef ZOO_AVX512
+extern const Isa kAvx512;
+#endif
+
+// Layers of few outputs are a dot product per output instead of a panel of 64 columns.
+constexpr int64_t kNarrow = 8;
+
+}  // namespace zoo

@@ -1,0 +1,641 @@
+"""Time the Wide & Deep model in the engines of its peers and in this project's: same weights, same inputs, one thread, in turn.
+
+    python scripts/peers/wide_deep.py [MODEL] [--batch-size 512,64,1] [--ids zipf,uniform] [--peers NAME,...] [--rounds 15] [-o FILE]
+
+Every engine lives in a process of its own (TensorFlow, torch and OpenVINO disturb each other's threads), all pinned to one core, and only
+one of them works at a time: a round gives each a turn of 0.1 s. Batches come from a pool of 32,768 rows or 64 batches, whichever is more,
+in order, so that no call finds the table rows of the last one in the cache by chance. What is timed is one call, inputs ready to
+probabilities; inputs of torch and TensorFlow are their own tensors beforehand. Engines that read a graph get fp32.onnx as it was frozen;
+torch and TensorFlow get the same weights with the embedding tables of all fields in one, which is faster there than one lookup a field.
+
+Engines that quantize by themselves calibrate on 4,096 rows drawn as those they are timed on: the ranges fit, and where the probabilities
+differ from fp32, it is not for want of better samples. This project's int8 model keeps the ranges of its training data.
+Needs the `train` and `peers` extras; an engine that cannot be opened is left out, and the report says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib.metadata
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import zoo
+from pipelines import files, graph, machine
+from pipelines.engine import Batch
+from pipelines.errors import RequestError, ZooError
+from pipelines.progress import progress
+
+Array = NDArray[Any]
+Turn = tuple[Array, float]  # seconds of every call; the share of the turn for which the process had the core
+
+TURN_SECONDS = 0.1
+POOL_ROWS, POOL_BATCHES = 32768, 64
+COMPARED_ROWS = 2048  # probabilities are compared on so many rows of a pool
+CALIBRATION_BATCH, CALIBRATION_BATCHES = 256, 8  # rows of a batch, batches of each kind of ids
+ZIPF = 1.1
+IDS = ("zipf", "uniform")
+REFERENCE = "onnxruntime-fp32"
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TF_ENABLE_ONEDNN_OPTS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compiles in the process itself, no pool is left behind
+}
+
+
+# ------------------------------------------------------------------------------------------------------------------ inputs
+
+
+def draw_ids(kind: str, rows: int, fields: int, buckets: int, seed: int = 0) -> NDArray[np.int32]:
+    """Bucket numbers, int32 [rows, fields].
+
+    "uniform": every bucket is as likely. "zipf": the bucket of rank r = 1, 2, ... of a field has a probability proportional to r^-1.1;
+    which bucket has which rank is a random permutation of each field, the same for every `seed`.
+    """
+    random = np.random.default_rng(seed)
+    if kind == "uniform":
+        return random.integers(0, buckets, (rows, fields), dtype=np.int32)
+    cumulated = np.cumsum(np.arange(1, buckets + 1) ** -ZIPF)
+    ranks = np.searchsorted(cumulated, random.random((rows, fields)) * cumulated[-1], side="right")
+    permuted = np.random.default_rng(1).permuted(np.tile(np.arange(buckets, dtype=np.int32), (fields, 1)), axis=1)
+    ids: NDArray[np.int32] = permuted[np.arange(fields), ranks]
+    return ids
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every process is given: the model, its sizes, and the files made of it."""
+
+    model: str
+    scratch: Path
+    fields: int
+    buckets: int
+    numeric: int
+
+    @property
+    def fp32(self) -> Path:
+        """The float graph as it was frozen."""
+        return zoo.load(self.model).ensure("fp32.onnx")
+
+    @property
+    def stock(self) -> Path:
+        """What onnxruntime's own quantizer made of it."""
+        return self.scratch / "stock.onnx"
+
+    def network(self) -> Network:
+        """The weights."""
+        return Network.read(self.fp32, self.fields)
+
+    def samples(self) -> list[dict[str, Array]]:
+        """Batches to calibrate on, of both kinds of ids."""
+        return [batch for kind in IDS for batch in self.batches(kind, CALIBRATION_BATCH)[:CALIBRATION_BATCHES]]
+
+    def batches(self, kind: str, size: int) -> list[dict[str, Array]]:
+        """The pool of inputs in batches of `size`: {"ids": int32 [size, fields], "numbers": float32 [size, numeric] in [0, 1)}."""
+        rows = size * max(POOL_ROWS // size, POOL_BATCHES)
+        ids = draw_ids(kind, rows, self.fields, self.buckets)
+        numbers = np.random.default_rng(2).random((rows, self.numeric), dtype=np.float32)
+        return [{"ids": ids[at : at + size], "numbers": numbers[at : at + size]} for at in range(0, rows, size)]
+
+
+def stock_quantize(source: str | Path, target: str | Path, samples: Iterable[Batch]) -> None:
+    """Quantize an ONNX file by onnxruntime's own quantizer, as its documentation says: pre-processed, QDQ, MinMax, weights per channel."""
+    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    batches = iter(samples)
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def get_next(self) -> Any:
+            return next(batches, None)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        prepared = Path(scratch) / "prepared.onnx"
+        quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)  # merges MatMul and Add
+        quantize_static(
+            prepared,
+            target,
+            Reader(),
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibrate_method=CalibrationMethod.MinMax,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------- engines
+
+
+class Network(NamedTuple):
+    """The weights as arrays: every field's table in one, float32 [fields * buckets, width], and layers of kernel [in, out], bias [out]."""
+
+    table: Array
+    wide: Array
+    layers: list[tuple[Array, Array]]
+    offsets: Array  # int32 [fields]: the first row of each field
+
+    @staticmethod
+    def read(path: Path, fields: int) -> Network:
+        """The network in an fp32.onnx. Raises RequestError where the graph's initializers are not those of a frozen Wide & Deep model."""
+        found = {name: value.const_value for name, value in graph.load(path).graph.initializers.items()}
+        weights = {name: value.numpy() for name, value in found.items() if value is not None}
+        hidden = sorted((name.split("/")[0] for name in weights if name.startswith("hidden_") and name.endswith("/kernel")), key=_number)
+        try:
+            table, wide = (
+                np.concatenate([weights[name.format(field)] for field in range(1, fields + 1)])
+                for name in ("deep/C{}/embeddings", "wide/C{}/weights")
+            )
+            layers = [(weights[f"{name}/kernel"], weights[f"{name}/bias"]) for name in (*hidden, "deep_logit")]
+        except KeyError as error:
+            raise RequestError(f"{path} has no weight {error}; wanted the frozen graph of a Wide & Deep model") from error
+        return Network(table, wide, layers, np.arange(fields, dtype=np.int32) * np.int32(len(table) // fields))
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("_")[2])
+
+
+class Call(NamedTuple):
+    """How one batch size is run: `prepare` makes the engine's inputs of a batch of arrays (not timed), `run` the probabilities of those."""
+
+    prepare: Callable[[dict[str, Array]], Any]
+    run: Callable[[Any], Any]
+
+
+Opened = Callable[[int], Call]  # by batch size
+
+
+def _as_it_is(batch: dict[str, Array]) -> Any:
+    return batch
+
+
+def _onnxruntime(path: Path) -> Opened:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda size: Call(_as_it_is, lambda batch: session.run(None, batch)[0])
+
+
+def _openvino(model: Any) -> Opened:
+    """Compiled for each batch size by itself: dynamic shapes cost a third."""
+    import openvino as ov
+
+    options = {
+        "INFERENCE_NUM_THREADS": 1,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "ENABLE_CPU_PINNING": False,
+    }
+
+    def open_size(size: int) -> Call:
+        static = model.clone()
+        static.reshape({port.any_name: [size, port.partial_shape[1].get_length()] for port in static.inputs})
+        request = ov.Core().compile_model(static, "CPU", options).create_infer_request()
+        return Call(_as_it_is, lambda batch: request.infer(batch, share_inputs=True, share_outputs=True)[0])
+
+    return open_size
+
+
+def onnxruntime_fp32(work: Work) -> Opened:
+    """The frozen graph."""
+    return _onnxruntime(work.fp32)
+
+
+def onnxruntime_int8(work: Work) -> Opened:
+    """The frozen graph, quantized by onnxruntime."""
+    return _onnxruntime(work.stock)
+
+
+def openvino_qdq(work: Work) -> Opened:
+    """What onnxruntime's quantizer wrote, in OpenVINO."""
+    import openvino as ov
+
+    return _openvino(ov.Core().read_model(str(work.stock)))
+
+
+def openvino_nncf(work: Work) -> Opened:
+    """The frozen graph, quantized by NNCF as its documentation does."""
+    import nncf  # type: ignore[import-untyped]
+    import openvino as ov
+
+    samples = work.samples()
+    return _openvino(nncf.quantize(ov.convert_model(str(work.fp32)), nncf.Dataset(samples), subset_size=len(samples)))
+
+
+def torch_network(network: Network) -> Any:
+    """The network as a torch module in evaluation mode: (ids int32 [n, fields], numbers float32 [n, m]) -> probability [n, 1]."""
+    import torch
+
+    def linear(kernel: Array, bias: Array) -> torch.nn.Linear:
+        layer = torch.nn.Linear(*kernel.shape)
+        layer.weight.data, layer.bias.data = torch.from_numpy(kernel.T.copy()), torch.from_numpy(bias.copy())
+        return layer
+
+    class WideDeep(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding.from_pretrained(torch.from_numpy(network.table))  # type: ignore[no-untyped-call]
+            self.wide = torch.nn.Embedding.from_pretrained(torch.from_numpy(network.wide))  # type: ignore[no-untyped-call]
+            self.register_buffer("offsets", torch.from_numpy(network.offsets))
+            layers = [layer for each in network.layers for layer in (linear(*each), torch.nn.ReLU())]
+            self.deep = torch.nn.Sequential(*layers[:-1])
+
+        def forward(self, ids: Any, numbers: Any) -> Any:
+            rows = ids + self.offsets
+            features = torch.cat([self.table(rows).flatten(1), numbers], 1)
+            return torch.sigmoid(self.deep(features) + self.wide(rows).sum(1))
+
+    return WideDeep().eval()
+
+
+def torch_int8(work: Work) -> Opened:
+    """Post-training quantization of the exported graph for Inductor on x86, compiled for each batch size by itself, weights frozen."""
+    import torch
+    import torch._inductor.config as inductor
+    from torchao.quantization.pt2e import move_exported_model_to_eval  # type: ignore[import-untyped]
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e  # type: ignore[import-untyped]
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86  # type: ignore[import-untyped]
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    inductor.freezing = True
+    inductor.max_autotune = True  # times its own int8 kernels against oneDNN's
+    inductor.max_autotune_gemm_backends = "CPP,ATEN"
+    inductor.cpp_wrapper = True  # less Python a call
+
+    def prepare(batch: dict[str, Array]) -> Any:
+        return torch.from_numpy(batch["ids"]), torch.from_numpy(batch["numbers"])
+
+    samples = [prepare(batch) for batch in work.samples()]
+    rows = {0: torch.export.Dim("rows", min=1, max=1 << 20)}
+    exported = torch.export.export(torch_network(work.network()), samples[0], dynamic_shapes=(rows, rows)).module()
+    quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+    prepared = prepare_pt2e(exported, quantizer)
+    for sample in samples:
+        prepared(*sample)
+    converted = move_exported_model_to_eval(convert_pt2e(prepared))
+
+    def open_size(size: int) -> Call:
+        torch.compiler.reset()  # no guards of the other sizes
+        compiled: Any = torch.compile(converted, dynamic=False)
+        return Call(prepare, lambda inputs: compiled(*inputs))
+
+    return open_size
+
+
+def tensorflow_network(network: Network) -> Any:
+    """The network as a tf.function (ids int32 [n, fields], numbers float32 [n, m]) -> probability [n, 1], its weights constants."""
+    import tensorflow as tf
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def wide_deep(ids: Any, numbers: Any) -> Any:
+        rows = ids + network.offsets
+        embeddings = tf.gather(tf.constant(network.table), rows)
+        x = tf.concat([tf.reshape(embeddings, [-1, embeddings.shape[1] * embeddings.shape[2]]), numbers], 1)
+        for kernel, bias in network.layers[:-1]:
+            x = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, kernel), bias))
+        kernel, bias = network.layers[-1]
+        deep = tf.nn.bias_add(tf.matmul(x, kernel), bias)
+        return tf.sigmoid(deep + tf.reduce_sum(tf.gather(tf.constant(network.wide), rows), 1))
+
+    return wide_deep
+
+
+def tensorflow_fp32(work: Work) -> Opened:
+    """TensorFlow with oneDNN, traced for each batch size by itself."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    function = tensorflow_network(work.network())
+
+    def open_size(size: int) -> Call:
+        shapes = tf.TensorSpec([size, work.fields], tf.int32), tf.TensorSpec([size, work.numeric], tf.float32)
+        traced = function.get_concrete_function(*shapes)
+        return Call(lambda batch: (tf.constant(batch["ids"]), tf.constant(batch["numbers"])), lambda inputs: traced(*inputs))
+
+    return open_size
+
+
+def _zoo(engine: str, *, whole: bool = False) -> Callable[[Work], Opened]:
+    """This project's int8 model: its session, or the `whole` call with the checks of its inputs."""
+
+    def open_model(work: Work) -> Opened:
+        def open_size(size: int) -> Call:
+            opened = zoo.pipeline(work.model, "int8", engine, 1, size)
+            run = opened.predict if whole else opened.session({}).run
+            return Call(_as_it_is, lambda batch: run(batch)["probability"])
+
+        return open_size
+
+    return open_model
+
+
+PEERS: dict[str, Callable[[Work], Opened]] = {
+    REFERENCE: onnxruntime_fp32,
+    "onnxruntime-int8": onnxruntime_int8,
+    "openvino-qdq": openvino_qdq,
+    "openvino-nncf": openvino_nncf,
+    "torch-int8": torch_int8,
+    "tensorflow-fp32": tensorflow_fp32,
+    "zoo-onnxruntime": _zoo("onnxruntime"),
+    "zoo-openvino": _zoo("openvino"),
+    "zoo-native": _zoo("native"),
+    "zoo-native-predict": _zoo("native", whole=True),
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- processes
+
+
+def serve(connection: Connection, name: str, work: Work, core: int) -> None:
+    """A process's whole life: open the engine, then answer (method, arguments) requests of `Engine` until None comes.
+
+    Every answer is (value, None) or (None, message of an error).
+    """
+    os.sched_setaffinity(0, {core})
+    os.environ.update(ONE_THREAD, TORCHINDUCTOR_CACHE_DIR=str(work.scratch / "inductor"))
+    with (work.scratch / f"{name}.log").open("wb") as log:  # the libraries are talkative
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    engine = Engine(name, work)
+    with contextlib.suppress(EOFError):
+        while (request := connection.recv()) is not None:
+            method, arguments = request
+            try:
+                connection.send((getattr(engine, method)(*arguments), None))
+            except Exception as error:  # every library raises its own kinds
+                connection.send((None, " ".join(f"{type(error).__name__}: {error}".split())[:300]))
+
+
+class Engine:
+    """One engine in its own process."""
+
+    def __init__(self, name: str, work: Work) -> None:
+        self.name, self.work = name, work
+        self.opened: Callable[[int], Call]
+        self.inputs: Iterator[Any]
+        self.run: Callable[[Any], Any]
+
+    def open(self) -> None:
+        """Read, quantize, or whatever the engine wants once."""
+        self.opened = cache(PEERS[self.name](self.work))
+
+    def begin(self, kind: str, size: int) -> Array:
+        """Get ready for a batch size; returns the probabilities of the pool's first rows, float32 [n]."""
+        call = self.opened(size)
+        inputs = [call.prepare(batch) for batch in self.work.batches(kind, size)]
+        self.inputs, self.run = itertools.cycle(inputs), call.run
+        first = inputs[: -(-COMPARED_ROWS // size)]
+        found = np.concatenate([np.array(self.run(each), np.float32).ravel() for each in first])  # array() copies what is shared
+        gc.collect()
+        gc.freeze()  # a collection would look at every input again
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # peak memory counts from here
+        return found
+
+    def turn(self) -> Turn:
+        """One turn."""
+        self.run(next(self.inputs))  # caches warm again after the others' turns
+        taken = []
+        begin, worked = time.perf_counter(), time.process_time()
+        end = begin + TURN_SECONDS
+        while (before := time.perf_counter()) < end:
+            self.run(next(self.inputs))
+            taken.append(time.perf_counter() - before)
+        return np.array(taken), (time.process_time() - worked) / (time.perf_counter() - begin)
+
+    def memory(self) -> float:
+        """Peak resident memory since `begin`, in MB (10^6 bytes)."""
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return round(int(status["VmHWM"].split()[0]) * 1024 / 1e6, 1)
+
+
+class Worker:
+    """The other end of `serve`."""
+
+    def __init__(self, name: str, work: Work, core: int) -> None:
+        spawned = multiprocessing.get_context("spawn")
+        self.connection, theirs = spawned.Pipe()
+        self.process = spawned.Process(target=serve, args=(theirs, name, work, core), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """The value of `Engine.method(*arguments)` there. Raises ZooError with what went wrong."""
+        try:
+            self.connection.send((method, arguments))
+            value, fault = self.connection.recv()
+        except (EOFError, OSError) as error:
+            self.process.join(5)
+            raise ZooError(f"its process ended with exit code {self.process.exitcode}") from error
+        if fault is not None:
+            raise ZooError(fault)
+        return value
+
+    def close(self) -> None:
+        """Let the process end."""
+        with contextlib.suppress(OSError):
+            self.connection.send(None)
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()
+
+
+# ------------------------------------------------------------------------------------------------------------------ report
+
+
+def compare(
+    model: str | Path,
+    sizes: Sequence[int] = (512, 64, 1),
+    kinds: Sequence[str] = IDS,
+    peers: Sequence[str] = tuple(PEERS),
+    rounds: int = 15,
+) -> dict[str, Any]:
+    """All `peers` in turn, for every batch size and kind of ids.
+
+    Returns {"model", "results": [{"engine", "ids", "batch_size", "samples_per_second" (median of the rounds), "spread" (5th and 95th
+    percentile of the same), "latency_ms": {"p50", "p95", "p99"} of single calls, "max_probability" (largest difference to onnxruntime fp32
+    on the pool's first rows), "core_share" (median share of a turn for which the process had the core: below 0.98 others were at work, and
+    the figures are rough), "memory_mb" (peak of the process while timed, its inputs included)}], "ratios": [{"ids", "batch_size",
+    "engine" of this project, "over": {peer: median over the rounds of its samples/s over the peer's}}], "left_out": {engine: reason},
+    "environment"}. Raises RequestError for wrong names, sizes or models, ZooError where no engine could be opened.
+    """
+    for what, given, known in (("engine", peers, PEERS), ("ids", kinds, IDS)):
+        if unknown := [each for each in given if each not in known]:
+            raise RequestError(f"unknown {what} {', '.join(unknown)}; choose among {', '.join(known)}")
+    if min([*sizes, rounds]) < 1:
+        raise RequestError(f"batch sizes {', '.join(map(str, sizes))} and rounds {rounds} must all be 1 or more")
+    folder = zoo.load(model)
+    if folder.card.entry != "wide-deep":
+        raise RequestError(f"{model} is a {folder.card.entry} model; wanted a wide-deep one")
+    features = folder.preprocessing
+    core = max(os.sched_getaffinity(0))
+    workers: dict[str, Worker] = {}
+    left_out: dict[str, str] = {}
+    results: list[dict[str, Any]] = []
+    ratios: list[dict[str, Any]] = []
+
+    def ask(name: str, method: str, *arguments: Any) -> Any:
+        try:
+            return workers[name].ask(method, *arguments)
+        except ZooError as error:
+            left_out[name] = str(error)
+            workers.pop(name).close()
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            return None
+
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Work(str(model), Path(scratch), features["categorical"], features["buckets"], features["numeric"])
+        work.network()  # fails here for a model of another kind, not once in every process
+        if {"onnxruntime-int8", "openvino-qdq"} & set(peers):
+            stock_quantize(work.fp32, work.stock, work.samples())
+        try:
+            for name in dict.fromkeys(peers):
+                workers[name] = Worker(name, work, core)
+                ask(name, "open")
+            steps = [(size, kind) for size in sizes for kind in kinds]
+            with progress("rounds", len(steps) * rounds) as advance:
+                for size, kind in steps:
+                    found = {name: ask(name, "begin", kind, size) for name in list(workers)}
+                    turns: dict[str, list[Turn]] = {name: [] for name in workers}
+                    for _ in range(rounds):
+                        for name in list(workers):
+                            turns[name].append(ask(name, "turn"))
+                        advance(1)
+                    memory = {name: ask(name, "memory") for name in list(workers)}
+                    reference = _reference(work, kind, size)
+                    here = {"ids": kind, "batch_size": size}
+                    for name in workers:
+                        error = float(np.abs(found[name] - reference).max())
+                        results.append({"engine": name, **here, **_summary(size, turns[name]), "max_probability": float(f"{error:.2e}")})
+                        results[-1]["memory_mb"] = memory[name]
+                    ratios += [{**here, **each} for each in _ratios({name: turns[name] for name in workers})]
+        finally:
+            for worker in workers.values():
+                worker.close()
+    if not results:
+        raise ZooError("no engine could be opened")
+    where = machine.environment(threads=1, rounds=rounds, core=core, peers=_versions())
+    return {"model": folder.card.name, "results": results, "ratios": ratios, "left_out": left_out, "environment": where}
+
+
+def _reference(work: Work, kind: str, size: int) -> Array:
+    batches = work.batches(kind, size)[: -(-COMPARED_ROWS // size)]
+    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return zoo.pipeline(work.model, "fp32", "onnxruntime").predict(whole)["probability"].ravel()
+
+
+def _summary(size: int, turns: Sequence[Turn]) -> dict[str, Any]:
+    rates = _rates(turns) * size
+    p50, p95, p99 = np.percentile(np.concatenate([taken for taken, _ in turns]) * 1e3, [50, 95, 99])
+    return {
+        "samples_per_second": round(float(np.median(rates)), 1),
+        "spread": [round(float(np.percentile(rates, q)), 1) for q in (5, 95)],
+        "latency_ms": {"p50": round(float(p50), 5), "p95": round(float(p95), 5), "p99": round(float(p99), 5)},
+        "core_share": round(float(np.median([share for _, share in turns])), 3),
+    }
+
+
+def _rates(turns: Sequence[Turn]) -> Array:
+    """Calls a second in each turn."""
+    return np.array([1 / taken.mean() for taken, _ in turns])
+
+
+def _ratios(turns: Mapping[str, Sequence[Turn]]) -> Iterator[dict[str, Any]]:
+    rates = {name: _rates(each) for name, each in turns.items()}
+    peers = [name for name in rates if not name.startswith("zoo-")]
+    for name in rates:
+        if name not in peers:
+            yield {"engine": name, "over": {peer: round(float(np.median(rates[name] / rates[peer])), 3) for peer in peers}}
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("torch", "torchao", "tensorflow-cpu", "tensorflow", "nncf"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The results as text."""
+    line = "{:8} {:>5}  {:19} {:>11} {:>23} {:>9} {:>9} {:>9} {:>6} {:>6}".format
+    lines = [line("ids", "batch", "engine", "samples/s", "5..95%", "p50 us", "p99 us", "max diff", "core", "MB")]
+    for each in report["results"]:
+        low, high = each["spread"]
+        p50, p99 = (f"{each['latency_ms'][key] * 1e3:,.1f}" for key in ("p50", "p99"))
+        rate, spread = f"{each['samples_per_second']:,.0f}", f"{low:,.0f}..{high:,.0f}"
+        others = f"{each['max_probability']:.1e}", f"{each['core_share']:.2f}", f"{each['memory_mb']:.0f}"
+        lines.append(line(each["ids"], each["batch_size"], each["engine"], rate, spread, p50, p99, *others))
+    return "\n".join(lines)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> Any:
+        """See argparse."""
+        raise RequestError(message)
+
+
+def _listed(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+def _number_of(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise RequestError(f"found {text!r}, wanted a whole number") from None
+
+
+def main() -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="wide-deep-criteo", help="name of the zoo or a model folder (default wide-deep-criteo)")
+    parser.add_argument("--batch-size", default="512,64,1", help="several with commas (default 512,64,1)")
+    parser.add_argument("--ids", default=",".join(IDS), help="how categories are drawn (default zipf,uniform)")
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; all by default")
+    parser.add_argument("--rounds", default="15", help="turns of each engine (default 15)")
+    parser.add_argument("--json", action="store_true", help="print the report instead of the table")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the report, too")
+    try:
+        args = parser.parse_args()
+        sizes = [_number_of(each) for each in _listed(args.batch_size)]
+        if not sizes or not _listed(args.ids) or not _listed(args.peers):
+            raise RequestError("found an empty list, wanted at least one batch size, one kind of ids and one engine")
+        report = compare(args.model, sizes, _listed(args.ids), _listed(args.peers), _number_of(args.rounds))
+        if args.output:
+            files.write_json(args.output, report)
+        print(json.dumps(report, indent=2) if args.json else table(report))
+    except ZooError as error:
+        print(f"wide_deep: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
