@@ -29,12 +29,11 @@ def writing(output: str | Path, columns: Mapping[str, Any]) -> Iterator[Callable
     output: a .csv, .csv.gz or .parquet path, which appears when the block ends well, or "-" for CSV on stdout. Raises RequestError for
     another format or a place that cannot be written.
     """
-    _batch({name: np.empty(0, dtype) for name, dtype in columns.items()}, None)  # pyarrow's first array loads pandas where it is installed
     schema = pa.schema([(name, pa.from_numpy_dtype(np.dtype(dtype))) for name, dtype in columns.items()])
     if str(output) == "-":
         if sys.stdout is None:
             raise RequestError("stdout is closed; name a file with -o")
-        with _csv(sys.stdout.buffer, schema) as write:
+        with _csv(sys.stdout.buffer, schema, columns) as write:
             yield write
         return
     name = Path(output).name.lower()
@@ -50,7 +49,7 @@ def writing(output: str | Path, columns: Mapping[str, Any]) -> Iterator[Callable
             with (
                 temporary.open("wb") as file,
                 _packing(file) if name.endswith(".gz") else nullcontext(file) as sink,
-                _csv(sink, schema) as write,
+                _csv(sink, schema, columns) as write,
             ):
                 yield write
 
@@ -61,20 +60,20 @@ def _packing(file: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _csv(sink: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
+def _csv(sink: Any, schema: Any, columns: Mapping[str, Any]) -> Iterator[Callable[[Columns], None]]:
     import pyarrow.csv as csv
 
     # The header comes with the first rows, so that bad input prints nothing; pyarrow would quote its names.
     header = (",".join(schema.names) + "\n").encode()
-    native = kernels.native() if set(schema.types) <= {pa.int64(), pa.float32()} else None
+    native = kernels.native() if {np.dtype(each) for each in columns.values()} <= {np.dtype(np.int64), np.dtype(np.float32)} else None
     with csv.CSVWriter(sink, schema, write_options=csv.WriteOptions(include_header=False)) as writer:
 
         def write(rows: Columns) -> None:
             nonlocal header
             sink.write(header)
             header = b""
-            if native is not None and all(each.dtype == schema.field(name).type.to_pandas_dtype() for name, each in rows.items()):
-                sink.write(native.csv_lines([np.ascontiguousarray(rows[name]) for name in schema.names]))  # the same text, quicker
+            if native is not None and all(rows[name].dtype == dtype for name, dtype in columns.items()):
+                sink.write(native.csv_lines([np.ascontiguousarray(rows[name]) for name in schema.names]))  # the same text, and pyarrow loads pandas
             else:
                 writer.write_batch(_batch(rows, schema))
 

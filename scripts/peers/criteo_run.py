@@ -1,6 +1,6 @@
 """Time whole runs over a file, Criteo rows in and a file of scores out: `zoo run` beside the obvious script, in turn on one core.
 
-    python scripts/peers/criteo_run.py [-n 200000] [--rounds 5] [-o FILE]
+    python scripts/peers/criteo_run.py [-n 500000] [--rounds 5] [-o FILE]
 
 A run is a process from its start to its end. Rows come from scripts/synthesize_criteo.py. The better-informed script hashes each distinct
 value once a chunk and runs the graph that onnxruntime's own quantizer made.
@@ -116,7 +116,7 @@ def timed(command: list[str]) -> tuple[float, float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-n", "--rows", type=int, default=200_000, help="how many rows (default 200000)")
+    parser.add_argument("-n", "--rows", type=int, default=500_000, help="how many rows (default 500000)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each way (default 5)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the report")
     args = parser.parse_args()
