@@ -1,10 +1,12 @@
-"""Streaming observers: samples in, one range per tensor out. Memory does not grow with the number of samples."""
+"""Streaming calibration: samples in, one range per tensor out. Memory is bounded and does not grow with the number of samples."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,139 +14,68 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx_ir.passes.common import ShapeInferencePass
+from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from pipelines import graph
 from pipelines.entry import OBSERVERS
 from pipelines.errors import RequestError
-from pipelines.files import read_json, write_json
+from pipelines.files import read_json, write_text
+from pipelines.observers import Histogram, Summary, choose, errors
 from pipelines.progress import progress
 
 Batch = Mapping[str, NDArray[Any]]
-BINS = 2048
-KEPT = 0.99
-BATCH = 256  # samples run at once, for all activations of a batch are held in memory
-
-
-class Histogram:
-    """Counts of x in bins of one power-of-two width, anchored at zero: bins of a wider range are exact sums of finer ones.
-
-    So the result does not depend on how samples are batched. At most `2 * BINS` bins are kept, BINS on either side of zero.
-    """
-
-    def __init__(self) -> None:
-        self.low, self.high, self.count = np.inf, -np.inf, 0
-        self.exponent: int | None = None  # bin width 2**exponent
-        self.bins = np.zeros(2 * BINS, np.int64)  # bin i holds [(i - BINS) w, (i - BINS + 1) w)
-
-    def add(self, x: NDArray[Any]) -> None:
-        """Count every element of `x`. Raises RequestError on NaN or infinity."""
-        if x.size == 0:
-            return
-        low, high = float(x.min()), float(x.max())
-        if not np.isfinite([low, high]).all():
-            raise RequestError("the model computes NaN or infinity on the calibration samples; check the samples and the model")
-        self.low, self.high, self.count = min(self.low, low), max(self.high, high), self.count + x.size
-        reach = max(-low, high)
-        if reach > 0:
-            # the width for which reach falls in the upper half of the bins: reach / w < BINS
-            self._widen(int(np.frexp(reach / BINS)[1]))
-        if self.exponent is not None:
-            index = np.floor(x.ravel().astype(np.float64) * 2.0**-self.exponent).astype(np.int64) + BINS
-            self.bins += np.bincount(index, minlength=2 * BINS)
-        else:
-            self.bins[BINS] += x.size  # nothing but zeros so far
-
-    def _widen(self, exponent: int) -> None:
-        if self.exponent is None:
-            self.exponent = exponent
-        while self.exponent < exponent:
-            merged = np.zeros_like(self.bins)
-            merged[BINS // 2 : 3 * BINS // 2] = self.bins.reshape(-1, 2).sum(axis=1)
-            self.bins, self.exponent = merged, self.exponent + 1
-
-    @property
-    def width(self) -> float:
-        """Width of one bin, in units of x."""
-        return 2.0 ** (self.exponent or 0)
-
-
-def minmax_range(histogram: Histogram) -> tuple[float, float]:
-    """The least and the greatest value seen."""
-    return histogram.low, histogram.high
-
-
-def kl_range(histogram: Histogram) -> tuple[float, float]:
-    """The clipping threshold of least Kullback-Leibler divergence (Migacz, "8-bit inference with TensorRT", GTC 2017).
-
-    On the histogram of |x|: for i = 128 .. used bins, P is the first i bins with the outliers added to the last one, Q the same bins
-    merged into 128 levels (256 where x has no negatives: u8) and expanded again over the non-empty bins; the i of least KL(P || Q) gives
-    the threshold i * width, to which the observed range is clipped on both sides. A threshold that clips more than 1% of the values is no
-    candidate: where a tensor lives far from zero, the few bins below it are trivially alike.
-    """
-    positive = histogram.bins[BINS:].astype(np.float64)
-    bins = positive + histogram.bins[:BINS][::-1]
-    bins[0] = 0 if histogram.low >= 0 and bins[1:].any() else bins[0]  # exact zeros, after a ReLU, quantize without error
-    used = int(np.flatnonzero(bins)[-1]) + 1 if bins.any() else 0
-    levels = 256 if histogram.low >= 0 else 128
-    if used <= levels:
-        return minmax_range(histogram)
-    best, least = used, np.inf
-    total = np.cumsum(bins)
-    for i in range(levels, used + 1):
-        p = bins[:i].copy()
-        filled = p > 0
-        if total[i - 1] < KEPT * total[-1]:
-            continue
-        q = _expand(p, filled, levels)
-        p[-1] += total[-1] - total[i - 1]
-        divergence = _kl(p, q)
-        if divergence < least:
-            best, least = i, divergence
-    threshold = best * histogram.width
-    return max(histogram.low, -threshold), min(histogram.high, threshold)
-
-
-def _expand(p: NDArray[np.float64], filled: NDArray[np.bool_], levels: int) -> NDArray[np.float64]:
-    """Merge `p` into `levels` equal runs of bins and spread every run's sum evenly over its non-empty bins."""
-    level = (np.arange(len(p)) * levels) // len(p)
-    sums = np.bincount(level, p, minlength=levels)
-    counts = np.bincount(level, filled, minlength=levels)
-    return np.where(filled, (sums / np.maximum(counts, 1))[level], 0.0)
-
-
-def _kl(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
-    """KL(P || Q) of two unnormalized histograms; a bin that only P fills counts with Q's smallest share."""
-    p, q = p / p.sum(), q / q.sum()
-    floor = q[q > 0].min()
-    support = p > 0
-    return float((p[support] * np.log(p[support] / np.maximum(q[support], floor))).sum())
-
-
-RANGES = {"minmax": minmax_range, "kl": kl_range}
-assert set(RANGES) == set(OBSERVERS)
+BATCH = 256  # samples run at once, where the memory allows it
+MEMORY = "1GB"
+LENT = 1 << 16  # bytes of a weight that sessions share
+MEANS = {2: 1, 4: 1}  # rank: axis of the channels
 
 
 @dataclass(frozen=True)
 class TensorRange:
-    """Observed and chosen range of one tensor, in the tensor's own units."""
+    """Observed and chosen range of one tensor, in the tensor's own units; `method` chose it (an old table says neither that nor more)."""
 
     minimum: float
     maximum: float
     low: float
     high: float
     count: int
+    method: str = ""
+    histogram: Summary | None = None
+
+    def merge(self, other: TensorRange, observer: str) -> TensorRange:
+        """The range for the samples of both: of the two ranges and the one that holds both, that of least error on their histograms.
+
+        For "minmax" it is what both observed. Raises RequestError where a table is too old to have histograms.
+        """
+        if self.histogram is None or other.histogram is None:
+            raise RequestError("a calibration table without histograms cannot be merged; make both anew with: zoo calibrate")
+        histogram, count = self.histogram.merge(other.histogram), self.count + other.count
+        minimum, maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
+        both = (min(self.low, other.low), max(self.high, other.high), self.method if self.method == other.method else "merge")
+        candidates = [both] if observer == "minmax" else [both, *((each.low, each.high, each.method) for each in (self, other))]
+        lows, highs = np.array([each[:2] for each in candidates]).T
+        low, high, method = candidates[int(np.argmin(errors(*histogram.density(minimum, maximum), count, lows, highs)))]
+        return TensorRange(minimum, maximum, low, high, count, method, histogram)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        found = asdict(self)
+        return {key: value for key, value in found.items() if value not in ("", None)}
 
 
 @dataclass(frozen=True)
 class CalibrationTable:
-    """Ranges of a graph's tensors. It belongs to one graph: `require` refuses another one."""
+    """Ranges of a graph's tensors. It belongs to one graph: `require` refuses another one.
+
+    means: {tensor: mean of each channel (axis 1 of 4-D, last axis of 2-D tensors)}, where they were asked for.
+    """
 
     graph: str
     observer: str
     samples: int
     samples_digest: str
     tensors: dict[str, TensorRange] = field(default_factory=dict)
+    means: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     def require(self, model: ir.Model) -> None:
         """Raise RequestError unless the table was made for `model`."""
@@ -155,26 +86,39 @@ class CalibrationTable:
                 "calibrate this graph with: zoo calibrate"
             )
 
+    def merge(self, other: CalibrationTable) -> CalibrationTable:
+        """One table for the samples of both, see `TensorRange.merge`; which of the two comes first makes no difference to the ranges.
+
+        Raises RequestError where the tables are of different graphs or observers, or have no histograms.
+        """
+        for what, mine, its in (("graphs", self.graph[:12], other.graph[:12]), ("observers", self.observer, other.observer)):
+            if mine != its:
+                raise RequestError(f"cannot merge calibration tables of different {what}, {mine} and {its}; make both alike: zoo calibrate")
+        tensors = self.tensors | other.tensors
+        for name in self.tensors.keys() & other.tensors.keys():
+            tensors[name] = self.tensors[name].merge(other.tensors[name], self.observer)
+        means = {}
+        for name in self.means.keys() & other.means.keys():
+            parts = [np.array(each.means[name]) * each.tensors[name].count for each in (self, other)]
+            means[name] = _rounded((parts[0] + parts[1]) / tensors[name].count)
+        digest = hashlib.sha256("".join(sorted([self.samples_digest, other.samples_digest])).encode()).hexdigest()
+        means = {name: means[name] for name in tensors if name in means}
+        return CalibrationTable(self.graph, self.observer, self.samples + other.samples, digest, tensors, means)
+
     def save(self, path: str | Path) -> Path:
-        """Write as JSON, tensors in the graph's order."""
-        tensors = {name: vars(each) for name, each in self.tensors.items()}
-        return write_json(
-            path,
-            {
-                "graph": self.graph,
-                "observer": self.observer,
-                "samples": self.samples,
-                "samples_digest": self.samples_digest,
-                "tensors": tensors,
-            },
-        )
+        """Write as JSON, tensors in the graph's order, a list of numbers on one line."""
+        value = vars(self) | {"tensors": {name: each.to_json() for name, each in self.tensors.items()}, "means": self.means}
+        if not self.means:
+            del value["means"]
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        return write_text(path, re.sub(r"\[\n[\d\s.,+eE-]*\]", lambda found: f"[{' '.join(found[0][1:-1].split())}]", text) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> CalibrationTable:
         """Read a table. Raises RequestError for a missing or broken file."""
         value = read_json(path)
         try:
-            tensors = {name: TensorRange(**each) for name, each in value["tensors"].items()}
+            tensors = {name: _range(**each) for name, each in value["tensors"].items()}
             for name, each in tensors.items():
                 numbers = (each.minimum, each.maximum, each.low, each.high)
                 if not all(isinstance(number, int | float) and np.isfinite(number) for number in numbers) or each.low > each.high:
@@ -182,76 +126,179 @@ class CalibrationTable:
                         f"{path} gives tensor {name} the range {each.low!r} to {each.high!r} (observed {each.minimum!r} to "
                         f"{each.maximum!r}); wanted finite numbers, low <= high; make another table with: zoo calibrate"
                     )
-            return cls(value["graph"], value["observer"], value["samples"], value["samples_digest"], tensors)
+            means = {name: tuple(each) for name, each in value.get("means", {}).items()}
+            return cls(value["graph"], value["observer"], value["samples"], value["samples_digest"], tensors, means)
         except (KeyError, TypeError, AttributeError) as error:
             raise RequestError(f"{path} is not a calibration table ({error}); make one with: zoo calibrate") from error
 
 
-def calibrate(model: ir.Model, samples: Iterable[Batch], observer: str = "minmax", total: int | None = None) -> CalibrationTable:
-    """Run the float model on `samples` and choose a range for every float tensor that is no weight.
+def _range(histogram: Mapping[str, Any] | None = None, **value: Any) -> TensorRange:
+    if histogram is not None:
+        histogram = {**histogram, "counts": tuple(histogram["counts"])}
+    return TensorRange(**value, histogram=None if histogram is None else Summary(**histogram))
 
-    samples: batches {graph input: array, first axis = samples} of any size; they run cut to the graph's own, where that is fixed.
-    observer: see `QuantRecipe`. total: the number of samples, for the progress bar. Raises RequestError for no samples, wrong inputs, a
-    number that is no multiple of the graph's batch size, NaN in the outputs, an opset older than 13, a model without float32 activations
-    or one that onnxruntime refuses.
+
+class Observation:
+    """Histograms of what a model computes on the samples fed to it: {tensor: Histogram} for every float tensor that is no weight.
+
+    Feed it as often as you like; `table` chooses ranges from what was seen so far, by any observer, without running the model again.
+
+    max_memory: what the model and the activations held at once may take, in bytes or like "1GB" (1000 MB; "GiB" is 1024 MiB). Fewer
+    samples than `BATCH` run at once where they would take more, and where one sample would, its tensors are observed in groups, one run
+    of the graph up to the group's last tensor each. means: also keep the mean of every channel of 2-D and 4-D tensors.
+    Raises RequestError for an opset older than 13, a model without float32 activations or one that onnxruntime refuses.
     """
-    if observer not in RANGES:
-        raise RequestError(f"unknown observer {observer!r}; choose one of {', '.join(RANGES)}")
-    graph.require_opset(model)
-    session, names = _observing_session(model)
-    wanted = {each.name: each for each in session.get_inputs()}
-    inputs = [str(value.name) for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT and value.name in wanted]
-    histograms = {name: Histogram() for name in (*inputs, *names)}
-    seen, digests = 0, {name: hashlib.sha256() for name in sorted(wanted)}  # one an input: independent of batching
-    with progress("calibrating", total) as advance:
-        for feed in _recut(samples, {name: each.shape for name, each in wanted.items()}):
-            try:
-                outputs = session.run(names, feed)
-            except Exception as error:  # onnxruntime raises its own kinds
-                raise RequestError(f"the calibration samples do not fit the graph: {graph.one_line(error)}") from error
-            for name, array in [*((name, feed[name]) for name in inputs), *zip(names, outputs, strict=True)]:
-                histograms[name].add(array)
-            for name, sha in digests.items():
-                sha.update(feed[name].tobytes())
-            count = _count(feed)
-            seen += count
-            advance(count)
-    if seen == 0:
-        raise RequestError("no calibration samples; pass at least one")
-    tensors = {}
-    for name, histogram in histograms.items():
-        if histogram.count:
-            low, high = RANGES[observer](histogram)
-            tensors[name] = TensorRange(histogram.low, histogram.high, low, high, histogram.count)
-    of_samples = hashlib.sha256(b"".join(sha.digest() for sha in digests.values())).hexdigest()
-    return CalibrationTable(graph.digest(model), observer, seen, of_samples, tensors)
 
+    def __init__(self, model: ir.Model, *, max_memory: str | int = MEMORY, means: bool = False) -> None:
+        graph.require_opset(model)
+        self.samples, self.histograms = 0, dict[str, Histogram]()
+        self._graph = graph.digest(model)
+        self._model = model.clone()
+        graph.expand_fp16(self._model)  # weights are no activations
+        ShapeInferencePass()(self._model)  # an exporter may leave the types of inner values out
+        self._names = [str(out.name) for node in self._model.graph for out in node.outputs if out.dtype == ir.DataType.FLOAT]
+        if not self._names:
+            raise RequestError("the model has no float32 activation to quantize; export it in float32")
+        weights = sum(each.const_value.nbytes for each in self._model.graph.initializers.values() if each.const_value is not None)
+        most = memory(max_memory)
+        self._budget = max(most - 4 * weights, most // 4)  # so much the model and its loading were seen to take
+        self._lent = _lend(self._model.graph)  # the engine does not keep it alive
+        self._sizes = _session(self._model, self._lent, self._names, shapes=True)
+        self._shapes: dict[str, Sequence[Any]] = {each.name: each.shape for each in self._sizes.get_inputs()}
+        first = {(shape[0] if isinstance(shape[0], int) else 0) if shape else -1 for shape in self._shapes.values()}  # 0: dynamic
+        self._fixed = first.pop() if len(first) == 1 else -1  # -1: no batch that all inputs share, so nothing is cut
+        self._inputs = [str(each.name) for each in model.graph.inputs if each.dtype == ir.DataType.FLOAT and each.name in self._shapes]
+        self._rest: Batch = {}
+        self._plans: dict[Any, tuple[int, list[list[str]]]] = {}
+        self._sessions: dict[tuple[str, ...], ort.InferenceSession] = {}
+        self._digests = {name: hashlib.sha256() for name in sorted(self._shapes)}  # one an input: independent of batching
+        self._sums: dict[str, NDArray[np.float64]] | None = {} if means else None
 
-def _recut(samples: Iterable[Batch], shapes: Mapping[str, Sequence[Any]]) -> Iterator[Batch]:
-    """The samples, in order, in batches of the fixed first dimension that all inputs share, or of up to `BATCH` where all are dynamic."""
-    first = {(shape[0] if isinstance(shape[0], int) else 0) if shape else -1 for shape in shapes.values()}  # 0: dynamic
-    fixed = first.pop() if len(first) == 1 else -1  # -1: no batch that all inputs share, so nothing is cut
-    size = fixed or BATCH
-    rest: Batch = {}
-    for batch in samples:
-        if set(batch) != set(shapes):
-            raise RequestError(f"calibration samples hold {', '.join(sorted(batch))}; the graph takes {', '.join(shapes)}")
-        feed = {name: np.ascontiguousarray(batch[name]) for name in shapes}
-        if fixed < 0 or len({array.shape[:1] for array in feed.values()}) > 1:
-            yield feed
-            continue
-        if rest:
-            feed = {name: np.concatenate([rest[name], array]) for name, array in feed.items()}
+    def feed(self, batch: Batch) -> None:
+        """Observe {graph input: array, first axis = samples}; any number of samples, which run cut to the graph's own, where that is fixed.
+
+        Raises RequestError for wrong inputs and for NaN in what the model computes.
+        """
+        if set(batch) != set(self._shapes):
+            raise RequestError(f"calibration samples hold {', '.join(sorted(batch))}; the graph takes {', '.join(self._shapes)}")
+        feed = {name: np.ascontiguousarray(batch[name]) for name in self._shapes}
+        if self._fixed < 0 or len({array.shape[:1] for array in feed.values()}) > 1:
+            self._run(feed, self._plan(feed)[1])
+            return
+        if self._rest:
+            feed = {name: np.concatenate([self._rest[name], array]) for name, array in feed.items()}
         count = _count(feed)
-        end = count - count % size if fixed else count
+        if count < max(self._fixed, 1):
+            self._rest = feed if count else {}
+            return
+        size, groups = self._plan({name: array[: self._fixed or 1] for name, array in feed.items()}, most=self._fixed or BATCH)
+        end = count - count % self._fixed if self._fixed else count
         for start in range(0, end, size):
-            yield {name: array[start : min(start + size, end)] for name, array in feed.items()}
-        rest = {name: array[end:] for name, array in feed.items()} if end < count else {}
-    if rest:
-        raise RequestError(
-            f"the graph takes {size} samples at a time and {_count(rest)} are left over; "
-            f"give a multiple of {size}, or export the model with a dynamic batch"
-        )
+            self._run({name: array[start : min(start + size, end)] for name, array in feed.items()}, groups)
+        self._rest = {name: array[end:].copy() for name, array in feed.items()} if end < count else {}
+
+    def table(self, observer: str = "auto", *, symmetric: bool = False) -> CalibrationTable:
+        """The ranges that `observer` (see `QuantRecipe`) chooses from what was seen. symmetric: tensors with negatives get -high .. high.
+
+        Raises RequestError for an unknown observer, no samples, or samples left over from the graph's batch size.
+        """
+        if self._rest:
+            raise RequestError(
+                f"the graph takes {self._fixed} samples at a time and {_count(self._rest)} are left over; "
+                f"give a multiple of {self._fixed}, or export the model with a dynamic batch"
+            )
+        if self.samples == 0:
+            raise RequestError("no calibration samples; pass at least one")
+        tensors = {}
+        with progress("choosing ranges", len(self.histograms)) as advance:
+            for name, each in self.histograms.items():
+                if each.count:
+                    method, low, high = choose(each, observer, symmetric)
+                    tensors[name] = TensorRange(each.low, each.high, low, high, each.count, method, each.summary())
+                advance(1)
+        of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._digests.values())).hexdigest()
+        means = {name: _rounded(sums * len(sums) / tensors[name].count) for name, sums in (self._sums or {}).items()}
+        return CalibrationTable(self._graph, observer, self.samples, of_samples, tensors, means)
+
+    def _plan(self, feed: Batch, most: int = 0) -> tuple[int, list[list[str]]]:
+        """(samples to run at once, groups of tensors to observe in turn) for samples shaped like these.
+
+        most: run so many at once where there is room, and no fewer than in `feed`; 0 runs just those.
+        """
+        key = most, *(array.shape for array in feed.values())
+        if key not in self._plans:
+            count = _count(feed)
+            shapes = _outputs(self._sizes, feed)
+            bytes_of = {name: 4 * int(np.prod(shape)) for name, shape in zip(self._names, shapes, strict=True)}
+            size = max(min(self._budget // max(sum(bytes_of.values()), 1) * count, most), count)
+            groups: list[list[str]] = []
+            room = 0
+            for name, each in bytes_of.items():
+                if not groups or each * size // count > room:
+                    groups.append([])
+                    room = self._budget
+                groups[-1].append(name)
+                room -= each * size // count
+            self._plans[key] = size, groups
+        return self._plans[key]
+
+    def _run(self, feed: Batch, groups: list[list[str]]) -> None:
+        self._add({name: feed[name] for name in self._inputs})
+        for names in groups:
+            if tuple(names) not in self._sessions:
+                self._sessions[tuple(names)] = _session(self._model, self._lent, names)
+            self._add(dict(zip(names, _outputs(self._sessions[tuple(names)], feed), strict=True)))
+        for name, sha in self._digests.items():
+            sha.update(feed[name].tobytes())
+        self.samples += _count(feed)
+
+    def _add(self, arrays: Batch) -> None:
+        for name, array in arrays.items():
+            self.histograms.setdefault(name, Histogram()).add(array)
+            if self._sums is not None and array.ndim in MEANS and array.size:
+                axes = tuple(i for i in range(array.ndim) if i != MEANS[array.ndim])
+                self._sums[name] = self._sums.get(name, 0.0) + array.sum(axis=axes, dtype=np.float64)
+
+
+def observe(
+    model: ir.Model, samples: Iterable[Batch], total: int | None = None, *, max_memory: str | int = MEMORY, means: bool = False
+) -> Observation:
+    """Run the float model on `samples`, batches of any size, once. total: their number, for the progress bar. See `Observation`."""
+    observation = Observation(model, max_memory=max_memory, means=means)
+    with progress("calibrating", total) as advance:
+        for batch in samples:
+            seen = observation.samples
+            observation.feed(batch)
+            advance(observation.samples - seen)
+    return observation
+
+
+def calibrate(
+    model: ir.Model,
+    samples: Iterable[Batch],
+    observer: str = "auto",
+    total: int | None = None,
+    *,
+    max_memory: str | int = MEMORY,
+    means: bool = False,
+    symmetric: bool = False,
+) -> CalibrationTable:
+    """Run the float model on `samples` and choose a range for every float tensor that is no weight: `observe`, then `Observation.table`.
+
+    observer: see `QuantRecipe`. Raises RequestError as both do.
+    """
+    if observer not in OBSERVERS:
+        raise RequestError(f"unknown observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
+    return observe(model, samples, total, max_memory=max_memory, means=means).table(observer, symmetric=symmetric)
+
+
+def memory(text: str | int) -> int:
+    """Bytes of a size such as "1GB", "512 MiB" or 1000000. Raises RequestError for anything else, and for nothing at all."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", str(text).strip(), re.IGNORECASE)
+    size = int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")) if found else 0
+    if size <= 0:
+        raise RequestError(f"the memory {text!r} is no size; write it like 1GB or 512MB")
+    return size
 
 
 def _count(feed: Batch) -> int:
@@ -259,23 +306,52 @@ def _count(feed: Batch) -> int:
     return next((len(array) for array in feed.values() if array.ndim), 1)
 
 
-def _observing_session(model: ir.Model) -> tuple[ort.InferenceSession, list[str]]:
-    """A session over a copy of `model` whose float activations are all outputs, in graph order."""
+def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
+    """To float32, in the fewest digits that say which."""
+    return tuple(float(str(each)) for each in values.astype(np.float32))
+
+
+def _outputs(session: ort.InferenceSession, feed: Batch) -> list[NDArray[Any]]:
+    try:
+        found: list[NDArray[Any]] = session.run(None, feed)
+        return found
+    except Exception as error:  # onnxruntime raises its own kinds
+        raise RequestError(f"the calibration samples do not fit the graph: {graph.one_line(error)}") from error
+
+
+def _session(model: ir.Model, lent: Mapping[str, ort.OrtValue], names: Sequence[str], *, shapes: bool = False) -> ort.InferenceSession:
+    """A session over as much of `model` as computes the tensors `names`, in their order; or, if `shapes`, only their shapes."""
     copy = model.clone()
-    graph.expand_fp16(copy)  # weights are no activations
-    ShapeInferencePass()(copy)  # an exporter may leave the types of inner values out
-    values = [out for node in copy.graph for out in node.outputs if out.dtype == ir.DataType.FLOAT]
-    if not values:
-        raise RequestError("the model has no float32 activation to quantize; export it in float32")
-    copy.graph.outputs.extend(value for value in values if not value.is_graph_output())
-    for value in values:
-        if value.shape is not None:
-            value.shape = None  # an output's shape is checked against the run's, and inference may have guessed
+    values = {str(out.name): out for node in copy.graph for out in node.outputs}
+    wanted = [values[name] for name in names]
+    for value in values.values():
+        value.shape = None  # an output's shape is checked against the run's, and inference may have guessed
+    if shapes:
+        taken = graph.names(copy.graph)
+        nodes = [graph.node("Shape", [value], f"{value.name}.shape", dtype=ir.DataType.INT64, taken=taken) for value in wanted]
+        copy.graph.extend(nodes)
+        wanted = [each.outputs[0] for each in nodes]
+    copy.graph.outputs[:] = wanted
+    RemoveUnusedNodesPass()(copy)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # they keep more than is in use
     options.log_severity_level = 3
+    options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of the weights
+    used = [name for name in lent if name in copy.graph.initializers]
+    options.add_external_initializers(used, [lent[name] for name in used])
     try:
-        session = ort.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises its own kinds
         raise RequestError(f"onnxruntime cannot run the model, which calibration needs: {graph.one_line(error)}") from error
-    return session, [str(value.name) for value in values]
+
+
+def _lend(main: ir.Graph) -> dict[str, ort.OrtValue]:
+    """Take the large weights out of the graph, for all sessions to share; a graph above 2 GB can be serialized then, too."""
+    lent = {}
+    for name, value in main.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype == ir.DataType.FLOAT and tensor.nbytes >= LENT:
+            lent[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy()))
+            value.const_value = ir.ExternalTensor(name, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name)
+    return lent

@@ -73,6 +73,7 @@ class OnnxRuntimeSession:
     """onnxruntime's CPU provider, every optimization on. `model`: the serialized model, where `path` only names it."""
 
     engine = "onnxruntime"
+    optimize = True
 
     def __init__(self, path: Path, threads: int, model: bytes | None = None) -> None:
         self.path, self.threads = path, threads
@@ -84,7 +85,7 @@ class OnnxRuntimeSession:
         }
         self._outputs = [each.name for each in self._session.get_outputs()]
 
-    def _open(self, profile: str | None = None) -> Any:
+    def _open(self, profile: str | None = None, optimized: Path | None = None) -> Any:
         import onnxruntime as ort
 
         options = ort.SessionOptions()
@@ -94,6 +95,11 @@ class OnnxRuntimeSession:
         if profile is not None:
             options.enable_profiling = True
             options.profile_file_prefix = profile
+        if optimized is not None:
+            options.optimized_model_filepath = str(optimized)
+            options.add_session_config_entry("session.save_model_format", "ORT")
+        if not self.optimize:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
             return ort.InferenceSession(self._model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own kinds
@@ -106,6 +112,12 @@ class OnnxRuntimeSession:
         except Exception as error:  # onnxruntime raises its own kinds
             raise RequestError(f"onnxruntime cannot run {self.path} on this batch: {_line(error)}") from error
         return dict(zip(self._outputs, results, strict=True))
+
+    def exported(self, size: int) -> bytes:
+        """The graph as it was optimized for this machine, in onnxruntime's own format, for any batch size."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._open(optimized=Path(folder) / "model.ort")
+            return (Path(folder) / "model.ort").read_bytes()
 
     def executed(self, batch: Batch) -> list[Executed]:
         """See `Session`. The element type is that of the operator's first input."""
@@ -132,6 +144,8 @@ class OpenVinoSession:
     """
 
     engine = "openvino"
+    cached = True
+    float_type = "f32"  # what is left in float would run as bf16 on some machines otherwise
 
     def __init__(self, path: Path, threads: int, model: bytes | None = None) -> None:
         import openvino as ov
@@ -140,7 +154,8 @@ class OpenVinoSession:
         self._model: str | bytes = model if model is not None else str(path)
         self._core = ov.Core()
         try:
-            self._core.set_property({"CACHE_DIR": str(hub.home() / "openvino")})
+            if self.cached:
+                self._core.set_property({"CACHE_DIR": str(hub.home() / "openvino")})
         except RuntimeError as error:
             logger.warning("openvino compiles without a cache: %s", _line(error))
         try:
@@ -170,7 +185,7 @@ class OpenVinoSession:
                 "INFERENCE_NUM_THREADS": self.threads,
                 "NUM_STREAMS": 1,
                 "PERFORMANCE_HINT": "LATENCY",
-                "INFERENCE_PRECISION_HINT": "f32",  # what is left in float would run as bf16 otherwise
+                "INFERENCE_PRECISION_HINT": self.float_type,
                 "ENABLE_CPU_PINNING": False,  # the caller's own pinning (taskset) holds
             }
             try:
@@ -196,6 +211,11 @@ class OpenVinoSession:
             raise RequestError(f"openvino cannot run {self.path} on this batch: {_line(error)}") from error
         # outputs are copied by infer; every one starts with the batch axis
         return {port.any_name: array[:count] for port, array in results.items()}
+
+    def exported(self, size: int) -> bytes:
+        """The model as it is compiled for this machine and batch size."""
+        found: bytes = self._compile(size).get_compiled_model().export_model().getvalue()
+        return found
 
     def executed(self, batch: Batch) -> list[Executed]:
         """See `Session`. From the compiled (runtime) model; constants and shape arithmetic are left out."""

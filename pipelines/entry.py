@@ -9,40 +9,52 @@ from typing import Any
 
 from pipelines.errors import RequestError
 
-OBSERVERS = ("minmax", "kl")
+OBSERVERS = ("auto", "minmax", "percentile", "mse", "kl")
 
 
 @dataclass(frozen=True)
 class QuantRecipe:
     """How one model becomes int8.
 
-    observer: how activation ranges are chosen from the calibration samples, "minmax" or "kl".
+    observer: how activation ranges are chosen from the calibration samples: "minmax", "percentile" (99.99), "mse", "kl" (see
+        `pipelines.observers`), or "auto": for each tensor the one of least quantization error.
     quantize_tables: store embedding tables that feed an int8 operator as uint8 rows with that operator's input scale.
     keep_float: regular expressions; an operator whose name matches one in full stays float.
     reduced_range: 7-bit weights, for CPUs without VNNI, whose u8 x s8 products saturate in pairwise 16-bit sums.
+    dynamic: regular expressions; a Gemm or MatMul whose name matches one in full has its input's range taken at run time.
+    symmetric: activations with negatives get zero point 128, which saves engines a correction and costs part of the range.
 
     Raises RequestError for an unknown observer or a broken expression.
     """
 
-    observer: str = "minmax"
+    observer: str = "auto"
     quantize_tables: bool = True
     keep_float: tuple[str, ...] = ()
     reduced_range: bool = False
+    dynamic: tuple[str, ...] = ()
+    symmetric: bool = False
 
     def __post_init__(self) -> None:
         if self.observer not in OBSERVERS:
             raise RequestError(f"unknown observer {self.observer!r}; choose one of {', '.join(OBSERVERS)}")
-        if isinstance(self.keep_float, str):
-            raise RequestError(f"keep_float is {self.keep_float!r}; give a tuple of patterns")
-        for pattern in self.keep_float:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise RequestError(f"keep_float pattern {pattern!r} is no regular expression: {error}") from error
+        for name in ("keep_float", "dynamic"):
+            patterns = getattr(self, name)
+            if isinstance(patterns, str):
+                raise RequestError(f"{name} is {patterns!r}; give a tuple of patterns")
+            object.__setattr__(self, name, tuple(patterns))  # JSON has lists
+            for pattern in patterns:
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    raise RequestError(f"{name} pattern {pattern!r} is no regular expression: {error}") from error
 
     def keeps_float(self, name: str) -> bool:
         """Whether the operator called `name` is to stay float."""
         return any(re.fullmatch(pattern, name) for pattern in self.keep_float)
+
+    def is_dynamic(self, name: str) -> bool:
+        """Whether the input of the layer called `name` is to be quantized at run time."""
+        return any(re.fullmatch(pattern, name) for pattern in self.dynamic)
 
     def to_json(self) -> dict[str, Any]:
         """The recipe as plain JSON values."""

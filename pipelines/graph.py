@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,29 +19,89 @@ from pipelines.files import replacing
 
 PRODUCER = "int8-zoo"
 PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
+MOST = 64  # elements that shape arithmetic has, at most
 OPSET = 13  # the first with per-channel DequantizeLinear
+OLDEST = 11  # opset that is still read, converted to OPSET
+WHOLE = 2**31 - 2**20  # bytes of weights that one protobuf file holds
+
+logger = logging.getLogger(__name__)
 
 
 def load(path: str | Path) -> ir.Model:
-    """Read and check an ONNX model. Raises RequestError, in one line, for a missing, truncated or invalid file."""
+    """Read and check an ONNX model, with what it keeps in files beside it. Opsets 11 and 12 are converted to 13.
+
+    Raises RequestError, in one line, for a missing, truncated or invalid file, weights that are not there, or an opset that is not known.
+    """
     path = Path(path)
     if not path.is_file():
         raise RequestError(f"no ONNX model at {path}; pass the path of an .onnx file")
     try:
-        proto = onnx.load(path)
+        proto = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf raises its own kinds for every sort of damage
         raise RequestError(f"{path} is not a readable ONNX model ({one_line(error)}); download or export it again") from error
     if not proto.graph.output:
         raise RequestError(f"{path} is not a readable ONNX model (it has no outputs); download or export it again")
     try:
-        onnx.checker.check_model(proto)
-        return ir.from_proto(proto)
+        if fault := _dangling(proto.graph):
+            raise ValueError(fault)
+        opset = _known_opset(proto)
+        outside = any(each.HasField("data_location") and each.data_location for each in proto.graph.initializer)
+        onnx.checker.check_model(str(path) if outside else proto)
+        if opset < OPSET:
+            proto = onnx.version_converter.convert_version(onnx.load(path), OPSET)
+            logger.warning("%s has opset %d; it is read as opset %d (onnx.version_converter)", path, opset, OPSET)
+            onnx.checker.check_model(proto)
+        model = ir.from_proto(proto)
+        if outside and opset >= OPSET:
+            ir.external_data.set_base_dir(model.graph, path.parent)
+            ir.external_data.load_to_model(model)
     except Exception as error:  # the checker's kind, onnx_ir's, and UnicodeDecodeError for damaged names
         raise RequestError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
+    model.ir_version = max(model.ir_version, 4)  # before, every weight had to be an input too
+    return model
+
+
+def _known_opset(proto: onnx.ModelProto) -> int:
+    """The model's opset. Raises ValueError for one that is too old or too new to be read."""
+    opset, newest = (
+        next((each.version for each in proto.opset_import if each.domain in ("", "ai.onnx")), OPSET),
+        onnx.defs.onnx_opset_version(),
+    )
+    if opset > newest:
+        raise ValueError(f"it has opset {opset}, onnx {onnx.__version__} knows up to {newest}; update onnx or export an older one")
+    if opset < OLDEST:
+        raise ValueError(f"it has opset {opset}, wanted is {OLDEST} or newer; export it again")
+    return opset
+
+
+def _dangling(main: onnx.GraphProto) -> str:
+    """What is wrong with a graph in which a node can never run, "" where nothing is."""
+    given = {each.name for each in (*main.input, *main.initializer)} | {each.values.name for each in main.sparse_initializer} | {""}
+    made = {name for node in main.node for name in node.output}
+    for node in main.node:
+        if lost := [name for name in node.input if name not in given and name not in made]:
+            return f"{node.op_type} {node.name or node.output[0]} reads {lost[0]}, which is no input, no initializer, and computed nowhere"
+    waiting = list(main.node)
+    while waiting:
+        blocked = []
+        for node in waiting:
+            if given.issuperset(node.input):
+                given.update(node.output)
+            else:
+                blocked.append(node)
+        if len(blocked) == len(waiting):
+            return f"its nodes read each other's results in a circle: {', '.join(each.name or each.output[0] for each in blocked[:5])}"
+        waiting = blocked
+    return ""
 
 
 def save(model: ir.Model, path: str | Path) -> Path:
-    """Write `model` to `path`, whole or not at all. The same model gives the same bytes."""
+    """Write `model` to `path`, whole or not at all. The same model gives the same bytes.
+
+    Weights that one protobuf file cannot hold (2 GB) go to PATH.data beside it.
+    """
+    if sum(each.const_value.nbytes for each in model.graph.initializers.values() if each.const_value is not None) > WHOLE:
+        return save_mapped(model, path)
     model.producer_name = PRODUCER
     model.producer_version = None
     model.doc_string = None
@@ -142,14 +203,14 @@ def names(graph: ir.Graph) -> set[str]:
     return {name for name in found if name}
 
 
-def _unique(name: str, taken: set[str]) -> str:
+def unique(name: str, taken: set[str]) -> str:
     """`name`, or `name_1`, ... where that is taken; it is, from then on."""
-    unique, number = name, 0
-    while unique in taken:
+    free, number = name, 0
+    while free in taken:
         number += 1
-        unique = f"{name}_{number}"
-    taken.add(unique)
-    return unique
+        free = f"{name}_{number}"
+    taken.add(free)
+    return free
 
 
 def initializer(graph: ir.Graph, name: str, array: NDArray[Any], taken: set[str] | None = None) -> ir.Value:
@@ -157,10 +218,9 @@ def initializer(graph: ir.Graph, name: str, array: NDArray[Any], taken: set[str]
 
     taken: `names(graph)`, kept up to date here; who adds many gathers them once.
     """
-    unique = _unique(name, names(graph) if taken is None else taken)
-    value = ir.Value(
-        name=unique, const_value=ir.tensor(array, name=unique), type=ir.TensorType(ir.tensor(array).dtype), shape=ir.Shape(array.shape)
-    )
+    free = unique(name, names(graph) if taken is None else taken)
+    tensor = ir.tensor(array, name=free)
+    value = ir.Value(name=free, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
     graph.register_initializer(value)
     return value
 
@@ -178,7 +238,7 @@ def node(
 
     Without `taken` the name is used as it is, for a node that takes another one's place.
     """
-    name = name if taken is None else _unique(name, taken)
+    name = name if taken is None else unique(name, taken)
     made = ir.node(op, inputs, attributes=attributes or None, name=name, num_outputs=1)
     made.outputs[0].name = name
     if dtype is not None:
@@ -198,6 +258,102 @@ def sole_user(value: ir.Value) -> ir.Node | None:
     """The one node of its graph that reads `value`; None where there is another one, or where it leaves the graph."""
     uses = list(value.uses())
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() and uses[0].node.graph is value.graph else None
+
+
+def substitute(nodes: list[ir.Node], new: ir.Node) -> None:
+    """Put `new` where the last of `nodes` stands: it takes over that one's result, with name, type and shape, and all of `nodes` go."""
+    last = nodes[-1]
+    main, result = last.graph, last.outputs[0]
+    assert isinstance(main, ir.Graph)
+    new.outputs[0].type, new.outputs[0].shape = result.type, result.shape
+    ir.convenience.replace_nodes_and_values(main, last, nodes, [new], [result], new.outputs)
+
+
+def bypass(node: ir.Node, value: ir.Value) -> None:
+    """Let the readers of `node`'s first result read `value`, which equals it. A result that leaves the graph keeps its name."""
+    if node.outputs[0].is_graph_output():
+        substitute([node], ir.node("Identity", [value], name=node.name))
+        return
+    node.outputs[0].replace_all_uses_with(value)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
+
+
+def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The shape, where all of it is known."""
+    known = dimensions(value)
+    return None if known is None or None in known else tuple(each for each in known if each is not None)
+
+
+def dimensions(value: ir.Value | None) -> list[int | None] | None:
+    """Every dimension, None for one that is not known; None where not even their number is."""
+    if value is None or value.shape is None:
+        return None
+    return [each if isinstance(each, int) else None for each in value.shape]
+
+
+def symbols(value: ir.Value | None) -> list[int | str | None] | None:
+    """`dimensions`, with the name of one that is not static but has one: equal names are equal sizes."""
+    if value is None or value.shape is None:
+        return None
+    return [each if isinstance(each, int) else each.value for each in value.shape]
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """The one number in a constant of one element, else None."""
+    array = constant(value)
+    return float(array.item()) if array is not None and array.size == 1 and array.dtype.kind in "fiu" else None
+
+
+def integers(node: ir.Node, key: str, position: int) -> list[int] | None:
+    """What is an attribute in old opsets and a constant input in newer ones (axes, split, ...). None where absent or computed."""
+    if (attribute := node.attributes.get(key)) is not None:
+        return [int(each) for each in attribute.as_ints()]
+    array = constant(node.inputs[position]) if len(node.inputs) > position else None
+    return None if array is None else [int(each) for each in array.ravel()]
+
+
+def elements(value: ir.Value | None) -> list[int | str | None] | None:
+    """The integers in a scalar or 1-D tensor of shape arithmetic, dynamic dimensions as in `symbols`; None for another tensor.
+
+    Follows Shape, Gather, Slice, Concat, Cast, Squeeze and Unsqueeze.
+    """
+    if value is None or (rank(value) or 0) > 1:
+        return None
+    if (array := constant(value)) is not None:
+        return [int(each) for each in array.ravel()] if array.dtype.kind in "iu" and array.size <= MOST else None
+    node = value.producer()
+    if node is None or not standard(node, "Shape", "Gather", "Slice", "Concat", "Cast", "Squeeze", "Unsqueeze"):
+        return None
+    if node.op_type == "Shape":
+        known = symbols(node.inputs[0])
+        return None if known is None else known[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(known))]
+    if node.op_type == "Cast" and value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+        return None
+    parts = [elements(each) for each in (node.inputs if node.op_type == "Concat" else node.inputs[:1])]
+    if any(each is None for each in parts):
+        return None
+    found = [one for each in parts for one in each or ()]
+    if node.op_type == "Gather":
+        picks = elements(node.inputs[1])
+        if picks is None or any(not isinstance(each, int) or not -len(found) <= each < len(found) for each in picks):
+            return None
+        return [found[each] for each in picks if isinstance(each, int)]
+    if node.op_type == "Slice":
+        bounds = [[1] if index == 4 and len(node.inputs) < 5 else elements(node.inputs[index]) for index in (1, 2, 4)]
+        numbers = [each[0] for each in bounds if each is not None and len(each) == 1 and isinstance(each[0], int)]
+        return found[slice(*numbers)] if len(numbers) == 3 else None
+    return found
+
+
+def label(node: ir.Node | ir.Value) -> str:
+    """What reports call it: its name, or that of its result where it has none (ONNX asks for none)."""
+    return node.name or (isinstance(node, ir.Node) and node.outputs and node.outputs[0].name) or "?"
+
+
+def standard(node: ir.Node | None, *types: str) -> bool:
+    """Whether `node` is one of ONNX's own operators called so (a custom domain may use the same names)."""
+    return node is not None and node.domain in ("", "ai.onnx") and node.op_type in types
 
 
 def rank(value: ir.Value | None) -> int | None:

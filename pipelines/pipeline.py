@@ -103,6 +103,10 @@ class Pipeline(abc.ABC):
             self._session = load(self.folder.ensure(model_file(self.precision, engine)), engine, self.threads)
         return self._session
 
+    def use(self, session: Session) -> None:
+        """Run `session` from now on: any model with the same inputs and outputs."""
+        self._session = session
+
     def _run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         return self.session(batch).run(batch)
 

@@ -1,25 +1,40 @@
-"""Choose the engine for this machine by timing, and remember the choice."""
+"""Choose the engine for this machine by timing, and remember the choice; or keep it, compiled, in a plan file, as TensorRT's builder does.
+
+A plan file is a .zip, uncompressed: plan.json (what was timed, what was chosen for each batch size, the machine) and one compiled model a
+batch size: OpenVINO's exported one, onnxruntime's optimized graph in its .ort format. It names the model files it was made from.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import io
+import json
 import logging
+import os
+import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pipelines import files, hub, machine
-from pipelines.engine import Batch, Runnable, available, load
+from pipelines import files, graph, hub, machine
+from pipelines.engine import Batch, OnnxRuntimeSession, OpenVinoSession, Port, Runnable, Session, available, load
 from pipelines.errors import RequestError, ZooError
+from pipelines.progress import progress
 
 logger = logging.getLogger(__name__)
 
 REPEATS = 9
 BUDGET_MS = 300.0  # a slow model is repeated less often
+FORMAT = 1  # of a plan file
+CONTENTS = "plan.json"
+Opener = Callable[[Path, str, int], Session]  # model file, engine, threads
 
 
 @dataclass(frozen=True)
@@ -99,3 +114,253 @@ def measure(sessions: Sequence[Runnable], batch: Batch) -> list[float]:
         if repeat >= 3 and (time.perf_counter() - start) * 1e3 > BUDGET_MS * len(sessions):
             break
     return [float(np.median(taken)) for taken in times]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a plan file may choose: one model file in one engine. precision: its name, for reports; "bf16" runs a float file in bfloat16."""
+
+    engine: str
+    precision: str
+    path: Path
+
+
+def build(
+    candidates: Sequence[Candidate], batches: Sequence[Batch], threads: Sequence[int], output: str | Path, opener: Opener = load
+) -> dict[str, Any]:
+    """Time every candidate with every thread count on every batch, in turn, and write the plan file.
+
+    batches: one a batch size, {graph input: array, first axis = samples}. opener: opens a candidate (but not "bf16", which is OpenVINO's).
+    Returns {"format", "machine", "environment", "models": {path: {"bytes", "modified", "sha256"}}, "inputs", "candidates",
+    "timings": [{"engine", "precision", "threads", "batch_size", "milliseconds", "samples_per_second"}] (medians), "profiles": of these the
+    quickest of every batch size, with "path", "outputs" and "compiled" (bytes of the compiled model, 0 where the engine has none)}; paths
+    are relative to the file's folder. Candidates that do not run are left out and stand under "failed". Raises ZooError where none runs.
+    """
+    output = Path(output)
+    folder = output.resolve().parent
+    with files.replacing(output) as temporary:
+        timings: list[dict[str, Any]] = []
+        profiles: list[dict[str, Any]] = []
+        blobs: list[bytes] = []
+        failed: list[str] = []
+        with progress("timing batch sizes", len(batches)) as advance:
+            for batch in sorted(batches, key=_count):
+                size = _count(batch)
+                sessions, rows = _open_all(candidates, batch, threads, opener, failed)
+                if not sessions:
+                    raise ZooError(f"no engine runs the model: {'; '.join(failed)}")
+                for row, milliseconds in zip(rows, measure(sessions, batch), strict=True):
+                    timings.append(
+                        row | {"milliseconds": round(milliseconds, 4), "samples_per_second": round(size / milliseconds * 1e3, 1)}
+                    )
+                best = min(timings[-len(rows) :], key=lambda row: row["milliseconds"])
+                chosen = sessions[timings[-len(rows) :].index(best)]
+                path = next(each.path for each in candidates if (each.engine, each.precision) == (best["engine"], best["precision"]))
+                blobs.append(_compiled(chosen, batch))
+                profiles.append({**best, "path": _relative(path, folder), "outputs": list(chosen.run(batch)), "compiled": len(blobs[-1])})
+                advance(1)
+        found = {
+            "format": FORMAT,
+            "machine": machine.fingerprint(),
+            "environment": machine.environment(),
+            "models": {_relative(path, folder): _identity(path) for path in sorted({each.path for each in candidates})},
+            "inputs": [{name: [str(array.dtype), list(array.shape)] for name, array in batch.items()} for batch in batches],
+            "candidates": [asdict(each) | {"path": _relative(each.path, folder)} for each in candidates],
+            "threads": list(threads),
+            "timings": timings,
+            "profiles": profiles,
+            "failed": sorted(set(failed)),
+        }
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr(zipfile.ZipInfo(CONTENTS), json.dumps(found, indent=2))
+            for profile, blob in zip(profiles, blobs, strict=True):
+                if blob:
+                    archive.writestr(zipfile.ZipInfo(_member(profile)), blob)
+    return found
+
+
+def open_plan(path: str | Path, opener: Opener = load) -> PlannedSession:
+    """Open a plan file for running.
+
+    Where CPU, cores, a library version or the model differ from those it was made with, says so (a warning) and builds it anew, timing on
+    zeros; where the file then cannot be written, the new plan is used but not kept. Raises RequestError for a file that is no plan, or
+    that would have to be built anew without its model.
+    """
+    path = Path(path)
+    found = read_plan(path)
+    if reason := stale(path, found):
+        logger.warning("%s: %s; building it anew", path, reason)
+        found, path = _rebuild(path, found, opener)
+    return PlannedSession(path, found, opener)
+
+
+def read_plan(path: str | Path) -> dict[str, Any]:
+    """What a plan file says of itself (see `build`). Raises RequestError for anything else."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found: dict[str, Any] = json.loads(archive.read(CONTENTS))
+        if found["format"] != FORMAT or not found["profiles"]:
+            raise ValueError(f"format {found['format']!r}, wanted {FORMAT}")
+    except Exception as error:  # zipfile, zlib and json raise their own kinds for every sort of damage
+        raise RequestError(f"{path} is not a plan of this version ({error}); make one with: zoo plan MODEL -o {path}") from error
+    return found
+
+
+def stale(path: str | Path, found: Mapping[str, Any]) -> str:
+    """Why a plan does not hold here, in one line; "" where it does."""
+    if found["machine"] != machine.fingerprint():
+        made, here = found["environment"], machine.environment()
+        differs = [f"{key} {made.get(key)} (here {here[key]})" for key in ("cpu", "cores", "isa") if made.get(key) != here[key]]
+        versions = made.get("versions", {})
+        differs += [f"{key} {versions.get(key)} (here {each})" for key, each in here["versions"].items() if versions.get(key) != each]
+        return f"made with {', '.join(differs) or 'another machine'}"
+    for name, was in found["models"].items():
+        model = Path(path).parent / name
+        if model.is_file() and not _same(model, was):
+            return f"{model} has changed since"
+    return ""
+
+
+class PlannedSession:
+    """A plan file, ready to run: every batch in the profile of the next larger batch size, longer ones cut to the largest.
+
+    A profile's engine is opened at its first use, from the compiled model where there is one.
+    """
+
+    engine = "plan"
+
+    def __init__(self, path: Path, found: dict[str, Any], opener: Opener = load) -> None:
+        self.path, self.found, self._opener = path, found, opener
+        self._sessions: dict[int, Session] = {}
+        self._profiles = {int(each["batch_size"]): each for each in found["profiles"]}
+        self.threads = max(int(each["threads"]) for each in found["profiles"])
+
+    @property
+    def inputs(self) -> dict[str, Port]:
+        """dtype and shape of every input, as `Session` has them."""
+        return self._session(min(self._profiles)).inputs
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """See `Runnable`."""
+        count, most = _count(batch), max(self._profiles)
+        if count <= most:
+            return self._session(min(size for size in self._profiles if size >= count)).run(batch)
+        parts = [self.run({name: array[start : start + most] for name, array in batch.items()}) for start in range(0, count, most)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _session(self, size: int) -> Session:
+        if size not in self._sessions:
+            self._sessions[size] = self._open(self._profiles[size])
+        return self._sessions[size]
+
+    def _open(self, profile: Mapping[str, Any]) -> Session:
+        model, threads = self.path.parent / profile["path"], int(profile["threads"])
+        if not profile["compiled"]:
+            return self._opener(model, profile["engine"], threads)
+        with zipfile.ZipFile(self.path) as archive:
+            blob = archive.read(_member(profile))
+        if profile["engine"] == "onnxruntime":
+            return _Optimized(self.path, threads, blob)
+        return _Imported(self.path, threads, blob, int(profile["batch_size"]), list(self.found["inputs"][0]), profile["outputs"])
+
+
+class _Optimized(OnnxRuntimeSession):
+    """onnxruntime over a graph that it has optimized before."""
+
+    optimize = False
+
+
+class _Brief(OpenVinoSession):
+    """OpenVINO computing in bfloat16 what is float."""
+
+    float_type = "bf16"
+
+
+class _Imported(OpenVinoSession):
+    """OpenVINO over a model that it has compiled before, for one batch size; smaller batches are padded."""
+
+    def __init__(self, path: Path, threads: int, blob: bytes, size: int, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        import openvino as ov
+
+        self.path, self.threads, self._fixed, self._outputs = path, threads, size, outputs
+        try:
+            compiled = ov.Core().import_model(io.BytesIO(blob), "CPU", {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False})
+        except Exception as error:  # openvino raises RuntimeError with a page of text
+            raise RequestError(f"openvino cannot load the compiled model of {path}: {graph.one_line(error)}") from error
+        self.inputs = {  # a tensor may have taken over names of others
+            next(name for name in inputs if name in port.names): Port(np.dtype(port.element_type.to_dtype()), (None, *list(port.shape)[1:]))
+            for port in compiled.inputs
+        }
+        self._compiled = {size: compiled.create_infer_request()}
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """See `Session`."""
+        return dict(zip(self._outputs, super().run(batch).values(), strict=True))
+
+    def _size(self, count: int) -> int:
+        return self._fixed
+
+
+def _open_all(
+    candidates: Sequence[Candidate], batch: Batch, threads: Sequence[int], opener: Opener, failed: list[str]
+) -> tuple[list[Session], list[dict[str, Any]]]:
+    """Every candidate with every thread count, opened and run once, and what names it; those that fail are noted in `failed`."""
+    sessions, rows = [], []
+    for count in threads:
+        for each in candidates:
+            try:
+                session = _Brief(each.path, count) if each.precision == "bf16" else opener(each.path, each.engine, count)
+                session.run(batch)
+            except ZooError as error:
+                failed.append(str(error))
+                continue
+            sessions.append(session)
+            rows.append({"engine": each.engine, "precision": each.precision, "threads": count, "batch_size": _count(batch)})
+    return sessions, rows
+
+
+def _compiled(session: Session, batch: Batch) -> bytes:
+    """The session's model as its engine can load it quickest; b"" where there is no such form."""
+    if not isinstance(session, OpenVinoSession | OnnxRuntimeSession):
+        return b""
+    try:
+        return session.exported(_count(batch))
+    except ZooError as error:
+        logger.info("%s", error)
+        return b""
+
+
+def _rebuild(path: Path, found: Mapping[str, Any], opener: Opener) -> tuple[dict[str, Any], Path]:
+    """A plan built anew from the same candidates, and where it lies."""
+    candidates = [Candidate(each["engine"], each["precision"], path.parent / each["path"]) for each in found["candidates"]]
+    if missing := [each.path for each in candidates if not each.path.is_file()]:
+        raise RequestError(f"{path} must be built anew here, and its model is not at {missing[0]}; run: zoo plan MODEL -o {path}")
+    batches = [{name: np.zeros(shape, dtype) for name, (dtype, shape) in each.items()} for each in found["inputs"]]
+    try:
+        return build(candidates, batches, found["threads"], path, opener), path
+    except RequestError as error:
+        logger.warning("the plan built anew is not kept: %s", error)
+        other = Path(tempfile.mkdtemp()) / path.name
+        return build(candidates, batches, found["threads"], other, opener), other
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return os.path.relpath(path.resolve(), folder)
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "modified": path.stat().st_mtime_ns, "sha256": files.sha256(path)}
+
+
+def _same(path: Path, was: Mapping[str, Any]) -> bool:
+    """Whether a file is the one described; read only where its size or time says that it may not be."""
+    now = path.stat()
+    return bool(now.st_size == was["bytes"] and (now.st_mtime_ns == was["modified"] or files.sha256(path) == was["sha256"]))
+
+
+def _member(profile: Mapping[str, Any]) -> str:
+    return f"{profile['batch_size']}.{'ort' if profile['engine'] == 'onnxruntime' else 'blob'}"
+
+
+def _count(batch: Batch) -> int:
+    return len(next(iter(batch.values())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ class Rewrite(ir.passes.InPlacePass):
 
     def refuse(self, node: ir.Node | ir.Value, why: str) -> None:
         """Note why a near match was left alone."""
-        self.refused[node.name or "?"] = why
+        self.refused[graph.label(node)] = why
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run once (onnx_ir's pass protocol)."""
@@ -58,14 +59,32 @@ class CleanUp(Rewrite):
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         )(model)
         graph.expand_fp16(model)
+        for each in list(model.graph):
+            if graph.standard(each, "Identity"):
+                _drop_identity(each)
         ir.passes.Sequential(
-            common.IdentityEliminationPass(),
             common.CommonSubexpressionEliminationPass(),
             common.RemoveUnusedNodesPass(),
             common.ShapeInferencePass(),
         )(model)
         model.graph.sort()
         return before - len(model.graph)
+
+
+def _drop_identity(node: ir.Node) -> None:
+    """onnx_ir's own pass also goes into subgraphs, and fails on a branch that returns an outer value."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or (y.is_graph_output() and (x.is_graph_output() or x.is_graph_input() or x.is_initializer())):
+        return
+    with contextlib.suppress(ValueError):  # shapes that contradict each other
+        x.merge_shapes(y.shape)
+    x.type = x.type or y.type
+    leaves = y.is_graph_output()
+    y.replace_all_uses_with(x, replace_graph_outputs=True)
+    if leaves:
+        x.name = y.name
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
 
 
 @dataclass(frozen=True)

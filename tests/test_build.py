@@ -75,7 +75,7 @@ def test_every_stage_is_made_once(folder):
     assert list(record) == list(ROAD)
     assert record["fp32.onnx"]["inputs"] == {"seed.txt": sha256(folder.path / "seed.txt")} and record["fp32.onnx"]["nodes"] == 4
     assert record["rewritten.onnx"]["operators"]["after"] == {"Gemm": 1, "MatMul": 1, "Relu": 1}
-    assert (record["calibration.json"]["observer"], record["calibration.json"]["samples"]) == ("minmax", 50)
+    assert (record["calibration.json"]["observer"], record["calibration.json"]["samples"]) == ("auto", 50)
     assert record["int8.onnx"]["precisions"] == {"int8": 3} and record["int8.onnx"]["seconds"] >= 0
     report = json.loads((folder.path / road.QUANTIZATION).read_text())
     assert [each["precision"] for each in report["operators"]] == ["int8"] * 3
@@ -259,13 +259,13 @@ def observer_and_bits(folder):
 
 def test_a_recipe_makes_int8_anew_and_is_kept(folder):
     build(folder)
-    assert folder.recipe == QuantRecipe() and observer_and_bits(folder) == ("minmax", 127)
+    assert folder.recipe == QuantRecipe() and observer_and_bits(folder) == ("auto", 127)
     recipe = QuantRecipe(reduced_range=True, keep_float=("y",))
     set_recipe(folder, recipe)
     assert folder.recipe == recipe and outcome(folder) == "kkkk"
-    assert observer_and_bits(folder) == ("minmax", 63)
+    assert observer_and_bits(folder) == ("auto", 63)
     (folder.path / "seed.txt").write_text("2")
-    assert outcome(folder) == "mmmm" and folder.recipe == recipe and observer_and_bits(folder) == ("minmax", 63)
+    assert outcome(folder) == "mmmm" and folder.recipe == recipe and observer_and_bits(folder) == ("auto", 63)
 
 
 def test_another_observer_calibrates_anew(folder):
@@ -283,7 +283,7 @@ def test_a_recipe_before_anything_was_built(folder):
     assert outcome(folder) == "kkkk" and observer_and_bits(folder)[0] == "kl"
 
 
-@pytest.mark.parametrize("observer", ["minmax", "kl"])
+@pytest.mark.parametrize("observer", ["auto", "kl"])
 def test_a_recipe_that_fails_changes_nothing(folder, observer):
     build(folder)
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
@@ -316,14 +316,14 @@ def test_own_calibration_is_used_with_its_observer(folder):
     ("act", "observer"),
     [
         (lambda folder: set_recipe(folder, QuantRecipe(observer="kl")), "kl"),
-        (lambda folder: build(folder, force=True), "minmax"),
-        (lambda folder: (folder.path / "calibration.json").unlink() or build(folder), "minmax"),
-        (lambda folder: (folder.path / "seed.txt").write_text("2") and build(folder), "minmax"),
+        (lambda folder: build(folder, force=True), "auto"),
+        (lambda folder: (folder.path / "calibration.json").unlink() or build(folder), "auto"),
+        (lambda folder: (folder.path / "seed.txt").write_text("2") and build(folder), "auto"),
     ],
     ids=["another observer", "force", "deleted", "another graph"],
 )
 def test_own_calibration_is_not_thrown_away(folder, act, observer):
-    calibrated_on_own_data(folder, "minmax")
+    calibrated_on_own_data(folder, "auto")
     command = rf"run: zoo calibrate .*model --data FILE --observer {observer}$"
     with pytest.raises(RequestError, match=rf"was calibrated on own data, .*; {command}"):
         act(folder)
@@ -349,7 +349,7 @@ def test_one_process_at_a_time_writes_the_record(folder, monkeypatch):
 
     build(folder, until="rewritten.onnx")
     monkeypatch.setattr(road.files, "write_json", watched)
-    calibrated_on_own_data(folder, "minmax")
+    calibrated_on_own_data(folder, "auto")
     set_recipe(folder, QuantRecipe(reduced_range=True))
     assert held == [True, True]
 

@@ -1,192 +1,21 @@
 import json
-import math
+import os
+import subprocess
+import sys
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from rewriting import model
 
 from pipelines import graph
-from pipelines.calibrate import BINS, KEPT, CalibrationTable, Histogram, TensorRange, calibrate, kl_range, minmax_range
+from pipelines.calibrate import CalibrationTable, Observation, TensorRange, calibrate, memory, observe
+from pipelines.entry import OBSERVERS
 from pipelines.errors import RequestError
+from pipelines.observers import Histogram, Summary, choose
 
 RNG = np.random.default_rng(0)
-
-
-def histogram(*parts):
-    found = Histogram()
-    for part in parts:
-        found.add(np.asarray(part, np.float32))
-    return found
-
-
-def state(found):
-    return found.low, found.high, found.count, found.exponent, found.bins.tolist()
-
-
-# --- Histogram
-
-values = arrays.arrays(np.float32, st.integers(1, 60), elements=st.floats(-(2.0**60), 2.0**60, width=32))
-tame = arrays.arrays(np.float32, st.integers(1, 60), elements=st.floats(-10, 10, width=32))
-
-
-@given(values | tame, st.data())
-@settings(max_examples=150, deadline=None)
-def test_histogram_does_not_depend_on_batching(x, data):
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(x)), max_size=6)))
-    order = data.draw(st.permutations(range(len(cuts) + 1)))
-    parts = np.split(x, cuts)
-    assert state(histogram(*(parts[i] for i in order))) == state(histogram(x))
-
-
-@given(values | tame)
-@settings(max_examples=150, deadline=None)
-def test_histogram_counts_every_value_in_its_bin(x):
-    found = histogram(*np.array_split(x, 3))
-    assert found.bins.sum() == found.count == len(x) and minmax_range(found) == (x.min(), x.max())
-    expected = np.zeros(2 * BINS, np.int64)
-    for value in x.tolist():
-        expected[math.floor(value / found.width) + BINS] += 1
-    np.testing.assert_array_equal(found.bins, expected)
-    if x.any():  # the widest value lies in the outer half: no resolution is given away
-        assert BINS / 2 <= float(np.abs(x).max()) / found.width < BINS
-
-
-def test_histogram_grows_by_merging_neighbours():
-    fine = histogram(np.linspace(-1, 1, 5000, endpoint=False))
-    grown = histogram(np.linspace(-1, 1, 5000, endpoint=False), [100.0])
-    assert fine.width == 2**-10 and grown.width == 2**-4
-    middle = grown.bins[BINS - 16 : BINS + 16]
-    np.testing.assert_array_equal(middle, fine.bins[BINS - 1024 : BINS + 1024].reshape(-1, 64).sum(axis=1))
-
-
-@pytest.mark.parametrize("x", [[0.0], [-0.0, 0.0], [1e-45], [-3.4e38, 3.4e38], [1.0, 2.0, 4.0], [2048.0, -2048.0]])
-def test_histogram_of_extremes(x):
-    found = histogram(x)
-    assert found.bins.sum() == len(x) and minmax_range(found) == (np.float32(min(x)), np.float32(max(x)))
-
-
-def test_histogram_of_nothing():
-    found = histogram(np.zeros((0, 3)))
-    assert found.count == 0 and found.bins.sum() == 0
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_histogram_refuses_what_is_no_number(bad):
-    with pytest.raises(RequestError, match="NaN or infinity"):
-        histogram([1.0, bad, 2.0])
-
-
-# --- kl
-
-
-def migacz(bins, width, low, high):
-    """The pseudo-code of "8-bit inference with TensorRT" (GTC 2017), bin by bin, as `kl_range` says it is changed.
-
-    bins: counts of |x|.
-    """
-    bins, levels = list(bins), 256 if low >= 0 else 128
-    if low >= 0 and sum(bins[1:]):
-        bins[0] = 0
-    while bins and bins[-1] == 0:
-        bins.pop()
-    if len(bins) <= levels:
-        return low, high
-    divergences = {}
-    for i in range(levels, len(bins) + 1):
-        if sum(bins[:i]) < KEPT * sum(bins):
-            continue
-        reference = [float(count) for count in bins[:i]]
-        reference[i - 1] += sum(bins[i:])
-        candidate = [0.0] * i
-        for level in range(levels):
-            inside = [j for j in range(i) if j * levels // i == level]
-            filled = [j for j in inside if bins[j]]
-            for j in filled:
-                candidate[j] = sum(bins[k] for k in inside) / len(filled)
-        p = [each / sum(reference) for each in reference]
-        q = [each / sum(candidate) for each in candidate]
-        smallest = min(each for each in q if each > 0)
-        divergences[i] = sum(a * math.log(a / max(b, smallest)) for a, b in zip(p, q, strict=True) if a > 0)
-    threshold = min(divergences, key=lambda i: (divergences[i], i)) * width
-    return max(low, -threshold), min(high, threshold)
-
-
-def crafted(counts, signed):
-    """A histogram with these counts of |x|; in `signed` ones a third of every bin is negative."""
-    found = Histogram()
-    counts = np.asarray(counts, np.int64)
-    negative = counts // 3 if signed else np.zeros_like(counts)
-    found.exponent, found.count = -5, int(counts.sum())
-    found.bins[BINS : BINS + len(counts)] = counts - negative
-    found.bins[BINS - len(counts) : BINS] = negative[::-1]
-    edge = len(counts) * found.width
-    found.low, found.high = (-edge if signed else 0.0), edge
-    return found
-
-
-@pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("shape", ["bell", "sparse", "tail", "far"])
-def test_kl_is_that_of_the_paper(signed, shape):
-    used, rng = (340, np.random.default_rng(1)) if not signed else (230, np.random.default_rng(2))
-    x = np.arange(used)
-    counts = {
-        "bell": 1e5 * np.exp(-((x / (used / 5)) ** 2)),
-        "sparse": rng.integers(0, 50, used) * (rng.uniform(size=used) < 0.2),
-        "tail": 1e4 / (1 + x) ** 1.5,
-        "far": 1e5 * np.exp(-(((x - used * 0.7) / 9) ** 2)),
-    }[shape].astype(np.int64)
-    counts[-1] = 3
-    found = crafted(counts, signed)
-    assert kl_range(found) == pytest.approx(migacz(counts, found.width, found.low, found.high))
-
-
-def test_kl_clips_far_outliers():
-    bell = RNG.normal(0, 1, 200_000)
-    found = histogram(bell, [40.0, -35.0])
-    low, high = kl_range(found)
-    assert minmax_range(found) == (-35, 40)
-    assert 3 < high < 12 and -12 < low < -3 and low == -high
-
-
-def test_kl_clips_on_the_far_side_only():
-    found = histogram(np.maximum(RNG.normal(0, 1, 200_000), -0.5), [40.0])
-    low, high = kl_range(found)
-    assert low == -0.5 and 2 < high < 20
-
-
-def test_kl_of_a_relu_ignores_its_zeros():
-    x = np.append(np.abs(RNG.normal(0, 1, 100_000)), 0)
-    plain, zeros = histogram(x, [30.0]), histogram(x, [30.0], np.zeros(10_000_000))
-    assert kl_range(plain) == kl_range(zeros)
-    assert kl_range(zeros)[0] == 0 and kl_range(zeros)[1] < 10
-
-
-def test_kl_keeps_nearly_all_of_what_is_spread_evenly():
-    found = histogram(RNG.uniform(-1, 1, 200_000))
-    low, high = kl_range(found)
-    assert -1 <= low < -0.98 and 0.98 < high <= 1
-
-
-@given(st.integers(0, 2**32 - 1), st.booleans())
-@settings(max_examples=15, deadline=None)
-def test_kl_keeps_99_percent_and_never_widens(seed, positive):
-    rng = np.random.default_rng(seed)
-    x = rng.standard_t(2, 3000) * 10.0 ** rng.uniform(-3, 3) + rng.normal(0, 3)
-    x = np.abs(x) if positive else x
-    found = histogram(x)
-    low, high = kl_range(found)
-    assert found.low <= low <= high <= found.high
-    assert ((x >= low - found.width) & (x <= high + found.width)).mean() >= KEPT - 1e-9
-
-
-@pytest.mark.parametrize("x", [[0.0], [5.0], [-5.0], [0.0, 0.0, 3.0]])
-def test_kl_of_hardly_anything_is_minmax(x):
-    assert kl_range(histogram(x)) == (min(x), max(x))
-
 
 # --- calibrate
 
@@ -233,15 +62,13 @@ def test_the_model_is_left_as_it_is():
     assert graph.digest(found) == before and [each.name for each in found.graph.outputs] == ["y"]
 
 
-@pytest.mark.parametrize("observer", ["minmax", "kl"])
+@pytest.mark.parametrize("observer", OBSERVERS)
 def test_the_table_does_not_depend_on_batching(observer):
-    batch = samples(96)
-    tables = [calibrate(mlp(), cut(batch, *sizes), observer) for sizes in ([96], [32, 64], [1, 0, 95])]
-    assert len({each.samples_digest for each in tables}) == 1 and {each.samples for each in tables} == {96}
-    for name in tables[0].tensors:  # to float32 rounding: an engine may sum a row of another batch in another order
-        first, *others = (each.tensors[name] for each in tables)
-        for other in others:
-            np.testing.assert_allclose(list(vars(other).values()), list(vars(first).values()), rtol=1e-6)
+    text = "(float[n,4] x, int64[n] i) => (float[n,4] y) { e = Gather(T, i) a = Add(x, e) y = Relu(a) }"  # nothing that an engine sums
+    batch, found = samples(96), model(text, T=WEIGHTS["T"])
+    tables = [calibrate(found, cut(batch, *sizes), observer, means=True) for sizes in ([96], [32, 64], [1, 0, 95])]
+    assert tables[0] == tables[1] == tables[2]
+    assert {each.method for each in tables[0].tensors.values()} <= set(OBSERVERS) - {"auto"}
 
 
 def test_the_samples_digest_tells_samples_apart():
@@ -309,6 +136,8 @@ def test_many_samples_at_once_run_in_parts(monkeypatch):
 def test_inputs_without_a_common_batch_are_left_as_they_are():
     found = model("(float[n,4] x, float[4,3] w) => (float[n,3] y) { y = MatMul(x, w) }")
     assert calibrate(found, [{"x": samples(9)["x"], "w": WEIGHTS["w"]}]).tensors["y"].count == 27
+    found = model("(float[n,4] x, float[k,3] w) => (float[n,3] y, float[k,3] z) { y = MatMul(x, w) z = Neg(w) }")
+    assert calibrate(found, [{"x": samples(9)["x"], "w": WEIGHTS["w"]}], max_memory=1).tensors["y"].count == 27
 
 
 def test_a_model_without_float32_activations():
@@ -351,6 +180,7 @@ def test_what_onnxruntime_says_of_the_samples_is_not_cut_short():
         ([samples(), samples() | {"x": np.full((100, 4), np.nan, np.float32)}], "the model computes NaN or infinity on .*"),
         ([samples() | {"x": np.full((100, 4), 3e38, np.float32)}], "the model computes NaN or infinity on .*"),
     ],
+    ids=range(9),
 )
 def test_samples_that_cannot_be_used(batches, what):
     with pytest.raises(RequestError, match=f"^{what}$"):
@@ -358,7 +188,7 @@ def test_samples_that_cannot_be_used(batches, what):
 
 
 def test_an_unknown_observer():
-    with pytest.raises(RequestError, match="unknown observer 'median'; choose one of minmax, kl"):
+    with pytest.raises(RequestError, match="unknown observer 'median'; choose one of auto, minmax, percentile, mse, kl"):
         calibrate(mlp(), [samples()], "median")
 
 
@@ -405,5 +235,205 @@ def test_ranges_that_are_none(tmp_path, change):
         CalibrationTable.load(tmp_path / "t.json")
 
 
-def test_ranges_are_plain():
-    assert vars(TensorRange(0.0, 1.0, 0.0, 0.5, 3)) == {"minimum": 0.0, "maximum": 1.0, "low": 0.0, "high": 0.5, "count": 3}
+def test_an_old_table_is_read_and_written_as_it_was(tmp_path):
+    ranges = {"minimum": 0.0, "maximum": 1.0, "low": 0.0, "high": 0.5, "count": 3}
+    table = {"graph": "a", "observer": "minmax", "samples": 1, "samples_digest": "d", "tensors": {"x": ranges}}
+    (tmp_path / "old.json").write_text(json.dumps(table, indent=2) + "\n")
+    found = CalibrationTable.load(tmp_path / "old.json")
+    assert found.tensors["x"] == TensorRange(0.0, 1.0, 0.0, 0.5, 3)
+    assert found.save(tmp_path / "new.json").read_bytes() == (tmp_path / "old.json").read_bytes()
+
+
+def test_a_table_can_be_read_by_a_person(tmp_path):
+    x = np.float32([[-1, 0, 0, 0.5], [0.25, 0, 1, 3]])
+    table = calibrate(model(DOUBLE.format("n", "n"), two=np.float32(2)), [{"x": x}], means=True)
+    text = table.save(tmp_path / "t.json").read_text()
+    assert json.loads(text)["tensors"]["x"] == {
+        **{"minimum": -1.0, "maximum": 3.0, "low": table.tensors["x"].low, "high": table.tensors["x"].high, "count": 8},
+        **{"method": table.tensors["x"].method, "histogram": json.loads(text)["tensors"]["x"]["histogram"]},
+    }
+    summary = CalibrationTable.load(tmp_path / "t.json").tensors["x"].histogram
+    assert (summary.start, summary.width, summary.zeros, sum(summary.counts)) == (-1.0, 0.0625 * 2, 3, 8)
+    assert f'"counts": [{", ".join(map(str, summary.counts))}]\n' in text  # on one line
+    assert '"x": [-0.375, 0.0, 0.5, 1.75]' in text and table.means["y"] == (-0.75, 0.0, 1.0, 3.5)
+
+
+@pytest.mark.parametrize("name", ["odd [\n1,\n2\n]", "a[0,  1]", 'quo"te', "[\n]"])
+def test_names_are_kept(tmp_path, name):
+    table = CalibrationTable(
+        "g", "kl", 1, "d", {name: TensorRange(0.0, 1.0, 0.0, 1.0, 1, "kl", Summary(0.0, 1.0, 0, (1,)))}, {name: (1.0,)}
+    )
+    assert CalibrationTable.load(table.save(tmp_path / "t.json")) == table
+
+
+@pytest.mark.parametrize("histogram", [{"start": 0}, 3, {"start": 0.0, "width": 1.0, "zeros": 0, "counts": 7}])
+def test_a_broken_histogram(tmp_path, histogram):
+    good = {"minimum": -1.0, "maximum": 1.0, "low": -1.0, "high": 1.0, "count": 3, "histogram": histogram}
+    table = {"graph": "a", "observer": "kl", "samples": 1, "samples_digest": "d", "tensors": {"x": good}}
+    (tmp_path / "t.json").write_text(json.dumps(table))
+    with pytest.raises(RequestError, match="^.*t.json is not a calibration table .*$"):
+        CalibrationTable.load(tmp_path / "t.json")
+
+
+# --- merge
+
+
+def halves(observer, **options):
+    batch = samples(2000)
+    batch["x"][7, 2] = 30
+    return [calibrate(mlp(), each, observer, **options) for each in (cut(batch, 600, 1400)[:1], cut(batch, 600, 1400)[1:], [batch])]
+
+
+def test_tables_of_minmax_merge_to_that_of_all_samples():
+    one, other, both = halves("minmax", means=True)
+    merged = one.merge(other)
+    assert (merged.graph, merged.samples) == (both.graph, 2000) and list(merged.tensors) == list(both.tensors)
+    for name, each in both.tensors.items():
+        found = merged.tensors[name]
+        np.testing.assert_allclose(found.histogram.counts, each.histogram.counts, atol=2)  # an engine sums other batches in another order
+        ends = ("minimum", "maximum", "low", "high", "count")
+        assert [getattr(found, end) for end in ends] == pytest.approx([getattr(each, end) for end in ends], rel=1e-6)
+        np.testing.assert_allclose(merged.means[name], both.means[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("observer", ["kl", "auto"])
+def test_a_merged_range_is_nearly_as_good_as_that_of_all_samples(observer):
+    one, other, both = halves(observer)
+    merged = one.merge(other)
+    assert merged.tensors == other.merge(one).tensors and merged.samples_digest == other.merge(one).samples_digest
+    for name, each in both.tensors.items():
+        found = merged.tensors[name]
+        assert each.minimum <= found.low <= found.high <= each.maximum
+        assert 0.8 * (each.high - each.low) < found.high - found.low < 1.6 * (each.high - each.low)
+
+
+def test_tables_that_cannot_be_merged():
+    one, other, _ = halves("minmax")
+    refused = {
+        "cannot merge calibration tables of different graphs, .* and feed; make both alike: zoo calibrate": replace(other, graph="feed"),
+        "cannot merge calibration tables of different observers, minmax and kl; make both alike: zoo calibrate": replace(
+            other, observer="kl"
+        ),
+        "a calibration table without histograms cannot be merged; .*": replace(
+            other, tensors={name: replace(each, histogram=None) for name, each in other.tensors.items()}
+        ),
+    }
+    for what, table in refused.items():
+        with pytest.raises(RequestError, match=f"^{what}$"):
+            one.merge(table)
+
+
+# --- Observation
+
+
+def test_histograms_serve_every_observer_without_another_run(monkeypatch):
+    batch = samples(300)
+    observation = observe(mlp(), [batch])
+    monkeypatch.setattr("pipelines.calibrate._outputs", None)  # nothing may run
+    for observer in OBSERVERS:
+        assert observation.table(observer).tensors == {
+            name: TensorRange(each.low, each.high, *choose(each, observer)[1:], each.count, choose(each, observer)[0], each.summary())
+            for name, each in observation.histograms.items()
+        }
+    low, high = (getattr(observation.table("auto", symmetric=True).tensors["x"], end) for end in ("low", "high"))
+    assert low == -high and observation.table("kl", symmetric=True).tensors["r"] == observation.table("kl").tensors["r"]
+
+
+def test_fed_piece_by_piece_it_is_the_same():
+    batch, observation = samples(100), Observation(mlp())
+    for each in cut(batch, 30, 0, 70):
+        observation.feed(each)
+    assert observation.table("kl") == calibrate(mlp(), cut(batch, 30, 0, 70), "kl")
+    before = observation.table("minmax")
+    observation.feed({name: 2 * array // 2 for name, array in batch.items()})
+    assert before.samples == 100 and observation.table("minmax").samples == 200
+
+
+@pytest.mark.parametrize(
+    ("fixed", "memory", "size", "groups"),
+    [
+        ("n", "1GB", 256, ["abcdy"]),
+        ("n", 4 * 148 + 5 * 140, 5, ["abcdy"]),  # the weights four times, 140 bytes a sample
+        ("n", 4 * 80, 1, ["abc", "dy"]),  # never less than a quarter for the activations
+        ("n", 1, 1, ["a", "b", "c", "d", "y"]),
+        (20, "1GB", 20, ["abcdy"]),
+        (20, 4 * 148 + 700, 20, ["ab", "c", "d", "y"]),
+    ],
+)
+def test_less_memory_runs_fewer_samples_at_once_and_then_fewer_tensors(fixed, memory, size, groups):
+    text = f"(float[{fixed},4] x) => (float[{fixed},9] y) {{ a = Mul(x, two) b = Relu(a) c = MatMul(b, w) d = Relu(c) y = Add(d, two) }}"
+    found = model(text, two=np.float32(2), w=RNG.standard_normal((4, 9)).astype(np.float32))
+    batch = {"x": samples(60)["x"]}
+    observation = observe(found, [batch], max_memory=memory)
+    assert list(observation._plans.values()) == [(size, [list(each) for each in groups])]
+    expected, table = calibrate(found, [batch], "minmax"), observation.table("minmax")
+    assert table.samples_digest == expected.samples_digest
+    for name, each in table.tensors.items():
+        assert [each.low, each.high, each.count] == pytest.approx(
+            [expected.tensors[name].low, expected.tensors[name].high, expected.tensors[name].count], rel=1e-6
+        )
+
+
+def test_a_run_is_planned_anew_for_longer_samples():
+    found = model("(float[n,t] x) => (float[n,t] y) { y = Neg(x) }")
+    observation = Observation(found, max_memory=4000)
+    for length, size in ((100, 10), (1, 256), (400, 2)):
+        observation.feed({"x": np.ones((512, length), np.float32)})
+        assert list(observation._plans.values())[-1] == (size, [["y"]])
+    assert observation.histograms["y"].count == 512 * 501
+
+
+def test_means_are_those_of_channels():
+    text = "(float[n,3,5,2] x) => (float[n,3] y) { m = ReduceMean<axes = [2, 3], keepdims = 0>(x) y = Neg(m) }"
+    x = RNG.standard_normal((40, 3, 5, 2)).astype(np.float32)
+    table = calibrate(model(text), [{"x": x[:30]}, {"x": x[30:]}], means=True)
+    np.testing.assert_allclose(table.means["x"], x.mean((0, 2, 3)), atol=1e-6)
+    np.testing.assert_allclose(table.means["y"], -x.mean((0, 2, 3)), atol=1e-6)
+    assert all(np.float32(each) == float(str(np.float32(each))) or True for each in table.means["x"]) and list(table.means) == [
+        "x",
+        "m",
+        "y",
+    ]
+    assert calibrate(model(text), [{"x": x}]).means == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1GB", 10**9), ("512 MiB", 2**29), ("1.5k", 1500), (77, 77), ("0.5gb", 5 * 10**8), ("300", 300), ("2T", 2 * 10**12)]
+)
+def test_memory_sizes(text, size):
+    assert memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1GB", "0", "1 GB free", "GB", None])
+def test_what_is_no_size(text):
+    with pytest.raises(RequestError, match="^the memory .* is no size; write it like 1GB or 512MB$"):
+        memory(text)
+
+
+PEAK = """
+import resource, sys
+import numpy as np
+from rewriting import model
+from pipelines.calibrate import observe
+
+layers = " ".join(f"a{i + 1} = Conv<pads = [1, 1, 1, 1]>(a{i}, w)" for i in range(10))
+found = model(f"(float[n,32,64,64] a0) => (float[n,32,64,64] a10) {{ {layers} }}", w=np.full((32, 32, 3, 3), 1 / 288, np.float32))
+batches = ({"a0": np.random.default_rng(i).random((64, 32, 64, 64), np.float32)} for i in range(int(sys.argv[1])))
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+observe(found, batches, max_memory="100MB")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_of_the_engine_is_bounded():
+    """The activations of one batch of these take 336 MB, the samples themselves 34 MB a batch."""
+
+    def peak(batches):
+        command = [sys.executable, "-c", PEAK, str(batches)]
+        return float(
+            subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": ":".join(sys.path)}).stdout
+        )
+
+    few, many = peak(1), peak(4)
+    assert few < 230 and many < 1.15 * few + 40

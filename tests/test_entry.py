@@ -16,8 +16,11 @@ def entry(**changes):
 
 def test_recipe_defaults_and_json():
     recipe = QuantRecipe()
-    assert recipe.observer == "minmax" and recipe.quantize_tables and not recipe.reduced_range
-    assert recipe.to_json() == {"observer": "minmax", "quantize_tables": True, "keep_float": (), "reduced_range": False}
+    assert recipe.observer == "auto" and recipe.quantize_tables and not recipe.reduced_range
+    assert recipe.to_json() == {"observer": "auto", "quantize_tables": True, "keep_float": (), "reduced_range": False} | {
+        "dynamic": (),
+        "symmetric": False,
+    }
     with pytest.raises(dataclasses.FrozenInstanceError):
         recipe.observer = "kl"
 

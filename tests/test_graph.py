@@ -11,6 +11,8 @@ from rewriting import model, ops, run
 
 from pipelines import graph
 from pipelines.errors import RequestError
+from pipelines.rewrite import rewrite
+from pipelines.rewrites import SHARED
 
 RNG = np.random.default_rng(0)
 MLP = "(float[n,8] x) => (float[n,2] y) { h = Gemm(x, w, b) r = LeakyRelu<alpha=0.1>(h) y = MatMul(r, v) }"
@@ -354,3 +356,153 @@ def test_a_lookup_that_leaves_the_graph_is_none():
 def test_operators_counts_most_first():
     found = model("(float[n] x) => (float[n] y) { a = Abs(x) b = Relu(a) y = Relu(b) }")
     assert json.dumps(graph.operators(found)) == '{"Relu": 2, "Abs": 1}'
+
+
+# --- any graph
+
+
+def keep(proto, path):
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def parsed(text, opset=17, ir_version=9, **weights):
+    proto = onnx.parser.parse_model(f'<ir_version: {ir_version}, opset_import: ["": {opset}]> g {text}')
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
+    return proto
+
+
+DENSE = "(float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) a = Add(h, b) y = Clip(a, low) }"
+WEIGHTS = {"w": RNG.standard_normal((8, 4)).astype(np.float32), "b": RNG.standard_normal(4).astype(np.float32), "low": np.float32(0)}
+
+
+@pytest.mark.parametrize("opset", range(11, 24))
+def test_opsets_from_11_on_are_read(opset, tmp_path, caplog):
+    body = (
+        DENSE.replace("y = Clip", "s = Softmax<axis=1>(a) q = Squeeze<axes=[0]>(u) u = Unsqueeze<axes=[0]>(s) y = Clip")
+        if opset < 13
+        else DENSE
+    )
+    body = body.replace("q = Squeeze<axes=[0]>(u) u = Unsqueeze<axes=[0]>(s)", "u = Unsqueeze<axes=[0]>(s) q = Squeeze<axes=[0]>(u)")
+    body = body.replace("Clip(a", "Clip(q") if opset < 13 else body
+    proto = parsed(body, opset, **WEIGHTS)
+    found, x = graph.load(keep(proto, tmp_path / "m.onnx")), RNG.standard_normal((3, 8)).astype(np.float32)
+    assert found.opset_imports[""] == max(opset, 13)
+    assert (f"opset {opset}; it is read as opset 13" in caplog.text) == (opset < 13)
+    np.testing.assert_allclose(run(found, x=x)["y"], run(ir.from_proto(proto), x=x)["y"], rtol=1e-6)
+    rewrite(found, [each() for each in SHARED])
+    np.testing.assert_allclose(run(found, x=x)["y"], run(ir.from_proto(proto), x=x)["y"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("opset", "what"), [(10, "opset 10, wanted is 11 or newer"), (999, "it has opset 999, onnx .* knows up to .* update onnx")]
+)
+def test_other_opsets_are_refused(opset, what, tmp_path):
+    path = keep(parsed("(float[n] x) => (float[n] y) { y = Relu(x) }", opset), tmp_path / "m.onnx")
+    with pytest.raises(RequestError, match=what):
+        graph.load(path)
+
+
+def test_a_conversion_that_fails_is_one_line(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no adapter\nfor Upsample")
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", fail)
+    one_line(keep(parsed("(float[n] x) => (float[n] y) { y = Relu(x) }", 12), tmp_path / "m.onnx"), "no adapter for Upsample")
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A model that keeps its weights in a file beside it."""
+    proto = parsed(DENSE, **WEIGHTS | {"w": RNG.standard_normal((8, 4)).astype(np.float32)})
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return tmp_path / "m.onnx", proto
+
+
+def test_weights_beside_the_model_are_read(outside, tmp_path):
+    path, _ = outside
+    assert (path.parent / "weights.bin").stat().st_size >= 144
+    found, x = graph.load(path), RNG.standard_normal((3, 8)).astype(np.float32)
+    rewrite(found, [each() for each in SHARED])
+    alone = graph.save(found, tmp_path / "other" / "m.onnx")
+    (path.parent / "weights.bin").unlink()
+    assert ops(graph.load(alone)) == ["Gemm", "Relu"] and run(found, x=x)["y"].shape == (3, 4)
+
+
+def test_weights_that_are_not_there_are_named(outside):
+    path, _ = outside
+    (path.parent / "weights.bin").write_bytes(bytes(10))
+    one_line(path)
+    (path.parent / "weights.bin").unlink()
+    one_line(path, "weights.bin")
+
+
+def test_weights_outside_the_folder_are_refused(outside):
+    path, _ = outside
+    proto = onnx.load(path, load_external_data=False)
+    for each in proto.graph.initializer:
+        each.external_data[0].value = "../weights.bin"
+    one_line(keep(proto, path), "weights.bin")
+
+
+def test_a_model_too_large_for_one_file_keeps_its_weights_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(graph, "WHOLE", 1000)
+    found = model("(float[n,512] x) => (float[n,520] y) { y = MatMul(x, w) }", w=RNG.standard_normal((512, 520)).astype(np.float32))
+    path, x = graph.save(found, tmp_path / "m.onnx"), RNG.standard_normal((2, 512)).astype(np.float32)
+    assert path.stat().st_size < 1000 and graph.mapped(path).stat().st_size >= 2**20
+    before = (path.read_bytes(), graph.mapped(path).read_bytes())
+    again = graph.load(path)
+    np.testing.assert_array_equal(run(again, x=x)["y"], run(found, x=x)["y"])
+    graph.save(again, tmp_path / "m.onnx")
+    assert (path.read_bytes(), graph.mapped(path).read_bytes()) == before
+
+
+def test_weights_listed_as_inputs_are_weights(tmp_path):
+    proto = parsed(DENSE, 13, 3, **WEIGHTS)  # IR version 3 asks for it
+    for name, array in WEIGHTS.items():
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(name, 1, array.shape))
+    found = graph.load(keep(proto, tmp_path / "m.onnx"))
+    rewrite(found, [each() for each in SHARED])
+    assert ops(found) == ["Gemm", "Relu"] and [each.name for each in found.graph.inputs] == ["x"]
+    again = graph.load(graph.save(found, tmp_path / "again.onnx"))
+    assert run(again, x=np.ones((2, 8), np.float32))["y"].shape == (2, 4)
+
+
+def test_several_inputs_dynamic_batch_and_shared_weights(tmp_path):
+    text = """(float[n,8] x, float[m,8] z, float[n,m] k) => (float[n,m] y) { a = MatMul(x, w) b = Add(a, b1) c = MatMul(z, w) d = Add(c, b1)
+        e = Transpose(d) f = MatMul(b, e) y = Mul(f, k) }"""
+    proto = parsed(text, w=WEIGHTS["w"], b1=WEIGHTS["b"])
+    found = graph.load(keep(proto, tmp_path / "m.onnx"))
+    rewrite(found, [each() for each in SHARED])
+    assert ops(found) == ["Gemm", "Gemm", "Transpose", "MatMul", "Mul"] and set(found.graph.initializers) == {"w", "b1"}
+    for n, m in ((1, 1), (3, 5)):
+        feeds = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in {"x": (n, 8), "z": (m, 8), "k": (n, m)}.items()}
+        np.testing.assert_allclose(run(found, **feeds)["y"], run(ir.from_proto(proto), **feeds)["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_operators_of_other_domains_are_left_alone(tmp_path):
+    text = """<ir_version: 9, opset_import: ["": 17, "com.example": 1]> g (float[n,8] x) => (float[n,4] y)
+        { a = com.example.Clip(x) h = MatMul(a, w) y = com.example.Add(h, b) }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(WEIGHTS[name], name) for name in "wb")
+    found = graph.load(keep(proto, tmp_path / "m.onnx"))
+    rewrite(found, [each() for each in SHARED])
+    assert ops(found) == ["Clip", "MatMul", "Add"] and [node.domain for node in found.graph] == ["com.example", "", "com.example"]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("(float[n] x) => (float[n] y) { y = Add(x, w) }", "Add y reads w, which is no input, no initializer, and computed nowhere"),
+        ("(float[n] x) => (float[n] y) { a = Add(x, b) b = Relu(a) y = Neg(b) }", "read each other's results in a circle: a, b, y"),
+        ("(float[n] x) => (float[n] y) { y = Relu(y) }", "in a circle: y"),
+    ],
+)
+def test_graphs_that_can_never_run_say_why(tmp_path, text, what):
+    one_line(keep(parsed(text), tmp_path / "m.onnx"), what)
+
+
+def test_text_in_place_of_protobuf_is_refused(tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_text(onnx.printer.to_text(parsed(DENSE, **WEIGHTS)))
+    one_line(path, "is not a readable ONNX model")

@@ -1,12 +1,21 @@
 import json
+import os
+import re
+import shutil
+import time
+import zipfile
 
 import numpy as np
 import pytest
 from rewriting import model
 
-from pipelines import graph, machine, plan
-from pipelines.errors import ZooError
-from pipelines.plan import Plan, measure
+from pipelines import files, graph, machine, plan
+from pipelines.calibrate import calibrate
+from pipelines.engine import available, load
+from pipelines.entry import QuantRecipe
+from pipelines.errors import RequestError, ZooError
+from pipelines.plan import Candidate, Plan, measure
+from pipelines.quantize import quantize
 
 FEEDS = {"x": np.ones((4, 3), np.float32)}
 
@@ -129,3 +138,127 @@ def test_sessions_are_measured_in_turn(timed):
 def test_slow_sessions_are_measured_less_often(timed):
     measure([Fake("a", 500.0)], FEEDS)
     assert 3 <= len(Fake.ran) < plan.REPEATS
+
+
+@pytest.fixture
+def planned(path, tmp_path):
+    """(plan file of both engines for batch sizes 1 and 4, what `build` said)."""
+    batches = [{"x": np.ones((size, 3), np.float32)} for size in (1, 4)]
+    output = tmp_path / "m.plan"
+    return output, plan.build([Candidate(name, "fp32", path) for name in available()], batches, [1], output)
+
+
+def rewrite_plan(path, **changed):
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["plan.json"] = json.dumps({**json.loads(members["plan.json"]), **changed}).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, body in members.items():
+            archive.writestr(name, body)
+
+
+def test_a_plan_file_holds_every_timing_and_the_quickest_of_each_batch_size(planned):
+    output, found = planned
+    assert plan.read_plan(output) == found
+    assert {(each["engine"], each["batch_size"]) for each in found["timings"]} == {(name, size) for name in available() for size in (1, 4)}
+    for profile in found["profiles"]:
+        same = [each["milliseconds"] for each in found["timings"] if each["batch_size"] == profile["batch_size"]]
+        assert profile["milliseconds"] == min(same) and profile["compiled"] > 0
+    assert plan.stale(output, found) == ""
+    assert found["models"]["m.onnx"]["sha256"] == files.sha256(output.parent / "m.onnx")
+
+
+@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 9])
+def test_a_plan_runs_batches_of_any_size_from_its_compiled_models(path, tmp_path, name, count):
+    x = np.arange(count * 3, dtype=np.float32).reshape(count, 3) - 5
+    batches = [{"x": np.ones((size, 3), np.float32)} for size in (1, 4)]
+    plan.build([Candidate(name, "fp32", path)], batches, [1], tmp_path / "m.plan")
+    path.unlink()  # it needs its model no more
+    opened = plan.open_plan(tmp_path / "m.plan")
+    assert (opened.inputs["x"].dtype, opened.inputs["x"].shape) == (np.float32, (None, 3))
+    np.testing.assert_array_equal(opened.run({"x": x})["y"], np.maximum(x, 0))
+
+
+def test_a_plan_of_another_machine_says_so_and_is_built_anew(planned, caplog, monkeypatch):
+    output, found = planned
+    elsewhere = {**found["environment"], "cpu": "Elbrus", "versions": {**found["environment"]["versions"], "openvino": "1.0"}}
+    rewrite_plan(output, machine="another", environment=elsewhere)
+    opened = plan.open_plan(output)
+    assert re.search(r"m.plan: made with cpu Elbrus \(here .*\), openvino 1.0 \(here .*\); building it anew", caplog.text)
+    np.testing.assert_array_equal(opened.run({"x": -np.ones((2, 3), np.float32)})["y"], np.zeros((2, 3)))
+    assert plan.stale(output, plan.read_plan(output)) == ""
+
+
+def test_a_plan_of_another_machine_without_its_model(planned):
+    output, _ = planned
+    rewrite_plan(output, machine="another")
+    (output.parent / "m.onnx").unlink()
+    with pytest.raises(RequestError, match=r"must be built anew here, and its model is not at .*m.onnx; run: zoo plan"):
+        plan.open_plan(output)
+
+
+def test_a_plan_of_a_model_that_has_changed_is_built_anew(planned, caplog):
+    output, _ = planned
+    model_file = output.parent / "m.onnx"
+    os.utime(model_file, (1, 1))
+    assert plan.stale(output, plan.read_plan(output)) == ""  # touched only
+    graph.save(model("(float[n,3] x) => (float[n,3] y) { y = Neg(x) }"), model_file)
+    np.testing.assert_array_equal(plan.open_plan(output).run(FEEDS)["y"], -FEEDS["x"])
+    assert "m.onnx has changed since; building it anew" in caplog.text
+
+
+def test_a_plan_that_cannot_be_written_is_used_all_the_same(planned, caplog, monkeypatch):
+    output, _ = planned
+    rewrite_plan(output, machine="another")
+    replacing = files.replacing
+
+    def refuse(target):
+        if target == output:
+            raise RequestError("read-only")
+        return replacing(target)
+
+    monkeypatch.setattr(files, "replacing", refuse)
+    assert plan.open_plan(output).run(FEEDS)["y"].shape == (4, 3)
+    assert "not kept: read-only" in caplog.text
+
+
+@pytest.mark.parametrize("body", [b"", b"nothing", b"PK\x05\x06" + bytes(18)])
+def test_a_file_that_is_no_plan(tmp_path, body):
+    (tmp_path / "m.plan").write_bytes(body)
+    with pytest.raises(RequestError, match="m.plan is not a plan of this version .*; make one with: zoo plan") as caught:
+        plan.open_plan(tmp_path / "m.plan")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_candidate_that_fails_is_named_in_the_plan(path, tmp_path):
+    broken = graph.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
+    found = plan.build([Candidate("onnxruntime", "a", broken), Candidate("onnxruntime", "b", path)], [FEEDS], [1], tmp_path / "m.plan")
+    assert found["profiles"][0]["precision"] == "b" and "foo.onnx" in found["failed"][0]
+    with pytest.raises(ZooError, match="no engine runs the model"):
+        plan.build([Candidate("onnxruntime", "a", broken)], [FEEDS], [1], tmp_path / "n.plan")
+    assert not (tmp_path / "n.plan").exists()
+
+
+@pytest.mark.parametrize(("name", "depth"), [("onnxruntime", 48), ("openvino", 8)])
+def test_a_plan_loads_faster_than_its_model(tmp_path, name, depth):
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": rng.normal(size=(8, 8, 3, 3)).astype(np.float32) for i in range(depth)}
+    layers = " ".join(f"c{i} = Conv<pads=[1,1,1,1]>(h{i}, w{i}) h{i + 1} = Relu(c{i})" for i in range(depth))
+    deep = model(f"(float[n,8,8,8] x) => (float[n,8,8,8] h{depth}) {{ h0 = Identity(x) {layers} }}", **weights)
+    batch = {"x": np.ones((1, 8, 8, 8), np.float32)}
+    path = graph.save(quantize(deep, QuantRecipe(), calibrate(deep, [batch]))[0], tmp_path / "deep.onnx")
+    plan.build([Candidate(name, "fp32", path)], [batch], [1], tmp_path / "m.plan")
+
+    def seconds(opener):
+        before = time.process_time()
+        opener().run(batch)
+        return time.process_time() - before
+
+    def anew():
+        shutil.rmtree(os.environ["ZOO_HOME"], ignore_errors=True)  # openvino's own cache
+        return load(path, name)
+
+    pairs = [(seconds(lambda: plan.open_plan(tmp_path / "m.plan")), seconds(anew)) for _ in range(3)]
+    quick, slow = np.median(pairs, axis=0)
+    assert quick < slow

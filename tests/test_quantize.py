@@ -483,10 +483,10 @@ def test_a_value_that_also_leaves_the_graph_stays_float_there():
         ("y = Gemm(x, v)", {}, "its weights are not constant"),
         ("y = Gemm(x, w, c)", {}, "its bias is not a constant row"),
         ("y = Gemm(x, w, b)", {"b": np.float32(1)}, "its bias is not a constant row"),
-        ("y = MatMul(x, v)", {}, "its weights are not a constant matrix"),
-        ("y = MatMul(x, w)", {"w": normal(2, 8, 4)}, "its weights are not a constant matrix"),
+        ("y = MatMul(x, w)", {"w": normal(8)}, "its weights are a vector"),
         ("y = MatMul(k, w)", {}, "no calibrated range for its input k"),
-        ("y = Sigmoid(x)", {}, "Sigmoid has no int8 form here"),
+        ("y = Sigmoid(x)", {}, "its input x is float"),
+        ("y = Softmax(x)", {}, "Softmax has no int8 form here"),
         ("a = Add(x, x) y = Relu(a)", {}, "Relu has no int8 form here"),
     ],
 )
@@ -575,7 +575,7 @@ def check_runs_as_reported(found, folder, **feeds):
 
 def test_a_residual_mlp_runs_as_reported(tmp_path):
     _, report = check_runs_as_reported(model(RESIDUAL, **layer_weights()["x16"]), tmp_path, x=normal(64, 16))
-    assert [how for kind, how in precisions(report)] == ["int8", "int8", "float"] * 2 + ["int8"]
+    assert report.counts() == {"int8": 7}
 
 
 def test_a_residual_convolutional_net_runs_as_reported(tmp_path):
@@ -593,7 +593,7 @@ def test_a_residual_convolutional_net_runs_as_reported(tmp_path):
         ("h = Gemm(x, w, b) r = Clip(h, zero, six) y = Neg(r)", 2),
         ("h = Gemm(x, w, b) r = Clip(h, , half) y = Neg(r)", 2),
         ("h = Gemm(x, w, b) r = Clip(h, half, six) y = Gemm(r, w)", 3),  # bounds that saturation does not keep
-        ("h = Gemm(x, w, b) r = Relu(h) c = Concat<axis=1>(r, x) y = Gemm(c, d)", 4),  # bytes below zero: they do not clip as Relu does
+        ("h = Gemm(x, w, b) r = Relu(h) c = Concat<axis=1>(r, x) y = Gemm(c, d)", 3),  # x keeps the step that h reads
         ("h = Gemm(x, w, b) r = Relu(h) y = Add(h, r)", 1),
         ("h = Gemm(x, w, b) y = Sigmoid(h)", 1),
         ("h = Gemm(x, w, b) a = Add(h, b) y = Sigmoid(a)", 1),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pipelines.build import ModelFolder
     from pipelines.entry import Entry
     from pipelines.pipeline import Pipeline
+    from pipelines.plan import PlannedSession
 
 SHIPPED = Path(__file__).parent / "weights"
 ENTRIES = {"wide-deep": "zoo.wide_deep"}
@@ -32,6 +33,7 @@ VERBS = (
     "rewrite",
     "calibrate",
     "quantize",
+    "tune",
     "evaluate",
     "benchmark",
     "build",
@@ -41,7 +43,7 @@ VERBS = (
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["ENTRIES", "SHIPPED", "entry", "load", "names", "pipeline", *VERBS]
+__all__ = ["ENTRIES", "SHIPPED", "entry", "load", "names", "open_plan", "pipeline", *VERBS]
 
 
 def names() -> list[str]:
@@ -86,6 +88,13 @@ def pipeline(model: str | Path, precision: str = "int8", engine: str = "auto", t
     folder = load(model)
     opened: Pipeline = folder.entry.part("pipeline")(folder, precision, engine, threads, batch_size)
     return opened
+
+
+def open_plan(path: str | Path) -> PlannedSession:
+    """Open a plan file that `zoo plan` wrote; `run` takes batches of any size. See `pipelines.plan.open_plan`."""
+    from pipelines import native, plan
+
+    return plan.open_plan(path, native.load)
 
 
 def __getattr__(name: str) -> Any:

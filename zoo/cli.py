@@ -49,6 +49,34 @@ class Words(click.ParamType[Any]):
         return words or self.fail(f"{value!r} names nothing", param, ctx)
 
 
+class Share(click.ParamType[Any]):
+    """A share: "0.5%" or 0.005."""
+
+    name = "SHARE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click."""
+        try:
+            share = float(str(value).removesuffix("%")) / (100 if str(value).endswith("%") else 1)
+        except ValueError:
+            share = -1.0
+        return share if 0 <= share <= 1 else self.fail(f"{value!r} is not a share such as 0.5% or 0.005", param, ctx)
+
+
+class Duration(click.ParamType[Any]):
+    """Seconds: "90s", "20m", "1.5h", or a number."""
+
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click."""
+        text = str(value)
+        try:
+            return float(text.rstrip("smh")) * {"m": 60, "h": 3600}.get(text[-1:], 1)
+        except ValueError:
+            self.fail(f"{value!r} is not a time such as 90s, 20m or 1.5h", param, ctx)
+
+
 def _options(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
     def add(function: Function) -> Function:
         for option in reversed(options):
@@ -72,7 +100,9 @@ on_error = click.option(
     show_default=True,
     help="Stop at a bad row, or leave it out and count it.",
 )
-observer = click.option("--observer", default=None, help="How ranges are chosen: minmax or kl. [default: the model's recipe]")
+observer = click.option(
+    "--observer", default=None, help="How ranges are chosen: auto, minmax, percentile, mse or kl. [default: the recipe's]"
+)
 training = _options(
     click.option("--data", multiple=True, required=True, help="Files, a folder written by datasets, or a hub id; may be repeated."),
     click.option("-o", "--output", required=True, help="Folder for the trained model."),
@@ -195,6 +225,8 @@ def rewrite(model: str, output: str | None, as_json: bool) -> None:
 )
 @click.option("-o", "--output", default=None, help="Where the table goes. [default: calibration.json of the model's folder]")
 @click.option("--samples", default=4096, show_default=True, help="How many samples of raw input to use.")
+@click.option("--max-memory", default="1GB", show_default=True, help="What the model and the activations observed at once may take.")
+@click.option("--means", is_flag=True, help="Keep channel means in the table, too, for a bias correction without the samples.")
 @_options(observer, on_error, as_json)
 def calibrate(model: str, data: str | None, output: str | None, as_json: bool, **options: Any) -> None:
     """Choose the activation ranges of MODEL or of an .onnx file."""
@@ -211,6 +243,11 @@ def calibrate(model: str, data: str | None, output: str | None, as_json: bool, *
 @click.option("--keep-float", multiple=True, metavar="REGEX", help="Operators that stay float, by name; may be repeated.")
 @click.option("--reduced-range", is_flag=True, help="7-bit weights, for CPUs without VNNI.")
 @click.option("--float-tables", is_flag=True, help="Keep embedding tables float.")
+@click.option(
+    "--dynamic", multiple=True, metavar="REGEX", help="Gemm and MatMul whose input is quantized at run time (onnxruntime's strength)."
+)
+@click.option("--symmetric", is_flag=True, help="Zero point 128 for activations with negatives.")
+@click.option("--report", "report_path", default=None, help="Also measure the result and write a report, .html or .json.")
 @_options(observer, as_json)
 def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Quantize MODEL or an .onnx file to int8."""
@@ -289,13 +326,71 @@ def build(model: str, force: bool, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("model")
-@click.option("--data", default=None, help="Raw input to time with. [default: the model's sample]")
-@_options(precision, threads, batch_size, as_json)
-def plan(model: str, as_json: bool, **options: Any) -> None:
-    """Time the engines on this machine and keep the faster for --engine auto."""
+@click.option(
+    "--evaluation-data", multiple=True, required=True, help=".npz of the graph's inputs and, if known, label; or labelled raw input."
+)
+@click.option("--calibration-data", multiple=True, help=".npz, or raw input. [default: every fifth evaluation sample; training samples]")
+@click.option("--max-drop", type=Share(), default="0.5%", show_default=True, help="What the metric may lose.")
+@click.option("--time-budget", "seconds", type=Duration(), default="20m", show_default=True, help="When to stop.")
+@click.option("-o", "--output", required=True, help="Where the int8 model goes; the log of all trials lies beside it.")
+@click.option("--report", "report_path", default=None, help="Also write a report of the model found, .html or .json.")
+@click.option("--batch-size", default=1, show_default=True, help="Samples the model sees at once, also for the latency.")
+@click.option("--engine", default="auto", show_default=True, help="What models are judged and timed in: onnxruntime or openvino.")
+@_options(threads, as_json)
+def tune(
+    model: str, evaluation_data: tuple[str, ...], calibration_data: tuple[str, ...], output: str, as_json: bool, **options: Any
+) -> None:
+    """Search for the quickest int8 form of MODEL or of an .onnx file that loses no more than allowed."""
     from zoo import verbs
 
-    _show(verbs.plan(model, **options), as_json)
+    given = [list(each) if len(each) > 1 else each[0] if each else None for each in (evaluation_data, calibration_data)]
+    found = verbs.tune(model, given[0], output, calibration_data=given[1], **options)
+
+    def show() -> None:
+        rows = []
+        for each in found["trials"]:
+            figures = [_percent(each["drop"]), _number(each["sqnr_db"], 1), _number(each.get("milliseconds"), 3)]
+            rows.append([each["name"], *figures, "kept" if each["best"] else each.get("error", "")])
+        _table(["recipe", f"{found['metric']} lost", "SQNR dB", "ms", ""], rows)
+        click.echo(f"{found['path']}: fp32 {found['fp32_ms']:.3f} ms in {found['engine']}; stopped: {found['stopped']}")
+
+    _print(found, as_json, show)
+    if not found["met"]:
+        best = found["best"]
+        raise ZooError(
+            f"the goal is missed by {_percent(found['missed_by'])}: the best model, {best['name']}, loses {_percent(best['drop'])} of "
+            f"{found['metric']}; {found['path']} holds it; allow more with --max-drop, or a longer search with --time-budget"
+        )
+
+
+@cli.command()
+@click.argument("model")
+@click.option("-o", "--output", default=None, help="Where the plan goes. [default: MODEL.plan, or model.plan in the model's folder]")
+@click.option("--data", default=None, help="What to time with: raw input, or .npz for an .onnx file. [default: the model's sample; zeros]")
+@click.option("--precision", "precisions", type=Words(), default=None, help="fp32, int8, bf16. [default: int8; a file as it is]")
+@click.option("--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]")
+@click.option("--threads", type=Numbers(), default="1", show_default=True, help="Threads of the engine.")
+@click.option("--batch-size", "batch_sizes", type=Numbers(), default=None, help="[default: 512; 1 for an .onnx file]")
+@as_json
+def plan(model: str, output: str | None, as_json: bool, **options: Any) -> None:
+    """Time engines, precisions, threads and batch sizes for MODEL or an .onnx file; write the quickest, compiled, into a plan file."""
+    from zoo import verbs
+
+    found = verbs.plan(model, output, **options)
+
+    def show() -> None:
+        chosen = [tuple(each[key] for key in ("engine", "precision", "threads", "batch_size")) for each in found["profiles"]]
+        rows = []
+        for each in found["timings"]:
+            key = tuple(each[name] for name in ("engine", "precision", "threads", "batch_size"))
+            times = [f"{each['milliseconds']:.3f}", f"{each['samples_per_second']:,.0f}"]
+            rows.append([*map(str, key), *times, "chosen" if key in chosen else ""])
+        _table(["engine", "precision", "threads", "batch", "ms", "samples/s", ""], rows)
+        for problem in found["failed"]:
+            click.echo(f"left out: {problem}", err=True)
+        click.echo(found["path"])
+
+    _print(found, as_json, show)
 
 
 @cli.command()
@@ -321,6 +416,14 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
     except KeyboardInterrupt:
         _fail("interrupted; the same command with --resume goes on from the last epoch", INTERRUPTED)
     _show(found, as_json)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.3f}%"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
 
 
 def _interval(bounds: Sequence[float] | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from pipelines.benchmark import BATCHES, Configuration, Stages, pinned
 from pipelines.benchmark import benchmark as time_configurations
 from pipelines.benchmark import instances as time_instances
 from pipelines.build import ModelFolder
-from pipelines.calibrate import CalibrationTable
+from pipelines.calibrate import MEMORY, CalibrationTable
 from pipelines.calibrate import calibrate as calibrate_model
 from pipelines.engine import ENGINES as STOCK
 from pipelines.engine import available
@@ -26,12 +25,18 @@ from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError, ZooError
 from pipelines.files import read_json, write_json
 from pipelines.hub import CARD, Card, Hub
+from pipelines.page import require_format
 from pipelines.pipeline import PRECISIONS, choose_engine, model_file
 from pipelines.quantize import QuantReport
 from pipelines.quantize import quantize as quantize_model
 from pipelines.rewrite import RewriteReport
 from pipelines.rewrite import rewrite as apply_passes
 from pipelines.rewrites import SHARED
+from zoo.toolkit import is_file as _is_file
+from zoo.toolkit import plan as plan
+from zoo.toolkit import spare as _spare
+from zoo.toolkit import tune as tune
+from zoo.toolkit import write_report
 
 Model = str | Path
 
@@ -137,11 +142,14 @@ def calibrate(
     *,
     observer: str | None = None,
     samples: int = 4096,
+    max_memory: str | int = MEMORY,
+    means: bool = False,
     on_error: str = "raise",
 ) -> dict[str, Any]:
     """Choose the ranges of a model's tensors on `data`: raw input for a zoo model (its training samples if None), .npz for an ONNX file.
 
     An ONNX file is rewritten by the shared passes first, as `quantize` does. samples: how many of `data` to use, at least 1.
+    max_memory, means: see `pipelines.calibrate.Observation`.
     Writes calibration.json into the model's folder, or `output`; returns {"observer", "samples", "path"}.
     """
     if samples < 1:
@@ -152,7 +160,8 @@ def calibrate(
         target = _required(output)
         _spare(target, model, data)
         batches, total = road.read_npz(data)
-        table = calibrate_model(_rewritten(model)[0], batches, observer or QuantRecipe().observer, total)
+        chosen = observer or QuantRecipe().observer
+        table = calibrate_model(_rewritten(model)[0], batches, chosen, total, max_memory=max_memory, means=means)
         return {"observer": table.observer, "samples": table.samples, "path": str(table.save(target))}
     folder = zoo.load(model)
     name = folder.card.name
@@ -168,7 +177,7 @@ def calibrate(
     else:
         opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
         batches, total = iter([opened.calibration(data, samples, on_error)]), samples
-    table = calibrate_model(graph.load(source), batches, observer, total)
+    table = calibrate_model(graph.load(source), batches, observer, total, max_memory=max_memory, means=means)
     path = table.save(output) if output is not None else road.set_table(folder, table, own_data=data is not None)
     return {"observer": observer, "samples": table.samples, "path": str(path)}
 
@@ -183,12 +192,18 @@ def quantize(
     keep_float: Sequence[str] = (),
     reduced_range: bool = False,
     float_tables: bool = False,
+    dynamic: Sequence[str] = (),
+    symmetric: bool = False,
+    report_path: Model | None = None,
 ) -> dict[str, Any]:
     """Quantize a zoo model by its recipe, or any ONNX file on `calibration_data` (.npz) or by a calibration table.
 
     An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits.
-    Writes int8.onnx into the model's folder, or `output`; returns the quantization report.
+    Writes int8.onnx into the model's folder, or `output`; returns the quantization report. report_path: also measure the result on the
+    calibration samples, and write what `pipelines.report.explain` finds (.json or .html).
     """
+    if report_path is not None:
+        require_format(report_path)
     if table is not None and calibration_data is not None:
         raise RequestError("give --table or --calibration-data, not both")
     if observer and (table is not None or (output is not None and not _is_file(model))):
@@ -196,6 +211,7 @@ def quantize(
             "the observer was chosen when the table was made; make another with: zoo calibrate MODEL --observer NAME -o FILE"
         )
     changes: dict[str, Any] = {"keep_float": tuple(keep_float), "reduced_range": reduced_range, "quantize_tables": not float_tables}
+    changes |= {"dynamic": tuple(dynamic), "symmetric": symmetric}
     if observer:
         changes["observer"] = observer
     if _is_file(model):
@@ -212,6 +228,8 @@ def quantize(
             raise RequestError("int8 needs the ranges of the activations; give --calibration-data FILE.npz or --table calibration.json")
         result, report = quantize_model(loaded, recipe, ranges)
         graph.save(result, target)
+        if report_path is not None:
+            write_report(report_path, loaded, result, report, ranges, calibration_data)
         return _report(report, target)
     folder = zoo.load(model)
     if output is None and folder.given("int8.onnx"):
@@ -226,12 +244,17 @@ def quantize(
             raise RequestError("a table given by --table is used once; say where to write the result with -o FILE")
         road.set_recipe(folder, recipe)
         path = folder.ensure("int8.onnx")
+        if report_path is not None:
+            loaded, ranges = graph.load(folder.ensure("rewritten.onnx")), CalibrationTable.load(folder.ensure("calibration.json"))
+            write_report(report_path, loaded, *quantize_model(loaded, recipe, ranges), ranges, folder.path / road.SAMPLES)
         return {**read_json(folder.path / road.QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
     _spare(output, *_used(folder), table)
     loaded = graph.load(folder.ensure("rewritten.onnx"))
     ranges = CalibrationTable.load(table or folder.ensure("calibration.json"))
     result, report = quantize_model(loaded, recipe, ranges)
     graph.save(result, output)
+    if report_path is not None:
+        write_report(report_path, loaded, result, report, ranges, folder.path / road.SAMPLES)
     return _report(report, Path(output))
 
 
@@ -301,14 +324,6 @@ def build(model: Model, *, force: bool = False) -> dict[str, Any]:
     return {"model": folder.card.name, "path": str(folder.path), "stages": road.build(folder, force=force)}
 
 
-def plan(model: Model, *, precision: str = "int8", threads: int = 1, batch_size: int = 512, data: Model | None = None) -> dict[str, Any]:
-    """Time the engines on this machine anew and keep the choice that `engine="auto"` uses for this batch size."""
-    opened: Any = zoo.pipeline(model, precision, "onnxruntime", threads, batch_size)
-    batch = opened.preprocess(opened.example(batch_size, data))
-    chosen = choose_engine(opened.folder, precision, batch, threads, fresh=True)
-    return {"model": opened.folder.card.name, "precision": precision, **dataclasses.asdict(chosen)}
-
-
 def doctor() -> dict[str, Any]:
     """CPU, instruction sets and what they mean, versions, settings, cache, and a quick check of int8 against float in every engine."""
     cache = hub.home()
@@ -357,13 +372,6 @@ def _stage(model: Model, stage: str) -> dict[str, Any]:
     return {"model": folder.card.name, "path": str(folder.path / stage), **folder.record.get(stage, {})}
 
 
-def _is_file(model: Model) -> bool:
-    path = Path(model)
-    if path.suffix == ".onnx" and not path.is_file():
-        raise RequestError(f"no ONNX model at {path}; pass the path of an .onnx file, a model folder, or one of: {', '.join(zoo.names())}")
-    return path.is_file()
-
-
 def _rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
     """An ONNX file as `rewrite`, `calibrate` and `quantize` see it: float32 weights, the shared passes applied; and what fired."""
     loaded = graph.load(model)
@@ -374,15 +382,6 @@ def _used(folder: ModelFolder) -> list[Path]:
     """The files that a model folder lives on."""
     built = (*road.STAGES, road.SAMPLES, road.RECORD, road.QUANTIZATION, folder.entry.checkpoint, CARD)
     return [folder.path / name for name in (*built, *(each.name for each in folder.card.files))]
-
-
-def _spare(output: Model | None, *inputs: Any) -> None:
-    """Raise RequestError where `output` is the same file as one of the inputs (those that are no path are passed over)."""
-    if output is None or not os.path.exists(output):  # noqa: PTH110 (pathlib's raises for a name too long)
-        return
-    for each in inputs:
-        if isinstance(each, str | os.PathLike) and os.path.exists(each) and os.path.samefile(each, output):  # noqa: PTH110, PTH121
-            raise RequestError(f"the output {output} is the input {each}, which it would replace; choose another output path")
 
 
 def _required(output: Model | None) -> Path:

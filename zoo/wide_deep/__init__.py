@@ -1,6 +1,6 @@
 """Wide & Deep (Cheng et al. 2016, "Wide & Deep Learning for Recommender Systems") on Criteo click logs."""
 
-from pipelines.entry import Entry
+from pipelines.entry import Entry, QuantRecipe
 
 ENTRY = Entry(
     name="wide-deep",
@@ -14,5 +14,6 @@ ENTRY = Entry(
     evaluate="zoo.wide_deep.predict:evaluate",
     pipeline="zoo.wide_deep.predict:ClickPipeline",
     checkpoint="model.weights.h5",
+    recipe=QuantRecipe(observer="minmax"),
     native="zoo.wide_deep.fold:fold",
 )

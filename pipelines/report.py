@@ -1,0 +1,342 @@
+"""What quantization did to a model, measured: operators and reasons, tensors, the most damaging layers, what engines really ran.
+
+SQNR = 10 log10(sum x^2 / sum (x - y)^2) in dB, x the float model's tensor, y the int8 model's. Two are told apart for every operator:
+`sqnr_db` of its output in the int8 model as it runs, with all error that came down the chain, and `own_db` where its inputs are the float
+model's, so that only its own weights and the rounding of its inputs count. The most damaging layers are those of least `own_db`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
+
+from pipelines import engine, graph
+from pipelines.calibrate import CalibrationTable, TensorRange
+from pipelines.engine import Batch
+from pipelines.errors import RequestError, ZooError
+from pipelines.progress import progress
+from pipelines.quantize import QuantReport
+from pipelines.rewrite import CleanUp
+
+MEMORY = 256e6  # bytes of intermediate results held at once, of all graphs together
+CUT = 256  # samples run at once at most
+FLOATS = ("f32", "f16", "bf16", "f64")
+INTEGER_KERNELS = ("DynamicQuantize", "MatMulInteger", "ConvInteger", "QLinear", "QGemm")  # whatever type their first input has
+STEPS = ("QuantizeLinear", "DequantizeLinear")
+
+
+def explain(
+    float_model: ir.Model,
+    int8_model: ir.Model,
+    report: QuantReport,
+    table: CalibrationTable,
+    samples: Iterable[Batch],
+    *,
+    trials: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Everything known of a quantized model, as plain JSON values.
+
+    float_model: the one that `quantize` turned into `int8_model` by `table`. samples: batches {graph input: array, first axis = samples},
+    read once. trials: what `pipelines.tune` tried, for the plot. Memory holds about `MEMORY` bytes of results, and those of one sample.
+    Returns {"graph", "recipe", "samples", "counts", "outputs": {name: {"sqnr_db"}},
+    "operators": [{"name", "type", "precision", "reason", "sqnr_db", "own_db"}], "damaging": [operator names, the worst first],
+    "tensors": {name: {"scale", "zero_point", "minimum", "maximum", "low", "high" (what the codes reach), "saturated" (share of its values
+    beyond that), "sqnr_db" (of its rounding alone), "method" (what chose the range), "edges" and "counts" (of all values but exact zeros;
+    none where the table is of an old kind)}},
+    "engines": {engine: {"ran": {"type precision": count}, "fallbacks": [{"name", "type", "precision"}]} or {"error"}}, "trials"}.
+    SQNR is None where nothing was lost or nothing could be compared. Raises RequestError for no samples, or ones that do not fit.
+    """
+    pair = _compare(float_model, int8_model, table, samples)
+    operators = []
+    for each in report.to_json()["operators"]:
+        chain, own = pair.chain.get(pair.outputs.get(each["name"], "")), pair.own.get(pair.outputs.get(each["name"], ""))
+        operators.append({**each, "sqnr_db": chain.db() if chain else None, "own_db": own.db() if own else None})
+    lossy = [each for each in operators if each["precision"] == "int8" and each["own_db"] is not None]
+    return {
+        "graph": report.graph,
+        "recipe": report.recipe.to_json(),
+        "samples": pair.seen,
+        "counts": report.counts(),
+        "outputs": {name: {"sqnr_db": noise.db()} for name, noise in pair.results.items()},
+        "operators": operators,
+        "damaging": [each["name"] for each in sorted(lossy, key=lambda each: each["own_db"])],
+        "tensors": {name: each.to_json(table.tensors[name]) for name, each in pair.tensors.items()},
+        "engines": {name: _ran(name, int8_model, operators, pair.first) for name in engine.available()},
+        "trials": list(trials),
+    }
+
+
+def noise_of_layers(
+    float_model: ir.Model, int8_model: ir.Model, report: QuantReport, table: CalibrationTable, samples: Iterable[Batch]
+) -> dict[str, float]:
+    """{name of an int8 operator: `own_db`}, of those that lose anything; see `explain`."""
+    pair = _compare(float_model, int8_model, table, samples)
+    own = {each.name: pair.own.get(pair.outputs.get(each.name, "")) for each in report.operators if each.precision == "int8"}
+    return {name: db for name, noise in own.items() if noise is not None and (db := noise.db()) is not None}
+
+
+def sqnr(signals: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> float | None:
+    """SQNR in dB of arrays taken together; None where they are equal (or there is no signal)."""
+    total = _Noise()
+    for x, y in zip(signals, found, strict=True):
+        total.add(x.astype(np.float64), x.astype(np.float64) - y)
+    return total.db()
+
+
+def _compare(float_model: ir.Model, int8_model: ir.Model, table: CalibrationTable, samples: Iterable[Batch]) -> _Pair:
+    table.require(float_model)
+    pair = _Pair(float_model, int8_model, table)
+    for feed in _cut(samples, pair.fixed, pair.probe):
+        pair.measure(feed)
+        pair.first = pair.first or {name: array[: pair.fixed or 1] for name, array in feed.items()}
+        pair.seen += len(next(iter(feed.values())))
+    if not pair.first:
+        raise RequestError("no samples to explain the model on; pass at least one")
+    return pair
+
+
+@dataclass
+class _Noise:
+    """Sums of squares of a signal and of what differs from it."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+
+    def add(self, x: NDArray[Any], error: NDArray[Any]) -> None:
+        self.signal += float(np.vdot(x, x))
+        self.noise += float(np.vdot(error, error))
+
+    def db(self) -> float | None:
+        if not (self.signal > 0 and self.noise > 0):
+            return None
+        return round(float(10 * np.log10(self.signal / self.noise)), 2)
+
+
+@dataclass
+class _Tensor:
+    """What is counted of one quantized activation."""
+
+    scale: float
+    zero: int
+    least: int
+    most: int
+    noise: _Noise = field(default_factory=_Noise)
+    count: int = 0
+    saturated: int = 0
+
+    def add(self, x: NDArray[np.float32]) -> None:
+        codes = np.clip(np.rint(x / np.float32(self.scale)) + self.zero, self.least, self.most)
+        error = x - (codes - self.zero).astype(np.float32) * np.float32(self.scale)
+        self.noise.add(x, error)
+        self.count += x.size
+        self.saturated += int((np.abs(error) > 0.51 * self.scale).sum())
+
+    def to_json(self, seen: TensorRange) -> dict[str, Any]:
+        edges, counts = (
+            seen.histogram.density(seen.minimum, seen.maximum) if seen.histogram is not None else (np.zeros(0), np.zeros(0, int))
+        )
+        low, high = ((code - self.zero) * self.scale for code in (self.least, self.most))
+        return {
+            "scale": self.scale,
+            "zero_point": self.zero,
+            "minimum": seen.minimum,
+            "maximum": seen.maximum,
+            "low": low,
+            "high": high,
+            "saturated": self.saturated / max(self.count, 1),
+            "sqnr_db": self.noise.db(),
+            "method": seen.method,
+            "edges": edges.tolist(),
+            "counts": counts.tolist(),
+        }
+
+
+def _stem(name: str) -> str:
+    """The float tensor that a value of the int8 model stands for."""
+    return re.sub(r"\.(de)?quantized(\.\d+)?(_\d+)?$", "", name)
+
+
+class _Pair:
+    """The float and the int8 graph side by side, and every operator of the int8 one fed with the float one's results."""
+
+    def __init__(self, float_model: ir.Model, int8_model: ir.Model, table: CalibrationTable) -> None:
+        self.float, self.int8 = float_model.clone(), int8_model.clone()
+        CleanUp()(self.float)  # as `quantize` does, which names tensors by it
+        ShapeInferencePass()(self.int8)
+        self.table = table
+        known = {str(out.name) for node in self.float.graph for out in node.outputs if out.dtype == ir.DataType.FLOAT}
+        inputs = {str(each.name) for each in self.float.graph.inputs if each.dtype == ir.DataType.FLOAT}
+        self.outputs: dict[str, str] = {}  # operator -> the value of the int8 graph that is compared
+        self.cut: list[str] = []
+        for node in self.int8.graph:
+            if node.op_type in STEPS or not node.outputs or _stem(str(node.outputs[0].name)) not in known:
+                continue
+            out = node.outputs[0]
+            if out.dtype == ir.DataType.FLOAT:
+                self.cut.append(str(out.name))
+            else:  # bytes: compared behind the DequantizeLinear that reads them
+                found = [user.outputs[0] for user in out.consumers() if user.op_type == "DequantizeLinear"]
+                if not found:
+                    continue
+                out = found[0]
+            self.outputs[str(node.name)] = str(out.name)
+        self.tensors: dict[str, _Tensor] = {}
+        for node in self.int8.graph:
+            name = _stem(str(node.inputs[0].name)) if node.op_type == "QuantizeLinear" and node.inputs[0] is not None else ""
+            scale, zero = (graph.constant(each) for each in (*node.inputs[1:3], None, None)[:2])
+            if name in known | inputs and name in table.tensors and scale is not None and zero is not None and scale.size == 1:
+                reach = np.iinfo(zero.dtype)
+                self.tensors.setdefault(name, _Tensor(float(scale.item()), int(zero.item()), int(reach.min), int(reach.max)))
+        self.given = inputs & set(self.tensors)
+        first = [each.shape[0] if each.shape is not None and len(each.shape) else None for each in self.float.graph.inputs]
+        self.fixed = first[0] if len(set(first)) == 1 and isinstance(first[0], int) else 0
+        self.chain = {name: _Noise() for name in self.outputs.values()}
+        self.own = {name: _Noise() for name in self.outputs.values()}
+        names = {str(a.name): str(b.name) for a, b in zip(self.float.graph.outputs, self.int8.graph.outputs, strict=True)}
+        self.results = {a: _Noise() for a, b in names.items() if a == b and a in known}
+        self._groups: list[_Group] = []
+        self.seen, self.first = 0, dict[str, NDArray[Any]]()
+
+    def probe(self, feed: Batch) -> int:
+        """Open the sessions and return how many samples to run at once, by the size of the results of these few."""
+        wanted = sorted({_stem(name) for name in self.outputs.values()} | (set(self.tensors) - self.given) | set(self.results))
+        order = {str(out.name): index for index, node in enumerate(self.float.graph) for out in node.outputs}
+        wanted.sort(key=lambda name: order[name])
+        sizes = {name: array.nbytes for name, array in zip(wanted, _run(_session(self.float, wanted), wanted, feed), strict=True)}
+        groups: list[list[str]] = [[]]
+        for name in wanted:
+            if groups[-1] and 3 * sum(sizes[each] for each in groups[-1]) + 3 * sizes[name] > MEMORY:
+                groups.append([])
+            groups[-1].append(name)
+        self._groups = [_Group(self, each) for each in groups if each]
+        heaviest = max((3 * sum(sizes[each] for each in group) for group in groups), default=1)
+        return self.fixed or int(np.clip(MEMORY * len(next(iter(feed.values()))) / max(heaviest, 1), 1, CUT))
+
+    def measure(self, feed: Batch) -> None:
+        """Add what these samples show."""
+        for name in self.given:
+            self.tensors[name].add(np.asarray(feed[name]))
+        for group in self._groups:
+            x, chain, own = group.run(feed)
+            for name in group.names:
+                if name in self.tensors:
+                    self.tensors[name].add(x[name])
+                if name in self.results:
+                    self.results[name].add(x[name], x[name] - chain[name])
+            for name in group.compared:
+                for noise, found in ((self.chain[name], chain), (self.own[name], own)):
+                    signal = x[_stem(name)]
+                    if found[name].shape == signal.shape:
+                        noise.add(signal, signal - found[name])
+
+
+class _Group:
+    """Sessions that return some tensors of the float graph and what stands for them in the int8 graph."""
+
+    def __init__(self, pair: _Pair, names: Sequence[str]) -> None:
+        self.names = names
+        stems = set(names)
+        self.compared = sorted(each for each in pair.chain if _stem(each) in stems)
+        chain = sorted({*self.compared, *(stems & set(pair.results))})
+        own = pair.int8.clone()
+        own.graph.outputs.clear()
+        values = {str(out.name): out for node in own.graph for out in node.outputs}
+        cuts = {f"{name}.float": ir.Value(name=f"{name}.float", type=ir.TensorType(ir.DataType.FLOAT)) for name in pair.cut}
+        for name in pair.cut:
+            values[name].replace_all_uses_with(cuts[f"{name}.float"])
+        own.graph.outputs.extend(values[name] for name in self.compared)
+        own.graph.inputs.extend(cuts.values())
+        RemoveUnusedNodesPass()(own)
+        for given in [each for each in own.graph.inputs if not each.uses()]:
+            own.graph.inputs.remove(given)
+        self._fed = [str(each.name) for each in own.graph.inputs]
+        needed = {_stem(each.removesuffix(".float")) for each in self._fed if each in cuts}
+        self._x = sorted(stems | needed)
+        self._chain = chain
+        self._sessions = (
+            _session(pair.float, self._x),
+            _session(pair.int8, chain),
+            _session(own, self.compared) if self.compared else None,
+        )
+
+    def run(self, feed: Batch) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """(float results, those of the int8 graph, those of its operators alone) by name."""
+        a, b, c = self._sessions
+        x = dict(zip(self._x, _run(a, self._x, feed), strict=True))
+        chain = dict(zip(self._chain, _run(b, self._chain, feed), strict=True)) if self._chain else {}
+        given = {name: feed[name] if name in feed else x[_stem(name.removesuffix(".float"))] for name in self._fed}
+        own = dict(zip(self.compared, _run(c, self.compared, given), strict=True)) if c is not None else {}
+        return x, chain, own
+
+
+def _session(model: ir.Model, names: Sequence[str]) -> Any:
+    """A plain session (every optimization off) that can return these values."""
+    copy = model.clone()
+    values = {str(out.name): out for node in copy.graph for out in node.outputs}
+    copy.graph.outputs.clear()
+    for name in names:
+        values[name].shape = None  # an output's shape is checked against the run's, and inference may have guessed
+        copy.graph.outputs.append(values[name])
+    RemoveUnusedNodesPass()(copy)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    try:
+        return ort.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises its own kinds
+        raise RequestError(f"onnxruntime cannot run the model, which the report needs: {graph.one_line(error)}") from error
+
+
+def _run(session: Any, names: Sequence[str], feed: Batch) -> list[Any]:
+    wanted = {each.name for each in session.get_inputs()}
+    try:
+        found: list[Any] = session.run(list(names), {name: array for name, array in feed.items() if name in wanted})
+    except Exception as error:  # onnxruntime raises its own kinds
+        raise RequestError(f"the samples do not fit the graph: {graph.one_line(error)}") from error
+    return found
+
+
+def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:
+    """The samples in pieces of a size that `probe` gives for the first few; a rest that a fixed batch size leaves is passed over."""
+    size = 0
+    with progress("explaining") as advance:
+        for batch in samples:
+            size = size or probe({name: array[: fixed or 1] for name, array in batch.items()})
+            count = len(next(iter(batch.values())))
+            for start in range(0, count - (count % size if fixed else 0), size):
+                yield {name: np.ascontiguousarray(array[start : start + size]) for name, array in batch.items()}
+                advance(min(size, count - start))
+
+
+def _ran(name: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], batch: Batch) -> dict[str, Any]:
+    """What one engine made of the model, from its own profile; a fallback is an operator that is int8 in the file and ran in float."""
+    try:
+        session = engine.ENGINES[name](Path("int8.onnx"), 1, ir.to_proto(model).SerializeToString())
+        executed = session.executed(batch)
+    except ZooError as error:
+        return {"error": str(error)}
+    int8 = {each["name"] for each in operators if each["precision"] == "int8"}
+    ran: dict[str, int] = {}
+    fallbacks = []
+    for each in executed:
+        ran[f"{each.type} {each.precision}"] = ran.get(f"{each.type} {each.precision}", 0) + 1
+        if each.precision in FLOATS and each.type not in STEPS and not each.type.startswith(INTEGER_KERNELS):
+            found = _operator(each.name, int8)
+            if found is not None:
+                fallbacks.append({"name": found, "type": each.type, "precision": each.precision})
+    return {"ran": dict(sorted(ran.items(), key=lambda item: (-item[1], item[0]))), "fallbacks": fallbacks}
+
+
+def _operator(kernel: str, names: set[str]) -> str | None:
+    """The operator that an engine's kernel computes: engines append to its name (`_token_3`, `/WithoutBiases`)."""
+    fitting = [each for each in names if kernel == each or kernel.startswith((f"{each}_", f"{each}/"))]
+    return max(fitting, key=len, default=None)

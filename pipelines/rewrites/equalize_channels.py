@@ -1,0 +1,284 @@
+"""Give the channels between two convolutions comparable ranges before they share one int8 scale (cross-layer equalization)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from pipelines import graph
+from pipelines.errors import RequestError
+from pipelines.progress import progress
+from pipelines.rewrite import Rewrite
+
+Floats = NDArray[np.float64]
+SCALED_THROUGH = ("Relu", "Clip", "Add", "MaxPool", "AveragePool")  # f(k x) = k f(x), channel by channel, for k > 0
+LEAST = 1e-12
+HEADROOM = (
+    1.5  # other samples reach further than those of the calibration; a channel cut by its Clip loses more than steps of this size cost
+)
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Per channel of one activation: its least and greatest value (zero at least, or at most) and its mean square."""
+
+    low: Floats
+    high: Floats
+    square: Floats
+
+    @property
+    def peak(self) -> Floats:
+        """The largest magnitude."""
+        return np.maximum(-self.low, self.high)
+
+    def step(self, k: Floats) -> float:
+        """The int8 step of the activation scaled by `k`."""
+        return float((self.high * k).max() - (self.low * k).min()) / 255
+
+    def times(self, k: Floats) -> Channels:
+        """Of the activation scaled by `k`."""
+        return Channels(self.low * k, self.high * k, self.square * k**2)
+
+
+def channel_statistics(model: ir.Model, samples: Iterable[Mapping[str, NDArray[Any]]], total: int | None = None) -> dict[str, Channels]:
+    """{value name: `Channels`} of all that a convolution of the main graph reads or adds to a sum, as `EqualizeChannels` needs it.
+
+    samples: batches {graph input: array, first axis = samples}; run as they come. Only the statistics leave the graph, so that memory is
+    that of one batch's inference. total: the number of samples, for the progress bar. Raises RequestError where the samples do not fit.
+    """
+    copy = model.clone()
+    taken = graph.names(copy.graph)
+    read = [value for node in copy.graph if node.op_type == "Conv" and (value := node.inputs[0]) is not None]
+    summed = [
+        node.outputs[0]
+        for node in copy.graph
+        if node.op_type == "Conv" and any(each.op_type == "Add" for each in node.outputs[0].consumers())
+    ]
+    values = list(dict.fromkeys((*read, *summed)))
+    del copy.graph.outputs[:]
+    for value in values:
+        ends = []
+        for op, inputs, pool in (("Identity", [value], "Max"), ("Neg", [value], "Max"), ("Mul", [value, value], "Average")):
+            inner = graph.node(op, [*inputs], f"{value.name}.{op}", dtype=ir.DataType.FLOAT, taken=taken)
+            ends.append(graph.node(f"Global{pool}Pool", [inner.outputs[0]], f"{inner.name}.{pool}", dtype=ir.DataType.FLOAT, taken=taken))
+            copy.graph.extend([inner, ends[-1]])
+        copy.graph.outputs.extend(each.outputs[0] for each in ends)
+    copy.graph.sort()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    found: dict[str, Channels] = {}
+    seen = 0
+    try:
+        session = ort.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
+        with progress("observing channels", total) as advance:
+            for batch in samples:
+                results = [each.reshape(*each.shape[:2]).astype(np.float64) for each in session.run(None, dict(batch))] if values else []
+                count = len(results[0]) if values else 0
+                for value, high, low, square in zip(values, results[::3], results[1::3], results[2::3], strict=True):
+                    before = found.get(str(value.name)) or Channels(*[np.zeros(high.shape[1])] * 3)
+                    least, most = np.minimum(before.low, -low.max(axis=0)), np.maximum(before.high, high.max(axis=0))
+                    found[str(value.name)] = Channels(least, most, before.square + square.sum(axis=0))
+                seen += count
+                advance(count)
+    except Exception as error:  # onnxruntime raises its own kinds
+        raise RequestError(f"onnxruntime cannot run the model on these samples: {graph.one_line(error)}") from error
+    return {name: Channels(each.low, each.high, each.square / seen) for name, each in found.items()}
+
+
+@dataclass
+class _Site:
+    """Values whose channels must be scaled alike, the convolutions that compute them, those that read them, and the Clips between."""
+
+    values: dict[ir.Value, None] = field(default_factory=dict)
+    sources: dict[ir.Node, None] = field(default_factory=dict)
+    readers: dict[ir.Node, None] = field(default_factory=dict)
+    clips: dict[ir.Node, None] = field(default_factory=dict)
+
+
+class EqualizeChannels(Rewrite):
+    """Scale output channels of a convolution up and the input channels of those that read them down by the same factors.
+
+    For y = conv(f(conv(x, V)), W) with f(k x) = k f(x) channel by channel (ReLU, sums, pooling), output channel c of V and its bias may be
+    multiplied by any k_c > 0 if input channel c of W is divided by it; where a residual sum ties values, all of them by the same k_c. The
+    rounding of V does not change, for every output channel has a step of its own. Int8 gives the activation between one step
+    s = (max_c k_c x_c - min_c k_c x_c) / 255 and every output j of W one step t_j = max |W_j. / k| / 127, so that the expected squared
+    error of the readers, each relative to the power of its products, is
+
+        sum_j sum_c [ s^2/12 |W_jc / k_c|^2  +  n_jc t_j^2/12 k_c^2 E[x_c^2] ]  /  sum_j sum_c |W_jc|^2 E[x_c^2],
+
+    |W_jc|^2 summed over the n_jc taps of the kernel; where x is a sum, s^2 is that of x and of its parts, for all are rounded. A depthwise
+    W has one c for every j: its second term does not depend on k, and all channels may fill the range. The factors are searched in the
+    family k_c = a w_c^b / p_c^(1-b), w_c = max |W_.c|, p_c = max |x_c|.
+
+    Clip(0, m) commutes with k_c only where it does not cut, or k_c = 1. It stays as it is, so 1 <= k_c <= m / (h p_c), headroom h = 1.5: a
+    channel scaled up is cut at m / k_c, beyond all that was seen, as int8 steps would cut it.
+
+    ranges: `channel_statistics` of this graph. depthwise_only: leave sites alone that a dense convolution reads.
+    """
+
+    MARGIN = 0.9  # fire only for a clear gain, so that a second run finds nothing to do
+
+    def __init__(self, ranges: Mapping[str, Channels], depthwise_only: bool = False) -> None:
+        super().__init__()
+        self.ranges, self.depthwise_only = dict(ranges), depthwise_only
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        done: set[ir.Value] = set()
+        count = 0
+        for node in list(model.graph):
+            if node.op_type == "Conv" and node.outputs[0] not in done:
+                site = self._site(node)
+                if site is None:
+                    continue
+                done.update(site.values)
+                count += self._equalize(model.graph, site)
+        return count
+
+    def _site(self, start: ir.Node) -> _Site | None:
+        """All that is tied to the channels of `start`'s result; None, with the reason noted, where something there cannot be scaled."""
+        site, todo = _Site(), [start.outputs[0]]
+        while todo:
+            value = todo.pop()
+            if value in site.values:
+                continue
+            site.values[value] = None
+            producer = value.producer()
+            if value.is_graph_output() or producer is None:
+                self.refuse(start, f"{value.name} is an input or output of the graph")
+                return None
+            for node in (producer, *value.consumers()):
+                reads = node is not producer and node.op_type == "Conv" and [*node.inputs].count(value) == 1 and node.inputs[0] is value
+                if reads or (node is producer and node.op_type == "Conv"):
+                    if node.graph is not start.graph or any(graph.constant(each) is None for each in node.inputs[1:] if each is not None):
+                        self.refuse(start, f"weights of {node.name} are not constant")
+                        return None
+                    (site.readers if reads else site.sources)[node] = None
+                elif node.op_type not in SCALED_THROUGH or node.graph is not start.graph or len(node.outputs) > 1:
+                    self.refuse(start, f"{node.op_type} {node.name} is not the same when its channels are scaled")
+                    return None
+                else:
+                    if node.op_type == "Clip":
+                        site.clips[node] = None
+                    todo += node.outputs
+                    todo += [each for each in node.inputs[: 2 if node.op_type == "Add" else 1] if each is not None]
+        return site
+
+    def _equalize(self, main: ir.Graph, site: _Site) -> int:
+        first = next(iter(site.sources))
+        readers = [_Reader.of(node, self._rounded(site, x)) for node in site.readers if (x := node.inputs[0]) and x.name in self.ranges]
+        if not readers or len(readers) < len(site.readers):
+            self.refuse(first, "no convolution reads it, or one of unknown range")
+            return 0
+        if self.depthwise_only and not all(each.depthwise for each in readers):
+            return 0
+        limit = np.full(len(readers[0].channels.peak), np.inf)
+        for clip in site.clips:
+            low, high = (graph.constant(each) for each in (*clip.inputs[1:], None, None)[:2])
+            known = self.ranges.get(str(clip.outputs[0].name))
+            if low is None or high is None or low.item() != 0 or known is None:
+                self.refuse(first, f"Clip {clip.name} does not cut at 0 and a constant right before a convolution")
+                return 0
+            limit = np.minimum(limit, high.item() / np.maximum(HEADROOM * known.peak, LEAST))
+        k = _search(readers, limit, self.MARGIN)
+        if k is None:
+            return 0
+        for node in site.sources:
+            for at, each in enumerate(node.inputs[1:], 1):
+                array = graph.constant(each)
+                if array is not None:
+                    _replace(main, node, at, array * k.reshape(-1, *[1] * (array.ndim - 1)))
+        for reader in readers:
+            weight = graph.constant(reader.node.inputs[1])  # scaled by now where it is a source, too
+            assert weight is not None
+            _replace(main, reader.node, 1, weight / reader.spread(k))
+        for name in {str(value.name) for value in site.values} & set(self.ranges):
+            self.ranges[name] = self.ranges[name].times(k)
+        return 1
+
+    def _rounded(self, site: _Site, read: ir.Value) -> list[Channels]:
+        """Of `read`, and of the values of the site that it is computed from, as far as int8 rounds them."""
+        upstream, todo = {read: None}, [read]
+        while todo:
+            producer = todo.pop().producer()
+            if producer is not None and producer not in site.sources:
+                new = [each for each in producer.inputs if each in site.values and each not in upstream]
+                upstream.update(dict.fromkeys(each for each in new if each is not None))
+                todo += [each for each in new if each is not None]
+        return [self.ranges[str(each.name)] for each in upstream if each.name in self.ranges]
+
+
+def _replace(main: ir.Graph, node: ir.Node, at: int, array: Floats) -> None:
+    """Give `node` weights of its own: others may share the old ones."""
+    node.replace_input_with(at, graph.initializer(main, f"{node.outputs[0].name}.equalized{at}", array.astype(np.float32)))
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A convolution that reads a site: weights [out, in / groups, ...], what it reads and what that is rounded from (first: it
+    itself), and the site's channel of each [out, in / groups]."""
+
+    node: ir.Node
+    weight: Floats
+    rounded: list[Channels]
+    index: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, node: ir.Node, rounded: list[Channels]) -> _Reader:
+        weight = np.asarray(graph.constant(node.inputs[1]), np.float64)
+        groups, (out, each) = node.attributes.get_int("group", 1), weight.shape[:2]
+        return cls(node, weight, rounded, np.arange(out)[:, None] // (out // groups) * each + np.arange(each))
+
+    @property
+    def channels(self) -> Channels:
+        """What it reads."""
+        return self.rounded[0]
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether every output reads one channel."""
+        return bool(self.weight.shape[1] == 1)
+
+    def spread(self, k: Floats) -> Floats:
+        """The factors as the weights lie."""
+        return k[self.index].reshape(*self.index.shape, *[1] * (self.weight.ndim - 2))
+
+    def error(self, k: Floats) -> float:
+        """The relative squared error of the class docstring."""
+        w = self.weight / self.spread(k)
+        taps = tuple(range(2, w.ndim))
+        step2 = sum(each.step(k) ** 2 for each in self.rounded)
+        steps = np.abs(w).max(axis=tuple(range(1, w.ndim))) / 127
+        square, product = (self.channels.square * k**2)[self.index], (w**2).sum(axis=taps)
+        number = w[0, 0].size
+        noise = step2 * product.sum() + (steps**2 * number * square.sum(axis=1)).sum()
+        return float(noise / 12 / max((product * square).sum(), LEAST))
+
+
+def _search(readers: list[_Reader], limit: Floats, margin: float) -> Floats | None:
+    """The best factors, at most `limit` and, where that is finite, at least 1; None where they gain too little."""
+    peak = np.max([each.channels.peak for each in readers], axis=0)
+    reach = np.zeros_like(peak)
+    for each in readers:
+        np.maximum.at(reach, each.index, np.abs(each.weight).max(axis=tuple(range(2, each.weight.ndim)), initial=0))
+    alive = (peak > LEAST) & (reach > LEAST)
+    if not alive.any():
+        return None
+    best, lowest = None, margin * sum(each.error(np.ones(len(peak))) for each in readers)
+    bounded = bool(np.isfinite(limit).all())
+    for b in (0.0, 0.25, 0.5, 0.75):
+        shape = np.where(alive, np.maximum(reach, LEAST) ** b / np.maximum(peak, LEAST) ** (1 - b), 1.0)
+        shape = shape * peak.max() / (shape * peak)[alive].max()
+        for a in np.geomspace(1, 2**8, 25) if bounded else (1.0,):
+            k = np.where(alive, np.clip(a * shape, 1.0, np.maximum(limit, 1.0)) if bounded else shape, 1.0)
+            error = sum(each.error(k) for each in readers)
+            if error < lowest:
+                best, lowest = k, error
+    return best

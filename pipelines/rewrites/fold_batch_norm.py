@@ -1,0 +1,212 @@
+"""Batch normalization, and what else scales and shifts channels, goes into the weights of the layer beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines import graph
+from pipelines.rewrite import Rewrite
+
+Floats = NDArray[np.float64]
+LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+class FoldBatchNorm(Rewrite):
+    """a (W x + b) + c = (a W) x + (a b + c), and W (a x + c) + b = (W a) x + (b + W c), for constants a, c of one value per channel.
+
+    BatchNormalization is a = gamma / sqrt(variance + epsilon), c = beta - a mean. Mul, Div, Add and Sub by a constant of one value per
+    channel (or one in all) are the same with c = 0 or a = 1: so tf2onnx writes what it could not fold. Computed in float64.
+
+    After a Conv, ConvTranspose, Gemm, or MatMul (a only; `FuseLinear` takes c) it always holds. Before a Conv it holds without padding,
+    or where c = 0: padding puts zeros where c would have been; not after a product of two computed values, which may be a Gelu short of its
+    last factor. Does not fire where the value between the two has another reader, weights
+    are not constant, or the result would leave the range of the weights' type.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        layers = [each for each in model.graph if graph.standard(each, *LAYERS) and graph.constant(each.inputs[1]) is not None]
+        return sum(self._fold(layer) for layer in layers)
+
+    def _fold(self, layer: ir.Node) -> int:
+        count = 0
+        while (found := self._after(layer) or self._before(layer)) is not None:
+            layer, count = found, count + 1
+        return count
+
+    def _after(self, layer: ir.Node) -> ir.Node | None:
+        result = layer.outputs[0]
+        weight = _Weights.of(layer)
+        if weight is None:
+            return None
+        found = ((each, _affine(each, result, weight.channels, weight.rank)) for each in result.consumers())
+        reader, affine = next((each for each in found if each[1] is not None), (layer, None))
+        if affine is None:
+            return None
+        if graph.sole_user(result) is None:
+            self.refuse(layer, f"its result is read by others than {reader.op_type} {graph.label(reader)}")
+            return None
+        if layer.op_type == "MatMul" and affine.shift.any():
+            return None
+        return self._replace([layer, reader], layer, layer.inputs[0], weight.scaled(affine), affine.scale * weight.bias + affine.shift)
+
+    def _before(self, layer: ir.Node) -> ir.Node | None:
+        x = layer.inputs[0]
+        weight = _Weights.of(layer)
+        before = x.producer() if x is not None else None
+        if x is None or weight is None or before is None or layer.op_type == "ConvTranspose" or layer.attributes.get_int("transA", 0) != 0:
+            return None
+        source = next((each for each in before.inputs if each is not None and graph.constant(each) is None), None)
+        affine = _affine(before, source, weight.inputs, weight.rank) if source is not None else None
+        if affine is None or graph.rank(x) is None:
+            return None
+        if graph.sole_user(x) is not layer:
+            self.refuse(before, "its result has several readers")
+            return None
+        gate = source.producer() if source is not None else None
+        if graph.standard(gate, "Mul") and gate is not None and all(graph.constant(each) is None for each in gate.inputs):
+            self.refuse(before, "it may end a Gelu, which engines fuse whole")
+            return None
+        if affine.shift.any() and (layer.op_type == "MatMul" or _pads(layer)):
+            self.refuse(
+                before, f"{layer.op_type} {graph.label(layer)} pads its input with zeros" if _pads(layer) else "a MatMul has no bias"
+            )
+            return None
+        array, moved = weight.absorbed(affine)
+        return self._replace([before, layer], layer, source, array, weight.bias + moved)
+
+    def _replace(self, nodes: list[ir.Node], layer: ir.Node, x: ir.Value | None, array: Floats, bias: Floats) -> ir.Node | None:
+        main, name = layer.graph, str(nodes[-1].outputs[0].name)
+        old = graph.constant(layer.inputs[1])
+        assert isinstance(main, ir.Graph) and old is not None
+        with np.errstate(over="ignore", invalid="ignore"):
+            weights, biases = array.astype(old.dtype), bias.astype(old.dtype)
+        if not (np.isfinite(weights).all() and np.isfinite(biases).all()):
+            self.refuse(layer, f"the folded weights leave the range of {old.dtype}")
+            return None
+        inputs: list[ir.Value | None] = [x, graph.initializer(main, f"{name}.weight", weights)]
+        if layer.op_type != "MatMul" and (len(layer.inputs) > 2 or biases.any()):
+            inputs.append(graph.initializer(main, f"{name}.bias", biases))
+        new = ir.Node("", layer.op_type, inputs, layer.attributes.values(), num_outputs=1, name=layer.name)
+        graph.substitute(nodes, new)
+        return new
+
+
+@dataclass(frozen=True)
+class _Affine:
+    scale: Floats  # one value per channel
+    shift: Floats
+
+
+def _affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None) -> _Affine | None:
+    """scale and shift where `node` computes scale * x + shift channel by channel; channels lie on axis 1, or last in a `rank` of None."""
+    ones = np.ones(channels)
+    if graph.standard(node, "BatchNormalization") and node.inputs[0] is x and rank is not None:
+        constants = [graph.constant(each) for each in node.inputs[1:5]]
+        if node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1 or any(each is None for each in constants):
+            return None
+        gamma, beta, mean, variance = (np.asarray(each, np.float64) for each in constants)
+        scale = gamma / np.sqrt(variance + np.float32(node.attributes.get_float("epsilon", 1e-5)))
+        return _Affine(scale, beta - scale * mean)
+    if not graph.standard(node, "Mul", "Div", "Add", "Sub") or len(set(node.inputs)) < 2:
+        return None
+    first = node.inputs[0] is x
+    c = _per_channel(graph.constant(node.inputs[1 if first else 0]), channels, rank)
+    if c is None or not (first or node.op_type in ("Mul", "Add")):
+        return None
+    if node.op_type == "Div" and not c.all():
+        return None
+    return {"Mul": _Affine(c, 0 * ones), "Div": _Affine(1 / np.where(c, c, 1), 0 * ones)}.get(
+        node.op_type, _Affine(ones, c if node.op_type == "Add" else -c)
+    )
+
+
+def _per_channel(array: NDArray[Any] | None, channels: int, rank: int | None) -> Floats | None:
+    """`array` as one value per channel, where it broadcasts so."""
+    if array is None or array.dtype.kind != "f":
+        return None
+    if array.size == 1 and array.ndim <= (rank or 1):
+        return np.full(channels, array.item(), np.float64)
+    if array.size != channels or array.ndim > (rank or array.ndim):
+        return None
+    axis = array.ndim - 1 if rank is None else array.ndim - rank + 1
+    return array.astype(np.float64).ravel() if axis >= 0 and array.shape[axis] == channels else None
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """A layer's weights as float64 [outputs, inputs of the group, ...], its bias, and how to write them back."""
+
+    layer: ir.Node
+    array: Floats
+    bias: Floats
+    group: int
+    rank: int | None  # of what it reads and writes; None where channels lie last
+
+    @property
+    def channels(self) -> int:
+        """How many it writes."""
+        return len(self.bias)
+
+    @property
+    def inputs(self) -> int:
+        """How many channels it reads."""
+        return int(self.array.shape[1]) * self.group
+
+    @classmethod
+    def of(cls, layer: ir.Node) -> _Weights | None:
+        """The weights of `layer`; None where they are not constant floats."""
+        array = graph.constant(layer.inputs[1])
+        given = layer.inputs[2] if len(layer.inputs) > 2 else None
+        bias = graph.constant(given)
+        if array is None or array.dtype.kind != "f" or (given is not None and bias is None):
+            return None
+        group, w = layer.attributes.get_int("group", 1), array.astype(np.float64)
+        rank: int | None = array.ndim
+        if layer.op_type == "ConvTranspose":
+            w = w.reshape(group, w.shape[0] // group, *w.shape[1:]).swapaxes(1, 2)
+            w = w.reshape(-1, *w.shape[2:])
+        elif layer.op_type == "Gemm":
+            if any(layer.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta")):
+                return None
+            w = w if layer.attributes.get_int("transB", 0) else w.T
+        elif layer.op_type == "MatMul":
+            if w.ndim != 2:
+                return None
+            w, rank = w.T, None
+        full = np.zeros(len(w)) if bias is None else bias.astype(np.float64).ravel()
+        if full.size not in (1, len(w)) or (bias is not None and bias.ndim > 1 and bias.shape[0] > 1):
+            return None
+        return cls(layer, w, np.broadcast_to(full, len(w)), group, rank)
+
+    def scaled(self, affine: _Affine) -> Floats:
+        """Every output's weights times its scale, as the layer stores them."""
+        return self._stored(self.array * affine.scale.reshape(-1, *[1] * (self.array.ndim - 1)))
+
+    def absorbed(self, affine: _Affine) -> tuple[Floats, Floats]:
+        """Every input's weights times its scale, as the layer stores them; and what the shifts add to the outputs."""
+        per_group = (self.group, 1, self.array.shape[1], *[1] * (self.array.ndim - 2))
+        w = self.array.reshape(self.group, -1, *self.array.shape[1:])
+        moved = (w * affine.shift.reshape(per_group)).reshape(len(self.array), -1).sum(axis=1)
+        return self._stored((w * affine.scale.reshape(per_group)).reshape(self.array.shape)), moved
+
+    def _stored(self, w: Floats) -> Floats:
+        if self.layer.op_type == "ConvTranspose":
+            w = w.reshape(self.group, -1, *w.shape[1:]).swapaxes(1, 2)
+            return w.reshape(-1, *w.shape[2:])
+        return (
+            w.T
+            if self.layer.op_type == "MatMul" or (self.layer.op_type == "Gemm" and not self.layer.attributes.get_int("transB", 0))
+            else w
+        )
+
+
+def _pads(layer: ir.Node) -> bool:
+    """Whether a Conv pads its input, or may."""
+    automatic = layer.attributes.get_string("auto_pad", "NOTSET")
+    return automatic not in ("NOTSET", "VALID") or any(layer.attributes.get_ints("pads", ()))

@@ -1,0 +1,93 @@
+"""What depends on constants alone is computed once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from pipelines import graph
+from pipelines.rewrite import Rewrite
+
+LIMIT = 1 << 24  # bytes of a result that is larger than what it was computed from
+RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # bytes stay bytes
+SKIPPED = (*RANDOM, *QUANTIZED, "Constant", "Identity", "If", "Loop", "Scan", "SequenceMap")
+
+
+class FoldConstants(Rewrite):
+    """f(constants) = a constant. Shape, and what picks among its values, is one too for static dimensions, even beside dynamic ones.
+
+    Evaluated by onnxruntime, one operator at a time, its own optimizations off. Does not fire for random operators, custom domains,
+    operators with subgraphs or several results, (De)QuantizeLinear (weights that are bytes stay so), what onnxruntime cannot run, and
+    results above 16 MiB that are larger than their inputs (an Expand would only blow up the file).
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        count = 0
+        for node in list(model.graph):
+            if len(node.outputs) != 1 or not graph.standard(node, node.op_type) or node.op_type in SKIPPED:
+                continue
+            array = _shape_arithmetic(node)
+            if array is None:
+                array = self._computed(model, node)
+            if array is not None:
+                graph.bypass(node, graph.initializer(model.graph, f"{node.outputs[0].name}.folded", array))
+                count += 1
+        return count
+
+    def _computed(self, model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
+        feeds: dict[str, NDArray[Any]] = {}
+        for each in node.inputs:
+            if each is not None:
+                array = graph.constant(each)
+                if array is None:
+                    return None
+                feeds[str(each.name)] = array
+        if not feeds:
+            return None
+        result = "result" + "_" * max(map(len, feeds))
+        proto = ir.to_proto(node)
+        proto.output[0] = result
+        inputs = [
+            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
+            for name, each in feeds.items()
+        ]
+        body = onnx.helper.make_graph([proto], "constant", inputs, [onnx.helper.make_empty_tensor_value_info(result)])
+        opsets = [onnx.helper.make_opsetid("", model.opset_imports.get("", graph.OPSET))]
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        try:
+            lone = onnx.helper.make_model(body, opset_imports=opsets, ir_version=10).SerializeToString()
+            (array,) = ort.InferenceSession(lone, options, providers=["CPUExecutionProvider"]).run(None, feeds)
+        except Exception as error:  # onnxruntime raises its own kinds; ml_dtypes it does not know
+            self.refuse(node, f"onnxruntime cannot compute it: {graph.one_line(error)[:200]}")
+            return None
+        if not isinstance(array, np.ndarray) or array.dtype == object:
+            return None
+        if array.nbytes > LIMIT and array.nbytes > sum(each.nbytes for each in feeds.values()):
+            self.refuse(node, f"its result of {array.nbytes >> 20} MiB is larger than what it is computed from")
+            return None
+        return array
+
+
+def _shape_arithmetic(node: ir.Node) -> NDArray[np.int64] | None:
+    """The result of `node` where all of it follows from static dimensions."""
+    result = node.outputs[0]
+    if node.op_type == "Size":
+        static = graph.static_shape(node.inputs[0])
+        return None if static is None else np.asarray(np.prod(static, dtype=np.int64))
+    if node.op_type not in ("Shape", "Gather", "Slice") or graph.rank(result) not in (0, 1) or result.dtype != ir.DataType.INT64:
+        return None
+    found = graph.elements(result)
+    if found is None or not all(isinstance(each, int) for each in found):
+        return None
+    array = np.array(found, np.int64)
+    return array.reshape(()) if graph.rank(result) == 0 else array

@@ -1,0 +1,176 @@
+"""Transposes that exporters leave between layouts meet and cancel."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines import graph
+from pipelines.rewrite import Rewrite
+
+UNARY = (
+    *("Abs", "Cast", "Ceil", "Clip", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish"),
+    *("Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Softplus", "Softsign", "Sqrt", "Tanh"),
+)
+BINARY = ("Add", "Div", "Max", "Min", "Mul", "Pow", "PRelu", "Sub")
+REDUCE = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
+
+
+class PushTransposes(Rewrite):
+    """f(T x) = T f(x) for elementwise f, T x + c = T (x + T^-1 c), T x + T y = T (x + y), T T' = T'', and alike Concat, Pad, Reduce.
+
+    A Transpose goes down only where it then meets another one (T^-1 T = identity, or two that merge at an Add or Concat) or a reduction
+    swallows it: elsewhere the move saves nothing. So every move removes a Transpose. Pools and convolutions are never passed: ONNX has
+    them in one layout only, and the Transposes around them are needed. Does not fire where the transposed value has another reader.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        count, pending = 0, [each for each in model.graph if graph.standard(each, "Transpose")]
+        while pending:
+            node = pending.pop(0)
+            if node.graph is None:
+                continue
+            made = self._merge(node) or self._push(node)
+            if made is not None:
+                count += 1
+                pending = made + pending
+        return count
+
+    def _merge(self, node: ir.Node) -> list[ir.Node] | None:
+        perm, x = _perm(node), node.inputs[0]
+        if perm is None or x is None:
+            return None
+        before = x.producer()
+        if before is not None and (first := _perm(before)) is not None and (source := before.inputs[0]) is not None:
+            new = ir.node("Transpose", [source], {"perm": [first[axis] for axis in perm]}, name=node.name)
+            graph.substitute([node], new)
+            _drop(before)
+            if _perm(new) == sorted(perm):
+                graph.bypass(new, source)
+            return [each for each in (before, *source.consumers()) if _perm(each) is not None]
+        if perm == sorted(perm):
+            graph.bypass(node, x)
+            return []
+        return None
+
+    def _push(self, node: ir.Node) -> list[ir.Node] | None:
+        perm, reader = _perm(node), graph.sole_user(node.outputs[0])
+        if perm is None or reader is None:
+            if perm is not None and any(_after(each, perm) is not None for each in node.outputs[0].consumers()):
+                self.refuse(node, "its result has several readers")
+            return None
+        after = _after(reader, perm)
+        if after is None or not _pays(reader, perm):
+            return None
+        main, result = node.graph, reader.outputs[0]
+        assert isinstance(main, ir.Graph) and node.inputs[0] is not None
+        transposes = [
+            producer for each in reader.inputs if each is not None and (producer := each.producer()) is not None and _perm(producer)
+        ]
+        inner = _moved(reader, perm, main)
+        inner.outputs[0].type = result.type
+        inner.outputs[0].name = graph.unique(f"{result.name}.untransposed", graph.names(main))
+        if result.shape is not None:
+            inner.outputs[0].shape = ir.Shape([result.shape[after.index(axis)] for axis in range(len(after))])
+        last = ir.node("Transpose", [inner.outputs[0]], {"perm": after}, name=f"{result.name}.transposed")
+        last.outputs[0].type, last.outputs[0].shape = result.type, result.shape
+        ir.convenience.replace_nodes_and_values(main, reader, [reader], [inner, last], [result], last.outputs)
+        for each in transposes:
+            _drop(each)
+        return [last, *(each for each in last.outputs[0].consumers() if _perm(each) is not None)]
+
+
+def _perm(node: ir.Node | None) -> list[int] | None:
+    """The permutation of a Transpose; reversed axes where it says none."""
+    if node is None or not graph.standard(node, "Transpose"):
+        return None
+    given, rank = list(node.attributes.get_ints("perm", ())), graph.rank(node.outputs[0]) or graph.rank(node.inputs[0])
+    return given or (list(range(rank))[::-1] if rank else None)
+
+
+def _drop(node: ir.Node) -> None:
+    """Remove a Transpose that nobody reads any more."""
+    if node.graph is not None and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
+        node.graph.remove(node, safe=True)
+
+
+def _after(node: ir.Node, perm: list[int]) -> list[int] | None:
+    """The permutation after `node` that does the same as `perm` on all its inputs that are not constant; None where there is none."""
+    values = [each for each in node.inputs if each is not None]
+    constants = [each for each in values if graph.constant(each) is not None]
+    data = [each for each in values if each not in constants]
+    if not data or any(_perm(each.producer()) != perm for each in data) or len(node.outputs) != 1:
+        return None
+    if graph.standard(node, *UNARY, "Pad", *REDUCE):
+        if len(data) > 1 or data[0] is not node.inputs[0]:
+            return None
+        if node.op_type == "Pad" and (graph.integers(node, "pads", 1) is None or (len(node.inputs) > 3 and node.inputs[3] is not None)):
+            return None
+    elif graph.standard(node, *BINARY):
+        if any((graph.rank(each) or 0) > len(perm) for each in constants):
+            return None
+    elif not graph.standard(node, "Concat") or constants:
+        return None
+    if not graph.standard(node, *REDUCE):
+        return perm
+    axes = graph.integers(node, "axes", 1)
+    if axes is None:
+        return None
+    if node.attributes.get_int("keepdims", 1):
+        return perm
+    reduced = {axis % len(perm) for axis in axes}
+    left = [axis for index, axis in enumerate(perm) if index not in reduced]
+    return [sorted(left).index(axis) for axis in left]
+
+
+def _pays(node: ir.Node, perm: list[int]) -> bool:
+    """Whether a Transpose goes if it is pushed below `node`."""
+    after, result = _after(node, perm), node.outputs[0]
+    if after is None:
+        return False
+    if sum(_perm(each.producer()) is not None for each in set(node.inputs) if each is not None) > 1 or after == sorted(after):
+        return True
+    readers = result.consumers()
+    if any(_perm(each) is not None for each in readers):
+        return True
+    following = graph.sole_user(result)
+    return following is not None and _pays_through(following, result, after)
+
+
+def _pays_through(node: ir.Node, x: ir.Value, perm: list[int]) -> bool:
+    """`_pays` for a `node` whose input `x` would be transposed by then."""
+    probe = ir.node("Transpose", [ir.Value(name="probe", shape=ir.Shape([None] * len(perm)))], {"perm": perm})
+    probe.outputs[0].shape, probe.outputs[0].type = x.shape, x.type
+    index = next(position for position, each in enumerate(node.inputs) if each is x)
+    node.replace_input_with(index, probe.outputs[0])
+    try:
+        return _pays(node, perm)
+    finally:
+        node.replace_input_with(index, x)
+
+
+def _moved(node: ir.Node, perm: list[int], main: ir.Graph) -> ir.Node:
+    """`node` on what the Transposes before it read."""
+    inverse = [perm.index(axis) for axis in range(len(perm))]
+    attributes = dict(node.attributes)
+    inputs: list[ir.Value | None] = []
+    for index, value in enumerate(node.inputs):
+        producer = value.producer() if value is not None else None
+        array = graph.constant(value)
+        if producer is not None and _perm(producer) == perm:
+            value = producer.inputs[0]
+        elif node.op_type in BINARY and array is not None and array.size > 1:
+            full = array.reshape([1] * (len(perm) - array.ndim) + list(array.shape))
+            value = graph.initializer(main, f"{node.outputs[0].name}.{index}.transposed", np.ascontiguousarray(full.transpose(inverse)))
+        elif node.op_type == "Pad" and index == 1 and array is not None:
+            both = array.reshape(2, -1)[:, inverse].ravel()
+            value = graph.initializer(main, f"{node.outputs[0].name}.pads", both)
+        elif node.op_type in REDUCE and index == 1 and array is not None:
+            value = graph.initializer(main, f"{node.outputs[0].name}.axes", np.array([perm[axis] for axis in array.ravel()], np.int64))
+        inputs.append(value)
+    if node.op_type == "Concat":
+        attributes["axis"] = ir.AttrInt64("axis", perm[node.attributes.get_int("axis", 0)])
+    elif "axes" in attributes:
+        attributes["axes"] = ir.AttrInt64s("axes", [perm[axis] for axis in attributes["axes"].as_ints()])
+    return ir.Node(node.domain, node.op_type, inputs, attributes.values(), num_outputs=1, name=node.name)

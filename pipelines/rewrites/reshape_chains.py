@@ -1,0 +1,93 @@
+"""One reshape for many, with a constant shape."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines import graph
+from pipelines.rewrite import Rewrite
+
+RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+
+class ReshapeChains(Rewrite):
+    """Reshape(Squeeze(Flatten(x))) = Reshape(x, s) with a constant s; one that changes nothing goes. All only rename positions in memory.
+
+    s holds the dimensions of the result: -1 for one that is not static, 0 for those that x has at the same position. A computed shape
+    (Concat(Gather(Shape(x), 0), 64, 8), as exporters write it) becomes such an s too. Does not fire where more dimensions are not static,
+    or a value in between has another reader.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        return sum(self._shorten(each) for each in list(model.graph) if graph.standard(each, *RESHAPES))
+
+    def _shorten(self, node: ir.Node) -> int:
+        x, result = node.inputs[0], node.outputs[0]
+        if x is None:
+            return 0
+        wanted = _result(node)
+        if wanted is not None and None not in wanted and wanted == graph.symbols(x):
+            graph.bypass(node, x)
+            return 1
+        before = x.producer()
+        chain = graph.standard(before, *RESHAPES)
+        computed = node.op_type == "Reshape" and graph.constant(node.inputs[1]) is None
+        if not chain and not computed:
+            return 0
+        nodes = [node]
+        if chain and before is not None and graph.sole_user(x) is node and before.inputs[0] is not None:
+            nodes, x = [before, node], before.inputs[0]
+        elif not computed:
+            self.refuse(node, "the reshape before it has another reader")
+            return 0
+        target = None if wanted is None else _written(wanted, graph.symbols(x) or [])
+        if target is None:
+            self.refuse(node, "two dimensions of its result are not static")
+            return 0
+        main = node.graph
+        assert isinstance(main, ir.Graph)
+        shape = graph.initializer(main, f"{result.name}.shape", np.array(target, np.int64))
+        graph.substitute(nodes, ir.node("Reshape", [x, shape], name=node.name))
+        return 1
+
+
+def _result(node: ir.Node) -> list[int | str | None] | None:
+    """The dimensions of what `node` returns, as `graph.symbols`; None where one may be 0 or their number is not known."""
+    source, inferred = graph.symbols(node.inputs[0]), graph.symbols(node.outputs[0])
+    found = inferred
+    given = graph.elements(node.inputs[1]) if node.op_type == "Reshape" and not node.attributes.get_int("allowzero", 0) else None
+    if given is not None:
+        copied = [source[i] if each == 0 and source is not None and i < len(source) else each for i, each in enumerate(given)]
+        found = [None if each in (-1, 0) else each for each in copied]
+    if found is None or any(isinstance(each, int) and each <= 0 for each in found):
+        return None
+    if source is not None and found.count(None) == 1 and None not in source:
+        # both have the same product, so what is left of the source when the others are cancelled is the missing one
+        (names, size), (others, other) = map(_factors, (source, found))
+        if names == others:
+            found[found.index(None)] = size // other
+        elif size == other and len(left := list((names - others).elements())) == 1 and not others - names:
+            found[found.index(None)] = left[0]
+    if inferred is not None and len(inferred) == len(found):
+        found = [a or b for a, b in zip(found, inferred, strict=True)]
+    return found
+
+
+def _factors(dims: list[int | str | None]) -> tuple[Counter[str], int]:
+    """Names with how often each occurs, and the product of the numbers."""
+    return Counter(each for each in dims if isinstance(each, str)), math.prod(each for each in dims if isinstance(each, int))
+
+
+def _written(wanted: list[int | str | None], source: list[int | str | None]) -> list[int] | None:
+    """`wanted` as Reshape takes it for an input of dimensions `source`."""
+    if sum(not isinstance(each, int) for each in wanted) > 1:
+        kept = [0 if isinstance(each, str) and source[i : i + 1] == [each] else each for i, each in enumerate(wanted)]
+    else:
+        kept = wanted
+    target = [each if isinstance(each, int) else -1 for each in kept]
+    return target if target.count(-1) < 2 else None

@@ -1,0 +1,78 @@
+"""Concatenations that need not copy."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from pipelines import graph
+from pipelines.rewrite import Rewrite
+
+
+class SimplifyConcat(Rewrite):
+    """Concat(x) = x, Concat(a, Concat(b, c)) = Concat(a, b, c), Concat(Split(x)) = x, Split(Concat(a, b)) = a, b; all on one axis.
+
+    The third where all parts come back in order, the last where the cuts are the seams. Does not fire where the inner concatenation has
+    another reader: it is needed anyway, and to copy its parts once more saves nothing.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        return sum(self._concat(each) if graph.standard(each, "Concat") else self._split(each) for each in list(model.graph))
+
+    def _concat(self, node: ir.Node) -> int:
+        parts = list(node.inputs)
+        if len(parts) == 1 and parts[0] is not None:
+            graph.bypass(node, parts[0])
+            return 1
+        axis = _axis(node, node.outputs[0])
+        split = parts[0].producer() if parts and parts[0] is not None else None
+        if split is not None and graph.standard(split, "Split") and tuple(parts) == tuple(split.outputs) and split.inputs[0] is not None:
+            if _axis(split, split.inputs[0], 0) == axis is not None:
+                graph.bypass(node, split.inputs[0])
+                return 1
+            self.refuse(node, "it joins the parts of a Split on another axis")
+        for index, part in enumerate(parts):
+            inner = part.producer() if part is not None else None
+            if inner is None or not graph.standard(inner, "Concat") or len(inner.inputs) < 2:
+                continue
+            if _axis(inner, inner.outputs[0]) != axis or axis is None:
+                self.refuse(node, f"Concat {graph.label(inner)} before it joins another axis")
+            elif graph.sole_user(inner.outputs[0]) is not node:
+                self.refuse(node, f"Concat {graph.label(inner)} before it has another reader")
+            else:
+                new = ir.node("Concat", [*parts[:index], *inner.inputs, *parts[index + 1 :]], {"axis": axis}, name=node.name)
+                graph.substitute([inner, node], new)
+                return 1
+        return 0
+
+    def _split(self, node: ir.Node) -> int:
+        joined = node.inputs[0] if graph.standard(node, "Split") else None
+        concat = joined.producer() if joined is not None else None
+        if joined is None or concat is None or not graph.standard(concat, "Concat") or len(concat.inputs) != len(node.outputs):
+            return 0
+        axis = _axis(concat, joined)
+        shapes = [graph.dimensions(each) for each in (*concat.inputs, *node.outputs)]
+        if axis is None or axis != _axis(node, joined, 0) or any(each is None or each[axis] is None for each in shapes):
+            return 0
+        widths = [each[axis] for each in shapes if each is not None]
+        if widths[: len(concat.inputs)] != widths[len(concat.inputs) :]:
+            self.refuse(node, f"it cuts Concat {graph.label(concat)} at other places than its seams")
+            return 0
+        main = node.graph
+        assert isinstance(main, ir.Graph)
+        for result, part in zip(node.outputs, concat.inputs, strict=True):
+            if part is not None and result.is_graph_output():
+                copy = ir.node("Identity", [part])
+                copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = result.name, result.type, result.shape
+                main.insert_before(node, copy)
+                part = copy.outputs[0]
+            if part is not None:
+                result.replace_all_uses_with(part, replace_graph_outputs=True)
+        main.remove(node, safe=True)
+        return 1
+
+
+def _axis(node: ir.Node, value: ir.Value, default: int | None = None) -> int | None:
+    """The axis it works on, counted from the front."""
+    axis, rank = node.attributes.get_int("axis", default), graph.rank(value)
+    return axis if axis is None or axis >= 0 else None if rank is None else axis + rank

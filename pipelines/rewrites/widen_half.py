@@ -1,0 +1,73 @@
+"""float16 graphs compute in float32: CPUs have no quicker float16, and int8 starts from float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines import graph
+from pipelines.rewrite import Rewrite
+
+HALF, FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
+STUBBORN = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "EyeLike", "Bernoulli", "Constant")  # carry a dtype
+
+
+class WidenHalf(Rewrite):
+    """Every float16 value of the graph becomes float32; inputs and outputs keep their type, with a Cast behind or before them.
+
+    The weights keep their values (each float16 is a float32), sums and products lose the rounding to float16 in between: results differ
+    from the float16 graph's by that rounding. Does not fire beside subgraphs, custom domains or operators that name float16 themselves.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        main = model.graph
+        readers = [
+            each for each in main if not graph.standard(each, "Cast") and any(v is not None and v.dtype == HALF for v in each.inputs)
+        ]
+        if not readers:
+            return 0
+        for node in main:
+            halves = any(value is not None and value.dtype == HALF for value in (*node.inputs, *node.outputs))
+            if any(each.type == ir.AttributeType.GRAPH for each in node.attributes.values()):
+                self.refuse(node, "it has subgraphs: the float16 graph stays float16")
+            elif halves and (not graph.standard(node, node.op_type) or node.op_type in STUBBORN):
+                self.refuse(node, f"{node.op_type} may need float16: the graph stays float16")
+        if self.refused:
+            return 0
+        for value in main.initializers.values():
+            if value.dtype == HALF and not value.is_graph_output():
+                array = graph.constant(value)
+                assert array is not None
+                value.const_value = ir.tensor(array.astype(np.float32), name=value.name)
+                value.type = ir.TensorType(FLOAT)
+        for node in list(main):
+            self._widen(node)
+        taken = graph.names(main)
+        for value in main.inputs:
+            if value.dtype == HALF and (uses := list(value.uses())):
+                cast = graph.node("Cast", [value], f"{value.name}.float32", dtype=FLOAT, taken=taken, to=int(FLOAT))
+                cast.outputs[0].shape = value.shape
+                for reader, index in uses:
+                    reader.replace_input_with(index, cast.outputs[0])
+                main.insert_before(main[0], cast)
+        return 1
+
+    def _widen(self, node: ir.Node) -> None:
+        main = node.graph
+        assert isinstance(main, ir.Graph)
+        if node.op_type == "Cast" and node.attributes.get_int("to", 0) == HALF and not node.outputs[0].is_graph_output():
+            node.attributes["to"] = ir.AttrInt64("to", int(FLOAT))
+        if node.op_type == "ConstantOfShape" and "value" in node.attributes and node.attributes["value"].as_tensor().dtype == HALF:
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(node.attributes["value"].as_tensor().numpy().astype(np.float32)))
+        for value in node.outputs:
+            if value.dtype != HALF or (value.is_graph_output() and node.op_type == "Cast"):
+                continue
+            value.type = ir.TensorType(FLOAT)
+            if value.is_graph_output():
+                name = str(value.name)
+                value.name = graph.unique(f"{name}.float32", graph.names(main))
+                cast = graph.node("Cast", [value], name, dtype=HALF, to=int(HALF))
+                cast.outputs[0].shape = value.shape
+                main.insert_after(node, cast)
+                main.outputs[list(main.outputs).index(value)] = cast.outputs[0]

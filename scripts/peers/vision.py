@@ -1,0 +1,507 @@
+"""Quantize ResNet-50, MobileNet-V1 and V2 by this project, onnxruntime and NNCF; compare accuracy on photos, and speed, in one report.
+
+    python scripts/peers/vision.py [MODEL,...] [--settings NAME,...] [--photos 500] [--rounds 9] [--work DIR] [-o FILE]
+
+Weights and photos are those of the development data ($ZOO_SHARED, by default ../shared): every fifth photo of data/imagenet/nips17
+calibrates, the rest tests. All settings are post-training only, calibrate on the same photos and are given the same float file, as tf2onnx
+and torch write it. Photos are decoded by PIL, the short side brought to 256 (bilinear), the middle 224 x 224 cut out.
+
+Told of each: top-1 and its drop, agreement (share of photos whose label is that of fp32), SQNR of the logits against fp32 in dB, seconds
+and peak memory of the quantization in a process of its own.
+Then every int8 file is timed at batch 1 in onnxruntime and OpenVINO, in turn, on one thread and one core. NNCF's bias correction is skipped
+in silence on models of core.read_model(onnx); `openvino.convert_model` is used here, whose results only OpenVINO runs; "nncf-onnx" is its
+quantizer of ONNX files. Needs the `train` and `peers` extras. A setting that fails is told of as left out, with its error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import importlib.metadata
+import json
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from pipelines import files, graph, machine
+from pipelines.calibrate import calibrate
+from pipelines.correct import correct_bias, equalize
+from pipelines.entry import QuantRecipe
+from pipelines.errors import RequestError, ZooError
+from pipelines.progress import progress
+from pipelines.quantize import quantize
+from pipelines.rewrite import rewrite
+from pipelines.rewrites import SHARED as PASSES
+
+Array = NDArray[Any]
+SHARED = Path(os.environ.get("ZOO_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+CALIBRATE_EVERY, CHUNK, OPSET = 5, 10, 17
+SIZE, SHORT_SIDE = 224, 256
+TURN_SECONDS = 0.5
+
+
+# ------------------------------------------------------------------------------------------------------------------ models
+
+
+def convert_resnet50(weights: Path, target: Path) -> None:
+    """Keras ResNet-50, NCHW input `image`, dynamic batch."""
+    import keras
+    import tensorflow as tf
+    import tf2onnx
+
+    model = keras.applications.ResNet50(weights=str(weights))
+    signature = [tf.TensorSpec([None, SIZE, SIZE, 3], tf.float32, name="image")]
+    function = tf.function(lambda image: model(image, training=False), input_signature=signature)
+    proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET, inputs_as_nchw=["image"])
+    _save(proto, target)
+
+
+def convert_mobilenet_v1(weights: Path, target: Path) -> None:
+    """TF-Slim MobileNet-V1 from its .tflite, NCHW input `input`; its batch of 1 is made dynamic."""
+    import onnx
+    import tf2onnx
+
+    proto, _ = tf2onnx.convert.from_tflite(str(weights), opset=OPSET, inputs_as_nchw=["input"])
+    del proto.graph.value_info[:]
+    reshapes = {node.input[1] for node in proto.graph.node if node.op_type == "Reshape"}
+    for tensor in proto.graph.initializer:
+        if tensor.name in reshapes:
+            shape = onnx.numpy_helper.to_array(tensor).copy()
+            shape[0] = -1
+            tensor.CopyFrom(onnx.numpy_helper.from_array(shape, tensor.name))
+    _save(proto, target)
+
+
+def convert_mobilenet_v2(weights: Path, target: Path) -> None:
+    """torchvision's MobileNet-V2, NCHW input `image`, dynamic batch."""
+    import torch
+    from torch import nn
+
+    def block(width: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+        convolution = nn.Conv2d(width, out, kernel, stride, kernel // 2, groups=groups, bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(out), nn.ReLU6())
+
+    class Bottleneck(nn.Module):
+        def __init__(self, width: int, out: int, stride: int, factor: int) -> None:
+            super().__init__()
+            inner = width * factor
+            expand = [block(width, inner, 1)] if factor > 1 else []
+            project = nn.Conv2d(inner, out, 1, bias=False), nn.BatchNorm2d(out)
+            self.conv = nn.Sequential(*expand, block(inner, inner, 3, stride, inner), *project)
+            self.sums = stride == 1 and width == out
+
+        def forward(self, x: Any) -> Any:
+            return x + self.conv(x) if self.sums else self.conv(x)
+
+    class MobileNetV2(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers: list[nn.Module] = [block(3, 32, 3, 2)]
+            width = 32
+            stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+            for factor, out, count, stride in stages:
+                for at in range(count):
+                    layers.append(Bottleneck(width, out, 1 if at else stride, factor))
+                    width = out
+            self.features = nn.Sequential(*layers, block(width, 1280, 1))
+            self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, 1000))
+
+        def forward(self, x: Any) -> Any:
+            return self.classifier(nn.functional.adaptive_avg_pool2d(self.features(x), 1).flatten(1))
+
+    model = MobileNetV2()
+    model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    names: dict[str, Any] = {"input_names": ["image"], "output_names": ["logits"], "dynamic_axes": {"image": [0], "logits": [0]}}
+    torch.onnx.export(model.eval(), (torch.zeros(1, 3, SIZE, SIZE),), str(target), opset_version=OPSET, dynamo=False, **names)
+
+
+def _save(proto: Any, target: Path) -> None:
+    """The batch becomes dynamic; a softmax goes: in eight bits its probabilities tell most classes apart no more."""
+    import onnx
+
+    for softmax in [node for node in proto.graph.node if node.op_type == "Softmax"]:
+        before = next(node for node in proto.graph.node if softmax.input[0] in node.output)
+        before.output[0] = softmax.output[0]
+        proto.graph.node.remove(softmax)
+    for value in (proto.graph.input[0], proto.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(proto, target)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Weights and the preprocessing bound to them: pixels uint8 [n, 224, 224, 3] RGB become (pixels - mean) / deviation."""
+
+    weights: str
+    convert: Callable[[Path, Path], None]
+    mean: tuple[float, float, float]
+    deviation: tuple[float, float, float]
+    bgr: bool = False
+    background: int = 0  # classes before the first of ImageNet's 1,000
+
+    def prepare(self, pixels: Array) -> Array:
+        """The graph's input, float32 [n, 3, 224, 224]."""
+        ordered = (pixels[..., ::-1] if self.bgr else pixels).astype(np.float32)
+        scaled: Array = (ordered - np.asarray(self.mean, np.float32)) / np.asarray(self.deviation, np.float32)
+        return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
+
+
+HALF = (127.5, 127.5, 127.5)
+NETWORKS = {
+    "resnet50": Network("resnet50_keras_imagenet.weights.h5", convert_resnet50, (103.939, 116.779, 123.68), (1.0, 1.0, 1.0), bgr=True),
+    "mobilenet_v1": Network("mobilenet_v1_1.0_224_imagenet.tflite", convert_mobilenet_v1, HALF, HALF, background=1),
+    "mobilenet_v2": Network("mobilenet_v2-b0353104.pth", convert_mobilenet_v2, (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
+}
+
+
+def photos(limit: int) -> tuple[Array, Array]:
+    """(pixels uint8 [n, 224, 224, 3], labels int64 [n]) of the first `limit` photos."""
+    from PIL import Image
+
+    folder = SHARED / "data" / "imagenet" / "nips17"
+    if not (folder / "labels.csv").is_file():
+        raise RequestError(f"no photos at {folder}; set ZOO_SHARED to the folder that holds data/imagenet/nips17")
+    with (folder / "labels.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))[:limit]
+    pixels = np.empty((len(rows), SIZE, SIZE, 3), np.uint8)
+    for at, row in enumerate(rows):
+        image = Image.open(folder / row["file"]).convert("RGB")
+        scale = SHORT_SIDE / min(image.size)
+        width, height = (round(side * scale) for side in image.size)
+        left, top = (width - SIZE) // 2, (height - SIZE) // 2
+        resized = image.resize((width, height), Image.Resampling.BILINEAR)
+        pixels[at] = np.asarray(resized.crop((left, top, left + SIZE, top + SIZE)))
+    return pixels, np.array([int(row["label"]) for row in rows])
+
+
+# ---------------------------------------------------------------------------------------------------------------- settings
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the process of one setting is given."""
+
+    model: str
+    fp32: Path
+    pixels: Path  # those to calibrate on, .npy
+
+    def batches(self, size: int = CHUNK) -> list[dict[str, Array]]:
+        """The calibration samples."""
+        pixels = np.load(self.pixels)
+        name = str(graph.load(self.fp32).graph.inputs[0].name)
+        return [{name: NETWORKS[self.model].prepare(pixels[at : at + size])} for at in range(0, len(pixels), size)]
+
+
+def ours(observer: str, *, correct: bool = True) -> Callable[[Work, Path], dict[str, Any]]:
+    """This project: shared passes, equalization where it pays, calibration, quantization, bias correction."""
+
+    def make(work: Work, target: Path) -> dict[str, Any]:
+        model, samples = graph.load(work.fp32), work.batches()
+        rewrite(model, [each() for each in PASSES])
+        recipe = QuantRecipe(observer=observer)
+        facts: dict[str, Any] = {}
+        if correct:
+            model, facts["equalization"] = equalize(model, recipe, samples)
+        int8, report = quantize(model, recipe, calibrate(model, samples, observer))
+        if correct:
+            int8, corrections = correct_bias(model, int8, samples)
+            facts["channels_corrected"] = sum(each.corrected for each in corrections.layers)
+        graph.save(int8, target.with_suffix(".onnx"))
+        return {**facts, "operators": report.counts()}
+
+    return make
+
+
+def onnxruntime(method: str, **options: Any) -> Callable[[Work, Path], dict[str, Any]]:
+    """onnxruntime's quantize_static, as its documentation says: pre-processed, QDQ, weights per channel."""
+
+    def make(work: Work, target: Path) -> dict[str, Any]:
+        from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+
+        batches = iter(work.batches(1))
+
+        class Reader(CalibrationDataReader):  # type: ignore[misc]
+            def get_next(self) -> Any:
+                return next(batches, None)
+
+        with tempfile.TemporaryDirectory() as scratch:
+            prepared = Path(scratch) / "prepared.onnx"
+            quant_pre_process(str(work.fp32), str(prepared), skip_symbolic_shape=True)
+            types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "per_channel": True}
+            how = {"calibrate_method": CalibrationMethod[method], "extra_options": options}
+            quantize_static(prepared, target.with_suffix(".onnx"), Reader(), **types, **how)
+        return {}
+
+    return make
+
+
+def nncf(preset: str, *, fast: bool = True, onnx: bool = False) -> Callable[[Work, Path], dict[str, Any]]:
+    """NNCF's post-training quantization of the model as OpenVINO converts it, or, `onnx`, of the file itself."""
+
+    def make(work: Work, target: Path) -> dict[str, Any]:
+        import nncf as library  # type: ignore[import-untyped]
+        import onnx as onnx_library
+        import openvino as ov
+
+        samples = work.batches(1)
+        options = {
+            "preset": library.QuantizationPreset(preset),
+            "subset_size": len(samples),
+            "fast_bias_correction": fast,
+        }
+        if onnx:
+            made = library.quantize(onnx_library.load(work.fp32), library.Dataset(samples), **options)
+            onnx_library.save(made, target.with_suffix(".onnx"))
+        else:
+            ov.save_model(
+                library.quantize(ov.convert_model(work.fp32), library.Dataset(samples), **options),
+                target.with_suffix(".xml"),
+                compress_to_fp16=False,
+            )
+        return {}
+
+    return make
+
+
+SETTINGS: dict[str, Callable[[Work, Path], dict[str, Any]]] = {
+    "zoo": ours("auto"),
+    "zoo-minmax": ours("minmax"),
+    "zoo-plain": ours("minmax", correct=False),
+    "onnxruntime-minmax": onnxruntime("MinMax"),
+    "onnxruntime-percentile": onnxruntime("Percentile", CalibPercentile=99.99),
+    "onnxruntime-entropy": onnxruntime("Entropy"),
+    "nncf-default": nncf("performance"),
+    "nncf-mixed": nncf("mixed"),
+    "nncf-default-exact": nncf("performance", fast=False),
+    "nncf-mixed-exact": nncf("mixed", fast=False),
+    "nncf-onnx": nncf("performance", onnx=True),
+}
+
+
+def _make(setting: str, work: Work, target: Path) -> dict[str, Any]:
+    start = time.perf_counter()
+    facts = SETTINGS[setting](work, target)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {**facts, "seconds": round(time.perf_counter() - start, 1), "peak_mb": round(peak)}
+
+
+def _convert(name: str, target: Path) -> None:
+    NETWORKS[name].convert(SHARED / "weights" / NETWORKS[name].weights, target)
+
+
+def _apart(function: Callable[..., Any], *args: Any) -> Any:
+    """Run in a process of its own: libraries disturb each other's threads, and its peak memory is its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
+# --------------------------------------------------------------------------------------------------------------- measuring
+
+
+def onnxruntime_session(path: Path, threads: int) -> Callable[[Array], Array]:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda x: session.run(None, {name: x})[0]
+
+
+def openvino_session(path: Path, threads: int) -> Callable[[Array], Array]:
+    import openvino as ov
+
+    options = {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "ENABLE_CPU_PINNING": False,
+    }
+    model = ov.Core().read_model(path)
+    model.reshape([1, 3, SIZE, SIZE])
+    request = ov.Core().compile_model(model, "CPU", options).create_infer_request()
+    return lambda x: request.infer([x], share_inputs=True)[0]
+
+
+ENGINES = {"onnxruntime": onnxruntime_session, "openvino": openvino_session}
+
+
+def outputs(path: Path, engine: str, network: Network, pixels: Array) -> Array:
+    """Of every photo by itself, float32 [n, classes], background classes left out."""
+    run = ENGINES[engine](path, machine.cores())
+    return np.concatenate([run(network.prepare(pixels[at : at + 1])) for at in range(len(pixels))])[:, network.background :]
+
+
+def accuracy(y: Array, reference: Array, labels: Array) -> dict[str, float]:
+    """Top-1, its drop and the agreement in percent; SQNR in dB."""
+    found, wanted = y.argmax(axis=1), reference.argmax(axis=1)
+    top1, exact = (100 * float((each == labels).mean()) for each in (found, wanted))
+    sqnr = 10 * np.log10(np.square(reference).sum() / np.square(reference - y).sum())
+    return {
+        "top1": round(top1, 2),
+        "drop": round(exact - top1, 2),
+        "agreement": round(100 * float((found == wanted).mean()), 2),
+        "sqnr_db": round(float(sqnr), 2),
+    }
+
+
+def time_in_turn(sessions: Mapping[str, Callable[[Array], Array]], x: Array, rounds: int) -> dict[str, list[float]]:
+    """{name: CPU milliseconds a call, one number a round}; each round gives every session a turn."""
+    taken: dict[str, list[float]] = {name: [] for name in sessions}
+    for run in sessions.values():
+        run(x)
+    gc.disable()
+    for _ in range(rounds):
+        for name, run in sessions.items():
+            calls, start, cpu = 0, time.perf_counter(), time.process_time()
+            while time.perf_counter() - start < TURN_SECONDS or calls < 3:
+                run(x)
+                calls += 1
+            taken[name].append((time.process_time() - cpu) / calls * 1e3)
+    gc.enable()
+    return taken
+
+
+def _speed(paths: Mapping[str, Path], network: Network, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """{engine: {setting: milliseconds}} on one core and thread."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    x = network.prepare(np.random.default_rng(0).integers(0, 256, (1, SIZE, SIZE, 3), dtype=np.uint8))
+    found = {}
+    for engine, session in ENGINES.items():
+        fit = {name: path for name, path in paths.items() if engine == "openvino" or path.suffix == ".onnx"}
+        found[engine] = time_in_turn({name: session(path, 1) for name, path in fit.items()}, x, rounds)
+    return found
+
+
+def compare(name: str, settings: Sequence[str], limit: int, rounds: int, folder: Path, advance: Callable[[float], None]) -> dict[str, Any]:
+    """Everything measured of one model."""
+    network = NETWORKS[name]
+    pixels, labels = photos(limit)
+    tested = np.arange(len(pixels)) % CALIBRATE_EVERY != 0
+    work = Work(name, folder / f"{name}-fp32.onnx", folder / "calibration.npy")
+    np.save(work.pixels, pixels[~tested])
+    if not work.fp32.is_file():
+        _apart(_convert, name, work.fp32)
+    reference = outputs(work.fp32, "onnxruntime", network, pixels[tested])
+    top1 = round(100 * float((reference.argmax(axis=1) == labels[tested]).mean()), 2)
+    results: list[dict[str, Any]] = []
+    left_out: dict[str, str] = {}
+    paths = {"fp32": work.fp32}
+    for setting in settings:
+        try:
+            facts = _apart(_make, setting, work, folder / f"{name}-{setting}")
+            path = next(each for suffix in (".onnx", ".xml") if (each := folder / f"{name}-{setting}{suffix}").is_file())
+            engines = ("openvino",) if path.suffix == ".xml" else ("onnxruntime", "openvino") if setting == "zoo" else ("onnxruntime",)
+            measured = {each: accuracy(outputs(path, each, network, pixels[tested]), reference, labels[tested]) for each in engines}
+            results.append({"setting": setting, "accuracy": measured, **facts})
+            paths[setting] = path
+        except Exception as error:  # any library's own kinds
+            left_out[setting] = f"{type(error).__name__}: {graph.one_line(error)}"
+        advance(1)
+    times = _apart(_speed, paths, network, rounds) if rounds else {}
+    speed = {
+        engine: {
+            setting: {"median": round(float(np.median(each)), 3), "spread": [round(min(each), 3), round(max(each), 3)]}
+            for setting, each in found.items()
+        }
+        for engine, found in times.items()
+    }
+    ratios = {
+        engine: {setting: round(float(np.median(np.divide(each, found["zoo"]))), 3) for setting, each in found.items() if setting != "zoo"}
+        for engine, found in times.items()
+        if "zoo" in found
+    }
+    return {
+        "model": name,
+        "photos": {"calibration": int((~tested).sum()), "test": int(tested.sum())},
+        "fp32_top1": top1,
+        "results": results,
+        "left_out": left_out,
+        "ahead": _ahead(results),
+        "milliseconds": speed,
+        "times_as_fast": ratios,
+    }
+
+
+def _ahead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """This project's agreement and SQNR less the best of its peers; the lower figure of its engines counts."""
+    found = {}
+    for key in ("agreement", "sqnr_db"):
+        own = [min(each[key] for each in row["accuracy"].values()) for row in results if row["setting"] == "zoo"]
+        peers = [each[key] for row in results if not row["setting"].startswith("zoo") for each in row["accuracy"].values()]
+        if own and peers:
+            found[key] = round(own[0] - max(peers), 2)
+    return found
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The results as text."""
+    line = "{:13} {:24} {:12} {:>6} {:>6} {:>9} {:>7} {:>7} {:>7} {:>8} {:>8}".format
+    lines = [line("model", "setting", "engine", "top-1", "drop", "agreement", "SQNR dB", "s", "MB", "ORT ms", "OV ms")]
+    for each in report["models"]:
+        for row in each["results"]:
+            speed = [each["milliseconds"].get(engine, {}).get(row["setting"], {}).get("median", "") for engine in ENGINES]
+            for engine, found in row["accuracy"].items():
+                shown = (found[key] for key in ("top1", "drop", "agreement", "sqnr_db"))
+                lines.append(line(each["model"], row["setting"], engine, *shown, row["seconds"], row["peak_mb"], *speed))
+        lines += [f"{each['model']}: {setting} left out: {why}" for setting, why in each["left_out"].items()]
+        lines.append(f"{each['model']}: fp32 top-1 {each['fp32_top1']}; ahead of the best peer by {each['ahead']}")
+    return "\n".join(lines)
+
+
+def _versions() -> dict[str, str]:
+    return {each: importlib.metadata.version(each) for each in ("nncf", "pillow", "tf2onnx", "torch", "tensorflow-cpu")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="?", default=",".join(NETWORKS), help=f"with commas, of {', '.join(NETWORKS)}; all by default")
+    parser.add_argument("--settings", default=",".join(SETTINGS), help=f"of {', '.join(SETTINGS)}; all by default")
+    parser.add_argument("--photos", type=int, default=500, help="so many photos, of which every fifth calibrates (default 500)")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each engine, 0: no timing (default 9)")
+    parser.add_argument("--work", metavar="DIR", help="keep the models there; a NAME-fp32.onnx found there is not converted again")
+    parser.add_argument("--json", action="store_true", help="print the report instead of the table")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the report, too")
+    args = parser.parse_args()
+    scratch = Path(args.work or tempfile.mkdtemp())
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        names, settings = args.models.split(","), args.settings.split(",")
+        for given, known in ((names, NETWORKS), (settings, SETTINGS)):
+            if unknown := set(given) - set(known):
+                raise RequestError(f"found {', '.join(sorted(unknown))}; choose of {', '.join(known)}")
+        with progress("comparing", len(names) * len(settings)) as advance:
+            models: list[dict[str, Any]] = []
+            report = {"models": models, "environment": machine.environment(threads=1, rounds=args.rounds, peers=_versions())}
+            for name in names:
+                models.append(compare(name, settings, args.photos, args.rounds, scratch, advance))
+                if args.output:  # what is there, if a later one fails
+                    files.write_json(args.output, report)
+        print(json.dumps(report, indent=2) if args.json else table(report))
+    except ZooError as error:
+        print(f"vision: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    finally:
+        if not args.work:
+            shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+from rewriting import model, run
+
+from pipelines import graph
+from pipelines.calibrator import Calibrator
+from pipelines.entry import QuantRecipe
+from pipelines.errors import RequestError
+
+RNG = np.random.default_rng(0)
+WEIGHTS = {"w": RNG.standard_normal((8, 5)).astype(np.float32), "v": RNG.standard_normal((5, 3)).astype(np.float32)}
+TEXT = "(float[n,8] x) => (float[n,3] y) { h = MatMul(x, w) r = Relu(h) y = MatMul(r, v) }"
+
+
+def batches():
+    return [{"x": RNG.standard_normal((count, 8)).astype(np.float32)} for count in (40, 1, 59)]
+
+
+def test_three_lines(tmp_path):
+    samples = batches()
+    source = graph.save(model(TEXT, **WEIGHTS), tmp_path / "model.onnx")
+    calibrator = Calibrator(source)
+    for batch in samples:
+        calibrator.feed(batch)
+    report = calibrator.save(tmp_path / "int8.onnx")
+    assert report.counts()["int8"] == 3 and report.recipe.observer == "auto" == calibrator.table().observer
+    x = np.concatenate([each["x"] for each in samples])
+    expected, found = (run(graph.load(tmp_path / name), x=x)["y"] for name in ("model.onnx", "int8.onnx"))
+    assert 0 < np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+    first = (tmp_path / "int8.onnx").read_bytes()
+    calibrator.save(tmp_path / "int8.onnx")
+    assert (tmp_path / "int8.onnx").read_bytes() == first
+
+
+def test_a_model_in_memory_is_left_as_it_is(tmp_path):
+    found = model(TEXT, **WEIGHTS)
+    before = graph.digest(found)
+    calibrator = Calibrator(found, QuantRecipe(observer="kl", symmetric=True), max_memory="100MB")
+    calibrator.feed(batches()[0])
+    calibrator.save(tmp_path / "int8.onnx")
+    x = calibrator.table().tensors["x"]
+    assert graph.digest(found) == before and x.low == -x.high and x.method == "kl"
+
+
+def test_nothing_fed(tmp_path):
+    with pytest.raises(RequestError, match="^no calibration samples; pass at least one$"):
+        Calibrator(model(TEXT, **WEIGHTS)).save(tmp_path / "int8.onnx")
+    assert not (tmp_path / "int8.onnx").exists()

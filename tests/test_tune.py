@@ -1,0 +1,282 @@
+import json
+import re
+
+import numpy as np
+import pytest
+from rewriting import model, run
+
+from pipelines import graph, tune
+from pipelines.engine import available, load
+from pipelines.errors import RequestError, ZooError
+from pipelines.files import sha256
+from pipelines.tune import ArrayJudge, Settings, Verdict, log_path
+
+RNG = np.random.default_rng(0)
+
+
+def weights(*shape):
+    return (RNG.normal(size=shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def net():
+    """Two convolutions and a classifier of 4."""
+    return model(
+        """(float[n,3,6,6] x) => (float[n,4] y) {
+            a = Conv<pads=[1,1,1,1]>(x, w1, b1) ar = Relu(a) b = Conv<pads=[1,1,1,1]>(ar, w2) br = Relu(b)
+            p = GlobalAveragePool(br) f = Flatten(p) y = Gemm(f, w3, b3) }""",
+        w1=weights(8, 3, 3, 3),
+        b1=weights(8),
+        w2=weights(8, 8, 3, 3),
+        w3=weights(8, 4),
+        b3=weights(4),
+    )
+
+
+@pytest.fixture(scope="module")
+def data():
+    """(calibration, evaluation) samples."""
+    return tuple(np.random.default_rng(seed).normal(size=(64, 3, 6, 6)).astype(np.float32) for seed in (1, 2))
+
+
+@pytest.fixture
+def all_observers():
+    """For a test that tries every observer."""
+
+
+@pytest.fixture(autouse=True)
+def two_observers(request, monkeypatch):
+    if "all_observers" not in request.fixturenames:
+        monkeypatch.setattr(tune, "OBSERVERS", ("minmax", "percentile"))
+
+
+def search(net, data, output, **options):
+    options = {"engine": "onnxruntime", "max_drop": 0.02, **options}
+    judge = options.pop("judge", None) or ArrayJudge({"x": data[1]}, batch_size=8)
+    return tune.tune(net, lambda: iter([{"x": data[0]}]), judge, output, **options)
+
+
+class Scripted:
+    """A judge that says what it is told to, by the number of float layers in the file."""
+
+    digest, metric = "d", "scripted"
+
+    def __init__(self, data, drop, sqnr=None):
+        self.example, self.drop, self.sqnr, self.asked = {"x": data[1][:1]}, drop, sqnr or (lambda kept: None), 0
+
+    def __call__(self, fp32, int8):
+        kept = floats(int8.path)
+        self.asked += 1
+        return Verdict(self.drop(kept), self.sqnr(kept))
+
+
+def floats(path):
+    """How many layers of the file have float weights."""
+    main = graph.load(path).graph
+    return sum(node.op_type in ("Conv", "Gemm") and graph.constant(node.inputs[1]) is not None for node in main)
+
+
+def test_the_search_keeps_a_model_that_meets_the_goal(net, data, tmp_path, all_observers):
+    output = tmp_path / "int8.onnx"
+    found = search(net, data, output)
+    assert (found["met"], found["missed_by"], found["stopped"], found["metric"]) == (True, 0.0, "done", "agreement")
+    tried = {each["settings"]["observer"] for each in found["trials"]}
+    assert tried == {"auto", "minmax", "percentile", "mse", "kl"}
+    assert {"correct", "symmetric"} <= {key for each in found["trials"] for key in ("correct", "symmetric") if each["settings"][key]}
+    assert sha256(output) == found["best"]["sha256"] and floats(output) == 0
+    meeting = [each for each in found["trials"] if each["drop"] <= 0.02]
+    assert found["best"]["milliseconds"] <= tune.TIE * min(each["milliseconds"] for each in meeting)
+    y = load(output, "onnxruntime").run({"x": data[1]})["y"]
+    agreement = (y.argmax(1) == run(net, x=data[1])["y"].argmax(1)).mean()
+    assert found["best"]["drop"] == pytest.approx(1 - agreement, abs=0.02)
+
+
+def test_two_searches_try_the_same_and_leave_the_same_model(net, data, tmp_path):
+    found = [search(net, data, tmp_path / name / "int8.onnx", max_drop=-1.0) for name in "ab"]
+    assert [[each["name"], each["drop"], each["sqnr_db"], each["sha256"]] for each in found[0]["trials"]] == [
+        [each["name"], each["drop"], each["sqnr_db"], each["sha256"]] for each in found[1]["trials"]
+    ]
+
+
+def test_layers_go_float_until_the_goal_is_met_and_no_more(net, data, tmp_path):
+    judge = Scripted(data, lambda kept: 0.01 if kept >= 2 else 0.1)
+    found = search(net, data, tmp_path / "int8.onnx", judge=judge)
+    assert found["met"] and floats(found["path"]) == 2
+    counts = [len(each["settings"]["keep_float"]) for each in found["trials"]]
+    assert max(counts) < len(list(net.graph))
+
+
+def test_the_layer_of_most_error_goes_float_first(data, tmp_path):
+    wide = weights(8, 8, 3, 3)
+    wide[:, 0] *= 300  # its input channel 0 is tiny beside the others, but decides, and a Tanh forbids to equalize it
+    first = weights(8, 3, 3, 3)
+    first[0] /= 300
+    net = model(
+        """(float[n,3,6,6] x) => (float[n,8,6,6] y) {
+            a = Conv<pads=[1,1,1,1]>(x, w1) t = Tanh(a) b = Conv<pads=[1,1,1,1]>(t, w2) y = Conv<pads=[1,1,1,1]>(b, w3) }""",
+        w1=first,
+        w2=wide,
+        w3=weights(8, 8, 3, 3),
+    )
+    found = search(net, data, tmp_path / "int8.onnx", judge=Scripted(data, lambda kept: 0.0 if kept else 0.1))
+    assert found["best"]["settings"]["keep_float"] == ["b"]
+    lines = [json.loads(line) for line in log_path(tmp_path / "int8.onnx").read_text().splitlines()]
+    gains = {each["layer"]: each["sqnr_db"] for each in lines if "layer" in each}
+    assert max(gains, key=gains.get) == "b"
+
+
+def test_a_goal_that_is_missed_leaves_the_best_and_says_by_how_much(net, data, tmp_path):
+    judge = Scripted(data, lambda kept: 0.5 - 0.1 * min(kept, 2))
+    found = search(net, data, tmp_path / "int8.onnx", judge=judge)
+    assert not found["met"] and found["missed_by"] == pytest.approx(0.3 - 0.02) and floats(found["path"]) >= 2
+
+
+def test_a_second_run_repeats_no_trial(net, data, tmp_path, monkeypatch):
+    output = tmp_path / "int8.onnx"
+    judge = Scripted(data, lambda kept: 0.5 if kept < 2 else 0.0)
+    first = search(net, data, output, judge=judge)
+    asked, log = judge.asked, log_path(output).read_text()
+    second = search(net, data, output, judge=judge)
+    assert judge.asked == asked and second == first and log_path(output).read_text() == log
+    output.unlink()  # it is made again
+    search(net, data, output, judge=judge)
+    assert judge.asked == asked and sha256(output) == first["best"]["sha256"]
+
+
+def test_a_run_that_was_killed_goes_on(net, data, tmp_path):
+    output = tmp_path / "int8.onnx"
+    judge = Scripted(data, lambda kept: 0.5)
+    whole = search(net, data, output, judge=judge)
+    lines = log_path(output).read_text().splitlines(keepends=True)
+    log_path(output).write_text("".join(lines[:4]) + lines[4][:20])  # killed in the middle of a line
+    judge.asked = 0
+    again = search(net, data, output, judge=judge)
+    first, later = ({each["sha256"] for each in part} for part in (whole["trials"][:3], whole["trials"][3:]))
+    assert judge.asked == len(later - first)  # the same bytes are judged once
+    assert [each["name"] for each in again["trials"]] == [each["name"] for each in whole["trials"]]
+
+
+def test_a_log_of_other_data_is_not_used(net, data, tmp_path, caplog):
+    output = tmp_path / "int8.onnx"
+    judge = Scripted(data, lambda kept: 0.0)
+    search(net, data, output, judge=judge)
+    asked = judge.asked
+    search(net, (data[0][:32], data[1]), output, judge=judge)
+    assert judge.asked > asked and "of another model, data or machine" in caplog.text
+
+
+def test_another_goal_uses_the_trials_made(net, data, tmp_path):
+    output = tmp_path / "int8.onnx"
+    judge = Scripted(data, lambda kept: 0.1 if kept < 2 else 0.0)
+    first = search(net, data, output, judge=judge, max_drop=0.2)
+    assert floats(output) == 0
+    asked = judge.asked
+    second = search(net, data, output, judge=judge, max_drop=0.05)
+    assert first["met"] and second["met"] and floats(output) >= 2
+    made = [{each["sha256"] for each in found["trials"]} for found in (first, second)]
+    assert judge.asked == asked + len(made[1] - made[0])
+
+
+def test_the_budget_ends_the_search_with_what_there_is(net, data, tmp_path):
+    found = search(net, data, tmp_path / "int8.onnx", seconds=0.0)
+    assert found["stopped"] == "time" and len(found["trials"]) == 1
+    assert sha256(found["path"]) == found["best"]["sha256"]
+
+
+def test_ctrl_c_leaves_the_best_model(net, data, tmp_path):
+    def drop(kept):
+        if judge.asked == 3:
+            raise KeyboardInterrupt
+        return 0.3 / judge.asked
+
+    judge = Scripted(data, drop)
+    found = search(net, data, tmp_path / "int8.onnx", judge=judge)
+    assert found["stopped"] == "interrupted" and len(found["trials"]) == 2
+    assert found["best"]["drop"] == 0.15 and sha256(found["path"]) == found["best"]["sha256"]
+
+
+def test_histograms_are_collected_once_for_every_graph(net, data, tmp_path, monkeypatch):
+    runs, observe = [], tune.observe
+    monkeypatch.setattr(tune, "observe", lambda model, *args: runs.append(graph.digest(model)) or observe(model, *args))
+    search(net, data, tmp_path / "int8.onnx")
+    assert len(runs) == len(set(runs)) <= 2
+
+
+def test_a_trial_that_fails_is_noted_and_passed_over(net, data, tmp_path, monkeypatch):
+    quantize = tune.quantize
+
+    def failing(model, recipe, table):
+        if recipe.observer != "percentile":
+            raise ZooError("no")
+        return quantize(model, recipe, table)
+
+    monkeypatch.setattr(tune, "quantize", failing)
+    found = search(net, data, tmp_path / "int8.onnx")
+    assert found["best"]["settings"]["observer"] == "percentile"
+    assert {each.get("error") for each in found["trials"]} == {None, "no"}
+    monkeypatch.setattr(tune, "quantize", lambda *_: failing(None, Settings(), None))
+    with pytest.raises(ZooError, match="no recipe gave a model that runs: no"):
+        search(net, data, tmp_path / "none.onnx")
+    assert not (tmp_path / "none.onnx").exists()
+
+
+@pytest.mark.parametrize("name", available())
+def test_trials_run_in_the_engine_asked_for(net, data, tmp_path, name):
+    found = search(net, data, tmp_path / "int8.onnx", engine=name, seconds=0.0)
+    assert found["engine"] == name and found["best"]["milliseconds"] > 0
+
+
+def test_auto_takes_the_quicker_engine(net, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "measure", lambda sessions, batch: [{"openvino": 1.0}.get(each.engine, 2.0) for each in sessions])
+    assert search(net, data, tmp_path / "int8.onnx", engine="auto", seconds=0.0)["engine"] == "openvino"
+
+
+def test_an_unknown_engine(net, data, tmp_path):
+    with pytest.raises(RequestError, match="unknown or missing engine 'tpu'"):
+        search(net, data, tmp_path / "int8.onnx", engine="tpu")
+
+
+class Constant:
+    """A session with this output."""
+
+    def __init__(self, y):
+        self.y, self.at = np.asarray(y), 0
+
+    def run(self, batch):
+        count = len(batch["x"])
+        self.at += count
+        return {"y": self.y[self.at - count : self.at]}
+
+
+LOGITS = np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0], [0.0, 5.0]], np.float32)
+SCORES = np.array([[0.1], [0.2], [0.3], [0.4]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "labels", "metric", "drop"),
+    [
+        (LOGITS, LOGITS[[0, 1, 2, 2]], None, "agreement", 0.25),
+        (LOGITS, LOGITS[[0, 1, 2, 2]], np.array([0, 1, 0, 1]), "top1", 0.25),
+        (LOGITS, LOGITS[[0, 1, 2, 2]], np.array([0, 1, 0, 0]), "top1", -0.25),
+        (SCORES, SCORES * 1.1, None, "closeness", 0.1),
+        (SCORES, SCORES[[2, 1, 0, 3]], np.array([0, 0, 1, 1]), "auc", 0.5),
+        (SCORES, SCORES + 0.1, SCORES, "r2", 0.8),
+    ],
+)
+def test_metrics(x, y, labels, metric, drop):
+    judge = ArrayJudge({"x": np.zeros((4, 1), np.float32)}, labels, batch_size=3)
+    verdict = judge(Constant(x), Constant(y))
+    assert judge.metric == metric and verdict.drop == pytest.approx(drop, rel=1e-5)
+    assert verdict.sqnr_db == pytest.approx(10 * np.log10((x**2).sum() / ((x - y) ** 2).sum()), abs=0.006)
+
+
+def test_labels_that_do_not_fit():
+    with pytest.raises(RequestError, match="found 3 labels for 4 samples"):
+        ArrayJudge({"x": np.zeros((4, 1), np.float32)}, np.zeros(3))
+    judge = ArrayJudge({"x": np.zeros((4, 1), np.float32)}, np.zeros((4, 3)))
+    with pytest.raises(RequestError, match=re.escape("found labels float64 [4, 3] for outputs [4, 2]; wanted")):
+        judge(Constant(LOGITS), Constant(LOGITS))
+
+
+def test_nan_is_no_model_to_keep():
+    assert ArrayJudge({"x": np.zeros((4, 1), np.float32)}, batch_size=4)(Constant(LOGITS), Constant(LOGITS * np.nan)).drop == np.inf
