@@ -31,7 +31,7 @@ ROUND_SECONDS = 0.1  # one turn of one configuration
 WINDOW_SECONDS = 1.0  # one turn of all instances of one configuration
 WARM_SECONDS = 0.05  # before a window: caches warm again after the others' turns
 BATCHES = 8  # so many batches of different rows keep a cache from serving the same rows again and again
-GRACE_SECONDS = 3.0  # for a worker to finish what it does when its input ends
+GRACE_SECONDS = 15.0  # for a worker to leave by itself; a loaded machine may need some
 
 
 @dataclass(frozen=True)

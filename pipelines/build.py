@@ -254,7 +254,7 @@ def native_form(folder: ModelFolder) -> dict[str, Any]:
         return {key: value for key, value in folder.record.get(NATIVE, {}).items() if key in ("fold", "reason", "layers", "refused")}
     table = CalibrationTable.load(folder.verify("calibration.json"))
     _, said = folder.entry.part("native")(graph.load(folder.verify("rewritten.onnx")), table, folder.recipe)
-    return dict(said)
+    return {key: value for key, value in said.items() if key != "quantization"}
 
 
 def _expand(folder: ModelFolder) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -73,12 +74,15 @@ class NativeSession:
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._ways: dict[str, Runnable] = {}
         self._chosen: dict[int, str] = {}  # size class -> one of `_ways`
+        self._lock = threading.Lock()  # one thread chooses and opens
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """See `Session`. Raises RequestError for an id that is no row of its field, before any table is read."""
         try:
             return self._way(batch).run(batch)
-        except (IndexError, TypeError, ValueError, KeyError) as error:
+        except IndexError as error:
+            raise RequestError(str(error)) from error
+        except (TypeError, ValueError, KeyError) as error:
             raise RequestError(f"the native kernels cannot run {self.path} on this batch: {graph.one_line(error)}") from error
 
     def executed(self, batch: Batch) -> list[Executed]:
@@ -93,8 +97,9 @@ class NativeSession:
             return self._open("native")
         size = size_class(batch)
         if size not in self._chosen:
-            larger = [each for each in self._chosen if each > size]
-            self._chosen[size] = self._chosen[min(larger)] if larger else self._time(batch)
+            with self._lock:
+                larger = [each for each in self._chosen if each >= size]
+                self._chosen[size] = self._chosen[min(larger)] if larger else self._time(batch)
         return self._open(self._chosen[size])
 
     def _time(self, batch: Batch) -> str:
@@ -114,12 +119,16 @@ class NativeSession:
 
     def _call(self, kernel: Any, batch: Batch) -> list[NDArray[Any]]:
         """The results of `kernel` on the batch, computed in as many parts as there are threads."""
-        arrays = [None if name is None else np.ascontiguousarray(batch[name]) for name in self._fed]
+        arrays = [None if name is None else _plain(batch[name]) for name in self._fed]
         if self._pool is None or (count := len(batch[str(self._fed[0])])) < 2 * CHUNK:
             return _listed(kernel(*arrays))
         bounds = np.linspace(0, count, min(self.threads, count // CHUNK) + 1).astype(int)
         parts = [[None if each is None else each[a:b] for each in arrays] for a, b in itertools.pairwise(bounds)]
-        done = [_listed(each) for each in self._pool.map(lambda part: kernel(*part), parts)]
+        try:
+            done = [_listed(each) for each in self._pool.map(lambda part: kernel(*part), parts)]
+        except IndexError:
+            kernel(*arrays)  # names the row of the whole batch
+            raise
         return [np.concatenate(each) for each in zip(*done, strict=True)]
 
 
@@ -154,6 +163,11 @@ class _Mixed:
 def _port(value: ir.Value) -> Port:
     assert value.dtype is not None and value.shape is not None
     return Port(value.dtype.numpy(), tuple(each if isinstance(each, int) else None for each in value.shape))
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    usable = isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
+    return array if usable else np.require(array, requirements=["C", "A"])
 
 
 def _listed(found: Any) -> list[NDArray[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipelines import files, kernels, machine
 from pipelines.build import NATIVE, ModelFolder
 from pipelines.engine import Batch, Session
-from pipelines.errors import RequestError
+from pipelines.errors import RequestError, ZooError
 from pipelines.native import load
 from pipelines.plan import Plan, choose, stock
 
@@ -37,11 +37,31 @@ def model_file(precision: str, engine: str) -> str:
 
 def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: int, *, fresh: bool = False) -> Plan:
     """The quickest engine for this batch on this machine, by timing (see `pipelines.plan.choose`); native kernels where there are any."""
+    digest, candidates = _candidates(folder, precision, threads)
+    return choose(digest, candidates, batch, threads, fresh=fresh)
+
+
+def open_quickest(folder: ModelFolder, precision: str, batch: Batch, threads: int) -> Session:
+    """A session in the engine of `choose_engine`; where a choice remembered from before cannot be opened now, in the quickest that can."""
+    digest, candidates = _candidates(folder, precision, threads)
+    while True:
+        name = choose(digest, candidates, batch, threads).engine
+        try:
+            return candidates[name]()
+        except ZooError as error:
+            if len(candidates) == 1:
+                raise
+            logger.warning("the engine %s is left out: %s", name, error)
+            del candidates[name]
+
+
+def _candidates(folder: ModelFolder, precision: str, threads: int) -> tuple[str, dict[str, Callable[[], Session]]]:
+    """The digest of the model and the engines that may run it."""
     path = folder.ensure(PRECISIONS[precision])
-    candidates = stock(path, threads)
+    found = stock(path, threads)
     if precision == "int8" and folder.entry.native and kernels.isas():
-        candidates["native"] = lambda: load(folder.ensure(NATIVE), "native", threads)
-    return choose(files.sha256(path), candidates, batch, threads, fresh=fresh)
+        found["native"] = lambda: load(folder.ensure(NATIVE), "native", threads)
+    return files.sha256(path), found
 
 
 class Pipeline(abc.ABC):
@@ -99,8 +119,7 @@ class Pipeline(abc.ABC):
     def session(self, batch: Batch) -> Session:
         """The session in use; the first call with `engine="auto"` chooses by timing `batch`."""
         if self._session is None:
-            engine = choose_engine(self.folder, self.precision, batch, self.threads).engine
-            self._session = load(self.folder.ensure(model_file(self.precision, engine)), engine, self.threads)
+            self._session = open_quickest(self.folder, self.precision, batch, self.threads)
         return self._session
 
     def use(self, session: Session) -> None:

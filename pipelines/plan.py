@@ -53,7 +53,7 @@ def plan(path: str | Path, batch: Batch, threads: int = 1, *, fresh: bool = Fals
     return choose(files.sha256(path), stock(path, threads), batch, threads, fresh=fresh)
 
 
-def stock(path: str | Path, threads: int) -> dict[str, Callable[[], Runnable]]:
+def stock(path: str | Path, threads: int) -> dict[str, Callable[[], Session]]:
     """Every available stock engine, and how to open it on one model file."""
     return {name: functools.partial(load, path, name, threads) for name in available()}
 
@@ -83,6 +83,7 @@ def choose(digest: str, candidates: Mapping[str, Callable[[], Runnable]], batch:
         except ZooError as error:
             sessions.pop(name, None)
             problems.append(str(error))
+            logger.warning("the engine %s is left out: %s", name, error)
     if not sessions:
         raise ZooError(f"no engine runs the model: {'; '.join(problems)}")
     medians = measure(list(sessions.values()), batch)

@@ -629,3 +629,28 @@ def test_the_extension_is_found_from_another_process_in_any_folder(tmp_path):
     code = "from pipelines import kernels; print(kernels.missing() or kernels.isas()[-1])"
     found = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "portable"
+
+
+@pytest.mark.skipif(not kernels.isas(), reason=kernels.missing())
+def test_ids_that_change_during_a_call_are_never_followed(isa):
+    """Another thread writes rows that do not exist into the batch between the check of the whole of it and the reading of a part."""
+    kernel = kernels.parallel_embedding(embedding(3, 5, 64, 0), isa)
+    ids, done = np.zeros((4099, 3), np.int32), threading.Event()
+
+    def spoil():
+        while not done.is_set():
+            ids[:, 1] = 2**31 - 1
+            ids[:, 1] = 0
+
+    other = threading.Thread(target=spoil)
+    other.start()
+    outcomes = set()
+    for _ in range(300):
+        try:
+            kernel(ids, None)
+            outcomes.add("right")
+        except IndexError:
+            outcomes.add("refused")
+    done.set()
+    other.join()
+    assert outcomes

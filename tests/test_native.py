@@ -254,7 +254,7 @@ def test_ids_out_of_range_are_refused_before_anything(session, monkeypatch, name
         ids[-1, 1] = wrong
         with pytest.raises(RequestError) as error:
             session.run({**right, "ids": ids})
-        one_line(error, f"found id {wrong} in row {count - 1}, column 1; wanted 0 to 2", NATIVE)
+        one_line(error, f"found id {wrong} in row {count - 1}, column 1; wanted 0 to 2")
     assert session.run(right)["y"].shape == (count, 1)
 
 
@@ -264,8 +264,21 @@ def test_ids_out_of_range_are_refused_in_every_thread_and_while_timing(folder):
         opened = NativeSession(folder / NATIVE, threads)
         batch = feeds(300)
         batch["ids"][299, 0] = ROWS[0]
-        with pytest.raises(RequestError, match="found id 20000"):
+        with pytest.raises(RequestError, match="found id 20000 in row 299"):  # not the row of its thread's part
             opened.run(batch)
+
+
+@needs_kernels
+@pytest.mark.parametrize("count", [5, 300])
+def test_arrays_that_are_not_aligned_or_contiguous_are_copied(session, count):
+    right = feeds(count)
+    wanted = session.run(right)["y"]
+    raw = np.zeros(right["x"].nbytes + 1, np.uint8)
+    odd = raw[1:].view(np.float32).reshape(right["x"].shape)
+    odd[:] = right["x"]
+    assert not odd.flags.aligned
+    np.testing.assert_array_equal(session.run({**right, "x": odd})["y"], wanted)
+    np.testing.assert_array_equal(session.run({**right, "ids": np.asfortranarray(right["ids"])})["y"], wanted)
 
 
 @needs_kernels

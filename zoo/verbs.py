@@ -61,6 +61,8 @@ def info(model: Model) -> dict[str, Any]:
             found["built"] = built
         if (path / road.ROAD[1]).is_file() and (path / road.ROAD[2]).is_file():
             found["native"] = road.native_form(road.open_folder(path, zoo.entry))
+        elif zoo.entry(card.entry).native:
+            found["native"] = {"reason": f"not decided yet; run: zoo download {model}"}
         if (path / road.QUANTIZATION).is_file():
             found["quantization"] = read_json(path / road.QUANTIZATION)
     return found

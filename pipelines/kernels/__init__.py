@@ -61,7 +61,7 @@ def click_network(embedding: Any, layers: list[Any], sigmoid: bool) -> Any:
 
     Called like the embedding; returns float32 [n, 1]. Activations stay in the cache, nothing of Python runs in between.
     """
-    return _required().ClickNetwork(embedding, list(layers), sigmoid)
+    return _required().ClickNetwork(embedding, tuple(layers), sigmoid)  # a tuple keeps its layers alive
 
 
 def _plain(array: Any) -> Any:

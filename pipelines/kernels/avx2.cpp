@@ -2,7 +2,6 @@
 #include <immintrin.h>
 
 #include <cstring>
-#include <vector>
 
 #include "network.h"
 
@@ -114,20 +113,19 @@ void tile(const Linear &l, const int16_t *weight, int64_t column, const int16_t 
 
 void linear(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     const int64_t width = round_up(l.inputs, 2), size = l.real ? 4 : 1;
-    thread_local std::vector<int16_t> words;
     constexpr int64_t kRows = 64;  // widened at a time
-    words.resize(static_cast<size_t>(kRows * width));
+    auto *words = static_cast<int16_t *>(kernel_scratch(kRows * width * 2));
     for (int64_t first = 0; first < n; first += kRows) {
         const int64_t count = n - first < kRows ? n - first : kRows;
         for (int64_t r = 0; r < count; ++r) {
-            for (int64_t k = 0; k < l.inputs; ++k) words[static_cast<size_t>(r * width + k)] = x[(first + r) * x_stride + k];
-            if (width > l.inputs) words[static_cast<size_t>(r * width + l.inputs)] = 0;
+            for (int64_t k = 0; k < l.inputs; ++k) words[r * width + k] = x[(first + r) * x_stride + k];
+            if (width > l.inputs) words[r * width + l.inputs] = 0;
         }
         const auto *weight = static_cast<const int16_t *>(l.weight);
         for (int64_t column = 0; column < l.outputs; column += 16, weight += 16 * width) {
             int64_t r = 0;
             const auto rows = [&](auto function, int64_t step) {
-                function(l, weight, column, words.data() + r * width, static_cast<char *>(out) + (first + r) * out_stride * size, out_stride);
+                function(l, weight, column, words + r * width, static_cast<char *>(out) + (first + r) * out_stride * size, out_stride);
                 r += step;
             };
             while (r + 4 <= count) rows(tile<4>, 4);

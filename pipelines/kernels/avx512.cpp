@@ -1,9 +1,7 @@
 // The kernels for AVX-512 with VNNI.
 #include <immintrin.h>
 
-#include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "network.h"
 
@@ -213,19 +211,19 @@ void linear(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void
     using Tile = decltype(&tile<1>);
     constexpr Tile tiles[] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
     const int64_t steps = round_up(l.inputs, 4) / 4, room = round_up(steps, 16) + 16, size = l.real ? 4 : 1;
-    thread_local std::vector<int32_t> lists;
-    thread_local std::vector<int64_t> counts;
-    lists.resize(static_cast<size_t>(kRows / kTile * room)), counts.resize(kRows / kTile);
+    auto *lists = static_cast<int32_t *>(kernel_scratch(kRows / kTile * room * 4));
+    int64_t counts[kRows / kTile];
+    const auto tile_rows = [&](int64_t left) { return left < kTile ? left : kTile; };
     for (int64_t first = 0; first < n; first += kRows) {
         const int64_t rows = n - first < kRows ? n - first : kRows;
         const auto at = [&](int64_t s) { return x + (first + s) * x_stride; };
         for (int64_t s = 0, i = 0; s < rows; s += kTile, ++i)
-            counts[static_cast<size_t>(i)] = active(at(s), x_stride, std::min(kTile, rows - s), steps, lists.data() + i * room);
+            counts[i] = active(at(s), x_stride, tile_rows(rows - s), steps, lists + i * room);
         const auto *weight = static_cast<const int8_t *>(l.weight);
         for (int64_t column = 0; column < l.outputs; column += 64, weight += 256 * steps)
             for (int64_t s = 0, i = 0; s < rows; s += kTile, ++i)
-                tiles[std::min(kTile, rows - s)](l, weight, column, at(s), x_stride, lists.data() + i * room, counts[static_cast<size_t>(i)],
-                                                 static_cast<char *>(out) + (first + s) * out_stride * size, out_stride);
+                tiles[tile_rows(rows - s)](l, weight, column, at(s), x_stride, lists + i * room, counts[i],
+                                           static_cast<char *>(out) + (first + s) * out_stride * size, out_stride);
     }
 }
 

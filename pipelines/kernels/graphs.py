@@ -84,10 +84,14 @@ def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
         w, w_scale = weight
         if dense.attributes.get_int("transB", 0) != 0:
             w = w.T
-        bias = _dequantized(dense.inputs[2]) if len(dense.inputs) > 2 else (np.zeros(w.shape[1], np.int32), w_scale)
+        bias = _dequantized(dense.inputs[2]) if len(dense.inputs) > 2 else (np.zeros(w.shape[1], np.int32), np.float64(x_scale) * w_scale)
         if w.dtype != np.int8 or w_scale.size not in (1, w.shape[1]) or bias is None or bias[0].size != w.shape[1]:
             return None
+        if not np.allclose(bias[1], np.float64(x_scale) * w_scale, rtol=1e-5, atol=0):  # the sum of products has other steps
+            return None
         b = bias[0].ravel().astype(np.int64) - int(x_zero) * w.astype(np.int64).sum(axis=0)
+        if np.abs(b).max() >= 2**31:
+            return None
         scale = np.broadcast_to(np.float64(x_scale) * w_scale.astype(np.float64), w.shape[1])
         value = dense.outputs[0]
         relu = _only(value, "Relu")

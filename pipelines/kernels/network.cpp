@@ -88,12 +88,22 @@ const T *data_of(const Any &array, const char *name, size_t dims) {
 
 // What a thread computes in; it stays with the thread, so that small batches need no allocation.
 struct Scratch {
+    Buffer<uint8_t> kernel;
     Buffer<uint32_t> rows;
     Buffer<int16_t> numbers;
     Buffer<uint8_t> layers[2];
     Buffer<float> wide;
 };
 thread_local Scratch scratch;
+
+}  // namespace
+
+void *kernel_scratch(int64_t bytes) {
+    scratch.kernel.reserve(bytes);
+    return scratch.kernel.data();
+}
+
+namespace {
 
 constexpr int64_t kBlock = 256;  // samples that go through all layers together: weights are read once a block, activations stay in L2
 
@@ -163,16 +173,22 @@ class ParallelEmbedding {
         return in;
     }
 
-    // Raises IndexError, naming the place, unless all ids are rows of their field.
+    // The table row of field f in sample s. Raises IndexError, naming the place, where the id is no row of its field.
+    // It is read once: nobody can change it after the check.
+    uint32_t row(const Input &in, int64_t s, int64_t f) const {
+        const int64_t at = s * in.columns + columns_[f];
+        const int64_t id = in.ids32 ? __atomic_load_n(in.ids32 + at, __ATOMIC_RELAXED) : __atomic_load_n(in.ids64 + at, __ATOMIC_RELAXED);
+        if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(rows_[f]))
+            throw nb::index_error(("found id " + std::to_string(id) + " in row " + std::to_string(s) + ", column " +
+                                   std::to_string(columns_[f]) + "; wanted 0 to " + std::to_string(rows_[f] - 1))
+                                      .c_str());
+        return static_cast<uint32_t>(offsets_[f] + id);
+    }
+
+    // Nothing is computed before all ids are known to be right.
     void check(const Input &in) const {
         for (int64_t s = 0; s < in.count; ++s)
-            for (int64_t f = 0; f < fields_; ++f) {
-                const int64_t id = in.ids32 ? in.ids32[s * in.columns + columns_[f]] : in.ids64[s * in.columns + columns_[f]];
-                if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(rows_[f]))
-                    throw nb::index_error(("found id " + std::to_string(id) + " in row " + std::to_string(s) + ", column " +
-                                           std::to_string(columns_[f]) + "; wanted 0 to " + std::to_string(rows_[f] - 1))
-                                              .c_str());
-            }
+            for (int64_t f = 0; f < fields_; ++f) row(in, s, f);
     }
 
     // Samples [first, first + n) of checked input.
@@ -182,12 +198,9 @@ class ParallelEmbedding {
         for (int64_t done = 0; done < n; done += kBlock) {
             const int64_t count = std::min(kBlock, n - done), begin = first + done;
             const int64_t last = std::min(begin + count, in.count - 1);  // one more, to fetch
-            uint32_t *row = scratch.rows.data();
+            uint32_t *next = scratch.rows.data();
             for (int64_t s = begin; s <= begin + count; ++s)
-                for (int64_t f = 0; f < fields_; ++f) {
-                    const int64_t at = std::min(s, last) * in.columns + columns_[f];
-                    *row++ = static_cast<uint32_t>(offsets_[f] + (in.ids32 ? in.ids32[at] : static_cast<int32_t>(in.ids64[at])));
-                }
+                for (int64_t f = 0; f < fields_; ++f) *next++ = row(in, std::min(s, last), f);
             int16_t *whole = scratch.numbers.data();
             for (int64_t s = begin; s < begin + count; ++s) {
                 for (int64_t m = 0; m < numbers_; ++m) {
@@ -261,7 +274,7 @@ class LinearLayer {
     }
 
     nb::object call(const Any &x) const {
-        const auto *at = data_of<uint8_t>(x, "x", 2);
+        const auto *input = data_of<uint8_t>(x, "x", 2);
         const int64_t n = static_cast<int64_t>(x.shape(0)), size = linear_.real ? 4 : 1;
         if (static_cast<int64_t>(x.shape(1)) != linear_.inputs) throw nb::value_error("x has another width than the layer takes");
         auto *out = new Buffer<uint8_t>(std::max<int64_t>(n * linear_.outputs * size, 1));
@@ -274,10 +287,10 @@ class LinearLayer {
                 stride = round_up(stride, 4);
                 padded.reserve(n * stride);
                 std::fill_n(padded.data(), n * stride, uint8_t{0});
-                for (int64_t s = 0; s < n; ++s) std::copy_n(at + s * linear_.inputs, linear_.inputs, padded.data() + s * stride);
-                at = padded.data();
+                for (int64_t s = 0; s < n; ++s) std::copy_n(input + s * linear_.inputs, linear_.inputs, padded.data() + s * stride);
+                input = padded.data();
             }
-            isa_.linear(linear_, at, stride, n, out->data(), linear_.outputs);
+            isa_.linear(linear_, input, stride, n, out->data(), linear_.outputs);
         }
         const size_t rows = static_cast<size_t>(n), columns = static_cast<size_t>(linear_.outputs);
         if (linear_.real) return nb::cast(nb::ndarray<nb::numpy, float>(out->data(), {rows, columns}, owner));

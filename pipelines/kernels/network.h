@@ -32,6 +32,10 @@ struct Linear {
     bool real;               // float32 results
 };
 
+// Memory of this thread for one call of a kernel, aligned to cache lines. It comes from here, since a template of the standard library that
+// was compiled for one instruction set must not be linked into code for another.
+void *kernel_scratch(int64_t bytes);
+
 // One instruction set's version of the kernels.
 struct Isa {
     const char *name;

@@ -31,8 +31,9 @@ class EmbeddingLayer:
         h_j   = clip(rint(float32(acc_j) scale_j + bias_j), 0, 255)     the ReLU is the clip at 0
         wide  = sum_f wide[r_f]                                 float32, added in the order of the fields
 
-    Integers cannot overflow: a table entry is in [-127, 127], so a sum of F <= 258 = floor(32767 / 127) of them fits int16, and
-    2^shift 127 F + 2048 max_j sum_m |weight[m, j]| < 2^31 is checked here, as is that every result fits int32 before its clip.
+    A number beyond its calibrated range counts as the end of it, NaN as 0. Integers cannot overflow: a table entry is in [-127, 127], so a
+    sum of F <= 258 = floor(32767 / 127) of them fits int16, and 2^shift 127 F + 2048 max_j sum_m |weight[m, j]| < 2^31 is checked here, as
+    is that every result fits int32 before its clip.
 
     table: uint8 [R, H padded to whole 64], entries 1..255 meaning -127..127, 128 in the padding. columns, offsets, rows: int32 [F].
     weight: int16 [M, H]. scale, bias: float32 [H]. step: float32 [M]. wide: float32 [R], or None. Raises RequestError for anything else.

@@ -412,8 +412,9 @@ nb::tuple scale(
     Table<float> numbers, Column<float> table, Column<float> lo, Column<float> hi, Column<float> span, Column<float> fill,
     const std::string &isa) {
     const size_t columns = numbers.shape(1), count = numbers.size();
-    if (lo.size() != columns || hi.size() != columns || span.size() != columns || fill.size() != columns || !table.size())
-        throw std::invalid_argument("wanted a value of lo, hi, span and fill for every column, and a table");
+    if (lo.size() != columns || hi.size() != columns || span.size() != columns || fill.size() != columns || !table.size() ||
+        table.size() > (1 << 24))
+        throw std::invalid_argument("wanted a value of lo, hi, span and fill for every column, and a table of 1 to 2^24 entries");
     const Version version = version_for(isa);
     const size_t step = std::max<size_t>(1, 512 / std::max<size_t>(1, columns)) * columns; // whole rows
     Scales scales;

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 import zoo
-from pipelines import kernels
+from pipelines import kernels, pipeline
 from pipelines.engine import ENGINES, load
 from pipelines.errors import RequestError
+from pipelines.plan import Plan
 from zoo.wide_deep import predict
 from zoo.wide_deep.data import Features
 from zoo.wide_deep.predict import ClickPipeline
@@ -132,8 +133,8 @@ def test_wrong_arrays_are_refused_before_the_engine_sees_them(trained: Path, row
     opened = zoo.pipeline(trained, engine="onnxruntime")
     batch = opened.preprocess(opened.example(4, rows))
     for name, array, message in [
-        ("ids", batch["ids"] + 100, "bucket"),
-        ("ids", batch["ids"] - 100, "bucket"),
+        ("ids", batch["ids"] + 100, "found id .* in row 0, column 0; wanted 0 to 99"),
+        ("ids", batch["ids"] - 100, "found id -"),
         ("ids", batch["ids"].astype(np.int64), "int32"),
         ("ids", batch["ids"][:, :-1], "26"),
         ("numbers", batch["numbers"][:2], "same number"),
@@ -167,6 +168,36 @@ def test_a_stage_is_made_again_when_what_it_was_made_from_changed(trained: Path,
     assert [precision for name, precision in precisions.items() if name.startswith("deep_logit")] == ["float"]
     (folder / "rewritten.onnx").unlink()
     assert zoo.build(folder)["stages"]["rewritten.onnx"] == "made"
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "native"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_wrong_id_is_named_by_its_row_in_the_whole_batch(trained: Path, rows: Path, engine: str, threads: int) -> None:
+    if engine == "native" and not kernels.isas():
+        pytest.skip(kernels.missing())
+    opened = zoo.pipeline(trained, engine=engine, threads=threads, batch_size=256)
+    batch = opened.preprocess(opened.example(1000, rows))
+    batch["ids"][900, 3] = 5000
+    with pytest.raises(RequestError, match="^found id 5000 in row 900, column 3; wanted 0 to 99$"):
+        opened.predict(batch)
+
+
+def test_a_remembered_engine_that_cannot_be_opened_now_gives_way(
+    trained: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def choose(digest: str, candidates: dict[str, Any], *rest: Any, **options: Any) -> Any:
+        name = "native" if "native" in candidates else "openvino"
+        return Plan(name, 1, 8, {}, "")
+
+    def fails(*_: Any) -> None:
+        raise RequestError("cannot write it")
+
+    monkeypatch.setattr(pipeline, "choose", choose)
+    monkeypatch.setattr(pipeline.kernels, "isas", lambda: ["portable"])
+    monkeypatch.setattr(pipeline, "load", lambda path, name, threads: fails() if name == "native" else load(path, name, threads))
+    opened = zoo.pipeline(trained)
+    assert len(opened(opened.example(8, rows))) == 8 and opened.engine == "openvino"
+    assert "the engine native is left out: cannot write it" in caplog.text
 
 
 def test_benchmark_gives_the_keys_that_the_house_promises(trained: Path, rows: Path) -> None:

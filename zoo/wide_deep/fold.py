@@ -54,8 +54,9 @@ def decide(widths: Sequence[int], rows: int, hidden: int, caches: Mapping[str, i
 
         gemm = sum_f d_f H / MACS        rows = F H' / BANDWIDTH[the first of L2, L3, DRAM that holds the table of R H' bytes]
 
-    It pays where rows < gemm and the table is within `LIMIT`. H cancels: tables in L3 pay from 14 columns on, in DRAM from 24. This is the
-    estimate for large batches. In small ones the layer's own weights have to be read for few samples, and the fold gains more.
+    It pays where rows < gemm and the table is within `LIMIT`. Where H is a multiple of 64 it cancels: tables in L3 pay from 14 columns on,
+    in DRAM from 24. This is the estimate for large batches. In small ones the layer's own weights have to be read for few samples, and the
+    fold gains more.
     """
     line = -(-hidden // COLUMNS) * COLUMNS
     size, macs, read = rows * line, sum(widths) * hidden, len(widths) * line

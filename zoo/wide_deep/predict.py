@@ -23,7 +23,7 @@ from pipelines.engine import Batch
 from pipelines.errors import RequestError
 from pipelines.evaluate import compare_clicks
 from pipelines.native import load
-from pipelines.pipeline import Pipeline, choose_engine, model_file
+from pipelines.pipeline import Pipeline, model_file, open_quickest
 from pipelines.progress import progress
 from pipelines.tables import writing
 from zoo.wide_deep import sources
@@ -53,11 +53,24 @@ class ClickPipeline(Pipeline):
         return self.features.encode(Rows.concatenate(list(read_rows(raw, **self.features.counts))))
 
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """See `Pipeline.predict`; the output is {"probability": float32 [n, 1]}. Raises RequestError for an id that is no bucket."""
-        ids = batch.get("ids")
-        if self.engine != "native" and ids is not None and ids.size and not (ids.min() >= 0 and ids.max() < self.features.buckets):
-            raise RequestError(f"ids are in [{ids.min()}, {ids.max()}]; wanted bucket numbers from 0 to {self.features.buckets - 1}")
-        return super().predict(batch)
+        """See `Pipeline.predict`; the output is {"probability": float32 [n, 1]}. Raises RequestError for an id that is no bucket.
+
+        In int8, numbers outside [0, 1] count as the nearer end; for NaN, which no row gives, engines differ.
+        """
+        if self.engine != "native":
+            self._check_ids(batch)
+            return super().predict(batch)
+        try:
+            return super().predict(batch)
+        except RequestError:  # the kernels check ids themselves, and count rows within a part of the batch
+            self._check_ids(batch)
+            raise
+
+    def _check_ids(self, batch: Batch) -> None:
+        ids, buckets = batch.get("ids"), self.features.buckets
+        if isinstance(ids, np.ndarray) and ids.ndim == 2 and ids.size and not (ids.min() >= 0 and ids.max() < buckets):
+            row, column = np.argwhere((ids < 0) | (ids >= buckets))[0].tolist()
+            raise RequestError(f"found id {ids[row, column]} in row {row}, column {column}; wanted 0 to {buckets - 1}")
 
     def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
         """[{"probability": of a click, "click": whether that is at least 0.5}, ...], one per row."""
@@ -149,7 +162,7 @@ class ClickPipeline(Pipeline):
         """One pipeline a thread, ready to run (they have run `batch`), each with a session of one thread that no other has."""
         scorers = [self]
         if self.threads > 1:
-            engine = self.engine if self.engine != "auto" else choose_engine(self.folder, self.precision, batch, 1).engine
+            engine = self.engine if self.engine != "auto" else open_quickest(self.folder, self.precision, batch, 1).engine
             path = self.folder.ensure(model_file(self.precision, engine))
             scorers = [copy.copy(self) for _ in range(self.threads)]
             for scorer in scorers:
