@@ -247,6 +247,8 @@ def calibrate(model: str, data: str | None, output: str | None, as_json: bool, *
     "--dynamic", multiple=True, metavar="REGEX", help="Gemm and MatMul whose input is quantized at run time (onnxruntime's strength)."
 )
 @click.option("--symmetric", is_flag=True, help="Zero point 128 for activations with negatives.")
+@click.option("--no-correction", "correct", is_flag=True, flag_value=False, default=True, help="Leave biases as they are.")
+@click.option("--equalize", is_flag=True, help="Equalize channels of convolutions where that helps on the samples; takes minutes.")
 @click.option("--report", "report_path", default=None, help="Also measure the result and write a report, .html or .json.")
 @_options(observer, as_json)
 def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> None:

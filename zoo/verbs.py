@@ -19,6 +19,8 @@ from pipelines.benchmark import instances as time_instances
 from pipelines.build import ModelFolder
 from pipelines.calibrate import MEMORY, CalibrationTable
 from pipelines.calibrate import calibrate as calibrate_model
+from pipelines.correct import correct_bias
+from pipelines.correct import equalize as equalize_model
 from pipelines.engine import ENGINES as STOCK
 from pipelines.engine import available
 from pipelines.entry import QuantRecipe
@@ -196,13 +198,16 @@ def quantize(
     float_tables: bool = False,
     dynamic: Sequence[str] = (),
     symmetric: bool = False,
+    correct: bool = True,
+    equalize: bool = False,
     report_path: Model | None = None,
 ) -> dict[str, Any]:
     """Quantize a zoo model by its recipe, or any ONNX file on `calibration_data` (.npz) or by a calibration table.
 
-    An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits.
-    Writes int8.onnx into the model's folder, or `output`; returns the quantization report. report_path: also measure the result on the
-    calibration samples, and write what `pipelines.report.explain` finds (.json or .html).
+    An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. Where samples are given, biases
+    are corrected on them (`correct`) and, if asked, channels equalized where that helps (`equalize`; minutes for a large model); see
+    `pipelines.correct`. Writes int8.onnx into the model's folder, or `output`; returns the quantization report. report_path: also measure
+    the result on the calibration samples, and write what `pipelines.report.explain` finds (.json or .html).
     """
     if report_path is not None:
         require_format(report_path)
@@ -221,18 +226,25 @@ def quantize(
         _spare(target, model, calibration_data, table)
         recipe = dataclasses.replace(QuantRecipe(), **changes)
         loaded, _ = _rewritten(model)
+        more: dict[str, Any] = {}
         if table is not None:
             ranges = CalibrationTable.load(table)
+            result, report = quantize_model(loaded, recipe, ranges)
         elif calibration_data is not None:
-            batches, total = road.read_npz(calibration_data)
-            ranges = calibrate_model(loaded, batches, recipe.observer, total)
+            samples = list(road.read_npz(calibration_data)[0])
+            if equalize:
+                loaded, more["equalization_sqnr_db"] = equalize_model(loaded, recipe, samples)
+            ranges = calibrate_model(loaded, samples, recipe.observer, sum(len(next(iter(each.values()))) for each in samples))
+            result, report = quantize_model(loaded, recipe, ranges)
+            if correct:
+                result, corrected = correct_bias(loaded, result, samples)
+                more["bias_correction"] = corrected.to_json()
         else:
             raise RequestError("int8 needs the ranges of the activations; give --calibration-data FILE.npz or --table calibration.json")
-        result, report = quantize_model(loaded, recipe, ranges)
         graph.save(result, target)
         if report_path is not None:
             write_report(report_path, loaded, result, report, ranges, calibration_data)
-        return _report(report, target)
+        return {**_report(report, target), **more}
     folder = zoo.load(model)
     if output is None and folder.given("int8.onnx"):
         raise RequestError(f"{folder.card.name} ships its int8.onnx, which stays as it is; write yours elsewhere with -o FILE")

@@ -52,7 +52,8 @@ def copied(trained: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["mlp.onnx", "half.onnx"])
 def test_an_onnx_file_is_rewritten_before_it_is_quantized(here: Path, name: str) -> None:
-    report = verbs.quantize(name, "int8.onnx", calibration_data="s.npz")
+    report = verbs.quantize(name, "int8.onnx", calibration_data="s.npz", correct=False)
+    assert "bias_correction" not in report
     assert [(each["type"], each["precision"]) for each in report["operators"] if each["type"] != "Relu"] == [
         ("Gemm", "int8"),
         ("MatMul", "int8"),
@@ -60,6 +61,15 @@ def test_an_onnx_file_is_rewritten_before_it_is_quantized(here: Path, name: str)
     verbs.calibrate(name, "s.npz", "table.json")
     verbs.quantize(name, "by_table.onnx", table="table.json")
     assert Path("by_table.onnx").read_bytes() == Path("int8.onnx").read_bytes()
+
+
+def test_samples_correct_biases_and_the_report_says_so(here: Path) -> None:
+    report = verbs.quantize("mlp.onnx", "int8.onnx", calibration_data="s.npz")
+    layers = report["bias_correction"]["layers"]
+    assert [each["name"] for each in layers] == [each["name"] for each in report["operators"] if each["type"] in ("Gemm", "MatMul")]
+    assert report["bias_correction"]["samples"] > 0
+    verbs.quantize("mlp.onnx", "again.onnx", calibration_data="s.npz", equalize=True)
+    assert Path("again.onnx").is_file()
 
 
 def test_quantizing_what_rewrite_wrote_is_quantizing_the_file(here: Path) -> None:

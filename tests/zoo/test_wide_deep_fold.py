@@ -124,7 +124,7 @@ def network(
 def prepared(found, feeds, fuse=True):
     """(rewritten graph, its table)."""
     rewrite(found, [FuseParallelEmbedding(), FuseParallelSum()] if fuse else [])
-    return found, calibrate(found, [feeds])
+    return found, calibrate(found, [feeds], "minmax")
 
 
 def folded(found, feeds, fuse=True):
@@ -388,7 +388,7 @@ def test_tables_that_are_not_finite_are_left_alone():
 def test_a_graph_without_lookups_has_nothing_to_refuse():
     found = model("(float[n,4] x) => (float[n,3] y) { g = Gemm(x, W) y = Relu(g) }", W=normal(4, 3))
     feeds = {"x": normal(9, 4)}
-    result, report = fold(found, calibrate(found, [feeds]), QuantRecipe())
+    result, report = fold(found, calibrate(found, [feeds], "minmax"), QuantRecipe())
     assert result is None and report["reason"] == "no layer that reads lookups by columns of one input" and not report["refused"]
 
 
