@@ -355,17 +355,17 @@ def test_ranges_that_are_missing_or_give_no_step(change, reason):
 
 @pytest.mark.parametrize("gemm", ["Gemm(v, W, B)", "Gemm(v, P, b)"])
 def test_weights_that_are_no_constants_are_left_alone(gemm):
-    found, feeds = network(gemm=gemm, dense=(("x", 4),), extra={"B": normal(1, 1), "P": normal(22, 40)})
-    if "P" in gemm:
-        value = found.graph.initializers["P"]
-        same = graph.node("Identity", [value], "P.same", dtype=ir.DataType.FLOAT)
-        product = graph.node("Mul", [same.outputs[0], value], "P.square", dtype=ir.DataType.FLOAT)
-        node = next(node for node in found.graph if node.outputs[0].name == "g")
-        found.graph.insert_before(found.graph[0], [same, product])
-        node.replace_input_with(1, product.outputs[0])
-        refused(found, feeds, "its weights are no constant float32 matrix")
-    else:
-        refused(found, feeds, "its bias is not a constant row")
+    found, feeds = network(gemm=gemm, dense=(("x", 4),), extra={"B": normal(40), "P": normal(22, 40)})
+    name, place, reason = (
+        ("P", 1, "its weights are no constant float32 matrix") if "P" in gemm else ("B", 2, "its bias is not a constant row")
+    )
+    value = found.graph.initializers[name]
+    same = graph.node("Identity", [value], "same", dtype=ir.DataType.FLOAT)
+    product = graph.node("Mul", [same.outputs[0], value], "square", dtype=ir.DataType.FLOAT)
+    node = next(node for node in found.graph if node.outputs[0].name == "g")
+    found.graph.insert_before(found.graph[0], [same, product])
+    node.replace_input_with(place, product.outputs[0])
+    refused(found, feeds, reason)
 
 
 def test_more_fields_than_an_int16_sum_holds_are_left_alone():
