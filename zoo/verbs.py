@@ -234,7 +234,8 @@ def quantize(
             samples = list(road.read_npz(calibration_data)[0])
             if equalize:
                 loaded, more["equalization_sqnr_db"] = equalize_model(loaded, recipe, samples)
-            ranges = calibrate_model(loaded, samples, recipe.observer, sum(len(next(iter(each.values()))) for each in samples))
+            total = sum(len(next(iter(each.values()))) for each in samples)
+            ranges = calibrate_model(loaded, samples, recipe.observer, total, symmetric=recipe.symmetric)
             result, report = quantize_model(loaded, recipe, ranges)
             if correct:
                 result, corrected = correct_bias(loaded, result, samples)
