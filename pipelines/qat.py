@@ -1,0 +1,299 @@
+"""Quantization-aware training by the rules of `pipelines.quantize`: what is trained is what the int8 model computes.
+
+Straight-through estimator (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference"): the forward pass rounds, q = clip(round(x / s) + z, 0, 255), x' = s (q - z); the backward pass takes dx'/dx for 1 inside the
+range and 0 outside. Which tensors and weights become bytes is asked of the quantizer itself, so the two cannot differ.
+
+    student = prepare(model, example)              # the trained float model; a copy of it is prepared
+    for x, y in batches: ...                       # train as usual, at a low learning rate
+    freeze_ranges(student)                         # for the last part of the training
+    path, table = export(student, example, "fp32.onnx")
+    int8, report = quantize(graph.load(path), recipe, table)
+
+Not simulated: the rounding of biases (half a step of s_x s_w), products of two activations, and what a recipe quantizes at run time.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+
+from pipelines import graph
+from pipelines.calibrate import CalibrationTable, TensorRange
+from pipelines.entry import QuantRecipe
+from pipelines.errors import RequestError
+from pipelines.quantize import quantize
+from pipelines.quantizers.steps import NOTHING, activation_parameters
+
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+OPSET, DOMAIN = 18, "qat"
+Example = Tensor | Sequence[Tensor]
+
+
+class _Round(torch.autograd.Function):
+    """Rounds to steps; the gradient passes inside the range (straight-through estimator)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero: int, least: int, most: int) -> Tensor:
+        q = torch.round(x / scale) + zero
+        ctx.save_for_backward((q >= least) & (q <= most))
+        return (q.clamp(least, most) - zero) * scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * ctx.saved_tensors[0], None, None, None, None
+
+
+class _Mark(torch.autograd.Function):
+    """The identity; in an exported graph an operator, which tells the tensor's name."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: int) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def symbolic(g: Any, x: Any, index: int) -> Any:
+        return g.op(f"{DOMAIN}::Mark", x, index_i=index).setType(x.type())
+
+
+_round: Callable[[Tensor, Tensor, int, int, int], Tensor] = _Round.apply
+_mark: Callable[[Tensor, int], Tensor] = _Mark.apply
+
+
+class Range(nn.Module):
+    """Observes one float tensor of any shape, and rounds it where the int8 model has bytes (`active`).
+
+    ends: (low, high), moving averages of each batch's extremes while training and not `frozen`: r += momentum (batch - r), the first
+    batch's own to begin with. count: elements seen.
+    """
+
+    ends: Tensor
+    count: Tensor
+
+    def __init__(self, index: int, momentum: float, symmetric: bool) -> None:
+        super().__init__()
+        self.index, self.momentum, self.symmetric = index, momentum, symmetric
+        self.active = self.frozen = self.marking = False
+        self.register_buffer("ends", torch.zeros(2))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape and dtype as `x`."""
+        if self.marking:
+            return _mark(x, self.index)
+        if self.training and not self.frozen:
+            batch = torch.stack(torch.aminmax(x.detach()))
+            self.ends += (self.momentum if self.count else 1.0) * (batch - self.ends)
+            self.count += x.numel()
+        if not self.active or not self.count:
+            return x
+        scale, zero = activation_parameters(self.range(), self.symmetric)
+        return _round(x, x.new_tensor(float(scale)), int(zero), 0, 255)
+
+    def range(self) -> TensorRange:
+        """What was trained."""
+        low, high = self.ends.tolist()
+        return TensorRange(low, high, low, high, int(self.count), "qat")
+
+
+class Layer(nn.Module):
+    """A convolution or linear layer, with the BatchNorm behind it folded in, and weights rounded as in the int8 model (`active`).
+
+    W' = W g / sqrt(v + e), b' = (b - m) g / sqrt(v + e) + B, with running mean m and variance v: training and inference compute the same.
+    While training and not `frozen`, m and v follow the batches as in any BatchNorm; g and B are trained.
+    """
+
+    def __init__(self, inner: Any, norm: Any, bits: int) -> None:
+        super().__init__()
+        self.inner, self.norm, self.bits = inner, norm, bits
+        self.active = self.frozen = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, channels in, ...] to [n, channels out, ...] for a convolution, [..., features in] to [..., features out] else; float32."""
+        if self.norm is not None and self.training and not self.frozen:
+            with torch.no_grad():
+                self.norm(self.inner(x))  # moves the running statistics
+        weight, bias = self.folded()
+        if self.active:
+            weight = _rounded(weight, self.bits)
+        compute: Callable[..., Tensor] = nn.functional.linear if isinstance(self.inner, nn.Linear) else self.inner._conv_forward
+        return compute(x, weight, bias)
+
+    def folded(self) -> tuple[Tensor, Tensor | None]:
+        """(weight, bias) in float, BatchNorm folded in."""
+        weight, bias, norm = self.inner.weight, self.inner.bias, self.norm
+        if norm is None:
+            return weight, bias
+        gain = torch.rsqrt(norm.running_var + norm.eps) * (1.0 if norm.weight is None else norm.weight)
+        shift = (0.0 if bias is None else bias) - norm.running_mean
+        return weight * gain.reshape(-1, *[1] * (weight.dim() - 1)), shift * gain + (0.0 if norm.bias is None else norm.bias)
+
+
+def _rounded(weight: Tensor, bits: int) -> Tensor:
+    """`steps.weight_parameters` for axis 0, on the weight's device."""
+    top = 2 ** (bits - 1) - 1
+    reach = weight.detach().flatten(1).abs().amax(1)
+    scale = torch.where(reach > NOTHING, reach / top, torch.ones_like(reach)).reshape(-1, *[1] * (weight.dim() - 1))
+    return _round(weight, scale, 0, -top, top)
+
+
+def prepare(module: nn.Module, example: Example, recipe: QuantRecipe | None = None, *, momentum: float = 0.05) -> fx.GraphModule:
+    """A trainable copy of `module` that computes as its int8 model will; `module` (a teacher, say) is left as it is.
+
+    example: its inputs (float32, first axis = samples). recipe: the one that the exported model will be quantized by; its observer is not
+    used. momentum: of the ranges. Raises RequestError for a module that torch.fx cannot trace, or without anything to quantize.
+    """
+    recipe = recipe or QuantRecipe()
+    try:
+        traced = fx.symbolic_trace(copy.deepcopy(module))
+    except Exception as error:  # whatever the module's own code does with proxies
+        raise RequestError(f"torch.fx cannot trace {type(module).__name__} ({graph.one_line(error)}); prepare a part of it") from error
+    traced.graph.eliminate_dead_code()
+    for each in traced.modules():
+        if getattr(each, "inplace", False):
+            setattr(each, "inplace", False)  # noqa: B010 a range stands before it
+    with torch.no_grad():
+        ShapeProp(traced.eval()).propagate(*_inputs(example))
+    _wrap(traced, momentum, recipe)
+    _activate(traced, example, recipe)
+    return traced.train(module.training)
+
+
+def freeze_ranges(module: nn.Module) -> None:
+    """Let ranges and BatchNorm statistics move no more; weights still train. For the last part of the training."""
+    for each in module.modules():
+        if isinstance(each, Range | Layer):
+            each.frozen = True
+
+
+def export(module: nn.Module, example: Example, path: str | Path) -> tuple[Path, CalibrationTable]:
+    """Write the float graph (BatchNorm folded, dynamic batch, inputs named as forward's arguments) and give the trained ranges by tensor.
+
+    `quantize(graph.load(path), recipe, table)` with the recipe of `prepare` has the very scales trained. The table's observer is "minmax",
+    its tensors' method "qat". Raises RequestError for a module that was not prepared, or has seen no batch in training mode.
+    """
+    ranges = [each for each in module.modules() if isinstance(each, Range)]
+    if not ranges or not all(int(each.count) for each in ranges):
+        raise RequestError("the module has no trained ranges; call prepare, then feed it batches in training mode")
+    model, named = _frozen(module, example)
+    file, first = graph.save(model, path), _inputs(example)[0]
+    samples = int(ranges[0].count) * len(first) // first.numel()
+    tensors = {name: ranges[index].range() for name, index in named.items()}
+    return file, CalibrationTable(graph.digest(graph.load(file)), "minmax", samples, "", tensors)
+
+
+def distillation_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over samples (Hinton et al. 2015); both [n, classes], float32."""
+    student, teacher = (torch.log_softmax(each / temperature, dim=-1) for each in (student_logits, teacher_logits.detach()))
+    return nn.functional.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
+
+
+def _inputs(example: Example) -> tuple[Tensor, ...]:
+    return (example,) if isinstance(example, Tensor) else tuple(example)
+
+
+def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
+    """Put a `Layer` in the place of every convolution and linear layer, with the BatchNorm that alone reads it, and a `Range` behind
+    everything that computes or brings a float tensor."""
+    modules = dict(traced.named_modules())
+    calls = Counter(node.target for node in traced.graph.nodes)
+    for node in list(traced.graph.nodes):
+        layer = modules.get(str(node.target))
+        if isinstance(layer, LAYERS) and not isinstance(traced.get_submodule(str(node.target)), Layer):  # seen: called again
+            after = next(iter(node.users))
+            norm = modules.get(str(after.target)) if len(node.users) == calls[node.target] == calls[after.target] == 1 else None
+            if folds := isinstance(norm, NORMS) and norm.track_running_stats:
+                after.replace_all_uses_with(node)
+                traced.graph.erase_node(after)
+            traced.set_submodule(str(node.target), Layer(layer, norm if folds else None, 7 if recipe.reduced_range else 8))
+    traced.delete_all_unused_submodules()
+    floats = [each for each in traced.graph.nodes if getattr(each.meta.get("tensor_meta"), "dtype", None) == torch.float32]
+    for index, node in enumerate(each for each in floats if each.op not in ("output", "get_attr")):
+        traced.add_submodule(f"range_{index}", Range(index, momentum, recipe.symmetric))
+        with traced.graph.inserting_after(node):
+            found = traced.graph.call_module(f"range_{index}", (node,))
+        node.replace_all_uses_with(found, delete_user_cb=lambda user, found=found: user is not found)
+    traced.recompile()
+
+
+def _activate(traced: fx.GraphModule, example: Example, recipe: QuantRecipe) -> None:
+    """Quantize the float graph with a step of its own for every tensor, and see which steps and layers the int8 model has."""
+    model, named = _frozen(traced, example)
+    tensors = {name: TensorRange(0.0, (i + 1) * 2.0**-20, 0.0, (i + 1) * 2.0**-20, 1) for name, i in named.items()}
+    steps = {float(activation_parameters(tensors[name])[0]): i for name, i in named.items()}
+    int8, report = quantize(model, recipe, CalibrationTable(graph.digest(model), "minmax", 1, "", tensors))
+    ranges = [each for each in traced.modules() if isinstance(each, Range)]
+    floats: dict[int, set[str | None]] = {}  # range -> who reads its tensor unrounded
+    for node in int8.graph:
+        x = node.inputs[0] if node.op_type == "QuantizeLinear" else None
+        if x is not None and (scale := graph.scalar(node.inputs[1])) in steps:
+            ranges[steps[scale]].active = True
+            floats[steps[scale]] = {each.name for each in x.consumers()} | ({None} if x.is_graph_output() else set())
+    done = {each.name for each in report.operators if each.precision == "int8"}
+    made = {named[str(value.name)]: node for node in model.graph for value in node.outputs if value.name in named}
+    modules = dict(traced.named_modules())
+
+    def parts(node: fx.Node) -> set[str | None]:
+        """Names of the operators that `node` became; None for the end of the graph."""
+        behind = modules.get(str(next(iter(node.users)).target)) if node.users else None
+        return _parts(made[behind.index], named) if isinstance(behind, Range) and behind.index in made else {None}
+
+    for node in traced.graph.nodes:
+        here = modules.get(str(node.target))
+        if isinstance(here, Layer):
+            here.active = not done.isdisjoint(parts(node))
+        if isinstance(here, Range) and here.active:
+            for user in [each for each in node.users if not floats[here.index].isdisjoint(parts(each))]:
+                user.replace_input_with(node, node.args[0])
+    traced.recompile()
+    if not any(each.active for each in ranges):
+        raise RequestError("nothing in the module can be int8; it needs Conv or Linear layers that the recipe does not keep float")
+
+
+def _parts(node: ir.Node, named: dict[str, int]) -> set[str | None]:
+    """Names of the operators that compute `node`'s result from tensors in `named`: what one torch function became."""
+    before = [made for x in node.inputs if x is not None and x.name not in named and (made := x.producer()) is not None]
+    return {node.name}.union(*(_parts(each, named) for each in before))
+
+
+def _frozen(module: nn.Module, example: Example) -> tuple[ir.Model, dict[str, int]]:
+    """(float graph, {tensor: index of its range})."""
+    plain: Any = copy.deepcopy(module).eval()
+    for name, each in list(plain.named_modules()):
+        if isinstance(each, Layer):
+            each.inner.weight, each.inner.bias = (None if it is None else nn.Parameter(it.detach()) for it in each.folded())
+            plain.set_submodule(name, each.inner)
+        elif isinstance(each, Range):
+            each.marking = True
+    inputs = _inputs(example)
+    names = [str(node.target) for node in plain.graph.nodes if node.op == "placeholder"][: len(inputs)]
+    (results,) = next(node.args for node in plain.graph.nodes if node.op == "output")
+    outputs = ["output"] if isinstance(results, fx.Node) else [f"output_{i}" for i in range(len(results))]
+    stream: Any = io.BytesIO()
+    called: Any = {"input_names": names, "output_names": outputs, "dynamic_axes": {name: {0: "batch"} for name in (*names, *outputs)}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter by tracing (dynamo=False) is called old, but needs no further package
+        torch.onnx.export(plain, inputs, stream, dynamo=False, opset_version=OPSET, custom_opsets={DOMAIN: 1}, **called)
+    model = ir.from_proto(onnx.load_from_string(stream.getvalue()))
+    model.opset_imports.pop(DOMAIN, None)
+    marks: list[tuple[ir.Value, int]] = []
+    for node in list(model.graph):
+        if node.domain == DOMAIN and (x := node.inputs[0]) is not None:
+            marks.append((x, node.attributes.get_int("index", 0)))
+            node.outputs[0].replace_all_uses_with(x, replace_graph_outputs=True)
+            if x.is_graph_output() and not x.is_graph_input():
+                x.name, x.type, x.shape = node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape
+            model.graph.remove(node, safe=True)
+    return model, {str(value.name): index for value, index in reversed(marks)}  # of two ranges of one tensor, the first
