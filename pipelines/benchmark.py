@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.engine import Batch, Session
+from pipelines.batches import Batch, length
+from pipelines.engine import Session
 from pipelines.errors import RequestError, ZooError
 from pipelines.graph import one_line
 from pipelines.native import load
@@ -60,7 +61,7 @@ def benchmark(
     "spread" (5th and 95th percentile of the same), "latency_ms": {"p50", "p95", "p99"} of single calls, "split_ms": {"preprocess", "model",
     "postprocess"} (medians; raw rows to results), "memory_mb": peak resident memory of a process of its own that loads and runs it}.
     """
-    size = len(next(iter(batch.values())))
+    size = length(batch)
     sessions = [load(each.path, each.engine, threads) for each in configurations]
     calls = [_calls(session, batch) for session in sessions]
     turns: list[list[float]] = [[] for _ in sessions]  # seconds a call, one value a round
@@ -125,7 +126,7 @@ def memory_mb(configuration: Configuration, batch: Batch, threads: int) -> float
     zeros = {name: np.zeros(array.shape, array.dtype) for name, array in batch.items()}
     everywhere = sorted(os.sched_getaffinity(0))
     what = f"measuring the memory of {configuration.path}"
-    with _saved(zeros) as saved, _workers(what, configuration, saved, len(next(iter(batch.values()))), threads, [everywhere]) as (worker,):
+    with _saved(zeros) as saved, _workers(what, configuration, saved, length(batch), threads, [everywhere]) as (worker,):
         return round(float(worker.opened["peak_mb"]), 1)
 
 
@@ -196,7 +197,7 @@ def _what(configuration: Configuration) -> str:
 
 def _memory(configuration: Configuration, batch: Batch, cores: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
     """PSS and RSS, in MB, of each instance, while no other configuration is loaded that would take a share of the same pages."""
-    size, threads = len(next(iter(batch.values()))), len(cores[0])
+    size, threads = length(batch), len(cores[0])
     with _saved(batch) as saved, _workers(_what(configuration), configuration, saved, size, threads, cores) as workers:
         found = [Path(f"/proc/{worker.process.pid}/smaps_rollup").read_text().splitlines()[1:] for worker in workers]
     kilobytes = [{line.split()[0]: int(line.split()[1]) for line in lines} for lines in found]
@@ -316,7 +317,7 @@ def _serve() -> None:
 
 def _batches(request: dict[str, Any]) -> list[Batch]:
     rows = {name: np.load(path) for name, path in request["inputs"].items()}
-    count, size = len(next(iter(rows.values()))), request["batch_size"]
+    count, size = length(rows), request["batch_size"]
     rows = {name: np.roll(array, -int(request["begin"] * count), axis=0) for name, array in rows.items()}
     return [{name: array[start : start + size] for name, array in rows.items()} for start in range(0, count - size + 1, size)]
 

@@ -20,7 +20,8 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines import files, graph
-from pipelines.calibrate import Batch, CalibrationTable, calibrate
+from pipelines.batches import Batch, cut
+from pipelines.calibrate import CalibrationTable, calibrate
 from pipelines.entry import OBSERVERS, Entry, QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.hub import CARD, Card
@@ -341,5 +342,4 @@ def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], 
         raise RequestError(
             f"{path} holds arrays of {counts or 'nothing'} samples; wanted one array per graph input, all with the same number of samples"
         )
-    total = next(iter(counts.values()))
-    return ({name: array[start : start + batch_size] for name, array in arrays.items()} for start in range(0, total, batch_size)), total
+    return cut(arrays, batch_size), next(iter(counts.values()))

@@ -16,14 +16,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from pipelines import graph
+from pipelines import graph, plain
+from pipelines.batches import Batch, joined, length
 from pipelines.entry import OBSERVERS
 from pipelines.errors import RequestError
 from pipelines.files import read_json, write_text
 from pipelines.observers import Histogram, Summary, choose, errors
 from pipelines.progress import progress
 
-Batch = Mapping[str, NDArray[Any]]
 BATCH = 256  # samples run at once, where the memory allows it
 MEMORY = "1GB"
 LENT = 1 << 16  # bytes of a weight that sessions share
@@ -186,8 +186,8 @@ class Observation:
             self._run(feed, self._plan(feed)[1])
             return
         if self._rest:
-            feed = {name: np.concatenate([self._rest[name], array]) for name, array in feed.items()}
-        count = _count(feed)
+            feed = joined([self._rest, feed])
+        count = length(feed)
         if count < max(self._fixed, 1):
             self._rest = feed if count else {}
             return
@@ -204,7 +204,7 @@ class Observation:
         """
         if self._rest:
             raise RequestError(
-                f"the graph takes {self._fixed} samples at a time and {_count(self._rest)} are left over; "
+                f"the graph takes {self._fixed} samples at a time and {length(self._rest)} are left over; "
                 f"give a multiple of {self._fixed}, or export the model with a dynamic batch"
             )
         if self.samples == 0:
@@ -227,8 +227,8 @@ class Observation:
         """
         key = most, *(array.shape for array in feed.values())
         if key not in self._plans:
-            count = _count(feed)
-            shapes = _outputs(self._sizes, feed)
+            count = length(feed)
+            shapes = plain.run(self._sizes, feed, "calibration samples")
             bytes_of = {name: 4 * int(np.prod(shape)) for name, shape in zip(self._names, shapes, strict=True)}
             size = max(min(self._budget // max(sum(bytes_of.values()), 1) * count, most), count)
             groups: list[list[str]] = []
@@ -247,10 +247,10 @@ class Observation:
         for names in groups:
             if tuple(names) not in self._sessions:
                 self._sessions[tuple(names)] = _session(self._model, self._lent, names)
-            self._add(dict(zip(names, _outputs(self._sessions[tuple(names)], feed), strict=True)))
+            self._add(dict(zip(names, plain.run(self._sessions[tuple(names)], feed, "calibration samples"), strict=True)))
         for name, sha in self._digests.items():
             sha.update(feed[name].tobytes())
-        self.samples += _count(feed)
+        self.samples += length(feed)
 
     def _add(self, arrays: Batch) -> None:
         for name, array in arrays.items():
@@ -301,22 +301,9 @@ def memory(text: str | int) -> int:
     return size
 
 
-def _count(feed: Batch) -> int:
-    """Number of samples."""
-    return next((len(array) for array in feed.values() if array.ndim), 1)
-
-
 def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
     """To float32, in the fewest digits that say which."""
     return tuple(float(str(each)) for each in values.astype(np.float32))
-
-
-def _outputs(session: ort.InferenceSession, feed: Batch) -> list[NDArray[Any]]:
-    try:
-        found: list[NDArray[Any]] = session.run(None, feed)
-        return found
-    except Exception as error:  # onnxruntime raises its own kinds
-        raise RequestError(f"the calibration samples do not fit the graph: {graph.one_line(error)}") from error
 
 
 def _session(model: ir.Model, lent: Mapping[str, ort.OrtValue], names: Sequence[str], *, shapes: bool = False) -> ort.InferenceSession:
@@ -333,17 +320,12 @@ def _session(model: ir.Model, lent: Mapping[str, ort.OrtValue], names: Sequence[
         wanted = [each.outputs[0] for each in nodes]
     copy.graph.outputs[:] = wanted
     RemoveUnusedNodesPass()(copy)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options = plain.options()
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # they keep more than is in use
-    options.log_severity_level = 3
     options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of the weights
     used = [name for name in lent if name in copy.graph.initializers]
     options.add_external_initializers(used, [lent[name] for name in used])
-    try:
-        return ort.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises its own kinds
-        raise RequestError(f"onnxruntime cannot run the model, which calibration needs: {graph.one_line(error)}") from error
+    return plain.session(copy, "calibration needs", options)
 
 
 def _lend(main: ir.Graph) -> dict[str, ort.OrtValue]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from pipelines import graph
-from pipelines.calibrate import MEMORY, Batch, CalibrationTable, Observation
+from pipelines.batches import Batch
+from pipelines.calibrate import MEMORY, CalibrationTable, Observation
 from pipelines.entry import QuantRecipe
 from pipelines.quantize import QuantReport, quantize
 from pipelines.rewrite import rewrite

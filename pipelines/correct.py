@@ -18,15 +18,16 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 from numpy.typing import NDArray
 
-from pipelines import graph
-from pipelines.calibrate import Batch, calibrate
+from pipelines import graph, plain
+from pipelines.batches import Batch, length
+from pipelines.calibrate import calibrate
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.progress import progress
 from pipelines.quantize import quantize
+from pipelines.quantizers.pairs import BIAS
 from pipelines.rewrite import rewrite
 from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics
 
@@ -35,7 +36,7 @@ LAYERS = ("Conv", "Gemm", "MatMul")
 CHUNK = 8  # samples computed at once
 POSITIONS = 2**17  # of one channel, that its shift is measured on
 GATE, GAIN = 32, 0.2  # samples that equalization is judged by; dB that it must win
-BIAS = 2**30  # largest bias in its own steps: leaves int32 room for the sum of products
+WANTED = "its correction needs"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def correct_bias(float_model: ir.Model, int8_model: ir.Model, samples: Iterable[
         for batch in _chunks(float_model, samples):
             exact.feed(batch)
             rounded.feed(batch)
-            count += next((len(array) for array in batch.values() if array.ndim), 1)
+            count += length(batch)
         if not count:
             raise RequestError("no samples to correct biases on; pass at least one")
         for layer in layers:
@@ -119,9 +120,9 @@ def output_sqnr(float_model: ir.Model, int8_model: ir.Model, samples: Iterable[B
     What a final Softmax saw counts, not its probabilities, most of which are zero. Raises RequestError for samples that do not fit.
     """
     signal = noise = 0.0
-    exact, rounded = (_session(_before_softmax(model)) for model in (float_model, int8_model))
+    exact, rounded = (plain.session(_before_softmax(model), WANTED) for model in (float_model, int8_model))
     for batch in _chunks(float_model, samples):
-        for x, y in zip(_outputs(exact, batch), _outputs(rounded, batch), strict=True):
+        for x, y in zip(plain.run(exact, batch), plain.run(rounded, batch), strict=True):
             if x.dtype == np.float32:
                 signal += float(np.square(x, dtype=np.float64).sum())
                 noise += float(np.square(np.subtract(x, y, dtype=np.float64)).sum())
@@ -136,24 +137,6 @@ def _before_softmax(model: ir.Model) -> ir.Model:
             copy.graph.outputs[at] = producer.inputs[0]
             producer.inputs[0].type, producer.inputs[0].shape = value.type, None
     return copy
-
-
-def _session(model: ir.Model) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    try:
-        return ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises its own kinds
-        raise RequestError(f"onnxruntime cannot run the model, which its correction needs: {graph.one_line(error)}") from error
-
-
-def _outputs(session: ort.InferenceSession, batch: Batch) -> list[Array]:
-    try:
-        found: list[Array] = session.run(None, dict(batch))
-    except Exception as error:  # onnxruntime raises its own kinds
-        raise RequestError(f"the samples do not fit the graph: {graph.one_line(error)}") from error
-    return found
 
 
 def _chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
@@ -172,18 +155,8 @@ def _chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
 
 def _is_int8(node: ir.Node) -> bool:
     """Whether `node` is a layer with constant int8 weights."""
-    weight = _dequantized(node, 1) if node.op_type in LAYERS else None
+    weight = graph.dequantized(node.inputs[1]) if node.op_type in LAYERS else None
     return weight is not None and weight[0].dtype == np.int8
-
-
-def _dequantized(node: ir.Node, at: int) -> tuple[Array, Array] | None:
-    """(integers, scale) of a constant input behind a DequantizeLinear, else None."""
-    value = node.inputs[at] if at < len(node.inputs) else None
-    producer = value.producer() if value is not None else None
-    if producer is None or producer.op_type != "DequantizeLinear":
-        return None
-    integers, scale = (graph.constant(each) for each in producer.inputs[:2])
-    return None if integers is None or scale is None else (integers, scale)
 
 
 def _correct(layer: ir.Node, exact: _Walk, rounded: _Walk) -> Correction:
@@ -226,7 +199,7 @@ def _correct(layer: ir.Node, exact: _Walk, rounded: _Walk) -> Correction:
     bias.add(np.where(kept, steps, 0))
     rounded.add(layer, np.where(kept, shift[:, 0], 0), axis)
     improved = np.where(kept, after, before)
-    return Correction(name, kind, len(steps), int(kept.sum()), _decibel(signal.sum(), before.sum()), _decibel(signal.sum(), improved.sum()))
+    return Correction(name, kind, len(steps), int(kept.sum()), decibel(signal.sum(), before.sum()), decibel(signal.sum(), improved.sum()))
 
 
 def _positions(array: Array, axis: int, chunks: int) -> Array:
@@ -245,8 +218,8 @@ def _squares(x: Array) -> Array:
     return sums
 
 
-def _decibel(signal: float, noise: float) -> float | None:
-    """None where there is no noise, or no signal."""
+def decibel(signal: float, noise: float) -> float | None:
+    """10 log10(signal / noise), both sums of squares; None where there is no noise, or no signal."""
     return round(float(10 * np.log10(signal / noise)), 2) if signal > 0 and noise > 0 else None
 
 
@@ -263,12 +236,12 @@ class _Bias:
         """None where the layer has none and can be given none, or shares it."""
         given = layer.inputs[2] if len(layer.inputs) > 2 else None
         if given is not None:
-            found, producer = _dequantized(layer, 2), given.producer()
+            found, producer = graph.dequantized(given), given.producer()
             if found is None or found[0].dtype != np.int32 or producer is None or producer.inputs[0] is None:
                 return None
             alone = graph.sole_user(given) is layer and len(producer.inputs[0].uses()) == 1
             return cls(layer, found[1].astype(np.float64), found[0]) if alone else None
-        weight, x = _dequantized(layer, 1), layer.inputs[0]
+        weight, x = graph.dequantized(layer.inputs[1]), layer.inputs[0]
         source = x.producer() if x is not None else None
         scale = graph.constant(source.inputs[1]) if source is not None and source.op_type == "DequantizeLinear" else None
         if layer.op_type == "MatMul" or weight is None or scale is None or scale.size != 1:
@@ -442,9 +415,9 @@ class _Walk:
             value.type = ir.TensorType(ir.DataType.from_numpy(self._read(source, 0).dtype))
         for value in (*piece.inputs, *piece.outputs):
             value.shape = None  # inference may have guessed
-        session = _session(ir.Model(piece, ir_version=self.model.ir_version))
+        session = plain.session(ir.Model(piece, ir_version=self.model.ir_version), WANTED)
         for chunk in range(self.chunks):
-            yield _outputs(session, {str(each.name): self._read(each, chunk) for each in inputs})
+            yield plain.run(session, {str(each.name): self._read(each, chunk) for each in inputs})
 
     def _file(self, value: ir.Value, chunk: int) -> Path:
         return self.stored[value].with_suffix(f".{chunk}.npy")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines import hub
+from pipelines.batches import Batch, length
 from pipelines.errors import RequestError, ZooError
 
 logger = logging.getLogger(__name__)
-
-Batch = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -219,7 +217,7 @@ class OpenVinoSession:
 
     def executed(self, batch: Batch) -> list[Executed]:
         """See `Session`. From the compiled (runtime) model; constants and shape arithmetic are left out."""
-        request = self._compile(self._size(len(next(iter(batch.values())))))
+        request = self._compile(self._size(length(batch)))
         found = []
         for op in request.get_compiled_model().get_runtime_model().get_ordered_ops():
             info = op.get_rt_info()

@@ -254,6 +254,15 @@ def operators(model: ir.Model) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
+def dequantized(value: ir.Value | None) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None] | None:
+    """(integers, scale, zero point or None for 0) of a constant behind a DequantizeLinear; None for anything else."""
+    producer = value.producer() if value is not None else None
+    if producer is None or producer.op_type != "DequantizeLinear":
+        return None
+    integers, scale, zero = (constant(each) for each in (*producer.inputs, None)[:3])
+    return None if integers is None or scale is None else (integers, scale, zero)
+
+
 def sole_user(value: ir.Value) -> ir.Node | None:
     """The one node of its graph that reads `value`; None where there is another one, or where it leaves the graph."""
     uses = list(value.uses())

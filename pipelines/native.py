@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from pipelines import engine, graph, kernels
-from pipelines.engine import Batch, Executed, Port, Runnable, Session
+from pipelines.batches import Batch
+from pipelines.engine import Executed, Port, Runnable, Session
 from pipelines.errors import RequestError, ZooError
 from pipelines.kernels.graphs import EMBEDDING, dense_layers, embedding_layer
 from pipelines.kernels.operators import DOMAIN
@@ -119,7 +120,7 @@ class NativeSession:
 
     def _call(self, kernel: Any, batch: Batch) -> list[NDArray[Any]]:
         """The results of `kernel` on the batch, computed in as many parts as there are threads."""
-        arrays = [None if name is None else _plain(batch[name]) for name in self._fed]
+        arrays = [None if name is None else kernels.plain(batch[name]) for name in self._fed]
         if self._pool is None or (count := len(batch[str(self._fed[0])])) < 2 * CHUNK:
             return _listed(kernel(*arrays))
         bounds = np.linspace(0, count, min(self.threads, count // CHUNK) + 1).astype(int)
@@ -163,11 +164,6 @@ class _Mixed:
 def _port(value: ir.Value) -> Port:
     assert value.dtype is not None and value.shape is not None
     return Port(value.dtype.numpy(), tuple(each if isinstance(each, int) else None for each in value.shape))
-
-
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    usable = isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
-    return array if usable else np.require(array, requirements=["C", "A"])
 
 
 def _listed(found: Any) -> list[NDArray[Any]]:

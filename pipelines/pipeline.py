@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines import files, kernels, machine
+from pipelines.batches import Batch, cut, joined
 from pipelines.build import NATIVE, ModelFolder
-from pipelines.engine import Batch, Session
+from pipelines.engine import Session
 from pipelines.errors import RequestError, ZooError
 from pipelines.native import load
 from pipelines.plan import Plan, choose, stock
@@ -105,12 +106,9 @@ class Pipeline(abc.ABC):
 
         Raises RequestError where names, dtypes or shapes are not the graph's.
         """
-        count = self._check(batch)
-        size = self.batch_size
-        if count <= size:
+        if self._check(batch) <= self.batch_size:
             return self._run(batch)
-        parts = [self._run({name: array[start : start + size] for name, array in batch.items()}) for start in range(0, count, size)]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return joined([self._run(each) for each in cut(batch, self.batch_size)])
 
     def __call__(self, raw: Any) -> Any:
         """Raw input -> results."""

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines import files, graph, hub, machine
-from pipelines.engine import Batch, OnnxRuntimeSession, OpenVinoSession, Port, Runnable, Session, available, load
+from pipelines.batches import Batch, cut, joined, length
+from pipelines.engine import OnnxRuntimeSession, OpenVinoSession, Port, Runnable, Session, available, load
 from pipelines.errors import RequestError, ZooError
 from pipelines.progress import progress
 
@@ -74,20 +75,7 @@ def choose(digest: str, candidates: Mapping[str, Callable[[], Runnable]], batch:
             kept.unlink(missing_ok=True)  # written by another version
     if len(candidates) == 1:
         return Plan(next(iter(candidates)), threads, size, {}, machine.fingerprint())
-    sessions: dict[str, Runnable] = {}
-    problems = []
-    for name, opener in candidates.items():
-        try:
-            sessions[name] = opener()
-            sessions[name].run(batch)
-        except ZooError as error:
-            sessions.pop(name, None)
-            problems.append(str(error))
-            logger.warning("the engine %s is left out: %s", name, error)
-    if not sessions:
-        raise ZooError(f"no engine runs the model: {'; '.join(problems)}")
-    medians = measure(list(sessions.values()), batch)
-    milliseconds = dict(zip(sessions, medians, strict=True))
+    milliseconds = time_each(candidates, batch)
     best = min(milliseconds, key=milliseconds.__getitem__)
     chosen = Plan(best, threads, size, {name: round(ms, 4) for name, ms in milliseconds.items()}, machine.fingerprint())
     try:
@@ -97,9 +85,30 @@ def choose(digest: str, candidates: Mapping[str, Callable[[], Runnable]], batch:
     return chosen
 
 
+def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) -> dict[str, float]:
+    """Median milliseconds of `batch`, in turn, of every candidate that opens and runs; the others are named in the log.
+
+    Raises ZooError where none does.
+    """
+    sessions: dict[str, Runnable] = {}
+    problems = []
+    for name, opener in candidates.items():
+        try:
+            session = opener()
+            session.run(batch)
+        except ZooError as error:
+            problems.append(str(error))
+            logger.warning("the engine %s is left out: %s", name, error)
+        else:
+            sessions[name] = session
+    if not sessions:
+        raise ZooError(f"no engine runs the model: {'; '.join(problems)}")
+    return dict(zip(sessions, measure(list(sessions.values()), batch), strict=True))
+
+
 def size_class(batch: Batch) -> int:
     """The number of samples rounded up to a power of two: sizes of one class share a plan."""
-    return 1 << max(len(next(iter(batch.values()))) - 1, 0).bit_length()
+    return 1 << max(length(batch) - 1, 0).bit_length()
 
 
 def measure(sessions: Sequence[Runnable], batch: Batch) -> list[float]:
@@ -145,8 +154,8 @@ def build(
         blobs: list[bytes] = []
         failed: list[str] = []
         with progress("timing batch sizes", len(batches)) as advance:
-            for batch in sorted(batches, key=_count):
-                size = _count(batch)
+            for batch in sorted(batches, key=length):
+                size = length(batch)
                 sessions, rows = _open_all(candidates, batch, threads, opener, failed)
                 if not sessions:
                     raise ZooError(f"no engine runs the model: {'; '.join(failed)}")
@@ -243,11 +252,10 @@ class PlannedSession:
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """See `Runnable`."""
-        count, most = _count(batch), max(self._profiles)
+        count, most = length(batch), max(self._profiles)
         if count <= most:
             return self._session(min(size for size in self._profiles if size >= count)).run(batch)
-        parts = [self.run({name: array[start : start + most] for name, array in batch.items()}) for start in range(0, count, most)]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return joined([self.run(each) for each in cut(batch, most)])
 
     def _session(self, size: int) -> Session:
         if size not in self._sessions:
@@ -316,7 +324,7 @@ def _open_all(
                 failed.append(str(error))
                 continue
             sessions.append(session)
-            rows.append({"engine": each.engine, "precision": each.precision, "threads": count, "batch_size": _count(batch)})
+            rows.append({"engine": each.engine, "precision": each.precision, "threads": count, "batch_size": length(batch)})
     return sessions, rows
 
 
@@ -325,7 +333,7 @@ def _compiled(session: Session, batch: Batch) -> bytes:
     if not isinstance(session, OpenVinoSession | OnnxRuntimeSession):
         return b""
     try:
-        return session.exported(_count(batch))
+        return session.exported(length(batch))
     except ZooError as error:
         logger.info("%s", error)
         return b""
@@ -361,7 +369,3 @@ def _same(path: Path, was: Mapping[str, Any]) -> bool:
 
 def _member(profile: Mapping[str, Any]) -> str:
     return f"{profile['batch_size']}.{'ort' if profile['engine'] == 'onnxruntime' else 'blob'}"
-
-
-def _count(batch: Batch) -> int:
-    return len(next(iter(batch.values())))

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from pipelines import engine, graph
+from pipelines import engine, graph, plain
+from pipelines.batches import Batch, length
 from pipelines.calibrate import CalibrationTable, TensorRange
-from pipelines.engine import Batch
+from pipelines.correct import decibel
 from pipelines.errors import RequestError, ZooError
 from pipelines.progress import progress
 from pipelines.quantize import QuantReport
@@ -98,7 +98,7 @@ def _compare(float_model: ir.Model, int8_model: ir.Model, table: CalibrationTabl
     for feed in _cut(samples, pair.fixed, pair.probe):
         pair.measure(feed)
         pair.first = pair.first or {name: array[: pair.fixed or 1] for name, array in feed.items()}
-        pair.seen += len(next(iter(feed.values())))
+        pair.seen += length(feed)
     if not pair.first:
         raise RequestError("no samples to explain the model on; pass at least one")
     return pair
@@ -116,9 +116,7 @@ class _Noise:
         self.noise += float(np.vdot(error, error))
 
     def db(self) -> float | None:
-        if not (self.signal > 0 and self.noise > 0):
-            return None
-        return round(float(10 * np.log10(self.signal / self.noise)), 2)
+        return decibel(self.signal, self.noise)
 
 
 @dataclass
@@ -211,7 +209,7 @@ class _Pair:
         wanted = sorted({_stem(name) for name in self.outputs.values()} | (set(self.tensors) - self.given) | set(self.results))
         order = {str(out.name): index for index, node in enumerate(self.float.graph) for out in node.outputs}
         wanted.sort(key=lambda name: order[name])
-        sizes = {name: array.nbytes for name, array in zip(wanted, _run(_session(self.float, wanted), wanted, feed), strict=True)}
+        sizes = {name: array.nbytes for name, array in zip(wanted, _run(_session(self.float, wanted), feed), strict=True)}
         groups: list[list[str]] = [[]]
         for name in wanted:
             if groups[-1] and 3 * sum(sizes[each] for each in groups[-1]) + 3 * sizes[name] > MEMORY:
@@ -219,7 +217,7 @@ class _Pair:
             groups[-1].append(name)
         self._groups = [_Group(self, each) for each in groups if each]
         heaviest = max((3 * sum(sizes[each] for each in group) for group in groups), default=1)
-        return self.fixed or int(np.clip(MEMORY * len(next(iter(feed.values()))) / max(heaviest, 1), 1, CUT))
+        return self.fixed or int(np.clip(MEMORY * length(feed) / max(heaviest, 1), 1, CUT))
 
     def measure(self, feed: Batch) -> None:
         """Add what these samples show."""
@@ -271,10 +269,10 @@ class _Group:
     def run(self, feed: Batch) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """(float results, those of the int8 graph, those of its operators alone) by name."""
         a, b, c = self._sessions
-        x = dict(zip(self._x, _run(a, self._x, feed), strict=True))
-        chain = dict(zip(self._chain, _run(b, self._chain, feed), strict=True)) if self._chain else {}
+        x = dict(zip(self._x, _run(a, feed), strict=True))
+        chain = dict(zip(self._chain, _run(b, feed), strict=True)) if self._chain else {}
         given = {name: feed[name] if name in feed else x[_stem(name.removesuffix(".float"))] for name in self._fed}
-        own = dict(zip(self.compared, _run(c, self.compared, given), strict=True)) if c is not None else {}
+        own = dict(zip(self.compared, _run(c, given), strict=True)) if c is not None else {}
         return x, chain, own
 
 
@@ -287,22 +285,12 @@ def _session(model: ir.Model, names: Sequence[str]) -> Any:
         values[name].shape = None  # an output's shape is checked against the run's, and inference may have guessed
         copy.graph.outputs.append(values[name])
     RemoveUnusedNodesPass()(copy)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    try:
-        return ort.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises its own kinds
-        raise RequestError(f"onnxruntime cannot run the model, which the report needs: {graph.one_line(error)}") from error
+    return plain.session(copy, "the report needs")
 
 
-def _run(session: Any, names: Sequence[str], feed: Batch) -> list[Any]:
+def _run(session: Any, feed: Batch) -> list[Any]:
     wanted = {each.name for each in session.get_inputs()}
-    try:
-        found: list[Any] = session.run(list(names), {name: array for name, array in feed.items() if name in wanted})
-    except Exception as error:  # onnxruntime raises its own kinds
-        raise RequestError(f"the samples do not fit the graph: {graph.one_line(error)}") from error
-    return found
+    return plain.run(session, {name: array for name, array in feed.items() if name in wanted})
 
 
 def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:
@@ -311,10 +299,10 @@ def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:
     with progress("explaining") as advance:
         for batch in samples:
             size = size or probe({name: array[: fixed or 1] for name, array in batch.items()})
-            count = len(next(iter(batch.values())))
-            for start in range(0, count - (count % size if fixed else 0), size):
+            total = length(batch)
+            for start in range(0, total - (total % size if fixed else 0), size):
                 yield {name: np.ascontiguousarray(array[start : start + size]) for name, array in batch.items()}
-                advance(min(size, count - start))
+                advance(min(size, total - start))
 
 
 def _ran(name: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], batch: Batch) -> dict[str, Any]:

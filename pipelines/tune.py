@@ -10,6 +10,7 @@ is held against the metric. Every trial is a line of a log, and a second run wit
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -28,13 +29,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines import files, graph, machine
+from pipelines.batches import Batch, cut, joined, length
 from pipelines.calibrate import CalibrationTable, Observation, observe
 from pipelines.correct import correct_bias
-from pipelines.engine import ENGINES, Batch, OnnxRuntimeSession, OpenVinoSession, Session, available
+from pipelines.engine import ENGINES, OnnxRuntimeSession, OpenVinoSession, Session, available
 from pipelines.entry import OBSERVERS, QuantRecipe
 from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import auc
-from pipelines.plan import measure
+from pipelines.plan import measure, time_each
 from pipelines.progress import progress
 from pipelines.quantize import QuantReport, quantize
 from pipelines.report import noise_of_layers, sqnr
@@ -101,7 +103,7 @@ class ArrayJudge:
 
     def __init__(self, arrays: Batch, labels: NDArray[Any] | None = None, batch_size: int = 1) -> None:
         self._arrays, self._labels, self._size = arrays, labels, batch_size
-        self._count = len(next(iter(arrays.values())))
+        self._count = length(arrays)
         if labels is not None and len(labels) != self._count:
             raise RequestError(f"found {len(labels)} labels for {self._count} samples; wanted one each")
         self.example: Batch = {name: array[:batch_size] for name, array in arrays.items()}
@@ -126,11 +128,8 @@ class ArrayJudge:
         return Verdict(scores["fp32"] - scores["int8"], sqnr([x[name] for name in floats], [y[name] for name in floats]), scores)
 
     def _run(self, session: Session) -> dict[str, NDArray[Any]]:
-        parts = []
-        for start in range(0, self._count, self._size):
-            piece = {name: np.ascontiguousarray(array[start : start + self._size]) for name, array in self._arrays.items()}
-            parts.append(session.run(piece))
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        pieces = cut(self._arrays, self._size)
+        return joined([session.run({name: np.ascontiguousarray(array) for name, array in each.items()}) for each in pieces])
 
 
 def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable[[NDArray[Any]], float]]:
@@ -272,7 +271,7 @@ class _Search:
             "recipe": recipe.to_json(),
             "machine": machine.fingerprint(),
             "threads": self.threads,
-            "batch_size": len(next(iter(self.judge.example.values()))),
+            "batch_size": length(self.judge.example),
         }
         head, lines = _read_log(self.log)
         if head and {key: head.get(key) for key in what} == json.loads(json.dumps(what)) and engine in ("auto", head.get("engine")):
@@ -297,18 +296,8 @@ class _Search:
 
     def _quickest(self) -> str:
         path = graph.save(self.maker.make(Settings())[0], self.folder / "first.onnx")
-        opened, problems = {}, []
-        for name in available():
-            try:
-                opened[name] = _open(path, name, self.threads)
-                opened[name].run(self.judge.example)
-            except ZooError as error:
-                opened.pop(name, None)
-                problems.append(str(error))
-        if not opened:
-            raise ZooError(f"no engine runs the int8 model: {'; '.join(problems)}")
-        times = measure(list(opened.values()), self.judge.example)
-        return min(zip(times, opened, strict=True))[1]
+        times = time_each({name: functools.partial(_open, path, name, self.threads) for name in available()}, self.judge.example)
+        return min(times, key=times.__getitem__)
 
     def run(self) -> None:
         """The search of the module's docstring."""
@@ -468,9 +457,9 @@ def _first(samples: Iterable[Batch], count: int) -> dict[str, NDArray[Any]]:
     parts: list[Batch] = []
     for batch in samples:
         parts.append(batch)
-        if sum(len(next(iter(each.values()))) for each in parts) >= count:
+        if sum(map(length, parts)) >= count:
             break
-    return {name: np.concatenate([each[name] for each in parts])[:count] for name in parts[0]}
+    return next(cut(joined(parts), count))
 
 
 def _digest(samples: Iterable[Batch]) -> str:

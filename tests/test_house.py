@@ -13,9 +13,9 @@ HEAVY = {"torch", "tensorflow", "keras", "datasets", "tf2onnx", "matplotlib"}
 MAY_BE_HEAVY = {"train.py", "freeze.py", "model.py", "qat.py"}
 # imports run from the left to the right of this order, never back
 ORDER = [
-    *["errors", "files", "progress", "machine", "entry", "hub", "graph", "rewrite", "rewrites", "observers", "calibrate"],
-    *["quantizers", "quantize", "calibrator", "correct", "qat", "kernels"],
-    *["tables", "engine", "plan", "native", "evaluate", "report", "page", "tune", "benchmark", "selfcheck", "build", "pipeline"],
+    *["errors", "batches", "files", "progress", "machine", "entry", "hub", "graph", "plain", "rewrite", "rewrites", "observers"],
+    *["calibrate", "quantizers", "quantize", "calibrator", "correct", "qat", "kernels", "tables", "engine", "plan", "native"],
+    *["evaluate", "report", "page", "tune", "benchmark", "selfcheck", "build", "pipeline"],
 ]
 
 

@@ -227,7 +227,7 @@ def test_trials_run_in_the_engine_asked_for(net, data, tmp_path, name):
 
 
 def test_auto_takes_the_quicker_engine(net, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "measure", lambda sessions, batch: [{"openvino": 1.0}.get(each.engine, 2.0) for each in sessions])
+    monkeypatch.setattr("pipelines.plan.measure", lambda sessions, batch: [{"openvino": 1.0}.get(each.engine, 2.0) for each in sessions])
     assert search(net, data, tmp_path / "int8.onnx", engine="auto", seconds=0.0)["engine"] == "openvino"
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import onnx_ir as ir
 import zoo
 from pipelines import build as road
 from pipelines import files, graph, kernels, machine, native, page, report
+from pipelines.batches import Batch, cut, joined, length
 from pipelines.build import ModelFolder
 from pipelines.calibrate import CalibrationTable
-from pipelines.engine import Batch, Session, available, load
+from pipelines.engine import Session, available, load
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError, ZooError
 from pipelines.pipeline import PRECISIONS, choose_engine
@@ -75,7 +76,7 @@ def tune(
         samples, total = _raw(folder, calibration_data)
         example = {name: array[:batch_size] for name, array in next(iter(samples())).items()}
         judge, recipe = FolderJudge(folder, evaluation_data, example), folder.recipe
-        spare(target, *_files(folder), *_listed(evaluation_data), *_listed(calibration_data))
+        spare(target, *_files(folder), *listed(evaluation_data), *listed(calibration_data))
     options: Any = {"max_drop": max_drop, "seconds": seconds, "engine": engine, "threads": threads, "recipe": recipe, "total": total}
     found = search(float_model, samples, judge, target, **options)
     if report_path is not None:
@@ -96,7 +97,7 @@ class FolderJudge:
     def __init__(self, folder: ModelFolder, data: Any, example: Batch) -> None:
         self._folder, self._data, self._kind = folder, data, folder.entry.part("pipeline")
         self.metric, self.example = "", example
-        digests = [files.sha256(each) if Path(str(each)).is_file() else str(each) for each in _listed(data)]
+        digests = [files.sha256(each) if Path(str(each)).is_file() else str(each) for each in listed(data)]
         self.digest = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
     def __call__(self, fp32: Session, int8: Session) -> Verdict:
@@ -116,7 +117,8 @@ def _files(folder: ModelFolder) -> list[Path]:
     return [each for each in folder.path.iterdir() if each.suffix != ".plan"]
 
 
-def _listed(data: Any) -> Sequence[Any]:
+def listed(data: Any) -> Sequence[Any]:
+    """`data` as a list: itself, or a list of it alone."""
     return data if isinstance(data, list | tuple) else [data]
 
 
@@ -131,33 +133,28 @@ def _arrays(model: ir.Model, evaluation: Any, calibration: Any, batch_size: int)
     size = fixed.pop() if len(fixed) == 1 else batch_size
     if calibration is None:
         logger.warning("no calibration data: every fifth evaluation sample is used for calibration, the others for the evaluation")
-        chosen = np.arange(len(next(iter(arrays.values())))) % FIFTH == 0
+        chosen = np.arange(length(arrays)) % FIFTH == 0
         given = {name: array[chosen] for name, array in arrays.items()}
         arrays = {name: array[~chosen] for name, array in arrays.items()}
         labels = None if labels is None else labels[~chosen]
     else:
         given = _npz(calibration)
     given, arrays = _whole(given, size if fixed else 1), _whole(arrays, size)
-    labels = None if labels is None else labels[: len(next(iter(arrays.values())))]
+    labels = None if labels is None else labels[: length(arrays)]
 
-    def samples() -> Iterable[Batch]:
-        count = len(next(iter(given.values())))
-        return ({name: array[start : start + 64] for name, array in given.items()} for start in range(0, count, 64))
-
-    return ArrayJudge(arrays, labels, size), samples, len(next(iter(given.values())))
+    return ArrayJudge(arrays, labels, size), lambda: cut(given, 64), length(given)
 
 
 def _whole(arrays: Batch, size: int) -> dict[str, Any]:
     """As many samples as fill batches of `size`."""
-    count = len(next(iter(arrays.values())))
+    count = length(arrays)
     if count < size:
         raise RequestError(f"found {count} samples; the batch size {size} needs at least so many")
     return {name: array[: count - count % size] for name, array in arrays.items()}
 
 
 def _npz(path: Any) -> dict[str, Any]:
-    batches = list(road.read_npz(path)[0])
-    return {name: np.concatenate([each[name] for each in batches]) for name in batches[0]}
+    return joined(list(road.read_npz(path)[0]))
 
 
 def _raw(folder: ModelFolder, data: Any) -> tuple[Samples, int]:
@@ -169,7 +166,7 @@ def _raw(folder: ModelFolder, data: Any) -> tuple[Samples, int]:
         return lambda: road.read_npz(path)[0], road.read_npz(path)[1]
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
     batch = opened.calibration(data, 4096, "raise")
-    return lambda: iter([batch]), len(next(iter(batch.values())))
+    return lambda: iter([batch]), length(batch)
 
 
 def plan(

@@ -13,6 +13,7 @@ import onnx_ir as ir
 import zoo
 from pipelines import build as road
 from pipelines import graph, hub, kernels, machine
+from pipelines.batches import length
 from pipelines.benchmark import BATCHES, Configuration, Stages, pinned
 from pipelines.benchmark import benchmark as time_configurations
 from pipelines.benchmark import instances as time_instances
@@ -35,6 +36,7 @@ from pipelines.rewrite import RewriteReport
 from pipelines.rewrite import rewrite as apply_passes
 from pipelines.rewrites import SHARED
 from zoo.toolkit import is_file as _is_file
+from zoo.toolkit import listed as _listed
 from zoo.toolkit import plan as plan
 from zoo.toolkit import spare as _spare
 from zoo.toolkit import tune as tune
@@ -234,7 +236,7 @@ def quantize(
             samples = list(road.read_npz(calibration_data)[0])
             if equalize:
                 loaded, more["equalization_sqnr_db"] = equalize_model(loaded, recipe, samples)
-            total = sum(len(next(iter(each.values()))) for each in samples)
+            total = sum(map(length, samples))
             ranges = calibrate_model(loaded, samples, recipe.observer, total, symmetric=recipe.symmetric)
             result, report = quantize_model(loaded, recipe, ranges)
             if correct:
@@ -407,10 +409,6 @@ def _required(output: Model | None) -> Path:
 
 def _report(report: QuantReport, path: Path) -> dict[str, Any]:
     return {**report.to_json(), "path": str(path), "bytes": path.stat().st_size}
-
-
-def _listed(data: Any) -> Sequence[Any]:
-    return data if isinstance(data, list | tuple) else [data]
 
 
 def _configured(defaults: Any, settings: Mapping[str, str]) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import numpy as np
+
 from pipelines.errors import RequestError
 from pipelines.kernels.operators import EmbeddingLayer, LinearLayer
 
@@ -46,14 +48,14 @@ def parallel_embedding(layer: EmbeddingLayer, isa: str = "") -> Any:
     RequestError without kernels.
     """
     columns = (layer.table, layer.columns, layer.offsets, layer.rows, layer.weight, layer.scale, layer.bias, layer.step)
-    arrays = [_plain(each) for each in columns]
-    wide = None if layer.wide is None else _plain(layer.wide)
+    arrays = [plain(each) for each in columns]
+    wide = None if layer.wide is None else plain(layer.wide)
     return _required().ParallelEmbedding(*arrays, layer.shift, wide, isa)
 
 
 def linear(layer: LinearLayer, isa: str = "") -> Any:
     """`LinearLayer` as a native object, its weights packed: `(x uint8 [n, K], C-contiguous) -> uint8 or float32 [n, N]`."""
-    return _required().Linear(_plain(layer.weight), _plain(layer.bias), _plain(layer.scale), layer.zero, layer.low, isa)
+    return _required().Linear(plain(layer.weight), plain(layer.bias), plain(layer.scale), layer.zero, layer.low, isa)
 
 
 def click_network(embedding: Any, layers: list[Any], sigmoid: bool) -> Any:
@@ -64,10 +66,10 @@ def click_network(embedding: Any, layers: list[Any], sigmoid: bool) -> Any:
     return _required().ClickNetwork(embedding, tuple(layers), sigmoid)  # a tuple keeps its layers alive
 
 
-def _plain(array: Any) -> Any:
-    import numpy as np
-
-    return np.require(array, requirements=("C_CONTIGUOUS", "ALIGNED"))
+def plain(array: Any) -> Any:
+    """`array` as the kernels take it, C-contiguous and aligned: itself, or a copy."""
+    usable = isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
+    return array if usable else np.require(array, requirements=("C_CONTIGUOUS", "ALIGNED"))
 
 
 def _required() -> Any:

@@ -69,7 +69,7 @@ def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
     while (step := _only(value, "DequantizeLinear")) is not None:
         x_scale, x_zero = (graph.constant(each) for each in step.inputs[1:3])
         dense = _only(step.outputs[0], "Gemm") or _only(step.outputs[0], "MatMul")
-        weight = None if dense is None else _dequantized(dense.inputs[1])
+        weight = None if dense is None else _symmetric(dense.inputs[1])
         if (
             dense is None
             or weight is None
@@ -84,7 +84,7 @@ def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
         w, w_scale = weight
         if dense.attributes.get_int("transB", 0) != 0:
             w = w.T
-        bias = _dequantized(dense.inputs[2]) if len(dense.inputs) > 2 else (np.zeros(w.shape[1], np.int32), np.float64(x_scale) * w_scale)
+        bias = _symmetric(dense.inputs[2]) if len(dense.inputs) > 2 else (np.zeros(w.shape[1], np.int32), np.float64(x_scale) * w_scale)
         if w.dtype != np.int8 or w_scale.size not in (1, w.shape[1]) or bias is None or bias[0].size != w.shape[1]:
             return None
         if not np.allclose(bias[1], np.float64(x_scale) * w_scale, rtol=1e-5, atol=0):  # the sum of products has other steps
@@ -129,12 +129,7 @@ def _only(value: ir.Value, kind: str) -> ir.Node | None:
     return user if user is not None and user.op_type == kind else None
 
 
-def _dequantized(value: ir.Value | None) -> tuple[NDArray[Any], NDArray[Any]] | None:
+def _symmetric(value: ir.Value | None) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """(integers, scale) of a constant behind a DequantizeLinear with zero point 0."""
-    producer = value.producer() if value is not None else None
-    if producer is None or producer.op_type != "DequantizeLinear":
-        return None
-    found = [graph.constant(each) for each in producer.inputs]
-    if len(found) < 2 or found[0] is None or found[1] is None or (len(found) > 2 and (found[2] is None or found[2].any())):
-        return None
-    return found[0], found[1]
+    found = graph.dequantized(value)
+    return None if found is None or (found[2] is not None and found[2].any()) else found[:2]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pipelines import graph
 from pipelines.calibrate import TensorRange
+from pipelines.observers import steps
 
 Array = NDArray[Any]
 Step = tuple[np.float32, np.uint8 | np.int8]  # scale and zero point
@@ -21,13 +22,8 @@ def activation_parameters(observed: TensorRange, symmetric: bool = False) -> tup
 
     symmetric: a tensor with negatives gets zero point 128 and s = max|x| / 127, so that engines may take it as signed bytes.
     """
-    low, high = min(observed.low, 0.0), max(observed.high, 0.0)
-    if high - low < 1e-12:
-        return np.float32(1.0), np.uint8(0)
-    if symmetric and low < 0:
-        return np.float32(max(-low, high) / 127), np.uint8(128)
-    scale = np.float32((high - low) / 255)
-    return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
+    scale, zero = steps(observed.low, observed.high, symmetric)
+    return np.float32(scale), np.uint8(zero)
 
 
 def weight_parameters(

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from pipelines import graph
+from pipelines import graph, plain
 from pipelines.errors import RequestError
 from pipelines.progress import progress
 from pipelines.rewrite import Rewrite
@@ -70,13 +70,10 @@ def channel_statistics(model: ir.Model, samples: Iterable[Mapping[str, NDArray[A
             copy.graph.extend([inner, ends[-1]])
         copy.graph.outputs.extend(each.outputs[0] for each in ends)
     copy.graph.sort()
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
     found: dict[str, Channels] = {}
     seen = 0
     try:
-        session = ort.InferenceSession(ir.to_proto(copy).SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(ir.to_proto(copy).SerializeToString(), plain.options(), providers=["CPUExecutionProvider"])
         with progress("observing channels", total) as advance:
             for batch in samples:
                 results = [each.reshape(*each.shape[:2]).astype(np.float64) for each in session.run(None, dict(batch))] if values else []

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from pipelines import graph
+from pipelines import graph, plain
 from pipelines.rewrite import Rewrite
 
 LIMIT = 1 << 24  # bytes of a result that is larger than what it was computed from
@@ -60,8 +60,7 @@ class FoldConstants(Rewrite):
         ]
         body = onnx.helper.make_graph([proto], "constant", inputs, [onnx.helper.make_empty_tensor_value_info(result)])
         opsets = [onnx.helper.make_opsetid("", model.opset_imports.get("", graph.OPSET))]
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options = plain.options()
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
         try:

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 import zoo
 from pipelines import files, graph, machine
-from pipelines.engine import Batch
+from pipelines.batches import Batch
 from pipelines.errors import RequestError, ZooError
 from pipelines.progress import progress
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines import machine
+from pipelines.batches import Batch
 from pipelines.build import ModelFolder
-from pipelines.engine import Batch
 from pipelines.errors import RequestError
 from pipelines.evaluate import compare_clicks
 from pipelines.native import load
