@@ -50,6 +50,12 @@ class ModelFolder:
         """What the card binds to the weights."""
         return dict(self.card.details.get("preprocessing", {}))
 
+    @property
+    def weights(self) -> str:
+        """The file that freeze starts from: the one the card names for published weights, else the entry's checkpoint."""
+        published = self.card.details.get("weights")
+        return str(published["file"]) if isinstance(published, dict) and "file" in published else self.entry.checkpoint
+
     def given(self, name: str) -> bool:
         """Whether the file came with the card, rather than being built here."""
         return any(each.name == name for each in self.card.files)
@@ -176,7 +182,7 @@ def _state(folder: ModelFolder, stage: str) -> str:
 
 def _inputs(folder: ModelFolder, stage: str) -> list[str]:
     if stage == "fp32.onnx":
-        return [HALF] if folder.given(HALF) else [folder.entry.checkpoint]
+        return [HALF] if folder.given(HALF) else [folder.weights]
     return {
         "rewritten.onnx": ["fp32.onnx"],
         "calibration.json": ["rewritten.onnx"],

@@ -1,9 +1,9 @@
-"""Quality of fp32 and int8 on the same samples, their difference, and how sure it is."""
+"""Quality of fp32 and int8 on the same samples, their difference, and how sure it is: of clicks, and of classes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from pipelines.errors import RequestError, ZooError
 Floats = NDArray[np.floating[Any]]
 EPSILON = 1e-7  # probabilities are clipped to [EPSILON, 1 - EPSILON] before the logarithm
 RESAMPLES = 1000
+TOP = (1, 5)  # a classifier is right where the right class is among its first so many
 
 
 def auc(labels: Floats, scores: Floats, weights: Floats | None = None) -> float:
@@ -98,3 +99,50 @@ def _intervals(labels: Floats, a: Floats, b: Floats, seed: int) -> dict[str, Any
         draws["logloss"].append(float(loss @ weights) / n)
         draws["accuracy"].append(float(hit @ weights) / n)
     return {"level": 0.95, "resamples": resamples} | {key: np.nanquantile(values, [0.025, 0.975]).tolist() for key, values in draws.items()}
+
+
+class Ranked(NamedTuple):
+    """What a classifier says of n images: the class it puts first, and the place that it gives the right one (0: first), int64 [n]."""
+
+    first: NDArray[np.int64]
+    place: NDArray[np.int64]
+
+
+def rank(logits: Floats, labels: NDArray[np.int64]) -> Ranked:
+    """Logits [n, classes] and the right classes [n]; of equal logits the lower class comes first, as in argmax. ZooError for NaN."""
+    if not np.isfinite(logits).all():
+        raise ZooError("the model computes NaN or infinite logits; check its weights and the input")
+    right = logits[np.arange(len(labels)), labels][:, None]
+    earlier = np.arange(logits.shape[1]) < labels[:, None]
+    return Ranked(logits.argmax(axis=1).astype(np.int64), ((logits > right) | ((logits == right) & earlier)).sum(axis=1, dtype=np.int64))
+
+
+def class_metrics(ranked: Ranked) -> dict[str, float]:
+    """{"top1", "top5"}: the share of images whose right class comes first, or among the first five."""
+    return {f"top{k}": float((ranked.place < k).mean()) for k in TOP}
+
+
+def compare_classes(outputs: Mapping[str, Ranked], seed: int = 0) -> dict[str, Any]:
+    """Metrics of several precisions on the same images, and each but the first, fp32, against that one.
+
+    Returns {"metrics": per precision, "difference": {"top1", "top5": second - fp32, "agreement": share of images that both put into the
+    same class}, "interval": 95% paired bootstrap intervals of these, see `compare_clicks`}, and of any further precision the last two under
+    "others". Raises RequestError for no images.
+    """
+    (_, fp32), *others = outputs.items()
+    if not len(fp32.place):
+        raise RequestError("found no images; accuracy needs some")
+    found = [(name, _compare_ranked(fp32, each, seed)) for name, each in others]
+    rest = {"others": dict(found[1:])} if found[1:] else {}
+    return {"metrics": {name: class_metrics(each) for name, each in outputs.items()}, **(found[0][1] if found else {}), **rest}
+
+
+def _compare_ranked(a: Ranked, b: Ranked, seed: int) -> dict[str, Any]:
+    values = {f"top{k}": (b.place < k).astype(np.int64) - (a.place < k) for k in TOP} | {"agreement": (a.first == b.first).astype(np.int64)}
+    rng = np.random.default_rng(seed)
+    interval: dict[str, Any] = {"level": 0.95, "resamples": RESAMPLES}
+    for name, each in values.items():  # a draw of n images with replacement is one of how often every value comes
+        kinds, counts = np.unique(each, return_counts=True)
+        means = rng.multinomial(len(each), counts / len(each), RESAMPLES) @ kinds / len(each)
+        interval[name] = np.quantile(means, [0.025, 0.975]).tolist()
+    return {"difference": {name: float(each.mean()) for name, each in values.items()}, "interval": interval}

@@ -37,7 +37,7 @@ CHUNK = 1 << 16  # bytes; what a broken connection may lose
 
 CARD = "card.json"
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # flat, visible, needs no quoting in a URL
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{8}|[0-9a-f]{64}")
 _URL = re.compile(r"https?://\S+")
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
@@ -64,7 +64,8 @@ def mirror() -> str | None:
 
 @dataclass(frozen=True)
 class CardFile:
-    """One file of a model: `size` in bytes, `sha256` as 64 lower-case hex digits, `url` its public http(s) address; None where unknown.
+    """One file of a model: `size` in bytes, `sha256` as 64 lower-case hex digits (or the first 8, which torch.hub
+    gives in a file's name, where nobody told the others), `url` its public http(s) address; None where unknown.
 
     Raises RequestError on creation for anything else, and for a URL without a digest to check the download against.
     """
@@ -81,7 +82,7 @@ class CardFile:
         if self.size is not None and (type(self.size) is not int or self.size < 0):
             raise RequestError(f"{self.name}: size is {self.size!r}; give its bytes as a whole number, or null")
         if self.sha256 is not None and not _matches(_DIGEST, self.sha256):
-            raise RequestError(f"{self.name}: sha256 is {self.sha256!r}; give 64 lower-case hex digits, or null")
+            raise RequestError(f"{self.name}: sha256 is {self.sha256!r}; give 64 lower-case hex digits (or their first 8), or null")
         if self.url is not None and not _matches(_URL, self.url):
             raise RequestError(f"{self.name}: url is {self.url!r}; give an http:// or https:// address, or null")
         if self.url is not None and self.sha256 is None:
@@ -405,7 +406,7 @@ def _fault(path: Path, size: int | None, sha256: str | None) -> str | None:
     if size is not None:
         checks.append(("size", path.stat().st_size, size))
     if sha256 is not None:
-        checks.append(("sha256", disk.sha256(path), sha256.lower()))
+        checks.append(("sha256", disk.sha256(path)[: len(sha256)], sha256.lower()))
     return "; ".join(f"{key} {found}, expected {wanted}" for key, found, wanted in checks if found != wanted) or None
 
 

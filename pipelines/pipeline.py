@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,12 +69,18 @@ class Pipeline(abc.ABC):
     """One model in one precision and engine; `__call__` chains preprocess, predict and postprocess.
 
     engine: "onnxruntime", "openvino", "native", or "auto", which times them on the first batch (and remembers the result, see `plan`).
-    threads: intra-op threads. batch_size: samples the model sees at once; `predict` takes any number and cuts it.
+    threads: intra-op threads. batch_size: samples the model sees at once (`BATCH_SIZE` if None); `predict` takes any number and cuts it.
     Raises RequestError for an unknown precision or engine, or a batch size or thread count below 1.
     """
 
-    def __init__(self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int = 512) -> None:
+    BATCH_SIZE: ClassVar[int] = 512
+    ON_ERROR: ClassVar[str] = "raise"  # what `run` does about bad input unless told: "raise", or "skip"
+
+    def __init__(
+        self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None
+    ) -> None:
         name = model_file(precision, engine)
+        batch_size = self.BATCH_SIZE if batch_size is None else batch_size
         if batch_size < 1 or threads < 1:
             raise RequestError(f"batch size and threads must be 1 or more, not {batch_size} and {threads}")
         self.folder, self.precision, self.threads, self.batch_size = folder, precision, threads, batch_size

@@ -1,11 +1,14 @@
-"""Result rows to a file people use elsewhere: CSV (plain or .gz) or Parquet, streamed, whole or not at all."""
+"""Result rows to a file people use elsewhere: CSV (plain or .gz), JSON lines or Parquet, streamed, whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
+import io
+import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,21 +21,30 @@ from pipelines import kernels
 from pipelines.errors import RequestError
 from pipelines.files import replacing
 
-Columns = Mapping[str, NDArray[Any]]
-FORMATS = (".csv", ".csv.gz", ".parquet")
+Columns = Mapping[str, NDArray[Any] | Sequence[Any]]
+FORMATS = (".csv", ".csv.gz", ".jsonl", ".parquet")
+
+
+def on_terminal(output: str | Path) -> bool:
+    """Whether `output` is "-", and stdout a terminal."""
+    return str(output) == "-" and sys.stdout is not None and sys.stdout.isatty()
 
 
 @contextlib.contextmanager
-def writing(output: str | Path, columns: Mapping[str, Any]) -> Iterator[Callable[[Columns], None]]:
-    """Yield `write(columns)`, which appends rows; `columns` gives names and numpy dtypes.
+def writing(output: str | Path, columns: Mapping[str, Any], brief: Sequence[str] = ()) -> Iterator[Callable[[Columns], None]]:
+    """Yield `write(columns)`, which appends rows; `columns` gives names and types: numpy dtypes, or `str`.
 
-    output: a .csv, .csv.gz or .parquet path, which appears when the block ends well, or "-" for CSV on stdout. Raises RequestError for
-    another format or a place that cannot be written.
+    A column is an array, or a list in which None is no value: nothing in CSV, left out of a JSON line.
+    output: a .csv, .csv.gz, .jsonl or .parquet path, which appears when the block ends well, or "-" for CSV on stdout; where that is a
+    terminal, and `brief` names columns, for a table of these. Raises RequestError for another format or a place that cannot be written.
     """
-    schema = pa.schema([(name, pa.from_numpy_dtype(np.dtype(dtype))) for name, dtype in columns.items()])
+    schema = pa.schema([(name, pa.string() if dtype is str else pa.from_numpy_dtype(np.dtype(dtype))) for name, dtype in columns.items()])
     if str(output) == "-":
         if sys.stdout is None:
             raise RequestError("stdout is closed; name a file with -o")
+        if brief and on_terminal(output):
+            yield _aligned(sys.stdout, brief)
+            return
         with _csv(sys.stdout.buffer, schema, columns) as write:
             yield write
         return
@@ -45,6 +57,9 @@ def writing(output: str | Path, columns: Mapping[str, Any]) -> Iterator[Callable
 
             with parquet.ParquetWriter(temporary, schema) as writer:
                 yield lambda rows: writer.write_batch(_batch(rows, schema))
+        elif name.endswith(".jsonl"):
+            with temporary.open("w", encoding="utf-8") as lines:
+                yield lambda rows: lines.writelines(_json(columns, row) for row in _rows(rows, columns))
         else:
             with (
                 temporary.open("wb") as file,
@@ -61,20 +76,25 @@ def _packing(file: Any) -> Any:
 
 @contextlib.contextmanager
 def _csv(sink: Any, schema: Any, columns: Mapping[str, Any]) -> Iterator[Callable[[Columns], None]]:
-    import pyarrow.csv as csv
+    from pyarrow.csv import CSVWriter, WriteOptions
 
     # The header comes with the first rows, so that bad input prints nothing; pyarrow would quote its names.
     header = (",".join(schema.names) + "\n").encode()
     native = kernels.native() if {np.dtype(each) for each in columns.values()} <= {np.dtype(np.int64), np.dtype(np.float32)} else None
-    with csv.CSVWriter(sink, schema, write_options=csv.WriteOptions(include_header=False)) as writer:
+    with CSVWriter(sink, schema, write_options=WriteOptions(include_header=False)) as writer:
 
         def write(rows: Columns) -> None:
             nonlocal header
             sink.write(header)
             header = b""
-            if native is not None and all(rows[name].dtype == dtype for name, dtype in columns.items()):
+            arrays = [rows[name] for name in schema.names]
+            if native is not None and [getattr(each, "dtype", None) for each in arrays] == list(columns.values()):
                 # the same text, quicker; and pyarrow's arrays load pandas where it is installed
-                sink.write(native.csv_lines([np.ascontiguousarray(rows[name]) for name in schema.names]))
+                sink.write(native.csv_lines([np.ascontiguousarray(each) for each in arrays]))
+            elif str in columns.values():  # pyarrow would quote every text
+                text = io.StringIO()
+                csv.writer(text, lineterminator="\n").writerows(_rows(rows, columns))
+                sink.write(text.getvalue().encode())
             else:
                 writer.write_batch(_batch(rows, schema))
 
@@ -83,4 +103,38 @@ def _csv(sink: Any, schema: Any, columns: Mapping[str, Any]) -> Iterator[Callabl
 
 
 def _batch(rows: Columns, schema: Any) -> Any:
-    return pa.record_batch({name: pa.array(column) for name, column in rows.items()}, schema=schema)
+    return pa.record_batch([pa.array(rows[each.name], each.type) for each in schema], schema=schema)
+
+
+def _rows(rows: Columns, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    """Plain Python values, a float32 as the shortest number that means it."""
+    columns = []
+    for name in names:
+        column = rows[name]
+        if isinstance(column, np.ndarray):
+            column = (column.astype(str).astype(np.float64) if column.dtype == np.float32 else column).tolist()
+        columns.append(column)
+    return zip(*columns, strict=True)
+
+
+def _json(names: Iterable[str], row: Iterable[Any]) -> str:
+    return json.dumps({name: value for name, value in zip(names, row, strict=True) if value is not None}, ensure_ascii=False) + "\n"
+
+
+def _aligned(sink: Any, brief: Sequence[str]) -> Callable[[Columns], None]:
+    """Writes columns as wide as their first rows need."""
+    widths: list[int] = []
+
+    def write(rows: Columns) -> None:
+        cells = [[_cell(each) for each in row] for row in _rows(rows, brief)]
+        if not widths:
+            cells.insert(0, list(brief))
+            widths.extend(max(map(len, column)) for column in zip(*cells, strict=True))
+        for row in cells:
+            print("  ".join(map(str.ljust, row, widths)).rstrip(), file=sink)
+
+    return write
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -179,9 +179,8 @@ def model(name: str) -> str:
     card = Hub(zoo.SHIPPED).card(name)
     details = card.details
     facts = [["family", card.entry], *([key, str(details[key])] for key in ("data", "licence", "origin", "limits") if key in details)]
-    facts += [
-        ["calibration", ", ".join(f"{key} {value}" for key, value in details["calibration"].items() if key in ("observer", "samples"))]
-    ]
+    calibration = {key: value for key, value in details.get("calibration", {}).items() if key in ("observer", "samples")}
+    facts += [["calibration", ", ".join(f"{key} {value}" for key, value in calibration.items())]] if calibration else []
     facts += [["files", ", ".join(f"{file.name} {(file.size or 0) / 1e3:,.0f} kB" for file in card.files)]]
     parts = [
         f"## {name}\n\n{card.description}\n",

@@ -772,3 +772,12 @@ def test_two_processes_at_once(server, shipped):
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0]
     assert server.full == 1 and len(server.asked) == 1
+
+
+def test_the_first_eight_digits_of_a_digest_will_do(tmp_path):
+    (tmp_path / "weights.pth").write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    assert CardFile("weights.pth", None, digest[:8], None).fault(tmp_path / "weights.pth") is None
+    assert "expected 00000000" in str(CardFile("weights.pth", None, "00000000", None).fault(tmp_path / "weights.pth"))
+    with pytest.raises(RequestError, match="or their first 8"):
+        CardFile("weights.pth", None, digest[:9], None)

@@ -1,5 +1,6 @@
 import gzip
 import io
+import json
 import sys
 
 import numpy as np
@@ -64,12 +65,12 @@ def test_stdout_stays_open(monkeypatch):
 
 @pytest.mark.parametrize("name", ["out.xlsx", "out", "out.gz", "csv", "out.csv.zip"])
 def test_another_format_is_refused_before_anything_is_written(tmp_path, name):
-    with pytest.raises(RequestError, match=r"name it \.csv, \.csv\.gz, \.parquet, or - for CSV on stdout"):
+    with pytest.raises(RequestError, match=r"name it \.csv, \.csv\.gz, \.jsonl, \.parquet, or - for CSV on stdout"):
         write(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["out.csv", "out.csv.gz", "out.parquet"])
+@pytest.mark.parametrize("name", ["out.csv", "out.csv.gz", "out.jsonl", "out.parquet"])
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_failure_leaves_nothing(tmp_path, name, error):
     with pytest.raises(error), writing(tmp_path / name, COLUMNS) as rows:
@@ -96,3 +97,45 @@ def test_whole_and_real_columns_read_the_same_however_they_are_written(tmp_path,
                 rows(chunk)
         written.append((tmp_path / name).read_bytes())
     assert written[0] == written[1]
+
+
+MIXED = {"file": str, "index": np.int64, "share": np.float32, "error": str}
+ROWS = {"file": ['a,"b"\n.jpg', "c é"], "index": [7, None], "share": np.array([0.1, 1e-9], np.float32), "error": [None, "it's broken"]}
+
+
+def mixed(output, **options):
+    with writing(output, MIXED, **options) as write:
+        write(ROWS)
+        write({name: column[1:] for name, column in ROWS.items()})
+
+
+def test_text_and_what_is_missing(tmp_path):
+    for name in ("out.csv", "out.csv.gz", "out.jsonl", "out.parquet"):
+        mixed(tmp_path / name)
+    text = 'file,index,share,error\n"a,""b""\n.jpg",7,0.1,\n' + "c é,,1e-09,it's broken\n" * 2
+    assert (tmp_path / "out.csv").read_text() == gzip.decompress((tmp_path / "out.csv.gz").read_bytes()).decode() == text
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    second = {"file": "c é", "share": 1e-9, "error": "it's broken"}
+    assert rows == [{"file": 'a,"b"\n.jpg', "index": 7, "share": 0.1}, second, second]
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert table["index"].to_pylist() == [7, None, None]
+    assert table["error"].to_pylist() == [None, "it's broken", "it's broken"]
+
+
+def test_numbers_as_json_lines(tmp_path):
+    write(tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert rows[1] == {"row": 1, "probability": 0.1, "click": False}
+    assert len(rows) == 5
+
+
+def test_a_terminal_shows_the_brief_columns_where_there_are_any(monkeypatch):
+    for brief in (("index", "file"), ()):
+        raw = io.BytesIO()
+        stdout = io.TextIOWrapper(raw, encoding="utf-8")
+        monkeypatch.setattr(stdout, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        mixed("-", brief=brief)
+        stdout.flush()
+        first = raw.getvalue().decode().splitlines()[0]
+        assert first == ("index  file" if brief else "file,index,share,error")

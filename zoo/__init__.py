@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from pipelines.plan import PlannedSession
 
 SHIPPED = Path(__file__).parent / "weights"
-ENTRIES = {"wide-deep": "zoo.wide_deep"}
+ENTRIES = {
+    "wide-deep": "zoo.wide_deep:ENTRY",
+    "resnet50": "zoo.resnet:RESNET50",
+    "resnet26d": "zoo.resnet:RESNET26D",
+    "mobilenet-v1": "zoo.mobilenet:MOBILENET_V1",
+    "mobilenet-v2": "zoo.mobilenet:MOBILENET_V2",
+}
 VERBS = (
     "info",
     "download",
@@ -59,7 +65,8 @@ def entry(name: str) -> Entry:
 
     if name not in ENTRIES:
         raise RequestError(f"unknown model family {name!r}; choose one of {', '.join(ENTRIES)}")
-    found: Entry = importlib.import_module(ENTRIES[name]).ENTRY
+    module, attribute = ENTRIES[name].split(":")
+    found: Entry = getattr(importlib.import_module(module), attribute)
     return found
 
 
@@ -83,7 +90,7 @@ def load(model: str | Path) -> ModelFolder:
     return folder
 
 
-def pipeline(model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int = 512) -> Pipeline:
+def pipeline(model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None) -> Pipeline:
     """Open a model for use: raw input -> results, and `preprocess`, `predict`, `postprocess` for the parts (see `pipelines.pipeline`)."""
     folder = load(model)
     opened: Pipeline = folder.entry.part("pipeline")(folder, precision, engine, threads, batch_size)

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -92,7 +93,7 @@ engine = click.option(
     "--engine", default="auto", show_default=True, help="auto (the quickest on this machine), onnxruntime, openvino or native."
 )
 threads = click.option("--threads", default=1, show_default=True, help="Threads of the engine; `run` scores so many blocks at once.")
-batch_size = click.option("--batch-size", default=512, show_default=True, help="Samples the model sees at once.")
+batch_size = click.option("--batch-size", type=int, default=None, help="Samples the model sees at once. [default: 512 rows, 4 images]")
 on_error = click.option(
     "--on-error",
     type=click.Choice(["raise", "skip"]),
@@ -161,10 +162,21 @@ def download(model: str, as_json: bool) -> None:
 @cli.command()
 @click.argument("model")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
-@click.option("-o", "--output", default="-", help="Where results go: .csv, .csv.gz or .parquet. [default: CSV on stdout]")
-@_options(precision, engine, threads, batch_size, on_error, as_json)
+@click.option(
+    "-o",
+    "--output",
+    default="-",
+    help="Where results go: .csv, .csv.gz, .jsonl or .parquet. [default: CSV on stdout; images on a terminal: a table]",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["raise", "skip"]),
+    default=None,
+    help="Stop at a bad row or image, or leave it out and count it. [default: raise; images: skip]",
+)
+@_options(precision, engine, threads, batch_size, as_json)
 def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
-    """Score raw INPUT files with MODEL; - or no input reads stdin."""
+    """Score raw INPUT with MODEL: files of rows, or images and folders; - or no input reads rows, or paths of images, from stdin."""
     from zoo import verbs
 
     if as_json and output == "-":
@@ -173,8 +185,10 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
     if as_json:
         _print(found, True, lambda: None)
     elif sys.stderr.isatty() or output != "-":
-        speed = f"{found['rows_per_second']:,.0f} rows/s, {found['precision']} in {found['engine']}"
-        click.echo(f"{found['rows']:,} rows, {found['clicks']:,} clicks predicted, {speed}", err=True)
+        unit = "rows" if "rows" in found else "images"
+        what = f"{found['clicks']:,} clicks predicted" if "clicks" in found else f"{found['skipped']:,} left out"
+        speed = f"{found[f'{unit}_per_second']:,.0f} {unit}/s, {found['precision']} in {found['engine']}"
+        click.echo(f"{found[unit]:,} {unit}, {what}, {speed}", err=True)
 
 
 @cli.command()
@@ -290,15 +304,38 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 @click.option("--data", default=None, help="Raw input to take the batches from. [default: the model's sample]")
 @click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True)
 @click.option("--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]")
-@click.option("--batch-size", "batch_sizes", type=Numbers(), default="512", show_default=True)
+@click.option("--batch-size", "batch_sizes", type=Numbers(), default=None, help="[default: 512 rows, 4 images]")
 @click.option("--rounds", default=15, show_default=True, help="Turns of every configuration.")
 @click.option("--instances", default=1, show_default=True, help="Processes that run at once, each pinned to --threads cores of its own.")
+@click.option(
+    "--scenario",
+    type=click.Choice(["single-stream", "offline"]),
+    default=None,
+    help="From the image files of --data to classes, after the accuracy: one by one, and as a stream; or as a stream alone.",
+)
+@click.option("--count", default=1000, show_default=True, help="Images that a scenario times.")
+@click.option("--min-top1", type=Share(), default=None, help="Time nothing where the share of right first classes is less.")
+@click.option("--min-top5", type=Share(), default=None, help="The same of the right class among the first five, e.g. 0.93.")
+@click.option("--price-per-hour", type=float, default=None, help="Of the machine; adds the cost of a million images.")
 @_options(threads, as_json)
 def benchmark(model: str, as_json: bool, **options: Any) -> None:
     """Throughput, latency and memory of MODEL: engines and precisions in turn in one run."""
     from zoo import verbs
 
     found = verbs.benchmark(model, **options)
+
+    def show_scenario() -> None:
+        columns = ["engine", "precision", "top-1", "top-5", "mean ms", "p50", "p90", "p99", "decode / pre / model / post ms"]
+        rows = []
+        for each in found["results"]:
+            latency, split, offline = each.get("latency_ms", {}), each.get("split_ms", {}), each["offline"]
+            rows.append([each["engine"], each["precision"], *(_percent(each.get(key)) for key in ("top1", "top5"))])
+            rows[-1] += [_number(latency.get(key), 3) for key in ("mean", "p50", "p90", "p99")]
+            rows[-1] += [" / ".join(f"{ms:.3f}" for ms in split.values())]
+            rows[-1] += [f"{offline['images_per_second']:,.1f}", str(offline["batch_size"]), _number(each.get("cost_per_million"), 2)]
+        _table([*columns, "images/s", "batch", "cost of 1M"], rows)
+        where = f"{found['images']:,} images timed, {found['samples']:,} judged"
+        click.echo(f"{where}; {found['environment']['cpu']}, {options['threads']} thread(s) for the model")
 
     def show() -> None:
         split = "pre / model / post ms" if options["instances"] == 1 else "model ms"
@@ -312,7 +349,7 @@ def benchmark(model: str, as_json: bool, **options: Any) -> None:
         _table(columns, rows)
         click.echo(f"{found['environment']['cpu']}, {options['threads']} thread(s) an instance")
 
-    _print(found, as_json, show)
+    _print(found, as_json, show if options["scenario"] is None else show_scenario)
 
 
 @cli.command()
@@ -466,6 +503,8 @@ def _tree(value: Mapping[str, Any], depth: int = 0) -> None:
 def main() -> None:
     """Entry point of the `zoo` command."""
     logging.basicConfig(level=logging.WARNING, format="zoo: %(message)s", stream=sys.stderr)
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what is wrong with an image is said where it is read
+    warnings.filterwarnings("ignore", module="PIL")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that clean-up runs
     try:
         call(sys.argv[1:])

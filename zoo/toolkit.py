@@ -104,7 +104,7 @@ class FolderJudge:
         """See `pipelines.tune.Judge`."""
         pipelines = {}
         for precision, session in (("fp32", fp32), ("int8", int8)):
-            pipelines[precision] = self._kind(self._folder, "fp32", "auto", session.threads, 512)
+            pipelines[precision] = self._kind(self._folder, "fp32", "auto", session.threads)
             pipelines[precision].use(session)
         metrics = self._folder.entry.part("evaluate")(pipelines, self._data, "raise")["metrics"]
         self.metric = next(iter(metrics["fp32"]))
@@ -182,7 +182,7 @@ def plan(
     """Time engines, precisions, threads and batch sizes on this machine and write a plan file (`pipelines.plan.build`, `open_plan`).
 
     precisions: of a zoo model (int8 unless named; "bf16" is fp32 computed in bfloat16, where the CPU has that); an ONNX file runs as it is,
-    and in "bf16" if that is named. batch_sizes: 512 for a zoo model, 1 for a file unless named. data: raw input, or .npz of the graph's
+    and in "bf16" if that is named. batch_sizes: a zoo model's own, 1 for a file unless named. data: raw input, or .npz of the graph's
     inputs for a file, whose inputs are zeros otherwise. output: by default MODEL.plan beside the file or in the model's folder.
     For a zoo model the choice among all engines is also kept for engine="auto". Returns what the file says, and "path".
     """
@@ -206,7 +206,7 @@ def plan(
         return {"model": path.name, "path": str(target), **found}
     folder = zoo.load(model)
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
-    batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (512,)]
+    batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
     kinds = list(precisions or ("int8",))
     candidates = _candidates({kind: folder.ensure(PRECISIONS.get(kind, PRECISIONS["fp32"])) for kind in kinds}, names)
     if "int8" in kinds and "native" in names and folder.entry.native and kernels.isas():

@@ -87,13 +87,16 @@ def run(
     precision: str = "int8",
     engine: str = "auto",
     threads: int = 1,
-    batch_size: int = 512,
-    on_error: str = "raise",
+    batch_size: int | None = None,
+    on_error: str | None = None,
 ) -> dict[str, Any]:
-    """Raw input of any size -> a file of results, in constant memory and input order; returns a summary."""
+    """Raw input of any size -> a file of results, in constant memory and input order; returns a summary.
+
+    batch_size, on_error: the model's own (`Pipeline.BATCH_SIZE`, `Pipeline.ON_ERROR`) if None.
+    """
     opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size)
     _spare(output, *_used(opened.folder), *_listed(inputs))
-    return {"model": opened.folder.card.name, **opened.run(inputs, output, on_error)}
+    return {"model": opened.folder.card.name, **opened.run(inputs, output, on_error or opened.ON_ERROR)}
 
 
 def train(
@@ -276,7 +279,7 @@ def quantize(
 
 
 def evaluate(
-    model: Model, data: Any, *, engine: str = "auto", threads: int = 1, batch_size: int = 512, on_error: str = "raise"
+    model: Model, data: Any, *, engine: str = "auto", threads: int = 1, batch_size: int | None = None, on_error: str = "raise"
 ) -> dict[str, Any]:
     """Quality of fp32 and int8 on the same labelled samples, int8 - fp32 with paired bootstrap intervals, and the machine."""
     folder = zoo.load(model)
@@ -287,7 +290,7 @@ def evaluate(
     }
     found: dict[str, Any] = folder.entry.part("evaluate")(pipelines, data, on_error)
     engines = {precision: each.engine for precision, each in pipelines.items()}
-    where = machine.environment(threads=threads, batch_size=batch_size, engines=engines)
+    where = machine.environment(threads=threads, batch_size=next(iter(pipelines.values())).batch_size, engines=engines)
     return {"model": folder.card.name, "data": [Path(str(each)).name for each in _listed(data)], **found, "environment": where}
 
 
@@ -297,19 +300,36 @@ def benchmark(
     data: Model | None = None,
     precisions: Sequence[str] = ("fp32", "int8"),
     engines: Sequence[str] | None = None,
-    batch_sizes: Sequence[int] = (512,),
+    batch_sizes: Sequence[int] | None = None,
     threads: int = 1,
     rounds: int = 15,
     instances: int = 1,
+    scenario: str | None = None,
+    count: int = 1000,
+    min_top1: float | None = None,
+    min_top5: float | None = None,
+    price_per_hour: float | None = None,
 ) -> dict[str, Any]:
     """Throughput, latency, split and memory of every precision and engine, in turn in one run per batch size.
 
-    engines: all that this machine and the model have if none is named; native counts for int8 only. instances: with 2 or more, so many
-    processes run at once, each pinned to `threads` cores of its own; results are of the model alone (`pipelines.benchmark.instances`).
+    batch_sizes: the model's own (`Pipeline.BATCH_SIZE`) if None. engines: all that this machine and the model have if none is named; native
+    counts for int8 only. instances: with 2 or more, so many processes run at once, each pinned to `threads` cores of its own; results are
+    of the model alone (`pipelines.benchmark.instances`).
+    scenario: "single-stream" or "offline", for images: from the files in `data` to classes, in the engine "auto" if none is named, after
+    the accuracy; `zoo.images.harness.harness` says what the four after it are, and what is returned.
     """
     folder = zoo.load(model)
     if wrong := [each for each in precisions if each not in PRECISIONS]:
         raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
+    if scenario is not None:
+        if instances != 1 or batch_sizes is not None:
+            raise RequestError("a scenario has batch sizes of its own, and one process; leave out --batch-size and --instances")
+        least = {"top1": min_top1, "top5": min_top5}
+        more = {"scenario": scenario, "count": count, "least": least, "price_per_hour": price_per_hour}
+        return _scenario(folder, precisions, engines or ("auto",), threads, data, more)
+    if {min_top1, min_top5, price_per_hour} != {None}:
+        raise RequestError("a least accuracy or a price belongs to a scenario; add --scenario single-stream or --scenario offline")
+    batch_sizes = (folder.entry.part("pipeline").BATCH_SIZE,) if batch_sizes is None else batch_sizes
     if min(batch_sizes, default=0) < 1 or min(rounds, threads, instances) < 1:
         wrong = [f"batch sizes {list(batch_sizes)}", f"rounds {rounds}", f"threads {threads}"]
         raise RequestError(f"{', '.join(wrong)} and instances {instances} must all be 1 or more")
@@ -371,6 +391,21 @@ def _check_engine(name: str) -> str:
     return f"ok, int8 within {error:.4f} of float" if error < 0.02 else f"int8 differs from float by {error:.3f}: products saturate"
 
 
+def _scenario(
+    folder: ModelFolder, precisions: Sequence[str], engines: Sequence[str], threads: int, data: Any, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the harness of an entry finds; see `benchmark`."""
+    if not folder.entry.harness:
+        raise RequestError(f"{folder.entry.name} has no scenarios; leave out --scenario")
+    if data is None:
+        raise RequestError("a scenario is run on images; give them with --data FOLDER")
+    kind = folder.entry.part("pipeline")
+    pipelines = [kind(folder, precision, engine, threads, 1) for precision in precisions for engine in engines]
+    found = folder.entry.part("harness")(pipelines, data, **more)
+    names = [Path(str(each)).name for each in _listed(data)]
+    return {"model": folder.card.name, "data": names, **found, "environment": machine.environment(threads=threads)}
+
+
 def _engines(folder: ModelFolder) -> list[str]:
     """The engines that this machine and the model have."""
     found = available()
@@ -397,7 +432,7 @@ def _rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
 
 def _used(folder: ModelFolder) -> list[Path]:
     """The files that a model folder lives on."""
-    built = (*road.STAGES, road.SAMPLES, road.RECORD, road.QUANTIZATION, folder.entry.checkpoint, CARD)
+    built = (*road.STAGES, road.SAMPLES, road.RECORD, road.QUANTIZATION, folder.weights, CARD)
     return [folder.path / name for name in (*built, *(each.name for each in folder.card.files))]
 
 

@@ -44,7 +44,7 @@ class FoldBatchNorm(Rewrite):
         weight = _Weights.of(layer)
         if weight is None:
             return None
-        found = ((each, _affine(each, result, weight.channels, weight.rank)) for each in result.consumers())
+        found = ((each, as_affine(each, result, weight.channels, weight.rank)) for each in result.consumers())
         reader, affine = next((each for each in found if each[1] is not None), (layer, None))
         if affine is None:
             return None
@@ -62,7 +62,7 @@ class FoldBatchNorm(Rewrite):
         if x is None or weight is None or before is None or layer.op_type == "ConvTranspose" or layer.attributes.get_int("transA", 0) != 0:
             return None
         source = next((each for each in before.inputs if each is not None and graph.constant(each) is None), None)
-        affine = _affine(before, source, weight.inputs, weight.rank) if source is not None else None
+        affine = as_affine(before, source, weight.inputs, weight.rank) if source is not None else None
         if affine is None or graph.rank(x) is None:
             return None
         if graph.sole_user(x) is not layer:
@@ -72,9 +72,9 @@ class FoldBatchNorm(Rewrite):
         if graph.standard(gate, "Mul") and gate is not None and all(graph.constant(each) is None for each in gate.inputs):
             self.refuse(before, "it may end a Gelu, which engines fuse whole")
             return None
-        if affine.shift.any() and (layer.op_type == "MatMul" or _pads(layer)):
+        if affine.shift.any() and (layer.op_type == "MatMul" or pads(layer)):
             self.refuse(
-                before, f"{layer.op_type} {graph.label(layer)} pads its input with zeros" if _pads(layer) else "a MatMul has no bias"
+                before, f"{layer.op_type} {graph.label(layer)} pads its input with zeros" if pads(layer) else "a MatMul has no bias"
             )
             return None
         array, moved = weight.absorbed(affine)
@@ -98,12 +98,14 @@ class FoldBatchNorm(Rewrite):
 
 
 @dataclass(frozen=True)
-class _Affine:
+class Affine:
+    """scale * x + shift, channel by channel."""
+
     scale: Floats  # one value per channel
     shift: Floats
 
 
-def _affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None) -> _Affine | None:
+def as_affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None) -> Affine | None:
     """scale and shift where `node` computes scale * x + shift channel by channel; channels lie on axis 1, or last in a `rank` of None."""
     ones = np.ones(channels)
     if graph.standard(node, "BatchNormalization") and node.inputs[0] is x and rank is not None:
@@ -112,7 +114,7 @@ def _affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None) 
             return None
         gamma, beta, mean, variance = (np.asarray(each, np.float64) for each in constants)
         scale = gamma / np.sqrt(variance + np.float32(node.attributes.get_float("epsilon", 1e-5)))
-        return _Affine(scale, beta - scale * mean)
+        return Affine(scale, beta - scale * mean)
     if not graph.standard(node, "Mul", "Div", "Add", "Sub") or len(set(node.inputs)) < 2:
         return None
     first = node.inputs[0] is x
@@ -121,8 +123,8 @@ def _affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None) 
         return None
     if node.op_type == "Div" and not c.all():
         return None
-    return {"Mul": _Affine(c, 0 * ones), "Div": _Affine(1 / np.where(c, c, 1), 0 * ones)}.get(
-        node.op_type, _Affine(ones, c if node.op_type == "Add" else -c)
+    return {"Mul": Affine(c, 0 * ones), "Div": Affine(1 / np.where(c, c, 1), 0 * ones)}.get(
+        node.op_type, Affine(ones, c if node.op_type == "Add" else -c)
     )
 
 
@@ -184,11 +186,11 @@ class _Weights:
             return None
         return cls(layer, w, np.broadcast_to(full, len(w)), group, rank)
 
-    def scaled(self, affine: _Affine) -> Floats:
+    def scaled(self, affine: Affine) -> Floats:
         """Every output's weights times its scale, as the layer stores them."""
         return self._stored(self.array * affine.scale.reshape(-1, *[1] * (self.array.ndim - 1)))
 
-    def absorbed(self, affine: _Affine) -> tuple[Floats, Floats]:
+    def absorbed(self, affine: Affine) -> tuple[Floats, Floats]:
         """Every input's weights times its scale, as the layer stores them; and what the shifts add to the outputs."""
         per_group = (self.group, 1, self.array.shape[1], *[1] * (self.array.ndim - 2))
         w = self.array.reshape(self.group, -1, *self.array.shape[1:])
@@ -206,7 +208,7 @@ class _Weights:
         )
 
 
-def _pads(layer: ir.Node) -> bool:
+def pads(layer: ir.Node) -> bool:
     """Whether a Conv pads its input, or may."""
     automatic = layer.attributes.get_string("auto_pad", "NOTSET")
     return automatic not in ("NOTSET", "VALID") or any(layer.attributes.get_ints("pads", ()))

@@ -18,7 +18,7 @@ from pipelines.hub import Hub
 from zoo import verbs
 
 TEXT = "(float[n,8] x) => (float[n,2] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = MatMul(r, v) }"
-NAMES = zoo.names()
+NAMES = [name for name in zoo.names() if (zoo.SHIPPED / name / "sample.tsv.gz").is_file()]
 FLOAT = ("fp32.onnx", "rewritten.onnx")
 
 

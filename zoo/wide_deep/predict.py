@@ -6,13 +6,12 @@ import copy
 import itertools
 import logging
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from pipelines.errors import RequestError
 from pipelines.evaluate import compare_clicks
 from pipelines.native import load
 from pipelines.pipeline import Pipeline, model_file, open_quickest
+from pipelines.preload import in_order
 from pipelines.progress import progress
 from pipelines.tables import writing
 from zoo.wide_deep import sources
@@ -31,8 +31,6 @@ from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows, timed
 
 SAMPLE = "sample.tsv.gz"  # synthetic rows that ship with the model
 AT_ONCE = 4096  # rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
-Given = TypeVar("Given")
-Made = TypeVar("Made")
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +38,9 @@ logger = logging.getLogger(__name__)
 class ClickPipeline(Pipeline):
     """Scores rows in the Kaggle format; see `zoo.pipeline`."""
 
-    def __init__(self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int = 512) -> None:
+    def __init__(
+        self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None
+    ) -> None:
         super().__init__(folder, precision, engine, threads, batch_size)
         self.features = Features.from_json(folder.preprocessing)
 
@@ -131,7 +131,7 @@ class ClickPipeline(Pipeline):
                     idle.put(scorer)
 
             workers = 0 if len(scorers) == machine.cores() == 1 else len(scorers)
-            with closing(_in_order(score, itertools.chain([first], encoded), workers)) as scored:
+            with closing(in_order(score, itertools.chain([first], encoded), workers)) as scored:
                 for index, probability, took in scored:
                     before = time.perf_counter()
                     write({"row": index, "probability": probability})
@@ -197,28 +197,6 @@ class ClickPipeline(Pipeline):
         lines = (line for block in sources.blocks(name, place) for line in block.removesuffix(b"\n").split(b"\n"))
         some = list(itertools.islice(lines, count))
         return list(itertools.islice(itertools.cycle(some), count))
-
-
-def _in_order(function: Callable[[Given], Made], items: Iterable[Given], workers: int) -> Generator[Made, None, None]:
-    """`function` of every item, in order, from `workers` threads while the caller makes the next items; 0: from the caller's thread.
-
-    At most two items a thread are under way. Whatever ends the iteration, an exception of `function` or of `items` too, it ends with all
-    threads gone; close the iterator to end it early.
-    """
-    if not workers:
-        yield from map(function, items)
-        return
-    pool = ThreadPoolExecutor(workers)
-    under_way: deque[Future[Made]] = deque()
-    try:
-        for item in items:
-            under_way.append(pool.submit(function, item))
-            if len(under_way) == 2 * workers:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:

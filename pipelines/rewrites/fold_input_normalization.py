@@ -1,0 +1,147 @@
+"""Raw pixels go into the first convolution as the bytes they are: what normalized them becomes part of its weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines import graph
+from pipelines.rewrite import Rewrite
+from pipelines.rewrites.fold_batch_norm import Floats, as_affine, pads
+
+WHITE = 255
+
+
+class FoldInputNormalization(Rewrite):
+    """Conv(a_c x_p(c) + s_c; W, b) of pixels x = Conv'(x): a Cast of uint8, then Sub, Div, Mul, Add, batch norm or Gather of channels.
+
+    Scales and the order of channels go into the weights, W'_p(c) = a_c W_c. Let m_c = -s_c / a_c be the means, in pixels, and z the integer
+    in their middle. With DequantizeLinear(x; 1, z) before the convolution, what is left at every tap inside the image is the constant
+    r = -sum_c W'_c (m_c - z). Outside it is 0, for padding with 0 comes after normalization. Two forms, both exact:
+
+    - Conv without padding: Conv(x - z; W', b + sum_taps r).
+    - Otherwise one more channel says where the image is: k inside and, by the convolution's own padding, 0 outside.
+      Pad(x with z + k) -> DequantizeLinear(.; 1, z) -> Conv([W', r / k], b).
+
+    Computed in float64. k is the least integer for which no r / k exceeds the largest weight of its output. In int8 the channel then
+    widens no output's step, and the rounding of r / k weighs as little as it can: the first convolution of torchvision's MobileNet V2 has
+    an SQNR of 49 dB on photos; with z = 0 and k = 255 it would be 37, with a bias in place of the channel 46, and wrong at the borders.
+    A fourth channel costs OpenVINO 2 to 5% of the first convolution and spares onnxruntime 15 to 40%, so it is there where r = 0, too.
+
+    The pixels are bytes behind a DequantizeLinear, as the quantizer takes them: no step is left to choose. Does not fire where a value on
+    the way has another reader, the number of channels is not known, or at the end is no Conv with constant weights and one group.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        return sum(self._fold(model.graph, each) for each in list(model.graph) if _is_float_of_bytes(each))
+
+    def _fold(self, main: ir.Graph, cast: ir.Node) -> int:
+        image = cast.inputs[0]
+        sides = graph.dimensions(image)
+        assert image is not None
+        if sides is None or len(sides) != 4 or sides[1] is None:
+            self.refuse(cast, f"the channels of {image.name} are not known")
+            return 0
+        nodes, normalized = _follow(cast, sides[1])
+        last = nodes[-1].outputs[0]
+        conv = graph.sole_user(last)
+        if conv is None:
+            self.refuse(nodes[-1], "its result has several readers, or none")
+            return 0
+        weight = graph.constant(conv.inputs[1]) if graph.standard(conv, "Conv") and conv.inputs[0] is last else None
+        bias = graph.constant(conv.inputs[2]) if len(conv.inputs) > 2 and conv.inputs[2] is not None else np.zeros(1)
+        if weight is None or weight.dtype != np.float32 or bias is None or conv.attributes.get_int("group", 1) != 1:
+            self.refuse(cast, f"{conv.op_type} {graph.label(conv)} is no Conv with constant weights and one group")
+            return 0
+        self._replace(main, [*nodes, conv], normalized, weight.astype(np.float64), bias.astype(np.float64))
+        return 1
+
+    def _replace(self, main: ir.Graph, nodes: list[ir.Node], normalized: _Normalized, weight: Floats, bias: Floats) -> None:
+        image, conv = nodes[0].inputs[0], nodes[-1]
+        assert image is not None
+        stem, taken = f"{conv.outputs[0].name}", graph.names(main)
+        zero = normalized.middle()
+        folded, rest = normalized.absorbed(weight, zero)
+        if pads(conv):
+            level = _level(folded, rest, zero)
+            folded = np.concatenate([folded, rest[:, None] / level], axis=1)
+            widths = graph.initializer(main, f"{stem}.image.widths", np.array([0, 0, 0, 0, 0, 1, 0, 0], np.int64), taken)
+            inside = graph.initializer(main, f"{stem}.image.inside", np.array(zero + level, np.uint8), taken)
+            pad = graph.node("Pad", [image, widths, inside], f"{stem}.image.padded", dtype=ir.DataType.UINT8, taken=taken)
+            batch, _, *sides = graph.symbols(image) or []
+            pad.outputs[0].shape = ir.Shape([batch, folded.shape[1], *sides])
+            main.insert_before(nodes[0], pad)
+            image = pad.outputs[0]
+        else:
+            bias = bias + rest.sum(axis=(1, 2))
+        scale = graph.initializer(main, f"{stem}.image.scale", np.array(1, np.float32), taken)
+        point = graph.initializer(main, f"{stem}.image.zero_point", np.array(zero, np.uint8), taken)
+        pixels = graph.node("DequantizeLinear", [image, scale, point], f"{stem}.image", dtype=ir.DataType.FLOAT, taken=taken)
+        pixels.outputs[0].shape = image.shape
+        main.insert_before(nodes[0], pixels)
+        inputs = [
+            pixels.outputs[0],
+            graph.initializer(main, f"{stem}.weight", folded.astype(np.float32), taken),
+            graph.initializer(main, f"{stem}.bias", np.broadcast_to(bias, len(weight)).astype(np.float32), taken),
+        ]
+        graph.substitute(nodes, ir.Node("", "Conv", inputs, conv.attributes.values(), num_outputs=1, name=conv.name))
+
+
+@dataclass(frozen=True)
+class _Normalized:
+    """What a convolution reads: channel c is scale[c] * pixel[order[c]] + shift[c] of `channels` channels of pixels."""
+
+    channels: int
+    order: np.ndarray[tuple[int], np.dtype[np.int64]]
+    scale: Floats
+    shift: Floats
+
+    def middle(self) -> int:
+        """The byte in the middle of the means."""
+        live = self.scale != 0
+        means = -self.shift[live] / self.scale[live]
+        return int(np.clip(np.rint((means.min() + means.max()) / 2), 0, WHITE)) if live.any() else 0
+
+    def absorbed(self, weight: Floats, zero: int) -> tuple[Floats, Floats]:
+        """Weights [outputs, inputs, height, width] for pixels - zero, and what is left to add at every tap: [outputs, height, width]."""
+        folded = np.zeros((len(weight), self.channels, *weight.shape[2:]))
+        rest = np.zeros((len(weight), *weight.shape[2:]))
+        for c, source in enumerate(self.order):
+            folded[:, source] += weight[:, c] * self.scale[c]
+            rest += weight[:, c] * (self.shift[c] + zero * self.scale[c])
+        return folded, rest
+
+
+def _level(folded: Floats, rest: Floats, zero: int) -> int:
+    """The least k, as z + k or, where that is no byte, z - k, for which rest / k has no larger weights than `folded`, output by output."""
+    reach, wanted = (np.abs(each).reshape(len(each), -1).max(axis=1) for each in (folded, rest))
+    live = reach > 0
+    least = math.ceil(float((wanted[live] / reach[live]).max(initial=0)) - 1e-3)  # what float32 means leave counts for nothing
+    level = min(max(least, 1), max(zero, WHITE - zero))
+    return level if zero + level <= WHITE else -level
+
+
+def _is_float_of_bytes(node: ir.Node) -> bool:
+    to = node.attributes.get_int("to", 0) if graph.standard(node, "Cast") else 0
+    return to == ir.DataType.FLOAT and node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.UINT8
+
+
+def _follow(cast: ir.Node, channels: int) -> tuple[list[ir.Node], _Normalized]:
+    """`cast` and what normalizes after it, as far as each has one reader; and what that computes."""
+    nodes, found = [cast], _Normalized(channels, np.arange(channels), np.ones(channels), np.zeros(channels))
+    while (node := graph.sole_user(value := nodes[-1].outputs[0])) is not None:
+        if (affine := as_affine(node, value, len(found.order), 4)) is not None:
+            found = _Normalized(channels, found.order, affine.scale * found.scale, affine.scale * found.shift + affine.shift)
+        elif graph.standard(node, "Gather") and node.inputs[0] is value and node.attributes.get_int("axis", 0) in (1, -3):
+            picks = graph.constant(node.inputs[1])
+            if picks is None or picks.ndim != 1:
+                break
+            found = _Normalized(channels, found.order[picks], found.scale[picks], found.shift[picks])
+        else:
+            break
+        nodes.append(node)
+    return nodes, found

@@ -1,0 +1,23 @@
+import threading
+import time
+
+import pytest
+
+from pipelines.preload import in_order
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_in_order_is_a_map(workers: int) -> None:
+    before = threading.enumerate()
+
+    def slow_first(x: int) -> int:
+        time.sleep(0.02 if x % 4 == 0 else 0)
+        return x * x
+
+    assert list(in_order(slow_first, iter(range(30)), workers)) == [x * x for x in range(30)]
+    made = []
+    some = in_order(slow_first, (made.append(x) or x for x in range(30)), workers)
+    assert [next(some), next(some)] == [0, 1]
+    assert len(made) <= 2 * workers + 2, "what is under way is bounded"
+    some.close()
+    assert not [each for each in threading.enumerate() if each not in before]

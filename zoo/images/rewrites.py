@@ -1,0 +1,15 @@
+"""Graph rewrites of the image classifiers: the shared ones, and pixels as bytes into the first convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.rewrite import Rewrite
+from pipelines.rewrites import SHARED
+from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
+
+
+def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
+    """The passes from fp32.onnx to rewritten.onnx, in order."""
+    return [FoldInputNormalization(), *(each() for each in SHARED)]

@@ -1,0 +1,580 @@
+"""The recipe that trains and fine-tunes all image classifiers, in one process or, under torchrun, in several."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from pipelines import graph, machine
+from pipelines.errors import RequestError, ZooError
+from pipelines.files import read_json, replacing, sha256, write_json
+from pipelines.progress import console, progress
+from zoo.images.augment import Views
+from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
+from zoo.images.freeze import fill
+from zoo.images.plots import plot_confusion, plot_curves
+
+MODEL, STATE = "model.pt", "checkpoint/state.pt"
+CALIBRATION_IMAGES = 256
+LARGE = 224
+WARMUP_STEPS = 200  # with fewer, a fresh deep network can be thrown so far off that it does not recover
+BUCKETS = (4.0, 16.0, 64.0)  # MB of gradients that are reduced at once: what is tried
+# Pixels minus 128, an integer: the zero point of a uint8 input then takes the subtraction over, and zero padding stays exact.
+PREPROCESSING = {"interpolation": "bilinear", "mean": [128 / 255] * 3, "std": [0.25] * 3, "channels": "RGB"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The training recipe.
+
+    arch, width: of the network, which the family builds.
+    image_size: pixels a side of its final input; 0 takes that of the model that is fine-tuned, else `SMALL` for images up to that size
+    and `LARGE` for others.
+    progressive: smaller sizes that are trained first, as shares of image_size (rounded to multiples of 8). They take the share
+    `progressive_epochs` of all epochs, in equal parts.
+    learning_rate: for 256 images a batch, of all processes together; for others in proportion (Goyal et al. 2017). It rises from zero
+    over `warmup_epochs`, of small data sets over `WARMUP_STEPS` or a third of all steps, and falls linearly to zero.
+    clip: greatest norm of the gradient. Without a limit a wide head over few classes throws the first steps far off.
+    weight_decay: not of norms and biases.
+    randaugment_n, randaugment_m: operations an image, and their strength in 0..10.
+    augmix: share of the batches that are trained on three views with the Jensen-Shannon loss, weighed by `jsd`; each costs three.
+    ema: momentum of the average of the weights over steps; the average is evaluated and kept.
+    precision: auto, fp32 or bf16; auto takes bf16 on a GPU that has it, and times a step of each on a CPU that has it.
+    compress: send gradients in bf16 between processes.
+    validation: share held out where the data has no test split.
+    workers: processes that decode large images.
+    Raises RequestError for values out of range.
+    """
+
+    arch: str = ""
+    width: float = 1.0
+    image_size: int = 0
+    progressive: tuple[float, ...] = (0.5, 0.75)
+    progressive_epochs: float = 0.5
+    epochs: int = 20
+    batch_size: int = 256
+    learning_rate: float = 0.2
+    momentum: float = 0.9
+    clip: float = 1.0
+    weight_decay: float = 5e-4
+    label_smoothing: float = 0.1
+    randaugment_n: int = 1
+    randaugment_m: float = 4.0
+    augmix: float = 0.0
+    jsd: float = 12.0
+    warmup_epochs: float = 2.0
+    ema: float = 0.998
+    precision: str = "auto"
+    compress: bool = True
+    validation: float = 0.1
+    workers: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = [f"{name} {value}" for name, value in asdict(self).items() if not _fits(name, value)]
+        if wrong:
+            raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
+
+    def size(self, epoch: int) -> int:
+        """Pixels a side in `epoch`, counted from 0."""
+        first = min(round(self.progressive_epochs * self.epochs), self.epochs - 1)  # the last epoch has the final size
+        if epoch >= first:
+            return self.image_size
+        return max(8, round(self.image_size * self.progressive[epoch * len(self.progressive) // first] / 8) * 8)
+
+    def rate(self, step: float, epoch_steps: int) -> float:
+        """The learning rate at `step` of the whole training."""
+        total = self.epochs * epoch_steps
+        warm = max(self.warmup_epochs * epoch_steps, min(WARMUP_STEPS, total / 3))
+        return self.learning_rate * self.batch_size / 256 * ((step + 1) / warm if step < warm else (total - step) / (total - warm + 1))
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name == "precision":
+        return value in ("auto", "fp32", "bf16")
+    if isinstance(value, str | bool):
+        return True
+    if name == "progressive":
+        return bool(value) and all(0 < each <= 1 for each in value)
+    if not math.isfinite(value):
+        return False
+    if name in ("ema", "momentum", "label_smoothing", "validation"):
+        return bool(0 <= value < 1)
+    if name in ("progressive_epochs", "augmix"):
+        return bool(0 <= value <= 1)
+    if name == "randaugment_m":
+        return bool(0 <= value <= 10)
+    if name == "seed":
+        return bool(0 <= value < 2**32)
+    return bool(value > 0 if name in ("epochs", "batch_size", "learning_rate", "width", "clip") else value >= 0)
+
+
+# Fine-tuning starts near a good minimum: few epochs, all at the model's own size, at a tenth of the rate.
+FINETUNE = Settings(progressive=(1.0,), epochs=10, batch_size=64, learning_rate=0.04, weight_decay=1e-4, warmup_epochs=1.0, ema=0.99)
+
+
+# ---------------------------------------------------------------------------------------------------------------- processes
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that torchrun started, or alone."""
+
+    rank: int = 0
+    count: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def same(self, value: Any) -> Any:
+        """What process 0 says."""
+        values = [value]
+        if self.count > 1:
+            distributed.broadcast_object_list(values, device=self.device)
+        return values[0]
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[Processes]:
+    """Join the processes that torchrun started (RANK and WORLD_SIZE are set): gloo between CPUs, nccl between GPUs."""
+    rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
+    if count == 1:
+        yield Processes(device=device)
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(rank, count, device)
+    finally:
+        distributed.destroy_process_group()
+
+
+# ----------------------------------------------------------------------------------------------------------------- one step
+
+
+class _Depthwise(nn.Conv2d):
+    """A depthwise convolution on a CPU, kept from two forms for which oneDNN's backward pass is ten times slower: bf16 with a stride, and
+    images smaller than the kernel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        strided, small = max(self.stride) > 1, min(x.shape[2:]) < max(self.kernel_size)
+        padding = self.padding
+        if small:
+            assert not isinstance(padding, str)
+            x, padding = F.pad(x, (padding[1], padding[1], padding[0], padding[0])), (0, 0)
+        with torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu") and not strided):
+            x = x.float() if strided else x
+            return F.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+
+def _spare_depthwise(model: nn.Module) -> None:
+    for module in model.modules():
+        if type(module) is nn.Conv2d and module.groups == module.in_channels > 1 and not isinstance(module.padding, str):
+            module.__class__ = _Depthwise
+
+
+def jensen_shannon(logits: torch.Tensor) -> torch.Tensor:
+    """Mean divergence of the views' predictions from their mixture (Hendrycks et al. 2020, eq. 2-3): [views, n, classes] -> scalar."""
+    log_views = logits.log_softmax(-1)
+    log_mixture = log_views.exp().mean(0).clamp(1e-7, 1).log()
+    return (log_views.exp() * (log_views - log_mixture)).sum(-1).mean()
+
+
+class Trainer:
+    """A network in training, its optimizer and the running average of its weights: all that a checkpoint holds."""
+
+    def __init__(self, model: nn.Module, config: Settings, features: dict[str, Any], group: Processes) -> None:
+        self.config, self.group = config, group
+        self.model = model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if group.device.type == "cpu":
+            _spare_depthwise(self.model)
+        self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
+        decayed = [each for each in self.model.parameters() if each.ndim > 1]
+        plain = [each for each in self.model.parameters() if each.ndim <= 1]
+        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.SGD(groups, config.learning_rate, config.momentum, nesterov=config.momentum > 0, foreach=True)
+        shape = (1, 3, 1, 1)
+        self.mean = 255 * torch.tensor(features["mean"], device=group.device).view(shape)
+        self.scale = 1 / (255 * torch.tensor(features["std"], device=group.device).view(shape))
+        self.swap = features["channels"] == "BGR"
+        self.bf16, self.steps = config.precision == "bf16", 0
+        self.parallel: nn.Module = self.model
+
+    def choose(self, size: int, batch: int) -> dict[str, Any]:
+        """How this machine trains fastest, by timing steps on noise: {"precision", "bucket_cap_mb"}. All processes agree."""
+        config, device = self.config, self.group.device
+        precision, bucket = config.precision, None
+        if precision == "auto":
+            times = {"fp32": 0.0}
+            if device.type == "cuda":
+                times = {"bf16" if torch.cuda.is_bf16_supported() else "fp32": 0.0}
+            elif {"avx512_bf16", "amx_bf16"} & set(machine.cpu()["flags"]):  # elsewhere it is emulated
+                times = {each: self._time(self.model, size, batch, each == "bf16") for each in ("bf16", "fp32")}
+            precision = self.group.same(min(times, key=times.__getitem__))
+        if self.group.count > 1:
+            found = {cap: self._time(self._wrapped(copy.deepcopy(self.model), cap), size, batch, precision == "bf16") for cap in BUCKETS}
+            bucket = self.group.same(min(found, key=found.__getitem__))
+        return {"precision": precision, "bucket_cap_mb": bucket}
+
+    def use(self, chosen: dict[str, Any]) -> None:
+        """Train as `choose` found."""
+        self.bf16 = chosen["precision"] == "bf16"
+        if self.group.count > 1:
+            self.parallel = self._wrapped(self.model, chosen["bucket_cap_mb"] or BUCKETS[1])
+
+    def _wrapped(self, model: nn.Module, bucket: float) -> nn.Module:
+        device = [self.group.device] if self.group.device.type == "cuda" else None
+        wrapped = DistributedDataParallel(model, device_ids=device, bucket_cap_mb=bucket, gradient_as_bucket_view=True)
+        if self.config.compress:
+            # by its own name torch's hook is refused wherever nccl is not, though gloo adds bf16 as well
+            wrapped.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+        return wrapped
+
+    def _time(self, model: nn.Module, size: int, batch: int, bf16: bool) -> float:
+        """Seconds of a forward and a backward pass, the better of two; leaves weights and statistics as they are."""
+        kept = {name: each.clone() for name, each in model.state_dict().items()}
+        x = torch.randint(256, (batch, 3, size, size), dtype=torch.uint8, device=self.group.device)
+        y = torch.zeros(batch, dtype=torch.int64, device=self.group.device)
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            torch.autograd.backward(self.loss(model, x, y, 1, bf16)[0])
+            if x.is_cuda:
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        model.zero_grad(set_to_none=True)
+        model.load_state_dict(kept)
+        return min(times[1:])
+
+    def logits(self, model: nn.Module, x: torch.Tensor, bf16: bool) -> torch.Tensor:
+        """uint8 [n, 3, size, size] -> float32 [n, classes]."""
+        pixels = (x.flip(1) if self.swap else x).float().sub_(self.mean).mul_(self.scale).contiguous(memory_format=torch.channels_last)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+            return model(pixels).float()  # type: ignore[no-any-return]
+
+    def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, views: int, bf16: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss of a batch and the logits of its plain images. x: uint8 [views * n, 3, size, size], view after view; y: int64 [n]."""
+        logits = self.logits(model, x, bf16).view(views, len(y), -1)
+        loss = F.cross_entropy(logits[0], y, label_smoothing=self.config.label_smoothing)
+        if views > 1:
+            loss = loss + self.config.jsd * jensen_shannon(logits)
+        return loss, logits[0]
+
+    def step(self, x: torch.Tensor, y: torch.Tensor, views: int, epoch_steps: int) -> tuple[float, int]:
+        """Train on a batch; returns its loss and how many of its images were recognized."""
+        for each in self.optimizer.param_groups:
+            each["lr"] = self.config.rate(self.steps, epoch_steps)
+        loss, logits = self.loss(self.parallel, x, y, views, self.bf16)
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
+        self.optimizer.step()
+        self.steps += 1
+        keep = min(self.config.ema, (1 + self.steps) / (10 + self.steps))  # forget the first weights quickly
+        means, values = self.average.state_dict(), self.model.state_dict()
+        floats = [name for name, each in values.items() if each.is_floating_point()]
+        torch._foreach_lerp_([means[name] for name in floats], [values[name] for name in floats], 1 - keep)
+        return loss.item(), int((logits.argmax(1) == y).sum())
+
+    def predict(self, images: Images, features: dict[str, Any], workers: int) -> npt.NDArray[np.float32]:
+        """Logits [n, classes] of the averaged weights; every process computes a part, all get the whole."""
+        group = self.group
+        if group.count > 1:
+            for each in self.average.state_dict().values():
+                distributed.broadcast(each, 0)
+        mine = range(group.rank, len(images), group.count)
+        found: torch.Tensor | None = None
+        batches = [list(mine[i : i + 256]) for i in range(0, len(mine), 256)]
+        with torch.inference_mode():
+            for indices, x in zip(batches, _loader(_Prepared(images, features), batches, workers, np.stack), strict=True):
+                logits = self.logits(self.average, torch.from_numpy(x).permute(0, 3, 1, 2).to(group.device), self.bf16)
+                found = torch.zeros(len(images), logits.shape[1], device=group.device) if found is None else found
+                found[indices] = logits
+        assert found is not None  # every process has images
+        if group.count > 1:
+            distributed.all_reduce(found)
+        return found.cpu().numpy()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        parts = {"model": self.model.state_dict(), "average": self.average.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {**parts, "steps": self.steps}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to `state`."""
+        for name in ("model", "average", "optimizer"):
+            getattr(self, name).load_state_dict(state[name])
+        self.steps = state["steps"]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    images: Images
+    features: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> npt.NDArray[np.uint8]:
+        return prepare(self.images.image(index), self.features)
+
+
+def _loader(data: Any, batches: Sequence[Any], workers: int, collate: Callable[[Any], Any]) -> DataLoader[Any]:
+    small = data.images.pixels is not None
+    return DataLoader(data, batch_sampler=batches, num_workers=0 if small else workers, collate_fn=collate)
+
+
+def _collate(samples: list[tuple[npt.NDArray[np.uint8], int]]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Views [views * n, size, size, 3], view after view, and labels [n]."""
+    views, labels = zip(*samples, strict=True)
+    stacked = np.stack(views, axis=1)
+    return stacked.reshape(-1, *stacked.shape[2:]), np.array(labels, np.int64)
+
+
+def _epoch(trainer: Trainer, images: Images, epoch: int) -> dict[str, Any]:
+    """Train on all images once but for an incomplete last batch; returns the epoch's line of the history so far."""
+    config, group, start = trainer.config, trainer.group, time.monotonic()
+    size, steps = config.size(epoch), _steps(config, images)
+    random = np.random.default_rng([config.seed, epoch])
+    order = random.permutation(len(images))[: steps * config.batch_size]
+    mixed = random.random(steps) < config.augmix
+    whole = min(config.batch_size, len(order))
+    batches = [
+        [(int(i), bool(mixed[step])) for i in order[step * whole : (step + 1) * whole][group.rank :: group.count]] for step in range(steps)
+    ]
+    torch.manual_seed(int(random.integers(2**32)) + group.rank)  # for dropout
+    trainer.model.train()
+    views = Views(images, size, config.randaugment_n, config.randaugment_m, config.seed, epoch)
+    loss, right, seen = 0.0, 0, 0
+    title = f"epoch {epoch + 1} of {config.epochs}, {size} px"
+    with progress(title, steps) if group.rank == 0 else contextlib.nullcontext(lambda amount: None) as advance:
+        for pixels, labels in _loader(views, batches, config.workers, _collate):
+            x = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(group.device)
+            y = torch.from_numpy(labels).to(group.device)
+            batch_loss, batch_right = trainer.step(x, y, len(x) // len(y), steps)
+            if not math.isfinite(batch_loss):
+                raise ZooError(f"training diverged in epoch {epoch + 1} (loss {batch_loss}); train again with a lower learning_rate")
+            loss, right, seen = loss + batch_loss, right + batch_right, seen + len(y)
+            advance(1)
+    return {
+        "epoch": epoch + 1,
+        "size": size,
+        "train_loss": loss / steps,
+        "train_top1": right / seen,
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+def _steps(config: Settings, images: Images) -> int:
+    return max(1, len(images) // config.batch_size)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the whole
+
+
+def fit(
+    build: Callable[[Settings, int], nn.Module],
+    data: Any,
+    output: str | Path,
+    *,
+    config: Settings,
+    resume: bool = False,
+    start_from: str | Path | None = None,
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Train a classifier on labelled images (whatever `open_images` takes); returns {"top1", "top5", "loss"} on the held-out ones.
+
+    build: the untrained network for the settings (`arch` and `width` of them) and a number of classes, which takes normalized float32
+    [n, 3, size, size] and gives logits [n, classes].
+    `output` gets model.pt (the averaged weights), train.json (arch, classes, features: the preprocessing, config, metrics, ...),
+    calibration.npz ({"image": uint8 [n, 3, size, size]}, training images as the model sees them), history.json, curves.png,
+    confusion.png and, after every epoch, checkpoint/state.pt, from which `resume` goes on to the same result. One seed gives the same
+    weights on one machine with one number of processes and threads.
+    `start_from` is a model folder whose network, weights and preprocessing are taken over; where its classes are others, the head is a
+    new one. Under torchrun every process calls this alike; batch_size is that of all together, and process 0 alone writes.
+    Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
+    """
+    output = Path(output)
+    with processes() as group:
+        if resume and not (output / STATE).is_file():
+            raise RequestError(f"found no {STATE} in {output} to resume from; train without --resume")
+        if not resume and output.exists() and (not output.is_dir() or any(output.iterdir())):
+            raise RequestError(
+                f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with --resume"
+            )
+        if config.batch_size < group.count:
+            raise RequestError(f"found batch_size {config.batch_size}, wanted at least one image for each of {group.count} processes")
+        images = open_images(data, held_out=config.validation, seed=config.seed, on_error=on_error)
+        about: dict[str, Any] = _about(Path(start_from)) if start_from is not None else {"features": PREPROCESSING}
+        config = replace(config, **{name: about[name] for name in ("arch", "width") if name in about})
+        torch.manual_seed(config.seed)
+        model = build(config, len(images.classes))
+        start = _fill(model, about, images.classes) if start_from is not None else None
+        features = dict(about["features"])
+        large = images.train.pixels is None
+        size = config.image_size or features.get("size", LARGE if large else SMALL)
+        config = replace(config, image_size=size)
+        if size != features.get("size"):  # of a photo the border is cut off, of a small image nothing
+            features |= {"size": size, "resize": round(size * 8 / 7) if large else size}
+        trainer = Trainer(model, config, features, group)
+        run = {"config": asdict(config) | {"progressive": list(config.progressive)}, "data": images.digest, "start": start}
+        state = _load(output / STATE, run) if resume else None
+        if state:
+            trainer.restore(state)
+        history: list[dict[str, Any]] = state["history"] if state else []
+        chosen = state["chosen"] if state else trainer.choose(config.size(0), config.batch_size // group.count)
+        trainer.use(chosen)
+        for epoch in range(len(history), config.epochs):
+            found = _epoch(trainer, images.train, epoch)
+            here = features if epoch + 1 == config.epochs else _at(features, found["size"])
+            logits = trainer.predict(images.held_out, here, config.workers)
+            history.append(found | _metrics(logits, images.held_out.labels))
+            if group.rank == 0:
+                console.print(_line(history, config), highlight=False, soft_wrap=True)
+                with replacing(output / STATE) as temporary:
+                    torch.save({"run": run, "history": history, "chosen": chosen, **trainer.state()}, temporary)
+        logits = trainer.predict(images.held_out, features, config.workers)
+        metrics = _metrics(logits, images.held_out.labels)
+        if group.rank == 0:
+            record = {"rows": {"train": len(images.train), "held_out": len(images.held_out), "left_out": len(images.left_out)}, **chosen}
+            _write(output, trainer, images, features, config, history, metrics, logits.argmax(1), record | {"processes": group.count}, data)
+        group.same(None)  # the others wait for the files
+    return metrics
+
+
+def _at(features: dict[str, Any], size: int) -> dict[str, Any]:
+    """The same preprocessing for another size."""
+    return features | {"size": size, "resize": round(features["resize"] * size / features["size"])}
+
+
+def _metrics(logits: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> dict[str, float]:
+    """Shares of labels that are the first, and among the first five, and the mean cross entropy in nats."""
+    own = np.take_along_axis(logits, labels[:, None], 1)
+    rank = (logits > own).sum(1)
+    shifted = logits - logits.max(1, keepdims=True)
+    losses = np.log(np.exp(shifted).sum(1)) - np.take_along_axis(shifted, labels[:, None], 1)[:, 0]
+    return {"top1": float((rank < 1).mean()), "top5": float((rank < 5).mean()), "loss": float(losses.mean())}
+
+
+def _line(history: Sequence[dict[str, Any]], config: Settings) -> str:
+    """One line of an epoch; small images take more time than their area says, which the time left allows for."""
+    last = history[-1]
+    left = sum((config.size(epoch) / last["size"]) ** 1.5 for epoch in range(len(history), config.epochs)) * last["seconds"]
+    return (
+        f"epoch {last['epoch']}/{config.epochs}  {last['size']} px  loss {last['train_loss']:.3f}  train {last['train_top1']:.1%}  "
+        f"held out {last['top1']:.2%}  {last['seconds']:.0f} s, about {left / 60:.0f} min left"
+    )
+
+
+def _load(path: Path, run: dict[str, Any]) -> dict[str, Any]:
+    """Read a checkpoint of the run `run`. Raises RequestError where it is broken or another run's, naming what differs."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        kept = state["run"]
+    except Exception as error:  # torch, zipfile and pickle raise their own kinds for every sort of damage
+        raise RequestError(f"cannot read the checkpoint {path} ({graph.one_line(error)}); train again into an empty folder") from error
+    different = [
+        f"{name} {kept['config'].get(name)} (now {value})" for name, value in run["config"].items() if kept["config"].get(name) != value
+    ]
+    different += [f"other {name}" for name in ("data", "start") if kept[name] != run[name]]
+    if different:
+        raise RequestError(
+            f"found a checkpoint in {path} made with {', '.join(different)}; resume with the same, or train into an empty folder"
+        )
+    return state
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """What is known of a model folder to start from: "source" of its weights, "features", and "arch", "width", "classes" if they are."""
+    source = folder / MODEL
+    if (folder / "train.json").is_file():
+        found = read_json(folder / "train.json")
+    else:  # published, or trained here and shipped without model.pt
+        card, source = read_json(folder / "card.json"), folder / "fp32.onnx"
+        found = {**card.get("training", {}).get("config", {}), **card, **card.get("weights", {}), "features": card.get("preprocessing")}
+    if not found.get("features") or not source.is_file():
+        raise RequestError(f"found no image model in {folder}; start from one that zoo train or zoo download wrote")
+    return {key: found[key] for key in ("arch", "width", "classes", "features") if key in found} | {"source": source}
+
+
+def _fill(model: nn.Module, about: dict[str, Any], classes: Sequence[str]) -> str:
+    """Fill `model` with the weights of the folder that `_about` looked at; returns their digest.
+
+    The head, the network's last linear layer, is left as it is where that folder's classes are not `classes`.
+    """
+    source: Path = about["source"]
+    own = model.state_dict()
+    if source.name == MODEL:
+        state = torch.load(source, map_location="cpu", weights_only=True)["state_dict"]
+    else:
+        loaded = graph.load(source)
+        graph.expand_fp16(loaded)
+        values = {name: each.const_value for name, each in loaded.graph.initializers.items()}
+        state = {name: torch.from_numpy(each.numpy().copy()) for name, each in values.items() if name in own and each is not None}
+    head = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]
+    if about.get("classes") != list(classes):
+        state |= {name: own[name] for name in own if name.startswith(f"{head}.")}
+    fill(model, state, source)
+    return sha256(source)
+
+
+# ------------------------------------------------------------------------------------------------------------------ results
+
+
+def _write(
+    output: Path,
+    trainer: Trainer,
+    images: LabelledImages,
+    features: dict[str, Any],
+    config: Settings,
+    history: list[dict[str, Any]],
+    metrics: dict[str, float],
+    predicted: npt.NDArray[np.int64],
+    record: dict[str, Any],
+    data: Any,
+) -> None:
+    weights = {name: each.detach().cpu().contiguous() for name, each in trainer.average.state_dict().items()}
+    with replacing(output / MODEL) as temporary:
+        torch.save({"state_dict": weights}, temporary)
+    count = min(CALIBRATION_IMAGES, len(images.train))
+    chosen = np.sort(np.random.default_rng(config.seed).choice(len(images.train), count, replace=False))
+    samples = np.stack([prepare(images.train.image(int(i)), features).transpose(2, 0, 1) for i in chosen])
+    with replacing(output / "calibration.npz") as temporary:
+        np.savez(temporary, image=samples)
+    write_json(output / "history.json", history)
+    plot_curves(output / "curves.png", history)
+    plot_confusion(output / "confusion.png", images.classes, images.held_out.labels, predicted)
+    named = {"width": config.width} if config.width != 1 else {}
+    source = Path(one_source(data))
+    about = {
+        "arch": config.arch,
+        "classes": list(images.classes),
+        **named,
+        "features": features,
+        "config": asdict(config) | {"progressive": list(config.progressive)},
+        "metrics": metrics,
+        **record,
+        "epochs": len(history),
+        "seconds": round(sum(each["seconds"] for each in history)),
+        "seed": config.seed,
+        "data": [{"file": source.name, "sha256": sha256(source)}] if source.is_file() else [],
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+    }
+    write_json(output / "train.json", about)

@@ -1,0 +1,150 @@
+"""MobileNet V1 (Howard et al. 2017) and V2 (Sandler et al. 2018), in torch: plain `nn.Module`s that torch.fx can trace."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from pipelines.errors import RequestError
+
+V1 = ((64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2))  # channels, blocks, stride of the first
+V2 = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))  # expansion, then as V1
+ARCHITECTURES = ("mobilenet-v1", "mobilenet-v1-slim", "mobilenet-v2")
+
+
+def build(arch: str, classes: int, width: float = 1.0) -> nn.Module:
+    """The untrained network: float32 [N,3,H,W], normalized as its data wants, to logits [N,classes].
+
+    arch: "mobilenet-v1" (names and outputs of timm's mobilenetv1_100), "mobilenet-v2" (those of torchvision's mobilenet_v2), or
+    "mobilenet-v1-slim": TF-Slim's V1 as its published files hold it, batch norms folded into biased convolutions and padded as
+    TensorFlow's "SAME" pads sides that are multiples of 32. width: multiplies all channels, rounded to multiples of 8.
+    Raises RequestError for an unknown `arch` or a `width` that is not positive.
+    """
+    if arch not in ARCHITECTURES:
+        raise RequestError(f"no MobileNet {arch!r}; known: {', '.join(ARCHITECTURES)}")
+    if not (math.isfinite(width) and width > 0):
+        raise RequestError(f"width is {width!r}; wanted a positive number")
+    return MobileNetV2(classes, width) if arch == "mobilenet-v2" else MobileNetV1(classes, width, slim=arch == "mobilenet-v1-slim")
+
+
+def channels(count: float) -> int:
+    """`count` rounded to a multiple of 8, at least 8, and not below 90% of it (TF-Slim's, torchvision's and timm's rule)."""
+    rounded = max(8, int(count + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * count else rounded
+
+
+class DepthwiseSeparable(nn.Module):
+    """A 3x3 convolution of every channel by itself, then a 1x1 over all, each normalized and rectified to 0..6."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, slim: bool) -> None:
+        super().__init__()
+        self.pad, padding = _padding(stride, slim)
+        self.conv_dw = nn.Conv2d(inputs, inputs, 3, stride, padding, groups=inputs, bias=slim)
+        self.bn1 = nn.Identity() if slim else nn.BatchNorm2d(inputs)
+        self.act1 = nn.ReLU6(inplace=True)
+        self.conv_pw = nn.Conv2d(inputs, outputs, 1, bias=slim)
+        self.bn2 = nn.Identity() if slim else nn.BatchNorm2d(outputs)
+        self.act2 = nn.ReLU6(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        x = self.act1(self.bn1(self.conv_dw(self.pad(x))))
+        return self.act2(self.bn2(self.conv_pw(x)))  # type: ignore[no-any-return]
+
+
+def _padding(stride: int, slim: bool) -> tuple[nn.Module, int]:
+    """What pads before a 3x3 convolution, and how much that does itself: "SAME" puts the one pixel of an even side behind it."""
+    return (nn.ZeroPad2d((0, 1, 0, 1)), 0) if slim and stride == 2 else (nn.Identity(), 1)
+
+
+class MobileNetV1(nn.Module):
+    """Stem, 13 depthwise separable blocks, global average pool, linear head."""
+
+    def __init__(self, classes: int, width: float = 1.0, slim: bool = False) -> None:
+        super().__init__()
+        inputs = channels(32 * width)
+        self.pad, padding = _padding(2, slim)
+        self.conv_stem = nn.Conv2d(3, inputs, 3, 2, padding, bias=slim)
+        self.bn1 = nn.Identity() if slim else nn.BatchNorm2d(inputs)
+        self.act1 = nn.ReLU6(inplace=True)
+        stages = []
+        for count, blocks, first in V1:
+            outputs = channels(count * width)
+            stage = []
+            for index in range(blocks):
+                stage.append(DepthwiseSeparable(inputs, outputs, stride=first if index == 0 else 1, slim=slim))
+                inputs = outputs
+            stages.append(nn.Sequential(*stage))
+        self.blocks = nn.Sequential(*stages)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(inputs, classes)
+        _initialize(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See `build`."""
+        x = self.blocks(self.act1(self.bn1(self.conv_stem(self.pad(x)))))
+        return self.classifier(torch.flatten(self.avgpool(x), 1))  # type: ignore[no-any-return]
+
+
+class InvertedResidual(nn.Module):
+    """1x1 to `expansion` times the channels, 3x3 of every channel by itself, linear 1x1 back; plus its input where shapes agree."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        inner = inputs * expansion
+        widen = [_normalized(inputs, inner, 1)] if expansion > 1 else []
+        last = nn.BatchNorm2d(outputs)
+        self.conv = nn.Sequential(
+            *widen, _normalized(inner, inner, 3, stride, groups=inner), nn.Conv2d(inner, outputs, 1, bias=False), last
+        )
+        self.residual = stride == 1 and inputs == outputs
+        if self.residual:
+            nn.init.zeros_(last.weight)  # the block starts as its input
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        y: torch.Tensor = self.conv(x)
+        return x + y if self.residual else y
+
+
+def _normalized(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, (kernel - 1) // 2, groups=groups, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU6(inplace=True))
+
+
+class MobileNetV2(nn.Module):
+    """Stem, 17 inverted residual blocks, 1x1 to 1280 channels, global average pool, dropout, linear head."""
+
+    def __init__(self, classes: int, width: float = 1.0, dropout: float = 0.2) -> None:
+        super().__init__()
+        inputs = channels(32 * width)
+        features: list[nn.Module] = [_normalized(3, inputs, 3, 2)]
+        for expansion, count, blocks, first in V2:
+            outputs = channels(count * width)
+            for index in range(blocks):
+                features.append(InvertedResidual(inputs, outputs, first if index == 0 else 1, expansion))
+                inputs = outputs
+        last = channels(1280 * max(1.0, width))
+        self.features = nn.Sequential(*features, _normalized(inputs, last, 1))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(last, classes))
+        _initialize(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See `build`."""
+        return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))  # type: ignore[no-any-return]
+
+
+def _initialize(model: nn.Module) -> None:
+    """He et al. 2015, counting the outputs of one group alone; the head near zero."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            outputs = module.out_channels // module.groups * math.prod(module.kernel_size)
+            nn.init.normal_(module.weight, std=math.sqrt(2 / outputs))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.01)
+            nn.init.zeros_(module.bias)

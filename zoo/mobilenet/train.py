@@ -1,0 +1,26 @@
+"""Train a MobileNet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from zoo.images import train as images
+from zoo.mobilenet.model import build
+
+MOBILENET_V1 = images.Settings(arch="mobilenet-v1", epochs=34)
+MOBILENET_V2 = images.Settings(arch="mobilenet-v2", epochs=34)
+FINETUNE_V1 = replace(images.FINETUNE, arch="mobilenet-v1")
+FINETUNE_V2 = replace(images.FINETUNE, arch="mobilenet-v2")
+
+
+def train(data: Any, output: str | Path, *, config: images.Settings = MOBILENET_V1, **options: Any) -> dict[str, Any]:
+    """Train a MobileNet by the recipe of the image classifiers; see `zoo.images.train.fit`."""
+
+    def network(settings: images.Settings, classes: int) -> nn.Module:
+        return build(settings.arch, classes, settings.width)
+
+    return images.fit(network, data, output, config=config, **options)
