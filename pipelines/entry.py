@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from pipelines.errors import RequestError
 
 OBSERVERS = ("auto", "minmax", "percentile", "mse", "kl")
+INTERPOLATIONS = ("bilinear", "bicubic")
+CHANNELS = ("RGB", "BGR")
+MAX_SIDE = 8192  # pixels of a network's input or a resize
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,8 @@ class QuantRecipe:
     reduced_range: 7-bit weights, for CPUs without VNNI, whose u8 x s8 products saturate in pairwise 16-bit sums.
     dynamic: regular expressions; a Gemm or MatMul whose name matches one in full has its input's range taken at run time.
     symmetric: activations with negatives get zero point 128, which saves engines a correction and costs part of the range.
+    search: equalize channels of convolutions and clip weights where the calibration samples say that it helps (minutes for a large model).
+    correct: take the shifts of channel means that int8 makes on the calibration samples out of the biases.
 
     Raises RequestError for an unknown observer or a broken expression.
     """
@@ -33,6 +40,8 @@ class QuantRecipe:
     reduced_range: bool = False
     dynamic: tuple[str, ...] = ()
     symmetric: bool = False
+    search: bool = False
+    correct: bool = True
 
     def __post_init__(self) -> None:
         if self.observer not in OBSERVERS:
@@ -58,7 +67,72 @@ class QuantRecipe:
 
     def to_json(self) -> dict[str, Any]:
         """The recipe as plain JSON values."""
-        return asdict(self)
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    def same_but_observer(self, other: Mapping[str, Any]) -> bool:
+        """Whether `other`, from `to_json`, computes every operator alike: all but what is asked of a calibration table."""
+        aside = {"observer": "", "search": False}
+        return {**self.to_json(), **aside} == {**other, **aside}
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How an image becomes the input of a network: RGB, short side to `resize`, centre crop of `size` x `size`, normalized by channel.
+
+    size: side of the network's square input, in pixels.
+    resize: the short side before the crop, in pixels, at least `size`; 0 squeezes the whole image to size x size.
+    interpolation: "bilinear" or "bicubic", antialiased, as Pillow's `Image.resize` computes them.
+    mean, std: of pixels in 0..1, in the order R, G, B, as torchvision and timm give them: the network sees (pixel / 255 - mean) / std.
+    channels: "RGB" or "BGR", the order that the network's first convolution sees.
+    scaled_decode: large JPEGs are decoded at half their size or less, to no less than twice what the resize makes of them: quicker, and
+        other pixels than those of a full decode.
+
+    Raises RequestError for values that make no sense.
+    """
+
+    size: int
+    resize: int = 0
+    interpolation: str = "bilinear"
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    channels: str = "RGB"
+    scaled_decode: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in (("interpolation", INTERPOLATIONS), ("channels", CHANNELS), ("scaled_decode", (False, True))):
+            if getattr(self, name) not in choices:
+                raise RequestError(f"preprocess: unknown {name} {getattr(self, name)!r}; choose one of {', '.join(map(str, choices))}")
+        for name in ("size", "resize"):
+            if type(getattr(self, name)) is not int:
+                raise RequestError(f"preprocess: {name} is {getattr(self, name)!r}; give a whole number of pixels")
+        if not 1 <= self.size <= MAX_SIDE or (self.resize and not self.size <= self.resize <= MAX_SIDE):
+            raise RequestError(
+                f"preprocess: size {self.size}, resize {self.resize}; size is 1 to {MAX_SIDE}, resize 0 (squeeze) or size to {MAX_SIDE}"
+            )
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            numbers = isinstance(values, list | tuple) and all(isinstance(each, int | float) and math.isfinite(each) for each in values)
+            if not numbers or len(values) != 3 or (name == "std" and min(values) <= 0):
+                wanted = "three numbers above 0" if name == "std" else "three numbers"
+                raise RequestError(f"preprocess: {name} is {values!r}; give {wanted}, for R, G and B of pixels in 0 to 1")
+            object.__setattr__(self, name, tuple(float(each) for each in values))  # JSON has lists
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; `from_json` reads them."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Preprocess:
+        """Read what `to_json` wrote, or a person: {"size": 224, "resize": 256, ...}. Raises RequestError for what is missing or unknown."""
+        names = [each.name for each in fields(cls)]
+        if not isinstance(value, Mapping):
+            raise RequestError(f"preprocess: found {value!r}; give an object with {', '.join(names)}")
+        unknown = sorted(value.keys() - set(names))
+        missing = [each.name for each in fields(cls) if each.default is MISSING and each.name not in value]
+        if unknown or missing:
+            found = f"unknown {', '.join(unknown)}" if unknown else f"no {', '.join(missing)}"
+            raise RequestError(f"preprocess: {found}; its fields are {', '.join(names)}")
+        return cls(**value)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import RequestError
-from pipelines.kernels.operators import EmbeddingLayer, LinearLayer
+from pipelines.kernels.operators import EmbeddingLayer, LinearLayer, Resize
 
 
 def native() -> Any:
@@ -64,6 +64,14 @@ def click_network(embedding: Any, layers: list[Any], sigmoid: bool) -> Any:
     Called like the embedding; returns float32 [n, 1]. Activations stay in the cache, nothing of Python runs in between.
     """
     return _required().ClickNetwork(embedding, tuple(layers), sigmoid)  # a tuple keeps its layers alive
+
+
+def resize(image: Any, resizing: Resize, out: Any, isa: str = "") -> None:
+    """`Resize` of image uint8 [H, W, 3] into out uint8 [3, h, w], both C-contiguous; h and w are those of the crop.
+
+    Raises ValueError or TypeError for other arrays or a box that is empty or not within the image, RequestError without kernels.
+    """
+    _required().resize(plain(image), resizing.size, resizing.crop, resizing.bicubic, resizing.box, out, isa)
 
 
 def plain(array: Any) -> Any:

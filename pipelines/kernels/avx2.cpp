@@ -134,10 +134,48 @@ void linear(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void
     }
 }
 
+// A weight is 2^12 high + low; one dword holds the high or the low halves of two weights.
+void pack_weights(int32_t *four) {
+    int16_t halves[8];
+    for (int i = 0; i < 4; ++i) {
+        halves[i / 2 * 4 + i % 2] = static_cast<int16_t>(four[i] >> 12);
+        halves[i / 2 * 4 + 2 + i % 2] = static_cast<int16_t>(four[i] & 0xFFF);
+    }
+    std::memcpy(four, halves, sizeof halves);
+}
+
+void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t in_stride, int64_t width, uint8_t *out, int64_t out_stride) {
+    const __m256i half = _mm256_set1_epi32(1 << (kWeightBits - 1)), zero = _mm256_setzero_si256();
+    for (int64_t i = 0; i < outputs; ++i, out += out_stride)
+        for (int64_t begin = 0; begin < width; begin += 32) {
+            const uint8_t *row = in + r.first[i] * in_stride + begin;
+            const int32_t *weight = r.weights + i * r.stride;
+            __m256i h0 = zero, h1 = zero, h2 = zero, h3 = zero, l0 = half, l1 = half, l2 = half, l3 = half;
+            for (int64_t t = 0; t < 2 * r.fours[i]; ++t, row += 2 * in_stride, weight += 2) {
+                const __m256i a = load(row), b = load(row + in_stride);
+                const __m256i high = _mm256_set1_epi32(weight[0]), low = _mm256_set1_epi32(weight[1]);
+                const __m256i ab = _mm256_unpacklo_epi8(a, b), cd = _mm256_unpackhi_epi8(a, b);  // pairs of pixels, columns as packs wants them
+                const auto add = [&](__m256i pair, __m256i &h, __m256i &l) {
+                    h = _mm256_add_epi32(h, _mm256_madd_epi16(pair, high));
+                    l = _mm256_add_epi32(l, _mm256_madd_epi16(pair, low));
+                };
+                add(_mm256_unpacklo_epi8(ab, zero), h0, l0);
+                add(_mm256_unpackhi_epi8(ab, zero), h1, l1);
+                add(_mm256_unpacklo_epi8(cd, zero), h2, l2);
+                add(_mm256_unpackhi_epi8(cd, zero), h3, l3);
+            }
+            const auto result = [](__m256i h, __m256i l) {
+                return _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(h, 12), l), kWeightBits);
+            };
+            const __m256i first = _mm256_packs_epi32(result(h0, l0), result(h1, l1)), second = _mm256_packs_epi32(result(h2, l2), result(h3, l3));
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + begin), _mm256_packus_epi16(first, second));
+        }
+}
+
 bool supported() { return __builtin_cpu_supports("avx2"); }
 
 }  // namespace
 
-const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, linear};
+const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, linear, pack_weights, resample};
 
 }  // namespace zoo

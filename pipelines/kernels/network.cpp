@@ -7,14 +7,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "arrays.h"
 #include "network.h"
 
 namespace nb = nanobind;
@@ -35,56 +34,17 @@ std::vector<const Isa *> supported_isas() {
     return found;
 }
 
+}  // namespace
+
 const Isa &choose(const std::string &name) {
     for (const Isa *isa : supported_isas())
         if (name.empty() || name == isa->name) return *isa;
     throw nb::value_error(("no kernels for " + name + " on this CPU").c_str());
 }
 
-// Cache-line aligned scratch that is not cleared.
-template <class T>
-class Buffer {
-  public:
-    explicit Buffer(int64_t count = 0) { reserve(count); }
-    void reserve(int64_t count) {
-        if (count <= size_) return;
-        data_.reset(), size_ = 0;
-        const auto bytes = static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)), 64));
-        data_.reset(static_cast<T *>(std::aligned_alloc(64, bytes)));
-        if (!data_) throw std::bad_alloc();
-        size_ = count;
-    }
-    T *data() const { return data_.get(); }
-    T &operator[](int64_t index) const { return data_.get()[index]; }
+namespace {
 
-  private:
-    struct Free {
-        void operator()(T *at) const { std::free(at); }
-    };
-    std::unique_ptr<T, Free> data_;
-    int64_t size_ = 0;
-};
-
-using Any = nb::ndarray<nb::ro, nb::device::cpu>;
 using Floats = nb::ndarray<nb::numpy, float, nb::device::cpu>;
-
-bool contiguous(const Any &array) {
-    int64_t expected = 1;
-    for (size_t i = array.ndim(); i-- > 0;) {
-        if (array.shape(i) != 1 && array.stride(i) != expected) return false;
-        expected *= static_cast<int64_t>(array.shape(i));
-    }
-    return true;
-}
-
-// The data of an aligned C-contiguous array of this type and number of dimensions, else an error.
-template <class T>
-const T *data_of(const Any &array, const char *name, size_t dims) {
-    const bool aligned = reinterpret_cast<uintptr_t>(array.data()) % alignof(T) == 0;
-    if (array.dtype() != nb::dtype<T>() || array.ndim() != dims || (array.size() && !(contiguous(array) && aligned)))
-        throw nb::type_error((std::string(name) + " has another type, number of dimensions or layout than this kernel takes").c_str());
-    return static_cast<const T *>(array.data());
-}
 
 // What a thread computes in; it stays with the thread, so that small batches need no allocation.
 struct Scratch {

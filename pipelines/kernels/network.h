@@ -36,6 +36,14 @@ struct Linear {
 // was compiled for one instruction set must not be linked into code for another.
 void *kernel_scratch(int64_t bytes);
 
+// Resize along one axis, weights packed by Isa::pack_weights: output i is the weighted sum of the 4 * fours[i] inputs from first[i] on.
+struct Resampling {
+    const int32_t *first;
+    const int32_t *fours;
+    const int32_t *weights;  // [outputs][stride]
+    int64_t stride;
+};
+
 // One instruction set's version of the kernels.
 struct Isa {
     const char *name;
@@ -51,6 +59,11 @@ struct Isa {
     void (*pack_linear)(const int8_t *weight, int64_t inputs, int64_t outputs, void *packed);
     // x [n, x_stride], readable up to round_up(inputs, 4) in every row; out uint8 [n, out_stride] or float [n, out_stride]
     void (*linear)(const Linear &, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride);
+
+    // four int32 weights, |w| < 2^23, in place -> what resample takes
+    void (*pack_weights)(int32_t *four);
+    // in [inputs, in_stride], readable up to the last four inputs of every output; out [outputs, out_stride]; width: a multiple of 64
+    void (*resample)(const Resampling &, int64_t outputs, const uint8_t *in, int64_t in_stride, int64_t width, uint8_t *out, int64_t out_stride);
 };
 
 extern const Isa kPortable;
@@ -60,6 +73,8 @@ extern const Isa kAvx2;
 #ifdef ZOO_AVX512
 extern const Isa kAvx512;
 #endif
+
+constexpr int kWeightBits = 22;  // after the point of a resizing weight: Pillow's PRECISION_BITS
 
 // Layers of few outputs are a dot product per output instead of a panel of 64 columns.
 constexpr int64_t kNarrow = 8;

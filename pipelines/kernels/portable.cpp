@@ -64,8 +64,27 @@ void linear(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void
         }
 }
 
+void pack_weights(int32_t *) {}
+
+void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t in_stride, int64_t width, uint8_t *out, int64_t out_stride) {
+    uint32_t sums[kColumns];  // unsigned: partial sums are modulo 2^32
+    for (int64_t i = 0; i < outputs; ++i, out += out_stride)
+        for (int64_t begin = 0; begin < width; begin += kColumns) {
+            for (uint32_t &sum : sums) sum = 1u << (kWeightBits - 1);
+            const uint8_t *row = in + r.first[i] * in_stride + begin;
+            for (int64_t t = 0; t < 4 * r.fours[i]; ++t, row += in_stride) {
+                const auto weight = static_cast<uint32_t>(r.weights[i * r.stride + t]);
+                for (int64_t j = 0; j < kColumns; ++j) sums[j] += weight * row[j];
+            }
+            for (int64_t j = 0; j < kColumns; ++j) {
+                const int32_t value = static_cast<int32_t>(sums[j]) >> kWeightBits;
+                out[begin + j] = static_cast<uint8_t>(value < 0 ? 0 : value > 255 ? 255 : value);
+            }
+        }
+}
+
 }  // namespace
 
-const Isa kPortable = {"portable", [] { return true; }, 1, embed, packed_bytes, pack_linear, linear};
+const Isa kPortable = {"portable", [] { return true; }, 1, embed, packed_bytes, pack_linear, linear, pack_weights, resample};
 
 }  // namespace zoo

@@ -1,0 +1,357 @@
+"""Images as people have them to the uint8 pixels that a network takes: decode, resize, crop; lists, labels, batches of samples."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from pipelines import kernels
+from pipelines.entry import Preprocess
+from pipelines.errors import RequestError
+from pipelines.kernels import reference
+from pipelines.kernels.operators import Resize
+
+if TYPE_CHECKING:  # the engines take long to import
+    from pipelines.engine import Port
+
+Pixels = NDArray[np.uint8]
+Location = str | os.PathLike[str]
+
+SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+MAX_PIXELS = 178_956_970  # Pillow refuses more, too
+MAX_SIDE = 65_535  # as JPEG; beyond it memory would grow with the side alone
+MAX_BYTES = 1 << 30
+# what Pillow may open: photos and pictures, none that starts another program (EPS)
+_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+_ORIENTATION = 0x0112  # the EXIF tag
+
+
+def decode(image: bytes | Location, *, smallest: int = 0) -> Pixels:
+    """The image in a file, or in its bytes, as people see it: uint8 [H, W, 3] RGB, C-contiguous.
+
+    JPEG, PNG, WebP, GIF and TIFF (first frame), BMP, PPM, AVIF, JPEG 2000; turned as EXIF says, alpha dropped (what Pillow's
+    `convert("RGB")` does), 16 bits a channel to the upper 8, CMYK and palettes to RGB. JPEGs have the pixels that Pillow gives.
+
+    smallest: a JPEG may be decoded at 1/2, 3/8, 1/4 or 1/8 of its size as long as both sides keep so many pixels; 0: at full size.
+
+    Raises RequestError, one line that names the file, for what is missing, no image, broken, cut short (a JPEG also where its decoder would
+    fill the rest with grey), or larger than `MAX_PIXELS`.
+    """
+    name = f"the image of {len(image)} bytes" if isinstance(image, bytes) else os.fspath(image)
+    data = image if isinstance(image, bytes) else _read(image)
+    if not data:
+        raise RequestError(f"{name} is empty; wanted an image")
+    pixels = _jpeg(data, name, smallest) if data.startswith(b"\xff\xd8") else None
+    return _opened(data, name) if pixels is None else pixels
+
+
+def prepare(image: bytes | Location | Pixels | Image.Image, preprocess: Preprocess, out: Pixels | None = None) -> Pixels:
+    """What `preprocess` makes of one image, up to the normalization: uint8 [3, size, size], R, G, B.
+
+    image: as `decode` takes it, a Pillow image (turned as its EXIF says), or pixels uint8 [H, W, 3] RGB or [H, W] grey. out: where the
+    result is written, if given: C-contiguous, such as a slot of a batch.
+
+    The short side becomes `resize` pixels and the long one int(resize * long / short), the crop begins at round((side - size) / 2), half to
+    even, as in torchvision; the pixels are those of `pipelines.kernels.operators.Resize`, with and without the native kernels.
+    Raises RequestError like `decode`, and for arrays of another kind.
+    """
+    if isinstance(image, np.ndarray):
+        pixels = np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+            raise RequestError(
+                f"found an array {image.dtype} {list(image.shape)}; wanted pixels uint8 [height, width, 3] or [height, width]"
+            )
+        _check_size(pixels.shape[1], pixels.shape[0], "the array")
+    elif isinstance(image, Image.Image):
+        pixels = _loaded(image, "the image")
+    else:
+        pixels = decode(image, smallest=2 * (preprocess.resize or preprocess.size) if preprocess.scaled_decode else 0)
+    if out is None:
+        out = np.empty((3, preprocess.size, preprocess.size), np.uint8)
+    _resize(pixels, _resizing(pixels.shape[1], pixels.shape[0], preprocess), out)
+    return out
+
+
+def normalized(pixels: Pixels, preprocess: Preprocess) -> NDArray[np.float32]:
+    """(pixels / 255 - mean) / std in float32, in the order of `preprocess.channels`, for pixels uint8 [..., 3, height, width] R, G, B."""
+    mean, std = (np.array(each, np.float32)[:, None, None] for each in (preprocess.mean, preprocess.std))
+    values = (pixels.astype(np.float32) / np.float32(255) - mean) / std
+    return values[..., ::-1, :, :] if preprocess.channels == "BGR" else values
+
+
+# ---------------------------------------------------------------------------------------------------------------------- lists
+
+
+def listed(inputs: Location | Iterable[Location]) -> Iterator[Path]:
+    """The paths of images: files as they are named, folders searched at any depth for the suffixes of images, in sorted order; "-" stands
+    for the paths on stdin, one a line. Raises RequestError for a folder without images; a file that is missing is `decode`'s to tell.
+    """
+    for each in [inputs] if isinstance(inputs, str | os.PathLike) else inputs:
+        path = Path(each)
+        if str(each) == "-":
+            yield from (Path(os.fsdecode(line)) for raw in sys.stdin.buffer if (line := raw.rstrip(b"\r\n")))
+        elif path.is_dir():
+            found = _search(path)
+            if not found:
+                raise RequestError(f"found no images in the folder {path}; wanted files with the suffixes {' '.join(SUFFIXES)}")
+            yield from found
+        else:
+            yield path
+
+
+class Labelled(NamedTuple):
+    """Images with classes: paths, labels int64 [n], and the class names in the order of the labels; None where labels are mere numbers."""
+
+    paths: list[Path]
+    labels: NDArray[np.int64]
+    names: list[str] | None
+
+
+def labelled(folder: Location) -> Labelled:
+    """A folder with labels.csv (columns file and label, a number or a name; more are ignored), or with one subfolder of images a class.
+
+    Names are sorted, and label i is the i-th of them. Raises RequestError for another folder, or a table with gaps.
+    """
+    folder = Path(folder)
+    table = folder / "labels.csv"
+    if table.is_file():
+        try:
+            with table.open(newline="", encoding="utf-8-sig") as file:
+                rows = [(row.get("file"), row.get("label")) for row in csv.DictReader(file)]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise RequestError(f"cannot read {table}: {error}") from error
+        gap = next((i for i, row in enumerate(rows) if not all(row)), None if rows else 0)
+        if gap is not None:
+            raise RequestError(f"{table}: row {gap + 1} has no file or no label; wanted the columns file,label and a row an image")
+        paths, labels = [folder / str(file) for file, _ in rows], [str(label).strip() for _, label in rows]
+        if all(label.isdecimal() and len(label) < 19 for label in labels):
+            return Labelled(paths, np.array([int(label) for label in labels], np.int64), None)
+    else:
+        classes = sorted(each for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
+        pairs = [(path, each.name) for each in classes for path in _search(each)]
+        if not pairs:
+            raise RequestError(f"{folder} has neither labels.csv (columns file,label) nor subfolders of images, one a class")
+        paths, labels = [path for path, _ in pairs], [name for _, name in pairs]
+    names = sorted(set(labels))
+    index = {name: i for i, name in enumerate(names)}
+    return Labelled(paths, np.array([index[label] for label in labels], np.int64), names)
+
+
+def batches(
+    images: Location | Iterable[Location],
+    preprocess: Preprocess,
+    inputs: Mapping[str, Port],
+    batch_size: int = 32,
+    skipped: list[str] | None = None,
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Images (see `listed`), `batch_size` at a time, as a graph takes them: {input: [n, 3, size, size] or [n, size, size, 3]}.
+
+    inputs: name and `Port` of every input of the graph, which is one, the image: its shape says the layout, its dtype whether it takes
+    pixels (uint8) or `normalized` values (a float). Channels come in the order of `preprocess.channels`.
+
+    skipped: where given, what is wrong with images that cannot be read goes there and the others go on. Raises RequestError for the first
+    such image otherwise, for a graph that takes something else, and where not one image could be read.
+    """
+    name, dtype, last = _taken(inputs, preprocess.size)
+    pixels = np.empty((batch_size, 3, preprocess.size, preprocess.size), np.uint8)
+    filled = total = 0
+
+    def batch() -> dict[str, NDArray[Any]]:
+        rgb = pixels[:filled]
+        values = normalized(rgb, preprocess) if dtype != np.uint8 else rgb[:, ::-1] if preprocess.channels == "BGR" else rgb
+        return {name: np.array(values.transpose(0, 2, 3, 1) if last else values, dtype, order="C")}
+
+    for path in listed(images):
+        try:
+            prepare(path, preprocess, pixels[filled])
+        except RequestError as error:
+            if skipped is None:
+                raise
+            skipped.append(str(error))
+            continue
+        filled, total = filled + 1, total + 1
+        if filled == batch_size:
+            yield batch()
+            filled = 0
+    if filled:
+        yield batch()
+    if not total:
+        raise RequestError(f"none of {len(skipped)} images could be read; first: {skipped[0]}" if skipped else "found no images")
+
+
+def _search(folder: Path) -> list[Path]:
+    """Files with the suffix of an image at any depth; hidden ones are thumbnails and leftovers."""
+    return sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES and each.name[0] != "." and each.is_file())
+
+
+def _taken(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], bool]:
+    """Name and dtype of the one input, and whether its channels come last."""
+    found = ", ".join(f"{name} {port.dtype} {list(port.shape)}" for name, port in inputs.items())
+    wanted = f"wanted one image, uint8 or float, [n, 3, {size}, {size}] or [n, {size}, {size}, 3]"
+    if len(inputs) == 1:
+        ((name, port),) = inputs.items()
+        for last in (False, True):
+            if len(port.shape) == 4 and (port.dtype == np.uint8 or port.dtype.kind == "f"):
+                channels, *sides = (*port.shape[3:], *port.shape[1:3]) if last else port.shape[1:]
+                fits = all(each in (None, size) for each in sides)
+                # all open says nothing: either the channels are known, or the sides
+                if (channels == 3 and fits) or (channels is None and sides == [size, size]):
+                    return name, port.dtype, last
+    raise RequestError(f"the graph takes {found or 'nothing'}; {wanted}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------- decoding
+
+
+def _read(path: Location) -> bytes:
+    try:
+        path = Path(path)
+        if not path.is_file():
+            kind = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
+            raise RequestError(f"{path} {kind}; wanted an image")
+        if path.stat().st_size > MAX_BYTES:
+            raise RequestError(f"{path} has {path.stat().st_size} bytes; images may have {MAX_BYTES}")
+        return path.read_bytes()
+    except RequestError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise RequestError(f"cannot read {str(path)!r}: {error}") from error
+
+
+def _jpeg(data: bytes, name: str, smallest: int) -> Pixels | None:
+    """A JPEG by libjpeg-turbo; None for one that only Pillow reads: CMYK, uncommon subsampling, or a header that makes no sense here."""
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None
+    if space in ("CMYK", "YCCK"):
+        return None
+    _check_size(int(width), int(height), name)
+    scale = {"min_height": smallest, "min_width": smallest, "min_factor": 2} if smallest else {}
+    try:
+        try:
+            pixels = simplejpeg.decode_jpeg(data, "RGB", **scale)
+        except ValueError as error:
+            # the most common flaw is none of the pixels': some bytes too many before the end, without which the file must be whole
+            if not (extra := re.search(r"(\d+) extraneous bytes before marker 0xd9", str(error))):
+                raise
+            end = data.rfind(b"\xff\xd9")
+            pixels = simplejpeg.decode_jpeg(data[: end - int(extra[1])] + data[end:], "RGB", **scale)
+    except ValueError as error:
+        raise _broken(name, error) from error
+    header = data[: _scan(data)]  # Pillow takes long to look, and most photos say nothing
+    turned = b"Exif\0\0" in header or b"tiff:Orientation" in header
+    return _upright(pixels, _orientation(data) if turned else 1)
+
+
+def _scan(data: bytes) -> int:
+    """Where the first scan of a JPEG begins, after the segments of its header (marker, length, content)."""
+    at = 2
+    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
+        fill = data[at + 1 : at + 2] == b"\xff"
+        at += 1 if fill else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return at
+
+
+def _opened(data: bytes, name: str) -> Pixels:
+    """An image by Pillow."""
+    Image.init()  # formats are looked up by name
+    formats = [each for each in _FORMATS if each in Image.OPEN]
+    with _reported(name), Image.open(io.BytesIO(data), formats=formats) as image:
+        return _loaded(image, name)
+
+
+def _loaded(image: Image.Image, name: str) -> Pixels:
+    """A Pillow image as `decode` gives it."""
+    with _reported(name):
+        _check_size(*image.size, name)
+        image.load()
+        if image.mode == "F":
+            raise RequestError(f"{name} has floating point pixels; wanted integers")
+        if image.mode.startswith("I"):  # 16 bits, which Pillow's convert would clip at 255
+            grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
+            pixels = np.repeat(grey[:, :, None], 3, axis=2)
+        else:
+            opaque = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image  # convert to RGB would warn
+            pixels = np.asarray(opaque.convert("RGB"))
+        return _upright(pixels, _orientation(image))
+
+
+def _orientation(image: Image.Image | bytes) -> Any:
+    """What EXIF says of how the camera was held, 1 to 8; broken EXIF data are no broken image."""
+    try:
+        opened = Image.open(io.BytesIO(image), formats=("JPEG", "MPO")) if isinstance(image, bytes) else image
+        return opened.getexif().get(_ORIENTATION)
+    except Exception:
+        return 1
+
+
+def _upright(pixels: Pixels, orientation: Any) -> Pixels:
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+@contextlib.contextmanager
+def _reported(name: str) -> Iterator[None]:
+    """What Pillow's readers raise for broken files has no common type."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except UnidentifiedImageError as error:
+        kinds = ", ".join(each for each in _FORMATS if each in Image.OPEN)
+        raise RequestError(f"{name} is no image, or of a kind that is not read here; wanted one of {kinds}") from error
+    except Exception as error:
+        raise _broken(name, error) from error
+
+
+def _check_size(width: int, height: int, name: str) -> None:
+    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+        raise RequestError(f"{name} has {width} x {height} pixels; images may have {MAX_PIXELS}, and {MAX_SIDE} a side")
+
+
+def _broken(name: str, error: Exception) -> RequestError:
+    return RequestError(f"{name} is broken: {' '.join(str(error).split()) or type(error).__name__}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------- resizing
+
+
+def _resizing(width: int, height: int, preprocess: Preprocess) -> Resize:
+    side, size = preprocess.resize, preprocess.size
+    if not side:
+        resized, left, top = (size, size), 0, 0
+    else:
+        resized = (side, int(side * height / width)) if width <= height else (int(side * width / height), side)
+        left, top = (round((each - size) / 2) for each in resized)
+    return Resize(resized, (left, top, left + size, top + size), preprocess.interpolation == "bicubic")
+
+
+def _resize(pixels: Pixels, resizing: Resize, out: Pixels) -> None:
+    (width, height), (left, top, right, bottom) = resizing.size, resizing.crop
+    if kernels.native() is not None:
+        kernels.resize(pixels, resizing, out)
+    elif max(width * len(pixels), (right - left) * height) > MAX_PIXELS:
+        out[...] = reference.resize(pixels, resizing)
+    else:  # one axis at a time: newer Pillows do not always begin with the rows
+        filtered = Image.Resampling.BICUBIC if resizing.bicubic else Image.Resampling.BILINEAR
+        half = Image.fromarray(pixels).resize((width, len(pixels)), filtered).crop((left, 0, right, len(pixels)))
+        whole = half.resize((right - left, height), filtered).crop((0, top, right - left, bottom))
+        out[...] = np.asarray(whole).transpose(2, 0, 1)
