@@ -62,7 +62,7 @@ def benchmark(
     "postprocess"} (medians; raw rows to results), "memory_mb": peak resident memory of a process of its own that loads and runs it}.
     """
     size = length(batch)
-    sessions = [load(each.path, each.engine, threads) for each in configurations]
+    sessions = [load(each.path, each.engine, threads, each.precision) for each in configurations]
     calls = [_calls(session, batch) for session in sessions]
     turns: list[list[float]] = [[] for _ in sessions]  # seconds a call, one value a round
     singles: list[list[float]] = [[] for _ in sessions]
@@ -272,7 +272,12 @@ def _workers(
     try:
         for index, own in enumerate(cores):
             workers.append(_Worker(what))
-            request = {"path": str(configuration.path), "engine": configuration.engine, "threads": threads, "cores": list(own)}
+            request: dict[str, Any] = {
+                "path": str(configuration.path),
+                "engine": configuration.engine,
+                "precision": configuration.precision,
+            }
+            request |= {"threads": threads, "cores": list(own)}
             workers[-1].tell({**request, "inputs": inputs, "batch_size": size, "begin": index / len(cores)})
             if index == 0:  # what the first one times or compiles is kept, and the others find it
                 workers[0].opened = workers[0].hear()
@@ -290,9 +295,9 @@ def _workers(
 def _serve() -> None:
     """The worker: requests are lines of JSON on stdin, each answered by one line on stdout; it ends with stdin.
 
-    First {"path", "engine", "threads", "cores": [processor], "inputs": {name: .npy file}, "batch_size", "begin": the part of the rows to
-    begin after, 0 to 1} opens and warms up, answered by {"peak_mb"}; then each {"warm", "seconds"} runs batches for so long, answered by
-    {"nanoseconds": of each call after the warm ones}. An error is answered by {"error": one line}, and ends it.
+    First {"path", "engine", "precision", "threads", "cores": [processor], "inputs": {name: .npy file}, "batch_size", "begin": the part of
+    the rows to begin after, 0 to 1} opens and warms up, answered by {"peak_mb"}; then each {"warm", "seconds"} runs batches for so long,
+    answered by {"nanoseconds": of each call after the warm ones}. An error is answered by {"error": one line}, and ends it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the one that asks ends the others
     with os.fdopen(os.dup(1), "w") as answers:
@@ -300,7 +305,7 @@ def _serve() -> None:
         try:
             request = json.loads(sys.stdin.readline())
             os.sched_setaffinity(0, request["cores"])  # before any engine starts its threads
-            session = load(request["path"], request["engine"], request["threads"])
+            session = load(request["path"], request["engine"], request["threads"], request["precision"])
             batches = itertools.cycle(_batches(request))
             for _ in range(2):
                 session.run(next(batches))

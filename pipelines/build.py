@@ -20,8 +20,9 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines import files, graph
-from pipelines.batches import Batch, cut
-from pipelines.calibrate import CalibrationTable, calibrate
+from pipelines.batches import Batch, cut, length
+from pipelines.calibrate import CalibrationTable
+from pipelines.correct import calibrated
 from pipelines.entry import OBSERVERS, Entry, QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.hub import CARD, Card
@@ -108,7 +109,7 @@ def _sound(stage: str, said: Any) -> bool:
 def _recipe(kept: Any) -> QuantRecipe | None:
     """The recipe that `QuantRecipe.to_json` wrote; None for anything else."""
     try:
-        return QuantRecipe(**{**kept, "keep_float": tuple(kept["keep_float"])})
+        return QuantRecipe(**kept)
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -225,7 +226,7 @@ def _make(folder: ModelFolder, stage: str) -> None:
         case "rewritten.onnx":
             said = _rewrite(folder)
         case "calibration.json":
-            said = _save_table(folder, _calibrate(folder, folder.recipe.observer))
+            said = _save_table(folder, _calibrate(folder, folder.recipe))
         case "native.onnx":
             said = _native(folder)
         case _:
@@ -278,13 +279,13 @@ def _rewrite(folder: ModelFolder) -> dict[str, Any]:
     return report.to_json()
 
 
-def _calibrate(folder: ModelFolder, observer: str) -> CalibrationTable:
-    _keep_own_data(folder, observer)
+def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
+    _keep_own_data(folder, recipe.observer)
     path = folder.path / SAMPLES
     if not path.is_file():
         raise RequestError(f"{folder.path} holds no {SAMPLES}; calibrate on your data with: zoo calibrate {folder.path} --data FILE")
-    samples, total = read_npz(path)
-    return calibrate(graph.load(folder.path / "rewritten.onnx"), samples, observer, total)
+    samples = list(read_npz(path)[0])
+    return calibrated(graph.load(folder.path / "rewritten.onnx"), recipe, samples, sum(map(length, samples)))
 
 
 def _keep_own_data(folder: ModelFolder, observer: str) -> None:
@@ -328,12 +329,21 @@ def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
         start = time.perf_counter()
         _build(folder, STAGES[:2])
         kept = _state(folder, "calibration.json")
-        anew = kept == "stale" or (kept == "kept" and recipe.observer != folder.recipe.observer)
-        table = _calibrate(folder, recipe.observer) if anew else CalibrationTable.load(folder.path / "calibration.json")
+        anew = kept == "stale" or (kept == "kept" and _other_table(folder, recipe))
+        table = _calibrate(folder, recipe) if anew else CalibrationTable.load(folder.path / "calibration.json")
         result = _quantize(folder, recipe, table)
         said = {"calibration.json": _save_table(folder, table)} if anew else {}
         said["int8.onnx"] = {"seconds": round(time.perf_counter() - start, 2), **_save_int8(folder, *result)}
         _note(folder, said)
+
+
+def _other_table(folder: ModelFolder, recipe: QuantRecipe) -> bool:
+    """Whether `recipe` wants another calibration than that by the recipe last used; corrections on own data stay."""
+    before, table = folder.recipe, CalibrationTable.load(folder.path / "calibration.json")
+    if recipe.observer != before.observer:
+        return True
+    fits = recipe.same_but_observer(table.recipe) if recipe.correct else not table.recipe
+    return (not fits or recipe.search != before.search) and not folder.record["calibration.json"].get("own_data")
 
 
 def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], int]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from pipelines.progress import progress
 BATCH = 256  # samples run at once, where the memory allows it
 MEMORY = "1GB"
 LENT = 1 << 16  # bytes of a weight that sessions share
-MEANS = {2: 1, 4: 1}  # rank: axis of the channels
+ADJUSTMENTS = ("clip", "equalization", "bias", "recipe")  # of a table that has them
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,10 @@ class TensorRange:
         For "minmax" it is what both observed. Raises RequestError where a table is too old to have histograms.
         """
         if self.histogram is None or other.histogram is None:
-            raise RequestError("a calibration table without histograms cannot be merged; make both anew with: zoo calibrate")
+            raise RequestError(
+                "cannot merge a calibration table without histograms (of quantization-aware training, or an old version); "
+                "make one of all samples with: zoo calibrate"
+            )
         histogram, count = self.histogram.merge(other.histogram), self.count + other.count
         minimum, maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
         both = (min(self.low, other.low), max(self.high, other.high), self.method if self.method == other.method else "merge")
@@ -65,9 +68,11 @@ class TensorRange:
 
 @dataclass(frozen=True)
 class CalibrationTable:
-    """Ranges of a graph's tensors. It belongs to one graph: `require` refuses another one.
+    """Ranges of a graph's tensors, and what else samples told of its quantization. It belongs to one graph: `require` refuses another one.
 
-    means: {tensor: mean of each channel (axis 1 of 4-D, last axis of 2-D tensors)}, where they were asked for.
+    clip: whether weights are clipped, see `weight_parameters`. equalization: {convolution's result: factor of each of its output channels},
+    see `EqualizeChannels`; the ranges are of the graph so equalized. bias: {layer: what each output channel's mean lacks in int8, in the
+    result's units}, see `pipelines.correct`. recipe: by which the latter was found; other recipes do without.
     """
 
     graph: str
@@ -75,7 +80,10 @@ class CalibrationTable:
     samples: int
     samples_digest: str
     tensors: dict[str, TensorRange] = field(default_factory=dict)
-    means: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    clip: bool = False
+    equalization: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    bias: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
 
     def require(self, model: ir.Model) -> None:
         """Raise RequestError unless the table was made for `model`."""
@@ -87,29 +95,32 @@ class CalibrationTable:
             )
 
     def merge(self, other: CalibrationTable) -> CalibrationTable:
-        """One table for the samples of both, see `TensorRange.merge`; which of the two comes first makes no difference to the ranges.
+        """One table for the samples of both, see `TensorRange.merge`; which of the two comes first makes no difference.
 
-        Raises RequestError where the tables are of different graphs or observers, or have no histograms.
+        Bias corrections become their mean, weighted by samples. Raises RequestError where the tables are of different graphs, observers,
+        recipes or equalizations, or have no histograms (as those of quantization-aware training).
         """
+        if any(getattr(self, key) != getattr(other, key) for key in ("clip", "equalization", "recipe")):
+            raise RequestError("cannot merge calibration tables that were searched or corrected differently; make one of all samples")
         for what, mine, its in (("graphs", self.graph[:12], other.graph[:12]), ("observers", self.observer, other.observer)):
             if mine != its:
                 raise RequestError(f"cannot merge calibration tables of different {what}, {mine} and {its}; make both alike: zoo calibrate")
         tensors = self.tensors | other.tensors
         for name in self.tensors.keys() & other.tensors.keys():
             tensors[name] = self.tensors[name].merge(other.tensors[name], self.observer)
-        means = {}
-        for name in self.means.keys() & other.means.keys():
-            parts = [np.array(each.means[name]) * each.tensors[name].count for each in (self, other)]
-            means[name] = _rounded((parts[0] + parts[1]) / tensors[name].count)
+        samples = self.samples + other.samples
+        bias = {
+            name: rounded_to_float32((np.array(self.bias[name]) * self.samples + np.array(other.bias[name]) * other.samples) / samples)
+            for name in self.bias
+            if name in other.bias
+        }
         digest = hashlib.sha256("".join(sorted([self.samples_digest, other.samples_digest])).encode()).hexdigest()
-        means = {name: means[name] for name in tensors if name in means}
-        return CalibrationTable(self.graph, self.observer, self.samples + other.samples, digest, tensors, means)
+        return replace(self, samples=samples, samples_digest=digest, tensors=tensors, bias=bias)
 
     def save(self, path: str | Path) -> Path:
         """Write as JSON, tensors in the graph's order, a list of numbers on one line."""
-        value = vars(self) | {"tensors": {name: each.to_json() for name, each in self.tensors.items()}, "means": self.means}
-        if not self.means:
-            del value["means"]
+        value = vars(self) | {"tensors": {name: each.to_json() for name, each in self.tensors.items()}}
+        value = {key: each for key, each in value.items() if each or key not in ADJUSTMENTS}
         text = json.dumps(value, indent=2, ensure_ascii=False)
         return write_text(path, re.sub(r"\[\n[\d\s.,+eE-]*\]", lambda found: f"[{' '.join(found[0][1:-1].split())}]", text) + "\n")
 
@@ -126,9 +137,10 @@ class CalibrationTable:
                         f"{path} gives tensor {name} the range {each.low!r} to {each.high!r} (observed {each.minimum!r} to "
                         f"{each.maximum!r}); wanted finite numbers, low <= high; make another table with: zoo calibrate"
                     )
-            means = {name: tuple(each) for name, each in value.get("means", {}).items()}
-            return cls(value["graph"], value["observer"], value["samples"], value["samples_digest"], tensors, means)
-        except (KeyError, TypeError, AttributeError) as error:
+            equalization, bias = ({name: tuple(map(float, each)) for name, each in value.get(key, {}).items()} for key in ADJUSTMENTS[1:3])
+            names = value["graph"], value["observer"], value["samples"], value["samples_digest"]
+            return cls(*names, tensors, value.get("clip") is True, equalization, bias, dict(value.get("recipe", {})))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RequestError(f"{path} is not a calibration table ({error}); make one with: zoo calibrate") from error
 
 
@@ -145,11 +157,11 @@ class Observation:
 
     max_memory: what the model and the activations held at once may take, in bytes or like "1GB" (1000 MB; "GiB" is 1024 MiB). Fewer
     samples than `BATCH` run at once where they would take more, and where one sample would, its tensors are observed in groups, one run
-    of the graph up to the group's last tensor each. means: also keep the mean of every channel of 2-D and 4-D tensors.
+    of the graph up to the group's last tensor each.
     Raises RequestError for an opset older than 13, a model without float32 activations or one that onnxruntime refuses.
     """
 
-    def __init__(self, model: ir.Model, *, max_memory: str | int = MEMORY, means: bool = False) -> None:
+    def __init__(self, model: ir.Model, *, max_memory: str | int = MEMORY) -> None:
         graph.require_opset(model)
         self.samples, self.histograms = 0, dict[str, Histogram]()
         self._graph = graph.digest(model)
@@ -172,7 +184,6 @@ class Observation:
         self._plans: dict[Any, tuple[int, list[list[str]]]] = {}
         self._sessions: dict[tuple[str, ...], ort.InferenceSession] = {}
         self._digests = {name: hashlib.sha256() for name in sorted(self._shapes)}  # one an input: independent of batching
-        self._sums: dict[str, NDArray[np.float64]] | None = {} if means else None
 
     def feed(self, batch: Batch) -> None:
         """Observe {graph input: array, first axis = samples}; any number of samples, which run cut to the graph's own, where that is fixed.
@@ -217,8 +228,7 @@ class Observation:
                     tensors[name] = TensorRange(each.low, each.high, low, high, each.count, method, each.summary())
                 advance(1)
         of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._digests.values())).hexdigest()
-        means = {name: _rounded(sums * len(sums) / tensors[name].count) for name, sums in (self._sums or {}).items()}
-        return CalibrationTable(self._graph, observer, self.samples, of_samples, tensors, means)
+        return CalibrationTable(self._graph, observer, self.samples, of_samples, tensors)
 
     def _plan(self, feed: Batch, most: int = 0) -> tuple[int, list[list[str]]]:
         """(samples to run at once, groups of tensors to observe in turn) for samples shaped like these.
@@ -255,16 +265,11 @@ class Observation:
     def _add(self, arrays: Batch) -> None:
         for name, array in arrays.items():
             self.histograms.setdefault(name, Histogram()).add(array)
-            if self._sums is not None and array.ndim in MEANS and array.size:
-                axes = tuple(i for i in range(array.ndim) if i != MEANS[array.ndim])
-                self._sums[name] = self._sums.get(name, 0.0) + array.sum(axis=axes, dtype=np.float64)
 
 
-def observe(
-    model: ir.Model, samples: Iterable[Batch], total: int | None = None, *, max_memory: str | int = MEMORY, means: bool = False
-) -> Observation:
+def observe(model: ir.Model, samples: Iterable[Batch], total: int | None = None, *, max_memory: str | int = MEMORY) -> Observation:
     """Run the float model on `samples`, batches of any size, once. total: their number, for the progress bar. See `Observation`."""
-    observation = Observation(model, max_memory=max_memory, means=means)
+    observation = Observation(model, max_memory=max_memory)
     with progress("calibrating", total) as advance:
         for batch in samples:
             seen = observation.samples
@@ -280,7 +285,6 @@ def calibrate(
     total: int | None = None,
     *,
     max_memory: str | int = MEMORY,
-    means: bool = False,
     symmetric: bool = False,
 ) -> CalibrationTable:
     """Run the float model on `samples` and choose a range for every float tensor that is no weight: `observe`, then `Observation.table`.
@@ -289,7 +293,7 @@ def calibrate(
     """
     if observer not in OBSERVERS:
         raise RequestError(f"unknown observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
-    return observe(model, samples, total, max_memory=max_memory, means=means).table(observer, symmetric=symmetric)
+    return observe(model, samples, total, max_memory=max_memory).table(observer, symmetric=symmetric)
 
 
 def memory(text: str | int) -> int:
@@ -301,7 +305,7 @@ def memory(text: str | int) -> int:
     return size
 
 
-def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
+def rounded_to_float32(values: NDArray[np.float64]) -> tuple[float, ...]:
     """To float32, in the fewest digits that say which."""
     return tuple(float(str(each)) for each in values.astype(np.float32))
 

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from pipelines import graph
 from pipelines.batches import Batch
 from pipelines.calibrate import MEMORY, CalibrationTable, Observation
+from pipelines.correct import calibrated, corrected
 from pipelines.entry import QuantRecipe
 from pipelines.quantize import QuantReport, quantize
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED
+
+
+class _Kept:
+    """Batches on disk, gone through as often as is needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+
+    def append(self, batch: Batch) -> None:
+        np.savez(self.folder / f"{self.count}.npz", **dict[str, Any](batch))
+        self.count += 1
+
+    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
+        for at in range(self.count):
+            with np.load(self.folder / f"{at}.npz") as arrays:
+                yield dict(arrays)
 
 
 class Calibrator:
@@ -23,7 +45,8 @@ class Calibrator:
         calibrator.save("int8.onnx")
 
     model: the path of an ONNX file, or a model, which is left as it is; the shared passes rewrite it first, as `zoo quantize` does. recipe:
-    how it becomes int8. max_memory: see `Observation`. Raises RequestError as `graph.load` and `Observation` do.
+    how it becomes int8; what needs the samples again (bias correction, a search) finds them in a temporary folder. max_memory: see
+    `Observation`. Raises RequestError as `graph.load` and `Observation` do.
     """
 
     def __init__(self, model: str | Path | ir.Model, recipe: QuantRecipe | None = None, *, max_memory: str | int = MEMORY) -> None:
@@ -31,14 +54,21 @@ class Calibrator:
         self.model = model.clone() if isinstance(model, ir.Model) else graph.load(model)
         rewrite(self.model, [each() for each in SHARED])
         self.observation = Observation(self.model, max_memory=max_memory)
+        self._folder = tempfile.TemporaryDirectory()
+        self._kept = _Kept(Path(self._folder.name))
 
     def feed(self, batch: Batch) -> None:
         """Observe {graph input: array, first axis = samples}; as often as you like. See `Observation.feed`."""
         self.observation.feed(batch)
+        if self.recipe.correct or self.recipe.search:
+            self._kept.append(batch)
 
     def table(self) -> CalibrationTable:
-        """The ranges that the recipe's observer chooses from what was fed so far."""
-        return self.observation.table(self.recipe.observer, symmetric=self.recipe.symmetric)
+        """What the recipe needs to know of what was fed so far."""
+        if self.recipe.search:
+            return calibrated(self.model, self.recipe, self._kept)
+        table = self.observation.table(self.recipe.observer, symmetric=self.recipe.symmetric)
+        return corrected(self.model, self.recipe, table, self._kept) if self.recipe.correct else table
 
     def save(self, path: str | Path) -> QuantReport:
         """Quantize by the recipe, write the int8 model to `path`; returns what became of every operator."""

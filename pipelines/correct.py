@@ -1,4 +1,6 @@
-"""Bias correction after quantization: int8 layers whose results are shifted on average get the shift taken out of their bias.
+"""Calibration beyond ranges: bias correction and equalization, which a table carries so that quantizing needs no samples.
+
+Bias correction: int8 layers whose results are shifted on average get the shift taken out of their bias.
 
 Rounded weights and clipped ranges shift a channel's mean, and a shift, unlike noise, adds up through the layers above (Nagel et al. 2019,
 "Data-Free Quantization Through Weight Equalization and Bias Correction"). Layers are corrected from input to output, each on what the
@@ -11,8 +13,8 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,15 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines import graph, plain
-from pipelines.batches import Batch, length
-from pipelines.calibrate import calibrate
+from pipelines.batches import Batch, cut, joined, length
+from pipelines.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.progress import progress
 from pipelines.quantize import quantize
-from pipelines.quantizers.pairs import BIAS
+from pipelines.quantizers.biases import Bias
 from pipelines.rewrite import rewrite
-from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics
+from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics, scale_channels
 
 Array = NDArray[Any]
 LAYERS = ("Conv", "Gemm", "MatMul")
@@ -50,6 +52,7 @@ class Correction:
     sqnr_before: float | None = None
     sqnr_after: float | None = None
     reason: str = ""
+    shift: tuple[float, ...] = ()  # of each output channel
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,33 @@ class BiasReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON values."""
-        return {"samples": self.samples, "layers": [asdict(each) for each in self.layers]}
+        layers = [{key: value for key, value in asdict(each).items() if key != "shift"} for each in self.layers]
+        return {"samples": self.samples, "layers": layers}
+
+
+def calibrated(
+    model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch], total: int | None = None, *, max_memory: str | int = MEMORY
+) -> CalibrationTable:
+    """All that `quantize` needs to make `model` int8 by `recipe`: ranges and, as the recipe says, what a search and bias correction find.
+
+    samples: batches {graph input: array, first axis = samples}, gone through several times (no iterator). total: their number, for the
+    progress bars. Raises RequestError as `calibrate` and `correct_bias` do.
+    """
+    clip, factors = search(model, recipe, samples)[0] if recipe.search else (False, {})
+    equalized = model.clone()
+    scale_channels(equalized, factors)
+    options: dict[str, Any] = {"max_memory": max_memory, "symmetric": recipe.symmetric}
+    table = calibrate(equalized, samples, recipe.observer, total, **options)
+    table = replace(table, graph=graph.digest(model), clip=clip, equalization=factors)
+    return corrected(model, recipe, table, samples) if recipe.correct else table
+
+
+def corrected(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Iterable[Batch]) -> CalibrationTable:
+    """`table` with the bias corrections that `recipe` needs; see `calibrated` for the arguments."""
+    equalized = model.clone()
+    scale_channels(equalized, table.equalization)
+    found = correct_bias(equalized, quantize(model, recipe, replace(table, bias={}))[0], samples)[1]
+    return replace(table, bias={each.name: each.shift for each in found.layers if each.shift}, recipe=recipe.to_json())
 
 
 def correct_bias(float_model: ir.Model, int8_model: ir.Model, samples: Iterable[Batch]) -> tuple[ir.Model, BiasReport]:
@@ -89,29 +118,38 @@ def correct_bias(float_model: ir.Model, int8_model: ir.Model, samples: Iterable[
     return result, BiasReport(tuple(found), count)
 
 
-def equalize(model: ir.Model, recipe: QuantRecipe, samples: Sequence[Batch]) -> tuple[ir.Model, dict[str, float]]:
-    """Which of these quantizes best: `model`, it with channels equalized before depthwise convolutions, or between all convolutions.
+def search(
+    model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]
+) -> tuple[tuple[bool, dict[str, tuple[float, ...]]], dict[str, float]]:
+    """How `model` quantizes best: channels as they are, equalized before depthwise convolutions or between all; weights clipped or not.
 
-    Returns that one (`model` itself is left as it is) and {"none", "depthwise", "all": SQNR in dB of the int8 outputs against those of
-    `model`, biases corrected}, calibrated and measured on the first `GATE` samples; forms that the pass has no use for are left out.
-    Equalization wins only by `GAIN`, since 5% of noise more or less is chance.
+    Returns (`clip` and `equalization` of a `CalibrationTable`) and {"none", "depthwise", "all", "clipped": SQNR in dB of the int8 outputs
+    against those of `model`, biases corrected}, calibrated and measured on the first `GATE` samples; forms of equalization that the pass
+    has no use for are left out. A form wins only by `GAIN`, since 5% of noise more or less is chance.
     """
     ranges = channel_statistics(model, _chunks(model, samples))
     few = list(itertools.islice(_chunks(model, samples), -(-GATE // CHUNK)))
-    best, found = model, {}
-    for form, fires in (("none", None), ("depthwise", True), ("all", False)):
+    forms: dict[str, dict[str, tuple[float, ...]]] = {"none": {}}
+    for form, depthwise in (("depthwise", True), ("all", False)):
+        finder = EqualizeChannels(ranges, depthwise_only=depthwise)
+        rewrite(model.clone(), [finder])
+        forms[form] = {name: rounded_to_float32(each) for name, each in finder.factors.items()}
+    found: dict[str, float] = {}
+
+    def measure(form: str, factors: dict[str, tuple[float, ...]], clip: bool = False) -> None:
         candidate = model.clone()
-        if fires is not None:
-            equalization = EqualizeChannels(ranges, depthwise_only=fires)
-            rewrite(candidate, [equalization])
-            if not equalization.fired:
-                continue
-        int8, _ = quantize(candidate, recipe, calibrate(candidate, few, recipe.observer))
-        int8, _ = correct_bias(candidate, int8, few)
+        scale_channels(candidate, factors)
+        table = replace(calibrate(candidate, few, recipe.observer, symmetric=recipe.symmetric), clip=clip)
+        int8, _ = correct_bias(candidate, quantize(candidate, recipe, table)[0], few)
         found[form] = round(output_sqnr(model, int8, few), 2)
-        if found[form] >= found["none"] + GAIN and found[form] == max(found.values()):
-            best = candidate
-    return best, found
+
+    for form, factors in forms.items():
+        if factors or form == "none":
+            measure(form, factors)
+    best = max(found, key=found.__getitem__)
+    best = best if found[best] >= found["none"] + GAIN else "none"
+    measure("clipped", forms[best], clip=True)
+    return (found["clipped"] >= found[best] + GAIN, forms[best]), found
 
 
 def output_sqnr(float_model: ir.Model, int8_model: ir.Model, samples: Iterable[Batch]) -> float:
@@ -140,17 +178,26 @@ def _before_softmax(model: ir.Model) -> ir.Model:
 
 
 def _chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
-    """The samples in batches of at most `CHUNK`, or as they come where the graph fixes their number."""
+    """The samples `CHUNK` at a time, or as many as the graph fixes; as they come where its inputs share no such number."""
     inputs = [each for each in model.graph.inputs if not each.is_initializer()]
-    dynamic = all(each.shape is not None and len(each.shape) > 0 and not isinstance(each.shape[0], int) for each in inputs)
     wanted = {str(each.name) for each in inputs}
+    first = {(graph.dimensions(each) or [0])[0] for each in inputs}  # None: dynamic, 0: no axis
+    size = (first.pop() or CHUNK) if len(first) == 1 and 0 not in first else 0
+    rest: list[Batch] = []
     for batch in samples:
         if set(batch) != wanted:
             raise RequestError(f"the samples hold {', '.join(batch)}; the graph takes {', '.join(sorted(wanted))}")
-        lengths = {len(array) for array in batch.values() if array.ndim}
-        size = CHUNK if dynamic and len(lengths) == 1 else max(lengths, default=1)
-        for start in range(0, max(lengths, default=1), max(size, 1)):
-            yield {name: array[start : start + size] if array.ndim else array for name, array in batch.items()}
+        if not size or len({len(array) for array in batch.values()}) > 1:
+            yield batch
+            continue
+        for each in cut(joined([*rest, batch]), size):
+            if length(each) == size:
+                rest = []
+                yield each
+            else:
+                rest = [each]
+    if rest and size == CHUNK:
+        yield rest[0]
 
 
 def _is_int8(node: ir.Node) -> bool:
@@ -166,7 +213,7 @@ def _correct(layer: ir.Node, exact: _Walk, rounded: _Walk) -> Correction:
     if twin is None:
         return Correction(name, kind, reason="the float model has no operator of this name")
     exact.compute(twin)
-    bias = _Bias.of(layer)
+    bias = Bias.of(layer)
     if bias is None:
         return Correction(name, kind, reason="it has no bias of its own")
     target = _Target.behind(layer)
@@ -199,7 +246,9 @@ def _correct(layer: ir.Node, exact: _Walk, rounded: _Walk) -> Correction:
     bias.add(np.where(kept, steps, 0))
     rounded.add(layer, np.where(kept, shift[:, 0], 0), axis)
     improved = np.where(kept, after, before)
-    return Correction(name, kind, len(steps), int(kept.sum()), decibel(signal.sum(), before.sum()), decibel(signal.sum(), improved.sum()))
+    sqnr = decibel(signal.sum(), before.sum()), decibel(signal.sum(), improved.sum())
+    shifts = rounded_to_float32(np.where(kept, shift[:, 0], 0)) if kept.any() else ()
+    return Correction(name, kind, len(steps), int(kept.sum()), *sqnr, shift=shifts)
 
 
 def _positions(array: Array, axis: int, chunks: int) -> Array:
@@ -221,62 +270,6 @@ def _squares(x: Array) -> Array:
 def decibel(signal: float, noise: float) -> float | None:
     """10 log10(signal / noise), both sums of squares; None where there is no noise, or no signal."""
     return round(float(10 * np.log10(signal / noise)), 2) if signal > 0 and noise > 0 else None
-
-
-@dataclass(frozen=True)
-class _Bias:
-    """The bias of an int8 layer: its steps (float64, one per output channel), and how integers are added to it."""
-
-    layer: ir.Node
-    step: Array
-    integers: Array | None
-
-    @classmethod
-    def of(cls, layer: ir.Node) -> _Bias | None:
-        """None where the layer has none and can be given none, or shares it."""
-        given = layer.inputs[2] if len(layer.inputs) > 2 else None
-        if given is not None:
-            found, producer = graph.dequantized(given), given.producer()
-            if found is None or found[0].dtype != np.int32 or producer is None or producer.inputs[0] is None:
-                return None
-            alone = graph.sole_user(given) is layer and len(producer.inputs[0].uses()) == 1
-            return cls(layer, found[1].astype(np.float64), found[0]) if alone else None
-        weight, x = graph.dequantized(layer.inputs[1]), layer.inputs[0]
-        source = x.producer() if x is not None else None
-        scale = graph.constant(source.inputs[1]) if source is not None and source.op_type == "DequantizeLinear" else None
-        if layer.op_type == "MatMul" or weight is None or scale is None or scale.size != 1:
-            return None
-        return cls(layer, (scale.astype(np.float32) * weight[1]).astype(np.float64).ravel(), None)
-
-    def whole(self, shift: Array) -> Array:
-        """`shift` in whole steps, int64, the bias staying in the range that the quantizer keeps."""
-        least, most = (np.subtract(end, 0 if self.integers is None else self.integers.astype(np.int64)) for end in (-BIAS, BIAS))
-        return np.clip(np.rint(shift / self.step), np.minimum(least, 0), np.maximum(most, 0)).astype(np.int64)
-
-    def add(self, steps: Array) -> None:
-        """Add whole steps to the layer's bias."""
-        if not steps.any():
-            return
-        layer, main = self.layer, self.layer.graph
-        assert isinstance(main, ir.Graph)
-        if self.integers is not None:
-            stored = layer.inputs[2].producer().inputs[0]  # type: ignore[union-attr]
-            assert stored is not None
-            stored.const_value = ir.tensor((self.integers + steps).astype(np.int32), name=stored.name)
-            return
-        stem, scale = f"{layer.outputs[0].name}/bias", self.step.astype(np.float32)
-        parts = {"quantized": steps.astype(np.int32), "scale": scale, "zero_point": np.zeros(len(scale), np.int32)}
-        made = graph.node(
-            "DequantizeLinear",
-            [graph.initializer(main, f"{stem}.{key}", array) for key, array in parts.items()],
-            f"{stem}.dequantized",
-            dtype=ir.DataType.FLOAT,
-            taken=graph.names(main),
-            axis=0,
-        )
-        main.insert_before(layer, made)
-        layer.resize_inputs(3)
-        layer.replace_input_with(2, made.outputs[0])
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import hub
+from pipelines import hub, machine
 from pipelines.batches import Batch, length
 from pipelines.errors import RequestError, ZooError
 
 logger = logging.getLogger(__name__)
+
+BF16 = "bf16"
 
 
 @dataclass(frozen=True)
@@ -138,17 +140,17 @@ class OpenVinoSession:
 
     The first batch's size is compiled as it is, later ones as the next power of two, and a batch is padded to a compiled size of up to
     twice its own (the last chunk of a stream), so that few sizes are ever compiled. Compiled models are cached on disk. `model`: the
-    serialized model, where `path` only names it.
+    serialized model, where `path` only names it. precision: "bf16" computes in bfloat16 what is float in the model, any other in float32.
     """
 
     engine = "openvino"
     cached = True
-    float_type = "f32"  # what is left in float would run as bf16 on some machines otherwise
 
-    def __init__(self, path: Path, threads: int, model: bytes | None = None) -> None:
+    def __init__(self, path: Path, threads: int, model: bytes | None = None, precision: str = "") -> None:
         import openvino as ov
 
         self.path, self.threads = path, threads
+        self._float_type = precision if precision == BF16 else "f32"  # some machines would compute in bf16 unless told
         self._model: str | bytes = model if model is not None else str(path)
         self._core = ov.Core()
         try:
@@ -183,7 +185,7 @@ class OpenVinoSession:
                 "INFERENCE_NUM_THREADS": self.threads,
                 "NUM_STREAMS": 1,
                 "PERFORMANCE_HINT": "LATENCY",
-                "INFERENCE_PRECISION_HINT": self.float_type,
+                "INFERENCE_PRECISION_HINT": self._float_type,
                 "ENABLE_CPU_PINNING": False,  # the caller's own pinning (taskset) holds
             }
             try:
@@ -253,10 +255,24 @@ def available() -> list[str]:
     return [name for name in ENGINES if importlib.util.find_spec(name) is not None]
 
 
-def load(path: str | Path, engine: str, threads: int = 1) -> Session:
+def computes(engine: str, precision: str) -> bool:
+    """Whether an engine has a precision: bfloat16 is OpenVINO's alone."""
+    return precision != BF16 or engine == "openvino"
+
+
+def require_precision(precision: str, engine: str = "openvino") -> None:
+    """Raise RequestError where the engine or this CPU does not compute in `precision`."""
+    if not computes(engine, precision):
+        raise RequestError(f"the engine {engine} does not compute in {precision}; choose openvino, or fp32 or int8")
+    if precision == BF16 and not machine.has_bf16():
+        raise RequestError(f"{machine.cpu()['name']} does not compute in bf16 (no avx512_bf16, no amx_bf16); choose fp32 or int8")
+
+
+def load(path: str | Path, engine: str, threads: int = 1, precision: str = "") -> Session:
     """Open a model file in one engine ("onnxruntime" or "openvino") with `threads` intra-op threads.
 
-    Raises RequestError for an unknown or missing engine, a missing file, or a model that the engine refuses.
+    precision: "bf16" computes in bfloat16 what is float in the model; any other is only a name for what the file holds.
+    Raises RequestError for an unknown or missing engine, a missing file, a model that the engine refuses, or a CPU or engine without bf16.
     """
     if engine not in ENGINES:
         raise RequestError(f"unknown engine {engine!r}; choose auto, {' or '.join(ENGINES)}")
@@ -266,4 +282,5 @@ def load(path: str | Path, engine: str, threads: int = 1) -> Session:
         raise RequestError(f"threads must be 1 or more, not {threads}")
     if not Path(path).is_file():
         raise RequestError(f"no model file at {path}")
-    return ENGINES[engine](Path(path), threads)
+    require_precision(precision, engine)
+    return OpenVinoSession(Path(path), threads, precision=precision) if precision == BF16 else ENGINES[engine](Path(path), threads)

@@ -28,7 +28,7 @@ class QuantRecipe:
     reduced_range: 7-bit weights, for CPUs without VNNI, whose u8 x s8 products saturate in pairwise 16-bit sums.
     dynamic: regular expressions; a Gemm or MatMul whose name matches one in full has its input's range taken at run time.
     symmetric: activations with negatives get zero point 128, which saves engines a correction and costs part of the range.
-    equalize: equalize channels of convolutions where the calibration samples say that it helps (minutes for a large model).
+    search: equalize channels of convolutions and clip weights where the calibration samples say that it helps (minutes for a large model).
     correct: take the shifts of channel means that int8 makes on the calibration samples out of the biases.
 
     Raises RequestError for an unknown observer or a broken expression.
@@ -40,7 +40,7 @@ class QuantRecipe:
     reduced_range: bool = False
     dynamic: tuple[str, ...] = ()
     symmetric: bool = False
-    equalize: bool = False
+    search: bool = False
     correct: bool = True
 
     def __post_init__(self) -> None:
@@ -70,8 +70,8 @@ class QuantRecipe:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     def same_but_observer(self, other: Mapping[str, Any]) -> bool:
-        """Whether `other`, from `to_json`, computes every operator alike: all but the observer and equalization, which a table holds."""
-        aside = {"observer": "", "equalize": False}
+        """Whether `other`, from `to_json`, computes every operator alike: all but what is asked of a calibration table."""
+        aside = {"observer": "", "search": False}
         return {**self.to_json(), **aside} == {**other, **aside}
 
 
@@ -145,7 +145,7 @@ class Entry:
     settings, finetune_settings: the dataclass instances that are train's `config` unless the user changes them
     freeze(folder) -> statistics: checkpoint to fp32.onnx
     rewrites(preprocessing) -> passes: what turns fp32.onnx into rewritten.onnx
-    evaluate({"fp32": pipeline, "int8": pipeline}, data, on_error) -> metrics and differences
+    evaluate({"fp32": pipeline, "int8": pipeline, ...}, data, on_error) -> metrics and differences
     checkpoint: the file of a trained folder that freeze starts from
     pipeline: class with preprocess / predict / postprocess, see `zoo.pipeline`
     native: (rewritten model, calibration table, recipe) -> (model for the native kernels, or None, and a report with "fold" and "reason");

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,11 +58,12 @@ def click_metrics(labels: Floats, probabilities: Floats) -> dict[str, float]:
 
 
 def compare_clicks(labels: Floats, outputs: Mapping[str, Floats], seed: int = 0) -> dict[str, Any]:
-    """Metrics of two precisions on the same rows: outputs = {"fp32": probabilities [n], "int8": probabilities [n]}.
+    """Metrics of several precisions on the same rows, outputs = {"fp32": probabilities [n], "int8": ..., ...}, and each against fp32.
 
     Returns {"metrics": per precision, "difference": int8 - fp32 of every metric, and max_probability = the largest |p_int8 - p_fp32|,
     mean_probability = the mean of that, agreement = share of rows on the same side of 0.5; "interval": 95% paired bootstrap intervals of
-    the differences (Efron and Tibshirani 1993: rows are drawn with replacement, both precisions see the same draw)}.
+    the differences (Efron and Tibshirani 1993: rows are drawn with replacement, both precisions see the same draw)}, and of any further
+    precision the last two under "others".
     Raises RequestError for no rows or only one class, ZooError for NaN.
     """
     if len(labels) == 0 or labels.min() == labels.max():
@@ -70,16 +71,28 @@ def compare_clicks(labels: Floats, outputs: Mapping[str, Floats], seed: int = 0)
         raise RequestError(f"found {what}; AUC needs clicks and non-clicks")
     if not all(np.isfinite(each).all() for each in outputs.values()):
         raise ZooError("the model computes NaN or infinite probabilities; check its weights and the input")
-    a, b = outputs["fp32"].astype(np.float64), outputs["int8"].astype(np.float64)
-    metrics = {"fp32": click_metrics(labels, a), "int8": click_metrics(labels, b)}
-    difference = {key: metrics["int8"][key] - metrics["fp32"][key] for key in metrics["fp32"]}
+    exact = {name: each.astype(np.float64) for name, each in outputs.items()}
+    return _against_fp32(exact, lambda each: click_metrics(labels, each), lambda a, b: _compare_scores(labels, a, b, seed))
+
+
+def _against_fp32(
+    outputs: Mapping[str, Any], metrics: Callable[[Any], dict[str, float]], compare: Callable[[Any, Any], Any]
+) -> dict[str, Any]:
+    """{"metrics": per precision, what `compare` says of fp32 and the next one; "others": of fp32 and each further one}."""
+    found = [(name, compare(outputs["fp32"], each)) for name, each in outputs.items() if name != "fp32"]
+    rest = {"others": dict(found[1:])} if found[1:] else {}
+    return {"metrics": {name: metrics(each) for name, each in outputs.items()}, **(found[0][1] if found else {}), **rest}
+
+
+def _compare_scores(labels: Floats, a: Floats, b: Floats, seed: int) -> dict[str, Any]:
+    before, after = click_metrics(labels, a), click_metrics(labels, b)
     moved = np.abs(a - b)
-    difference |= {
+    difference = {key: after[key] - before[key] for key in before} | {
         "max_probability": float(moved.max()),
         "mean_probability": float(moved.mean()),
         "agreement": float(((a >= 0.5) == (b >= 0.5)).mean()),
     }
-    return {"metrics": metrics, "difference": difference, "interval": _intervals(labels, a, b, seed)}
+    return {"difference": difference, "interval": _intervals(labels, a, b, seed)}
 
 
 def _intervals(labels: Floats, a: Floats, b: Floats, seed: int) -> dict[str, Any]:
@@ -123,18 +136,15 @@ def class_metrics(ranked: Ranked) -> dict[str, float]:
 
 
 def compare_classes(outputs: Mapping[str, Ranked], seed: int = 0) -> dict[str, Any]:
-    """Metrics of several precisions on the same images, and each but the first, fp32, against that one.
+    """Metrics of several precisions on the same images, and each against fp32.
 
-    Returns {"metrics": per precision, "difference": {"top1", "top5": second - fp32, "agreement": share of images that both put into the
+    Returns {"metrics": per precision, "difference": {"top1", "top5": int8 - fp32, "agreement": share of images that both put into the
     same class}, "interval": 95% paired bootstrap intervals of these, see `compare_clicks`}, and of any further precision the last two under
     "others". Raises RequestError for no images.
     """
-    (_, fp32), *others = outputs.items()
-    if not len(fp32.place):
+    if not len(next(iter(outputs.values())).place):
         raise RequestError("found no images; accuracy needs some")
-    found = [(name, _compare_ranked(fp32, each, seed)) for name, each in others]
-    rest = {"others": dict(found[1:])} if found[1:] else {}
-    return {"metrics": {name: class_metrics(each) for name, each in outputs.items()}, **(found[0][1] if found else {}), **rest}
+    return _against_fp32(outputs, class_metrics, lambda a, b: _compare_ranked(a, b, seed))
 
 
 def _compare_ranked(a: Ranked, b: Ranked, seed: int) -> dict[str, Any]:

@@ -48,6 +48,11 @@ def has_vnni() -> bool:
     return any(flag in cpu()["flags"] for flag in ("avx512_vnni", "avx_vnni"))
 
 
+def has_bf16() -> bool:
+    """Whether the CPU multiplies bfloat16 (AVX512-BF16 or AMX)."""
+    return any(flag in cpu()["flags"] for flag in ("avx512_bf16", "amx_bf16"))
+
+
 def cores() -> int:
     """How many processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

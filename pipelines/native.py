@@ -30,12 +30,12 @@ SMALL = 32  # samples; below it a call into a library costs more than it saves
 CHUNK = 64  # samples, the least that a thread is given
 
 
-def load(path: str | Path, name: str, threads: int = 1) -> Session:
+def load(path: str | Path, name: str, threads: int = 1, precision: str = "") -> Session:
     """Open a model file in any engine; see `pipelines.engine.load`. "native" takes what the build's native.onnx holds."""
     if name != "native":
         if name not in ENGINES:
             raise RequestError(f"unknown engine {name!r}; choose auto, {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
-        return engine.load(path, name, threads)
+        return engine.load(path, name, threads, precision)
     if threads < 1:
         raise RequestError(f"threads must be 1 or more, not {threads}")
     try:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipelines import files
+from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
 
 FORMATS = (".json", ".html")
@@ -30,7 +31,7 @@ def require_format(path: str | Path) -> None:
 
 def rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """(columns, rows) for a terminal: every operator in the graph's order."""
-    columns = ["operator", "type", "precision", "SQNR dB", "own dB", "note"]
+    columns = ["operator", "type", "precision", "chain dB", "own dB", "note"]
     return columns, [
         [each["name"], each["type"], each["precision"], _db(each["sqnr_db"]), _db(each["own_db"]), each["reason"]]
         for each in found["operators"]
@@ -41,39 +42,62 @@ def _db(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-STYLE = """body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;color:#222;background:#fff}
-table{border-collapse:collapse;font-size:13px}td,th{padding:.15em .7em;text-align:left;border-bottom:1px solid #e4e4e4}
-td.n{text-align:right;font-variant-numeric:tabular-nums}h2{margin-top:1.8em}svg{background:#fafafa;border:1px solid #e4e4e4}
-svg text{font:11px system-ui,sans-serif;fill:#444}.t{display:inline-block;margin:.4em;vertical-align:top;width:17em;font-size:12px}
-.t b{display:block;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}.float{color:#a33}.int8{color:#274}"""
-BLUE, RED, GREY = "#2b6cb0", "#c53030", "#999"
+STYLE = """:root{color-scheme:light}body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:76em;padding:0 1em}
+body{color:#222;background:#fff}h2{margin-top:1.8em}p{max-width:60em}table{border-collapse:collapse;font-size:13px;margin:.6em 0}
+td,th{padding:.15em .7em;text-align:left;border-bottom:1px solid #e4e4e4}th{position:sticky;top:0;background:#fff}
+.n{text-align:right;font-variant-numeric:tabular-nums}.long{max-height:40em;overflow:auto;border:1px solid #e4e4e4}
+svg{background:#fafafa;border:1px solid #e4e4e4;display:block}svg text{font:11px system-ui,sans-serif;fill:#333}
+svg text.m{font-weight:bold}.all{display:grid;grid-template-columns:repeat(auto-fill,minmax(17em,1fr));gap:1em}
+.t{font-size:12px;min-width:0}.t b,.t span{display:block;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+.float{color:#a33}.int8{color:#274}.b{color:#2b6cb0}.r{color:#c53030}summary{cursor:pointer;margin:1em 0}"""
+BLUE, RED = "#2b6cb0", "#c53030"
+WORST = 12  # layers in the table of the most damaging ones, and in the plot by number
+SHOWN = 24  # tensors that are shown at once
 
 
 def page(found: Mapping[str, Any]) -> str:
     """One self-contained HTML page of what `explain` found."""
-    counts = ", ".join(f"{number} {precision}" for precision, number in found["counts"].items())
-    outputs = ", ".join(f"{name} {_db(each['sqnr_db']) or 'exact'} dB" for name, each in found["outputs"].items()) or "none compared"
+    columns, table = rows(found)
     parts = [
-        f"<p>Operators: {_text(counts)}. SQNR of the outputs: {_text(outputs)}. Measured on {found['samples']} samples; "
-        f"graph {_text(found['graph'][:12])}, ranges by {_text(found['recipe'].get('observer', '?'))}.</p>",
-        "<h2>The most damaging layers</h2><p>Own: error that the layer itself adds, its inputs being the float model's. "
-        "Chain: error of its output in the int8 model as it runs.</p>",
+        _summary(found),
+        "<h2>SQNR per layer</h2><p>SQNR: power of the float model's tensor over that of the error; 20 dB are 10% of error, 40 dB 1%. "
+        "Operators stand in the graph's order. <span class='b'>\u25cf chain</span>: the operator's output in the int8 model as it runs, "
+        "with all error that came before. <span class='r'>\u25cf own</span>: what the operator adds alone, its inputs being the float "
+        f"model's (\u25cb where it computes in float); the {min(WORST, len(found['damaging']))} lowest are numbered as in the table.</p>",
+        _layers_plot(found["operators"], found["damaging"][:WORST]),
+        "<h3>The most damaging layers</h3>",
         _damaging(found),
-        "<h2>SQNR per layer</h2>",
-        _layers_plot(found["operators"]),
     ]
     if found["trials"]:
-        parts += ["<h2>Recipes tried</h2>", _trials_plot(found["trials"])]
+        parts += ["<h2>Recipes tried</h2>", _trials(found["trials"])]
     parts += ["<h2>Engines</h2>", *(_engine(name, each) for name, each in found["engines"].items())]
-    parts += ["<h2>Ranges</h2><p>Values of each tensor (height: log of the count); red lines: what the int8 codes reach.</p>"]
-    parts += [_tensor(name, each) for name, each in found["tensors"].items()]
-    columns, table = rows(found)
-    parts += ["<h2>Operators</h2>", _html_table(columns, table)]
+    parts += [_ranges(found["tensors"]), "<h2>Operators</h2>", f'<div class="long">{_html_table(columns, table)}</div>']
     body = "\n".join(parts)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>INT8 report</title><style>{STYLE}</style></head>\n'
         f"<body><h1>INT8 report</h1>\n{body}\n</body></html>\n"
     )
+
+
+def _summary(found: Mapping[str, Any]) -> str:
+    usual = QuantRecipe().to_json()
+    said = [f"ranges by {found['recipe'].get('observer', '?')}"]
+    for name, value in found["recipe"].items():
+        if name != "observer" and name in usual and list(np.atleast_1d(value)) != list(np.atleast_1d(usual[name])):
+            said.append(f"{name.replace('_', ' ')}: {', '.join(map(str, np.atleast_1d(value)))}")
+    facts = {
+        "operators": ", ".join(f"{number} {precision}" for precision, number in found["counts"].items()),
+        "SQNR of the outputs": ", ".join(f"{name} {_decibels(each['sqnr_db'])}" for name, each in found["outputs"].items())
+        or "none compared",
+        "recipe": ", ".join(said),
+        "measured on": f"{found['samples']:,} samples",
+        "graph": found["graph"][:12],
+    }
+    return "<table>" + "".join(f"<tr><th>{key}</th><td>{_text(value)}</td></tr>" for key, value in facts.items()) + "</table>"
+
+
+def _decibels(value: float | None) -> str:
+    return f"{_db(value)} dB" if value is not None else "exact"
 
 
 def _text(value: object) -> str:
@@ -85,16 +109,19 @@ def _html_table(columns: Sequence[str], table: Iterable[Sequence[str]]) -> str:
         kind = "n" if re.fullmatch(r"-?[\d.,]+%?", text) else text if text in ("int8", "float") else ""
         return f'<td class="{kind}">{_text(text)}</td>' if kind else f"<td>{_text(text)}</td>"
 
-    head = "".join(f"<th>{_text(each)}</th>" for each in columns)
-    return f"<table><tr>{head}</tr>" + "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in table) + "</table>"
-
-
-def _damaging(found: Mapping[str, Any], most: int = 12) -> str:
-    by_name = {each["name"]: each for each in found["operators"]}
-    worst = [by_name[name] for name in found["damaging"][:most]]
-    return _html_table(
-        ["layer", "type", "own dB", "chain dB"], [[each["name"], each["type"], _db(each["own_db"]), _db(each["sqnr_db"])] for each in worst]
+    table = [[cell(text) for text in row] for row in table]
+    head = "".join(
+        f'<th class="n">{_text(each)}</th>' if any(row[i].startswith('<td class="n">') for row in table) else f"<th>{_text(each)}</th>"
+        for i, each in enumerate(columns)
     )
+    return f"<table><tr>{head}</tr>" + "".join(f"<tr>{''.join(row)}</tr>" for row in table) + "</table>"
+
+
+def _damaging(found: Mapping[str, Any]) -> str:
+    by_name = {each["name"]: each for each in found["operators"]}
+    worst = enumerate((by_name[name] for name in found["damaging"][:WORST]), 1)
+    cells = [[str(rank), each["name"], each["type"], _db(each["own_db"]), _db(each["sqnr_db"])] for rank, each in worst]
+    return _html_table(["#", "layer", "type", "own dB", "chain dB"], cells) if cells else "<p>No int8 layer loses anything.</p>"
 
 
 def _axes(width: int, height: int, xs: Sequence[tuple[float, str]], ys: Sequence[tuple[float, str]], x_title: str, y_title: str) -> str:
@@ -117,13 +144,13 @@ def _scale(values: Sequence[float], start: float, end: float) -> tuple[Any, list
     def place(value: float) -> float:
         return start + (value - low) / (high - low) * (end - start)
 
-    rough = (high - low) / 5
+    rough = (high - low) / 8
     step = next(each * 10.0 ** np.floor(np.log10(rough)) for each in (1, 2, 5, 10) if each * 10.0 ** np.floor(np.log10(rough)) >= rough)
-    return place, [(place(each), f"{each:.6g}") for each in np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step]
+    return place, [(place(each), f"{each + 0.0:.6g}") for each in np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step]
 
 
-def _layers_plot(operators: Sequence[Mapping[str, Any]]) -> str:
-    """SQNR along the graph: of the chain as a line, of every layer alone as dots; what stayed float is hollow."""
+def _layers_plot(operators: Sequence[Mapping[str, Any]], worst: Sequence[str]) -> str:
+    """SQNR along the graph: of the chain as a line, of every layer alone as dots; what stayed float is hollow. worst: those to number."""
     shown = [each for each in operators if each["sqnr_db"] is not None]
     if not shown:
         return "<p>No layer could be compared.</p>"
@@ -139,46 +166,54 @@ def _layers_plot(operators: Sequence[Mapping[str, Any]]) -> str:
         title = f"<title>{_text(each['name'])} ({_text(each['type'])}, {each['precision']}): {said}</title>"
         dots.append(f'<circle cx="{x:.1f}" cy="{y(each["sqnr_db"]):.1f}" r="2" fill="{BLUE}">{title}</circle>')
         if each["own_db"] is not None:
-            fill = RED if each["precision"] == "int8" else "none"
+            fill = RED if each["precision"] == "int8" else "#fff"
             dots.append(f'<circle cx="{x:.1f}" cy="{y(each["own_db"]):.1f}" r="3" stroke="{RED}" fill="{fill}">{title}</circle>')
-    axes = _axes(
-        width,
-        height,
-        [(points[0][0], "first"), (points[-1][0] - 8, "last")],
-        ticks,
-        "operators in the graph's order (line: chain; dots: own error of the layer, hollow where it is float)",
-        "SQNR, dB",
-    )
+            if each["name"] in worst:
+                dots.append(_mark(x, y(each["own_db"]) - 7, str(worst.index(each["name"]) + 1)))
+    every = max(len(shown) // 10, 1)
+    numbers = [(x, str(index + 1)) for index, (x, _) in enumerate(points) if index % every == 0]
+    axes = _axes(width, height, numbers, ticks, "operator, in the graph's order", "SQNR, dB")
     chain = f'<polyline points="{line}" fill="none" stroke="{BLUE}"/>'
     return f'<svg viewBox="0 0 {width} {height}" width="100%">{axes}{chain}{"".join(dots)}</svg>'
 
 
-def _trials_plot(trials: Sequence[Mapping[str, Any]]) -> str:
-    """Quality lost against latency of every recipe that was tried."""
-    shown = [each for each in trials if each.get("drop") is not None and each.get("milliseconds")]
+def _mark(x: float, y: float, text: str) -> str:
+    return f'<text class="m" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{text}</text>'
+
+
+def _trials(trials: Sequence[Mapping[str, Any]]) -> str:
+    """Quality lost against latency of every recipe that was tried, as a plot and a table."""
+    shown = sorted((each for each in trials if each.get("drop") is not None and each.get("milliseconds")), key=lambda t: t["milliseconds"])
+    failed = [["", each["name"], "", "", "", "", str(each.get("error", ""))] for each in trials if each.get("drop") is None]
     if not shown:
         return "<p>No recipe was measured.</p>"
     width, height = 1000, 320
-    goal = next((each["max_drop"] for each in shown if each.get("max_drop") is not None), None)
+    goal, fp32_ms = (next((each[key] for each in shown if each.get(key) is not None), None) for key in ("max_drop", "fp32_ms"))
+    metric = next((each["metric"] for each in shown if each.get("metric")), "the metric")
     x, x_ticks = _scale([each["milliseconds"] for each in shown], 75, width - 30)
     y, y_ticks = _scale([100 * each["drop"] for each in shown] + ([100 * goal] if goal is not None else []), 12, height - 40)
-    marks = []
-    for each in shown:
+    marks, table = [], []
+    for number, each in enumerate(shown, 1):
         title = f"{each['name']}: {100 * each['drop']:.3f}% lost, {each['milliseconds']:.3f} ms"
-        place = f'cx="{x(each["milliseconds"]):.1f}" cy="{y(100 * each["drop"]):.1f}"'
+        at_x, at_y = x(each["milliseconds"]), y(100 * each["drop"])
         best = f' stroke="{RED}" stroke-width="3"' if each.get("best") else ""
-        marks.append(f'<circle {place} r="5" fill="{BLUE}" fill-opacity=".6"{best}><title>{_text(title)}</title></circle>')
+        dot = f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="5" fill="{BLUE}" fill-opacity=".6"{best}><title>{_text(title)}</title></circle>'
+        marks += [dot, _mark(at_x + 12, at_y + 4, str(number))]
+        ratio = f"{fp32_ms / each['milliseconds']:.2f}" if fp32_ms else ""
+        figures = [f"{100 * each['drop']:.3f}%", _db(each.get("sqnr_db")), f"{each['milliseconds']:.3f}", ratio]
+        table.append([str(number), each["name"], *figures, "kept" if each.get("best") else ""])
+    said = f"Lost of {_text(metric)} against fp32, less is better, and the latency of one batch; the recipe kept has a red ring."
     if goal is not None:
         marks.append(
             f'<line x1="60" x2="{width - 10}" y1="{y(100 * goal):.1f}" y2="{y(100 * goal):.1f}" stroke="{RED}" stroke-dasharray="5 4"/>'
         )
-    axes = _axes(width, height, x_ticks, y_ticks, "latency, ms (ringed: the one kept)", "lost, % (best: upper left; dashed: goal)")
-    table = [
-        [each["name"], f"{100 * each['drop']:.3f}%", f"{each['milliseconds']:.3f}", "kept" if each.get("best") else ""]
-        for each in sorted(shown, key=lambda each: each["milliseconds"])
-    ]
-    return f'<svg viewBox="0 0 {width} {height}" width="100%">{axes}{"".join(marks)}</svg>' + _html_table(
-        ["recipe", "lost", "ms", ""], table
+        said += f" The dashed line is the goal, at most {100 * goal:.3g}% lost."
+    if fp32_ms:
+        said += f" fp32 takes {fp32_ms:.3f} ms."
+    axes = _axes(width, height, x_ticks, y_ticks, "latency, ms", f"{_text(metric)} lost, %")
+    columns = ["#", "recipe", "lost", "SQNR dB", "ms", "x fp32", ""]
+    return f'<p>{said}</p><svg viewBox="0 0 {width} {height}" width="100%">{axes}{"".join(marks)}</svg>' + _html_table(
+        columns, [*table, *failed]
     )
 
 
@@ -194,9 +229,22 @@ def _engine(name: str, found: Mapping[str, Any]) -> str:
     return f"<p><b>{_text(name)}</b>: {said}</p>{table if fallen else ''}<p>It ran {_text(ran)}.</p>"
 
 
+def _ranges(tensors: Mapping[str, Mapping[str, Any]]) -> str:
+    """Every quantized tensor; those that lose most by their own rounding first."""
+    order = sorted(tensors, key=lambda name: (tensors[name]["sqnr_db"] is None, tensors[name]["sqnr_db"]))
+    drawn = [_tensor(name, tensors[name]) for name in order]
+    first = f'<div class="all">{"".join(drawn[:SHOWN])}</div>'
+    rest = f'<details><summary>{len(drawn) - SHOWN} more</summary><div class="all">{"".join(drawn[SHOWN:])}</div></details>'
+    return (
+        "<h2>Ranges</h2><p>The values of each quantized tensor in the calibration (height: logarithm of their number) and the range "
+        "chosen for it (<span class='r'>red lines</span>: what its codes reach; values beyond saturate). The tensors that lose most by "
+        f"their own rounding come first.</p>{first}{rest if len(drawn) > SHOWN else ''}"
+    )
+
+
 def _tensor(name: str, found: Mapping[str, Any]) -> str:
     """A small histogram with the chosen range."""
-    width, height = 220, 70
+    width, height, margin = 220, 70, 4
     low, high = min(found["minimum"], found["low"]), max(found["maximum"], found["high"])
     span = (high - low) or 1.0
     heights = np.log1p(np.array(found["counts"], np.float64))
@@ -205,13 +253,18 @@ def _tensor(name: str, found: Mapping[str, Any]) -> str:
     bars = "".join(f"V{height - each:.1f}H{right:.1f}" for each, right in zip(heights, place[1:], strict=False))
     path = f"M{place[0]:.1f} {height}{bars}V{height}Z" if bars else ""
     bounds = "".join(
-        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}" stroke="{RED}"/>'
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}" stroke="{RED}" stroke-width="2"/>'
         for x in ((found[key] - low) / span * width for key in ("low", "high"))
     )
+    method = f" ({_text(found['method'])})" if found["method"] else ""
+    lines = [
+        f"range {found['low']:.4g} to {found['high']:.4g}{method}",
+        f"seen {found['minimum']:.4g} to {found['maximum']:.4g}",
+        f"step {found['scale']:.3g}, saturated {100 * found['saturated']:.3f}%, {_decibels(found['sqnr_db'])}",
+    ]
     return (
-        f'<div class="t"><b title="{_text(name)}">{_text(name)}</b><svg viewBox="0 0 {width} {height}" width="100%">'
-        f'<path d="{path}" fill="{BLUE}"/>{bounds}</svg>{found["low"]:.4g} to {found["high"]:.4g}, '
-        f"step {found['scale']:.3g} {_text(found['method'])}<br/>"
-        f"seen {found['minimum']:.4g} to {found['maximum']:.4g}<br/>{100 * found['saturated']:.3f}% saturated, "
-        f"rounding {_db(found['sqnr_db']) or '-'} dB</div>"
+        f'<div class="t"><b title="{_text(name)}">{_text(name)}</b>'
+        f'<svg viewBox="{-margin} 0 {width + 2 * margin} {height}" width="100%"><path d="{path}" fill="{BLUE}"/>{bounds}</svg>'
+        + "".join(f"<span>{each}</span>" for each in lines)
+        + "</div>"
     )

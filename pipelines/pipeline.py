@@ -15,20 +15,25 @@ from numpy.typing import NDArray
 from pipelines import files, kernels, machine
 from pipelines.batches import Batch, cut, joined
 from pipelines.build import NATIVE, ModelFolder
-from pipelines.engine import Session
+from pipelines.engine import BF16, Session, require_precision
 from pipelines.errors import RequestError, ZooError
 from pipelines.native import load
 from pipelines.plan import Plan, choose, stock
 
 logger = logging.getLogger(__name__)
 
-PRECISIONS = {"fp32": "rewritten.onnx", "int8": "int8.onnx"}  # the rewritten graph computes what fp32.onnx does, faster
+# the rewritten graph computes what fp32.onnx does, faster
+PRECISIONS = {"fp32": "rewritten.onnx", "int8": "int8.onnx", BF16: "rewritten.onnx"}
 
 
 def model_file(precision: str, engine: str) -> str:
-    """The file of a model folder that runs in this precision and engine. Raises RequestError for a precision that the engine has not."""
+    """The file of a model folder that runs in this precision and engine.
+
+    Raises RequestError for a precision that is unknown, or that the engine or the CPU has not.
+    """
     if precision not in PRECISIONS:
         raise RequestError(f"unknown precision {precision!r}; choose {' or '.join(PRECISIONS)}")
+    require_precision(precision, "openvino" if engine == "auto" else engine)
     if engine != "native":
         return PRECISIONS[precision]
     if precision != "int8":
@@ -59,7 +64,7 @@ def open_quickest(folder: ModelFolder, precision: str, batch: Batch, threads: in
 def _candidates(folder: ModelFolder, precision: str, threads: int) -> tuple[str, dict[str, Callable[[], Session]]]:
     """The digest of the model and the engines that may run it."""
     path = folder.ensure(PRECISIONS[precision])
-    found = stock(path, threads)
+    found = stock(path, threads, precision)
     if precision == "int8" and folder.entry.native and kernels.isas():
         found["native"] = lambda: load(folder.ensure(NATIVE), "native", threads)
     return files.sha256(path), found
@@ -87,7 +92,7 @@ class Pipeline(abc.ABC):
         path = folder.ensure(name)
         if precision == "int8" and not machine.has_vnni():
             logger.warning("%s", machine.NO_VNNI)
-        self._session: Session | None = None if engine == "auto" else load(path, engine, threads)
+        self._session: Session | None = None if engine == "auto" else load(path, engine, threads, precision)
 
     @property
     def path(self) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
@@ -12,12 +14,15 @@ from pipelines import graph
 from pipelines.batches import Batch
 from pipelines.errors import RequestError
 
+LARGEST = 64  # batch size that an exporter is expected to leave in a graph
+
 
 def options() -> ort.SessionOptions:
     """Session options with every optimization off."""
     found = ort.SessionOptions()
     found.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     found.log_severity_level = 3
+    found.add_session_config_entry("session.intra_op.allow_spinning", "0")  # on a busy machine threads would wait for each other
     return found
 
 
@@ -36,3 +41,41 @@ def run(opened: ort.InferenceSession, batch: Batch, what: str = "samples") -> li
     except Exception as error:  # onnxruntime raises its own kinds
         raise RequestError(f"the {what} do not fit the graph: {graph.one_line(error)}") from error
     return found
+
+
+def fix_batch(model: ir.Model) -> str:
+    """Give the inputs the batch size that constants inside the graph fix, such as an exporter's Reshape to [1, 1001], if they do.
+
+    Returns what was found, in one line; "" where the graph takes any number of samples, or that cannot be tried. Only graphs with such a
+    Reshape are run, on zeros, and only for sizes up to `LARGEST`.
+    """
+    inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
+    shapes = [graph.dimensions(each) or [0] for each in inputs]  # [0]: no batch to try
+    targets = (graph.constant(node.inputs[1]) for node in model.graph if node.op_type == "Reshape")
+    sizes = {int(each[0]) for each in targets if each is not None and each.size and 0 < each[0] <= LARGEST}
+    if not sizes or any(shape[0] is not None or None in shape[1:] for shape in shapes):
+        return ""
+    samples = [
+        (str(each.name), [size or 0 for size in shape[1:]], ir.DataType(each.dtype or 1).numpy())
+        for each, shape in zip(inputs, shapes, strict=True)
+    ]
+    quiet = options()
+    quiet.log_severity_level = 4  # a failure is an answer
+    opened: list[ort.InferenceSession] = []
+
+    def fault(size: int) -> str:
+        try:
+            opened[:] = opened or [session(model, "finding its batch size needs", quiet)]
+            run(opened[0], {name: np.zeros([size, *shape], dtype) for name, shape, dtype in samples})
+        except RequestError as error:
+            return str(error)
+        return ""
+
+    other = next(each for each in range(2, LARGEST + 2) if each not in sizes)
+    if not (problem := fault(other)) or (size := next((each for each in sorted(sizes) if not fault(each)), 0)) == 0:
+        return ""
+    for value in (*inputs, *model.graph.outputs):
+        if (known := graph.dimensions(value)) and known[0] is None and value.shape is not None:
+            value.shape = ir.Shape([size, *value.shape[1:]])
+    named = re.search(r"while running (\w+) node\. Name:'([^']*)'", problem)
+    return f"the graph computes only batches of {size}" + (f" ({' '.join(named.groups()).strip()})" if named else "")

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pipelines import files, graph, hub, machine
 from pipelines.batches import Batch, cut, joined, length
-from pipelines.engine import OnnxRuntimeSession, OpenVinoSession, Port, Runnable, Session, available, load
+from pipelines.engine import OnnxRuntimeSession, OpenVinoSession, Port, Runnable, Session, available, computes, load
 from pipelines.errors import RequestError, ZooError
 from pipelines.progress import progress
 
@@ -35,7 +35,7 @@ REPEATS = 9
 BUDGET_MS = 300.0  # a slow model is repeated less often
 FORMAT = 1  # of a plan file
 CONTENTS = "plan.json"
-Opener = Callable[[Path, str, int], Session]  # model file, engine, threads
+Opener = Callable[[Path, str, int, str], Session]  # model file, engine, threads, precision
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ def plan(path: str | Path, batch: Batch, threads: int = 1, *, fresh: bool = Fals
     return choose(files.sha256(path), stock(path, threads), batch, threads, fresh=fresh)
 
 
-def stock(path: str | Path, threads: int) -> dict[str, Callable[[], Session]]:
-    """Every available stock engine, and how to open it on one model file."""
-    return {name: functools.partial(load, path, name, threads) for name in available()}
+def stock(path: str | Path, threads: int, precision: str = "") -> dict[str, Callable[[], Session]]:
+    """Every available stock engine that has the precision, and how to open it on one model file."""
+    return {name: functools.partial(load, path, name, threads, precision) for name in available() if computes(name, precision)}
 
 
 def choose(digest: str, candidates: Mapping[str, Callable[[], Runnable]], batch: Batch, threads: int = 1, *, fresh: bool = False) -> Plan:
@@ -140,7 +140,7 @@ def build(
 ) -> dict[str, Any]:
     """Time every candidate with every thread count on every batch, in turn, and write the plan file.
 
-    batches: one a batch size, {graph input: array, first axis = samples}. opener: opens a candidate (but not "bf16", which is OpenVINO's).
+    batches: one a batch size, {graph input: array, first axis = samples}. opener: opens a candidate.
     Returns {"format", "machine", "environment", "models": {path: {"bytes", "modified", "sha256"}}, "inputs", "candidates",
     "timings": [{"engine", "precision", "threads", "batch_size", "milliseconds", "samples_per_second"}] (medians), "profiles": of these the
     quickest of every batch size, with "path", "outputs" and "compiled" (bytes of the compiled model, 0 where the engine has none)}; paths
@@ -265,7 +265,7 @@ class PlannedSession:
     def _open(self, profile: Mapping[str, Any]) -> Session:
         model, threads = self.path.parent / profile["path"], int(profile["threads"])
         if not profile["compiled"]:
-            return self._opener(model, profile["engine"], threads)
+            return self._opener(model, profile["engine"], threads, profile["precision"])
         with zipfile.ZipFile(self.path) as archive:
             blob = archive.read(_member(profile))
         if profile["engine"] == "onnxruntime":
@@ -277,12 +277,6 @@ class _Optimized(OnnxRuntimeSession):
     """onnxruntime over a graph that it has optimized before."""
 
     optimize = False
-
-
-class _Brief(OpenVinoSession):
-    """OpenVINO computing in bfloat16 what is float."""
-
-    float_type = "bf16"
 
 
 class _Imported(OpenVinoSession):
@@ -318,7 +312,7 @@ def _open_all(
     for count in threads:
         for each in candidates:
             try:
-                session = _Brief(each.path, count) if each.precision == "bf16" else opener(each.path, each.engine, count)
+                session = opener(each.path, each.engine, count, each.precision)
                 session.run(batch)
             except ZooError as error:
                 failed.append(str(error))

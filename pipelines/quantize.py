@@ -9,11 +9,13 @@ Intel's INT8 Wide & Deep):
 
 (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference").
 
+Where the table knows them, channels are equalized before (`EqualizeChannels`), and b corrected (`pipelines.correct`).
 What lies between layers is bytes too where that pays (`pipelines.quantizers.elementwise`), and what only moves values keeps their step.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -25,11 +27,14 @@ from pipelines import graph
 from pipelines.calibrate import CalibrationTable
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
-from pipelines.quantizers import elementwise, layers
+from pipelines.quantizers import biases, elementwise, layers
 from pipelines.quantizers.pairs import Pairs
 from pipelines.quantizers.steps import activation_parameters, given, weight_parameters
 from pipelines.rewrite import CleanUp
+from pipelines.rewrites.equalize_channels import scale_channels
 from pipelines.rewrites.quantize_early import QuantizeEarly
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Operator", "QuantReport", "activation_parameters", "quantize", "weight_parameters"]
 RUN_TIME = "its input is quantized at run time"
@@ -68,11 +73,13 @@ class QuantReport:
 def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
     """The QDQ form of `model`, which is left as it is, and what became of every operator.
 
+    The table's bias corrections count only for the recipe that they were found by, observers aside.
     Raises RequestError where the table belongs to another graph, the opset is older than 13, or keep_float or dynamic matches nothing.
     """
     graph.require_opset(model)
     table.require(model)
     result = model.clone()
+    scale_channels(result, table.equalization)
     CleanUp()(result)  # before QDQ: types are inferred, constants lifted
     main = result.graph
     _name(main)
@@ -100,6 +107,12 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     for node in list(main):
         if node.op_type == "Transpose":
             pairs.transposed(node)
+    if recipe.correct and table.bias:
+        if not recipe.same_but_observer(table.recipe):
+            logger.warning("the table's bias corrections were found by another recipe and are left out; for new ones run: zoo calibrate")
+        else:
+            for name, channels in biases.correct(main, table.bias).items():
+                int8[name] = int8.get(name) or f"bias corrected in {channels} channels"
     RemoveUnusedNodesPass()(result)
     for each in main.initializers.values():
         each.metadata_props.clear()
@@ -177,4 +190,4 @@ def _fused(node: ir.Node, int8: dict[str, str]) -> bool:
     """Whether `node` stands between an int8 operator and a quantize step; engines make the three one."""
     x, reader = node.inputs[0], graph.sole_user(node.outputs[0])
     layer = x.producer() if x is not None and graph.sole_user(x) is node else None
-    return layer is not None and int8.get(str(layer.name)) == "" and reader is not None and reader.op_type == "QuantizeLinear"
+    return layer is not None and str(layer.name) in int8 and reader is not None and reader.op_type == "QuantizeLinear"

@@ -32,6 +32,7 @@ CUT = 256  # samples run at once at most
 FLOATS = ("f32", "f16", "bf16", "f64")
 INTEGER_KERNELS = ("DynamicQuantize", "MatMulInteger", "ConvInteger", "QLinear", "QGemm")  # whatever type their first input has
 STEPS = ("QuantizeLinear", "DequantizeLinear")
+GIVEN = "@float"  # ends the names of inputs that bring the float model's results
 
 
 def explain(
@@ -163,6 +164,16 @@ def _stem(name: str) -> str:
     return re.sub(r"\.(de)?quantized(\.\d+)?(_\d+)?$", "", name)
 
 
+def _end(node: ir.Node, known: set[str]) -> str:
+    """The float tensor that a product whose input's range is taken at run time ends in, some steps later; "" where there is none."""
+    out = node.outputs[0]
+    while str(out.name) not in known:
+        if (user := graph.sole_user(out)) is None:
+            return ""
+        out = user.outputs[0]
+    return str(out.name)
+
+
 class _Pair:
     """The float and the int8 graph side by side, and every operator of the int8 one fed with the float one's results."""
 
@@ -187,6 +198,9 @@ class _Pair:
                     continue
                 out = found[0]
             self.outputs[str(node.name)] = str(out.name)
+        for node in self.int8.graph:
+            if node.op_type == "MatMulInteger" and (end := _end(node, known)):
+                self.outputs[str(node.name)] = end
         self.tensors: dict[str, _Tensor] = {}
         for node in self.int8.graph:
             name = _stem(str(node.inputs[0].name)) if node.op_type == "QuantizeLinear" and node.inputs[0] is not None else ""
@@ -248,16 +262,16 @@ class _Group:
         own = pair.int8.clone()
         own.graph.outputs.clear()
         values = {str(out.name): out for node in own.graph for out in node.outputs}
-        cuts = {f"{name}.float": ir.Value(name=f"{name}.float", type=ir.TensorType(ir.DataType.FLOAT)) for name in pair.cut}
+        cuts = {f"{name}{GIVEN}": ir.Value(name=f"{name}{GIVEN}", type=ir.TensorType(ir.DataType.FLOAT)) for name in pair.cut}
         for name in pair.cut:
-            values[name].replace_all_uses_with(cuts[f"{name}.float"])
+            values[name].replace_all_uses_with(cuts[f"{name}{GIVEN}"])
         own.graph.outputs.extend(values[name] for name in self.compared)
         own.graph.inputs.extend(cuts.values())
         RemoveUnusedNodesPass()(own)
         for given in [each for each in own.graph.inputs if not each.uses()]:
             own.graph.inputs.remove(given)
         self._fed = [str(each.name) for each in own.graph.inputs]
-        needed = {_stem(each.removesuffix(".float")) for each in self._fed if each in cuts}
+        needed = {_stem(each.removesuffix(GIVEN)) for each in self._fed if each in cuts}
         self._x = sorted(stems | needed)
         self._chain = chain
         self._sessions = (
@@ -271,7 +285,7 @@ class _Group:
         a, b, c = self._sessions
         x = dict(zip(self._x, _run(a, feed), strict=True))
         chain = dict(zip(self._chain, _run(b, feed), strict=True)) if self._chain else {}
-        given = {name: feed[name] if name in feed else x[_stem(name.removesuffix(".float"))] for name in self._fed}
+        given = {name: feed[name] if name in feed else x[_stem(name.removesuffix(GIVEN))] for name in self._fed}
         own = dict(zip(self.compared, _run(c, given), strict=True)) if c is not None else {}
         return x, chain, own
 

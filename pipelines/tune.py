@@ -1,8 +1,9 @@
 """Search for the quickest recipe whose int8 model loses no more than allowed; the best model so far is always on disk.
 
-1. Every observer, from histograms collected once. 2. On the best of them bias correction, equalization and symmetric activations, each kept
-where it lowers the error. 3. Where the goal is not met yet: layers left in float, in the order of what each was measured to gain, twice as
-many at every step, and then by bisection as few as do.
+1. What helps most nets most: ranges chosen tensor by tensor ("auto"), then bias correction, then equalization. 2. Where most layers are
+matrix products, their inputs' ranges taken at run time. 3. The other observers, from histograms collected once, and symmetric activations.
+Each is kept where it lowers the error. 4. Where the goal is not met yet: layers left in float, in the order of what each was measured to
+gain, twice as many at every step, and then by bisection as few as do. A trial that fails is logged and passed over.
 The search is steered by the SQNR of the outputs, which is less noisy than a share of samples (by the metric where there is none); the goal
 is held against the metric. Every trial is a line of a log, and a second run with the same model and data repeats none of them.
 """
@@ -19,7 +20,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +29,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines import files, graph, machine
+from pipelines import files, graph, machine, page, report
 from pipelines.batches import Batch, cut, joined, length
 from pipelines.calibrate import CalibrationTable, Observation, observe
 from pipelines.correct import correct_bias
@@ -39,33 +40,35 @@ from pipelines.evaluate import auc
 from pipelines.plan import measure, time_each
 from pipelines.progress import progress
 from pipelines.quantize import QuantReport, quantize
-from pipelines.report import noise_of_layers, sqnr
 from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics
 
 logger = logging.getLogger(__name__)
 
 TIE = 1.05  # latencies closer than this are the same: the better model is kept
-MEASURED = ("drop", "sqnr_db", "metrics", "milliseconds", "error")
+MEASURED = ("drop", "sqnr_db", "metric", "metrics", "milliseconds", "error")
 PROBES = 24  # layers that are tried in float one at a time
 PROBED = 16  # samples that these are judged on
 RECIPE = QuantRecipe()
+LAYERS = ("Conv", "Gemm", "MatMul")
 Samples = Callable[[], Iterable[Batch]]
+Made = tuple[ir.Model, QuantReport, CalibrationTable]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One recipe to try. keep_float: names of operators."""
+    """One recipe to try. dynamic: of all matrix products (`Maker.products`). keep_float: names of operators."""
 
     observer: str = "auto"
     symmetric: bool = False
     equalize: bool = False
     correct: bool = False
+    dynamic: bool = False
     keep_float: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """What a person reads."""
-        words = [self.observer, *(key for key in ("symmetric", "equalize", "correct") if getattr(self, key))]
+        words = [self.observer, *(key for key in ("symmetric", "equalize", "correct", "dynamic") if getattr(self, key))]
         return " + ".join([*words, *([f"{len(self.keep_float)} float"] if self.keep_float else [])])
 
     def to_json(self) -> dict[str, Any]:
@@ -125,7 +128,7 @@ class ArrayJudge:
         self.metric, score = _metric(x[first], self._labels)
         scores = {"fp32": score(x[first]), "int8": score(y[first])}
         floats = [name for name in x if x[name].dtype.kind == "f"]
-        return Verdict(scores["fp32"] - scores["int8"], sqnr([x[name] for name in floats], [y[name] for name in floats]), scores)
+        return Verdict(scores["fp32"] - scores["int8"], report.sqnr([x[name] for name in floats], [y[name] for name in floats]), scores)
 
     def _run(self, session: Session) -> dict[str, NDArray[Any]]:
         pieces = cut(self._arrays, self._size)
@@ -171,7 +174,14 @@ class Maker:
             self._models[equalize] = found if changed else None
         return self._models[equalize]
 
-    def make(self, settings: Settings) -> tuple[ir.Model, QuantReport, CalibrationTable]:
+    def products(self, settings: Settings) -> list[str]:
+        """The int8 Gemm and MatMul, where they are most of the int8 layers; else none."""
+        _, said, _ = self.make(dataclasses.replace(settings, correct=False, dynamic=False, keep_float=()))
+        layers = {each.name: each.type for each in said.operators if each.precision == "int8" and each.type in LAYERS}
+        found = [name for name, kind in layers.items() if kind != "Conv"]
+        return found if 2 * len(found) > len(layers) else []
+
+    def make(self, settings: Settings) -> Made:
         """(int8 model, report, table)."""
         model = self.floating(settings.equalize)
         assert model is not None
@@ -182,11 +192,12 @@ class Maker:
             self._tables[key] = self._observed[settings.equalize].table(settings.observer, symmetric=settings.symmetric)
         table = self._tables[key]
         keep = (*self._recipe.keep_float, *map(re.escape, settings.keep_float))
-        recipe = dataclasses.replace(self._recipe, observer=settings.observer, symmetric=settings.symmetric, keep_float=keep)
-        int8, report = quantize(model, recipe, table)
+        dynamic = (*self._recipe.dynamic, *(map(re.escape, self.products(settings)) if settings.dynamic else ()))
+        options: dict[str, Any] = {"observer": settings.observer, "symmetric": settings.symmetric, "keep_float": keep, "dynamic": dynamic}
+        int8, said = quantize(model, dataclasses.replace(self._recipe, **options), table)
         if settings.correct:
             int8, _ = correct_bias(model, int8, self.samples())
-        return int8, report, table
+        return int8, said, table
 
 
 class _Enough(Exception):
@@ -205,12 +216,14 @@ def tune(
     threads: int = 1,
     recipe: QuantRecipe = RECIPE,
     total: int | None = None,
+    report_path: str | Path | None = None,
 ) -> dict[str, Any]:
     """Write to `output` the quickest int8 model whose metric drops by no more than `max_drop`, else the one that loses least.
 
     model: float, rewritten. samples() starts the calibration batches anew; total: how many samples they are. seconds: no trial begins that
     would end later, but the first. engine: the one that models are judged and timed in; "auto": the quickest on the first int8 model.
-    recipe: what all trials share. The log lies beside the output (`log_path`); Ctrl-C ends the search like the budget does.
+    recipe: what all trials share. report_path: where a report of the model found goes, see `pipelines.page.save`. The log lies beside the
+    output (`log_path`); Ctrl-C ends the search like the budget does.
     Returns {"path", "log", "met", "missed_by", "stopped": "done" | "time" | "interrupted", "metric", "max_drop", "engine", "fp32_ms",
     "best": a trial, "trials": [{"name", "settings", "drop", "sqnr_db", "metrics", "milliseconds", "seconds", "sha256", "best"}]}.
     Raises RequestError where not even the first model could be made.
@@ -227,7 +240,7 @@ def tune(
             if not search.trials:
                 raise
             stopped = "interrupted"
-        return search.finish(stopped)
+        return search.finish(stopped, report_path)
 
 
 def log_path(output: str | Path) -> Path:
@@ -254,6 +267,7 @@ class _Search:
         self.trials: dict[Settings, dict[str, Any]] = {}
         self.probes: dict[str, float | None] = {}
         self.orders: dict[str, list[str]] = {}
+        self.kept: tuple[Settings, Made] | None = None  # what lies in the output, if it was made in this run
         self.shown = 0.0
 
     def open(self, folder: Path, engine: str, recipe: QuantRecipe, advance: Callable[[float], None]) -> None:
@@ -301,16 +315,25 @@ class _Search:
 
     def run(self) -> None:
         """The search of the module's docstring."""
-        base = self._best([self._try(Settings(observer=each)) for each in OBSERVERS])
-        if self._winner() is None:
+        for observer in OBSERVERS:
+            base = self._try(Settings(observer=observer))
+            if self.trials[base]["drop"] is not None:
+                break
+        else:
             return
-        base = self._best([base, self._try(dataclasses.replace(base, correct=True))])
+        base = self._better(base, correct=True)
         if self.maker.floating(True) is not None:
-            base = self._best([base, self._try(dataclasses.replace(base, equalize=True))])
-        base = self._best([base, self._try(dataclasses.replace(base, symmetric=True))])
+            base = self._better(base, equalize=True)
+        if self.maker.products(base):
+            dynamic = self._better(base, dynamic=True)
+            if self.trials[dynamic].get("milliseconds", 0) < self.fp32_ms:  # an engine may have no kernels for it
+                base = dynamic
+        for observer in OBSERVERS:
+            base = self._better(base, observer=observer)
+        base = self._better(base, symmetric=True)
         if any(map(self._meets, self.trials.values())):
             return
-        order = self._fallbacks(base)
+        order = self._fallbacks(dataclasses.replace(base, dynamic=False))
         few, many = 0, 0
         while not many and few < len(order):
             count = min(max(2 * few, 1), len(order))
@@ -332,18 +355,20 @@ class _Search:
             before = time.monotonic()
             line: dict[str, Any] = {"name": settings.name, "settings": settings.to_json(), "drop": None, "sqnr_db": None}
             try:
-                int8, _, _ = self.maker.make(settings)
-                path = graph.save(int8, self.folder / "trial.onnx")
+                made = self.maker.make(settings)
+                path = graph.save(made[0], self.folder / "trial.onnx")
                 line["sha256"] = files.sha256(path)
                 line |= self._same(line["sha256"]) or self._measured(path)
-            except ZooError as error:
-                line["error"] = str(error)
+            except Exception as error:  # of whatever kind: the search goes on with what works
+                line["error"] = graph.one_line(error)
+                logger.warning("%s fails: %s", settings.name, line["error"])
             line["seconds"] = round(time.monotonic() - before, 2)
             self.trials[settings] = line
             self._note(line)
             if line["drop"] is not None and self._winner() == settings:
                 with files.replacing(self.output) as temporary:
                     shutil.copyfile(path, temporary)
+                self.kept = settings, made
         return settings
 
     def _same(self, sha256: str) -> dict[str, Any]:
@@ -358,7 +383,8 @@ class _Search:
             return {"error": "computes NaN or infinity"}
         fp32_ms, int8_ms = measure([self.fp32, session], self.judge.example)  # in turn, so that trials hours apart compare
         milliseconds = round(int8_ms / fp32_ms * self.fp32_ms, 4)
-        return {"drop": verdict.drop, "sqnr_db": verdict.sqnr_db, "metrics": dict(verdict.metrics), "milliseconds": milliseconds}
+        scores = {"metric": self.judge.metric, "metrics": dict(verdict.metrics)}
+        return {"drop": verdict.drop, "sqnr_db": verdict.sqnr_db, **scores, "milliseconds": milliseconds}
 
     def _in_time(self) -> None:
         """Raise _Enough where the next trial would end after the budget."""
@@ -376,9 +402,10 @@ class _Search:
     def _meets(self, line: Mapping[str, Any]) -> bool:
         return line["drop"] is not None and line["drop"] <= self.max_drop + 1e-12
 
-    def _best(self, tried: Sequence[Settings]) -> Settings:
-        """Of these the one with the least error."""
-        return min(tried, key=lambda each: self._error(self.trials[each]))
+    def _better(self, base: Settings, **changes: Any) -> Settings:
+        """`base`, or where that has less error, it with `changes`, which is tried."""
+        tried = self._try(dataclasses.replace(base, **changes))
+        return min((base, tried), key=lambda each: self._error(self.trials[each]))
 
     @staticmethod
     def _error(line: Mapping[str, Any]) -> tuple[float, float]:
@@ -404,8 +431,7 @@ class _Search:
         model = self.maker.floating(base.equalize)
         assert model is not None
         few = _first(self.maker.samples(), PROBED)
-        int8, report, table = self.maker.make(base)
-        own = noise_of_layers(model, int8, report, table, [few])
+        own = report.noise_of_layers(model, *self.maker.make(base), [few])
         order = sorted(own, key=lambda name: own[name])
         float_session = OnnxRuntimeSession(self.float_path, self.threads)
         wanted = float_session.run(few)
@@ -415,35 +441,48 @@ class _Search:
             key = f"{base.name} {name}"
             if key not in self.probes:
                 self._in_time()
-                without = self.maker.make(dataclasses.replace(base, correct=False, keep_float=(name,)))[0]
-                found = OnnxRuntimeSession(graph.save(without, self.folder / "probe.onnx"), self.threads).run(few)
-                self.probes[key] = sqnr([wanted[each] for each in names], [found[each] for each in names])
+                try:
+                    without = self.maker.make(dataclasses.replace(base, correct=False, keep_float=(name,)))[0]
+                    found = OnnxRuntimeSession(graph.save(without, self.folder / "probe.onnx"), self.threads).run(few)
+                except ZooError as error:
+                    logger.warning("%s cannot be tried in float: %s", name, error)
+                    continue
+                self.probes[key] = report.sqnr([wanted[each] for each in names], [found[each] for each in names])
                 self._note({"layer": name, "on": base.name, "sqnr_db": self.probes[key]})
             gains[name] = self.probes[key]
         exact = float("inf")
-        order = [*sorted(gains, key=lambda name: -(exact if (gain := gains[name]) is None else gain)), *order[PROBES:]]
+        best = sorted(gains, key=lambda name: -(exact if (gain := gains[name]) is None else gain))
+        order = [*best, *(name for name in order if name not in gains)]
         self.orders[base.name] = order
         self._note({"order": order, "on": base.name})
         return order
 
-    def finish(self, stopped: str) -> dict[str, Any]:
-        """Put the winner where it belongs, if it is not there, and say what was found."""
+    def finish(self, stopped: str, report_path: str | Path | None) -> dict[str, Any]:
+        """Put the winner where it belongs, if it is not there, and say what was found; in a report of the winner, too, if asked."""
         settings = self._winner()
         if settings is None:
             problems = "; ".join(sorted({str(line.get("error")) for line in self.trials.values()}))
             raise ZooError(f"no recipe gave a model that runs: {problems}")
         best = self.trials[settings]
-        if not self.output.is_file() or files.sha256(self.output) != best["sha256"]:
-            graph.save(self.maker.make(settings)[0], self.output)
+        lost = not self.output.is_file() or files.sha256(self.output) != best["sha256"]
+        if (lost or report_path is not None) and (self.kept is None or self.kept[0] != settings):  # of a run before this one
+            self.kept = settings, self.maker.make(settings)
+        if lost and self.kept is not None:
+            graph.save(self.kept[1][0], self.output)
         met = self._meets(best)
-        trials = [{**line, "max_drop": self.max_drop, "best": line is best} for line in self.trials.values()]
+        shared = {"max_drop": self.max_drop, "fp32_ms": self.fp32_ms}
+        trials = [{**line, **shared, "best": line is best} for line in self.trials.values()]
+        if report_path is not None and self.kept is not None:
+            model = self.maker.floating(settings.equalize)
+            assert model is not None
+            page.save(report.explain(model, *self.kept[1], self.maker.samples(), trials=trials), report_path)
         return {
             "path": str(self.output),
             "log": str(self.log),
             "met": met,
             "missed_by": 0.0 if met else best["drop"] - self.max_drop,
             "stopped": stopped,
-            "metric": self.judge.metric,
+            "metric": best.get("metric", self.judge.metric),
             "max_drop": self.max_drop,
             "engine": self.engine,
             "fp32_ms": self.fp32_ms,

@@ -69,7 +69,7 @@ def clock(monkeypatch):
     sessions = {}
     Fake.order, Fake.clock = [], 0.0
     monkeypatch.setattr(module.time, "perf_counter", lambda: Fake.clock)
-    monkeypatch.setattr(module, "load", lambda path, engine, threads: sessions[engine])
+    monkeypatch.setattr(module, "load", lambda path, engine, *options: sessions[engine])
     monkeypatch.setattr(module, "memory_mb", lambda configuration, batch, threads: 1.0)
     return sessions
 

@@ -11,6 +11,7 @@ from rewriting import model, run
 from pipelines import build as road
 from pipelines import graph
 from pipelines.build import ROAD, ModelFolder, build, open_folder, read_npz, set_recipe
+from pipelines.calibrate import CalibrationTable
 from pipelines.entry import Entry, QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.files import sha256, write_json
@@ -272,10 +273,14 @@ def test_another_observer_calibrates_anew(folder):
     build(folder)
     set_recipe(folder, QuantRecipe(observer="kl"))
     assert outcome(folder) == "kkkk" and observer_and_bits(folder)[0] == "kl"
-    table = (folder.path / "calibration.json").stat()
+    corrected = CalibrationTable.load(folder.path / "calibration.json")
     set_recipe(folder, QuantRecipe(observer="kl", reduced_range=True))
-    assert (folder.path / "calibration.json").stat() == table  # it stands
+    again = CalibrationTable.load(folder.path / "calibration.json")
+    assert again.tensors == corrected.tensors and again.recipe["reduced_range"]  # biases were corrected anew
     assert observer_and_bits(folder) == ("kl", 63)
+    table = (folder.path / "calibration.json").stat()
+    set_recipe(folder, QuantRecipe(observer="kl", reduced_range=True, quantize_tables=True))
+    assert (folder.path / "calibration.json").stat() == table  # it stands
 
 
 def test_a_recipe_before_anything_was_built(folder):

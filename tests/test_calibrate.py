@@ -11,7 +11,7 @@ from rewriting import model
 
 from pipelines import graph
 from pipelines.calibrate import CalibrationTable, Observation, TensorRange, calibrate, memory, observe
-from pipelines.entry import OBSERVERS
+from pipelines.entry import OBSERVERS, QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.observers import Histogram, Summary, choose
 
@@ -66,7 +66,7 @@ def test_the_model_is_left_as_it_is():
 def test_the_table_does_not_depend_on_batching(observer):
     text = "(float[n,4] x, int64[n] i) => (float[n,4] y) { e = Gather(T, i) a = Add(x, e) y = Relu(a) }"  # nothing that an engine sums
     batch, found = samples(96), model(text, T=WEIGHTS["T"])
-    tables = [calibrate(found, cut(batch, *sizes), observer, means=True) for sizes in ([96], [32, 64], [1, 0, 95])]
+    tables = [calibrate(found, cut(batch, *sizes), observer) for sizes in ([96], [32, 64], [1, 0, 95])]
     assert tables[0] == tables[1] == tables[2]
     assert {each.method for each in tables[0].tensors.values()} <= set(OBSERVERS) - {"auto"}
 
@@ -246,7 +246,8 @@ def test_an_old_table_is_read_and_written_as_it_was(tmp_path):
 
 def test_a_table_can_be_read_by_a_person(tmp_path):
     x = np.float32([[-1, 0, 0, 0.5], [0.25, 0, 1, 3]])
-    table = calibrate(model(DOUBLE.format("n", "n"), two=np.float32(2)), [{"x": x}], means=True)
+    table = calibrate(model(DOUBLE.format("n", "n"), two=np.float32(2)), [{"x": x}])
+    table = replace(table, bias={"y": (-0.375, 0.0, 0.5, 1.75)})
     text = table.save(tmp_path / "t.json").read_text()
     assert json.loads(text)["tensors"]["x"] == {
         **{"minimum": -1.0, "maximum": 3.0, "low": table.tensors["x"].low, "high": table.tensors["x"].high, "count": 8},
@@ -255,13 +256,14 @@ def test_a_table_can_be_read_by_a_person(tmp_path):
     summary = CalibrationTable.load(tmp_path / "t.json").tensors["x"].histogram
     assert (summary.start, summary.width, summary.zeros, sum(summary.counts)) == (-1.0, 0.0625 * 2, 3, 8)
     assert f'"counts": [{", ".join(map(str, summary.counts))}]\n' in text  # on one line
-    assert '"x": [-0.375, 0.0, 0.5, 1.75]' in text and table.means["y"] == (-0.75, 0.0, 1.0, 3.5)
+    assert '"y": [-0.375, 0.0, 0.5, 1.75]' in text and "equalization" not in text
 
 
 @pytest.mark.parametrize("name", ["odd [\n1,\n2\n]", "a[0,  1]", 'quo"te', "[\n]"])
 def test_names_are_kept(tmp_path, name):
+    ranges = {name: TensorRange(0.0, 1.0, 0.0, 1.0, 1, "kl", Summary(0.0, 1.0, 0, (1,)))}
     table = CalibrationTable(
-        "g", "kl", 1, "d", {name: TensorRange(0.0, 1.0, 0.0, 1.0, 1, "kl", Summary(0.0, 1.0, 0, (1,)))}, {name: (1.0,)}
+        "g", "kl", 1, "d", ranges, True, {name: (1.0, 0.5)}, {name: (-0.25,)}, QuantRecipe(keep_float=("a", "b")).to_json()
     )
     assert CalibrationTable.load(table.save(tmp_path / "t.json")) == table
 
@@ -285,7 +287,7 @@ def halves(observer, **options):
 
 
 def test_tables_of_minmax_merge_to_that_of_all_samples():
-    one, other, both = halves("minmax", means=True)
+    one, other, both = halves("minmax")
     merged = one.merge(other)
     assert (merged.graph, merged.samples) == (both.graph, 2000) and list(merged.tensors) == list(both.tensors)
     for name, each in both.tensors.items():
@@ -293,7 +295,6 @@ def test_tables_of_minmax_merge_to_that_of_all_samples():
         np.testing.assert_allclose(found.histogram.counts, each.histogram.counts, atol=2)  # an engine sums other batches in another order
         ends = ("minimum", "maximum", "low", "high", "count")
         assert [getattr(found, end) for end in ends] == pytest.approx([getattr(each, end) for end in ends], rel=1e-6)
-        np.testing.assert_allclose(merged.means[name], both.means[name], rtol=1e-5)
 
 
 @pytest.mark.parametrize("observer", ["kl", "auto"])
@@ -314,7 +315,7 @@ def test_tables_that_cannot_be_merged():
         "cannot merge calibration tables of different observers, minmax and kl; make both alike: zoo calibrate": replace(
             other, observer="kl"
         ),
-        "a calibration table without histograms cannot be merged; .*": replace(
+        "cannot merge a calibration table without histograms .*; make one of all samples.*": replace(
             other, tensors={name: replace(each, histogram=None) for name, each in other.tensors.items()}
         ),
     }
@@ -383,18 +384,15 @@ def test_a_run_is_planned_anew_for_longer_samples():
     assert observation.histograms["y"].count == 512 * 501
 
 
-def test_means_are_those_of_channels():
-    text = "(float[n,3,5,2] x) => (float[n,3] y) { m = ReduceMean<axes = [2, 3], keepdims = 0>(x) y = Neg(m) }"
-    x = RNG.standard_normal((40, 3, 5, 2)).astype(np.float32)
-    table = calibrate(model(text), [{"x": x[:30]}, {"x": x[30:]}], means=True)
-    np.testing.assert_allclose(table.means["x"], x.mean((0, 2, 3)), atol=1e-6)
-    np.testing.assert_allclose(table.means["y"], -x.mean((0, 2, 3)), atol=1e-6)
-    assert all(np.float32(each) == float(str(np.float32(each))) or True for each in table.means["x"]) and list(table.means) == [
-        "x",
-        "m",
-        "y",
-    ]
-    assert calibrate(model(text), [{"x": x}]).means == {}
+def test_corrections_merge_to_their_mean_and_equalizations_must_be_the_same():
+    one, other = (
+        replace(CalibrationTable("g", "kl", n, "d"), bias={"y": shifts, "z": (1.0,)}) for n, shifts in ((1, (1.0, 0.0)), (3, (5.0, 4.0)))
+    )
+    other = replace(other, bias={"y": other.bias["y"]})
+    assert one.merge(other).bias == other.merge(one).bias == {"y": (4.0, 3.0)}
+    for change in ({"clip": True}, {"equalization": {"y": (1.0, 2.0)}}, {"recipe": QuantRecipe().to_json()}):
+        with pytest.raises(RequestError, match="searched or corrected differently"):
+            one.merge(replace(other, **change))
 
 
 @pytest.mark.parametrize(

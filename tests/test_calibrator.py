@@ -4,8 +4,10 @@ from rewriting import model, run
 
 from pipelines import graph
 from pipelines.calibrator import Calibrator
+from pipelines.correct import calibrated
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
+from pipelines.quantize import quantize
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {"w": RNG.standard_normal((8, 5)).astype(np.float32), "v": RNG.standard_normal((5, 3)).astype(np.float32)}
@@ -40,6 +42,19 @@ def test_a_model_in_memory_is_left_as_it_is(tmp_path):
     calibrator.save(tmp_path / "int8.onnx")
     x = calibrator.table().tensors["x"]
     assert graph.digest(found) == before and x.low == -x.high and x.method == "kl"
+
+
+def test_it_is_what_quantizing_the_file_on_these_samples_gives(tmp_path):
+    samples, found = batches(), model(TEXT, **WEIGHTS)
+    for recipe in (QuantRecipe(), QuantRecipe(search=True), QuantRecipe(correct=False)):
+        calibrator = Calibrator(found, recipe)
+        for batch in samples:
+            calibrator.feed(batch)
+        calibrator.save(tmp_path / "int8.onnx")
+        table = calibrated(calibrator.model, recipe, samples)
+        assert bool(table.recipe) == recipe.correct and calibrator.table() == table
+        graph.save(quantize(calibrator.model, recipe, table)[0], tmp_path / "expected.onnx")
+        assert (tmp_path / "int8.onnx").read_bytes() == (tmp_path / "expected.onnx").read_bytes()
 
 
 def test_nothing_fed(tmp_path):

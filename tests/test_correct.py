@@ -9,12 +9,13 @@ import pytest
 from rewriting import model, run
 
 from pipelines import correct, graph
-from pipelines.calibrate import calibrate
-from pipelines.correct import CHUNK, correct_bias, equalize, output_sqnr
+from pipelines.calibrate import CalibrationTable, calibrate
+from pipelines.correct import CHUNK, calibrated, correct_bias, output_sqnr, search
 from pipelines.engine import ENGINES, load
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.quantize import quantize
+from pipelines.rewrites.equalize_channels import scale_channels
 
 RNG = np.random.default_rng(0)
 RECIPE = QuantRecipe(observer="minmax")
@@ -238,17 +239,52 @@ def unequal(spread):
 def test_equalization_is_kept_where_the_sqnr_rises():
     found, samples = unequal(7)
     before = graph.digest(found)
-    best, tried = equalize(found, RECIPE, samples)
-    assert graph.digest(found) == before != graph.digest(best)
+    (_, factors), tried = search(found, RECIPE, samples)
+    assert graph.digest(found) == before
+    assert list(factors) == ["a"] and len(factors["a"]) == 8
     assert tried["depthwise"] > tried["none"] + 3
 
 
 def test_equalization_is_not_kept_where_nothing_is_to_be_gained_or_the_sqnr_falls(monkeypatch):
     found, samples = unequal(0)
-    best, tried = equalize(found, RECIPE, samples)
-    assert best is found and list(tried) == ["none"]
+    (clip, factors), tried = search(found, RECIPE, samples)
+    assert not clip and factors == {} and list(tried) == ["none", "clipped"]
     found, samples = unequal(7)
-    falling = iter([20.0, 19.0, 20.1])
+    falling = iter([20.0, 19.0, 20.1, 20.3])
     monkeypatch.setattr(correct, "output_sqnr", lambda *_: next(falling))
-    best, tried = equalize(found, RECIPE, samples)
-    assert best is found and tried == {"none": 20.0, "depthwise": 19.0, "all": 20.1}
+    (clip, factors), tried = search(found, RECIPE, samples)
+    assert clip and factors == {} and tried == {"none": 20.0, "depthwise": 19.0, "all": 20.1, "clipped": 20.3}
+
+
+def test_a_table_carries_what_was_found_so_that_quantizing_needs_no_samples(tmp_path):
+    found, samples = unequal(7)
+    recipe = replace(RECIPE, search=True)
+    table = calibrated(found, recipe, samples)
+    assert table.equalization and table.bias and recipe.same_but_observer(table.recipe)
+    table = CalibrationTable.load(table.save(tmp_path / "calibration.json"))
+    int8, report = quantize(found, recipe, table)
+    equalized = found.clone()
+    scale_channels(equalized, table.equalization)
+    direct = replace(table, graph=graph.digest(equalized), equalization={}, bias={})
+    expected, said = correct_bias(equalized, quantize(equalized, recipe, direct)[0], samples)
+    assert graph.digest(int8) == graph.digest(expected)
+    assert sum(each.corrected for each in said.layers) > 0 and "bias corrected" in " ".join(each.reason for each in report.operators)
+    for changes in ({"correct": False}, {"keep_float": ("y",)}):
+        other, report = quantize(found, replace(recipe, **changes), table)
+        assert "bias corrected" not in " ".join(each.reason for each in report.operators)
+        assert graph.digest(other) == graph.digest(quantize(found, replace(recipe, **changes), replace(table, bias={}))[0])
+
+
+def test_corrections_by_another_recipe_are_left_out_with_a_word(caplog):
+    found, samples = unequal(3)
+    table = calibrated(found, RECIPE, samples)
+    quantize(found, replace(RECIPE, observer="kl"), table)
+    assert not caplog.records
+    quantize(found, replace(RECIPE, reduced_range=True), table)
+    assert "found by another recipe" in caplog.text
+
+
+@pytest.mark.parametrize("factors", [{"z": (1.0,) * 8}, {"r": (1.0,) * 8}, {"a": (1.0,) * 7}, {"a": (0.0,) * 8}])
+def test_an_equalization_that_does_not_fit(factors):
+    with pytest.raises(RequestError, match="does not fit the graph; make the calibration table anew"):
+        scale_channels(unequal(1)[0], factors)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from rewriting import model
 
-from pipelines import engine, graph
+from pipelines import engine, graph, machine
 from pipelines.calibrate import calibrate
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError, ZooError
@@ -212,3 +212,29 @@ def test_openvino_says_which_batch_size_a_model_cannot_have(tmp_path):
 def test_an_engine_that_is_not_installed(mixed, monkeypatch):
     monkeypatch.setattr(engine, "available", lambda: ["onnxruntime"])
     refused(RequestError, lambda: engine.load(mixed, "openvino"), "openvino is not installed; run: pip install openvino")
+
+
+# --- bfloat16
+
+
+needs_bf16 = pytest.mark.skipif(not machine.has_bf16(), reason="the CPU does not compute in bf16")
+
+
+@needs_bf16
+def test_bf16_runs_in_bf16_and_fp32_does_not_whatever_the_cache_holds(mlps, zoo_home):
+    for _ in range(2):
+        for precision, ran in (("bf16", "bf16"), ("fp32", "f32"), ("int8", "f32")):
+            assert gemms(engine.load(mlps[0], "openvino", 1, precision))[0] == [ran] * 3
+    x = {"x": RNG.standard_normal((16, 32)).astype(np.float32)}
+    exact, brief = (engine.load(mlps[0], "openvino", 1, each).run(x)["y"] for each in ("fp32", "bf16"))
+    assert 0 < np.abs(brief - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def test_bf16_is_refused_by_another_engine_and_without_the_instructions(mlps, monkeypatch):
+    refused(RequestError, lambda: engine.load(mlps[0], "onnxruntime", 1, "bf16"), "the engine onnxruntime does not compute in bf16")
+    monkeypatch.setattr(machine, "has_bf16", lambda: False)
+    refused(
+        RequestError,
+        lambda: engine.load(mlps[0], "openvino", 1, "bf16"),
+        "does not compute in bf16 (no avx512_bf16, no amx_bf16); choose fp32 or int8",
+    )

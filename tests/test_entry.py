@@ -17,10 +17,10 @@ def entry(**changes):
 def test_recipe_defaults_and_json():
     recipe = QuantRecipe()
     assert recipe.observer == "auto" and recipe.quantize_tables and not recipe.reduced_range
-    assert recipe.to_json() == {"observer": "auto", "quantize_tables": True, "keep_float": (), "reduced_range": False} | {
-        "dynamic": (),
-        "symmetric": False,
-    }
+    flags = {"quantize_tables": True, "reduced_range": False, "symmetric": False, "search": False, "correct": True}
+    assert recipe.to_json() == {"observer": "auto", "keep_float": [], "dynamic": [], **flags}
+    assert recipe.same_but_observer(QuantRecipe(observer="kl", search=True).to_json())
+    assert not recipe.same_but_observer(QuantRecipe(symmetric=True).to_json()) and not recipe.same_but_observer({})
     with pytest.raises(dataclasses.FrozenInstanceError):
         recipe.observer = "kl"
 

@@ -39,7 +39,7 @@ def timed(monkeypatch):
     speeds = {"onnxruntime": 2.0, "openvino": 1.0}
     Fake.ran, Fake.clock = [], 0.0
     monkeypatch.setattr(plan.time, "perf_counter", lambda: Fake.clock)
-    monkeypatch.setattr(plan, "load", lambda path, name, threads: Fake(name, speeds[name]))
+    monkeypatch.setattr(plan, "load", lambda path, name, *options: Fake(name, speeds[name]))
     monkeypatch.setattr(plan, "available", lambda: list(speeds))
     return speeds
 
@@ -95,10 +95,10 @@ def test_a_broken_plan_is_made_anew(path, timed, zoo_home, body):
 def test_an_engine_that_fails_is_passed_over(path, timed, monkeypatch):
     quick = plan.load
 
-    def load(path, name, threads):
+    def load(path, name, *options):
         if name == "openvino":
             raise ZooError("cannot compile")
-        return quick(path, name, threads)
+        return quick(path, name, *options)
 
     monkeypatch.setattr(plan, "load", load)
     assert plan.plan(path, FEEDS).engine == "onnxruntime"
@@ -262,3 +262,17 @@ def test_a_plan_loads_faster_than_its_model(tmp_path, name, depth):
     pairs = [(seconds(lambda: plan.open_plan(tmp_path / "m.plan")), seconds(anew)) for _ in range(3)]
     quick, slow = np.median(pairs, axis=0)
     assert quick < slow
+
+
+@pytest.mark.skipif(not machine.has_bf16(), reason="the CPU does not compute in bf16")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_plan_of_bf16_stays_bf16(tmp_path, monkeypatch, compiled):
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=(64, 64)).astype(np.float32) for _ in range(2))
+    path = graph.save(model("(float[n,64] x) => (float[n,64] y) { y = MatMul(x, w) }", w=w), tmp_path / "m.onnx")
+    if not compiled:
+        monkeypatch.setattr(plan, "_compiled", lambda *_: b"")
+    found = plan.build([Candidate("openvino", "bf16", path)], [{"x": x}], [1], tmp_path / "m.plan")
+    assert (found["profiles"][0]["precision"], found["profiles"][0]["compiled"] > 0) == ("bf16", compiled)
+    off = np.abs(plan.open_plan(tmp_path / "m.plan").run({"x": x})["y"] - x @ w).max()
+    assert 1e-3 < off < 0.02 * np.abs(x @ w).max()

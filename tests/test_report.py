@@ -152,6 +152,24 @@ def test_tables_of_embeddings_and_bytes_between_operators():
     assert all(each["precision"] == "int8" for each in what["operators"])
 
 
+def test_products_with_ranges_of_run_time():
+    """One reads a tensor called like what the report itself feeds to the other."""
+    net = model(
+        "(float[n,6] x) => (float[n,4] y) { h = Gemm(x, w, b) r = Relu(h) y = MatMul(r, v) }",
+        w=weights(6, 8),
+        b=weights(8),
+        v=weights(8, 4),
+    )
+    x = np.random.default_rng(3).normal(size=(40, 6)).astype(np.float32)
+    table = calibrate(net, [{"x": x}], "minmax")
+    int8, said = quantize(net, QuantRecipe(dynamic=("h", "y")), table)
+    what = report.explain(net, int8, said, table, [{"x": x}])
+    assert [each["reason"] for each in what["operators"] if each["name"] in "hy"] == ["its input is quantized at run time"] * 2
+    got = run(int8, x=x)["y"]
+    assert operator(what, "y")["sqnr_db"] == pytest.approx(db(run(net, x=x)["y"], got), abs=0.01)
+    assert operator(what, "y")["own_db"] > operator(what, "y")["sqnr_db"] and operator(what, "h")["own_db"] > 30
+
+
 def test_no_samples(net):
     table = calibrate(net, [{"x": X}])
     int8, said = quantize(net, QuantRecipe(), table)
@@ -230,8 +248,17 @@ def test_the_page_is_whole_and_stands_alone(found, tmp_path):
         ElementTree.fromstring(svg)
     ElementTree.fromstring(text.split("\n", 1)[1].replace('<meta charset="utf-8">', ""))
     assert not re.search(r"\b(nan|inf|None)\b", text)
+    assert "at most 0.5% lost" in text and "<td>broken</td>" in text and "<td>no</td>" in text  # a recipe that failed is in the table
     again = page.save(what, tmp_path / "again.html")
     assert again.read_bytes() == path.read_bytes()
+
+
+def test_many_tensors_are_folded_away_and_the_worst_come_first(found):
+    one = {**found[2]["tensors"]["x"]}
+    text = page.page({**found[2], "tensors": {f"t{i}": {**one, "sqnr_db": 90.0 - i} for i in range(page.SHOWN + 3)}})
+    shown, folded = text.split("<details>")
+    assert "<summary>3 more</summary>" in folded and shown.count('title="t') == page.SHOWN
+    assert f'title="t{page.SHOWN + 2}"' in shown and 'title="t0"' in folded
 
 
 def test_a_report_as_json(found, tmp_path):

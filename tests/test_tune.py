@@ -8,7 +8,7 @@ from rewriting import model, run
 from pipelines import graph, tune
 from pipelines.engine import available, load
 from pipelines.errors import RequestError, ZooError
-from pipelines.files import sha256
+from pipelines.files import read_json, sha256
 from pipelines.tune import ArrayJudge, Settings, Verdict, log_path
 
 RNG = np.random.default_rng(0)
@@ -280,3 +280,78 @@ def test_labels_that_do_not_fit():
 
 def test_nan_is_no_model_to_keep():
     assert ArrayJudge({"x": np.zeros((4, 1), np.float32)}, batch_size=4)(Constant(LOGITS), Constant(LOGITS * np.nan)).drop == np.inf
+
+
+@pytest.fixture(scope="module")
+def mlp():
+    """Three products, the second of inputs whose largest values are rare and of no use."""
+    return model(
+        "(float[n,16] x) => (float[n,4] y) { a = MatMul(x, u) r = Relu(a) b = MatMul(r, v) s = Relu(b) y = MatMul(s, w) }",
+        u=weights(16, 32),
+        v=weights(32, 32),
+        w=weights(32, 4),
+    )
+
+
+def kinds(path):
+    return [node.op_type for node in graph.load(path).graph]
+
+
+def test_products_are_tried_with_ranges_of_run_time(mlp, tmp_path, monkeypatch):
+    data = tuple(np.random.default_rng(seed).normal(size=(64, 16)).astype(np.float32) for seed in (1, 2))
+
+    class Preferring(Scripted):
+        """A judge that likes ranges of run time."""
+
+        def __call__(self, fp32, int8):
+            return Verdict(0.0 if "MatMulInteger" in kinds(int8.path) else 0.1)
+
+    found = search(mlp, data, tmp_path / "int8.onnx", judge=Preferring(data, None))
+    assert found["met"] and found["best"]["settings"]["dynamic"] and kinds(found["path"]).count("MatMulInteger") == 3
+    slow = search(mlp, data, tmp_path / "slow.onnx", judge=Scripted(data, lambda kept: 0.1), seconds=1e6)
+    assert [each["settings"]["dynamic"] for each in slow["trials"]].count(True) >= 1
+
+
+def test_nets_of_convolutions_are_not(net, data, tmp_path):
+    found = search(net, data, tmp_path / "int8.onnx", max_drop=-1.0)
+    assert not any(each["settings"]["dynamic"] for each in found["trials"])
+
+
+def test_what_helps_most_is_tried_first(net, data, tmp_path, all_observers):
+    names = [each["name"] for each in search(net, data, tmp_path / "int8.onnx")["trials"]]
+    assert names[:2] == ["auto", "auto + correct"] and "symmetric" in names[-1]
+
+
+@pytest.mark.parametrize("error", [ValueError("of\nnumpy"), MemoryError("no room"), RuntimeError("of an engine")])
+def test_any_failure_of_a_trial_is_passed_over(net, data, tmp_path, monkeypatch, caplog, error):
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(tune, "correct_bias", failing)
+    found = search(net, data, tmp_path / "int8.onnx")
+    assert found["stopped"] == "done" and any("correct fails: " in each.getMessage() for each in caplog.records)
+    failed = [each for each in found["trials"] if "error" in each]
+    assert failed and all(each["settings"]["correct"] and "\n" not in each["error"] for each in failed)
+
+
+def test_a_goal_that_cannot_be_met_ends_and_a_second_run_adds_nothing(net, data, tmp_path):
+    output = tmp_path / "int8.onnx"
+    first = search(net, data, output, max_drop=-0.5)  # better than fp32 by half
+    assert not first["met"] and first["stopped"] == "done" and first["missed_by"] == pytest.approx(first["best"]["drop"] + 0.5)
+    assert (
+        first["metric"] == "agreement"
+        and first["best"]["drop"] == min(each["drop"] for each in first["trials"])
+        and sha256(output) == first["best"]["sha256"]
+    )
+    assert floats(output) == 3 or first["best"]["drop"] == 0
+    log = log_path(output).read_text()
+    assert search(net, data, output, max_drop=-0.5) == first and log_path(output).read_text() == log
+
+
+def test_the_report_is_of_the_model_found_and_nothing_is_made_again(net, data, tmp_path, monkeypatch):
+    made, make = [], tune.Maker.make
+    monkeypatch.setattr(tune.Maker, "make", lambda self, settings: made.append(settings) or make(self, settings))
+    found = search(net, data, tmp_path / "int8.onnx", seconds=0.0, report_path=tmp_path / "r.json")
+    assert len(made) == 1 and read_json(tmp_path / "r.json")["trials"] == found["trials"]
+    search(net, data, tmp_path / "int8.onnx", seconds=0.0, report_path=tmp_path / "again.json")  # all from the log
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "r.json").read_bytes()

@@ -88,7 +88,9 @@ def _options(*options: Callable[[Function], Function]) -> Callable[[Function], F
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-precision = click.option("--precision", default="int8", show_default=True, help="fp32 or int8.")
+precision = click.option(
+    "--precision", default="int8", show_default=True, help="fp32, int8, or bf16: fp32 computed in bfloat16 by openvino, where the CPU can."
+)
 engine = click.option(
     "--engine", default="auto", show_default=True, help="auto (the quickest on this machine), onnxruntime, openvino or native."
 )
@@ -103,6 +105,20 @@ on_error = click.option(
 )
 observer = click.option(
     "--observer", default=None, help="How ranges are chosen: auto, minmax, percentile, mse or kl. [default: the recipe's]"
+)
+max_memory = click.option(
+    "--max-memory", default="1GB", show_default=True, help="What the model and the activations observed at once may take in calibration."
+)
+preprocess = click.option(
+    "--preprocess", default=None, metavar="FILE", help="JSON that says how an image becomes the .onnx file's input; for folders of images."
+)
+correct = click.option(
+    "--correct/--no-correct",
+    default=None,
+    help="Take shifts that int8 makes on the samples out of the biases. [default: yes]",
+)
+search = click.option(
+    "--search/--no-search", default=None, help="Also try equalized channels and clipped weights, keep what loses least; takes minutes."
 )
 training = _options(
     click.option("--data", multiple=True, required=True, help="Files, a folder written by datasets, or a hub id; may be repeated."),
@@ -235,13 +251,16 @@ def rewrite(model: str, output: str | None, as_json: bool) -> None:
 @cli.command()
 @click.argument("model")
 @click.option(
-    "--data", "--calibration-data", "data", default=None, help="Raw input, or .npz for an .onnx file. [default: samples kept by training]"
+    "--data",
+    "--calibration-data",
+    "data",
+    default=None,
+    help="Raw input; .npz or a folder of images for an .onnx file. [default: samples kept by training]",
 )
 @click.option("-o", "--output", default=None, help="Where the table goes. [default: calibration.json of the model's folder]")
 @click.option("--samples", default=4096, show_default=True, help="How many samples of raw input to use.")
-@click.option("--max-memory", default="1GB", show_default=True, help="What the model and the activations observed at once may take.")
-@click.option("--means", is_flag=True, help="Keep channel means in the table, too, for a bias correction without the samples.")
-@_options(observer, on_error, as_json)
+@max_memory
+@_options(observer, correct, search, preprocess, on_error, as_json)
 def calibrate(model: str, data: str | None, output: str | None, as_json: bool, **options: Any) -> None:
     """Choose the activation ranges of MODEL or of an .onnx file."""
     from zoo import verbs
@@ -252,7 +271,7 @@ def calibrate(model: str, data: str | None, output: str | None, as_json: bool, *
 @cli.command()
 @click.argument("model")
 @click.option("-o", "--output", default=None, help="Where the int8 model goes. [default: int8.onnx of the model's folder]")
-@click.option("--calibration-data", default=None, help=".npz with one array per graph input, for an .onnx file.")
+@click.option("--calibration-data", default=None, help=".npz with one array per graph input, or a folder of images, for an .onnx file.")
 @click.option("--table", default=None, help="A calibration table made before.")
 @click.option("--keep-float", multiple=True, metavar="REGEX", help="Operators that stay float, by name; may be repeated.")
 @click.option("--reduced-range", is_flag=True, help="7-bit weights, for CPUs without VNNI.")
@@ -261,10 +280,8 @@ def calibrate(model: str, data: str | None, output: str | None, as_json: bool, *
     "--dynamic", multiple=True, metavar="REGEX", help="Gemm and MatMul whose input is quantized at run time (onnxruntime's strength)."
 )
 @click.option("--symmetric", is_flag=True, help="Zero point 128 for activations with negatives.")
-@click.option("--no-correction", "correct", is_flag=True, flag_value=False, default=True, help="Leave biases as they are.")
-@click.option("--equalize", is_flag=True, help="Equalize channels of convolutions where that helps on the samples; takes minutes.")
 @click.option("--report", "report_path", default=None, help="Also measure the result and write a report, .html or .json.")
-@_options(observer, as_json)
+@_options(max_memory, preprocess, observer, correct, search, on_error, as_json)
 def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Quantize MODEL or an .onnx file to int8."""
     from zoo import verbs
@@ -282,19 +299,23 @@ def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> N
 @cli.command()
 @click.argument("model")
 @click.option("--data", multiple=True, required=True, help="Labelled input; may be repeated.")
+@click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True, help="What is compared with fp32.")
 @_options(engine, threads, batch_size, on_error, as_json)
 def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Quality of fp32 and int8 on the same samples, and their difference."""
+    """Quality of fp32 and int8 (or bf16) on the same samples, and their difference."""
     from zoo import verbs
 
     found = verbs.evaluate(model, list(data), **options)
 
     def show() -> None:
-        fp32, int8 = found["metrics"]["fp32"], found["metrics"]["int8"]
-        difference, interval = found["difference"], found.get("interval", {})
-        rows = [[key, f"{fp32[key]:.5f}", f"{int8[key]:.5f}", f"{difference[key]:+.6f}", _interval(interval.get(key))] for key in fp32]
-        rows += [[key, "", "", f"{value:.6f}", ""] for key, value in difference.items() if key not in fp32]
-        _table([f"{found['samples']:,} samples", "fp32", "int8", "int8 - fp32", "95% interval"], rows)
+        fp32, *others = found["metrics"]
+        a = found["metrics"][fp32]
+        for name in others:
+            b, said = found["metrics"][name], found.get("others", {}).get(name, found)
+            difference, interval = said["difference"], said.get("interval", {})
+            rows = [[key, f"{a[key]:.5f}", f"{b[key]:.5f}", f"{difference[key]:+.6f}", _interval(interval.get(key))] for key in a]
+            rows += [[key, "", "", f"{value:.6f}", ""] for key, value in difference.items() if key not in a]
+            _table([f"{found['samples']:,} samples", fp32, name, f"{name} - {fp32}", "95% interval"], rows)
 
     _print(found, as_json, show)
 
@@ -366,16 +387,21 @@ def build(model: str, force: bool, as_json: bool) -> None:
 @cli.command()
 @click.argument("model")
 @click.option(
-    "--evaluation-data", multiple=True, required=True, help=".npz of the graph's inputs and, if known, label; or labelled raw input."
+    "--evaluation-data",
+    multiple=True,
+    required=True,
+    help=".npz of the graph's inputs and, if known, label; a folder of images, labelled or not; or a zoo model's labelled raw input.",
 )
-@click.option("--calibration-data", multiple=True, help=".npz, or raw input. [default: every fifth evaluation sample; training samples]")
+@click.option(
+    "--calibration-data", multiple=True, help="The same, unlabelled. [default: every fifth evaluation sample; a zoo model's own samples]"
+)
 @click.option("--max-drop", type=Share(), default="0.5%", show_default=True, help="What the metric may lose.")
 @click.option("--time-budget", "seconds", type=Duration(), default="20m", show_default=True, help="When to stop.")
 @click.option("-o", "--output", required=True, help="Where the int8 model goes; the log of all trials lies beside it.")
 @click.option("--report", "report_path", default=None, help="Also write a report of the model found, .html or .json.")
 @click.option("--batch-size", default=1, show_default=True, help="Samples the model sees at once, also for the latency.")
 @click.option("--engine", default="auto", show_default=True, help="What models are judged and timed in: onnxruntime or openvino.")
-@_options(threads, as_json)
+@_options(preprocess, threads, as_json)
 def tune(
     model: str, evaluation_data: tuple[str, ...], calibration_data: tuple[str, ...], output: str, as_json: bool, **options: Any
 ) -> None:

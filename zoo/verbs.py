@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import onnx_ir as ir
 
 import zoo
 from pipelines import build as road
 from pipelines import graph, hub, kernels, machine
-from pipelines.batches import length
+from pipelines.batches import Batch, length
 from pipelines.benchmark import BATCHES, Configuration, Stages, pinned
 from pipelines.benchmark import benchmark as time_configurations
 from pipelines.benchmark import instances as time_instances
 from pipelines.build import ModelFolder
 from pipelines.calibrate import MEMORY, CalibrationTable
-from pipelines.calibrate import calibrate as calibrate_model
-from pipelines.correct import correct_bias
-from pipelines.correct import equalize as equalize_model
+from pipelines.correct import calibrated
+from pipelines.engine import BF16, available, computes
 from pipelines.engine import ENGINES as STOCK
-from pipelines.engine import available
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError, ZooError
 from pipelines.files import read_json, write_json
@@ -32,15 +28,13 @@ from pipelines.page import require_format
 from pipelines.pipeline import PRECISIONS, choose_engine, model_file
 from pipelines.quantize import QuantReport
 from pipelines.quantize import quantize as quantize_model
-from pipelines.rewrite import RewriteReport
-from pipelines.rewrite import rewrite as apply_passes
-from pipelines.rewrites import SHARED
 from zoo.toolkit import is_file as _is_file
 from zoo.toolkit import listed as _listed
+from zoo.toolkit import open_model, rewritten, samples_of, write_report
 from zoo.toolkit import plan as plan
 from zoo.toolkit import spare as _spare
 from zoo.toolkit import tune as tune
-from zoo.toolkit import write_report
+from zoo.toolkit import used as _used
 
 Model = str | Path
 
@@ -139,7 +133,7 @@ def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
         return _stage(model, "rewritten.onnx")
     target = _required(output)
     _spare(target, model)
-    loaded, report = _rewritten(model)
+    loaded, report = rewritten(model)
     graph.save(loaded, target)
     return report.to_json()
 
@@ -150,29 +144,34 @@ def calibrate(
     output: Model | None = None,
     *,
     observer: str | None = None,
+    correct: bool | None = None,
+    search: bool | None = None,
     samples: int = 4096,
     max_memory: str | int = MEMORY,
-    means: bool = False,
+    preprocess: Model | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Choose the ranges of a model's tensors on `data`: raw input for a zoo model (its training samples if None), .npz for an ONNX file.
+    """Choose the ranges of a model's tensors on `data`: raw input for a zoo model (its training samples if None).
 
-    An ONNX file is rewritten by the shared passes first, as `quantize` does. samples: how many of `data` to use, at least 1.
-    max_memory, means: see `pipelines.calibrate.Observation`.
+    An ONNX file takes an .npz of its inputs, or a folder of images with `preprocess` (`zoo.toolkit.samples_of`). It is rewritten by the
+    shared passes first, as `quantize` does. samples: how many of `data` to use, at least 1.
+    max_memory: see `pipelines.calibrate.Observation`. correct, search: what else to find on the samples, see `QuantRecipe`; None: as the
+    recipe has it.
     Writes calibration.json into the model's folder, or `output`; returns {"observer", "samples", "path"}.
     """
     if samples < 1:
         raise RequestError(f"samples is {samples}; calibration needs at least 1")
     if _is_file(model):
         if data is None:
-            raise RequestError("an ONNX file is calibrated on samples; give them with --data calibration.npz (one array per graph input)")
+            raise RequestError("an ONNX file is calibrated on samples; give them with --data: an .npz of its inputs, or a folder of images")
         target = _required(output)
         _spare(target, model, data)
-        batches, total = road.read_npz(data)
-        chosen = observer or QuantRecipe().observer
-        table = calibrate_model(_rewritten(model)[0], batches, chosen, total, max_memory=max_memory, means=means)
+        loaded, _ = rewritten(model)
+        given = samples_of(loaded, data, preprocess, on_error)
+        recipe = _changed(QuantRecipe(), observer=observer, correct=correct, search=search)
+        table = calibrated(loaded, recipe, given, given.total, max_memory=max_memory)
         return {"observer": table.observer, "samples": table.samples, "path": str(table.save(target))}
-    folder = zoo.load(model)
+    folder = open_model(model, preprocess)
     name = folder.card.name
     if output is None and folder.given("calibration.json"):
         raise RequestError(f"{name} ships its calibration table, which stays as it is; make yours elsewhere with --data FILE -o FILE")
@@ -180,15 +179,15 @@ def calibrate(
         raise RequestError(f"{name} has no samples of its training data; calibrate on yours with --data FILE")
     _spare(output, *_used(folder), *_listed(data))
     source = folder.ensure("rewritten.onnx")
-    observer = observer or folder.recipe.observer
+    recipe = _changed(folder.recipe, observer=observer, correct=correct, search=search)
     if data is None:
-        batches, total = road.read_npz(folder.ensure(road.SAMPLES))
+        batches = list(road.read_npz(folder.ensure(road.SAMPLES))[0])
     else:
         opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
-        batches, total = iter([opened.calibration(data, samples, on_error)]), samples
-    table = calibrate_model(graph.load(source), batches, observer, total, max_memory=max_memory, means=means)
+        batches = [opened.calibration(data, samples, on_error)]
+    table = calibrated(graph.load(source), recipe, batches, sum(map(length, batches)), max_memory=max_memory)
     path = table.save(output) if output is not None else road.set_table(folder, table, own_data=data is not None)
-    return {"observer": observer, "samples": table.samples, "path": str(path)}
+    return {"observer": table.observer, "samples": table.samples, "path": str(path)}
 
 
 def quantize(
@@ -203,16 +202,21 @@ def quantize(
     float_tables: bool = False,
     dynamic: Sequence[str] = (),
     symmetric: bool = False,
-    correct: bool = True,
-    equalize: bool = False,
+    correct: bool | None = None,
+    search: bool | None = None,
+    max_memory: str | int = MEMORY,
+    preprocess: Model | None = None,
+    on_error: str = "raise",
     report_path: Model | None = None,
 ) -> dict[str, Any]:
-    """Quantize a zoo model by its recipe, or any ONNX file on `calibration_data` (.npz) or by a calibration table.
+    """Quantize a zoo model by its recipe, or any ONNX file on `calibration_data` or by a calibration table.
 
-    An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. Where samples are given, biases
-    are corrected on them (`correct`) and, if asked, channels equalized where that helps (`equalize`; minutes for a large model); see
-    `pipelines.correct`. Writes int8.onnx into the model's folder, or `output`; returns the quantization report. report_path: also measure
-    the result on the calibration samples, and write what `pipelines.report.explain` finds (.json or .html).
+    calibration_data, preprocess, on_error: see `zoo.toolkit.samples_of`. max_memory: of their calibration, see
+    `pipelines.calibrate.Observation`.
+
+    An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. The other options are those of
+    `QuantRecipe`; None: as the recipe has it. Writes int8.onnx into the model's folder, or `output`; returns the quantization report.
+    report_path: also measure the result on the calibration samples, and write what `pipelines.report.explain` finds (.json or .html).
     """
     if report_path is not None:
         require_format(report_path)
@@ -223,42 +227,35 @@ def quantize(
             "the observer was chosen when the table was made; make another with: zoo calibrate MODEL --observer NAME -o FILE"
         )
     changes: dict[str, Any] = {"keep_float": tuple(keep_float), "reduced_range": reduced_range, "quantize_tables": not float_tables}
-    changes |= {"dynamic": tuple(dynamic), "symmetric": symmetric}
-    if observer:
-        changes["observer"] = observer
+    changes |= {"dynamic": tuple(dynamic), "symmetric": symmetric, "correct": correct, "search": search, "observer": observer}
     if _is_file(model):
         target = _required(output)
         _spare(target, model, calibration_data, table)
-        recipe = dataclasses.replace(QuantRecipe(), **changes)
-        loaded, _ = _rewritten(model)
-        more: dict[str, Any] = {}
+        recipe = _changed(QuantRecipe(), **changes)
+        loaded, _ = rewritten(model)
         if table is not None:
             ranges = CalibrationTable.load(table)
             result, report = quantize_model(loaded, recipe, ranges)
         elif calibration_data is not None:
-            samples = list(road.read_npz(calibration_data)[0])
-            if equalize:
-                loaded, more["equalization_sqnr_db"] = equalize_model(loaded, recipe, samples)
-            total = sum(map(length, samples))
-            ranges = calibrate_model(loaded, samples, recipe.observer, total, symmetric=recipe.symmetric)
+            samples: Any = samples_of(loaded, calibration_data, preprocess, on_error)
+            ranges = calibrated(loaded, recipe, samples, samples.total, max_memory=max_memory)
             result, report = quantize_model(loaded, recipe, ranges)
-            if correct:
-                result, corrected = correct_bias(loaded, result, samples)
-                more["bias_correction"] = corrected.to_json()
         else:
-            raise RequestError("int8 needs the ranges of the activations; give --calibration-data FILE.npz or --table calibration.json")
+            raise RequestError(
+                "int8 needs the ranges of the activations; give --calibration-data (.npz or a folder of images) or --table calibration.json"
+            )
         graph.save(result, target)
         if report_path is not None:
-            write_report(report_path, loaded, result, report, ranges, calibration_data)
-        return {**_report(report, target), **more}
-    folder = zoo.load(model)
+            write_report(report_path, loaded, result, report, ranges, samples if calibration_data is not None else None)
+        return _report(report, target)
+    folder = open_model(model, preprocess)
     if output is None and folder.given("int8.onnx"):
         raise RequestError(f"{folder.card.name} ships its int8.onnx, which stays as it is; write yours elsewhere with -o FILE")
     if calibration_data is not None:
         raise RequestError(
             "a zoo model is calibrated on raw data; run: zoo calibrate MODEL --data FILE, then zoo quantize MODEL --table FILE"
         )
-    recipe = dataclasses.replace(folder.recipe, **changes)
+    recipe = _changed(folder.recipe, **changes)
     if output is None:
         if table is not None:
             raise RequestError("a table given by --table is used once; say where to write the result with -o FILE")
@@ -266,7 +263,7 @@ def quantize(
         path = folder.ensure("int8.onnx")
         if report_path is not None:
             loaded, ranges = graph.load(folder.ensure("rewritten.onnx")), CalibrationTable.load(folder.ensure("calibration.json"))
-            write_report(report_path, loaded, *quantize_model(loaded, recipe, ranges), ranges, folder.path / road.SAMPLES)
+            write_report(report_path, loaded, *quantize_model(loaded, recipe, ranges), ranges, _kept_samples(folder))
         return {**read_json(folder.path / road.QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
     _spare(output, *_used(folder), table)
     loaded = graph.load(folder.ensure("rewritten.onnx"))
@@ -274,20 +271,33 @@ def quantize(
     result, report = quantize_model(loaded, recipe, ranges)
     graph.save(result, output)
     if report_path is not None:
-        write_report(report_path, loaded, result, report, ranges, folder.path / road.SAMPLES)
+        write_report(report_path, loaded, result, report, ranges, _kept_samples(folder))
     return _report(report, Path(output))
 
 
 def evaluate(
-    model: Model, data: Any, *, engine: str = "auto", threads: int = 1, batch_size: int | None = None, on_error: str = "raise"
+    model: Model,
+    data: Any,
+    *,
+    precisions: Sequence[str] = ("fp32", "int8"),
+    engine: str = "auto",
+    threads: int = 1,
+    batch_size: int | None = None,
+    on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Quality of fp32 and int8 on the same labelled samples, int8 - fp32 with paired bootstrap intervals, and the machine."""
+    """Quality of fp32 and int8 on the same labelled samples, int8 - fp32 with paired bootstrap intervals, and the machine.
+
+    precisions: those compared with fp32, which is always measured. "difference" is of the first of them, what is said of each further one
+    stands under "others". The engine native has no fp32, which then runs in what "auto" chooses.
+    """
     folder = zoo.load(model)
     kind = folder.entry.part("pipeline")
-    pipelines = {
-        precision: kind(folder, precision, "auto" if precision == "fp32" and engine == "native" else engine, threads, batch_size)
-        for precision in PRECISIONS
-    }
+    pipelines = {}
+    for each in dict.fromkeys(("fp32", *precisions)):
+        chosen = "auto" if each == "fp32" and engine == "native" else engine
+        pipelines[each] = kind(folder, each, chosen, threads, batch_size)
+    if len(pipelines) < 2:
+        raise RequestError("fp32 alone compares nothing; add int8 or bf16")
     found: dict[str, Any] = folder.entry.part("evaluate")(pipelines, data, on_error)
     engines = {precision: each.engine for precision, each in pipelines.items()}
     where = machine.environment(threads=threads, batch_size=next(iter(pipelines.values())).batch_size, engines=engines)
@@ -313,8 +323,8 @@ def benchmark(
     """Throughput, latency, split and memory of every precision and engine, in turn in one run per batch size.
 
     batch_sizes: the model's own (`Pipeline.BATCH_SIZE`) if None. engines: all that this machine and the model have if none is named; native
-    counts for int8 only. instances: with 2 or more, so many processes run at once, each pinned to `threads` cores of its own; results are
-    of the model alone (`pipelines.benchmark.instances`).
+    counts for int8 only, OpenVINO alone for bf16. instances: with 2 or more, so many processes run at once, each pinned to `threads` cores
+    of its own; results are of the model alone (`pipelines.benchmark.instances`).
     scenario: "single-stream" or "offline", for images: from the files in `data` to classes, in the engine "auto" if none is named, after
     the accuracy; `zoo.images.harness.harness` says what the four after it are, and what is returned.
     """
@@ -336,16 +346,17 @@ def benchmark(
     cores = pinned(instances, threads) if instances > 1 else []
     names = list(engines or _engines(folder))
     if set(names) == {"native"}:
-        precisions = [each for each in precisions if each == "int8"] or [model_file("fp32", "native")]
+        precisions = [each for each in precisions if each == "int8"] or [model_file(precisions[0], "native")]
     results = []
     for size in batch_sizes:
-        opened: Any = folder.entry.part("pipeline")(folder, precisions[0], "onnxruntime", threads, size)
+        opened: Any = folder.entry.part("pipeline")(folder, precisions[0], "auto", threads, size)
         raw = opened.example(size, data)
         batch = opened.preprocess(raw)
         configurations = []
         for precision in precisions:
             chosen = [choose_engine(folder, precision, batch, threads).engine if each == "auto" else each for each in names]
-            usable = [each for each in dict.fromkeys(chosen) if each != "native" or precision == "int8"]
+            usable = [each for each in dict.fromkeys(chosen) if computes(each, precision) and (each != "native" or precision == "int8")]
+            usable = usable or (chosen if precision == BF16 else [])  # which is refused
             configurations += [Configuration(each, precision, folder.ensure(model_file(precision, each))) for each in usable]
         if cores:
             results += time_instances(configurations, opened.preprocess(opened.example(size * BATCHES, data)), size, cores, rounds)
@@ -424,16 +435,15 @@ def _stage(model: Model, stage: str) -> dict[str, Any]:
     return {"model": folder.card.name, "path": str(folder.path / stage), **folder.record.get(stage, {})}
 
 
-def _rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
-    """An ONNX file as `rewrite`, `calibrate` and `quantize` see it: float32 weights, the shared passes applied; and what fired."""
-    loaded = graph.load(model)
-    return loaded, apply_passes(loaded, [each() for each in SHARED])
+def _kept_samples(folder: ModelFolder) -> Iterable[Batch] | None:
+    """The samples that training kept for calibration, if any."""
+    path = folder.path / road.SAMPLES
+    return road.read_npz(path)[0] if path.is_file() else None
 
 
-def _used(folder: ModelFolder) -> list[Path]:
-    """The files that a model folder lives on."""
-    built = (*road.STAGES, road.SAMPLES, road.RECORD, road.QUANTIZATION, folder.weights, CARD)
-    return [folder.path / name for name in (*built, *(each.name for each in folder.card.files))]
+def _changed(recipe: QuantRecipe, **changes: Any) -> QuantRecipe:
+    """`recipe` with those changes that are not None."""
+    return dataclasses.replace(recipe, **{key: value for key, value in changes.items() if value is not None})
 
 
 def _required(output: Model | None) -> Path:
@@ -470,6 +480,7 @@ def _write_card(folder: Path, entry: str, description: str) -> None:
     details = {
         "preprocessing": trained["features"],
         "training": {key: trained[key] for key in ("rows", "metrics", "config") if key in trained},
+        **{key: trained[key] for key in ("classes",) if key in trained},
     }
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.resolve().name).lstrip("._-") or entry
     write_json(folder / CARD, Card(name, entry, description, (), details).to_json())

@@ -128,7 +128,7 @@ def dynamic(pairs: Pairs, node: ir.Node) -> str:
         pairs.run_time[str(x.name)] = step
         made.append(step)
     q, s, z = pairs.run_time[str(x.name)].outputs
-    scale, array = weight_parameters(weight, 1, pairs.bits)
+    scale, array = weight_parameters(weight, 1, pairs.bits, clip=pairs.clip)
     stem = str(y.name)
     w = graph.initializer(main, f"{stem}/{node.inputs[1].name}.quantized", array, taken)  # type: ignore[union-attr]
     t = graph.initializer(main, f"{stem}/{node.inputs[1].name}.scale", scale, taken)  # type: ignore[union-attr]

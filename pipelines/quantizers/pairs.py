@@ -20,6 +20,7 @@ class Pairs:
     def __init__(self, main: ir.Graph, recipe: QuantRecipe, table: CalibrationTable) -> None:
         self.main, self.recipe = main, recipe
         self.ranges = dict(table.tensors)  # of tensors made here, too
+        self.clip = table.clip  # weights
         self.done: dict[str, ir.Value] = {}
         self.strided: dict[tuple[str, tuple[int, ...]], ir.Value] = {}
         self.run_time: dict[str, ir.Node] = {}  # what quantizes an input at run time
@@ -144,7 +145,7 @@ class Pairs:
         b = None if b is None else b.ravel()  # a Gemm's may be [1, N]
         # a bias that int32 cannot hold in steps of s_x s_w widens its channel's step
         least = 0.0 if b is None else np.abs(b.astype(np.float64)) / (float(x_scale) * BIAS)
-        scale, quantized = weight_parameters(w, axis, self.bits, least)
+        scale, quantized = weight_parameters(w, axis, self.bits, least, self.clip)
         node.replace_input_with(1, self._dequantized(node, str(weight.name), quantized, scale, axis))
         if b is not None and bias is not None:
             step = (np.float32(x_scale) * scale).astype(np.float32)

@@ -14,6 +14,7 @@ from pipelines.observers import steps
 
 Array = NDArray[Any]
 Step = tuple[np.float32, np.uint8 | np.int8]  # scale and zero point
+CLIPPED = np.linspace(1, 0.6, 21)  # of max|W|, when weights may be clipped
 NOTHING = 1e-20  # weights below it count as zero, for their steps would leave float32
 
 
@@ -27,20 +28,34 @@ def activation_parameters(observed: TensorRange, symmetric: bool = False) -> tup
 
 
 def weight_parameters(
-    weight: Array, axis: int | None, bits: int = 8, least: Array | float = 0.0
+    weight: Array, axis: int | None, bits: int = 8, least: Array | float = 0.0, clip: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-    """(scales, int8 weights) of a float weight, one scale per index of `axis` (one in all for None), never saturated.
+    """(scales, int8 weights) of a float weight, one scale per index of `axis` (one in all for None).
 
-    least: scales are at least this (float, or one per channel). A channel of zeros gets it, or 1 where it is 0.
+    s = max|W| / 127, so that nothing saturates; clip: of the fractions `CLIPPED` of it that of least squared error. least: scales are at
+    least this (float, or one per channel). A channel of zeros gets it, or 1 where it is 0.
     """
     top = 2 ** (bits - 1) - 1
-    reach = np.abs(weight).max(axis=None if axis is None else tuple(i for i in range(weight.ndim) if i != axis))
-    scale = np.maximum(np.where(reach > NOTHING, reach / top, 0.0), least)
-    scale = np.where(scale > 0, scale, 1.0).astype(np.float32)
+    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
+    reach = np.abs(weight).max(axis=others)
     shape = [1] * weight.ndim
     if axis is not None:
         shape[axis] = -1
-    return scale, np.clip(np.rint(weight / scale.reshape(shape)), -top, top).astype(np.int8)
+
+    def rounded(fraction: Array | float) -> tuple[NDArray[np.float32], Array]:
+        scale = np.maximum(np.where(reach > NOTHING, fraction * reach / top, 0.0), least)
+        scale = np.where(scale > 0, scale, 1.0).astype(np.float32)
+        return scale, np.clip(np.rint(weight / scale.reshape(shape)), -top, top)
+
+    if clip:
+        tried = []
+        for fraction in CLIPPED:
+            scale, found = rounded(fraction)
+            tried.append(np.square(found * scale.reshape(shape) - weight, dtype=np.float64).sum(axis=others))
+        scale, found = rounded(CLIPPED[np.argmin(tried, axis=0)])
+    else:
+        scale, found = rounded(1.0)
+    return scale, found.astype(np.int8)
 
 
 def stored(array: Array, scale: Array | np.float32, zero: Array | np.integer[Any]) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,14 +117,15 @@ class EqualizeChannels(Rewrite):
     Clip(0, m) commutes with k_c only where it does not cut, or k_c = 1. It stays as it is, so 1 <= k_c <= m / (h p_c), headroom h = 1.5: a
     channel scaled up is cut at m / k_c, beyond all that was seen, as int8 steps would cut it.
 
-    ranges: `channel_statistics` of this graph. depthwise_only: leave sites alone that a dense convolution reads.
+    ranges: `channel_statistics` of this graph. depthwise_only: leave sites alone that a dense convolution reads. factors: afterwards, what
+    was done, {first convolution's result at a site: k}, for `scale_channels`.
     """
 
     MARGIN = 0.9  # fire only for a clear gain, so that a second run finds nothing to do
 
     def __init__(self, ranges: Mapping[str, Channels], depthwise_only: bool = False) -> None:
         super().__init__()
-        self.ranges, self.depthwise_only = dict(ranges), depthwise_only
+        self.ranges, self.depthwise_only, self.factors = dict(ranges), depthwise_only, dict[str, Floats]()
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
@@ -132,14 +133,14 @@ class EqualizeChannels(Rewrite):
         count = 0
         for node in list(model.graph):
             if node.op_type == "Conv" and node.outputs[0] not in done:
-                site = self._site(node)
+                site = self.site(node)
                 if site is None:
                     continue
                 done.update(site.values)
                 count += self._equalize(model.graph, site)
         return count
 
-    def _site(self, start: ir.Node) -> _Site | None:
+    def site(self, start: ir.Node) -> _Site | None:
         """All that is tied to the channels of `start`'s result; None, with the reason noted, where something there cannot be scaled."""
         site, todo = _Site(), [start.outputs[0]]
         while todo:
@@ -187,15 +188,9 @@ class EqualizeChannels(Rewrite):
         k = _search(readers, limit, self.MARGIN)
         if k is None:
             return 0
-        for node in site.sources:
-            for at, each in enumerate(node.inputs[1:], 1):
-                array = graph.constant(each)
-                if array is not None:
-                    _replace(main, node, at, array * k.reshape(-1, *[1] * (array.ndim - 1)))
-        for reader in readers:
-            weight = graph.constant(reader.node.inputs[1])  # scaled by now where it is a source, too
-            assert weight is not None
-            _replace(main, reader.node, 1, weight / reader.spread(k))
+        _scale(main, site, readers, k)
+        name = str(first.outputs[0].name)
+        self.factors[name] = self.factors.get(name, np.ones(len(k))) * k
         for name in {str(value.name) for value in site.values} & set(self.ranges):
             self.ranges[name] = self.ranges[name].times(k)
         return 1
@@ -210,6 +205,34 @@ class EqualizeChannels(Rewrite):
                 upstream.update(dict.fromkeys(each for each in new if each is not None))
                 todo += [each for each in new if each is not None]
         return [self.ranges[str(each.name)] for each in upstream if each.name in self.ranges]
+
+
+def scale_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floats]) -> None:
+    """Equalize `model`, in place, by factors that `EqualizeChannels` found on it before.
+
+    Raises RequestError where they do not fit the graph.
+    """
+    finder, nodes = EqualizeChannels({}), {str(node.outputs[0].name): node for node in model.graph}
+    for name, each in factors.items():
+        k, node = np.asarray(each, np.float64), nodes.get(name)
+        site = finder.site(node) if node is not None and node.op_type == "Conv" else None
+        weights = [graph.constant(each.inputs[1]) for each in (site.sources if site else ())]
+        if site is None or any(weight is None or len(weight) != len(k) for weight in weights) or not (k > 0).all():
+            raise RequestError(f"the equalization of {name} does not fit the graph; make the calibration table anew with: zoo calibrate")
+        _scale(model.graph, site, [_Reader.of(each, []) for each in site.readers], k)
+
+
+def _scale(main: ir.Graph, site: _Site, readers: Sequence[_Reader], k: Floats) -> None:
+    """Multiply the channels of a site by `k`."""
+    for node in site.sources:
+        for at, each in enumerate(node.inputs[1:], 1):
+            array = graph.constant(each)
+            if array is not None:
+                _replace(main, node, at, array * k.reshape(-1, *[1] * (array.ndim - 1)))
+    for reader in readers:
+        weight = graph.constant(reader.node.inputs[1])  # scaled by now where it is a source, too
+        assert weight is not None
+        _replace(main, reader.node, 1, weight / reader.spread(k))
 
 
 def _replace(main: ir.Graph, node: ir.Node, at: int, array: Floats) -> None:

@@ -39,8 +39,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipelines import files, graph, machine
-from pipelines.calibrate import calibrate
-from pipelines.correct import correct_bias, equalize
+from pipelines.correct import calibrated
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError, ZooError
 from pipelines.progress import progress
@@ -208,21 +207,16 @@ class Work:
 
 
 def ours(observer: str, *, correct: bool = True) -> Callable[[Work, Path], dict[str, Any]]:
-    """This project: shared passes, equalization where it pays, calibration, quantization, bias correction."""
+    """This project, as `zoo quantize --equalize` does it: shared passes, equalization where it pays, calibration, bias correction."""
 
     def make(work: Work, target: Path) -> dict[str, Any]:
         model, samples = graph.load(work.fp32), work.batches()
         rewrite(model, [each() for each in PASSES])
-        recipe = QuantRecipe(observer=observer)
-        facts: dict[str, Any] = {}
-        if correct:
-            model, facts["equalization"] = equalize(model, recipe, samples)
-        int8, report = quantize(model, recipe, calibrate(model, samples, observer))
-        if correct:
-            int8, corrections = correct_bias(model, int8, samples)
-            facts["channels_corrected"] = sum(each.corrected for each in corrections.layers)
+        recipe = QuantRecipe(observer=observer, search=correct, correct=correct)
+        table = calibrated(model, recipe, samples)
+        int8, report = quantize(model, recipe, table)
         graph.save(int8, target.with_suffix(".onnx"))
-        return {**facts, "operators": report.counts()}
+        return {"equalized": len(table.equalization), "layers_corrected": len(table.bias), "operators": report.counts()}
 
     return make
 

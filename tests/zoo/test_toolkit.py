@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from rewriting import model, run
 
 import zoo
-from pipelines import files, graph
+from pipelines import files, graph, images
+from pipelines.engine import Port
+from pipelines.entry import Preprocess
 from pipelines.errors import RequestError
 from pipelines.plan import open_plan
 from zoo import cli, toolkit
@@ -84,10 +87,11 @@ def test_a_missed_goal_is_an_exit_code_and_one_line(
 
 
 def test_without_calibration_data_every_fifth_sample_calibrates(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    judge, samples, total = toolkit._arrays(graph.load("mlp.onnx"), "e.npz", None, 1)
+    judge, samples = toolkit._arrays(graph.load("mlp.onnx"), "e.npz", None, 1)
     x = np.load("e.npz")["x"]
-    np.testing.assert_array_equal(np.concatenate([each["x"] for each in samples()]), x[::5])
-    assert total == 40 and "every fifth" in caplog.text
+    for _ in range(2):
+        np.testing.assert_array_equal(np.concatenate([each["x"] for each in samples]), x[::5])
+    assert samples.total == 40 and "every fifth" in caplog.text
     assert isinstance(judge, toolkit.ArrayJudge) and len(judge._arrays["x"]) == 160
 
 
@@ -190,3 +194,127 @@ def test_quantize_with_a_report(here: Path, capsys: pytest.CaptureFixture[str]) 
     zoo.calibrate("mlp.onnx", "c.npz", "t.json")
     code, _, err = call(capsys, "quantize", "mlp.onnx", "--table", "t.json", "-o", "int8.onnx", "--report", "r.html")
     assert code == 2 and "a report is measured on samples" in err
+
+
+# --- folders of images
+
+
+CONVNET = """(float[n,3,8,8] x) => (float[n,4] y) {
+    c = Conv<pads=[1,1,1,1]>(x, w) r = Relu(c) p = GlobalAveragePool(r) f = Flatten(p) y = MatMul(f, v) }"""
+SPEC = {"size": 8, "resize": 10, "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.2], "channels": "BGR"}
+
+
+@pytest.fixture
+def photos(here: Path) -> Path:
+    """net.onnx, spec.json, and photos/ with 20 images, one of them broken in all/, in one folder a class in classes/."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((8, 3, 3, 3)).astype(np.float32), "v": rng.standard_normal((8, 4)).astype(np.float32)}
+    graph.save(model(CONVNET, **weights), "net.onnx")
+    graph.save(model(CONVNET.replace("[n,", "[3,"), **weights), "three.onnx")
+    Path("spec.json").write_text(json.dumps(SPEC))
+    for index in range(20):
+        image = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
+        for folder in ("photos", "all", f"classes/{'abcd'[index % 4]}"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            image.save(Path(folder) / f"{index:02}.png")
+    Path("all/broken.png").write_bytes(b"no image")
+    return here
+
+
+def test_a_folder_of_images_calibrates_like_its_arrays(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ports = {"x": Port(np.dtype(np.float32), (None, 3, 8, 8))}
+    (batch,) = images.batches("photos", Preprocess.from_json(SPEC), ports)
+    np.savez("photos.npz", **batch)
+    code, out, err = call(capsys, "quantize", "net.onnx", "--calibration-data", "photos", "--preprocess", "spec.json", "-o", "a.onnx",
+                          "--report", "r.json", "--json")  # fmt: skip
+    assert (code, err) == (0, "") and json.loads(out)["path"] == "a.onnx"
+    zoo.quantize("net.onnx", "b.onnx", calibration_data="photos.npz")
+    assert Path("a.onnx").read_bytes() == Path("b.onnx").read_bytes() and json.loads(Path("r.json").read_text())["samples"] == 20
+    tables = [zoo.calibrate("net.onnx", data, f"{i}.json", preprocess=spec) for i, (data, spec) in
+              enumerate((("photos", "spec.json"), ("photos.npz", None)))]  # fmt: skip
+    assert [each["samples"] for each in tables] == [20, 20] and Path("0.json").read_bytes() == Path("1.json").read_bytes()
+
+
+def test_images_fill_the_batches_of_a_graph(photos: Path) -> None:
+    assert zoo.calibrate("three.onnx", "photos", "t.json", preprocess="spec.json")["samples"] == 18
+
+
+def test_a_broken_image_is_named_or_left_out(photos: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    options = ("net.onnx", "--calibration-data", "all", "--preprocess", "spec.json", "-o")
+    for verb in ("calibrate", "quantize"):
+        code, _, err = call(capsys, verb, *options, "a.onnx")
+        assert code == 2 and "all/broken.png is no image" in err and err.count("\n") == 1
+        assert call(capsys, verb, *options, "a.onnx", "--on-error", "skip")[0] == 0
+    said = [each.getMessage() for each in caplog.records if "left out" in each.getMessage()]
+    assert len(said) == 2 and all("broken.png" in each for each in said)
+
+
+def test_tune_on_folders_of_images(photos: Path) -> None:
+    options: dict[str, Any] = {"engine": "onnxruntime", "preprocess": "spec.json", "seconds": 0.0, "max_drop": 1.0}
+    labelled = zoo.tune("net.onnx", "classes", "a.onnx", calibration_data="photos", **options)
+    assert labelled["metric"] == "top1"
+    assert zoo.tune("net.onnx", "photos", "b.onnx", **options)["metric"] == "agreement"
+    Path("photos/labels.csv").write_text("file,label\n" + "".join(f"{i:02}.png,{i % 4}\n" for i in reversed(range(20))))
+    numbered = zoo.tune("net.onnx", "photos", "c.onnx", calibration_data="photos", **options)
+    assert numbered["best"]["metrics"] == labelled["best"]["metrics"]
+    np.savez("c.npz", x=np.zeros((4, 3, 8, 8), np.float32))
+    assert zoo.tune("net.onnx", "c.npz", "d.onnx", calibration_data="photos", **options)["met"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, r'photos is a folder of images; say what the network takes with --preprocess FILE.json, such as {"size": 224, "resize": 256'),
+        ({"preprocess": "none.json"}, "none.json"),
+        ({"preprocess": "bad.json"}, "preprocess: no size"),
+        ({"calibration_data": "photos.npz", "preprocess": "spec.json"}, "describes a folder of images; photos.npz is none"),
+        ({"calibration_data": "empty", "preprocess": "spec.json"}, "no images in the folder empty"),
+    ],
+)
+def test_folders_that_say_too_little(photos: Path, arguments: dict[str, Any], said: str) -> None:
+    Path("bad.json").write_text('{"resize": 256}')
+    Path("empty").mkdir()
+    with pytest.raises(RequestError, match=said):
+        zoo.quantize("net.onnx", "a.onnx", **{"calibration_data": "photos", **arguments})
+
+
+def test_a_zoo_model_brings_its_own_spec() -> None:
+    for act in (zoo.calibrate, zoo.quantize, lambda name, **more: zoo.tune(name, "rows", "o.onnx", **more)):
+        with pytest.raises(RequestError, match="--preprocess describes the images of an ONNX file; .* knows what it takes"):
+            act(zoo.names()[0], preprocess="spec.json")
+
+
+# --- batches and memory
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_graph_that_computes_only_some_batch_size(here: Path, caplog: pytest.LogCaptureFixture, size: int) -> None:
+    rng = np.random.default_rng(0)
+    text = "(float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) s = Reshape(h, t) r = Relu(s) y = MatMul(r, v) }"
+    weights = {"w": rng.standard_normal((8, 16)).astype(np.float32), "v": rng.standard_normal((16, 4)).astype(np.float32)}
+    graph.save(model(text, t=np.array([size, 16]), **weights), "fixed.onnx")
+    report = zoo.quantize("fixed.onnx", "int8.onnx", calibration_data="c.npz", search=True, report_path="r.json")
+    assert f"fixed.onnx: the graph computes only batches of {size} (Reshape" in caplog.text
+    assert report["recipe"]["search"] and json.loads(Path("r.json").read_text())["samples"] == 64
+    zoo.calibrate("fixed.onnx", "c.npz", "t.json")
+    found = zoo.tune("fixed.onnx", "e.npz", "tuned.onnx", calibration_data="c.npz", seconds=0.0, max_drop=1.0)
+    assert found["met"] and found["environment"]["batch_size"] == size
+
+
+def test_max_memory_reaches_the_calibration(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("mlp.onnx", "--calibration-data", "c.npz", "-o")
+    assert call(capsys, "quantize", *options, "a.onnx", "--max-memory", "20KB")[0] == 0
+    assert call(capsys, "quantize", *options, "b.onnx")[0] == 0
+    assert Path("a.onnx").read_bytes() == Path("b.onnx").read_bytes()
+    code, _, err = call(capsys, "quantize", *options, "c.onnx", "--max-memory", "lots")
+    assert code == 2 and "the memory 'lots' is no size" in err
+
+
+def test_an_output_may_lie_in_a_model_folder_but_replaces_nothing_there(trained: Path, rows: Path) -> None:
+    with pytest.raises(RequestError, match="which it would replace"):
+        zoo.tune(trained, str(rows), trained / "int8.onnx")
+    output = trained / "tuned.onnx"
+    for _ in range(2):  # a second search goes on from the first
+        assert zoo.tune(trained, str(rows), output, max_drop=0.02, engine="onnxruntime", seconds=0.0)["path"] == str(output)
+    for each in (output, output.with_suffix(".trials.jsonl")):
+        each.unlink()

@@ -1,5 +1,6 @@
 """The verbs on files and folders that are not as they should be, with a small graph and the shipped models."""
 
+import gzip
 import json
 import os
 import shutil
@@ -12,10 +13,10 @@ from rewriting import model
 
 import zoo
 from pipelines import build as road
-from pipelines import graph, rewrite
+from pipelines import graph, machine, rewrite
 from pipelines.errors import RequestError
 from pipelines.hub import Hub
-from zoo import verbs
+from zoo import cli, verbs
 
 TEXT = "(float[n,8] x) => (float[n,2] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = MatMul(r, v) }"
 NAMES = [name for name in zoo.names() if (zoo.SHIPPED / name / "sample.tsv.gz").is_file()]
@@ -53,23 +54,25 @@ def copied(trained: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["mlp.onnx", "half.onnx"])
 def test_an_onnx_file_is_rewritten_before_it_is_quantized(here: Path, name: str) -> None:
     report = verbs.quantize(name, "int8.onnx", calibration_data="s.npz", correct=False)
-    assert "bias_correction" not in report
     assert [(each["type"], each["precision"]) for each in report["operators"] if each["type"] != "Relu"] == [
         ("Gemm", "int8"),
         ("MatMul", "int8"),
     ]
-    verbs.calibrate(name, "s.npz", "table.json")
+    verbs.calibrate(name, "s.npz", "table.json", correct=False)
     verbs.quantize(name, "by_table.onnx", table="table.json")
     assert Path("by_table.onnx").read_bytes() == Path("int8.onnx").read_bytes()
 
 
-def test_samples_correct_biases_and_the_report_says_so(here: Path) -> None:
+def test_biases_are_corrected_on_samples_or_by_a_table_and_the_report_says_so(here: Path) -> None:
     report = verbs.quantize("mlp.onnx", "int8.onnx", calibration_data="s.npz")
-    layers = report["bias_correction"]["layers"]
-    assert [each["name"] for each in layers] == [each["name"] for each in report["operators"] if each["type"] in ("Gemm", "MatMul")]
-    assert report["bias_correction"]["samples"] > 0
-    verbs.quantize("mlp.onnx", "again.onnx", calibration_data="s.npz", equalize=True)
-    assert Path("again.onnx").is_file()
+    assert "bias corrected in" in " ".join(each["reason"] for each in report["operators"])
+    verbs.calibrate("mlp.onnx", "s.npz", "table.json")
+    assert verbs.quantize("mlp.onnx", "by_table.onnx", table="table.json")["operators"] == report["operators"]
+    assert Path("by_table.onnx").read_bytes() == Path("int8.onnx").read_bytes()
+    verbs.quantize("mlp.onnx", "plain.onnx", table="table.json", correct=False)
+    assert Path("plain.onnx").read_bytes() != Path("int8.onnx").read_bytes()
+    verbs.quantize("mlp.onnx", "searched.onnx", calibration_data="s.npz", search=True)
+    assert Path("searched.onnx").is_file()
 
 
 def test_quantizing_what_rewrite_wrote_is_quantizing_the_file(here: Path) -> None:
@@ -182,6 +185,50 @@ def test_a_damaged_file_of_a_copied_folder_is_named(tmp_path: Path) -> None:
     (path / "int8.onnx").write_bytes((path / "int8.onnx").read_bytes()[:-1])
     with pytest.raises(RequestError, match=r"copy/int8\.onnx is not the file that its card lists \(size "):
         zoo.pipeline(path)
+
+
+# --- bfloat16
+
+
+needs_bf16 = pytest.mark.skipif(not machine.has_bf16(), reason="the CPU does not compute in bf16")
+
+
+@needs_bf16
+def test_bf16_is_a_precision_like_others(tmp_path: Path) -> None:
+    sample = zoo.SHIPPED / NAMES[0] / "sample.tsv.gz"
+    lines = gzip.decompress(sample.read_bytes()).splitlines()[:2000]
+    (tmp_path / "rows.tsv").write_bytes(b"\n".join(lines) + b"\n")
+    rows = str(tmp_path / "rows.tsv")
+    found = zoo.evaluate(NAMES[0], rows, precisions=("fp32", "int8", "bf16"), engine="openvino")
+    assert list(found["metrics"]) == ["fp32", "int8", "bf16"] and list(found["others"]) == ["bf16"]
+    assert 0 < found["others"]["bf16"]["difference"]["max_probability"] < 0.02
+    assert found["difference"]["auc"] == found["metrics"]["int8"]["auc"] - found["metrics"]["fp32"]["auc"]
+    two = zoo.evaluate(NAMES[0], rows, engine="openvino")
+    assert "others" not in two and {key: two[key] for key in ("difference", "interval")} == {
+        key: found[key] for key in ("difference", "interval")
+    }
+    said = zoo.run(NAMES[0], rows, tmp_path / "scores.csv", precision="bf16", threads=2)
+    assert (said["engine"], said["precision"], said["rows"]) == ("openvino", "bf16", 2000)
+    (row,) = zoo.benchmark(NAMES[0], precisions=("bf16",), batch_sizes=(8,), rounds=1)["results"]
+    assert (row["engine"], row["precision"]) == ("openvino", "bf16")
+
+
+def test_bf16_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = str(zoo.SHIPPED / NAMES[0] / "sample.tsv.gz")
+    requests = {("run", sample): "onnxruntime", ("benchmark", "--batch-size", "8"): "native", ("evaluate", "--data", sample): "onnxruntime"}
+    for (verb, *rest), name in requests.items():
+        with pytest.raises(SystemExit, match="2"):
+            cli.call([verb, NAMES[0], *rest, "--precision", "bf16", "--engine", name])
+        assert f"the engine {name} does not compute in bf16; choose openvino, or fp32 or int8" in capsys.readouterr().err
+    monkeypatch.setattr(machine, "has_bf16", lambda: False)
+    for act in (lambda: zoo.pipeline(NAMES[0], "bf16"), lambda: zoo.benchmark(NAMES[0], precisions=("bf16",), batch_sizes=(8,))):
+        with pytest.raises(RequestError, match="does not compute in bf16 .*; choose fp32 or int8$"):
+            act()
+
+
+def test_fp32_alone_compares_nothing() -> None:
+    with pytest.raises(RequestError, match="fp32 alone compares nothing; add int8 or bf16"):
+        zoo.evaluate(NAMES[0], "rows.tsv", precisions=("fp32",))
 
 
 # --- shipped models

@@ -194,7 +194,7 @@ def test_a_remembered_engine_that_cannot_be_opened_now_gives_way(
 
     monkeypatch.setattr(pipeline, "choose", choose)
     monkeypatch.setattr(pipeline.kernels, "isas", lambda: ["portable"])
-    monkeypatch.setattr(pipeline, "load", lambda path, name, threads: fails() if name == "native" else load(path, name, threads))
+    monkeypatch.setattr(pipeline, "load", lambda path, name, *options: fails() if name == "native" else load(path, name, *options))
     opened = zoo.pipeline(trained)
     assert len(opened(opened.example(8, rows))) == 8 and opened.engine == "openvino"
     assert "the engine native is left out: cannot write it" in caplog.text

@@ -1,6 +1,6 @@
 """MobileNet V1 (Howard et al. 2017) and V2 (Sandler et al. 2018)."""
 
-from pipelines.entry import Entry
+from pipelines.entry import Entry, QuantRecipe
 
 MOBILENET_V1 = Entry(
     name="mobilenet-v1",
@@ -14,6 +14,7 @@ MOBILENET_V1 = Entry(
     evaluate="zoo.images.predict:evaluate",
     pipeline="zoo.images.predict:ImagePipeline",
     checkpoint="model.pt",
+    recipe=QuantRecipe(search=True),
     harness="zoo.images.harness:harness",
 )
 
@@ -29,5 +30,6 @@ MOBILENET_V2 = Entry(
     evaluate="zoo.images.predict:evaluate",
     pipeline="zoo.images.predict:ImagePipeline",
     checkpoint="model.pt",
+    recipe=QuantRecipe(search=True),
     harness="zoo.images.harness:harness",
 )

@@ -1,6 +1,6 @@
 """Residual networks (He et al. 2016): ResNet-50, v1 and v1.5, and ResNet-26d."""
 
-from pipelines.entry import Entry
+from pipelines.entry import Entry, QuantRecipe
 
 RESNET50 = Entry(
     name="resnet50",
@@ -14,6 +14,7 @@ RESNET50 = Entry(
     evaluate="zoo.images.predict:evaluate",
     pipeline="zoo.images.predict:ImagePipeline",
     checkpoint="model.pt",
+    recipe=QuantRecipe(search=True),
     harness="zoo.images.harness:harness",
 )
 
@@ -29,5 +30,6 @@ RESNET26D = Entry(
     evaluate="zoo.images.predict:evaluate",
     pipeline="zoo.images.predict:ImagePipeline",
     checkpoint="model.pt",
+    recipe=QuantRecipe(search=True),
     harness="zoo.images.harness:harness",
 )

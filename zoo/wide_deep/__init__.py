@@ -14,6 +14,6 @@ ENTRY = Entry(
     evaluate="zoo.wide_deep.predict:evaluate",
     pipeline="zoo.wide_deep.predict:ClickPipeline",
     checkpoint="model.weights.h5",
-    recipe=QuantRecipe(observer="minmax"),
+    recipe=QuantRecipe(observer="minmax", correct=False),
     native="zoo.wide_deep.fold:fold",
 )

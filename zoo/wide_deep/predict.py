@@ -166,7 +166,7 @@ class ClickPipeline(Pipeline):
             path = self.folder.ensure(model_file(self.precision, engine))
             scorers = [copy.copy(self) for _ in range(self.threads)]
             for scorer in scorers:
-                scorer.threads, scorer._session = 1, load(path, engine, 1)
+                scorer.threads, scorer._session = 1, load(path, engine, 1, self.precision)
         for scorer in scorers:
             scorer.session(batch)
             scorer.predict(batch)
