@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def read_tflite(file: Path) -> images.State:
 
     It keeps kernels as [outputs, height, width, inputs], depthwise ones as [1, height, width, channels]; the head is a 1x1 convolution.
     """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # tf2onnx imports tensorflow, which talks
     from tf2onnx.tflite.Model import Model  # the format's schema
 
     model = Model.GetRootAsModel(file.read_bytes(), 0)
