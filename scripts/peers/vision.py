@@ -399,13 +399,16 @@ def compare(name: str, settings: Sequence[str], limit: int, rounds: int, folder:
     left_out: dict[str, str] = {}
     paths = {"fp32": work.fp32}
     for setting in settings:
+        kept = folder / f"{name}-{setting}.json"
         try:
-            facts = _apart(_make, setting, work, folder / f"{name}-{setting}")
-            path = next(each for suffix in (".onnx", ".xml") if (each := folder / f"{name}-{setting}{suffix}").is_file())
-            engines = ("openvino",) if path.suffix == ".xml" else ("onnxruntime", "openvino") if setting == "zoo" else ("onnxruntime",)
-            measured = {each: accuracy(outputs(path, each, network, pixels[tested]), reference, labels[tested]) for each in engines}
-            results.append({"setting": setting, "accuracy": measured, **facts})
-            paths[setting] = path
+            if not kept.is_file():
+                facts = _apart(_make, setting, work, folder / f"{name}-{setting}")
+                path = _made(folder, name, setting)
+                engines = ("openvino",) if path.suffix == ".xml" else ("onnxruntime", "openvino") if setting == "zoo" else ("onnxruntime",)
+                measured = {each: accuracy(outputs(path, each, network, pixels[tested]), reference, labels[tested]) for each in engines}
+                files.write_json(kept, {"setting": setting, "accuracy": measured, **facts})
+            results.append(files.read_json(kept))
+            paths[setting] = _made(folder, name, setting)
         except Exception as error:  # any library's own kinds
             left_out[setting] = f"{type(error).__name__}: {graph.one_line(error)}"
         advance(1)
@@ -432,6 +435,10 @@ def compare(name: str, settings: Sequence[str], limit: int, rounds: int, folder:
         "milliseconds": speed,
         "times_as_fast": ratios,
     }
+
+
+def _made(folder: Path, name: str, setting: str) -> Path:
+    return next(each for suffix in (".onnx", ".xml") if (each := folder / f"{name}-{setting}{suffix}").is_file())
 
 
 def _ahead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -470,7 +477,7 @@ def main() -> None:
     parser.add_argument("--settings", default=",".join(SETTINGS), help=f"of {', '.join(SETTINGS)}; all by default")
     parser.add_argument("--photos", type=int, default=500, help="so many photos, of which every fifth calibrates (default 500)")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each engine, 0: no timing (default 9)")
-    parser.add_argument("--work", metavar="DIR", help="keep the models there; a NAME-fp32.onnx found there is not converted again")
+    parser.add_argument("--work", metavar="DIR", help="keep models and accuracies there; what is found there is not made again")
     parser.add_argument("--json", action="store_true", help="print the report instead of the table")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the report, too")
     args = parser.parse_args()
