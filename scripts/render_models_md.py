@@ -175,6 +175,72 @@ def runs(name: str) -> str:
     return "\n".join(parts)
 
 
+def images(name: str) -> str:
+    parts = []
+    for file, found in reports(name, "images"):
+        measured = found["quality"]
+        best = {
+            each["precision"]: min(e["latency_ms"]["p50"] for e in found["results"] if e["precision"] == each["precision"])
+            for each in found["results"]
+        }
+        rows = []
+        for each in sorted(found["results"], key=lambda e: (e["precision"], e["engine"])):
+            split = " / ".join(f"{each['split_ms'][step]:.2f}" for step in ("decode", "preprocess", "model", "postprocess"))
+            latency = " / ".join(f"{each['latency_ms'][key]:.2f}" for key in ("p50", "p90", "p99"))
+            gain = f"{best['fp32'] / each['latency_ms']['p50']:.2f}x"
+            offline = f"{each['offline']['images_per_second']:,.0f} ({each['offline']['batch_size']})"
+            shares = [f"{100 * measured['metrics'][each['precision']][key]:.2f}" for key in ("top1", "top5")]
+            rows.append([each["precision"], each["engine"], *shares, latency, gain, split, offline])
+        columns = ["precision", "engine", "top-1 %", "top-5 %", "JPEG to label, p50 / p90 / p99 ms", "to the quicker fp32"]
+        low, high = measured["interval"]["agreement"]
+        parts.append(
+            f"On {found['data']}; one photo at a time and one thread, on {place(found)} (`reports/{file}`):\n\n"
+            + table([*columns, "decode / resize / model / post ms", "images/s in a stream (batch)"], rows)
+            + f"\nint8 gives the same label as fp32 for {100 * measured['difference']['agreement']:.2f}% of the photos "
+            f"(95% interval {100 * low:.2f} to {100 * high:.2f}).\n"
+        )
+    return "\n".join(parts)
+
+
+def quantizers() -> str:
+    """This project's quantizer beside others, per network and setting."""
+    parts = []
+    for path in sorted((ROOT / "scripts" / "peers" / "reports").glob("vision-*.json")):
+        found = files.read_json(path)
+        rows = []
+        for each in found["models"]:
+            for row in each["results"]:
+                for engine, figures in row["accuracy"].items():
+                    times = [each["milliseconds"].get(at, {}).get(row["setting"], {}).get("median") for at in ("onnxruntime", "openvino")]
+                    shown = [f"{figures['drop']:.2f}", f"{figures['agreement']:.2f}", f"{figures['sqnr_db']:.1f}"]
+                    cost = [f"{row['seconds']:.0f}", f"{row['peak_mb']:,.0f}"]
+                    rows.append(
+                        [each["model"], row["setting"], engine, *shown, *("" if ms is None else f"{ms:.2f}" for ms in times), *cost]
+                    )
+        counts = found["models"][0]["photos"]
+        columns = [
+            "network",
+            "setting",
+            "judged in",
+            "top-1 drop",
+            "agreement %",
+            "SQNR dB",
+            "ms in onnxruntime",
+            "ms in OpenVINO",
+            "s",
+            "MB",
+        ]
+        peers = ", ".join(f"{key} {each}" for key, each in found["environment"]["peers"].items())
+        parts.append(
+            f"Post-training quantization of the same float files, calibrated on {counts['calibration']} photos, judged on "
+            f"{counts['test']} others (agreement: share of labels equal to fp32's, one photo is .25 points; the SQNR of the logits tells "
+            "finer); batch 1, one thread, in turn; the last two columns are what quantizing took. `zoo` is `zoo quantize --search`. "
+            f"On {place(found)}; {peers} "
+            f"(`{path.relative_to(ROOT)}`, by `scripts/peers/vision.py`):\n\n" + table(columns, rows)
+        )
+    return "\n".join(["## The quantizer beside others\n", *parts]) if parts else ""
+
+
 def model(name: str) -> str:
     card = Hub(zoo.SHIPPED).card(name)
     details = card.details
@@ -191,6 +257,7 @@ def model(name: str) -> str:
         instances(name),
         stream(name),
         runs(name),
+        images(name),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -230,7 +297,8 @@ def readme(text: str) -> str:
 
 
 def main() -> None:
-    wanted = {TARGET: "\n".join([HEAD, *(model(name) for name in zoo.names())]), README: readme(README.read_text())}
+    sections = [HEAD, *(model(name) for name in zoo.names()), quantizers()]
+    wanted = {TARGET: "\n".join(filter(None, sections)), README: readme(README.read_text())}
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
         sys.exit(f"out of date: {', '.join(stale)}; run: python scripts/render_models_md.py" if stale else 0)

@@ -3,7 +3,8 @@
     python scripts/reproduce.py [PART ...]        all parts if none is named; `make bench` runs it
 
 Each part writes one report file under zoo/weights/NAME/reports/. Timings are kept per CPU (the file name says which), so that reports of
-several machines stand side by side. `quality` needs the training rows: $ZOO_SHARED (by default ../shared) must hold data/criteo/.
+several machines stand side by side. `quality` needs the training rows, `images` and `quantizers` photos and weights: $ZOO_SHARED (by
+default ../shared) must hold data/criteo/, data/imagenet/nips17/ and weights/.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
 MODEL = "wide-deep-criteo"
 HELD_OUT = 1500
+CALIBRATED = 5  # every so manieth photo made the tables that ship
 
 
 def cpu_slug() -> str:
@@ -44,8 +46,8 @@ def cpu_slug() -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{cpu['name']} {cpu['family']} {cpu['model']}".lower()).strip("-")
 
 
-def report(name: str, value: Any) -> None:
-    path = files.write_json(zoo.SHIPPED / MODEL / "reports" / f"{name}.json", value)
+def report(name: str, value: Any, model: str = MODEL) -> None:
+    path = files.write_json(zoo.SHIPPED / model / "reports" / f"{name}.json", value)
     print(f"wrote {path.relative_to(ROOT)}")
 
 
@@ -141,6 +143,38 @@ def runs() -> None:
     measure_by("criteo_run.py", f"runs-{cpu_slug()}")
 
 
+def images() -> None:
+    """The ImageNet models whose table ships, on photos that calibrated nothing: fp32 and int8, then one photo after the other, pinned."""
+    source = SHARED / "data" / "imagenet" / "nips17"
+    if not (source / "labels.csv").is_file():
+        raise RequestError(f"no photos at {source}; set ZOO_SHARED to the folder that holds data/imagenet/nips17/")
+    os.environ.setdefault("ZOO_MIRROR", str(SHARED / "weights"))
+    cards = [hub.Hub(zoo.SHIPPED).card(name) for name in zoo.names()]
+    names = [each.name for each in cards if "weights" in each.details and any(file.name == "calibration.json" for file in each.files)]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        lines = (source / "labels.csv").read_text().splitlines(keepends=True)
+        rows = [line for at, line in enumerate(lines[1:]) if at % CALIBRATED]
+        (folder / "labels.csv").write_text("".join([lines[0], *rows]))
+        for row in rows:
+            (folder / row.split(",")[0]).symlink_to(source / row.split(",")[0])
+        for name in names:
+            options = ["--data", str(folder), "--scenario", "single-stream", "--engine", "onnxruntime,openvino", "--count", "200", "--json"]
+            command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli", "benchmark", name, *options]
+            found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            quality = zoo.evaluate(name, str(folder), engine="openvino")
+            data = f"{len(rows)} photos of the development set of the NIPS 2017 adversarial competition, easier than ImageNet's own"
+            said = {key: quality[key] for key in ("samples", "metrics", "difference", "interval")}
+            report(f"images-{cpu_slug()}", {**found, "data": data, "quality": said}, name)
+
+
+def quantizers() -> None:
+    """scripts/peers/vision.py: this quantizer beside onnxruntime's and NNCF's, same float files and photos: accuracy, speed, memory."""
+    path = ROOT / "scripts" / "peers" / "reports" / f"vision-{cpu_slug()}.json"
+    subprocess.run(["taskset", "-c", "0,1", sys.executable, ROOT / "scripts" / "peers" / "vision.py", "-o", path], check=True)
+    print(f"wrote {path.relative_to(ROOT)}")
+
+
 def measure_by(script: str, name: str) -> None:
     path = zoo.SHIPPED / MODEL / "reports" / f"{name}.json"
     subprocess.run([sys.executable, ROOT / "scripts" / "peers" / script, "-o", path], check=True)
@@ -159,7 +193,9 @@ def peak_mb(pid: int) -> float:
     return next((int(line.split()[1]) * 1024 / 1e6 for line in status.splitlines() if line.startswith("VmHWM")), 0.0)
 
 
-PARTS: dict[str, Callable[[], None]] = {each.__name__: each for each in (quality, speed, stream, instances, peers, runs)}
+PARTS: dict[str, Callable[[], None]] = {
+    each.__name__: each for each in (quality, speed, stream, instances, peers, runs, images, quantizers)
+}
 
 
 def main() -> None:

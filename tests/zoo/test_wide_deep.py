@@ -226,8 +226,7 @@ def test_interrupting_a_run_leaves_nothing(trained: Path, rows: Path, tmp_path: 
     os.mkfifo(pipe)
     target = tmp_path / "out" / "scores.csv"
     command = [sys.executable, "-X", "faulthandler", "-m", "zoo.cli", "run", trained, pipe, "-o", target, "--threads", threads]
-    # a shell that starts the tests in the background lets them ignore the signal, and all that they start
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     with pipe.open("wb") as feed:
         feed.write(rows.read_bytes())
         feed.flush()

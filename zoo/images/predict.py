@@ -33,6 +33,7 @@ from zoo.images.data import HELD_OUT, TRAIN, Item, find_images
 
 INPUT, OUTPUT = "image", "logits"
 NAMES = "classes.txt"  # of a model's folder: the class names, one a line
+IMAGENET = Path(__file__).parent / "imagenet.txt"  # lemmas of WordNet 3.0 (Princeton University) for ImageNet-1k's synsets, in its order
 TOP = 5
 WORKERS = 8  # threads that decode, at most
 SHOWN = 3  # broken images that a message names
@@ -114,7 +115,7 @@ class ImagePipeline(Pipeline):
         found = self.folder.card.details.get("classes")
         if isinstance(found, list):
             return [str(each) for each in found]
-        file = self.path / NAMES
+        file = IMAGENET if self.folder.card.details.get("names") == IMAGENET.stem else self.path / NAMES
         try:
             if file.is_file():
                 return [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]

@@ -337,8 +337,10 @@ class _Prepared:
 
 
 def _loader(data: Any, batches: Sequence[Any], workers: int, collate: Callable[[Any], Any]) -> DataLoader[Any]:
-    small = data.images.pixels is not None
-    return DataLoader(data, batch_sampler=batches, num_workers=0 if small else workers, collate_fn=collate)
+    if data.images.pixels is not None or not workers:
+        return DataLoader(data, batch_sampler=batches, collate_fn=collate)
+    # from a clean process: to fork this one, with the threads of other libraries in it, can crash
+    return DataLoader(data, batch_sampler=batches, num_workers=workers, collate_fn=collate, multiprocessing_context="forkserver")
 
 
 def _collate(samples: list[tuple[npt.NDArray[np.uint8], int]]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

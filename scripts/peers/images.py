@@ -1,0 +1,576 @@
+"""Time JPEG bytes to label in this project and in the obvious pipelines of its peers: same weights, same photos, one core, in turn.
+
+    python scripts/peers/images.py [MODEL,...] [--peers NAME,...] [--photos 500] [--rounds 9] [--work DIR] [-o FILE]
+
+Photos are those of the development data ($ZOO_SHARED, by default ../shared): every fifth of data/imagenet/nips17 calibrates the peers, the
+others are classified, one by one, from bytes in memory. This project's model is what `zoo.pipeline` opens: its calibration is shipped.
+A peer gets the float network in fp32.onnx from the normalized image on, and its photos the obvious way: Pillow opens, converts to RGB and
+resizes, the middle is cut out, numpy normalizes and transposes. LiteRT and torch get it with batch norms folded, rebuilt of their own
+operators; LiteRT's takes and gives float32, as its converter makes it unless told.
+
+Peers are quantized in processes of their own, as their documentation does it; then one process on one core, one thread, gives each
+`BLOCK` photos in turn. Milliseconds are of processor time; "core_share" is its share of the clock's: well below 1 others were at work,
+and the figures are rough. A peer that cannot be built or opened is left out, and the report says why.
+Needs the `train` and `peers` extras. The weight files are taken from $ZOO_MIRROR, by default $ZOO_SHARED/weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib.metadata
+import io
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import zoo
+from pipelines import files, graph, machine
+from pipelines.entry import Preprocess
+from pipelines.errors import RequestError, ZooError
+from pipelines.images import labelled
+from pipelines.progress import progress
+from pipelines.rewrite import rewrite
+from pipelines.rewrites import SHARED as PASSES
+from scripts.peers import vision
+
+Array = NDArray[Any]
+MODELS = ("mobilenet-v2-imagenet", "resnet50-imagenet", "mobilenet-v1-imagenet")
+OURS, FLOAT = "zoo-int8", "openvino-fp32"
+NORMALIZED = "image.normalized"  # the value of fp32.onnx where the network begins
+BLOCK = 10  # photos of a turn
+BUILD_SECONDS = 600
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compiles in the process itself, no pool is left behind
+}
+
+
+# ------------------------------------------------------------------------------------------------------------------ photos
+
+
+def crop(image: Image.Image, spec: Preprocess) -> Image.Image:
+    """Short side to `spec.resize`, then the middle of `spec.size` squared, sizes rounded as torchvision rounds them."""
+    width, height = image.size
+    short = min(width, height)
+    size = spec.resize * width // short, spec.resize * height // short
+    left, top = (round((side - spec.size) / 2) for side in size)
+    resized = image.resize(size, Image.Resampling[spec.interpolation.upper()])
+    return resized.crop((left, top, left + spec.size, top + spec.size))
+
+
+def normalize(pixels: Any, spec: Preprocess) -> Array:
+    """float32 [..., 3] of pixels R, G, B, in the network's order of channels; in as few steps as its own preprocessing takes."""
+    mean, deviation = (255 * np.array(each, np.float32) for each in (spec.mean, spec.std))
+    x = np.asarray(pixels, np.float32) - mean
+    if not np.allclose(deviation, 1):
+        x /= deviation
+    return x[..., ::-1] if spec.channels == "BGR" else x
+
+
+def obvious(data: bytes, spec: Preprocess, *, last: bool = False) -> Array:
+    """The bytes of a JPEG to the network's input, float32 [1, 3, size, size], channels `last` if so wished."""
+    x = normalize(crop(Image.open(io.BytesIO(data)).convert("RGB"), spec), spec)
+    return np.ascontiguousarray(x if last else x.transpose(2, 0, 1))[None]
+
+
+# ---------------------------------------------------------------------------------------------------------------- networks
+
+
+@dataclass(frozen=True)
+class Work(vision.Work):
+    """What a process is given: the model, the float network, photos to calibrate on (uint8 [n, size, size, 3], .npy), preprocessing."""
+
+    spec: Preprocess
+
+    @property
+    def folded(self) -> Path:
+        """The float network, batch norms and pads folded."""
+        return self.fp32.with_name("folded.onnx")
+
+    def batches(self, size: int = 1) -> list[dict[str, Array]]:
+        """The calibration samples, normalized."""
+        x = normalize(np.load(self.pixels), self.spec).transpose(0, 3, 1, 2)
+        return [{NORMALIZED: np.ascontiguousarray(x[at : at + size])} for at in range(0, len(x), size)]
+
+
+def network(fp32: Path, work: Work) -> None:
+    """Write both float networks: those operators of an image classifier's fp32.onnx that follow its normalization."""
+    import onnx
+
+    onnx.utils.extract_model(fp32, work.fp32, [NORMALIZED], ["logits"])
+    folded = graph.load(work.fp32)
+    rewrite(folded, [each() for each in PASSES])
+    graph.save(folded, work.folded)
+
+
+class Graph(NamedTuple):
+    """An ONNX graph of one input and one output: (operator, names of inputs, of the output, attributes) of its nodes, in order."""
+
+    nodes: list[tuple[str, list[str], str, dict[str, Any]]]
+    given: str
+    found: str
+    constants: dict[str, Array]
+
+    @staticmethod
+    def read(path: Path) -> Graph:
+        """The graph in a file."""
+        import onnx
+
+        graph = onnx.load(path).graph
+        options = [{each.name: onnx.helper.get_attribute_value(each) for each in node.attribute} for node in graph.node]
+        nodes = [(node.op_type, list(node.input), node.output[0], each) for node, each in zip(graph.node, options, strict=True)]
+        constants = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+        return Graph(nodes, graph.input[0].name, graph.output[0].name, constants)
+
+    def evaluate(self, x: Any, constants: Mapping[str, Any], operators: Mapping[str, Callable[..., Any]]) -> Any:
+        """What it makes of x, by operators called with a node's inputs and attributes."""
+        values = {**constants, self.given: x}
+        for operator, inputs, output, options in self.nodes:
+            values[output] = operators[operator](*[values[name] for name in inputs], **options)
+        return values[self.found]
+
+
+def torch_network(path: Path) -> Any:
+    """A folded network as a torch module, float32 [n, 3, size, size] -> logits."""
+    import torch
+    from torch.nn import functional as F
+
+    def pad(x: Any, pads: Sequence[int]) -> tuple[Any, list[int]]:
+        top, left, bottom, right = pads
+        return (x, [top, left]) if (top, left) == (bottom, right) else (F.pad(x, (left, right, top, bottom)), [0, 0])
+
+    def convolve(x: Any, kernel: Any, bias: Any, *, strides: list[int], pads: list[int], group: int, **_: Any) -> Any:
+        x, padding = pad(x, pads)
+        return F.conv2d(x, kernel, bias, strides, padding, groups=group)
+
+    operators: dict[str, Callable[..., Any]] = {
+        "Conv": convolve,
+        "Clip": lambda x, low, high: F.hardtanh(x, low, high),
+        "Relu": F.relu,
+        "Add": lambda x, y: x + y,
+        "MaxPool": lambda x, *, kernel_shape, strides, pads, **_: F.max_pool2d(x, kernel_shape, strides, pads[:2]),
+        "GlobalAveragePool": lambda x: F.adaptive_avg_pool2d(x, 1),
+        "Flatten": lambda x, **_: torch.flatten(x, 1),
+        "Gemm": lambda x, kernel, bias, **_: F.linear(x, kernel, bias),
+    }
+
+    graph = Graph.read(path)
+    scalars = {name: float(value) for name, value in graph.constants.items() if not value.ndim}
+    own = {name: name.replace(".", "_") for name in graph.constants if name not in scalars}
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, attribute in own.items():
+                self.register_buffer(attribute, torch.from_numpy(graph.constants[name].copy()))
+
+        def forward(self, x: Any) -> Any:
+            return graph.evaluate(x, scalars | {name: getattr(self, attribute) for name, attribute in own.items()}, operators)
+
+    return Network().eval()
+
+
+def tensorflow_network(path: Path) -> Callable[[Any], Any]:
+    """A folded network as a function of TensorFlow's, float32 [1, size, size, 3] -> logits."""
+    import tensorflow as tf
+
+    def pad(x: Any, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]) -> tuple[Any, str]:
+        if not any(pads):
+            return x, "VALID"
+        needed = [max((-(-n // s) - 1) * s + k - n, 0) for n, s, k in zip(x.shape[1:3], strides, kernel, strict=True)]
+        if list(pads) == [*(each // 2 for each in needed), *(each - each // 2 for each in needed)]:
+            return x, "SAME"
+        return tf.pad(x, [[0, 0], [pads[0], pads[2]], [pads[1], pads[3]], [0, 0]]), "VALID"
+
+    def convolve(
+        x: Any, kernel: Array, bias: Array, *, kernel_shape: list[int], strides: list[int], pads: list[int], group: int, **_: Any
+    ) -> Any:
+        x, padding = pad(x, kernel_shape, strides, pads)
+        if group > 1:
+            found = tf.nn.depthwise_conv2d(x, kernel.transpose(2, 3, 0, 1), [1, *strides, 1], padding)
+        else:
+            found = tf.nn.conv2d(x, kernel.transpose(2, 3, 1, 0), strides, padding)
+        return tf.nn.bias_add(found, bias)
+
+    def pool(x: Any, *, kernel_shape: list[int], strides: list[int], pads: list[int], **_: Any) -> Any:
+        x, padding = pad(x, kernel_shape, strides, pads)  # zeros are the least there is after a ReLU
+        return tf.nn.max_pool2d(x, kernel_shape, strides, padding)
+
+    operators: dict[str, Callable[..., Any]] = {
+        "Conv": convolve,
+        "Clip": lambda x, low, high: tf.nn.relu6(x) if (low, high) == (0, 6) else tf.clip_by_value(x, low, high),
+        "Relu": tf.nn.relu,
+        "Add": lambda x, y: x + y,
+        "MaxPool": pool,
+        "GlobalAveragePool": lambda x: tf.reduce_mean(x, [1, 2], keepdims=True),
+        "Flatten": lambda x, **_: tf.reshape(x, [1, -1]),
+        "Gemm": lambda x, kernel, bias, **_: tf.nn.bias_add(tf.matmul(x, kernel.T), bias),
+    }
+    graph = Graph.read(path)
+    return lambda x: graph.evaluate(x, graph.constants, operators)
+
+
+# ------------------------------------------------------------------------------------------------------------------- peers
+
+
+def build_zoo(work: Work, target: Path) -> None:
+    """This project's files, all that its engines read."""
+    opened = zoo.pipeline(work.model, batch_size=1)
+    opened.predict(opened.blank())  # type: ignore[attr-defined]
+
+
+def build_torch(work: Work, target: Path) -> None:
+    """Post-training quantization of the exported graph for Inductor on x86, compiled ahead of time, weights frozen."""
+    import torch
+    from torchao.quantization.pt2e import move_exported_model_to_eval  # type: ignore[import-untyped]
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e  # type: ignore[import-untyped]
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86  # type: ignore[import-untyped]
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    samples = [torch.from_numpy(batch[NORMALIZED]).contiguous(memory_format=torch.channels_last) for batch in work.batches()]
+    exported = torch.export.export(torch_network(work.folded), (samples[0],), strict=True).module()
+    quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+    prepared = prepare_pt2e(exported, quantizer)
+    for sample in samples:
+        prepared(sample)
+    converted = torch.export.export(move_exported_model_to_eval(convert_pt2e(prepared)), (samples[0],))
+    if not any("quantize" in str(node.target) for node in converted.graph.nodes):  # as of a graph that is not exported strictly
+        raise ZooError("torch's quantizer found nothing to quantize")
+    path = target.with_suffix(".pt2")
+    torch._inductor.aoti_compile_and_package(converted, package_path=str(path), inductor_configs={"freezing": True})
+
+
+def build_litert(work: Work, target: Path) -> None:
+    """Full integer quantization by TensorFlow's converter."""
+    import tensorflow as tf
+
+    spec = tf.TensorSpec([1, work.spec.size, work.spec.size, 3], tf.float32)
+    function = tf.function(tensorflow_network(work.folded), input_signature=[spec], autograph=False)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()], function)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ([batch[NORMALIZED].transpose(0, 2, 3, 1)] for batch in work.batches())
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    target.with_suffix(".tflite").write_bytes(converter.convert())
+
+
+class System(NamedTuple):
+    """One way from JPEG bytes to the number of a class: decode and preprocess, run the model, take the label."""
+
+    prepare: Callable[[bytes], Any]
+    run: Callable[[Any], Any]
+    label: Callable[[Any], int]
+    engine: str = ""
+
+
+def _peer(session: Callable[[Array], Array], spec: Preprocess, *, last: bool = False) -> System:
+    return System(lambda data: obvious(data, spec, last=last), session, lambda logits: int(logits.argmax()))
+
+
+def open_zoo(work: Work, path: Path) -> System:
+    opened = zoo.pipeline(work.model, batch_size=1)
+    opened.predict(opened.blank())  # type: ignore[attr-defined]  # "auto" decides
+    return System(opened.preprocess, opened.predict, lambda out: int(opened.postprocess(out)[0]["index"]), opened.engine)
+
+
+def open_torch(work: Work, path: Path) -> System:
+    import torch
+
+    torch.set_num_threads(1)
+    model = torch._inductor.aoti_load_package(str(path))
+    return _peer(lambda x: model(torch.from_numpy(x).permute(0, 3, 1, 2)).numpy(), work.spec, last=True)
+
+
+def open_litert(work: Work, path: Path) -> System:
+    import tensorflow as tf
+
+    interpreter = tf.lite.Interpreter(str(path), num_threads=1)
+    interpreter.allocate_tensors()
+    (given,), (found,) = interpreter.get_input_details(), interpreter.get_output_details()
+
+    def run(x: Array) -> Array:
+        interpreter.set_tensor(given["index"], x)
+        interpreter.invoke()
+        logits: Array = interpreter.get_tensor(found["index"])
+        return logits
+
+    return _peer(run, work.spec, last=True)
+
+
+class Peer(NamedTuple):
+    """How a system is built, the suffix of the file it writes, if any, and how that is opened."""
+
+    build: Callable[[Work, Path], Any] | None
+    suffix: str
+    open: Callable[[Work, Path], System]
+
+
+SYSTEMS = {
+    OURS: Peer(build_zoo, "", open_zoo),
+    "openvino-int8": Peer(vision.nncf("performance"), ".xml", lambda work, path: _peer(vision.openvino_session(path, 1), work.spec)),
+    "onnxruntime-int8": Peer(
+        vision.onnxruntime("MinMax"), ".onnx", lambda work, path: _peer(vision.onnxruntime_session(path, 1), work.spec)
+    ),
+    "torch-int8": Peer(build_torch, ".pt2", open_torch),
+    "litert-int8": Peer(build_litert, ".tflite", open_litert),
+    FLOAT: Peer(None, "", lambda work, path: _peer(vision.openvino_session(work.fp32, 1), work.spec)),
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- measuring
+
+
+def _target(work: Work, name: str) -> Path:
+    return (work.fp32.parent / name).with_suffix(SYSTEMS[name].suffix)
+
+
+def _begin(core: int, log: Path, seconds: int) -> None:
+    """A process on one core, its libraries' talk in a file, that ends after so many seconds (0: never)."""
+    os.sched_setaffinity(0, {core})
+    os.environ.update(ONE_THREAD, TORCHINDUCTOR_CACHE_DIR=str(log.parent / "inductor"))
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    signal.alarm(seconds)
+
+
+def _apart(core: int, log: Path, seconds: int, function: Callable[..., Any], *args: Any) -> Any:
+    """Run in a process of its own. Raises what goes wrong there."""
+    with ProcessPoolExecutor(1, get_context("spawn"), _begin, (core, log, seconds)) as pool:
+        return pool.submit(function, *args).result()
+
+
+def _network(name: str, work: Work) -> None:
+    network(zoo.load(name).ensure("fp32.onnx"), work)
+
+
+def _build(name: str, work: Work) -> None:
+    build = SYSTEMS[name].build
+    assert build is not None
+    build(work, _target(work, name))
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, BrokenProcessPool):
+        return f"its process ended, or took more than {BUILD_SECONDS} s"
+    return f"{type(error).__name__}: {graph.one_line(error)}"[:300]
+
+
+def measure(work: Work, names: Sequence[str], photos: Sequence[Path], rounds: int) -> dict[str, Any]:
+    """Open all and time them, in this process.
+
+    Returns {"left_out": {name: reason}, "engine": {name: the one chosen, or ""}, "labels": {name: a class a photo}, "whole", "prepare",
+    "model", "clock" (of the whole): {name: milliseconds a photo, one number a round}, "model_only": the same of one input again and again}.
+    """
+    opened: dict[str, System] = {}
+    left_out: dict[str, str] = {}
+    some = photos[0].read_bytes()
+    for name in names:
+        try:
+            opened[name] = SYSTEMS[name].open(work, _target(work, name))
+            opened[name].run(opened[name].prepare(some))
+        except Exception as error:  # any library's own kinds
+            left_out[name] = _why(error)
+            opened.pop(name, None)
+    labels: dict[str, list[int]] = {name: [] for name in opened}
+    spent = {name: np.zeros((rounds, 4)) for name in opened}
+    gc.collect()
+    gc.disable()
+    for turn in range(rounds):
+        for at in range(0, len(photos), BLOCK):
+            block = [path.read_bytes() for path in photos[at : at + BLOCK]]
+            for name, system in opened.items():
+                system.label(system.run(system.prepare(block[-1])))  # caches warm again after the others' turns
+                found, clock = [], time.perf_counter()
+                for data in block:
+                    begin = time.process_time()
+                    x = system.prepare(data)
+                    prepared = time.process_time()
+                    out = system.run(x)
+                    computed = time.process_time()
+                    found.append(system.label(out))
+                    spent[name][turn, :3] += time.process_time() - begin, prepared - begin, computed - prepared
+                spent[name][turn, 3] += time.perf_counter() - clock
+                if turn == 0:
+                    labels[name] += found
+        gc.collect()
+    gc.enable()
+    times = {key: {name: list(each[:, i] / len(photos) * 1e3) for name, each in spent.items()} for i, key in enumerate(COLUMNS)}
+    inputs = {name: system.prepare(some) for name, system in opened.items()}
+    again = {name: (lambda _, run=system.run, x=inputs[name]: run(x)) for name, system in opened.items()}
+    times["model_only"] = vision.time_in_turn(again, np.empty(0), rounds)
+    return {"left_out": left_out, "engine": {name: each.engine for name, each in opened.items()}, "labels": labels, **times}
+
+
+COLUMNS = ("whole", "prepare", "model", "clock")
+
+
+def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """What `measure` found, as the report tells it.
+
+    Returns {"best_int8_peer", "results": [{"system", "engine", "ms": {"whole", "prepare", "model", "model_only": {"median", "spread"}},
+    "images_per_second", "times_as_fast_as_best" (median over the rounds), "labels_as_best", "labels_as_fp32" (shares), "core_share"}],
+    "ours": {peer: {"times_as_fast", "same_labels"} of this project's}}.
+    """
+    whole, labels = measured["whole"], measured["labels"]
+    peers = [name for name in whole if name.endswith("-int8") and name != OURS]
+    best = min(peers, key=lambda name: float(np.median(whole[name]))) if peers else None
+    results = []
+    for name in whole:
+        found: dict[str, Any] = {"system": name, "engine": measured["engine"][name]}
+        found["ms"] = {key: _median(measured[key][name]) for key in ("whole", "prepare", "model", "model_only")}
+        found["images_per_second"] = round(1e3 / float(np.median(whole[name])), 1)
+        if best is not None:
+            found["times_as_fast_as_best"] = round(float(np.median(np.divide(whole[best], whole[name]))), 3)
+        for key, other in (("labels_as_best", best), ("labels_as_fp32", FLOAT)):
+            if other in labels:
+                found[key] = round(float(np.mean(np.equal(labels[name], labels[other]))), 4)
+        found["core_share"] = round(float(np.median(np.divide(whole[name], measured["clock"][name]))), 3)
+        results.append(found)
+    ours = {
+        name: {
+            "times_as_fast": round(float(np.median(np.divide(whole[name], whole[OURS]))), 3),
+            "same_labels": round(float(np.mean(np.equal(labels[name], labels[OURS]))), 4),
+        }
+        for name in whole
+        if OURS in whole and name != OURS
+    }
+    return {"best_int8_peer": best, "results": results, "ours": ours}
+
+
+def _median(times: Sequence[float]) -> dict[str, Any]:
+    return {"median": round(float(np.median(times)), 3), "spread": [round(float(each), 3) for each in (min(times), max(times))]}
+
+
+def compare(
+    name: str, peers: Sequence[str], photos: Sequence[Path], rounds: int, scratch: Path, advance: Callable[[float], None]
+) -> dict[str, Any]:
+    """All systems of one model: `summary`, "model", "photos", "build_seconds", "left_out". What `scratch` holds is not built again."""
+    core = max(os.sched_getaffinity(0))
+    calibration = photos[:: vision.CALIBRATE_EVERY]
+    tested = [path for index, path in enumerate(photos) if index % vision.CALIBRATE_EVERY]
+    folder = scratch / f"{name}-{len(calibration)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    about: dict[str, Any] = {"model": name, "photos": {"calibration": len(calibration), "tested": len(tested)}}
+    left_out: dict[str, str] = {}
+    try:
+        spec = Preprocess.from_json(zoo.load(name).preprocessing)
+        work = Work(name, folder / "fp32.onnx", folder / "calibration.npy", spec)
+        _apart(core, folder / "network.log", BUILD_SECONDS, _network, name, work)
+    except (ZooError, BrokenProcessPool) as error:
+        advance(len(peers) + 1)
+        return {**about, "best_int8_peer": None, "results": [], "ours": {}, "left_out": dict.fromkeys(peers, _why(error))}
+    np.save(work.pixels, np.stack([np.asarray(crop(Image.open(path).convert("RGB"), spec)) for path in calibration]))
+    seconds = {}
+    for each in peers:
+        if SYSTEMS[each].build is not None and not _target(work, each).is_file():
+            start = time.perf_counter()
+            try:
+                _apart(core, folder / f"{each}.log", BUILD_SECONDS, _build, each, work)
+                seconds[each] = round(time.perf_counter() - start, 1)
+            except Exception as error:  # any library's own kinds
+                left_out[each] = _why(error)
+                _target(work, each).unlink(missing_ok=True)
+        advance(1)
+    try:
+        measured = _apart(core, folder / "measure.log", 0, measure, work, [each for each in peers if each not in left_out], tested, rounds)
+    except BrokenProcessPool as error:
+        raise ZooError(f"the process that times {name} ended; what its libraries said is in {folder / 'measure.log'}") from error
+    advance(1)
+    return {**about, "build_seconds": seconds, **summary(measured), "left_out": left_out | measured["left_out"]}
+
+
+# ------------------------------------------------------------------------------------------------------------------ report
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The results as text."""
+    line = "{:22} {:17} {:11} {:>8} {:>15} {:>8} {:>8} {:>8} {:>6} {:>6} {:>7} {:>7} {:>5}".format
+    lines = [line("model", "system", "engine", "ms", "spread", "prepare", "model", "alone", "/s", "ratio", "=best", "=fp32", "core")]
+    for each in report["models"]:
+        for row in each["results"]:
+            times = row["ms"]
+            spread = "{:.2f}..{:.2f}".format(*times["whole"]["spread"])
+            medians = (f"{times[key]['median']:.3f}" for key in ("prepare", "model", "model_only"))
+            shares = (f"{row[key]:.1%}" if key in row else "" for key in ("labels_as_best", "labels_as_fp32"))
+            rates = f"{row['images_per_second']:.0f}", row.get("times_as_fast_as_best", "")
+            whole = f"{times['whole']['median']:.3f}"
+            lines.append(line(each["model"], row["system"], row["engine"], whole, spread, *medians, *rates, *shares, row["core_share"]))
+        beside = ", ".join(f"{name} {found['times_as_fast']}x {found['same_labels']:.1%}" for name, found in each["ours"].items())
+        if beside:
+            lines.append(f"{each['model']}: {OURS} is so many times as fast, with the same labels: {beside}")
+        lines += [f"{each['model']}: {name} left out: {why}" for name, why in each["left_out"].items()]
+    return "\n".join(lines)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("nncf", "pillow", "simplejpeg", "torch", "torchao", "tensorflow-cpu", "tensorflow"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+@contextlib.contextmanager
+def _folder(given: str | None) -> Iterator[Path]:
+    with contextlib.nullcontext(given) if given else tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="?", default=",".join(MODELS), help=f"with commas; {', '.join(MODELS)} by default")
+    parser.add_argument("--peers", default=",".join(SYSTEMS), help=f"of {', '.join(SYSTEMS)}; all by default")
+    parser.add_argument("--photos", type=int, default=500, help="so many photos, of which every fifth calibrates (default 500)")
+    parser.add_argument("--rounds", type=int, default=9, help="times that each system sees every photo (default 9)")
+    parser.add_argument("--work", metavar="DIR", help="keep the peers' models there; what is found there is not built again")
+    parser.add_argument("--json", action="store_true", help="print the report instead of the table")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the report, too")
+    args = parser.parse_args()
+    os.environ.setdefault("ZOO_MIRROR", str(vision.SHARED / "weights"))
+    try:
+        names, peers = (list(dict.fromkeys(each.split(","))) for each in (args.models, args.peers))
+        for given, known in ((names, zoo.names()), (peers, list(SYSTEMS))):
+            if unknown := [each for each in given if each not in known]:
+                raise RequestError(f"found {', '.join(unknown)}; choose of {', '.join(known)}")
+        if args.photos < 2 or args.rounds < 1:
+            raise RequestError(f"photos {args.photos} and rounds {args.rounds} must be at least 2 and 1")
+        folder = vision.SHARED / "data" / "imagenet" / "nips17"
+        if not folder.is_dir():
+            raise RequestError(f"no photos at {folder}; set ZOO_SHARED to the folder that holds data/imagenet/nips17")
+        photos = labelled(folder).paths[: args.photos]
+        with _folder(args.work) as scratch, progress("comparing", len(names) * (len(peers) + 1)) as advance:
+            models: list[dict[str, Any]] = []
+            report = {"models": models, "environment": machine.environment(threads=1, rounds=args.rounds, peers=_versions())}
+            for name in names:
+                models.append(compare(name, peers, photos, args.rounds, scratch, advance))
+                if args.output:  # what is there, if a later one fails
+                    files.write_json(args.output, report)
+        print(json.dumps(report, indent=2) if args.json else table(report))
+    except ZooError as error:
+        print(f"images: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
