@@ -213,7 +213,7 @@ def quantizers() -> str:
                 for engine, figures in row["accuracy"].items():
                     times = [each["milliseconds"].get(at, {}).get(row["setting"], {}).get("median") for at in ("onnxruntime", "openvino")]
                     shown = [f"{figures['drop']:.2f}", f"{figures['agreement']:.2f}", f"{figures['sqnr_db']:.1f}"]
-                    cost = [f"{row['seconds']:.0f}", f"{row['peak_mb']:,.0f}"]
+                    cost = [f"{row['peak_mb']:,.0f}"]
                     rows.append(
                         [each["model"], row["setting"], engine, *shown, *("" if ms is None else f"{ms:.2f}" for ms in times), *cost]
                     )
@@ -227,14 +227,13 @@ def quantizers() -> str:
             "SQNR dB",
             "ms in onnxruntime",
             "ms in OpenVINO",
-            "s",
             "MB",
         ]
         peers = ", ".join(f"{key} {each}" for key, each in found["environment"]["peers"].items())
         parts.append(
             f"Post-training quantization of the same float files, calibrated on {counts['calibration']} photos, judged on "
             f"{counts['test']} others (agreement: share of labels equal to fp32's, one photo is .25 points; the SQNR of the logits tells "
-            "finer); batch 1, one thread, in turn; the last two columns are what quantizing took. `zoo` is `zoo quantize --search`. "
+            "finer); batch 1, one thread, in turn; the last column is the peak memory of quantizing. `zoo` is `zoo quantize --search`. "
             f"On {place(found)}; {peers} "
             f"(`{path.relative_to(ROOT)}`, by `scripts/peers/vision.py`):\n\n" + table(columns, rows)
         )
