@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines import files, graph
-from pipelines.batches import Batch, cut, length
+from pipelines.batches import Batch, cut
 from pipelines.calibrate import CalibrationTable
 from pipelines.correct import calibrated
 from pipelines.entry import OBSERVERS, Entry, QuantRecipe
@@ -284,8 +284,8 @@ def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
     path = folder.path / SAMPLES
     if not path.is_file():
         raise RequestError(f"{folder.path} holds no {SAMPLES}; calibrate on your data with: zoo calibrate {folder.path} --data FILE")
-    samples = list(read_npz(path)[0])
-    return calibrated(graph.load(folder.path / "rewritten.onnx"), recipe, samples, sum(map(length, samples)))
+    samples, total = read_npz(path)
+    return calibrated(graph.load(folder.path / "rewritten.onnx"), recipe, list(samples), total)
 
 
 def _keep_own_data(folder: ModelFolder, observer: str) -> None:

@@ -79,7 +79,7 @@ def tune(
         folder = open_model(model, preprocess)
         spare(target, *used(folder), *listed(evaluation_data), *listed(calibration_data))
         float_model = graph.load(folder.ensure("rewritten.onnx"))
-        samples = _raw(folder, calibration_data)
+        samples = raw_samples(folder, calibration_data, "--calibration-data")
         example = {name: array[:batch_size] for name, array in next(iter(samples)).items()}
         judge, recipe = FolderJudge(folder, evaluation_data, example), folder.recipe
     options: Any = {"max_drop": max_drop, "seconds": seconds, "engine": engine, "threads": threads, "recipe": recipe}
@@ -162,8 +162,7 @@ def samples_of(model: ir.Model, data: Any, preprocess: Model | None = None, on_e
     if not is_folder(data):
         if preprocess is not None:
             raise RequestError(f"--preprocess describes a folder of images; {data} is none")
-        batches = list(road.read_npz(data, fixed or BATCH)[0])
-        return Samples(lambda: batches, sum(map(length, batches)))
+        return _kept(data, fixed or BATCH)
     spec, ports, paths = _spec(data, preprocess), _ports(model), list(images.listed(data))
     told: set[str] = set()
 
@@ -257,15 +256,24 @@ def _npz(path: Any) -> dict[str, Any]:
     return joined(list(road.read_npz(path)[0]))
 
 
-def _raw(folder: ModelFolder, data: Any) -> Samples:
-    """Calibration samples of a zoo model."""
+def _kept(path: Any, batch_size: int = 256) -> Samples:
+    """All of an .npz, read once."""
+    batches, total = road.read_npz(path, batch_size)
+    held = list(batches)
+    return Samples(lambda: held, total)
+
+
+def raw_samples(folder: ModelFolder, data: Any, option: str, count: int = 4096, on_error: str = "raise") -> Samples:
+    """Calibration samples of a zoo model: up to `count` of raw `data`, or those that its training kept. Raises RequestError for none.
+
+    option: by which a user gives data.
+    """
     if data is None:
         if not (folder.path / road.SAMPLES).is_file():
-            raise RequestError(f"{folder.card.name} has no samples of its training data; give yours with --calibration-data FILE")
-        kept = list(road.read_npz(folder.ensure(road.SAMPLES))[0])
-        return Samples(lambda: kept, sum(map(length, kept)))
+            raise RequestError(f"{folder.card.name} has no samples of its training data; calibrate on yours with {option} FILE")
+        return _kept(folder.ensure(road.SAMPLES))
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
-    batch = opened.calibration(data, 4096, "raise")
+    batch = opened.calibration(data, count, on_error)
     return Samples(lambda: [batch], length(batch))
 
 

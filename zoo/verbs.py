@@ -11,7 +11,7 @@ from typing import Any
 import zoo
 from pipelines import build as road
 from pipelines import graph, hub, kernels, machine
-from pipelines.batches import Batch, length
+from pipelines.batches import Batch
 from pipelines.benchmark import BATCHES, Configuration, Stages, pinned
 from pipelines.benchmark import benchmark as time_configurations
 from pipelines.benchmark import instances as time_instances
@@ -30,7 +30,7 @@ from pipelines.quantize import QuantReport
 from pipelines.quantize import quantize as quantize_model
 from zoo.toolkit import is_file as _is_file
 from zoo.toolkit import listed as _listed
-from zoo.toolkit import open_model, rewritten, samples_of, write_report
+from zoo.toolkit import open_model, raw_samples, rewritten, samples_of, write_report
 from zoo.toolkit import plan as plan
 from zoo.toolkit import spare as _spare
 from zoo.toolkit import tune as tune
@@ -172,20 +172,13 @@ def calibrate(
         table = calibrated(loaded, recipe, given, given.total, max_memory=max_memory)
         return {"observer": table.observer, "samples": table.samples, "path": str(table.save(target))}
     folder = open_model(model, preprocess)
-    name = folder.card.name
     if output is None and folder.given("calibration.json"):
+        name = folder.card.name
         raise RequestError(f"{name} ships its calibration table, which stays as it is; make yours elsewhere with --data FILE -o FILE")
-    if data is None and not (folder.path / road.SAMPLES).is_file():
-        raise RequestError(f"{name} has no samples of its training data; calibrate on yours with --data FILE")
     _spare(output, *_used(folder), *_listed(data))
-    source = folder.ensure("rewritten.onnx")
+    given = raw_samples(folder, data, "--data", samples, on_error)
     recipe = _changed(folder.recipe, observer=observer, correct=correct, search=search)
-    if data is None:
-        batches = list(road.read_npz(folder.ensure(road.SAMPLES))[0])
-    else:
-        opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
-        batches = [opened.calibration(data, samples, on_error)]
-    table = calibrated(graph.load(source), recipe, batches, sum(map(length, batches)), max_memory=max_memory)
+    table = calibrated(graph.load(folder.ensure("rewritten.onnx")), recipe, given, given.total, max_memory=max_memory)
     path = table.save(output) if output is not None else road.set_table(folder, table, own_data=data is not None)
     return {"observer": table.observer, "samples": table.samples, "path": str(path)}
 

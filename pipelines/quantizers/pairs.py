@@ -8,6 +8,7 @@ import onnx_ir as ir
 from pipelines import graph
 from pipelines.calibrate import CalibrationTable
 from pipelines.entry import QuantRecipe
+from pipelines.observers import steps
 from pipelines.quantizers.steps import Array, Step, activation_parameters, given, saturates, step_of, stored, weight_parameters
 from pipelines.rewrites.quantize_early import moves
 
@@ -163,10 +164,9 @@ class Pairs:
         x = node.inputs[index]
         array = graph.constant(x)
         assert x is not None and array is not None
-        low, high = min(float(array.min()), 0.0), max(float(array.max()), 0.0)
-        scale = np.float32((high - low) / 255 or 1.0)
-        zero = np.uint8(np.clip(np.rint(-low / scale), 0, 255))
-        node.replace_input_with(index, self._dequantized(node, str(x.name), stored(array, scale, zero), np.asarray(scale), None, zero))
+        scale, zero = steps(array.min(), array.max())
+        z = np.uint8(zero)
+        node.replace_input_with(index, self._dequantized(node, str(x.name), stored(array, scale, z), np.asarray(scale), None, z))
 
     def _dequantized(
         self, before: ir.Node, name: str, quantized: Array, scale: Array, axis: int | None, zero: np.uint8 | None = None

@@ -1,1 +1,22 @@
 """What the image classifiers share."""
+
+from pipelines.entry import Entry, QuantRecipe
+
+
+def entry(name: str, title: str, family: str, key: str) -> Entry:
+    """The entry of a network of the package zoo.`family`, whose train.py holds its settings under `key` and FINETUNE_`key`."""
+    return Entry(
+        name=name,
+        title=title,
+        task="images",
+        train=f"zoo.{family}.train:train",
+        settings=f"zoo.{family}.train:{key}",
+        finetune_settings=f"zoo.{family}.train:FINETUNE_{key}",
+        freeze=f"zoo.{family}.freeze:freeze",
+        rewrites="zoo.images.rewrites:passes",
+        evaluate="zoo.images.predict:evaluate",
+        pipeline="zoo.images.predict:ImagePipeline",
+        checkpoint="model.pt",
+        recipe=QuantRecipe(search=True),
+        harness="zoo.images.harness:harness",
+    )

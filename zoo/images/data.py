@@ -19,12 +19,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+from pipelines.entry import Preprocess
 from pipelines.errors import RequestError, ZooError
+from pipelines.images import SUFFIXES
+from pipelines.images import prepare as prepare_pixels
 from pipelines.progress import progress
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3], RGB
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
 TRAIN, HELD_OUT = "train", ("test", "val", "valid", "validation")  # folders or splits; of several to hold out, the first is used
 SMALL = 64  # pixels a side up to which images are decoded once and kept
 MEMORY = 1 << 30  # bytes of decoded small images, or of the files in an archive, that are kept
@@ -162,15 +164,8 @@ def decode(content: bytes, scale_to: int = 0) -> Image.Image:
 
 
 def prepare(image: Image.Image, features: dict[str, Any]) -> Pixels:
-    """uint8 [size, size, 3] as a model's preprocessing says: the shorter side to `resize` (0: squeezed), then the centre cut out."""
-    size, resize = int(features["size"]), int(features["resize"])
-    method = Image.Resampling[features["interpolation"].upper()]
-    if not resize:
-        return np.asarray(image.resize((size, size), method))
-    short = min(image.size)
-    width, height = (max(size, side * resize // short) for side in image.size)
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return np.asarray(image.resize((width, height), method).crop((left, top, left + size, top + size)))
+    """uint8 [size, size, 3] as a model's preprocessing says, by `pipelines.images.prepare`: training sees the pixels that serving sees."""
+    return prepare_pixels(np.asarray(image), Preprocess.from_json(features)).transpose(1, 2, 0)
 
 
 def _look(items: Sequence[Item], on_error: str, left_out: list[str]) -> list[Pixels | None]:

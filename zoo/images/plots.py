@@ -1,10 +1,9 @@
-"""Pictures of a training: learning curves, and which class was taken for which."""
+"""A picture of a classifier: which class was taken for which."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,30 +11,9 @@ import numpy.typing as npt
 from pipelines.files import replacing
 
 
-def plot_curves(path: Path, history: Sequence[dict[str, Any]]) -> None:
-    """Loss and top-1 accuracy by epoch; history: lines with "epoch", "train_loss", "loss", "train_top1" and "top1"."""
-    from matplotlib.figure import Figure  # without pyplot: no window system is asked for
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    epochs, left = [each["epoch"] for each in history], figure.subplots()
-    right = left.twinx()
-    for axes, key, label, style in (
-        (left, "train_loss", "loss, training", "C0--"),
-        (left, "loss", "loss, held out", "C0-"),
-        (right, "train_top1", "top-1, training", "C1--"),
-        (right, "top1", "top-1, held out", "C1-"),
-    ):
-        axes.plot(epochs, [each[key] for each in history], style, label=label)
-    left.set(xlabel="epoch", ylabel="cross entropy (training: of smoothed labels)")
-    right.set(ylabel="top-1 accuracy")
-    figure.legend(loc="outside upper center", ncols=4)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120, metadata={"Software": None})
-
-
 def plot_confusion(path: Path, classes: Sequence[str], labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64]) -> None:
     """How often each class (a row) was taken for each other, as shares of the row; named and numbered where there is room."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # without pyplot: no window system is asked for
 
     counts = np.zeros((len(classes), len(classes)))
     np.add.at(counts, (labels, predicted), 1)

@@ -24,12 +24,14 @@ from torch.utils.data import DataLoader
 
 from pipelines import graph, machine
 from pipelines.errors import RequestError, ZooError
+from pipelines.evaluate import class_metrics, rank
 from pipelines.files import read_json, replacing, sha256, write_json
 from pipelines.progress import console, progress
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
 from zoo.images.freeze import fill
-from zoo.images.plots import plot_confusion, plot_curves
+from zoo.images.plots import plot_confusion
+from zoo.training import plot_curves, require_output, require_same_run
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
 CALIBRATION_IMAGES = 256
@@ -225,7 +227,7 @@ class Trainer:
             times = {"fp32": 0.0}
             if device.type == "cuda":
                 times = {"bf16" if torch.cuda.is_bf16_supported() else "fp32": 0.0}
-            elif {"avx512_bf16", "amx_bf16"} & set(machine.cpu()["flags"]):  # elsewhere it is emulated
+            elif machine.has_bf16():  # elsewhere it is emulated
                 times = {each: self._time(self.model, size, batch, each == "bf16") for each in ("bf16", "fp32")}
             precision = self.group.same(min(times, key=times.__getitem__))
         if self.group.count > 1:
@@ -415,12 +417,7 @@ def fit(
     """
     output = Path(output)
     with processes() as group:
-        if resume and not (output / STATE).is_file():
-            raise RequestError(f"found no {STATE} in {output} to resume from; train without --resume")
-        if not resume and output.exists() and (not output.is_dir() or any(output.iterdir())):
-            raise RequestError(
-                f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with --resume"
-            )
+        require_output(output, STATE, resume)
         if config.batch_size < group.count:
             raise RequestError(f"found batch_size {config.batch_size}, wanted at least one image for each of {group.count} processes")
         images = open_images(data, held_out=config.validation, seed=config.seed, on_error=on_error)
@@ -468,11 +465,9 @@ def _at(features: dict[str, Any], size: int) -> dict[str, Any]:
 
 def _metrics(logits: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> dict[str, float]:
     """Shares of labels that are the first, and among the first five, and the mean cross entropy in nats."""
-    own = np.take_along_axis(logits, labels[:, None], 1)
-    rank = (logits > own).sum(1)
     shifted = logits - logits.max(1, keepdims=True)
     losses = np.log(np.exp(shifted).sum(1)) - np.take_along_axis(shifted, labels[:, None], 1)[:, 0]
-    return {"top1": float((rank < 1).mean()), "top5": float((rank < 5).mean()), "loss": float(losses.mean())}
+    return {**class_metrics(rank(logits, labels)), "loss": float(losses.mean())}
 
 
 def _line(history: Sequence[dict[str, Any]], config: Settings) -> str:
@@ -492,14 +487,7 @@ def _load(path: Path, run: dict[str, Any]) -> dict[str, Any]:
         kept = state["run"]
     except Exception as error:  # torch, zipfile and pickle raise their own kinds for every sort of damage
         raise RequestError(f"cannot read the checkpoint {path} ({graph.one_line(error)}); train again into an empty folder") from error
-    different = [
-        f"{name} {kept['config'].get(name)} (now {value})" for name, value in run["config"].items() if kept["config"].get(name) != value
-    ]
-    different += [f"other {name}" for name in ("data", "start") if kept[name] != run[name]]
-    if different:
-        raise RequestError(
-            f"found a checkpoint in {path} made with {', '.join(different)}; resume with the same, or train into an empty folder"
-        )
+    require_same_run(path, kept, run)
     return state
 
 
@@ -561,7 +549,9 @@ def _write(
     with replacing(output / "calibration.npz") as temporary:
         np.savez(temporary, image=samples)
     write_json(output / "history.json", history)
-    plot_curves(output / "curves.png", history)
+    loss = {"train_loss": ("loss, training", "C0--"), "loss": ("loss, held out", "C0-")}
+    top1 = {"train_top1": ("top-1, training", "C1--"), "top1": ("top-1, held out", "C1-")}
+    plot_curves(output / "curves.png", history, loss, top1, ("cross entropy (training: of smoothed labels)", "top-1 accuracy"))
     plot_confusion(output / "confusion.png", images.classes, images.held_out.labels, predicted)
     named = {"width": config.width} if config.width != 1 else {}
     source = Path(one_source(data))

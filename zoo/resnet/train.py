@@ -11,8 +11,8 @@ from zoo.resnet.model import build
 
 RESNET26D = images.Settings(arch="resnet26d")
 RESNET50 = images.Settings(arch="resnet50")
-FINETUNE26D = replace(images.FINETUNE, arch="resnet26d")
-FINETUNE50 = replace(images.FINETUNE, arch="resnet50")
+FINETUNE_RESNET26D = replace(images.FINETUNE, arch="resnet26d")
+FINETUNE_RESNET50 = replace(images.FINETUNE, arch="resnet50")
 
 
 def train(data: Any, output: str | Path, *, config: images.Settings = RESNET26D, **options: Any) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.figure import Figure  # without pyplot: no window system is asked for
 
 from pipelines import graph
 from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import click_metrics
 from pipelines.files import read_json, replacing, sha256, write_json
 from pipelines.progress import progress
+from zoo.training import plot_curves, require_output, require_same_run
 from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, ErrorLog, Features, Rows, fit, read_rows
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -313,10 +313,7 @@ def train(
     has seen the held-out rows. Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
     """
     output = Path(output)
-    if resume and not (output / STATE).is_file():
-        raise RequestError(f"found no {STATE} in {output} to resume from; train without --resume")
-    if not resume and output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with --resume")
+    require_output(output, STATE, resume)
     config = config or (FINETUNE if start_from else TRAIN)
     start, features = None, None
     if start_from is not None:
@@ -356,7 +353,8 @@ def train(
         (Path(scratch) / WEIGHTS).replace(output / WEIGHTS)
     with replacing(output / "calibration.npz") as temporary:
         np.savez(temporary, **samples)
-    _plot(output / "learning_curve.png", saved.history, saved.best["epoch"])
+    loss, auc = {"train_logloss": ("training", "C0--"), "logloss": ("held out", "C0-")}, {"auc": ("AUC, held out", "C1-")}
+    plot_curves(output / "learning_curve.png", saved.history, loss, auc, ("LogLoss", "AUC"), saved.best["epoch"])
     record = {
         "config": settings,
         "features": features.to_json(),
@@ -446,15 +444,7 @@ class _Checkpoint:
                 lists = [[file[name] for name in file.files if name.startswith(kind)] for kind in ("best", "variable")]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise RequestError(f"cannot read the checkpoint {path} ({error}); train again into an empty folder") from error
-        kept = state["run"]
-        different = [
-            f"{name} {kept['config'].get(name)} (now {value})" for name, value in run["config"].items() if kept["config"].get(name) != value
-        ]
-        different += [f"other {name}" for name in ("data", "start") if kept[name] != run[name]]
-        if different:
-            raise RequestError(
-                f"found a checkpoint in {path} made with {', '.join(different)}; resume with the same, or train into an empty folder"
-            )
+        require_same_run(path, state["run"], run)
         return cls(**state, best_weights=lists[0], variables=lists[1])
 
 
@@ -486,21 +476,3 @@ def _sample(pieces: Iterable[Rows], rows: int, features: Features, seed: int) ->
         parts.append({name: array[inside] for name, array in features.encode(piece).items()})
         position += len(piece)
     return {name: np.concatenate([part[name] for part in parts]) for name in ("ids", "numbers")}
-
-
-def _plot(path: Path, history: Sequence[Mapping[str, Any]], best: int) -> None:
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    epochs, left = [each["epoch"] for each in history], figure.subplots()
-    right = left.twinx()
-    for axes, key, label, style in (
-        (left, "train_logloss", "training", "C0--"),
-        (left, "logloss", "held out", "C0-"),
-        (right, "auc", "AUC, held out", "C1-"),
-    ):
-        axes.plot(epochs, [each[key] for each in history], style, label=label)
-    left.axvline(best, color="grey", linewidth=0.8)
-    left.set(xlabel="epoch", ylabel="LogLoss")
-    right.set(ylabel="AUC")
-    figure.legend(loc="outside upper center", ncols=3)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120, metadata={"Software": None})
