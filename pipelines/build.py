@@ -22,12 +22,12 @@ import onnx_ir as ir
 from pipelines import files, graph
 from pipelines.batches import Batch, cut
 from pipelines.calibrate import CalibrationTable
-from pipelines.correct import calibrated
 from pipelines.entry import OBSERVERS, Entry, QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.hub import CARD, Card
 from pipelines.quantize import QuantReport, quantize
 from pipelines.rewrite import rewrite
+from pipelines.search import calibrated
 
 ROAD = ("fp32.onnx", "rewritten.onnx", "calibration.json", "int8.onnx")
 NATIVE = "native.onnx"

@@ -27,7 +27,7 @@ from pipelines.progress import progress
 BATCH = 256  # samples run at once, where the memory allows it
 MEMORY = "1GB"
 LENT = 1 << 16  # bytes of a weight that sessions share
-ADJUSTMENTS = ("clip", "equalization", "bias", "recipe")  # of a table that has them
+ADJUSTMENTS = ("clip", "equalization", "bias", "rounding", "recipe")  # of a table that has them
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class CalibrationTable:
 
     clip: whether weights are clipped, see `weight_parameters`. equalization: {convolution's result: factor of each of its output channels},
     see `EqualizeChannels`; the ranges are of the graph so equalized. bias: {layer: what each output channel's mean lacks in int8, in the
-    result's units}, see `pipelines.correct`. recipe: by which the latter was found; other recipes do without.
+    result's units}, see `pipelines.correct`. rounding: {layer: which weights are not rounded to nearest}, see `roundings.encoded`.
+    recipe: by which the two were found; other recipes do without.
     """
 
     graph: str
@@ -83,6 +84,7 @@ class CalibrationTable:
     clip: bool = False
     equalization: dict[str, tuple[float, ...]] = field(default_factory=dict)
     bias: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    rounding: dict[str, str] = field(default_factory=dict)
     recipe: dict[str, Any] = field(default_factory=dict)
 
     def require(self, model: ir.Model) -> None:
@@ -97,7 +99,7 @@ class CalibrationTable:
     def merge(self, other: CalibrationTable) -> CalibrationTable:
         """One table for the samples of both, see `TensorRange.merge`; which of the two comes first makes no difference.
 
-        Bias corrections become their mean, weighted by samples. Raises RequestError where the tables are of different graphs, observers,
+        Corrections are those of the table of more samples. Raises RequestError where the tables are of different graphs, observers,
         recipes or equalizations, or have no histograms (as those of quantization-aware training).
         """
         if any(getattr(self, key) != getattr(other, key) for key in ("clip", "equalization", "recipe")):
@@ -109,13 +111,9 @@ class CalibrationTable:
         for name in self.tensors.keys() & other.tensors.keys():
             tensors[name] = self.tensors[name].merge(other.tensors[name], self.observer)
         samples = self.samples + other.samples
-        bias = {
-            name: rounded_to_float32((np.array(self.bias[name]) * self.samples + np.array(other.bias[name]) * other.samples) / samples)
-            for name in self.bias
-            if name in other.bias
-        }
+        more = max(self, other, key=lambda each: (each.samples, each.samples_digest))
         digest = hashlib.sha256("".join(sorted([self.samples_digest, other.samples_digest])).encode()).hexdigest()
-        return replace(self, samples=samples, samples_digest=digest, tensors=tensors, bias=bias)
+        return replace(self, samples=samples, samples_digest=digest, tensors=tensors, bias=more.bias, rounding=more.rounding)
 
     def save(self, path: str | Path) -> Path:
         """Write as JSON, tensors in the graph's order, a list of numbers on one line."""
@@ -138,8 +136,9 @@ class CalibrationTable:
                         f"{each.maximum!r}); wanted finite numbers, low <= high; make another table with: zoo calibrate"
                     )
             equalization, bias = ({name: tuple(map(float, each)) for name, each in value.get(key, {}).items()} for key in ADJUSTMENTS[1:3])
+            rounding = {name: str(each) for name, each in value.get("rounding", {}).items()}
             names = value["graph"], value["observer"], value["samples"], value["samples_digest"]
-            return cls(*names, tensors, value.get("clip") is True, equalization, bias, dict(value.get("recipe", {})))
+            return cls(*names, tensors, value.get("clip") is True, equalization, bias, rounding, dict(value.get("recipe", {})))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RequestError(f"{path} is not a calibration table ({error}); make one with: zoo calibrate") from error
 

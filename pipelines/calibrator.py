@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from pipelines import graph
 from pipelines.batches import Batch
 from pipelines.calibrate import MEMORY, CalibrationTable, Observation
-from pipelines.correct import calibrated, corrected
 from pipelines.entry import QuantRecipe
 from pipelines.quantize import QuantReport, quantize
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED
+from pipelines.search import calibrated, corrected
 
 
 class _Kept:

@@ -9,7 +9,7 @@ Intel's INT8 Wide & Deep):
 
 (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference").
 
-Where the table knows them, channels are equalized before (`EqualizeChannels`), and b corrected (`pipelines.correct`).
+Where the table knows them, channels are equalized before (`EqualizeChannels`), W rounded otherwise and b corrected (`pipelines.correct`).
 What lies between layers is bytes too where that pays (`pipelines.quantizers.elementwise`), and what only moves values keeps their step.
 """
 
@@ -27,7 +27,7 @@ from pipelines import graph
 from pipelines.calibrate import CalibrationTable
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
-from pipelines.quantizers import biases, elementwise, layers
+from pipelines.quantizers import biases, elementwise, layers, roundings
 from pipelines.quantizers.pairs import Pairs
 from pipelines.quantizers.steps import activation_parameters, given, weight_parameters
 from pipelines.rewrite import CleanUp
@@ -73,7 +73,7 @@ class QuantReport:
 def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
     """The QDQ form of `model`, which is left as it is, and what became of every operator.
 
-    The table's bias corrections count only for the recipe that they were found by, observers aside.
+    The table's corrections count only for the recipe that they were found by, observers aside.
     Raises RequestError where the table belongs to another graph, the opset is older than 13, or keep_float or dynamic matches nothing.
     """
     graph.require_opset(model)
@@ -107,10 +107,11 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     for node in list(main):
         if node.op_type == "Transpose":
             pairs.transposed(node)
-    if recipe.correct and table.bias:
+    if recipe.correct and (table.bias or table.rounding):
         if not recipe.same_but_observer(table.recipe):
-            logger.warning("the table's bias corrections were found by another recipe and are left out; for new ones run: zoo calibrate")
+            logger.warning("the table's corrections were found by another recipe and are left out; for new ones run: zoo calibrate")
         else:
+            roundings.apply(main, table.rounding)
             for name, channels in biases.correct(main, table.bias).items():
                 int8[name] = int8.get(name) or f"bias corrected in {channels} channels"
     RemoveUnusedNodesPass()(result)

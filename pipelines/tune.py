@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from pipelines import files, graph, machine, page, report
 from pipelines.batches import Batch, cut, joined, length
 from pipelines.calibrate import CalibrationTable, Observation, observe
-from pipelines.correct import correct_bias
+from pipelines.correct import correct
 from pipelines.engine import ENGINES, OnnxRuntimeSession, OpenVinoSession, Session, available
 from pipelines.entry import OBSERVERS, QuantRecipe
 from pipelines.errors import RequestError, ZooError
@@ -196,7 +196,7 @@ class Maker:
         options: dict[str, Any] = {"observer": settings.observer, "symmetric": settings.symmetric, "keep_float": keep, "dynamic": dynamic}
         int8, said = quantize(model, dataclasses.replace(self._recipe, **options), table)
         if settings.correct:
-            int8, _ = correct_bias(model, int8, self.samples())
+            int8, _ = correct(model, int8, self.samples())
         return int8, said, table
 
 

@@ -263,7 +263,7 @@ def test_a_table_can_be_read_by_a_person(tmp_path):
 def test_names_are_kept(tmp_path, name):
     ranges = {name: TensorRange(0.0, 1.0, 0.0, 1.0, 1, "kl", Summary(0.0, 1.0, 0, (1,)))}
     table = CalibrationTable(
-        "g", "kl", 1, "d", ranges, True, {name: (1.0, 0.5)}, {name: (-0.25,)}, QuantRecipe(keep_float=("a", "b")).to_json()
+        "g", "kl", 1, "d", ranges, True, {name: (1.0, 0.5)}, {name: (-0.25,)}, {name: "AQI="}, QuantRecipe(keep_float=("a", "b")).to_json()
     )
     assert CalibrationTable.load(table.save(tmp_path / "t.json")) == table
 
@@ -384,12 +384,14 @@ def test_a_run_is_planned_anew_for_longer_samples():
     assert observation.histograms["y"].count == 512 * 501
 
 
-def test_corrections_merge_to_their_mean_and_equalizations_must_be_the_same():
+def test_merging_keeps_the_corrections_of_more_samples_and_equalizations_must_be_the_same():
     one, other = (
-        replace(CalibrationTable("g", "kl", n, "d"), bias={"y": shifts, "z": (1.0,)}) for n, shifts in ((1, (1.0, 0.0)), (3, (5.0, 4.0)))
+        replace(CalibrationTable("g", "kl", n, "d"), bias={"y": shifts, "z": (1.0,)}, rounding={"y": str(n)})
+        for n, shifts in ((1, (1.0, 0.0)), (3, (5.0, 4.0)))
     )
     other = replace(other, bias={"y": other.bias["y"]})
-    assert one.merge(other).bias == other.merge(one).bias == {"y": (4.0, 3.0)}
+    assert one.merge(other).bias == other.merge(one).bias == {"y": (5.0, 4.0)}
+    assert one.merge(other).rounding == other.merge(one).rounding == {"y": "3"}
     for change in ({"clip": True}, {"equalization": {"y": (1.0, 2.0)}}, {"recipe": QuantRecipe().to_json()}):
         with pytest.raises(RequestError, match="searched or corrected differently"):
             one.merge(replace(other, **change))

@@ -4,10 +4,10 @@ from rewriting import model, run
 
 from pipelines import graph
 from pipelines.calibrator import Calibrator
-from pipelines.correct import calibrated
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.quantize import quantize
+from pipelines.search import calibrated
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {"w": RNG.standard_normal((8, 5)).astype(np.float32), "v": RNG.standard_normal((5, 3)).astype(np.float32)}

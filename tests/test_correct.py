@@ -1,4 +1,4 @@
-"""Bias correction: it takes a shift out where results pass, leaves alone what it would not improve, and computes the same bytes twice."""
+"""Corrections: a shift is taken out where results pass, a table carries what was found, and bytes are the same twice."""
 
 from dataclasses import replace
 
@@ -8,14 +8,17 @@ import onnx_ir as ir
 import pytest
 from rewriting import model, run
 
-from pipelines import correct, graph
+from pipelines import graph, search
 from pipelines.calibrate import CalibrationTable, calibrate
-from pipelines.correct import CHUNK, calibrated, correct_bias, output_sqnr, search
+from pipelines.correct import correct
 from pipelines.engine import ENGINES, load
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.quantize import quantize
+from pipelines.refine import output_sqnr
 from pipelines.rewrites.equalize_channels import scale_channels
+from pipelines.search import calibrated
+from pipelines.walk import CHUNK
 
 RNG = np.random.default_rng(0)
 RECIPE = QuantRecipe(observer="minmax")
@@ -37,7 +40,7 @@ def quantized(found, feeds, **ranges):
 def corrected(found, int8, feeds):
     """(corrected model, {layer: what became of it}); the result must be sound, and the models given unchanged."""
     before = graph.digest(found), graph.digest(int8)
-    result, report = correct_bias(found, int8, [feeds])
+    result, report = correct(found, int8, [feeds], weights=False)
     assert (graph.digest(found), graph.digest(int8)) == before
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
     assert report.samples == len(next(iter(feeds.values())))
@@ -102,8 +105,8 @@ def test_same_inputs_give_the_same_bytes_however_samples_are_batched():
     one, again = (ir.to_proto(corrected(found, int8, IMAGES)[0]).SerializeToString(deterministic=True) for _ in range(2))
     assert one == again
     assert len(IMAGES["x"]) > 2 * CHUNK
-    pieces, _ = correct_bias(found, int8, [{"x": IMAGES["x"][at : at + 3]} for at in range(0, 20, 3)])
-    whole, _ = correct_bias(found, int8, [IMAGES])
+    pieces, _ = correct(found, int8, [{"x": IMAGES["x"][at : at + 3]} for at in range(0, 20, 3)])
+    whole, _ = correct(found, int8, [IMAGES])
     assert np.abs(bias(layers(pieces)[0]) - bias(layers(whole)[0])).max() <= 1
 
 
@@ -204,11 +207,11 @@ def test_branches_that_read_what_lies_around_them_are_run():
 def test_samples_must_be_there_and_fit():
     found, int8 = conv()
     with pytest.raises(RequestError, match="no samples"):
-        correct_bias(found, int8, [])
+        correct(found, int8, [])
     with pytest.raises(RequestError, match="hold z; the graph takes x"):
-        correct_bias(found, int8, [{"z": IMAGES["x"]}])
+        correct(found, int8, [{"z": IMAGES["x"]}])
     with pytest.raises(RequestError, match="do not fit"):
-        correct_bias(found, int8, [{"x": normal(2, 5, 9, 9)}])
+        correct(found, int8, [{"x": normal(2, 5, 9, 9)}])
 
 
 def test_sqnr_of_outputs_is_that_of_numpy_and_looks_before_a_softmax():
@@ -239,7 +242,7 @@ def unequal(spread):
 def test_equalization_is_kept_where_the_sqnr_rises():
     found, samples = unequal(7)
     before = graph.digest(found)
-    (_, factors), tried = search(found, RECIPE, samples)
+    (_, factors), tried = search.search(found, RECIPE, samples)
     assert graph.digest(found) == before
     assert list(factors) == ["a"] and len(factors["a"]) == 8
     assert tried["depthwise"] > tried["none"] + 3
@@ -247,12 +250,12 @@ def test_equalization_is_kept_where_the_sqnr_rises():
 
 def test_equalization_is_not_kept_where_nothing_is_to_be_gained_or_the_sqnr_falls(monkeypatch):
     found, samples = unequal(0)
-    (clip, factors), tried = search(found, RECIPE, samples)
+    (clip, factors), tried = search.search(found, RECIPE, samples)
     assert not clip and factors == {} and list(tried) == ["none", "clipped"]
     found, samples = unequal(7)
     falling = iter([20.0, 19.0, 20.1, 20.3])
-    monkeypatch.setattr(correct, "output_sqnr", lambda *_: next(falling))
-    (clip, factors), tried = search(found, RECIPE, samples)
+    monkeypatch.setattr(search, "output_sqnr", lambda *_: next(falling))
+    (clip, factors), tried = search.search(found, RECIPE, samples)
     assert clip and factors == {} and tried == {"none": 20.0, "depthwise": 19.0, "all": 20.1, "clipped": 20.3}
 
 
@@ -265,14 +268,14 @@ def test_a_table_carries_what_was_found_so_that_quantizing_needs_no_samples(tmp_
     int8, report = quantize(found, recipe, table)
     equalized = found.clone()
     scale_channels(equalized, table.equalization)
-    direct = replace(table, graph=graph.digest(equalized), equalization={}, bias={})
-    expected, said = correct_bias(equalized, quantize(equalized, recipe, direct)[0], samples)
+    direct = replace(table, graph=graph.digest(equalized), equalization={}, bias={}, rounding={})
+    expected, said = correct(equalized, quantize(equalized, recipe, direct)[0], samples)
     assert graph.digest(int8) == graph.digest(expected)
     assert sum(each.corrected for each in said.layers) > 0 and "bias corrected" in " ".join(each.reason for each in report.operators)
     for changes in ({"correct": False}, {"keep_float": ("y",)}):
         other, report = quantize(found, replace(recipe, **changes), table)
         assert "bias corrected" not in " ".join(each.reason for each in report.operators)
-        assert graph.digest(other) == graph.digest(quantize(found, replace(recipe, **changes), replace(table, bias={}))[0])
+        assert graph.digest(other) == graph.digest(quantize(found, replace(recipe, **changes), replace(table, bias={}, rounding={}))[0])
 
 
 def test_corrections_by_another_recipe_are_left_out_with_a_word(caplog):

@@ -17,7 +17,6 @@ from pipelines.benchmark import benchmark as time_configurations
 from pipelines.benchmark import instances as time_instances
 from pipelines.build import ModelFolder
 from pipelines.calibrate import MEMORY, CalibrationTable
-from pipelines.correct import calibrated
 from pipelines.engine import BF16, available, computes
 from pipelines.engine import ENGINES as STOCK
 from pipelines.entry import QuantRecipe
@@ -28,6 +27,7 @@ from pipelines.page import require_format
 from pipelines.pipeline import PRECISIONS, choose_engine, model_file
 from pipelines.quantize import QuantReport
 from pipelines.quantize import quantize as quantize_model
+from pipelines.search import calibrated
 from zoo.toolkit import is_file as _is_file
 from zoo.toolkit import listed as _listed
 from zoo.toolkit import open_model, raw_samples, rewritten, samples_of, write_report

@@ -39,13 +39,13 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipelines import files, graph, machine
-from pipelines.correct import calibrated
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError, ZooError
 from pipelines.progress import progress
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED as PASSES
+from pipelines.search import calibrated
 
 Array = NDArray[Any]
 SHARED = Path(os.environ.get("ZOO_SHARED", Path(__file__).resolve().parents[3] / "shared"))

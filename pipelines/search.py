@@ -1,0 +1,93 @@
+"""All that a calibration table can carry, found on samples: equalization, clipped weights, refined ranges, corrections."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import onnx_ir as ir
+
+from pipelines import graph
+from pipelines.batches import Batch
+from pipelines.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
+from pipelines.correct import correct
+from pipelines.entry import QuantRecipe
+from pipelines.quantize import quantize
+from pipelines.refine import output_sqnr, refined
+from pipelines.rewrite import rewrite
+from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics, scale_channels
+from pipelines.walk import CHUNK, chunks
+
+GATE, GAIN = 32, 0.2  # samples that a search judges by; dB that a form must win
+
+
+def calibrated(
+    model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch], total: int | None = None, *, max_memory: str | int = MEMORY
+) -> CalibrationTable:
+    """All that `quantize` needs to make `model` int8 by `recipe`: ranges and, as that says, what a search and corrections of layers find.
+
+    samples: batches {graph input: array, first axis = samples}, gone through several times (no iterator). total: their number, for the
+    progress bars. Raises RequestError as `calibrate` and `correct` do.
+    """
+    clip, factors = search(model, recipe, samples)[0] if recipe.search else (False, {})
+    equalized = model.clone()
+    scale_channels(equalized, factors)
+    options: dict[str, Any] = {"max_memory": max_memory, "symmetric": recipe.symmetric}
+    table = calibrate(equalized, samples, recipe.observer, total, **options)
+    if recipe.search:
+        table = refined(equalized, recipe, table, _few(model, samples))
+    table = replace(table, graph=graph.digest(model), clip=clip, equalization=factors)
+    return corrected(model, recipe, table, samples) if recipe.correct else table
+
+
+def corrected(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Iterable[Batch]) -> CalibrationTable:
+    """`table` with the corrections of layers that `recipe` needs; see `calibrated` for the arguments."""
+    equalized = model.clone()
+    scale_channels(equalized, table.equalization)
+    layers = correct(equalized, quantize(model, recipe, replace(table, bias={}, rounding={}))[0], samples)[1].layers
+    bias, rounding = (
+        {each.name: each.shift for each in layers if each.shift},
+        {each.name: each.rounding for each in layers if each.rounding},
+    )
+    return replace(table, bias=bias, rounding=rounding, recipe=recipe.to_json())
+
+
+def search(
+    model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]
+) -> tuple[tuple[bool, dict[str, tuple[float, ...]]], dict[str, float]]:
+    """How `model` quantizes best: channels as they are, equalized before depthwise convolutions or between all; weights clipped or not.
+
+    Returns (`clip` and `equalization` of a `CalibrationTable`) and {"none", "depthwise", "all", "clipped": SQNR in dB of the int8 outputs
+    against those of `model`, biases corrected}, calibrated and measured on the first `GATE` samples; forms of equalization that the pass
+    has no use for are left out. A form wins only by `GAIN`, since 5% of noise more or less is chance.
+    """
+    ranges = channel_statistics(model, chunks(model, samples))
+    few = _few(model, samples)
+    forms: dict[str, dict[str, tuple[float, ...]]] = {"none": {}}
+    for form, depthwise in (("depthwise", True), ("all", False)):
+        finder = EqualizeChannels(ranges, depthwise_only=depthwise)
+        rewrite(model.clone(), [finder])
+        forms[form] = {name: rounded_to_float32(each) for name, each in finder.factors.items()}
+    found: dict[str, float] = {}
+
+    def measure(form: str, factors: dict[str, tuple[float, ...]], clip: bool = False) -> None:
+        candidate = model.clone()
+        scale_channels(candidate, factors)
+        table = replace(calibrate(candidate, few, recipe.observer, symmetric=recipe.symmetric), clip=clip)
+        int8, _ = correct(candidate, quantize(candidate, recipe, table)[0], few, weights=False)
+        found[form] = round(output_sqnr(model, int8, few), 2)
+
+    for form, factors in forms.items():
+        if factors or form == "none":
+            measure(form, factors)
+    best = max(found, key=found.__getitem__)
+    best = best if found[best] >= found["none"] + GAIN else "none"
+    measure("clipped", forms[best], clip=True)
+    return (found["clipped"] >= found[best] + GAIN, forms[best]), found
+
+
+def _few(model: ir.Model, samples: Iterable[Batch]) -> list[Batch]:
+    """The first `GATE` samples."""
+    return list(itertools.islice(chunks(model, samples), -(-GATE // CHUNK)))
