@@ -27,14 +27,14 @@ from pipelines.walk import chunks, piece, reads
 Array = NDArray[Any]
 NARROWER, WIDER = (0.8, 0.65, 0.5, 0.4), (1.25, 1.6)  # shares of a range that are tried, until one is worse
 GAIN = 0.97  # of the error: what a share must win
+MOST = 2**27  # bytes of what one tensor, and whatever else is needed behind it, is on the samples; of larger ones fewer samples count
 IDLE = 3e-6  # of the outputs' squares, 55 dB; tensors that cause less error are left alone
 
 
 def refined(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Sequence[Batch]) -> CalibrationTable:
     """`table` with ranges chosen by what they do to the outputs of `model`, which it was made for, wherever `recipe` rounds.
 
-    samples: a few batches, run as they come; memory holds what one tensor is on all of them. Raises RequestError for samples that do not
-    fit.
+    samples: a few batches, run as they come. Raises RequestError for samples that do not fit.
     """
     int8, _ = quantize(model, recipe, table)
     rounded = [str(node.inputs[0].name) for node in int8.graph if node.op_type == "QuantizeLinear" and node.inputs[0] is not None]
@@ -91,7 +91,10 @@ def _best(model: ir.Model, value: ir.Value, observed: TensorRange, symmetric: bo
     if not outputs:
         return observed
     before = piece(model, [each for each in model.graph.inputs if not each.is_initializer()], [*fed, *outputs])
-    rows = [plain.run(before, batch) for batch in samples]
+    rows: list[list[Array]] = []
+    for batch in samples:
+        if sum(each.nbytes for row in rows for each in row) < MOST:
+            rows.append(plain.run(before, batch))
     after = piece(model, fed, outputs, rows[0])
     names = [str(each.name) for each in fed]
 

@@ -115,10 +115,12 @@ preprocess = click.option(
 correct = click.option(
     "--correct/--no-correct",
     default=None,
-    help="Take shifts that int8 makes on the samples out of the biases. [default: yes]",
+    help="Round weights so that their errors cancel on the samples, take shifts out of the biases. [default: yes]",
 )
 search = click.option(
-    "--search/--no-search", default=None, help="Also try equalized channels and clipped weights, keep what loses least; takes minutes."
+    "--search/--no-search",
+    default=None,
+    help="Also try equalized channels, clipped weights and other ranges, keep what the outputs lose least by; takes minutes.",
 )
 training = _options(
     click.option("--data", multiple=True, required=True, help="Files, a folder written by datasets, or a hub id; may be repeated."),
