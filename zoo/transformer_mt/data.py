@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pipelines.errors import RequestError, ZooError
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3  # of every vocabulary
+POSITIONS = 512  # tokens of a sentence, at most
 VOCABULARY = "vocabulary.model"
 HELD_OUT = ("validation", "val", "valid", "dev", "test")  # splits of a data set; of several the first is used
 SAMPLED = 1_000_000  # sentences, at most, that a vocabulary is trained on

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pipelines.errors import RequestError
-from zoo.transformer_mt.data import END, PAD, START, padded
+from zoo.transformer_mt.data import END, PAD, POSITIONS, START, padded
 from zoo.transformer_mt.decode import Hypothesis, beam_search, limit
 
-POSITIONS = 512  # tokens of a sentence, at most
 KeysValues = tuple[torch.Tensor, torch.Tensor]  # [n, heads, tokens, width / heads] each
 
 

@@ -27,6 +27,7 @@ from pipelines.progress import console, progress
 from zoo.training import Processes, fill, load_checkpoint, plot_curves, processes, require_output
 from zoo.transformer_mt.data import (
     PAD,
+    POSITIONS,
     START,
     VOCABULARY,
     Corpus,
@@ -42,7 +43,7 @@ from zoo.transformer_mt.data import (
     padded,
     sources,
 )
-from zoo.transformer_mt.model import FORMS, POSITIONS, Transformer, build, translate
+from zoo.transformer_mt.model import FORMS, Transformer, build, translate
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
 CALIBRATION_SENTENCES = 128
