@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,13 +64,19 @@ def plot_curves(
 # -------------------------------------------------------------------------------------------------------------------- torch
 
 
+def _cpu() -> torch.device:
+    import torch
+
+    return torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class Processes:
     """This process among those that torchrun started, or alone."""
 
-    device: torch.device
     rank: int = 0
     count: int = 1
+    device: torch.device = field(default_factory=_cpu)
 
     def same(self, value: Any) -> Any:
         """What process 0 says."""
@@ -91,13 +97,13 @@ def processes() -> Iterator[Processes]:
     rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
     if count == 1:
-        yield Processes(device)
+        yield Processes(device=device)
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Processes(device, rank, count)
+        yield Processes(rank, count, device)
     finally:
         distributed.destroy_process_group()
 

@@ -213,8 +213,8 @@ class Trainer:
                     raise ZooError(f"training diverged in epoch {epoch + 1} (loss {loss}); train again with a lower learning_rate")
                 total, count = total + loss, count + tokens
                 advance(1)
-        seconds = time.monotonic() - start
-        return {"epoch": epoch + 1, "train_loss": self._sum(total) / count, "seconds": round(seconds, 1), "tokens": count}
+        seconds = round(time.monotonic() - start, 3)
+        return {"epoch": epoch + 1, "train_loss": self._sum(total) / count, "seconds": seconds, "tokens": count}
 
     def _sum(self, value: float) -> float:
         """The sum over all processes."""
@@ -380,7 +380,7 @@ def _state(source: Path, model: Transformer) -> State:
     found = {
         name: array.T if name in linear else array for name, array in values.items() if array is not None and name in model.state_dict()
     }
-    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in found.items()}
+    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in found.items()}
 
 
 def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary]:
