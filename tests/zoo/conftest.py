@@ -34,7 +34,7 @@ class Language:
     """Sentences of made-up words, and their translations word by word."""
 
     FORM = (2, 1, 64, 128, 4)
-    SETTINGS: ClassVar = {"arch": "word-by-word", "vocabulary": "60", "dropout": "0", "warmup": "60", "precision": "fp32"}
+    SETTINGS: ClassVar = {"arch": "word-by-word", "vocabulary": "60", "dropout": "0", "warmup": "100", "precision": "fp32"}
 
     def __init__(self) -> None:
         stems = (("lan", "x"), ("tor", "y"), ("pes", "z"), ("fil", "w"))
@@ -65,7 +65,7 @@ def translator(language: Language, tmp_path_factory: pytest.TempPathFactory) -> 
     torch.set_num_threads(1)
     FORMS["word-by-word"] = Form(*language.FORM)
     folder = tmp_path_factory.mktemp("translation")
-    settings = {**language.SETTINGS, "epochs": "16", "batch_size": "1024", "learning_rate": "0.005"}
+    settings = {**language.SETTINGS, "epochs": "12", "batch_size": "384", "learning_rate": "0.002"}
     zoo.train("transformer-mt", str(language.write(folder / "pairs.tsv", 1500)), folder / "model", settings=settings)
     zoo.build(folder / "model")
     return folder / "model"

@@ -45,7 +45,16 @@ def test_the_language_is_translated(opened, language):
     found = opened([a for a, _ in pairs])
     assert np.mean([each["translation"] == b for each, (_, b) in zip(found, pairs, strict=True)]) > 0.8
     assert all(each["score"] <= 0 for each in found)
-    assert opened(pairs[0][0]) == [pytest.approx(found[0], abs=1e-4)]  # one sentence is a list of one
+    assert opened(pairs[0][0])[0]["translation"] == found[0]["translation"]  # one sentence is a list of one
+
+
+def test_a_file_is_read_by_its_path_and_nothing_is_refused(opened, texts, tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(texts[:4]))
+    assert opened(tmp_path / "in.txt") == opened(str(tmp_path / "in.txt")) == opened(texts[:4])
+    with pytest.raises(RequestError, match="found no sentences"):
+        opened([])
+    with pytest.raises(RequestError, match="sentence 2 has"):
+        opened([texts[0], " ".join(texts)])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])

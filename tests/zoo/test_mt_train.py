@@ -193,7 +193,7 @@ def test_the_loss_is_cross_entropy_with_smoothed_labels(language):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_parts_of_all_processes_make_the_whole(language, count):
-    found, model = corpus(language), build("one", 60)
+    found, model = corpus(language), build("one", 60).requires_grad_(False)
     batch = np.arange(3)  # for 4 processes: one has nothing to do
     whole, plain, tokens = Trainer(model, QUICK, Processes()).loss(model, found, batch, False, 0.1)
     parts = [Trainer(model, QUICK, Processes(rank, count)).loss(model, found, batch, False, 0.1) for rank in range(count)]

@@ -50,6 +50,7 @@ from zoo.transformer_mt.decode import Hypothesis, beam_search, limit, naive_step
 AVERAGE = 32  # tokens: a batch has no more of them, with padding, than this for each of its sentences
 AT_ONCE = 64  # batches that are sorted together in a long file
 CHARACTERS = 100  # a token has fewer: what is longer than that for the model's maximum is not looked at
+LONGEST_NAME = 255  # characters; what is longer is no path
 STDIN = "-"
 
 logger = logging.getLogger(__name__)
@@ -107,12 +108,16 @@ class TranslationPipeline(Pipeline):
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
         """Sentences -> {"source": int64 [n, longest], tokens with `END` last, padded with `PAD`}.
 
-        raw: a sentence, a list of them, or the Path of a text file with one a line. Raises RequestError for none, and for one that cannot
-        be translated, with its number.
+        raw: a text file with a sentence a line (a path; a str, where there is such a file), a sentence, or a list of them.
+        Raises RequestError for none, and for one that cannot be translated, with its number.
         """
+        if isinstance(raw, str) and len(raw) < LONGEST_NAME and Path(raw).is_file():
+            raw = Path(raw)
         texts = [raw] if isinstance(raw, str) else raw
         named = (
-            self._read([str(raw)]) if isinstance(raw, os.PathLike) else (self._line(f"sentence {i}", each) for i, each in enumerate(texts))
+            self._read([str(raw)])
+            if isinstance(raw, os.PathLike)
+            else (self._line(f"sentence {i}", each) for i, each in enumerate(texts, 1))
         )
         found = list(named)
         if not found:
@@ -246,6 +251,12 @@ class TranslationPipeline(Pipeline):
         if not sources:
             raise RequestError(f"found no sentences in {', '.join(names)}; calibration needs some")
         return {"source": padded(sources), "target": padded([[START, *each[0].tokens] for each in self.translate(sources)])}
+
+    def example(self, count: int, data: str | Path | None = None) -> list[str]:
+        """Raises RequestError: the verbs that time one call of a graph say nothing of a search of many steps."""
+        raise RequestError(
+            "a translation is many calls of a graph, which this verb does not time yet; run: zoo run MODEL FILE -o OUT --json"
+        )
 
 
 @contextlib.contextmanager

@@ -434,8 +434,11 @@ def _choose(
     output: Path, trainer: Trainer, text: ParallelText, history: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Leave the weights with the best BLEU of `_groups` in the model; returns their metrics, and how they were chosen."""
-    group, found = trainer.group, []
+    group, found, seen = trainer.group, [], []
     for name, epochs in _groups(history, trainer.config.average).items():
+        if epochs in seen:
+            continue
+        seen.append(epochs)
         state = _average(output, epochs) if group.rank == 0 else {}
         if group.rank == 0:
             trainer.model.load_state_dict(state)
