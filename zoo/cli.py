@@ -21,6 +21,7 @@ import zoo
 from pipelines.errors import ZooError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings of training with an option of their own
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -132,6 +133,7 @@ training = _options(
     click.option("--epochs", type=int, default=None),
     click.option("--batch-size", type=int, default=None),
     click.option("--learning-rate", type=float, default=None),
+    click.option("--teacher", default=None, help="Translation: a model, usually a larger one, whose translations are trained on."),
     click.option(
         "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting of the model's recipe; may be repeated."
     ),
@@ -484,8 +486,8 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
         if not equals:
             raise click.UsageError(f"--set {text!r} is not NAME=VALUE")
         settings[name.strip().replace("-", "_")] = value
-    settings |= {name: str(options.pop(name)) for name in ("seed", "epochs", "batch_size", "learning_rate") if options[name] is not None}
-    left = {name: value for name, value in options.items() if name not in ("seed", "epochs", "batch_size", "learning_rate")}
+    settings |= {name: str(options[name]) for name in NAMED if options[name] is not None}
+    left = {name: value for name, value in options.items() if name not in NAMED}
     try:
         found = verb(model, list(left.pop("data")), left.pop("output"), settings=settings, **left)
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """Training a Transformer, on a made-up language."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 import zoo
 from pipelines.errors import RequestError, ZooError
-from pipelines.files import read_json
+from pipelines.files import read_json, write_json
 from zoo.training import Processes
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
@@ -22,6 +23,7 @@ from zoo.transformer_mt.model import FORMS, Form, build  # noqa: E402
 from zoo.transformer_mt.train import Settings, Trainer, train  # noqa: E402
 
 torch.set_num_threads(1)
+ROOT = Path(__file__).resolve().parents[2]
 FORMS["one"] = Form(1, 1, 32, 64, 2)
 QUICK = Settings(arch="one", vocabulary=60, epochs=3, batch_size=512, learning_rate=5e-3, warmup=20, precision="fp32", average=2)
 MADE = {"model.pt", "vocabulary.model", "train.json", "calibration.npz", "history.json", "curves.png", "checkpoint"}
@@ -291,3 +293,38 @@ def test_two_processes_that_were_stopped_go_on_to_the_same_result(tmp_path, torc
     first.communicate(timeout=60)
     torchrun(tmp_path / "parts", "--resume").communicate(timeout=120)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_shipped_model_is_translated_with_and_fine_tuned(translator, language, tmp_path, monkeypatch):
+    """Shipped are float16 weights and the vocabulary: neither model.pt nor train.json."""
+    shipped = tmp_path / "weights" / "small"
+    shipped.mkdir(parents=True)
+    write_json(shipped / "card.json", {"name": "small", "entry": "transformer-mt", "description": "words", "files": {}})
+    monkeypatch.setattr(zoo, "SHIPPED", shipped.parent)
+    spec = importlib.util.spec_from_file_location("ship_model", ROOT / "scripts" / "ship_model.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    card = script.ship(translator, "small")
+    assert {"fp16.onnx", "vocabulary.model", "int8.onnx"} <= {each.name for each in card.files}
+    texts = [a for a, _ in language.pairs(20, seed=4)]
+    found, before = (zoo.pipeline(model, precision="fp32")(texts) for model in ("small", translator))
+    assert np.mean([a["translation"] == b["translation"] for a, b in zip(found, before, strict=True)]) > 0.8
+    assert zoo.pipeline("small")(texts[:3])[0]["translation"]
+    settings = {"epochs": "1", "learning_rate": "0.0001", "dropout": "0", "precision": "fp32"}
+    metrics = zoo.finetune("small", str(language.write(tmp_path / "more.tsv", 200, seed=6)), tmp_path / "out", settings=settings)
+    assert metrics["loss"] < 1.0
+    assert (tmp_path / "out" / "vocabulary.model").read_bytes() == (translator / "vocabulary.model").read_bytes()
+
+
+def test_the_command_trains_with_a_teacher(translator, pairs, tmp_path, capsys):
+    from zoo import cli
+
+    words = ["--epochs", "1", "--set", "arch=one", "--set", "vocabulary=60", "--set", "precision=fp32", "--set", f"validation_data={pairs}"]
+    with pytest.raises(SystemExit, match="2"):
+        cli.call(["train", "transformer-mt", "--data", str(pairs), "-o", str(tmp_path / "none"), *words])
+    assert "0 pairs to train on" in capsys.readouterr().err
+    cli.call(
+        ["train", "transformer-mt", "--data", str(pairs), "-o", str(tmp_path / "out"), "--teacher", str(translator), *words[:-2], "--json"]
+    )
+    assert json.loads(capsys.readouterr().out).keys() == {"bleu", "chrf", "loss"}
+    assert read_json(tmp_path / "out" / "train.json")["config"]["teacher"] == str(translator)

@@ -271,7 +271,7 @@ def _weights(output: Path, epoch: int) -> Path:
 def _groups(history: Sequence[Mapping[str, Any]], count: int) -> dict[str, list[int]]:
     """The epochs whose weights may make the model: the last and the best `count`, averaged, and the best one."""
     epochs = [each["epoch"] for each in history]
-    ranked = sorted(epochs, key=lambda epoch: (-history[epoch - 1]["bleu"], epoch))
+    ranked = sorted(epochs, key=lambda epoch: (-history[epoch - 1]["bleu"], history[epoch - 1]["loss"], epoch))
     return {f"average of the last {count}": epochs[-count:], f"average of the best {count}": sorted(ranked[:count]), "best": ranked[:1]}
 
 
