@@ -9,6 +9,7 @@ build.json in the folder records what each stage was made from (SHA-256 of its i
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ import onnx_ir as ir
 
 from pipelines import files, graph
 from pipelines.batches import Batch, cut
-from pipelines.calibrate import CalibrationTable
+from pipelines.calibrate import CalibrationTable, calibrate
 from pipelines.entry import OBSERVERS, Entry, QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.hub import CARD, Card
@@ -29,11 +30,14 @@ from pipelines.quantize import QuantReport, quantize
 from pipelines.rewrite import rewrite
 from pipelines.search import calibrated
 
+logger = logging.getLogger(__name__)
+
 ROAD = ("fp32.onnx", "rewritten.onnx", "calibration.json", "int8.onnx")
 NATIVE = "native.onnx"
 STAGES = (*ROAD, NATIVE)
 HALF = "fp16.onnx"  # the weights of a shipped model, see graph.compress_fp16
 SAMPLES = "calibration.npz"
+TRAINED = "qat.json"  # ranges of quantization-aware training: a table of no graph yet, with the recipe that they were trained for
 RECORD = "build.json"
 QUANTIZATION = "quantization.json"
 
@@ -78,15 +82,21 @@ class ModelFolder:
         return self.verify(name)
 
     @property
+    def trained(self) -> CalibrationTable | None:
+        """The ranges that quantization-aware training left. Raises RequestError where the file is broken."""
+        path = self.path / TRAINED
+        return CalibrationTable.load(path) if path.is_file() else None
+
+    @property
     def record(self) -> dict[str, Any]:
         """What `read_record` finds in build.json."""
         return read_record(self.path)
 
     @property
     def recipe(self) -> QuantRecipe:
-        """The recipe int8.onnx is made by: the one last used here, else the entry's; its observer is that of calibration.json."""
-        record = self.record
-        recipe = _recipe(record.get("int8.onnx", {}).get("recipe")) or self.entry.recipe
+        """The recipe int8.onnx is made by: the one last used here, or trained for, else the entry's; its observer is calibration.json's."""
+        record, trained = self.record, self.trained
+        recipe = _recipe(record.get("int8.onnx", {}).get("recipe")) or (trained and _recipe(trained.recipe)) or self.entry.recipe
         return replace(recipe, observer=record.get("calibration.json", {}).get("observer", recipe.observer))
 
 
@@ -186,7 +196,7 @@ def _inputs(folder: ModelFolder, stage: str) -> list[str]:
         return [HALF] if folder.given(HALF) else [folder.weights]
     return {
         "rewritten.onnx": ["fp32.onnx"],
-        "calibration.json": ["rewritten.onnx"],
+        "calibration.json": ["rewritten.onnx", *([TRAINED] if (folder.path / TRAINED).is_file() else [])],
         "int8.onnx": ["rewritten.onnx", "calibration.json"],
         NATIVE: ["rewritten.onnx", "calibration.json"],
     }[stage]
@@ -281,11 +291,33 @@ def _rewrite(folder: ModelFolder) -> dict[str, Any]:
 
 def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
     _keep_own_data(folder, recipe.observer)
+    model, trained = graph.load(folder.path / "rewritten.onnx"), folder.trained
+    if trained is not None and (recipe.observer, recipe.search, recipe.correct) == (trained.observer, False, False):
+        return _trained(folder, trained, model)
+    samples, total = _samples(folder)
+    return calibrated(model, recipe, samples, total)
+
+
+def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) -> CalibrationTable:
+    """The table of `model` with the very ranges that were trained; those of tensors that have none are observed on the kept samples."""
+    values = [value for node in model.graph if node.op_type != "DequantizeLinear" for value in node.outputs]  # that is bytes already
+    names = [str(value.name) for value in values if value.dtype == ir.DataType.FLOAT]
+    if unknown := trained.tensors.keys() - set(names):
+        raise RequestError(f"{folder.path / TRAINED} has ranges of {min(unknown)}, which the model has not; fine-tune it again")
+    found = dict(trained.tensors)
+    if missing := [name for name in names if name not in found]:
+        logger.warning("%s: no trained range for %s, observed on %s instead", folder.card.name, ", ".join(missing), SAMPLES)
+        found |= {name: each for name, each in calibrate(model, _samples(folder)[0], trained.observer).tensors.items() if name in missing}
+    tensors = {name: found[name] for name in names if name in found}
+    return replace(trained, graph=graph.digest(model), tensors=tensors, recipe={})
+
+
+def _samples(folder: ModelFolder) -> tuple[list[Batch], int]:
     path = folder.path / SAMPLES
     if not path.is_file():
         raise RequestError(f"{folder.path} holds no {SAMPLES}; calibrate on your data with: zoo calibrate {folder.path} --data FILE")
     samples, total = read_npz(path)
-    return calibrated(graph.load(folder.path / "rewritten.onnx"), recipe, list(samples), total)
+    return list(samples), total
 
 
 def _keep_own_data(folder: ModelFolder, observer: str) -> None:

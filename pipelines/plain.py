@@ -17,10 +17,11 @@ from pipelines.errors import RequestError
 LARGEST = 64  # batch size that an exporter is expected to leave in a graph
 
 
-def options() -> ort.SessionOptions:
-    """Session options with every optimization off."""
+def options(quick: bool = False) -> ort.SessionOptions:
+    """Session options with every optimization off; quick: on, for float graphs of which only the results count."""
     found = ort.SessionOptions()
-    found.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    level = ort.GraphOptimizationLevel
+    found.graph_optimization_level = level.ORT_ENABLE_ALL if quick else level.ORT_DISABLE_ALL
     found.log_severity_level = 3
     found.add_session_config_entry("session.intra_op.allow_spinning", "0")  # on a busy machine threads would wait for each other
     return found

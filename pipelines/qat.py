@@ -20,6 +20,7 @@ import io
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 OPSET, DOMAIN = 18, "qat"
 Example = Tensor | Sequence[Tensor]
+Lowered = tuple[ir.Model, dict[str, int]]  # a float graph, and which tensor has which range
 
 
 class _Round(torch.autograd.Function):
@@ -76,7 +78,7 @@ class Range(nn.Module):
     """Observes one float tensor of any shape, and rounds it where the int8 model has bytes (`active`).
 
     ends: (low, high), moving averages of each batch's extremes while training and not `frozen`: r += momentum (batch - r), the first
-    batch's own to begin with. count: elements seen.
+    batch's own to begin with. count: elements seen. tensor: its name in the float graph, "" where that has it not, or twice.
     """
 
     ends: Tensor
@@ -86,6 +88,7 @@ class Range(nn.Module):
         super().__init__()
         self.index, self.momentum, self.symmetric = index, momentum, symmetric
         self.active = self.frozen = self.marking = False
+        self.tensor = ""
         self.register_buffer("ends", torch.zeros(2))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
@@ -113,12 +116,17 @@ class Layer(nn.Module):
 
     W' = W g / sqrt(v + e), b' = (b - m) g / sqrt(v + e) + B, with running mean m and variance v: training and inference compute the same.
     While training and not `frozen`, m and v follow the batches as in any BatchNorm; g and B are trained.
+    norm_path: of the BatchNorm in the module that was prepared. input_scale: where set, float32 [inputs, 1, ...]: a factor that the graph
+    to be quantized has in W', input by input; the product is rounded then.
     """
 
-    def __init__(self, inner: Any, norm: Any, bits: int) -> None:
+    input_scale: Tensor | None
+
+    def __init__(self, inner: Any, norm: Any, norm_path: str, bits: int) -> None:
         super().__init__()
-        self.inner, self.norm, self.bits = inner, norm, bits
+        self.inner, self.norm, self.norm_path, self.bits = inner, norm, norm_path, bits
         self.active = self.frozen = False
+        self.register_buffer("input_scale", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels in, ...] to [n, channels out, ...] for a convolution, [..., features in] to [..., features out] else; float32."""
@@ -127,7 +135,8 @@ class Layer(nn.Module):
                 self.norm(self.inner(x))  # moves the running statistics
         weight, bias = self.folded()
         if self.active:
-            weight = _rounded(weight, self.bits)
+            scale = self.input_scale
+            weight = _rounded(weight, self.bits) if scale is None else _rounded(weight * scale, self.bits) / scale
         compute: Callable[..., Tensor] = nn.functional.linear if isinstance(self.inner, nn.Linear) else self.inner._conv_forward
         return compute(x, weight, bias)
 
@@ -149,11 +158,19 @@ def _rounded(weight: Tensor, bits: int) -> Tensor:
     return _round(weight, scale, 0, -top, top)
 
 
-def prepare(module: nn.Module, example: Example, recipe: QuantRecipe | None = None, *, momentum: float = 0.05) -> fx.GraphModule:
+def prepare(
+    module: nn.Module,
+    example: Example,
+    recipe: QuantRecipe | None = None,
+    *,
+    momentum: float = 0.05,
+    lower: Callable[[fx.GraphModule], Lowered] | None = None,
+) -> fx.GraphModule:
     """A trainable copy of `module` that computes as its int8 model will; `module` (a teacher, say) is left as it is.
 
     example: its inputs (float32, first axis = samples). recipe: the one that the exported model will be quantized by; its observer is not
-    used. momentum: of the ranges. Raises RequestError for a module that torch.fx cannot trace, or without anything to quantize.
+    used. momentum: of the ranges. lower: from the copy to (the float graph that will be quantized, {its tensor: `Range.index`}), for a
+    model that is not written by `export`. Raises RequestError for a module that torch.fx cannot trace, or without anything to quantize.
     """
     recipe = recipe or QuantRecipe()
     try:
@@ -167,7 +184,7 @@ def prepare(module: nn.Module, example: Example, recipe: QuantRecipe | None = No
     with torch.no_grad():
         ShapeProp(traced.eval()).propagate(*_inputs(example))
     _wrap(traced, momentum, recipe)
-    _activate(traced, example, recipe)
+    _activate(traced, lower(traced) if lower is not None else _frozen(traced, example), recipe)
     return traced.train(module.training)
 
 
@@ -178,20 +195,38 @@ def freeze_ranges(module: nn.Module) -> None:
             each.frozen = True
 
 
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    """The trained float weights of a prepared module, under the names that they had in the module it was made from (its state dict)."""
+    layers = {path: each for path, each in module.named_modules() if isinstance(each, Layer)}
+    moved = {f"{path}.inner": path for path in layers} | {f"{path}.norm": each.norm_path for path, each in layers.items()}
+    ranges = {path for path, each in module.named_modules() if isinstance(each, Range)}
+    found = {}
+    for name, tensor in module.state_dict().items():
+        path, dot, key = name.rpartition(".")
+        if path not in ranges:
+            found[f"{moved.get(path, path)}{dot}{key}"] = tensor
+    return found
+
+
 def export(module: nn.Module, example: Example, path: str | Path) -> tuple[Path, CalibrationTable]:
     """Write the float graph (BatchNorm folded, dynamic batch, inputs named as forward's arguments) and give the trained ranges by tensor.
 
     `quantize(graph.load(path), recipe, table)` with the recipe of `prepare` has the very scales trained. The table's observer is "minmax",
     its tensors' method "qat". Raises RequestError for a module that was not prepared, or has seen no batch in training mode.
     """
+    found = table(module, example)
+    file = graph.save(_frozen(module, example)[0], path)
+    return file, replace(found, graph=graph.digest(graph.load(file)))
+
+
+def table(module: nn.Module, example: Example) -> CalibrationTable:
+    """The trained ranges by tensor, of no graph yet; see `export`."""
     ranges = [each for each in module.modules() if isinstance(each, Range)]
     if not ranges or not all(int(each.count) for each in ranges):
         raise RequestError("the module has no trained ranges; call prepare, then feed it batches in training mode")
-    model, named = _frozen(module, example)
-    file, first = graph.save(model, path), _inputs(example)[0]
+    first = _inputs(example)[0]
     samples = int(ranges[0].count) * len(first) // first.numel()
-    tensors = {name: ranges[index].range() for name, index in named.items()}
-    return file, CalibrationTable(graph.digest(graph.load(file)), "minmax", samples, "", tensors)
+    return CalibrationTable("", "minmax", samples, "", {each.tensor: each.range() for each in ranges if each.tensor})
 
 
 def distillation_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -217,7 +252,8 @@ def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
             if folds := isinstance(norm, NORMS) and norm.track_running_stats:
                 after.replace_all_uses_with(node)
                 traced.graph.erase_node(after)
-            traced.set_submodule(str(node.target), Layer(layer, norm if folds else None, 7 if recipe.reduced_range else 8))
+            bits = 7 if recipe.reduced_range else 8
+            traced.set_submodule(str(node.target), Layer(layer, norm if folds else None, str(after.target) if folds else "", bits))
     traced.delete_all_unused_submodules()
     floats = [each for each in traced.graph.nodes if getattr(each.meta.get("tensor_meta"), "dtype", None) == torch.float32]
     for index, node in enumerate(each for each in floats if each.op not in ("output", "get_attr")):
@@ -228,19 +264,22 @@ def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
     traced.recompile()
 
 
-def _activate(traced: fx.GraphModule, example: Example, recipe: QuantRecipe) -> None:
+def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe) -> None:
     """Quantize the float graph with a step of its own for every tensor, and see which steps and layers the int8 model has."""
-    model, named = _frozen(traced, example)
+    model, named = lowered
     tensors = {name: TensorRange(0.0, (i + 1) * 2.0**-20, 0.0, (i + 1) * 2.0**-20, 1) for name, i in named.items()}
     steps = {float(activation_parameters(tensors[name])[0]): i for name, i in named.items()}
     int8, report = quantize(model, recipe, CalibrationTable(graph.digest(model), "minmax", 1, "", tensors))
     ranges = [each for each in traced.modules() if isinstance(each, Range)]
+    for name, i in named.items():
+        ranges[i].tensor = name
     floats: dict[int, set[str | None]] = {}  # range -> who reads its tensor unrounded
     for node in int8.graph:
         x = node.inputs[0] if node.op_type == "QuantizeLinear" else None
         if x is not None and (scale := graph.scalar(node.inputs[1])) in steps:
             ranges[steps[scale]].active = True
-            floats[steps[scale]] = {each.name for each in x.consumers()} | ({None} if x.is_graph_output() else set())
+            readers = floats.setdefault(steps[scale], set())
+            readers |= {each.name for each in x.consumers()} | ({None} if x.is_graph_output() else set())
     done = {each.name for each in report.operators if each.precision == "int8"}
     made = {named[str(value.name)]: node for node in model.graph for value in node.outputs if value.name in named}
     modules = dict(traced.named_modules())
@@ -268,7 +307,7 @@ def _parts(node: ir.Node, named: dict[str, int]) -> set[str | None]:
     return {node.name}.union(*(_parts(each, named) for each in before))
 
 
-def _frozen(module: nn.Module, example: Example) -> tuple[ir.Model, dict[str, int]]:
+def _frozen(module: nn.Module, example: Example) -> Lowered:
     """(float graph, {tensor: index of its range})."""
     plain: Any = copy.deepcopy(module).eval()
     for name, each in list(plain.named_modules()):

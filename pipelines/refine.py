@@ -49,14 +49,15 @@ def refined(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, sampl
     return replace(table, tensors=tensors)
 
 
-def output_sqnr(float_model: ir.Model, int8_model: ir.Model, samples: Iterable[Batch]) -> float:
-    """SQNR in dB of the int8 model's float outputs against the float model's, over all samples; infinite where they are equal.
+def output_sqnr(float_model: ir.Model, other: ir.Model, samples: Iterable[Batch], quick: bool = False) -> float:
+    """SQNR in dB of another model's float outputs, an int8 one's say, against the float model's, over all samples; infinite if equal.
 
     What a final Softmax saw counts, not its probabilities, most of which are zero. Of several outputs the mean relative error counts.
-    Raises RequestError for samples that do not fit.
+    quick: for two float models, see `plain.options`. Raises RequestError for samples that do not fit.
     """
-    exact, rounded = (plain.session(before_softmax(model), "its search needs") for model in (float_model, int8_model))
-    found = _error((plain.run(exact, batch), plain.run(rounded, batch)) for batch in chunks(float_model, samples))
+    models = (before_softmax(each) for each in (float_model, other))
+    exact, found_by = (plain.session(each, "its search needs", plain.options(quick)) for each in models)
+    found = _error((plain.run(exact, batch), plain.run(found_by, batch)) for batch in chunks(float_model, samples))
     return float(-10 * np.log10(found)) if found > 0 else np.inf
 
 
@@ -90,12 +91,12 @@ def _best(model: ir.Model, value: ir.Value, observed: TensorRange, symmetric: bo
     outputs = [each for each in model.graph.outputs if each in made]
     if not outputs:
         return observed
-    before = piece(model, [each for each in model.graph.inputs if not each.is_initializer()], [*fed, *outputs])
+    before = piece(model, [each for each in model.graph.inputs if not each.is_initializer()], [*fed, *outputs], quick=True)
     rows: list[list[Array]] = []
     for batch in samples:
         if sum(each.nbytes for row in rows for each in row) < MOST:
             rows.append(plain.run(before, batch))
-    after = piece(model, fed, outputs, rows[0])
+    after = piece(model, fed, outputs, rows[0], quick=True)
     names = [str(each.name) for each in fed]
 
     def measure(share: float) -> float:

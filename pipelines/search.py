@@ -14,13 +14,15 @@ from pipelines.batches import Batch
 from pipelines.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
 from pipelines.correct import correct
 from pipelines.entry import QuantRecipe
+from pipelines.progress import progress
 from pipelines.quantize import quantize
 from pipelines.refine import output_sqnr, refined
 from pipelines.rewrite import rewrite
-from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics, scale_channels
+from pipelines.rewrites.equalize_channels import Channels, EqualizeChannels, channel_statistics, scale_channels
 from pipelines.walk import CHUNK, chunks
 
 GATE, GAIN = 32, 0.2  # samples that a search judges by; dB that a form must win
+CUT = 45.0  # dB of a float model's outputs with channels equalized, at least
 
 
 def calibrated(
@@ -61,15 +63,18 @@ def search(
 
     Returns (`clip` and `equalization` of a `CalibrationTable`) and {"none", "depthwise", "all", "clipped": SQNR in dB of the int8 outputs
     against those of `model`, biases corrected}, calibrated and measured on the first `GATE` samples; forms of equalization that the pass
-    has no use for are left out. A form wins only by `GAIN`, since 5% of noise more or less is chance.
+    has no use for are left out. A form wins only by `GAIN`, since 5% of noise more or less is chance. A site where other samples reach so
+    far beyond those that its factors come from that a Clip cuts them is not equalized.
     """
-    ranges = channel_statistics(model, chunks(model, samples))
     few = _few(model, samples)
+    others = list(itertools.islice(chunks(model, samples), len(few), None)) or few
+    ranges, of_others = (channel_statistics(model, each) for each in (chunks(model, samples), others))
     forms: dict[str, dict[str, tuple[float, ...]]] = {"none": {}}
     for form, depthwise in (("depthwise", True), ("all", False)):
-        finder = EqualizeChannels(ranges, depthwise_only=depthwise)
-        rewrite(model.clone(), [finder])
-        forms[form] = {name: rounded_to_float32(each) for name, each in finder.factors.items()}
+        sound = _uncut(model, _factors(model, of_others, depthwise), few)
+        factors = {name: each for name, each in _factors(model, ranges, depthwise).items() if name in sound}
+        if factors:
+            forms[form] = factors
     found: dict[str, float] = {}
 
     def measure(form: str, factors: dict[str, tuple[float, ...]], clip: bool = False) -> None:
@@ -80,12 +85,35 @@ def search(
         found[form] = round(output_sqnr(model, int8, few), 2)
 
     for form, factors in forms.items():
-        if factors or form == "none":
-            measure(form, factors)
+        measure(form, factors)
     best = max(found, key=found.__getitem__)
     best = best if found[best] >= found["none"] + GAIN else "none"
     measure("clipped", forms[best], clip=True)
     return (found["clipped"] >= found[best] + GAIN, forms[best]), found
+
+
+def _factors(model: ir.Model, ranges: dict[str, Channels], depthwise: bool) -> dict[str, tuple[float, ...]]:
+    finder = EqualizeChannels(ranges, depthwise_only=depthwise)
+    rewrite(model.clone(), [finder])
+    return {name: rounded_to_float32(each) for name, each in finder.factors.items()}
+
+
+def _uncut(model: ir.Model, factors: dict[str, tuple[float, ...]], samples: list[Batch]) -> set[str]:
+    """The sites that can be equalized by `factors` without a loss in float on `samples`."""
+
+    def loss(some: dict[str, tuple[float, ...]]) -> float:
+        scaled = model.clone()
+        scale_channels(scaled, some)
+        return -output_sqnr(model, scaled, samples, quick=True)
+
+    if loss(factors) < -CUT:
+        return set(factors)
+    with progress("judging equalized channels", len(factors)) as advance:
+        sound = set()
+        for name, each in factors.items():
+            sound |= {name} if loss({name: each}) < -CUT else set()
+            advance(1)
+    return sound
 
 
 def _few(model: ir.Model, samples: Iterable[Batch]) -> list[Batch]:

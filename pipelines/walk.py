@@ -43,14 +43,17 @@ def chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
         yield rest[0]
 
 
-def piece(model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], fed: Sequence[Array] = ()) -> ort.InferenceSession:
-    """The operators of `model` between values, opened. fed: arrays of the inputs' dtypes, where these are not the graph's own."""
+def piece(
+    model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], fed: Sequence[Array] = (), quick: bool = False
+) -> ort.InferenceSession:
+    """The operators of `model` between values, opened. fed: arrays of the inputs' dtypes, where these are not the graph's own. quick: see
+    `plain.options`."""
     part = ir.convenience.extract(model.graph, [str(each.name) for each in inputs], [str(each.name) for each in outputs])
     for each, array in zip(part.inputs, fed, strict=False):
         each.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
     for each in (*part.inputs, *part.outputs):
         each.shape = None  # inference may have guessed
-    return plain.session(ir.Model(part, ir_version=model.ir_version), "its correction needs")
+    return plain.session(ir.Model(part, ir_version=model.ir_version), "its correction needs", plain.options(quick))
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:

@@ -202,6 +202,38 @@ def images(name: str) -> str:
     return "\n".join(parts)
 
 
+def photos() -> str:
+    """JPEG bytes to label here and in the obvious pipelines of others."""
+    parts = []
+    for path in sorted((ROOT / "scripts" / "peers" / "reports").glob("images-*.json")):
+        found = files.read_json(path)
+        rows = []
+        for each in found["models"]:
+            for row in each["results"]:
+                times = [f"{row['ms'][key]['median']:.2f}" for key in ("whole", "prepare", "model", "model_only")]
+                beside = each["ours"].get(row["system"])
+                gain = ["", ""] if beside is None else [f"{beside['times_as_fast']:.2f}x", f"{100 * beside['same_labels']:.1f}"]
+                rows.append([each["model"], row["system"], *times, *gain, f"{100 * row['labels_as_fp32']:.1f}"])
+        columns = [
+            "model",
+            "pipeline",
+            "JPEG to label, ms",
+            "decode and resize",
+            "model",
+            "model alone, warm",
+            "zoo-int8 is",
+            "same label, %",
+        ]
+        counts = found["models"][0]["photos"]
+        peers = ", ".join(f"{key} {each}" for key, each in found["environment"]["peers"].items())
+        parts.append(
+            f"The obvious pipelines (Pillow, numpy, the peer's engine) and this one, same weights, {counts['tested']} photos one by one, "
+            f"in turn, medians of processor time, on {place(found)}; {peers} (`{path.relative_to(ROOT)}`, by `scripts/peers/images.py`). "
+            "Same label: as zoo-int8 gives; the last column: as this project's fp32.\n\n" + table([*columns, "as fp32, %"], rows)
+        )
+    return "\n".join(["## Photos beside the peers\n", *parts]) if parts else ""
+
+
 def quantizers() -> str:
     """This project's quantizer beside others, per network and setting."""
     parts = []
@@ -296,7 +328,7 @@ def readme(text: str) -> str:
 
 
 def main() -> None:
-    sections = [HEAD, *(model(name) for name in zoo.names()), quantizers()]
+    sections = [HEAD, *(model(name) for name in zoo.names()), photos(), quantizers()]
     wanted = {TARGET: "\n".join(filter(None, sections)), README: readme(README.read_text())}
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in wanted.items() if not path.is_file() or path.read_text() != text]

@@ -168,10 +168,20 @@ def images() -> None:
             report(f"images-{cpu_slug()}", {**found, "data": data, "quality": said}, name)
 
 
+def photos() -> None:
+    """scripts/peers/images.py: from JPEG bytes to label, here and in the obvious pipelines of the peers, same weights and photos."""
+    measure_together("images")
+
+
 def quantizers() -> None:
     """scripts/peers/vision.py: this quantizer beside onnxruntime's and NNCF's, same float files and photos: accuracy, speed, memory."""
-    path = ROOT / "scripts" / "peers" / "reports" / f"vision-{cpu_slug()}.json"
-    subprocess.run(["taskset", "-c", "0,1", sys.executable, ROOT / "scripts" / "peers" / "vision.py", "-o", path], check=True)
+    measure_together("vision")
+
+
+def measure_together(script: str) -> None:
+    """A report of several models, beside the script."""
+    path = ROOT / "scripts" / "peers" / "reports" / f"{script}-{cpu_slug()}.json"
+    subprocess.run(["taskset", "-c", "0,1", sys.executable, ROOT / "scripts" / "peers" / f"{script}.py", "-o", path], check=True)
     print(f"wrote {path.relative_to(ROOT)}")
 
 
@@ -194,7 +204,7 @@ def peak_mb(pid: int) -> float:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (quality, speed, stream, instances, peers, runs, images, quantizers)
+    each.__name__: each for each in (quality, speed, stream, instances, peers, runs, images, photos, quantizers)
 }
 
 

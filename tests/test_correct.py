@@ -16,7 +16,7 @@ from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.quantize import quantize
 from pipelines.refine import output_sqnr
-from pipelines.rewrites.equalize_channels import scale_channels
+from pipelines.rewrites.equalize_channels import channel_statistics, scale_channels
 from pipelines.search import calibrated
 from pipelines.walk import CHUNK
 
@@ -180,6 +180,15 @@ def test_a_sum_is_corrected_once_where_both_parts_are_known():
     assert error(found, result, feeds) < 0.5 * error(found, int8, feeds)
 
 
+def test_what_a_narrow_range_cuts_is_not_made_up_for():
+    found = model("(float[N,8] x) => (float[N,4] y) { y = Gemm(x, W, b) }", W=np.abs(normal(8, 4)), b=normal(4))
+    feeds = {"x": np.abs(normal(300, 8))}
+    narrow = quantized(found, feeds, x=(0.0, 1.0))  # half of the mean of x is beyond it
+    result, _ = corrected(found, narrow, feeds)
+    inside = {"x": feeds["x"].clip(0, 1)}
+    assert error(found, result, inside) <= 1.5 * error(found, narrow, inside)
+
+
 def test_layers_that_cannot_be_corrected_say_why():
     text = "(float[N,5,4] x) => (float[N,5,3] y) { y = MatMul(x, W) }"
     found = model(text, W=normal(4, 3))
@@ -253,10 +262,26 @@ def test_equalization_is_not_kept_where_nothing_is_to_be_gained_or_the_sqnr_fall
     (clip, factors), tried = search.search(found, RECIPE, samples)
     assert not clip and factors == {} and list(tried) == ["none", "clipped"]
     found, samples = unequal(7)
+    monkeypatch.setattr(search, "_uncut", lambda model, factors, samples: set(factors))
     falling = iter([20.0, 19.0, 20.1, 20.3])
     monkeypatch.setattr(search, "output_sqnr", lambda *_: next(falling))
     (clip, factors), tried = search.search(found, RECIPE, samples)
     assert clip and factors == {} and tried == {"none": 20.0, "depthwise": 19.0, "all": 20.1, "clipped": 20.3}
+
+
+@pytest.mark.parametrize(("further", "kept"), [(1, True), (20, False)])
+def test_channels_that_other_samples_find_cut_are_not_equalized(further, kept):
+    text = """(float[N,3,8,8] x) => (float[N,8,8,8] y) {
+        a = Conv<pads=[1,1,1,1]>(x, V)
+        r = Clip(a, zero, six)
+        y = Conv<pads=[1,1,1,1], group=8>(r, W)
+    }"""
+    k = np.array([1, 1, 1, 1, 1, 1, 1, 0.01], np.float32).reshape(-1, 1, 1, 1)
+    found = model(text, V=normal(8, 3, 3, 3) * k, W=normal(8, 1, 3, 3) / k, zero=np.float32(0), six=np.float32(6))
+    judges, others = normal(search.GATE, 3, 8, 8), normal(search.GATE, 3, 8, 8)
+    factors = search._factors(found, channel_statistics(found, [{"x": others}]), True)
+    assert list(factors) == ["a"]
+    assert bool(search._uncut(found, factors, [{"x": further * judges}])) is kept
 
 
 def test_a_table_carries_what_was_found_so_that_quantizing_needs_no_samples(tmp_path):

@@ -231,11 +231,19 @@ def train(family: str, as_json: bool, **options: Any) -> None:
 
 @cli.command()
 @click.argument("model")
+@click.option(
+    "--qat",
+    is_flag=True,
+    help="Train with the rounding of int8, and keep the ranges found so: image classifiers, best of the classes that MODEL has, then at a "
+    "tenth of the learning rate. --set distillation=0.5 also learns from MODEL as it is in float.",
+)
 @training
-def finetune(model: str, as_json: bool, **options: Any) -> None:
+def finetune(model: str, qat: bool, as_json: bool, **options: Any) -> None:
     """Go on training MODEL on own data."""
     from zoo import verbs
 
+    if qat:
+        options["settings"] += ("qat=true",)
     _trained(verbs.finetune, model, as_json, **options)
 
 

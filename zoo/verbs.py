@@ -115,7 +115,10 @@ def train(
 def finetune(
     model: Model, data: Any, output: Model, *, settings: Mapping[str, str] | None = None, resume: bool = False, on_error: str = "raise"
 ) -> dict[str, Any]:
-    """Go on training from a model's weights on own data; `output` becomes a model folder. See `train`."""
+    """Go on training from a model's weights on own data; `output` becomes a model folder. See `train`.
+
+    The setting qat trains image classifiers with the rounding of int8 (`zoo.images.qat`); `build` then takes the ranges so trained.
+    """
     folder = zoo.load(model)
     folder.ensure("fp32.onnx")
     entry = folder.entry
@@ -181,6 +184,10 @@ def calibrate(
         name = folder.card.name
         raise RequestError(f"{name} ships its calibration table, which stays as it is; make yours elsewhere with --data FILE -o FILE")
     _spare(output, *_used(folder), *_listed(data))
+    if folder.trained is not None and data is None and output is None and observer is None:
+        raise RequestError(
+            f"{folder.card.name} has the ranges of its training ({road.TRAINED}); for others give --data FILE or --observer NAME"
+        )
     given = raw_samples(folder, data, "--data", samples, on_error)
     recipe = _changed(folder.recipe, observer=observer, correct=correct, search=search)
     table = calibrated(graph.load(folder.ensure("rewritten.onnx")), recipe, given, given.total, max_memory=max_memory)

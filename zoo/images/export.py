@@ -57,6 +57,15 @@ def export(model: nn.Module, preprocess: Preprocess) -> ir.Model:
     return exported
 
 
+def path_of(node: fx.Node) -> str:
+    """What the result of a module or function is called in the graph."""
+    if node.op == "call_module":
+        return str(node.target)
+    kind = getattr(node.target, "__name__", str(node.target))
+    around = next(reversed(node.meta.get("nn_module_stack", {})), "")
+    return f"{around}.{kind}" if around else kind
+
+
 def _normalize(writer: _Writer, image: ir.Value, preprocess: Preprocess) -> ir.Value:
     reverse = preprocess.channels == "BGR"
     order = slice(None, None, -1 if reverse else 1)
@@ -142,9 +151,7 @@ class _Writer:
 
     def function(self, inputs: list[ir.Value], node: fx.Node) -> ir.Value:
         """Append a function that a module's `forward` calls."""
-        kind = getattr(node.target, "__name__", str(node.target))
-        around = next(reversed(node.meta.get("nn_module_stack", {})), "")
-        path = f"{around}.{kind}" if around else kind
+        kind, path = getattr(node.target, "__name__", str(node.target)), path_of(node)
         options = {key: value for key, value in node.kwargs.items() if value is not None}
         match kind, node.args[1:]:
             case "add" | "iadd", (_,) if len(inputs) == 2 and not options:

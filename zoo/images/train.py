@@ -26,6 +26,7 @@ from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import class_metrics, rank
 from pipelines.files import read_json, replacing, sha256, write_json
 from pipelines.progress import console, progress
+from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
 from zoo.images.plots import plot_confusion
@@ -60,6 +61,9 @@ class Settings:
     compress: send gradients in bf16 between processes.
     validation: share held out where the data has no test split.
     workers: processes that decode large images.
+    qat: fine-tune with the rounding of int8 (`zoo.images.qat`), whose ranges the model then keeps; in fp32, in one process, and where the
+    classes stay the same at a tenth of the learning rate.
+    distillation: with qat, share of the loss that is the difference from the float model that it starts from (Hinton et al. 2015).
     Raises RequestError for values out of range.
     """
 
@@ -85,12 +89,16 @@ class Settings:
     compress: bool = True
     validation: float = 0.1
     workers: int = 2
+    qat: bool = False
+    distillation: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         wrong = [f"{name} {value}" for name, value in asdict(self).items() if not _fits(name, value)]
         if wrong:
             raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
+        if self.distillation and not self.qat:
+            raise RequestError(f"found distillation {self.distillation} without qat, to which it belongs; set both")
 
     def size(self, epoch: int) -> int:
         """Pixels a side in `epoch`, counted from 0."""
@@ -117,7 +125,7 @@ def _fits(name: str, value: Any) -> bool:
         return False
     if name in ("ema", "momentum", "label_smoothing", "validation"):
         return bool(0 <= value < 1)
-    if name in ("progressive_epochs", "augmix"):
+    if name in ("progressive_epochs", "augmix", "distillation"):
         return bool(0 <= value <= 1)
     if name == "randaugment_m":
         return bool(0 <= value <= 10)
@@ -137,7 +145,7 @@ class _Depthwise(nn.Conv2d):
     """A depthwise convolution on a CPU, kept from two forms for which oneDNN's backward pass is ten times slower: bf16 with a stride, and
     images smaller than the kernel."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def _conv_forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         strided, small = max(self.stride) > 1, min(x.shape[2:]) < max(self.kernel_size)
         padding = self.padding
         if small:
@@ -145,7 +153,7 @@ class _Depthwise(nn.Conv2d):
             x, padding = F.pad(x, (padding[1], padding[1], padding[0], padding[0])), (0, 0)
         with torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu") and not strided):
             x = x.float() if strided else x
-            return F.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+            return F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)
 
 
 def _spare_depthwise(model: nn.Module) -> None:
@@ -164,6 +172,8 @@ def jensen_shannon(logits: torch.Tensor) -> torch.Tensor:
 class Trainer:
     """A network in training, its optimizer and the running average of its weights: all that a checkpoint holds."""
 
+    teacher: nn.Module | None = None  # the float network that `Settings.distillation` is about
+
     def __init__(self, model: nn.Module, config: Settings, features: dict[str, Any], group: Processes) -> None:
         self.config, self.group = config, group
         self.model = model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -175,9 +185,10 @@ class Trainer:
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         self.optimizer = torch.optim.SGD(groups, config.learning_rate, config.momentum, nesterov=config.momentum > 0, foreach=True)
         shape = (1, 3, 1, 1)
-        self.mean = 255 * torch.tensor(features["mean"], device=group.device).view(shape)
-        self.scale = 1 / (255 * torch.tensor(features["std"], device=group.device).view(shape))
         self.swap = features["channels"] == "BGR"
+        order = slice(None, None, -1 if self.swap else 1)  # features are of R, G, B
+        self.mean = 255 * torch.tensor(features["mean"][order], device=group.device).view(shape)
+        self.scale = 1 / (255 * torch.tensor(features["std"][order], device=group.device).view(shape))
         self.bf16, self.steps = config.precision == "bf16", 0
         self.parallel: nn.Module = self.model
 
@@ -237,6 +248,10 @@ class Trainer:
         """Loss of a batch and the logits of its plain images. x: uint8 [views * n, 3, size, size], view after view; y: int64 [n]."""
         logits = self.logits(model, x, bf16).view(views, len(y), -1)
         loss = F.cross_entropy(logits[0], y, label_smoothing=self.config.label_smoothing)
+        if self.teacher is not None:
+            with torch.no_grad():
+                wanted = self.logits(self.teacher, x[: len(y)], bf16)
+            loss = torch.lerp(loss, qat.distillation_loss(logits[0], wanted), self.config.distillation)
         if views > 1:
             loss = loss + self.config.jsd * jensen_shannon(logits)
         return loss, logits[0]
@@ -245,6 +260,8 @@ class Trainer:
         """Train on a batch; returns its loss and how many of its images were recognized."""
         for each in self.optimizer.param_groups:
             each["lr"] = self.config.rate(self.steps, epoch_steps)
+        if self.config.qat and self.steps >= (1 - qat.FROZEN) * self.config.epochs * epoch_steps:
+            qat.freeze_ranges(self.model)
         loss, logits = self.loss(self.parallel, x, y, views, self.bf16)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
@@ -255,6 +272,8 @@ class Trainer:
         means, values = self.average.state_dict(), self.model.state_dict()
         floats = [name for name, each in values.items() if each.is_floating_point()]
         torch._foreach_lerp_([means[name] for name in floats], [values[name] for name in floats], 1 - keep)
+        for name in values.keys() - floats:  # counts
+            means[name].copy_(values[name])
         return loss.item(), int((logits.argmax(1) == y).sum())
 
     def predict(self, images: Images, features: dict[str, Any], workers: int) -> npt.NDArray[np.float32]:
@@ -371,8 +390,8 @@ def fit(
     [n, 3, size, size] and gives logits [n, classes].
     `output` gets model.pt (the averaged weights), train.json (arch, classes, features: the preprocessing, config, metrics, ...),
     calibration.npz ({"image": uint8 [n, 3, size, size]}, training images as the model sees them), history.json, curves.png,
-    confusion.png and, after every epoch, checkpoint/state.pt, from which `resume` goes on to the same result. One seed gives the same
-    weights on one machine with one number of processes and threads.
+    confusion.png, with config.qat qat.json (the trained ranges) and, after every epoch, checkpoint/state.pt, from which `resume` goes on to
+    the same result. One seed gives the same weights on one machine with one number of processes and threads.
     `start_from` is a model folder whose network, weights and preprocessing are taken over; where its classes are others, the head is a
     new one. Under torchrun every process calls this alike; batch_size is that of all together, and process 0 alone writes.
     Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
@@ -394,7 +413,12 @@ def fit(
         config = replace(config, image_size=size)
         if size != features.get("size"):  # of a photo the border is cut off, of a small image nothing
             features |= {"size": size, "resize": round(size * 8 / 7) if large else size}
+        start_model = model
+        if config.qat:
+            config = qat.settled(config, start, about.get("classes") == list(images.classes), group.count)
+            model = qat.prepare(model, features)
         trainer = Trainer(model, config, features, group)
+        trainer.teacher = start_model.to(group.device).eval() if config.distillation else None
         run = {"config": asdict(config) | {"progressive": list(config.progressive)}, "data": images.digest, "start": start}
         state = load_checkpoint(output / STATE, run) if resume else None
         if state:
@@ -491,7 +515,10 @@ def _write(
     record: dict[str, Any],
     data: Any,
 ) -> None:
-    weights = {name: each.detach().cpu().contiguous() for name, each in trainer.average.state_dict().items()}
+    state = qat.weights(trainer.average) if config.qat else trainer.average.state_dict()
+    weights = {name: each.detach().cpu().contiguous() for name, each in state.items()}
+    if config.qat:
+        qat.save_ranges(trainer.average, features, output)
     with replacing(output / MODEL) as temporary:
         torch.save({"state_dict": weights}, temporary)
     count = min(CALIBRATION_IMAGES, len(images.train))

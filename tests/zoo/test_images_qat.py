@@ -1,0 +1,314 @@
+"""Quantization-aware fine-tuning of image classifiers: what is trained is what the road makes of it."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from PIL import Image
+from rewriting import run
+
+import zoo
+from pipelines import graph
+from pipelines.build import _trained
+from pipelines.calibrate import CalibrationTable
+from pipelines.entry import Preprocess, QuantRecipe
+from pipelines.errors import RequestError
+from pipelines.files import read_json
+from pipelines.quantize import activation_parameters, quantize
+from pipelines.rewrite import rewrite
+from zoo import cli
+
+torch = pytest.importorskip("torch", reason="needs the train extra")
+training = pytest.importorskip("zoo.images.train", reason="needs the train extra")
+
+from pipelines.qat import Range  # noqa: E402
+from zoo.images import qat  # noqa: E402
+from zoo.images.export import export  # noqa: E402
+from zoo.images.freeze import fill  # noqa: E402
+from zoo.images.rewrites import passes  # noqa: E402
+from zoo.mobilenet.model import build as build_mobilenet  # noqa: E402
+from zoo.mobilenet.train import FINETUNE_V1  # noqa: E402
+from zoo.resnet.model import build as build_resnet  # noqa: E402
+
+COLORS = {"red": (200, 60, 60), "green": (60, 200, 60), "blue": (60, 60, 200)}
+SETTINGS = ["--batch-size", "12", *(word for each in ("workers=0", "image_size=32", "randaugment_n=0") for word in ("--set", each))]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def write_images(folder: Path, classes: dict[str, tuple[int, int, int]]) -> Path:
+    """Noisy pictures of 32x32 pixels, 24 and 8 of one color a class."""
+    random = np.random.default_rng(0)
+    for split, number in (("train", 24), ("test", 8)):
+        for label, color in classes.items():
+            (folder / split / label).mkdir(parents=True)
+            for i in range(number):
+                pixels = np.clip(np.array(color) + random.normal(0, 40, (32, 32, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / split / label / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return write_images(tmp_path_factory.mktemp("pictures"), COLORS)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory, pictures):
+    """The folder of a small float model."""
+    folder = tmp_path_factory.mktemp("start") / "small"
+    options = ["--epochs", "15", "--learning-rate", "2"]
+    options += [word for each in ("clip=10", "width=0.25", "ema=0.5", "progressive=1") for word in ("--set", each)]
+    cli.call(["train", "mobilenet-v1", "--data", str(pictures), "-o", str(folder), *SETTINGS, *options])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, pictures, start):
+    """The folder of that model, fine-tuned for int8 and built."""
+    folder = tmp_path_factory.mktemp("tuned") / "small"
+    options = ["--qat", "--epochs", "2", "--set", "distillation=0.5"]
+    cli.call(["finetune", str(start), "--data", str(pictures), "-o", str(folder), *SETTINGS, *options])
+    zoo.build(folder)
+    return folder
+
+
+def student_of(folder: Path):
+    """The fake-quantized network whose weights and ranges were kept."""
+    about = read_json(folder / "train.json")
+    student = qat.prepare(build_mobilenet(about["arch"], len(about["classes"]), about["width"]), about["features"])
+    student.load_state_dict(torch.load(folder / "checkpoint" / "state.pt", weights_only=True)["average"])
+    return student.eval(), about["features"]
+
+
+def normalized(pixels, features):
+    order = slice(None, None, -1 if features["channels"] == "BGR" else 1)
+    mean, std = (torch.tensor(features[key][order]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    return (torch.from_numpy(pixels[:, order].copy()).float() / 255 - mean) / std
+
+
+def photos(size: int, count: int = 8):
+    """uint8 [count, 3, size, size]: coarse patterns and some noise."""
+    random = np.random.default_rng(1)
+    coarse = random.integers(0, 256, (count, 3, size // 8, size // 8)).repeat(8, 2).repeat(8, 3)
+    return np.clip(coarse + random.normal(0, 10, coarse.shape), 0, 255).astype(np.uint8)
+
+
+def bytes_of(student, x):
+    """({tensor: uint8 array that the student computes}, logits)."""
+    found = {}
+
+    def keep(each, _, result):
+        if each.active:
+            scale, zero = activation_parameters(each.range())
+            found[each.tensor] = (np.rint(result.numpy() / scale) + zero).astype(np.uint8)
+
+    hooks = [each.register_forward_hook(keep) for each in student.modules() if isinstance(each, Range)]
+    with torch.no_grad():
+        logits = student(x).numpy()
+    for each in hooks:
+        each.remove()
+    return found, logits
+
+
+def layer_by_layer(int8, given, pixels):
+    """({tensor: (bytes that the int8 model makes, those of `given`)}, logits) where every operator reads bytes of `given`."""
+    cut, made, feeds = int8.clone(), {}, {"image": pixels}
+    read = [node.inputs for node in cut.graph if node.op_type == "DequantizeLinear" and node.inputs[0].producer() is not None]
+    for value, scale in {each: scale for each, scale, _ in read if not each.name.endswith(".image.padded")}.items():
+        name, shape = scale.name.removesuffix(".scale").removesuffix(".strided"), graph.dimensions(value)[1:]
+        array = given[name]
+        array = array[..., ::2, ::2] if array[0].size == 4 * np.prod(shape) else array  # a stride taken before the layer
+        feeds[f"{value.name}.given"] = array.reshape(-1, *shape)  # a Flatten may stand between
+        made[value.name] = name, array.reshape(-1, *shape)
+        fed = ir.Value(name=f"{value.name}.given", type=ir.TensorType(ir.DataType.UINT8), shape=value.shape)
+        value.replace_all_uses_with(fed)
+        cut.graph.inputs.append(fed)
+        cut.graph.outputs.append(value)
+    found = run(cut, optimized=True, **feeds)
+    return {name: (found[value], wanted) for value, (name, wanted) in made.items()}, found["logits"]
+
+
+def assert_one_step(student, int8, pixels, x):
+    """Every layer gives the student's bytes, but for a step here and there; returns the student's logits."""
+    given, logits = bytes_of(student, x)
+    found, int8_logits = layer_by_layer(int8, given, pixels)
+    assert found.keys() == given.keys()
+    for name, (mine, wanted) in found.items():
+        difference = np.abs(mine.astype(int) - wanted)
+        assert difference.max() <= 1, name
+        assert np.mean(difference > 0) < 0.05, name
+    np.testing.assert_allclose(int8_logits, logits, rtol=1e-3, atol=1e-3 * np.abs(logits).max())
+    return logits
+
+
+def test_the_int8_model_of_the_road_computes_what_was_trained(tuned):
+    student, features = student_of(tuned)
+    pixels = np.load(tuned / "calibration.npz")["image"]
+    int8 = graph.load(tuned / "int8.onnx")
+    logits = assert_one_step(student, int8, pixels, normalized(pixels, features))
+    found = run(int8, optimized=True, image=pixels)["logits"]
+    fp32 = run(graph.load(tuned / "fp32.onnx"), image=pixels)["logits"]
+    # what lies between two steps may fall to either side, and all layers after it spread that
+    assert np.abs(found - logits).max() < 0.05 * np.abs(logits).max()
+    assert np.square(found - logits).mean() < 0.1 * np.square(fp32 - logits).mean()
+
+
+def test_the_table_holds_the_very_ranges_trained(tuned):
+    student, _ = student_of(tuned)
+    table = CalibrationTable.load(tuned / "calibration.json")
+    table.require(graph.load(tuned / "rewritten.onnx"))
+    assert {each.method for each in table.tensors.values()} == {"qat"}
+    assert not (table.bias or table.rounding or table.equalization or table.clip)
+    ranges = {each.tensor: each for each in student.modules() if isinstance(each, Range)}
+    for name, each in table.tensors.items():
+        assert [each.low, each.high] == ranges[name].ends.tolist(), name
+    assert table.samples == 9 * 12  # ranges stood still in the last 3 of 12 steps
+    for node in graph.load(tuned / "int8.onnx").graph:
+        if node.op_type == "QuantizeLinear":
+            scale, zero = activation_parameters(table.tensors[str(node.inputs[1].name).removesuffix(".scale")])
+            assert (node.inputs[1].const_value.numpy(), node.inputs[2].const_value.numpy()) == (scale, zero)
+
+
+def test_the_folder_is_one_like_any_other(tuned, start):
+    made = {each.name for each in tuned.iterdir()}
+    assert {"model.pt", "train.json", "card.json", "calibration.npz", "history.json", "qat.json"} <= made
+    weights, before = (torch.load(each / "model.pt", weights_only=True)["state_dict"] for each in (tuned, start))
+    assert weights.keys() == before.keys() == build_mobilenet("mobilenet-v1", 3, 0.25).state_dict().keys()
+    config = read_json(tuned / "train.json")["config"]
+    assert config["qat"] and config["learning_rate"] == pytest.approx(FINETUNE_V1.learning_rate * qat.RATE)
+    recipe = zoo.load(tuned).recipe
+    assert (recipe.observer, recipe.search, recipe.correct) == ("minmax", False, False)
+    assert read_json(tuned / "history.json")[-1]["top1"] > 0.8
+
+
+def test_building_anew_needs_neither_samples_nor_the_training(tuned, tmp_path):
+    copy = Path(shutil.copytree(tuned, tmp_path / "copy"))
+    before = (copy / "int8.onnx").read_bytes(), (copy / "calibration.json").read_bytes()
+    for name in ("calibration.npz", "checkpoint/state.pt", "calibration.json", "int8.onnx", "build.json"):
+        (copy / name).unlink()
+    zoo.build(copy)
+    zoo.build(copy, force=True)
+    assert before == ((copy / "int8.onnx").read_bytes(), (copy / "calibration.json").read_bytes())
+    with pytest.raises(RequestError, match="has the ranges of its training"):
+        zoo.calibrate(copy)
+    table = CalibrationTable.load(copy / "qat.json")
+    replace(table, tensors={"other": table.tensors["logits"]}).save(copy / "qat.json")
+    with pytest.raises(RequestError, match="ranges of other, which the model has not"):
+        zoo.build(copy)
+
+
+def test_a_tensor_without_a_trained_range_is_observed_and_named(tuned, caplog):
+    folder = zoo.load(tuned)
+    trained = folder.trained
+    fewer = replace(trained, tensors={name: each for name, each in trained.tensors.items() if name != "act1"})
+    table = _trained(folder, fewer, graph.load(tuned / "rewritten.onnx"))
+    assert "no trained range for act1, observed on calibration.npz" in caplog.text
+    assert {name for name, each in table.tensors.items() if each.method != "qat"} == {"act1"}
+
+
+def test_post_training_quantization_is_had_by_asking_for_it(tuned, tmp_path):
+    copy = Path(shutil.copytree(tuned, tmp_path / "copy"))
+    zoo.quantize(copy, observer="auto", correct=True)
+    assert "qat" not in {each.method for each in CalibrationTable.load(copy / "calibration.json").tensors.values()}
+    zoo.quantize(copy, observer="minmax", correct=False)
+    assert (copy / "int8.onnx").read_bytes() == (tuned / "int8.onnx").read_bytes()
+
+
+def test_resuming_changes_nothing(pictures, start, tmp_path, monkeypatch):
+    def network(settings, classes):
+        return build_mobilenet(settings.arch, classes, settings.width)
+
+    config = replace(FINETUNE_V1, qat=True, epochs=2, batch_size=24, workers=0)
+    training.fit(network, pictures, tmp_path / "whole", config=config, start_from=start)
+    step, left = training.Trainer.step, 4  # of 3 steps an epoch
+
+    def break_off(*arguments):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    monkeypatch.setattr(training.Trainer, "step", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        training.fit(network, pictures, tmp_path / "parts", config=config, start_from=start)
+    monkeypatch.undo()
+    training.fit(network, pictures, tmp_path / "parts", config=config, start_from=start, resume=True)
+    assert (tmp_path / "whole" / "qat.json").read_bytes() == (tmp_path / "parts" / "qat.json").read_bytes()
+    a, b = (torch.load(tmp_path / name / "model.pt", weights_only=True)["state_dict"] for name in ("whole", "parts"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_what_cannot_be_done_is_said_in_one_line(pictures, start, tmp_path, monkeypatch):
+    def said(*options, verb="finetune", model=str(start)):
+        with pytest.raises(RequestError) as caught:
+            getattr(zoo, verb)(model, pictures, tmp_path / "x", settings=dict(options))
+        assert not (tmp_path / "x").exists()
+        return str(caught.value)
+
+    assert "zoo finetune MODEL --qat" in said(("qat", "true"), verb="train", model="mobilenet-v1")
+    assert "bf16" in said(("qat", "true"), ("precision", "bf16"))
+    assert "without qat" in said(("distillation", "0.5"))
+    others = write_images(tmp_path / "others", {"cyan": (60, 200, 200), "pink": (220, 120, 160)})
+    with pytest.raises(RequestError, match="other classes"):
+        zoo.finetune(start, others, tmp_path / "x", settings={"qat": "true", "distillation": "0.5"})
+    with pytest.raises(RequestError, match="found 2 processes, wanted one"):
+        qat.settled(FINETUNE_V1, "digest", True, 2)
+
+
+def test_new_classes_train_at_the_full_rate(start, tmp_path):
+    others = write_images(tmp_path / "others", {"cyan": (60, 200, 200), "pink": (220, 120, 160)})
+    zoo.finetune(start, others, tmp_path / "new", settings={"qat": "true", "epochs": "1", "batch_size": "16", "workers": "0"})
+    assert read_json(tmp_path / "new" / "train.json")["config"]["learning_rate"] == FINETUNE_V1.learning_rate
+    zoo.build(tmp_path / "new")
+    assert graph.symbols(graph.load(tmp_path / "new" / "int8.onnx").graph.outputs[0])[1] == 2
+
+
+@pytest.mark.parametrize(
+    "arch, channels",
+    [
+        *(("mobilenet-v1-slim", "RGB"), ("mobilenet-v2", "RGB"), pytest.param("resnet26d", "RGB", marks=pytest.mark.slow)),
+        *(pytest.param(each, "BGR", marks=pytest.mark.slow) for each in ("resnet50", "resnet50-v1")),
+    ],
+)
+def test_every_network_rounds_what_its_int8_form_does(arch, channels):
+    """Preprocessing of all kinds: means that are no whole pixels, a scale for each channel, channels reversed."""
+    torch.manual_seed(0)
+    network = build_resnet(arch, 5) if arch.startswith("resnet") else build_mobilenet(arch, 5, 0.25)
+    for name, each in network.named_parameters():  # none that makes a layer do nothing
+        if each.ndim == 1 and name.endswith("weight"):
+            torch.nn.init.uniform_(each, 0.3, 0.9)
+    features = {"size": 64, "resize": 64, "interpolation": "bilinear", "channels": channels}
+    features |= {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.325]}
+    pixels = photos(64)
+    x = normalized(pixels, features)
+    student = qat.prepare(network, features).train()
+    with torch.no_grad():
+        for _ in range(5):
+            student(x)
+    fresh = build_resnet(arch, 5) if arch.startswith("resnet") else build_mobilenet(arch, 5, 0.25)
+    fill(fresh, qat.weights(student), "the student")
+    model = export(fresh, Preprocess.from_json(features))
+    rewrite(model, passes())
+    ranges = {each.tensor: each.range() for each in student.modules() if isinstance(each, Range) and each.tensor}
+    int8, report = quantize(model, QuantRecipe(correct=False), CalibrationTable(graph.digest(model), "minmax", 1, "", ranges))
+    assert {each.type for each in report.operators if each.precision == "float"} <= {"Flatten"}
+    assert_one_step(student.eval(), int8, pixels, x)
+
+
+def test_channels_in_reverse_are_normalized_by_their_own_means():
+    features = {**training.PREPROCESSING, "mean": [0.1, 0.2, 0.3], "std": [0.2, 0.3, 0.4], "channels": "BGR"}
+    trainer = training.Trainer(torch.nn.Linear(1, 1), FINETUNE_V1, features, training.Processes())
+    pixels = photos(8, 2)
+    found = trainer.logits(torch.nn.Identity(), torch.from_numpy(pixels), False)
+    torch.testing.assert_close(found, normalized(pixels, features))
