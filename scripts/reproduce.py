@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable
@@ -144,28 +145,38 @@ def runs() -> None:
 
 
 def images() -> None:
-    """The ImageNet models whose table ships, on photos that calibrated nothing: fp32 and int8, then one photo after the other, pinned."""
-    source = SHARED / "data" / "imagenet" / "nips17"
-    if not (source / "labels.csv").is_file():
-        raise RequestError(f"no photos at {source}; set ZOO_SHARED to the folder that holds data/imagenet/nips17/")
+    """The image models whose table ships, on images that calibrated nothing: fp32 and int8, then one after the other, pinned."""
+    source, archive = SHARED / "data" / "imagenet" / "nips17", SHARED / "data" / "cifar10" / "cifar10_jpeg.tar.gz"
+    for each in (source / "labels.csv", archive):
+        if not each.is_file():
+            raise RequestError(f"found no {each}; set ZOO_SHARED to the folder that holds data/imagenet/nips17/ and data/cifar10/")
     os.environ.setdefault("ZOO_MIRROR", str(SHARED / "weights"))
     cards = [hub.Hub(zoo.SHIPPED).card(name) for name in zoo.names()]
-    names = [each.name for each in cards if "weights" in each.details and any(file.name == "calibration.json" for file in each.files)]
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
+        photos, small = Path(scratch) / "photos", Path(scratch) / "cifar10"
+        photos.mkdir()
         lines = (source / "labels.csv").read_text().splitlines(keepends=True)
         rows = [line for at, line in enumerate(lines[1:]) if at % CALIBRATED]
-        (folder / "labels.csv").write_text("".join([lines[0], *rows]))
+        (photos / "labels.csv").write_text("".join([lines[0], *rows]))
         for row in rows:
-            (folder / row.split(",")[0]).symlink_to(source / row.split(",")[0])
-        for name in names:
-            options = ["--data", str(folder), "--scenario", "single-stream", "--engine", "onnxruntime,openvino", "--count", "200", "--json"]
-            command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli", "benchmark", name, *options]
-            found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-            quality = zoo.evaluate(name, str(folder), engine="openvino")
-            data = f"{len(rows)} photos of the development set of the NIPS 2017 adversarial competition, easier than ImageNet's own"
-            said = {key: quality[key] for key in ("samples", "metrics", "difference", "interval")}
-            report(f"images-{cpu_slug()}", {**found, "data": data, "quality": said}, name)
+            (photos / row.split(",")[0]).symlink_to(source / row.split(",")[0])
+        with tarfile.open(archive) as opened:
+            opened.extractall(small, [each for each in opened if each.name.startswith("test/")], filter="data")
+        said = f"{len(rows)} photos of the development set of the NIPS 2017 adversarial competition, easier than ImageNet's own"
+        for name in [card.name for card in cards if any(file.name == "calibration.json" for file in card.files)]:
+            if name.endswith("-imagenet"):
+                classify(name, photos, said)
+            elif name.endswith("-cifar10"):
+                classify(name, small / "test", "the 10,000 test images of CIFAR-10")
+
+
+def classify(name: str, folder: Path, data: str) -> None:
+    options = ["--data", str(folder), "--scenario", "single-stream", "--engine", "onnxruntime,openvino", "--count", "200", "--json"]
+    command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli", "benchmark", name, *options]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    quality = zoo.evaluate(name, str(folder), engine="openvino")
+    said = {key: quality[key] for key in ("samples", "metrics", "difference", "interval")}
+    report(f"images-{cpu_slug()}", {**found, "data": data, "quality": said}, name)
 
 
 def photos() -> None:
