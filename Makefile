@@ -15,15 +15,15 @@ SOURCES := zoo pipelines scripts tests
 run: $(VENV)/.runtime
 	$(BIN)/python scripts/first_run.py
 
-# Training of images in a process of its own: with tensorflow and both engines in it, torch crashed there when it started another process.
-TRAINING := tests/zoo/test_images_train.py
+# Training in torch in a process of its own: with tensorflow and both engines in it, torch crashed there when it started another process.
+TRAINING := tests/zoo/test_images_train.py tests/zoo/test_mt_train.py
 
 test: $(VENV)/.development
-	$(BIN)/python -m pytest --ignore=$(TRAINING)
+	$(BIN)/python -m pytest $(TRAINING:%=--ignore=%)
 	$(BIN)/python -m pytest $(TRAINING)
 
 test-all: $(VENV)/.development
-	$(BIN)/python -m pytest -m "slow or data or not slow" --ignore=$(TRAINING)
+	$(BIN)/python -m pytest -m "slow or data or not slow" $(TRAINING:%=--ignore=%)
 	$(BIN)/python -m pytest -m "slow or data or not slow" $(TRAINING)
 
 lint: $(VENV)/.development

@@ -268,10 +268,11 @@ def require_precision(precision: str, engine: str = "openvino") -> None:
         raise RequestError(f"{machine.cpu()['name']} does not compute in bf16 (no avx512_bf16, no amx_bf16); choose fp32 or int8")
 
 
-def load(path: str | Path, engine: str, threads: int = 1, precision: str = "") -> Session:
+def load(path: str | Path, engine: str, threads: int = 1, precision: str = "", model: bytes | None = None) -> Session:
     """Open a model file in one engine ("onnxruntime" or "openvino") with `threads` intra-op threads.
 
     precision: "bf16" computes in bfloat16 what is float in the model; any other is only a name for what the file holds.
+    model: the serialized model, where `path` only names the file that it was made from.
     Raises RequestError for an unknown or missing engine, a missing file, a model that the engine refuses, or a CPU or engine without bf16.
     """
     if engine not in ENGINES:
@@ -283,4 +284,6 @@ def load(path: str | Path, engine: str, threads: int = 1, precision: str = "") -
     if not Path(path).is_file():
         raise RequestError(f"no model file at {path}")
     require_precision(precision, engine)
-    return OpenVinoSession(Path(path), threads, precision=precision) if precision == BF16 else ENGINES[engine](Path(path), threads)
+    if precision == BF16:
+        return OpenVinoSession(Path(path), threads, model, precision)
+    return ENGINES[engine](Path(path), threads, model)

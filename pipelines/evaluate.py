@@ -1,8 +1,8 @@
-"""Quality of fp32 and int8 on the same samples, their difference, and how sure it is: of clicks, and of classes."""
+"""Quality of fp32 and int8 on the same samples, their difference, and how sure it is: of clicks, of classes and of translations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,3 +156,62 @@ def _compare_ranked(a: Ranked, b: Ranked, seed: int) -> dict[str, Any]:
         means = rng.multinomial(len(each), counts / len(each), RESAMPLES) @ kinds / len(each)
         interval[name] = np.quantile(means, [0.025, 0.975]).tolist()
     return {"difference": {name: float(each.mean()) for name, each in values.items()}, "interval": interval}
+
+
+def translation_metrics(translations: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """{"bleu", "chrf"}, 0 to 100, of translations against one reference each, by sacreBLEU at its defaults (see `signatures`)."""
+    return {name: metric.corpus_score(list(translations), [list(references)]).score for name, metric in _metrics().items()}
+
+
+def signatures() -> dict[str, str]:
+    """How sacreBLEU computes the metrics of `translation_metrics`, with its version (Post 2018)."""
+    found = {}
+    for name, metric in _metrics().items():
+        metric.corpus_score(["one"], [["one"]])  # it knows its signature after use
+        found[name] = metric.get_signature().format()
+    return found
+
+
+def _metrics() -> dict[str, Any]:
+    try:
+        import sacrebleu
+    except ImportError as error:
+        raise RequestError("BLEU and chrF need sacrebleu, which is not installed; run: pip install 'int8-zoo[train]'") from error
+    return {"bleu": sacrebleu.BLEU(), "chrf": sacrebleu.CHRF()}
+
+
+def compare_translations(translations: Mapping[str, Sequence[str]], references: Sequence[str], seed: int = 0) -> dict[str, Any]:
+    """Metrics of several precisions on the same sentences, and each against fp32.
+
+    Returns {"metrics": per precision, "difference": {"bleu", "chrf": int8 - fp32, "agreement": share of equal translations},
+    "interval": 95% paired bootstrap intervals of these (Koehn 2004), "signatures"}, and of any further precision the middle two under
+    "others".
+    Raises RequestError for no sentences.
+    """
+    if not references:
+        raise RequestError("found no sentences; BLEU needs some")
+    counts = {
+        name: {key: np.array(metric._extract_corpus_statistics(list(each), [list(references)])) for key, metric in _metrics().items()}
+        for name, each in translations.items()
+    }
+    draws = np.random.default_rng(seed).multinomial(len(references), np.full(len(references), 1 / len(references)), RESAMPLES)
+
+    def compare(a: str, b: str) -> dict[str, Any]:
+        same = np.array([x == y for x, y in zip(translations[a], translations[b], strict=True)])
+        difference, interval = {}, {"level": 0.95, "resamples": RESAMPLES}
+        for key, metric in _metrics().items():
+            scores = [_score(metric, counts[each][key], draws) for each in (a, b)]
+            difference[key] = _score(metric, counts[b][key])[0] - _score(metric, counts[a][key])[0]
+            interval[key] = np.quantile(scores[1] - scores[0], [0.025, 0.975]).tolist()
+        interval["agreement"] = np.quantile(draws @ same / len(same), [0.025, 0.975]).tolist()
+        return {"difference": {**difference, "agreement": float(same.mean())}, "interval": interval}
+
+    named = {name: name for name in translations}
+    found = _against_fp32(named, lambda name: translation_metrics(translations[name], references), compare)
+    return {**found, "signatures": signatures()}
+
+
+def _score(metric: Any, counts: NDArray[Any], draws: NDArray[Any] | None = None) -> NDArray[np.float64]:
+    """The score of all sentences, [1], or of every draw of them, [draws]; counts: what the metric counts in each sentence."""
+    totals = counts.sum(axis=0)[None] if draws is None else draws @ counts
+    return np.array([metric._compute_score_from_stats(each.tolist()).score for each in totals])

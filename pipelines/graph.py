@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,9 +105,9 @@ def save(model: ir.Model, path: str | Path) -> Path:
     model.producer_name = PRODUCER
     model.producer_version = None
     model.doc_string = None
-    proto = ir.to_proto(model)
+    content = serialized(model)
     with replacing(path) as temporary:
-        temporary.write_bytes(proto.SerializeToString(deterministic=True))
+        temporary.write_bytes(content)
     return Path(path)
 
 
@@ -174,6 +174,23 @@ def _digest(sha: Any, graph: ir.Graph) -> None:
                 add(key, attribute.type, np.asarray(attribute.value, np.float32).tolist())  # as a file keeps them
             else:
                 add(key, attribute.type, attribute.value)
+
+
+def part(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
+    """The model that computes the values `outputs` from the values `inputs`, all by name, with the weights that takes; a copy.
+
+    Raises RequestError where a value is missing, or where `inputs` are not enough.
+    """
+    try:
+        found = ir.convenience.extract(model.graph, inputs, outputs)
+    except ValueError as error:
+        raise RequestError(f"the graph {model.graph.name} has no part from {', '.join(inputs)} to {', '.join(outputs)}: {error}") from error
+    return ir.Model(found, ir_version=model.ir_version)
+
+
+def serialized(model: ir.Model) -> bytes:
+    """The bytes of an ONNX file; the same model gives the same."""
+    return bytes(ir.to_proto(model).SerializeToString(deterministic=True))
 
 
 def require_opset(model: ir.Model) -> None:

@@ -19,7 +19,8 @@ from pipelines import build, files, graph
 from pipelines.errors import ZooError
 from pipelines.hub import CARD, Card, CardFile
 
-SHIPPED_FILES = (build.HALF, "calibration.json", "int8.onnx", "quantization.json", "sample.tsv.gz")
+VOCABULARY = "vocabulary.model"  # of a translation model
+SHIPPED_FILES = (build.HALF, VOCABULARY, "calibration.json", "int8.onnx", "quantization.json", "sample.tsv.gz")
 
 
 def ship(trained: Path, name: str) -> Card:
@@ -31,7 +32,9 @@ def ship(trained: Path, name: str) -> Card:
         model = graph.load(source.ensure("fp32.onnx"))
         graph.compress_fp16(model)
         graph.save(model, work / build.HALF)
-        shutil.copy(source.path / build.SAMPLES, work)
+        for each in (build.SAMPLES, VOCABULARY):
+            if (source.path / each).is_file():
+                shutil.copy(source.path / each, work)
         half = CardFile(build.HALF, None, None, None)
         files.write_json(work / CARD, replace(source.card, files=(half,)).to_json())
         folder = zoo.load(work)

@@ -63,7 +63,7 @@ def test_no_file_is_longer_than_600_lines() -> None:
 
 
 def test_importing_zoo_and_the_command_loads_nothing_heavy() -> None:
-    code = "import sys, zoo, zoo.cli, zoo.verbs, zoo.wide_deep.predict; print(' '.join(sys.modules))"
+    code = "import sys, zoo, zoo.cli, zoo.verbs, zoo.wide_deep.predict, zoo.transformer_mt.predict; print(' '.join(sys.modules))"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert not loaded & HEAVY
 

@@ -28,6 +28,7 @@ ENTRIES = {
     "resnet26d": "zoo.resnet:RESNET26D",
     "mobilenet-v1": "zoo.mobilenet:MOBILENET_V1",
     "mobilenet-v2": "zoo.mobilenet:MOBILENET_V2",
+    "transformer-mt": "zoo.transformer_mt:ENTRY",
 }
 VERBS = (
     "info",

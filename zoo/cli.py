@@ -21,6 +21,7 @@ import zoo
 from pipelines.errors import ZooError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings of training with an option of their own
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -95,7 +96,9 @@ engine = click.option(
     "--engine", default="auto", show_default=True, help="auto (the quickest on this machine), onnxruntime, openvino or native."
 )
 threads = click.option("--threads", default=1, show_default=True, help="Threads of the engine; `run` scores so many blocks at once.")
-batch_size = click.option("--batch-size", type=int, default=None, help="Samples the model sees at once. [default: 512 rows, 4 images]")
+batch_size = click.option(
+    "--batch-size", type=int, default=None, help="Samples the model sees at once. [default: 512 rows, 4 images, 32 sentences]"
+)
 on_error = click.option(
     "--on-error",
     type=click.Choice(["raise", "skip"]),
@@ -130,6 +133,7 @@ training = _options(
     click.option("--epochs", type=int, default=None),
     click.option("--batch-size", type=int, default=None),
     click.option("--learning-rate", type=float, default=None),
+    click.option("--teacher", default=None, help="Translation: a model, usually a larger one, whose translations are trained on."),
     click.option(
         "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting of the model's recipe; may be repeated."
     ),
@@ -184,26 +188,32 @@ def download(model: str, as_json: bool) -> None:
     "-o",
     "--output",
     default="-",
-    help="Where results go: .csv, .csv.gz, .jsonl or .parquet. [default: CSV on stdout; images on a terminal: a table]",
+    help="Where results go: .csv, .csv.gz, .jsonl or .parquet; translations: or text. [default: stdout: CSV, text; images: a table]",
 )
 @click.option(
     "--on-error",
     type=click.Choice(["raise", "skip"]),
     default=None,
-    help="Stop at a bad row or image, or leave it out and count it. [default: raise; images: skip]",
+    help="Stop at bad input, or leave it out and count it. [default: raise; images and sentences: skip]",
 )
+@click.option("--beam", type=int, default=None, help="Translation: hypotheses followed at once; 1 is greedy search. [default: 4]")
+@click.option("--n-best", type=int, default=None, help="Translation: so many for each sentence, at most the beam. [default: 1]")
+@click.option("--scores", is_flag=True, default=None, help="Translation: mean log probability of a token before each.")
 @_options(precision, engine, threads, batch_size, as_json)
 def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
-    """Score raw INPUT with MODEL: files of rows, or images and folders; - or no input reads rows, or paths of images, from stdin."""
+    """Score raw INPUT with MODEL: files of rows or sentences, or images and folders; - or no input reads stdin (of images: paths)."""
     from zoo import verbs
 
     if as_json and output == "-":
         raise click.UsageError("--json prints a summary on stdout, where the results would go; add -o FILE")
+    for name in ("beam", "n_best", "scores"):
+        if options[name] is None:
+            del options[name]
     found = verbs.run(model, list(inputs) or ["-"], output, **options)
     if as_json:
         _print(found, True, lambda: None)
     elif sys.stderr.isatty() or output != "-":
-        unit = "rows" if "rows" in found else "images"
+        unit = next(each for each in ("rows", "images", "sentences") if each in found)
         what = f"{found['clicks']:,} clicks predicted" if "clicks" in found else f"{found['skipped']:,} left out"
         speed = f"{found[f'{unit}_per_second']:,.0f} {unit}/s, {found['precision']} in {found['engine']}"
         click.echo(f"{found[unit]:,} {unit}, {what}, {speed}", err=True)
@@ -484,8 +494,8 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
         if not equals:
             raise click.UsageError(f"--set {text!r} is not NAME=VALUE")
         settings[name.strip().replace("-", "_")] = value
-    settings |= {name: str(options.pop(name)) for name in ("seed", "epochs", "batch_size", "learning_rate") if options[name] is not None}
-    left = {name: value for name, value in options.items() if name not in ("seed", "epochs", "batch_size", "learning_rate")}
+    settings |= {name: str(options[name]) for name in NAMED if options[name] is not None}
+    left = {name: value for name, value in options.items() if name not in NAMED}
     try:
         found = verb(model, list(left.pop("data")), left.pop("output"), settings=settings, **left)
     except KeyboardInterrupt:

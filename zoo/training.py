@@ -1,13 +1,20 @@
-"""What the trainings of all models share: the output folder, the run that a checkpoint belongs to, the picture of the learning curves."""
+"""What trainings share: the output folder, the run that a checkpoint belongs to, learning curves, and torch's processes and checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pipelines import graph
 from pipelines.errors import RequestError
 from pipelines.files import replacing
+
+if TYPE_CHECKING:
+    import torch
 
 
 def require_output(output: Path, state: str, resume: bool) -> None:
@@ -52,3 +59,90 @@ def plot_curves(
     figure.legend(loc="outside upper center", ncols=len(left) + len(right))
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, metadata={"Software": None})
+
+
+# -------------------------------------------------------------------------------------------------------------------- torch
+
+
+def _cpu() -> torch.device:
+    import torch
+
+    return torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that torchrun started, or alone."""
+
+    rank: int = 0
+    count: int = 1
+    device: torch.device = field(default_factory=_cpu)
+
+    def same(self, value: Any) -> Any:
+        """What process 0 says."""
+        from torch import distributed
+
+        values = [value]
+        if self.count > 1:
+            distributed.broadcast_object_list(values, device=self.device)
+        return values[0]
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[Processes]:
+    """Join the processes that torchrun started (RANK and WORLD_SIZE are set): gloo between CPUs, nccl between GPUs."""
+    import torch
+    from torch import distributed
+
+    rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
+    if count == 1:
+        yield Processes(device=device)
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(rank, count, device)
+    finally:
+        distributed.destroy_process_group()
+
+
+def load_checkpoint(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Read torch's checkpoint of the run `run`. Raises RequestError where it is broken or another run's, naming what differs."""
+    import torch
+
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        kept = state["run"]
+    except Exception as error:  # torch, zipfile and pickle raise their own kinds for every sort of damage
+        raise RequestError(f"cannot read the checkpoint {path} ({graph.one_line(error)}); train again into an empty folder") from error
+    require_same_run(path, kept, run)
+    return state
+
+
+def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str | Path) -> None:
+    """Put the weights `state` into `model`. Raises RequestError that lists what is missing, unexpected or of another shape.
+
+    Counts of batches seen, which matter to training alone, may be there or not.
+    """
+    wanted = {name: each for name, each in model.state_dict().items() if not name.endswith("num_batches_tracked")}
+    found = {name: each for name, each in state.items() if not name.endswith("num_batches_tracked")}
+    faults = {
+        "missing": [name for name in wanted if name not in found],
+        "unexpected": [name for name in found if name not in wanted],
+        "of another shape": [
+            f"{name} {list(found[name].shape)}, wanted {list(each.shape)}"
+            for name, each in wanted.items()
+            if name in found and found[name].shape != each.shape
+        ],
+    }
+    if any(faults.values()):
+        said = "; ".join(f"{len(names)} {kind} ({_first(names)})" for kind, names in faults.items() if names)
+        raise RequestError(f"the weights in {source} are not those of this network: {said}")
+    model.load_state_dict(found, strict=False)
+
+
+def _first(names: Iterable[str], count: int = 3) -> str:
+    names = list(names)
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -83,14 +84,18 @@ def run(
     threads: int = 1,
     batch_size: int | None = None,
     on_error: str | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """Raw input of any size -> a file of results, in constant memory and input order; returns a summary.
 
-    batch_size, on_error: the model's own (`Pipeline.BATCH_SIZE`, `Pipeline.ON_ERROR`) if None.
+    batch_size, on_error: the model's own (`Pipeline.BATCH_SIZE`, `Pipeline.ON_ERROR`) if None. more: what the model's `run` takes besides,
+    e.g. beam, n_best and scores for translation.
     """
     opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size)
+    if unknown := more.keys() - inspect.signature(opened.run).parameters.keys():
+        raise RequestError(f"{opened.folder.card.name} has no option {', '.join(sorted(unknown))}; that is for other models")
     _spare(output, *_used(opened.folder), *_listed(inputs))
-    return {"model": opened.folder.card.name, **opened.run(inputs, output, on_error or opened.ON_ERROR)}
+    return {"model": opened.folder.card.name, **opened.run(inputs, output, on_error or opened.ON_ERROR, **more)}
 
 
 def train(

@@ -1,7 +1,9 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,3 +28,44 @@ def trained(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     zoo.train("wide-deep", str(rows), folder, settings=settings)
     zoo.build(folder)
     return folder
+
+
+class Language:
+    """Sentences of made-up words, and their translations word by word."""
+
+    FORM = (2, 1, 64, 128, 4)
+    SETTINGS: ClassVar = {"arch": "word-by-word", "vocabulary": "60", "dropout": "0", "warmup": "100", "precision": "fp32"}
+
+    def __init__(self) -> None:
+        stems = (("lan", "x"), ("tor", "y"), ("pes", "z"), ("fil", "w"))
+        self.words = {f"{a}{b}": f"{b}{c}{a}" for a in ("ba", "ko", "mi", "ru") for b, c in stems}
+
+    def pairs(self, count: int, seed: int = 0) -> list[tuple[str, str]]:
+        random, words = np.random.default_rng(seed), np.array(list(self.words))
+        chosen = [words[random.integers(len(words), size=random.integers(2, 9))].tolist() for _ in range(count)]
+        return [(" ".join(each), " ".join(self.words[word] for word in each)) for each in chosen]
+
+    def write(self, path: Path, count: int, seed: int = 0) -> Path:
+        path.write_text("".join(f"{a}\t{b}\n" for a, b in self.pairs(count, seed)))
+        return path
+
+
+@pytest.fixture(scope="session")
+def language() -> Language:
+    return Language()
+
+
+@pytest.fixture(scope="session")
+def translator(language: Language, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Transformer that knows the made-up language, built up to int8."""
+    torch = pytest.importorskip("torch", reason="training needs the train extra")
+    import zoo
+    from zoo.transformer_mt.model import FORMS, Form
+
+    torch.set_num_threads(1)
+    FORMS["word-by-word"] = Form(*language.FORM)
+    folder = tmp_path_factory.mktemp("translation")
+    settings = {**language.SETTINGS, "epochs": "12", "batch_size": "384", "learning_rate": "0.002"}
+    zoo.train("transformer-mt", str(language.write(folder / "pairs.tsv", 1500)), folder / "model", settings=settings)
+    zoo.build(folder / "model")
+    return folder / "model"

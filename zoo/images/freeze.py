@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pipelines.errors import RequestError
 from pipelines.files import read_json
 from pipelines.hub import CARD
 from zoo.images.export import export
+from zoo.training import fill
 
 State = dict[str, torch.Tensor]
 CHECKPOINT = "model.pt"
@@ -84,30 +85,3 @@ def read_torch(file: Path) -> State:
         return dict(load_file(file))
     found = torch.load(file, map_location="cpu", weights_only=True)
     return dict(found.get("state_dict", found))
-
-
-def fill(model: nn.Module, state: State, source: str | Path) -> None:
-    """Put the weights `state` into `model`. Raises RequestError that lists what is missing, unexpected or of another shape.
-
-    Counts of batches seen, which matter to training alone, may be there or not.
-    """
-    wanted = {name: each for name, each in model.state_dict().items() if not name.endswith("num_batches_tracked")}
-    found = {name: each for name, each in state.items() if not name.endswith("num_batches_tracked")}
-    faults = {
-        "missing": [name for name in wanted if name not in found],
-        "unexpected": [name for name in found if name not in wanted],
-        "of another shape": [
-            f"{name} {list(found[name].shape)}, wanted {list(each.shape)}"
-            for name, each in wanted.items()
-            if name in found and found[name].shape != each.shape
-        ],
-    }
-    if any(faults.values()):
-        said = "; ".join(f"{len(names)} {kind} ({_first(names)})" for kind, names in faults.items() if names)
-        raise RequestError(f"the weights in {source} are not those of this network: {said}")
-    model.load_state_dict(found, strict=False)
-
-
-def _first(names: Iterable[str], count: int = 3) -> str:
-    names = list(names)
-    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,8 @@ from pipelines.progress import console, progress
 from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
-from zoo.images.freeze import fill
 from zoo.images.plots import plot_confusion
-from zoo.training import plot_curves, require_output, require_same_run
+from zoo.training import Processes, fill, load_checkpoint, plot_curves, processes, require_output
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
 CALIBRATION_IMAGES = 256
@@ -138,42 +136,6 @@ def _fits(name: str, value: Any) -> bool:
 
 # Fine-tuning starts near a good minimum: few epochs, all at the model's own size, at a tenth of the rate.
 FINETUNE = Settings(progressive=(1.0,), epochs=10, batch_size=64, learning_rate=0.04, weight_decay=1e-4, warmup_epochs=1.0, ema=0.99)
-
-
-# ---------------------------------------------------------------------------------------------------------------- processes
-
-
-@dataclass(frozen=True)
-class Processes:
-    """This process among those that torchrun started, or alone."""
-
-    rank: int = 0
-    count: int = 1
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def same(self, value: Any) -> Any:
-        """What process 0 says."""
-        values = [value]
-        if self.count > 1:
-            distributed.broadcast_object_list(values, device=self.device)
-        return values[0]
-
-
-@contextlib.contextmanager
-def processes() -> Iterator[Processes]:
-    """Join the processes that torchrun started (RANK and WORLD_SIZE are set): gloo between CPUs, nccl between GPUs."""
-    rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
-    if count == 1:
-        yield Processes(device=device)
-        return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield Processes(rank, count, device)
-    finally:
-        distributed.destroy_process_group()
 
 
 # ----------------------------------------------------------------------------------------------------------------- one step
@@ -458,7 +420,7 @@ def fit(
         trainer = Trainer(model, config, features, group)
         trainer.teacher = start_model.to(group.device).eval() if config.distillation else None
         run = {"config": asdict(config) | {"progressive": list(config.progressive)}, "data": images.digest, "start": start}
-        state = _load(output / STATE, run) if resume else None
+        state = load_checkpoint(output / STATE, run) if resume else None
         if state:
             trainer.restore(state)
         history: list[dict[str, Any]] = state["history"] if state else []
@@ -502,17 +464,6 @@ def _line(history: Sequence[dict[str, Any]], config: Settings) -> str:
         f"epoch {last['epoch']}/{config.epochs}  {last['size']} px  loss {last['train_loss']:.3f}  train {last['train_top1']:.1%}  "
         f"held out {last['top1']:.2%}  {last['seconds']:.0f} s, about {left / 60:.0f} min left"
     )
-
-
-def _load(path: Path, run: dict[str, Any]) -> dict[str, Any]:
-    """Read a checkpoint of the run `run`. Raises RequestError where it is broken or another run's, naming what differs."""
-    try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        kept = state["run"]
-    except Exception as error:  # torch, zipfile and pickle raise their own kinds for every sort of damage
-        raise RequestError(f"cannot read the checkpoint {path} ({graph.one_line(error)}); train again into an empty folder") from error
-    require_same_run(path, kept | {"config": asdict(Settings()) | kept["config"]}, run)  # settings newer than the checkpoint
-    return state
 
 
 def _about(folder: Path) -> dict[str, Any]:

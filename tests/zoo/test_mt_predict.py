@@ -1,0 +1,241 @@
+"""Sentences in, sentences out: the pipeline, `zoo run`, `zoo evaluate`, calibration."""
+
+import gzip
+import io
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zoo
+from pipelines.build import open_folder
+from pipelines.errors import RequestError
+from pipelines.files import read_json
+from zoo import cli
+from zoo.transformer_mt import predict
+from zoo.transformer_mt.data import PAD, Vocabulary
+
+
+@pytest.fixture(scope="module")
+def opened(translator):
+    return zoo.pipeline(translator, precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def texts(language):
+    return [a for a, _ in language.pairs(40, seed=3)]
+
+
+@pytest.fixture
+def translate(translator, tmp_path):
+    """Runs `zoo.run` on bytes; returns (summary, lines of the output)."""
+
+    def run(content: bytes, name: str = "out.txt", precision: str = "fp32", **options):
+        (tmp_path / "in.txt").write_bytes(content)
+        found = zoo.run(translator, tmp_path / "in.txt", tmp_path / name, precision=precision, **options)
+        return found, (tmp_path / name).read_text(encoding="utf-8").split("\n")[:-1]
+
+    return run
+
+
+def test_the_language_is_translated(opened, language):
+    pairs = language.pairs(60, seed=3)
+    found = opened([a for a, _ in pairs])
+    assert np.mean([each["translation"] == b for each, (_, b) in zip(found, pairs, strict=True)]) > 0.8
+    assert all(each["score"] <= 0 for each in found)
+    assert opened(pairs[0][0])[0]["translation"] == found[0]["translation"]  # one sentence is a list of one
+
+
+def test_a_file_is_read_by_its_path_and_nothing_is_refused(opened, texts, tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(texts[:4]))
+    assert opened(tmp_path / "in.txt") == opened(str(tmp_path / "in.txt")) == opened(texts[:4])
+    with pytest.raises(RequestError, match="found no sentences"):
+        opened([])
+    with pytest.raises(RequestError, match="sentence 2 has"):
+        opened([texts[0], " ".join(texts)])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_three_parts_chain_to_the_call(translator, texts, precision):
+    pipeline = zoo.pipeline(translator, precision=precision, engine="onnxruntime")
+    batch = pipeline.preprocess([*texts[:5], ""])
+    assert batch["source"].dtype == np.int64
+    assert batch["source"].flags.c_contiguous
+    out = pipeline.predict(batch)
+    assert out["tokens"].shape[:2] == out["scores"].shape == (6, 1)
+    found = pipeline.postprocess(out)
+    assert found == pipeline([*texts[:5], ""])
+    assert found[5] == {"translation": "", "score": 0.0}
+
+
+def test_n_best_are_other_translations_the_best_first(translator, texts):
+    pipeline = zoo.pipeline(translator, precision="fp32")
+    (plain,) = pipeline(texts[0])
+    pipeline.best = 3
+    (found,) = pipeline(texts[0])
+    assert found["translation"] == plain["translation"]
+    assert len(found["others"]) == 2
+    scores = [found["score"], *(each["score"] for each in found["others"])]
+    assert scores == sorted(scores, reverse=True)
+    pipeline.beam = 2
+    with pytest.raises(RequestError, match="beam 2 and n-best 3"):
+        pipeline(texts[0])
+
+
+def test_a_translation_does_not_depend_on_the_batch(translator, texts):
+    alone, together = (zoo.pipeline(translator, precision="fp32", batch_size=size)(texts) for size in (1, 64))
+    assert [each["translation"] for each in alone] == [each["translation"] for each in together]
+    assert [each["score"] for each in alone] == pytest.approx([each["score"] for each in together], abs=1e-4)
+
+
+def test_both_engines_translate_alike(translator, texts):
+    one, other = (zoo.pipeline(translator, precision="fp32", engine=engine)(texts[:6]) for engine in ("onnxruntime", "openvino"))
+    assert [each["translation"] for each in one] == [each["translation"] for each in other]
+    with pytest.raises(RequestError, match="native"):
+        zoo.pipeline(translator, engine="native")
+
+
+def test_batches_are_of_like_lengths_and_no_larger_than_allowed(translator, texts, monkeypatch):
+    pipeline, shapes = zoo.pipeline(translator, precision="fp32", batch_size=4), []
+    search = predict.TranslationPipeline._search
+
+    def note(self, sentences):
+        shapes.append([len(each) for each in sentences])
+        return search(self, sentences)
+
+    monkeypatch.setattr(predict.TranslationPipeline, "_search", note)
+    pipeline(texts)
+    assert [length for each in shapes for length in each] == sorted(length for each in shapes for length in each)
+    assert all(len(each) <= 4 and len(each) * max(each) <= 4 * predict.AVERAGE for each in shapes)
+
+
+def test_run_keeps_the_order_and_empty_lines(translate, opened, texts, monkeypatch):
+    monkeypatch.setattr(predict, "AT_ONCE", 1)  # several windows
+    lines = [*texts[:7], "", "  ", *texts[7:30]]
+    summary, found = translate("\n".join(lines).encode(), batch_size=4)
+    wanted = [each["translation"] for each in opened([line.strip() for line in lines])]
+    assert found == wanted
+    assert found[7:9] == ["", ""]
+    assert (summary["sentences"], summary["skipped"], summary["engine"], summary["precision"]) == (30, 0, "onnxruntime", "fp32")
+
+
+def test_bad_lines_are_named_and_the_run_goes_on(translate, texts, caplog):
+    long = " ".join(texts[:30])
+    bad = [b"bell \x07", b"\xff\xfe", "привет мир".encode(), long.encode(), b"x" * 20_000]
+    with caplog.at_level(logging.WARNING):
+        summary, found = translate(b"\n".join([texts[0].encode(), *bad, texts[1].encode()]))
+    assert found[1:6] == [""] * 5
+    assert found[0] and found[6]
+    assert (summary["sentences"], summary["skipped"]) == (2, 5)
+    said = [each.getMessage() for each in caplog.records]
+    for number, reason in enumerate(["U+0007", "not UTF-8", "does not know", "tokens, the model takes 128", "20,000 characters"], 2):
+        assert any(f"in.txt, line {number} " in each and reason in each for each in said), reason
+    with pytest.raises(RequestError, match="line 2 holds the character U\\+0007"):
+        translate(b"\n".join([texts[0].encode(), *bad]), on_error="raise")
+
+
+def test_outputs_of_every_kind(translate, texts):
+    content = "\n".join(texts[:3]).encode()
+    _, plain = translate(content)
+    _, scored = translate(content, scores=True)
+    assert [line.split("\t")[1] for line in scored] == plain
+    assert all(float(line.split("\t")[0]) <= 0 for line in scored)
+    _, best = translate(content, n_best=2)
+    assert [line.split("\t")[0] for line in best] == ["1", "1", "2", "2", "3", "3"]
+    assert [line.split("\t")[1] for line in best[::2]] == plain
+    _, rows = translate(content, "out.jsonl")
+    assert [json.loads(row)["translation"] for row in rows] == plain
+    assert [json.loads(row)["line"] for row in rows] == [1, 2, 3]
+    _, greedy = translate(content, beam=1)
+    assert len(greedy) == 3
+
+
+def test_the_command_reads_stdin_and_archives_and_writes_stdout(translator, texts, tmp_path, monkeypatch, capsysbinary):
+    (tmp_path / "in.gz").write_bytes(gzip.compress("\n".join(texts[:3]).encode()))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(texts[3].encode())))
+    cli.call(["run", str(translator), str(tmp_path / "in.gz"), "-", "--precision", "fp32", "--beam", "2"])
+    found = capsysbinary.readouterr().out.decode().splitlines()
+    assert len(found) == 4
+    assert all(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing.txt"], "found no file nothing.txt"),
+        (["--beam", "0"], "beam 0"),
+        (["--n-best", "9"], "n-best 9"),
+        (["--precision", "fp64"], "fp64"),
+    ],
+)
+def test_wrong_requests_are_one_line(translator, texts, tmp_path, words, said, capsys):
+    (tmp_path / "in.txt").write_text(texts[0])
+    if words[0].startswith("--"):
+        words = [*words, str(tmp_path / "in.txt")]
+    with pytest.raises(SystemExit) as end:
+        cli.call(["run", str(translator), *words, "-o", str(tmp_path / "out.txt")])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out.txt").exists()
+
+
+def test_options_of_translation_are_refused_by_other_models(rows, trained):
+    with pytest.raises(RequestError, match="no option beam"):
+        zoo.run(trained, rows, beam=4)
+
+
+def test_evaluate_compares_precisions_by_bleu_and_chrf(translator, language, tmp_path):
+    sacrebleu = pytest.importorskip("sacrebleu")
+    path = language.write(tmp_path / "test.tsv", 60, seed=7)
+    found = zoo.evaluate(translator, str(path))
+    pipeline = zoo.pipeline(translator, precision="fp32")
+    pairs = language.pairs(60, seed=7)
+    said = [each["translation"] for each in pipeline([a for a, _ in pairs])]
+    assert found["metrics"]["fp32"]["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [[b for _, b in pairs]]).score)
+    assert found["metrics"]["fp32"]["chrf"] == pytest.approx(sacrebleu.corpus_chrf(said, [[b for _, b in pairs]]).score)
+    assert found["samples"] == 60
+    assert found["difference"].keys() == {"bleu", "chrf", "agreement"}
+    assert found["difference"]["bleu"] == pytest.approx(found["metrics"]["int8"]["bleu"] - found["metrics"]["fp32"]["bleu"])
+    assert abs(found["difference"]["bleu"]) < 5
+    low, high = found["interval"]["bleu"]
+    assert low <= found["difference"]["bleu"] <= high
+    assert found["signatures"]["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    sides = [tmp_path / f"test.{side}" for side in ("en", "de")]
+    for side, texts in zip(sides, zip(*pairs, strict=True), strict=True):
+        side.write_text("\n".join(texts))
+    again = zoo.evaluate(translator, f"{sides[0]},{sides[1]}")
+    assert again["metrics"] == found["metrics"]
+
+
+def test_calibration_samples_are_what_the_decoder_sees_in_the_search(translator, language, tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(a for a, _ in language.pairs(20, seed=8)))
+    found = zoo.calibrate(translator, str(tmp_path / "in.txt"), tmp_path / "table.json", samples=12)
+    assert found["samples"] == 12
+    opened = zoo.pipeline(translator, precision="fp32")
+    samples = opened.calibration(str(tmp_path / "in.txt"), 12)
+    hypotheses = opened.translate([row[row != PAD] for row in samples["source"]])
+    for row, (hypothesis,) in zip(samples["target"], hypotheses, strict=True):
+        assert row[row != PAD].tolist()[1:] == hypothesis.tokens
+
+
+def test_freezing_leaves_the_optimizer_behind_and_says_so(translator):
+    sizes = read_json(translator / "build.json")["fp32.onnx"]["bytes"]
+    assert sizes["state.pt"] > 2.5 * sizes["model.pt"]  # Adam keeps two moments of every weight
+    assert sizes["fp32.onnx"] == (translator / "fp32.onnx").stat().st_size
+    layers = read_json(translator / "quantization.json")["operators"]
+    assert {each["precision"] for each in layers if each["type"] in ("MatMul", "Gemm")} == {"int8"}
+
+
+def test_a_folder_without_its_vocabulary_is_named(translator, tmp_path):
+    import shutil
+
+    shutil.copytree(translator, tmp_path / "copy")
+    (tmp_path / "copy" / "vocabulary.model").write_bytes(b"broken")
+    with pytest.raises(RequestError, match="vocabulary"):
+        zoo.pipeline(tmp_path / "copy", precision="fp32")
+    folder = open_folder(translator, zoo.entry)
+    assert len(Vocabulary.read(Path(folder.path) / "vocabulary.model")) > 20

@@ -1,0 +1,18 @@
+"""Translation by a Transformer (Vaswani et al. 2017, "Attention Is All You Need")."""
+
+from pipelines.entry import Entry, QuantRecipe
+
+ENTRY = Entry(
+    name="transformer-mt",
+    title="Transformer: translation of sentences, encoder-decoder with beam search",
+    task="translation",
+    train="zoo.transformer_mt.train:train",
+    settings="zoo.transformer_mt.train:TRAIN",
+    finetune_settings="zoo.transformer_mt.train:FINETUNE",
+    freeze="zoo.transformer_mt.freeze:freeze",
+    rewrites="zoo.transformer_mt.rewrites:passes",
+    evaluate="zoo.transformer_mt.predict:evaluate",
+    pipeline="zoo.transformer_mt.predict:TranslationPipeline",
+    checkpoint="model.pt",
+    recipe=QuantRecipe(correct=False),
+)

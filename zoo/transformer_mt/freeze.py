@@ -1,0 +1,195 @@
+"""Freeze a Transformer: checkpoint -> fp32.onnx, in the naive form that the rewrites start from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import ShapeInferencePass
+from torch import nn
+
+from pipelines import graph
+from zoo.transformer_mt.data import PAD, VOCABULARY
+from zoo.transformer_mt.model import Attention, FeedForward, Layer, Residual, Transformer
+from zoo.transformer_mt.train import MODEL, STATE, load_model
+
+OPSET = 18
+SOURCE, TARGET, MEMORY, LOGITS = "source", "target", "memory", "logits"
+NOWHERE = -1e9  # added to a score, it leaves no weight
+
+
+def freeze(folder: str | Path) -> dict[str, Any]:
+    """Write fp32.onnx (see `export`) of a folder that `zoo.transformer_mt.train.train` wrote. Returns its parameters, operators and bytes.
+
+    The same weights give the same bytes. Raises RequestError where the folder holds no trained model.
+    """
+    folder = Path(folder)
+    model, _ = load_model(folder)
+    exported = export(model)
+    path = graph.save(exported, folder / "fp32.onnx")
+    files = (folder / STATE, folder / MODEL, folder / VOCABULARY, path)
+    return {
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "operators": graph.operators(exported),
+        "bytes": {each.name: each.stat().st_size for each in files if each.is_file()},
+    }
+
+
+def export(model: Transformer) -> ir.Model:
+    """The network as one graph: source int64 [batch, source_length] and target int64 [batch, target_length], both padded, -> logits.
+
+    logits: float32 [batch, vocabulary], of the token that follows the last one of each target that is no padding. Nothing is cached: a
+    step computes all target tokens so far. The value `memory`, float32 [batch, source_length, width], is the encoder's result; the graph
+    cut there is an encoder and a decoder (`zoo.transformer_mt.predict.halves`). Weights bear their names of the state dict, those of
+    linear layers are transposed.
+    """
+    form = model.form
+    writer = _Writer(model)
+    source, target = (writer.tokens(name) for name in (SOURCE, TARGET))
+    padding = writer.padding(source)
+    x = writer.embed(source)
+    for i, layer in enumerate(model.encoder):
+        assert isinstance(layer, Layer)
+        path = f"encoder.{i}"
+        x = writer.attend(x, layer.around_attention, layer.attention, path, "attention", None, padding)
+        x = writer.feed(x, layer, path)
+    memory = writer.norm(x, model.encoder_norm, "encoder_norm")
+    memory.name = MEMORY
+    x, back = writer.embed(target), writer.back(target)
+    for i, layer in enumerate(model.decoder):
+        assert isinstance(layer, Layer)
+        path = f"decoder.{i}"
+        x = writer.attend(x, layer.around_attention, layer.attention, path, "attention", None, back)
+        x = writer.attend(x, layer.around_cross, layer.cross, path, "cross", memory, padding)
+        x = writer.feed(x, layer, path)
+    x = writer.last(writer.norm(x, model.decoder_norm, "decoder_norm"), target)
+    table = writer.add("Transpose", [writer.state("embedding.weight")], "output.weight", perm=[1, 0])
+    logits = writer.add("MatMul", [x, table], LOGITS)
+    logits.shape = ir.Shape(["batch", model.embedding.num_embeddings])
+    writer.main.outputs.append(logits)
+    exported = ir.Model(writer.main, ir_version=9)
+    ShapeInferencePass()(exported)
+    memory.shape = ir.Shape(["batch", f"{SOURCE}_length", form.width])
+    return exported
+
+
+class _Writer:
+    """Appends operators to one graph; a name that is taken gets a number."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model = model
+        self.weights = {name: each.detach().cpu().numpy() for name, each in model.state_dict().items()}
+        self.main = ir.Graph([], [], nodes=[], name="transformer", opset_imports={"": OPSET})
+        self.taken: set[str] = set()
+
+    def tokens(self, name: str) -> ir.Value:
+        """An input of tokens."""
+        self.taken.add(name)
+        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["batch", f"{name}_length"]))
+        self.main.inputs.append(value)
+        return value
+
+    def constant(self, name: str, array: NDArray[Any] | Sequence[int] | float) -> ir.Value:
+        """An initializer, made at its first use."""
+        found = self.main.initializers.get(name)
+        if found is not None:
+            return found
+        value = np.array(array, np.float32) if isinstance(array, float) else np.asarray(array)
+        return graph.initializer(self.main, name, value, self.taken)
+
+    def state(self, name: str, transposed: bool = False) -> ir.Value:
+        """A weight of the network."""
+        array = self.weights[name]
+        return self.constant(name, np.ascontiguousarray(array.T) if transposed else array)
+
+    def add(
+        self, op: str, inputs: Sequence[ir.Value | None], name: str, dtype: ir.DataType = ir.DataType.FLOAT, **attributes: Any
+    ) -> ir.Value:
+        """Append an operator; returns its result."""
+        node = graph.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **attributes)
+        self.main.append(node)
+        return node.outputs[0]
+
+    def padding(self, tokens: ir.Value) -> ir.Value:
+        """float32 [batch, 1, 1, tokens]: `NOWHERE` at padding, else 0."""
+        empty = self.add("Equal", [tokens, self.constant("padding", np.array(PAD))], f"{tokens.name}.empty", ir.DataType.BOOL)
+        scores = self.add("Cast", [empty], f"{tokens.name}.empty_score", to=int(ir.DataType.FLOAT))
+        scores = self.add("Mul", [scores, self.constant("nowhere", NOWHERE)], f"{tokens.name}.score")
+        return self.add("Unsqueeze", [scores, self.constant("heads_queries", [1, 2])], f"{tokens.name}.mask")
+
+    def _length(self, tokens: ir.Value) -> ir.Value:
+        return self.add("Shape", [tokens], f"{tokens.name}.length", ir.DataType.INT64, start=1, end=2)
+
+    def back(self, tokens: ir.Value) -> ir.Value:
+        """float32 [tokens, tokens]: `NOWHERE` right of the diagonal, else 0."""
+        length = self._length(tokens)
+        square = self.add("Concat", [length, length], f"{tokens.name}.square", ir.DataType.INT64, axis=0)
+        full = self.add("Expand", [self.constant("nowhere", NOWHERE), square], f"{tokens.name}.nowhere")
+        return self.add("Trilu", [full, self.constant("one", np.array(1))], f"{tokens.name}.mask", upper=1)
+
+    def embed(self, tokens: ir.Value) -> ir.Value:
+        """Scaled embeddings and position encodings, float32 [batch, tokens, width]."""
+        rows = self.add("Gather", [self.state("embedding.weight"), tokens], f"{tokens.name}.rows")
+        rows = self.add("Mul", [rows, self.constant("embedding.scale", math.sqrt(self.model.form.width))], f"{tokens.name}.scaled")
+        table = self.constant("positions", self.model.positions.cpu().numpy())
+        first = self.add("Slice", [table, self.constant("first", [0]), self._length(tokens)], f"{tokens.name}.positions")
+        return self.add("Add", [rows, first], f"{tokens.name}.embedded")
+
+    def linear(self, x: ir.Value, path: str) -> ir.Value:
+        """x W + b over the last axis."""
+        y = self.add("MatMul", [x, self.state(f"{path}.weight", transposed=True)], path)
+        return self.add("Add", [y, self.state(f"{path}.bias")], f"{path}.biased")
+
+    def norm(self, x: ir.Value, module: nn.Module, path: str) -> ir.Value:
+        """Layer normalization, if it is one."""
+        if not isinstance(module, nn.LayerNorm):
+            return x
+        return self.add(
+            "LayerNormalization", [x, self.state(f"{path}.weight"), self.state(f"{path}.bias")], path, axis=-1, epsilon=module.eps
+        )
+
+    def attend(
+        self, x: ir.Value, around: Residual, attention: Attention, path: str, name: str, memory: ir.Value | None, mask: ir.Value
+    ) -> ir.Value:
+        """The block of attention to itself, or to `memory`."""
+        norm, path = f"{path}.around_{name}.norm", f"{path}.{name}"
+        y = self.norm(x, around.norm, norm) if around.pre_norm else x
+        given = y if memory is None else memory
+        heads = self.constant("heads", [0, 0, attention.heads, -1])
+
+        def split(x: ir.Value, kind: str, order: list[int]) -> ir.Value:
+            parts = self.add("Reshape", [self.linear(x, f"{path}.{kind}"), heads], f"{path}.{kind}.heads")
+            return self.add("Transpose", [parts], f"{path}.{kind}.split", perm=order)
+
+        query, keys, values = split(y, "query", [0, 2, 1, 3]), split(given, "key", [0, 2, 3, 1]), split(given, "value", [0, 2, 1, 3])
+        scores = self.add("MatMul", [query, keys], f"{path}.products")
+        scale = math.sqrt(self.model.form.width // attention.heads)
+        scores = self.add("Div", [scores, self.constant("attention.scale", scale)], f"{path}.scaled")
+        scores = self.add("Add", [scores, mask], f"{path}.masked")
+        weights = self.add("Softmax", [scores], f"{path}.weights", axis=-1)
+        found = self.add("Transpose", [self.add("MatMul", [weights, values], f"{path}.found")], f"{path}.found.split", perm=[0, 2, 1, 3])
+        found = self.add("Reshape", [found, self.constant("joined", [0, 0, self.model.form.width])], f"{path}.joined")
+        y = self.add("Add", [x, self.linear(found, f"{path}.output")], f"{path}.sum")
+        return y if around.pre_norm else self.norm(y, around.norm, norm)
+
+    def feed(self, x: ir.Value, layer: Layer, path: str) -> ir.Value:
+        """The feed-forward block."""
+        assert isinstance(layer.feed, FeedForward)
+        norm, around = f"{path}.around_feed.norm", layer.around_feed
+        y = self.norm(x, around.norm, norm) if around.pre_norm else x
+        y = self.linear(self.add("Relu", [self.linear(y, f"{path}.feed.inner")], f"{path}.feed.relu"), f"{path}.feed.outer")
+        y = self.add("Add", [x, y], f"{path}.feed.sum")
+        return y if around.pre_norm else self.norm(y, around.norm, norm)
+
+    def last(self, x: ir.Value, tokens: ir.Value) -> ir.Value:
+        """Of `x` [batch, tokens, width] the row of each sentence's last token that is no padding, [batch, width]."""
+        given = self.add("Cast", [tokens], f"{tokens.name}.given", ir.DataType.BOOL, to=int(ir.DataType.BOOL))  # PAD is 0
+        counted = self.add("Cast", [given], f"{tokens.name}.counted", ir.DataType.INT64, to=int(ir.DataType.INT64))
+        count = self.add("ReduceSum", [counted, self.constant("axis", [1])], f"{tokens.name}.count", ir.DataType.INT64, keepdims=1)
+        index = self.add("Sub", [count, self.constant("one", np.array(1))], f"{tokens.name}.last", ir.DataType.INT64)
+        return self.add("GatherND", [x, index], "last", batch_dims=1)

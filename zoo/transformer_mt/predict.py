@@ -1,0 +1,300 @@
+"""Sentences to translations."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines import graph
+from pipelines.batches import Batch
+from pipelines.build import ModelFolder
+from pipelines.engine import BF16, Session, load
+from pipelines.errors import RequestError
+from pipelines.evaluate import compare_translations
+from pipelines.files import replacing
+from pipelines.pipeline import Pipeline, model_file
+from pipelines.progress import progress
+from pipelines.tables import FORMATS, writing
+from zoo.transformer_mt.data import (
+    END,
+    PAD,
+    POSITIONS,
+    SHOWN,
+    START,
+    UNKNOWN,
+    VOCABULARY,
+    Faults,
+    Tokens,
+    Vocabulary,
+    by_tokens,
+    lines,
+    open_lines,
+    padded,
+    read_pairs,
+    strange,
+    tidy,
+)
+from zoo.transformer_mt.decode import Hypothesis, beam_search, limit, naive_step
+
+AVERAGE = 32  # tokens: a batch has no more of them, with padding, than this for each of its sentences
+AT_ONCE = 64  # batches that are sorted together in a long file
+CHARACTERS = 100  # a token has fewer: what is longer than that for the model's maximum is not looked at
+LONGEST_NAME = 255  # characters; what is longer is no path
+STDIN = "-"
+
+logger = logging.getLogger(__name__)
+
+
+class Line(NamedTuple):
+    """A line of input: where it stands, its text, and what is wrong with it, "" if nothing."""
+
+    where: str
+    text: str
+    fault: str
+
+
+def halves(path: Path, engine: str, threads: int = 1, precision: str = "") -> tuple[Session, Session]:
+    """Sessions of the encoder (source -> memory) and the decoder (source, memory, target -> logits) of a graph as `freeze` writes it."""
+    whole = graph.load(path)
+    cuts = ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"]))
+    encoder, decoder = (load(path, engine, threads, precision, graph.serialized(graph.part(whole, *cut))) for cut in cuts)
+    return encoder, decoder
+
+
+class TranslationPipeline(Pipeline):
+    """Translates sentences; see `zoo.pipeline`. Attributes that may be set: beam (1: greedy search), best (how many translations of each
+    sentence), length_penalty (0 to 1; see `beam_search`).
+
+    engine: "auto" is onnxruntime, and OpenVINO for bf16. batch_size: sentences at once, at most; fewer, where they are long.
+    """
+
+    BATCH_SIZE: ClassVar[int] = 32
+    ON_ERROR: ClassVar[str] = "skip"
+    beam: int = 4
+    best: int = 1
+    length_penalty: float = 1.0
+
+    def __init__(
+        self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None
+    ) -> None:
+        super().__init__(folder, precision, "auto", threads, batch_size)
+        self._engine = engine if engine != "auto" else "openvino" if precision == BF16 else "onnxruntime"
+        path = folder.ensure(model_file(precision, self._engine))
+        self._encoder, self._decoder = halves(path, self._engine, threads, precision)
+        self.vocabulary = Vocabulary.read(folder.verify(VOCABULARY))
+        self.max_length = int(folder.preprocessing["max_length"])
+
+    @property
+    def engine(self) -> str:
+        """The engine in use."""
+        return self._engine
+
+    @property
+    def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
+        """See `Pipeline.input_ports`."""
+        return {"source": (np.dtype(np.int64), (None, None))}
+
+    def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
+        """Sentences -> {"source": int64 [n, longest], tokens with `END` last, padded with `PAD`}.
+
+        raw: a text file with a sentence a line (a path; a str, where there is such a file), a sentence, or a list of them.
+        Raises RequestError for none, and for one that cannot be translated, with its number.
+        """
+        if isinstance(raw, str) and len(raw) < LONGEST_NAME and Path(raw).is_file():
+            raw = Path(raw)
+        texts = [raw] if isinstance(raw, str) else raw
+        named = (
+            self._read([str(raw)])
+            if isinstance(raw, os.PathLike)
+            else (self._line(f"sentence {i}", each) for i, each in enumerate(texts, 1))
+        )
+        found = list(named)
+        if not found:
+            raise RequestError("found no sentences; give at least one")
+        if wrong := next((each for each in found if each.fault), None):
+            raise RequestError(f"{wrong.where} {wrong.fault}")
+        return {"source": padded(self.vocabulary.encode([each.text for each in found]))}
+
+    def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """{"source": int64 [n, s]} -> {"tokens": int64 [n, best, t], padded with `PAD`, "scores": float32 [n, best]}, the best first.
+
+        A score is the mean log probability of a token (for a length penalty of 1). Of a sentence without tokens nothing is computed.
+        Raises RequestError where the batch is none, or an impossible `beam`.
+        """
+        self._check(batch)
+        found = self.translate([row[row != PAD].astype(np.int32) for row in batch["source"]])
+        tokens = padded([one.tokens for each in found for one in each]).reshape(len(found), self.best, -1)
+        return {"tokens": tokens, "scores": np.array([[one.score for one in each] for each in found], np.float32)}
+
+    def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
+        """[{"translation", "score"}, ...], one a sentence; with `best` above 1 also "others": the same of the further ones."""
+        results = []
+        for tokens, scores in zip(out["tokens"], out["scores"].tolist(), strict=True):
+            texts = self.vocabulary.decode([row[row != PAD].tolist() for row in tokens])
+            first, *others = ({"translation": text, "score": score} for text, score in zip(texts, scores, strict=True))
+            results.append({**first, "others": others} if others else first)
+        return results
+
+    def translate(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
+        """The `best` translations of every tokenized sentence, in order; sentences of like length are computed together."""
+        found: list[list[Hypothesis]] = [[Hypothesis([], 0.0)] * self.best for _ in sentences]
+        full = [i for i, each in enumerate(sentences) if len(each) > 1]
+        order = sorted(full, key=lambda i: len(sentences[i]))
+        for a, b in by_tokens([len(sentences[i]) for i in order], AVERAGE * self.batch_size, self.batch_size):
+            chosen = [sentences[i] for i in order[a:b]]
+            for i, each in zip(order[a:b], self._search(chosen), strict=True):
+                found[i] = each
+        return found
+
+    def _search(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
+        source = padded(sentences)
+        memory = self._encoder.run({"source": source})["memory"]
+        limits = np.array([limit(len(each), POSITIONS) for each in sentences])
+        step = naive_step(self._decoder, source, memory)
+        options = {"beam": self.beam, "length_penalty": self.length_penalty, "best": self.best}
+        return beam_search(step, limits, start=START, end=END, **options)  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------------------------------------------------------- text
+
+    def _read(self, inputs: Iterable[str]) -> Iterator[Line]:
+        """The lines of text files, plain or .gz, or of stdin ("-")."""
+        for name in inputs:
+            if name != STDIN and not Path(name).is_file():
+                raise RequestError(f"found no file {name}; wanted text, one sentence a line, plain or .gz, or - for stdin")
+            with contextlib.nullcontext(sys.stdin.buffer) if name == STDIN else open_lines(Path(name)) as file:
+                for number, text in enumerate(lines(file, name), 1):
+                    yield self._line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text)
+
+    def _line(self, where: str, text: str | None) -> Line:
+        if text is None:
+            return Line(where, "", "is not UTF-8")
+        text = tidy(text)
+        fault = strange(text)
+        if not fault and len(text) > CHARACTERS * self.max_length:
+            fault = f"has {len(text):,} characters, the model takes {self.max_length} tokens; split it"
+        if not fault and text:
+            tokens = self.vocabulary.encode([text])[0]
+            if len(tokens) > self.max_length:
+                fault = f"has {len(tokens)} tokens, the model takes {self.max_length}; split it"
+            elif 2 * int((tokens == UNKNOWN).sum()) >= len(tokens) - 1:
+                fault = "is in a script or language that the model does not know"
+        return Line(where, text, fault)
+
+    def run(
+        self, inputs: Any, output: str | Path, on_error: str = "skip", *, beam: int = 4, n_best: int = 1, scores: bool = False
+    ) -> dict[str, Any]:
+        """Translate text of any size, one sentence a line, in constant memory and input order; empty lines stay empty.
+
+        output: a text file, or "-" for stdout: a translation a line; with `scores` and a TAB before it; with `n_best` above 1 the number
+        of the line and a TAB before that, and so many lines for each. A name that ends with .csv(.gz), .jsonl or .parquet: a table with the
+        columns line (from 1), translation and score.
+        Lines that cannot be translated (not UTF-8, control characters, too long, of an unknown script) become empty ones and are named on
+        stderr; on_error="raise" stops at the first. Returns {"sentences", "skipped", "seconds", "sentences_per_second",
+        "tokens_per_second" (of the translations), "engine", "precision"}.
+        """
+        self.beam, self.best = beam, n_best
+        faults, start = Faults(), time.perf_counter()
+        count: Counter[str] = Counter()
+        names = [os.fspath(each) for each in (inputs if isinstance(inputs, list | tuple) else [inputs])]
+        with _writing(output, scores, n_best > 1) as write, progress("translating lines") as advance:
+            found = self._read(names)
+            while window := list(itertools.islice(found, AT_ONCE * self.batch_size)):
+                self._note(window, faults, on_error)
+                texts = ["" if each.fault else each.text for each in window]
+                translated = self.translate(self.vocabulary.encode(texts))
+                rows = [(count["lines"] + i, one) for i, each in enumerate(translated, 1) for one in each]
+                write([line for line, _ in rows], self.vocabulary.decode([one.tokens for _, one in rows]), [one.score for _, one in rows])
+                count["lines"] += len(window)
+                count["sentences"] += sum(map(bool, texts))
+                count["tokens"] += sum(len(each[0].tokens) for each in translated)
+                advance(len(window))
+        seconds = time.perf_counter() - start
+        if faults.total() > SHOWN:
+            logger.warning("%d lines in all were not translated", faults.total())
+        return {
+            "sentences": count["sentences"],
+            "skipped": faults.total(),
+            "seconds": round(seconds, 3),
+            "sentences_per_second": round(count["sentences"] / seconds, 2),
+            "tokens_per_second": round(count["tokens"] / seconds, 1),
+            "engine": self.engine,
+            "precision": self.precision,
+        }
+
+    def _note(self, found: Iterable[Line], faults: Faults, on_error: str) -> None:
+        """Name what is wrong, or stop there."""
+        for each in found:
+            if each.fault and on_error == "raise":
+                raise RequestError(f"{each.where} {each.fault}")
+            if each.fault:
+                faults.add(each.fault)
+                if faults.total() <= SHOWN:
+                    logger.warning("%s %s", each.where, each.fault)
+
+    def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
+        """The first `count` lines of text files as the decoder's inputs in the search: {"source", "target"}: int64 [n, tokens]."""
+        names = [os.fspath(each) for each in (data if isinstance(data, list | tuple) else [data])]
+        found = list(itertools.islice((each for each in self._read(names) if each.text or each.fault), count))
+        self._note(found, Faults(), on_error)
+        sources = self.vocabulary.encode([each.text for each in found if not each.fault])
+        if not sources:
+            raise RequestError(f"found no sentences in {', '.join(names)}; calibration needs some")
+        return {"source": padded(sources), "target": padded([[START, *each[0].tokens] for each in self.translate(sources)])}
+
+    def example(self, count: int, data: str | Path | None = None) -> list[str]:
+        """Raises RequestError: the verbs that time one call of a graph say nothing of a search of many steps."""
+        raise RequestError(
+            "a translation is many calls of a graph, which this verb does not time yet; run: zoo run MODEL FILE -o OUT --json"
+        )
+
+
+@contextlib.contextmanager
+def _writing(output: str | Path, scores: bool, numbers: bool) -> Iterator[Callable[[list[int], list[str], list[float]], None]]:
+    """Yield `write(line numbers, translations, scores)`; see `TranslationPipeline.run`."""
+    if str(output).lower().endswith(FORMATS):
+        with writing(output, {"line": np.int64, "translation": str, "score": np.float32}) as table:
+            yield lambda *rows: table({"line": np.array(rows[0]), "translation": rows[1], "score": np.array(rows[2], np.float32)})
+        return
+    with contextlib.ExitStack() as stack:
+        if str(output) == STDIN:
+            file: Any = sys.stdout.buffer
+        else:
+            file = stack.enter_context(stack.enter_context(replacing(output)).open("wb"))
+
+        def write(found: list[int], texts: list[str], values: list[float]) -> None:
+            for line, text, value in zip(found, texts, values, strict=True):
+                parts = [str(line)] * numbers + [f"{value:.4f}"] * scores + [text]
+                file.write(("\t".join(parts) + "\n").encode())
+
+        yield write
+        file.flush()
+
+
+def evaluate(pipelines: Mapping[str, TranslationPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
+    """All precisions on the same pairs; see `read_pairs` and `pipelines.evaluate.compare_translations`. Adds samples, skipped and beam."""
+    faults, first = Faults(), next(iter(pipelines.values()))
+    sources, references = [], []
+    languages = str(first.folder.preprocessing.get("languages", ""))
+    for number, (source, reference) in enumerate(read_pairs(data, languages, held_out=True, on_error=on_error, faults=faults), 1):
+        line = first._line(f"pair {number}", source)
+        first._note([line], faults, on_error)
+        if not line.fault:
+            sources.append(line.text)
+            references.append(tidy(reference))
+    tokens = first.vocabulary.encode(sources)
+    found = {
+        name: each.vocabulary.decode([hypotheses[0].tokens for hypotheses in each.translate(tokens)]) for name, each in pipelines.items()
+    }
+    compared = compare_translations(found, references)
+    return {"samples": len(sources), "skipped": faults.total(), "beam": first.beam, **compared}

@@ -1,0 +1,502 @@
+"""Train a Transformer on parallel text, in one process or, under torchrun, in several."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipelines import graph, machine
+from pipelines.errors import RequestError, ZooError
+from pipelines.evaluate import signatures, translation_metrics
+from pipelines.files import read_json, replacing, sha256, write_json
+from pipelines.progress import console, progress
+from zoo.training import Processes, fill, load_checkpoint, plot_curves, processes, require_output
+from zoo.transformer_mt.data import (
+    PAD,
+    POSITIONS,
+    START,
+    VOCABULARY,
+    Corpus,
+    Pair,
+    ParallelText,
+    Tokens,
+    Vocabulary,
+    batches,
+    by_tokens,
+    from_tokens,
+    learn_vocabulary,
+    open_text,
+    padded,
+    sources,
+)
+from zoo.transformer_mt.model import FORMS, Transformer, build, translate
+
+MODEL, STATE = "model.pt", "checkpoint/state.pt"
+CALIBRATION_SENTENCES = 128
+DECODED = 8192  # tokens, padded sources of a batch that is translated
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The training recipe.
+
+    arch: a key of `zoo.transformer_mt.model.FORMS`. pre_norm: normalize before a layer, not after the sum.
+    dropout: of embeddings and of what a layer adds.
+    vocabulary: pieces, at most. languages: source-target, e.g. "en-de"; names the columns of data sets. swap: files hold target, source.
+    max_length, max_ratio: tokens of a sentence to train on, and how much longer one side may be, see `zoo.transformer_mt.data.corpus`.
+    validation_data, validation: what is held out, see `zoo.transformer_mt.data.open_text`.
+    epochs: at most; training ends `patience` epochs after the best BLEU of the held-out sentences (greedy).
+    batch_size: tokens, longer side, with padding, of all processes together.
+    learning_rate: the greatest; it rises over `warmup` steps (a third of all, at most), then falls with their square root.
+    clip: greatest norm of the gradient.
+    average: epochs whose weights are averaged: the last and the best so many are tried, and the best epoch alone.
+    precision: auto, fp32 or bf16; auto takes bf16 on a GPU that has it, and times a step of each on a CPU that has it.
+    teacher: a model folder whose translations (beam `teacher_beam`) are trained on in place of the data's (Kim and Rush 2016).
+    Raises RequestError for values out of range.
+    """
+
+    arch: str = "tiny"
+    pre_norm: bool = True
+    dropout: float = 0.2
+    vocabulary: int = 8000
+    languages: str = "en-de"
+    swap: bool = False
+    max_length: int = 128
+    max_ratio: float = 3.0
+    validation_data: str = ""
+    validation: int = 1000
+    epochs: int = 40
+    patience: int = 6
+    batch_size: int = 4096
+    learning_rate: float = 1e-3
+    warmup: int = 4000
+    clip: float = 1.0
+    weight_decay: float = 0.0
+    label_smoothing: float = 0.1
+    average: int = 5
+    precision: str = "auto"
+    teacher: str = ""
+    teacher_beam: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = [f"{name} {value}" for name, value in asdict(self).items() if not _fits(name, value)]
+        if wrong:
+            raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
+
+    def rate(self, step: int, epoch_steps: int) -> float:
+        """The learning rate at `step`, counted from 0."""
+        warm = max(1, min(self.warmup, self.epochs * epoch_steps // 3))
+        return self.learning_rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name == "precision":
+        return value in ("auto", "fp32", "bf16")
+    if name == "languages":
+        return str(value).count("-") == 1
+    if isinstance(value, str | bool):
+        return True
+    if not math.isfinite(value):
+        return False
+    if name in ("dropout", "label_smoothing"):
+        return bool(0 <= value < 1)
+    if name == "max_length":
+        return bool(1 < value <= POSITIONS)
+    if name == "seed":
+        return bool(0 <= value < 2**32)
+    return bool(value >= 0 if name in ("warmup", "weight_decay", "max_ratio") else value > 0)
+
+
+TRAIN = Settings()
+# From a trained model: little data, few steps, a low rate that rises quickly.
+FINETUNE = Settings(epochs=10, patience=3, learning_rate=2e-4, warmup=200, average=3)
+
+
+class Trainer:
+    """A network in training and its optimizer: all that a checkpoint holds."""
+
+    def __init__(self, model: Transformer, config: Settings, group: Processes) -> None:
+        self.config, self.group = config, group
+        self.model = model.to(group.device)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), config.learning_rate, (0.9, 0.98), 1e-9, weight_decay=config.weight_decay, foreach=True
+        )
+        self.steps, self.bf16 = 0, config.precision == "bf16"
+        self.parallel: nn.Module = self.model
+
+    def choose(self, data: Corpus, batch: NDArray[np.int64]) -> str:
+        """The precision in which this machine trains fastest, by timing steps on `batch`. All processes agree."""
+        if self.config.precision != "auto":
+            return self.config.precision
+        times = {"fp32": 0.0}
+        if self.group.device.type == "cuda":
+            times = {"bf16" if torch.cuda.is_bf16_supported() else "fp32": 0.0}
+        elif machine.has_bf16():  # elsewhere it is emulated
+            times = {each: self._time(data, batch, each == "bf16") for each in ("bf16", "fp32")}
+        return str(self.group.same(min(times, key=times.__getitem__)))
+
+    def use(self, precision: str) -> None:
+        """Train in `precision`, together with the other processes."""
+        self.bf16 = precision == "bf16"
+        if self.group.count > 1:
+            device = [self.group.device] if self.group.device.type == "cuda" else None
+            self.parallel = DistributedDataParallel(self.model, device, gradient_as_bucket_view=True)
+
+    def _time(self, data: Corpus, batch: NDArray[np.int64], bf16: bool) -> float:
+        """Seconds of a forward and a backward pass, the better of two."""
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            torch.autograd.backward(self.loss(self.model, data, batch, bf16, self.config.label_smoothing)[0])
+            times.append(time.perf_counter() - start)
+        self.model.zero_grad(set_to_none=True)
+        return min(times[1:])
+
+    def loss(
+        self, model: nn.Module, data: Corpus, batch: NDArray[np.int64], bf16: bool, smoothing: float
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Cross entropy (nats, with label smoothing, and without), summed over this process' part of a batch; the tokens of all parts."""
+        pairs = [data.pair(int(i)) for i in batch]
+        mine = pairs[self.group.rank :: self.group.count] or pairs[:1]
+        source, labels = (torch.from_numpy(padded([pair[side] for pair in mine])).to(self.group.device) for side in (0, 1))
+        if self.group.rank >= len(pairs):  # no pair is left for this process, which must take part all the same
+            labels.fill_(PAD)
+        target = F.pad(labels[:, :-1], (1, 0), value=START)
+        with torch.autocast(source.device.type, torch.bfloat16, enabled=bf16):
+            logits = model(source, target)
+        scores = logits.float().flatten(0, 1).log_softmax(1)
+        labels = labels.flatten()
+        plain = F.nll_loss(scores, labels, ignore_index=PAD, reduction="sum")
+        smooth = -(scores.mean(1) * (labels != PAD)).sum()
+        return (1 - smoothing) * plain + smoothing * smooth, plain.detach(), sum(len(pair[1]) for pair in pairs)
+
+    def step(self, data: Corpus, batch: NDArray[np.int64], epoch_steps: int) -> tuple[float, int]:
+        """Train on a batch; returns this process' part of its cross entropy, without smoothing, and its target tokens in all."""
+        for each in self.optimizer.param_groups:
+            each["lr"] = self.config.rate(self.steps, epoch_steps)
+        loss, plain, tokens = self.loss(self.parallel, data, batch, self.bf16, self.config.label_smoothing)
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss * (self.group.count / tokens))  # gradients are averaged over the processes
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
+        self.optimizer.step()
+        self.steps += 1
+        return float(plain), tokens
+
+    def epoch(self, data: Corpus, epoch: int) -> dict[str, Any]:
+        """Train on all pairs once; returns the epoch's line of the history so far."""
+        start, order = time.monotonic(), batches(data, self.config.batch_size, [self.config.seed, epoch])
+        torch.manual_seed(int(np.random.default_rng([self.config.seed, epoch, 1]).integers(2**32)) + self.group.rank)  # for dropout
+        self.model.train()
+        total, count = 0.0, 0
+        title = f"epoch {epoch + 1} of {self.config.epochs}"
+        with progress(title, len(order)) if self.group.rank == 0 else contextlib.nullcontext(lambda amount: None) as advance:
+            for batch in order:
+                loss, tokens = self.step(data, batch, len(order))
+                if not math.isfinite(loss):
+                    raise ZooError(f"training diverged in epoch {epoch + 1} (loss {loss}); train again with a lower learning_rate")
+                total, count = total + loss, count + tokens
+                advance(1)
+        seconds = round(time.monotonic() - start, 3)
+        return {"epoch": epoch + 1, "train_loss": self._sum(total) / count, "seconds": seconds, "tokens": count}
+
+    def _sum(self, value: float) -> float:
+        """The sum over all processes."""
+        if self.group.count == 1:
+            return value
+        total = torch.tensor(value, dtype=torch.float64, device=self.group.device)
+        distributed.all_reduce(total)
+        return float(total)
+
+    def translate(self, data: Sequence[Tokens], beam: int = 1) -> list[list[int]]:
+        """Translations of tokenized sentences, in order; every process makes a part, all get the whole."""
+        order = np.argsort([len(each) for each in data], kind="stable")
+        parts = by_tokens([len(data[i]) for i in order], DECODED // beam)
+        found: dict[int, list[int]] = {}
+        for a, b in parts[self.group.rank :: self.group.count]:
+            translated = translate(self.model, [data[i] for i in order[a:b]], beam=beam, bf16=self.bf16)
+            found |= {int(i): hypotheses[0].tokens for i, hypotheses in zip(order[a:b], translated, strict=True)}
+        if self.group.count > 1:
+            gathered: list[dict[int, list[int]]] = [{}] * self.group.count
+            distributed.all_gather_object(gathered, found)
+            found = {i: each for one in gathered for i, each in one.items()}
+        return [found[i] for i in range(len(data))]
+
+    @torch.inference_mode()
+    def validate(self, text: ParallelText) -> dict[str, float]:
+        """{"loss": nats a token, "bleu", "chrf": of greedy translations} on the held-out pairs."""
+        self.model.eval()
+        total, count = 0.0, 0
+        for batch in batches(text.held_out, self.config.batch_size):
+            _, plain, tokens = self.loss(self.model, text.held_out, batch, self.bf16, 0.0)
+            total, count = total + float(plain), count + tokens
+        translated = self.translate([text.held_out.pair(i)[0] for i in range(len(text.held_out))])
+        found = translation_metrics(text.vocabulary.decode(translated), [target for _, target in text.references])
+        return {"loss": self._sum(total) / count, **found}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "steps": self.steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps = state["steps"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- averages
+
+
+def _weights(output: Path, epoch: int) -> Path:
+    return output / "checkpoint" / f"epoch-{epoch:04d}.pt"
+
+
+def _groups(history: Sequence[Mapping[str, Any]], count: int) -> dict[str, list[int]]:
+    """The epochs whose weights may make the model: the last and the best `count`, averaged, and the best one."""
+    epochs = [each["epoch"] for each in history]
+    ranked = sorted(epochs, key=lambda epoch: (-history[epoch - 1]["bleu"], history[epoch - 1]["loss"], epoch))
+    return {f"average of the last {count}": epochs[-count:], f"average of the best {count}": sorted(ranked[:count]), "best": ranked[:1]}
+
+
+def _average(output: Path, epochs: Sequence[int]) -> State:
+    """The mean of the weights after these epochs."""
+    found: State = {}
+    for epoch in epochs:
+        state = torch.load(_weights(output, epoch), map_location="cpu", weights_only=True)
+        found = {name: found[name] + each if found else each for name, each in state.items()}
+    return {name: each / len(epochs) for name, each in found.items()}
+
+
+def _stopped(history: Sequence[Mapping[str, Any]], config: Settings) -> bool:
+    """Whether training is over."""
+    best = _groups(history, 1)["best"]
+    return len(history) >= config.epochs or (bool(best) and len(history) - best[0] >= config.patience)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the whole
+
+
+def train(
+    data: Any,
+    output: str | Path,
+    *,
+    config: Settings = TRAIN,
+    resume: bool = False,
+    start_from: str | Path | None = None,
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Train on parallel text (whatever `zoo.transformer_mt.data.read_pairs` takes); returns {"bleu", "chrf", "loss"} on what is held out.
+
+    `output` gets model.pt (the weights, averaged), vocabulary.model, train.json (features: what a user of the model must know, config,
+    metrics with sacreBLEU's signatures, ...), calibration.npz ({"source", "target"}: int64 [n, tokens], sentences and their greedy
+    translations), history.json, curves.png and, after every epoch, checkpoint/: from it `resume` goes on to the same result. One seed
+    gives the same weights on one machine with one number of processes and threads.
+    `start_from` is a model folder whose network, weights and vocabulary are taken over. Under torchrun every process calls this alike;
+    process 0 alone writes. Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
+    """
+    output = Path(output)
+    with processes() as group:
+        require_output(output, STATE, resume)
+        known: Vocabulary | None = Vocabulary.read(output / "checkpoint" / VOCABULARY) if resume else None
+        start = None
+        if start_from is not None:
+            about = _about(Path(start_from))
+            config = replace(config, **{name: about[name] for name in ("arch", "pre_norm", "languages", "max_length")})
+            known, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
+
+        def vocabulary(pairs: Sequence[Pair]) -> Vocabulary:
+            return known or Vocabulary(group.same(learn_vocabulary(pairs, config.vocabulary, config.seed) if group.rank == 0 else b""))
+
+        text = open_text(
+            data,
+            vocabulary,
+            **{name: getattr(config, name) for name in ("languages", "swap", "validation_data", "validation", "max_length", "max_ratio")},
+            seed=config.seed,
+            on_error=on_error,
+        )
+        torch.manual_seed(config.seed)
+        model = build(config.arch, len(text.vocabulary), pre_norm=config.pre_norm, dropout=config.dropout)
+        if start_from is not None:
+            fill(model, _state(about["source"], model), about["source"])
+        run = {"config": asdict(config), "data": text.digest, "start": start}
+        state = load_checkpoint(output / STATE, run) if resume else None
+        if config.teacher:
+            text.train = _distilled(text, config, group, output)
+        trainer = Trainer(model, config, group)
+        if state:
+            trainer.restore(state)
+        history: list[dict[str, Any]] = state["history"] if state else []
+        order = batches(text.train, config.batch_size)
+        precision = state["precision"] if state else trainer.choose(text.train, order[len(order) // 2])
+        trainer.use(precision)
+        while not _stopped(history, config):
+            history.append(trainer.epoch(text.train, len(history)) | trainer.validate(text))
+            if group.rank == 0:
+                _keep(output, trainer, text, history, {"run": run, "precision": precision})
+        metrics, chosen = _choose(output, trainer, text, history)
+        if group.rank == 0:
+            record = {**chosen, "precision": precision, "processes": group.count}
+            _write(output, trainer, text, history, metrics, record, data)
+        group.same(None)  # the others wait for the files
+    return metrics
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """The features of a model folder, and "source": the file with its weights, of training or frozen."""
+    if (folder / MODEL).is_file() and (folder / "train.json").is_file():
+        features, source = read_json(folder / "train.json").get("features"), folder / MODEL
+    else:
+        features, source = read_json(folder / "card.json").get("preprocessing"), folder / "fp32.onnx"
+    if not isinstance(features, dict) or not {"arch", "pre_norm", "languages", "max_length"} <= features.keys() or not source.is_file():
+        raise RequestError(f"found no translation model in {folder}; start from one that zoo train or zoo download wrote")
+    return {**features, "source": source}
+
+
+def _state(source: Path, model: Transformer) -> State:
+    """The state dict in a file that training or freezing wrote: frozen weights of linear layers are transposed."""
+    if source.name == MODEL:
+        return dict(torch.load(source, map_location="cpu", weights_only=True)["state_dict"])
+    loaded = graph.load(source)
+    graph.expand_fp16(loaded)
+    values = {name: graph.constant(each) for name, each in loaded.graph.initializers.items()}
+    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    found = {
+        name: array.T if name in linear else array for name, array in values.items() if array is not None and name in model.state_dict()
+    }
+    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in found.items()}
+
+
+def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary]:
+    """The trained network of a model folder, and its vocabulary. Raises RequestError where the folder holds none."""
+    about = _about(Path(folder))
+    vocabulary = Vocabulary.read(Path(folder) / VOCABULARY)
+    model = build(about["arch"], len(vocabulary), pre_norm=about["pre_norm"])
+    fill(model, _state(about["source"], model), about["source"])
+    return model.eval(), vocabulary
+
+
+def _distilled(text: ParallelText, config: Settings, group: Processes, output: Path) -> Corpus:
+    """The pairs to train on with the teacher's translations; made once, and kept with the checkpoint."""
+    kept = output / "checkpoint" / "distilled.npz"
+    if kept.is_file():
+        with np.load(kept) as arrays:
+            return Corpus(**arrays)
+    import zoo
+
+    model, vocabulary = load_model(zoo.load(config.teacher).path)
+    own = [text.train.pair(i)[0] for i in range(len(text.train))]
+    asked = vocabulary.encode(text.vocabulary.decode([each[:-1].tolist() for each in own]))
+    said = Trainer(model, replace(config, precision="fp32"), group).translate(asked, config.teacher_beam)
+    pairs = [
+        pair for pair in zip(own, text.vocabulary.encode(vocabulary.decode(said)), strict=True) if 1 < len(pair[1]) <= config.max_length
+    ]
+    found = from_tokens(*map(list, zip(*pairs, strict=True)))
+    if group.rank == 0:
+        with replacing(kept) as temporary:
+            np.savez(temporary, **vars(found))
+    return found
+
+
+def _keep(output: Path, trainer: Trainer, text: ParallelText, history: Sequence[dict[str, Any]], record: Mapping[str, Any]) -> None:
+    """Write the checkpoint of an epoch; weights that can make no part of the model any more go."""
+    last, config = history[-1], trainer.config
+    line = f"epoch {last['epoch']}/{config.epochs}  train {last['train_loss']:.3f}  held out {last['loss']:.3f}  BLEU {last['bleu']:.2f}"
+    console.print(f"{line}  {last['seconds']:.0f} s, {last['tokens'] / last['seconds']:,.0f} tokens/s", highlight=False, soft_wrap=True)
+    with replacing(_weights(output, last["epoch"])) as temporary:
+        torch.save({name: each.cpu() for name, each in trainer.model.state_dict().items()}, temporary)
+    with replacing(output / "checkpoint" / VOCABULARY) as temporary:
+        temporary.write_bytes(text.vocabulary.content)
+    with replacing(output / STATE) as temporary:
+        torch.save({**record, "history": list(history), **trainer.state()}, temporary)
+    wanted = {_weights(output, epoch) for epochs in _groups(history, config.average).values() for epoch in epochs}
+    for path in set((output / "checkpoint").glob("epoch-*.pt")) - wanted:
+        path.unlink()
+
+
+def _choose(
+    output: Path, trainer: Trainer, text: ParallelText, history: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Leave the weights with the best BLEU of `_groups` in the model; returns their metrics, and how they were chosen."""
+    group, found, seen = trainer.group, [], []
+    for name, epochs in _groups(history, trainer.config.average).items():
+        if epochs in seen:
+            continue
+        seen.append(epochs)
+        state = _average(output, epochs) if group.rank == 0 else {}
+        if group.rank == 0:
+            trainer.model.load_state_dict(state)
+        if group.count > 1:
+            for each in trainer.model.state_dict().values():
+                distributed.broadcast(each, 0)
+        found.append((trainer.validate(text), name, epochs, {key: each.cpu().clone() for key, each in trainer.model.state_dict().items()}))
+    metrics, name, epochs, state = max(found, key=lambda each: each[0]["bleu"])
+    trainer.model.load_state_dict(state)
+    return metrics, {"weights": name, "averaged": epochs, "candidates": {name: each["bleu"] for each, name, *_ in found}}
+
+
+def _write(
+    output: Path,
+    trainer: Trainer,
+    text: ParallelText,
+    history: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, Any],
+    record: Mapping[str, Any],
+    data: Any,
+) -> None:
+    config = trainer.config
+    with replacing(output / MODEL) as temporary:
+        torch.save({"state_dict": {name: each.cpu().contiguous() for name, each in trainer.model.state_dict().items()}}, temporary)
+    with replacing(output / VOCABULARY) as temporary:
+        temporary.write_bytes(text.vocabulary.content)
+    count = min(CALIBRATION_SENTENCES, len(text.train))
+    chosen = np.sort(np.random.default_rng(config.seed).choice(len(text.train), count, replace=False))
+    asked = [text.train.pair(int(i))[0] for i in chosen]
+    said = [each[0].tokens for each in translate(trainer.model, asked, bf16=trainer.bf16)]
+    with replacing(output / "calibration.npz") as temporary:
+        np.savez(temporary, source=padded(asked), target=padded([[START, *each] for each in said]))
+    write_json(output / "history.json", list(history))
+    left = {"train_loss": ("loss, training", "C0--"), "loss": ("loss, held out", "C0-")}
+    best = _groups(history, 1)["best"][0]
+    axes = ("cross entropy, nats a token", "BLEU (greedy)")
+    plot_curves(output / "curves.png", history, left, {"bleu": ("BLEU, held out", "C1-")}, axes, best)
+    files = [Path(part) for each in sources(data) for part in ([each] if Path(each).is_file() else each.split(",")) if Path(part).is_file()]
+    features = {"arch": config.arch, "pre_norm": config.pre_norm, "languages": config.languages, "max_length": config.max_length}
+    about = {
+        "features": features,
+        "form": asdict(FORMS[config.arch]),
+        "vocabulary": len(text.vocabulary),
+        "parameters": sum(each.numel() for each in trainer.model.parameters()),
+        "config": asdict(config),
+        "metrics": dict(metrics),
+        "signatures": signatures(),
+        "rows": {"train": len(text.train), "held_out": len(text.held_out), "left_out": dict(text.faults)},
+        **record,
+        "epochs": len(history),
+        "seconds": round(sum(each["seconds"] for each in history)),
+        "seed": config.seed,
+        "data": [{"file": each.name, "sha256": sha256(each)} for each in files],
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "sentencepiece": sentencepiece.__version__,
+        },
+    }
+    write_json(output / "train.json", about)
