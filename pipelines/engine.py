@@ -92,6 +92,8 @@ class OnnxRuntimeSession:
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        if not machine.has_vnni():  # else sums of pairs of products saturate in 16 bits
+            options.add_session_config_entry("session.x64quantprecision", "1")
         if profile is not None:
             options.enable_profiling = True
             options.profile_file_prefix = profile
@@ -253,6 +255,11 @@ def available() -> list[str]:
     import importlib.util
 
     return [name for name in ENGINES if importlib.util.find_spec(name) is not None]
+
+
+def exact(engine: str) -> bool:
+    """Whether an engine sums int8 products without saturating on this CPU, whatever the weights: without VNNI, OpenVINO does not."""
+    return engine != "openvino" or machine.has_vnni()
 
 
 def computes(engine: str, precision: str) -> bool:

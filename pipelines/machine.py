@@ -17,8 +17,8 @@ PACKAGES = ("int8-zoo", "onnxruntime", "openvino", "onnx-ir", "onnx", "numpy", "
 
 VNNI = "int8 products are summed in 32 bits (VNNI): int8 models run at full speed and accuracy"
 NO_VNNI = (
-    "no VNNI: int8 products are summed in pairs of 16 bits, which can saturate and cost accuracy, and int8 gains little speed; "
-    "quantize with --reduced-range, or use --precision fp32"
+    "no VNNI: int8 gains little speed, and OpenVINO sums its products in pairs of 16 bits, which can saturate and cost accuracy; "
+    "quantize with --reduced-range, use onnxruntime, or --precision fp32"
 )
 
 

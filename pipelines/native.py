@@ -104,7 +104,7 @@ class NativeSession:
         return self._open(self._chosen[size])
 
     def _time(self, batch: Batch) -> str:
-        names = [*(["native"] if self._network is not None else []), *engine.available()]
+        names = [*(["native"] if self._network is not None else []), *filter(engine.exact, engine.available())]
         digest = hashlib.sha256(self._rest).hexdigest()
         return choose(digest, {name: functools.partial(self._open, name) for name in names}, batch, self.threads).engine
 

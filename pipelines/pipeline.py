@@ -90,7 +90,7 @@ class Pipeline(abc.ABC):
             raise RequestError(f"batch size and threads must be 1 or more, not {batch_size} and {threads}")
         self.folder, self.precision, self.threads, self.batch_size = folder, precision, threads, batch_size
         path = folder.ensure(name)
-        if precision == "int8" and not machine.has_vnni():
+        if precision == "int8" and engine != "native" and not machine.has_vnni():
             logger.warning("%s", machine.NO_VNNI)
         self._session: Session | None = None if engine == "auto" else load(path, engine, threads, precision)
 

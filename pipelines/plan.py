@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pipelines import files, graph, hub, machine
 from pipelines.batches import Batch, cut, joined, length
-from pipelines.engine import OnnxRuntimeSession, OpenVinoSession, Port, Runnable, Session, available, computes, load
+from pipelines.engine import OnnxRuntimeSession, OpenVinoSession, Port, Runnable, Session, available, computes, exact, load
 from pipelines.errors import RequestError, ZooError
 from pipelines.progress import progress
 
@@ -55,8 +55,9 @@ def plan(path: str | Path, batch: Batch, threads: int = 1, *, fresh: bool = Fals
 
 
 def stock(path: str | Path, threads: int, precision: str = "") -> dict[str, Callable[[], Session]]:
-    """Every available stock engine that has the precision, and how to open it on one model file."""
-    return {name: functools.partial(load, path, name, threads, precision) for name in available() if computes(name, precision)}
+    """Every available stock engine that has the precision, exactly on this CPU, and how to open it on one model file."""
+    names = [name for name in available() if computes(name, precision) and (precision != "int8" or exact(name))]
+    return {name: functools.partial(load, path, name, threads, precision) for name in names}
 
 
 def choose(digest: str, candidates: Mapping[str, Callable[[], Runnable]], batch: Batch, threads: int = 1, *, fresh: bool = False) -> Plan:

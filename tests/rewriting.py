@@ -1,11 +1,17 @@
-"""Small ONNX models from text, run in a plain onnxruntime session (all optimizations off)."""
+"""Small ONNX models from text, run in a plain onnxruntime session (all optimizations off); engines whose int8 can be held to that."""
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+import pytest
 
+from pipelines.engine import ENGINES, exact
+from pipelines.machine import has_vnni
 from pipelines.rewrite import rewrite
+
+EXACT = [name for name in ENGINES if exact(name)]
+needs_vnni = pytest.mark.skipif(not has_vnni(), reason="this CPU sums products of bytes in 16 bits, which may saturate")
 
 
 def model(text, opset=17, **weights):
@@ -19,6 +25,7 @@ def run(model, optimized=False, **feeds):
     """{output: array} of a plain session; `optimized` turns the engine's own rewrites on."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.x64quantprecision", "1")  # as in pipelines.engine
     options.intra_op_num_threads = 1
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL

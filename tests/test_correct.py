@@ -6,12 +6,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from rewriting import model, run
+from rewriting import EXACT, model, run
 
 from pipelines import graph, search
 from pipelines.calibrate import CalibrationTable, calibrate
 from pipelines.correct import correct
-from pipelines.engine import ENGINES, load
+from pipelines.engine import load
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.quantize import quantize
@@ -91,7 +91,7 @@ def test_a_shift_is_removed():
     assert layer.channels == 4 and layer.corrected >= 3 and layer.sqnr_after > layer.sqnr_before + 5
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EXACT)
 def test_engines_load_what_it_writes(engine, tmp_path):
     found, int8 = conv()
     result, _ = corrected(found, shifted(int8, np.array([900, -700, 0, 400])), IMAGES)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rewriting import model, ops, reasons, rewritten, run
+from rewriting import EXACT, model, ops, reasons, rewritten, run
 
 from pipelines import engine, graph
 from pipelines.calibrate import calibrate
@@ -157,7 +157,7 @@ def test_the_quantizer_takes_the_pixels_as_they_are(chain, weights, tmp_path):
     first = next(node for node in made_int8.graph if node.op_type == "QuantizeLinear")
     assert graph.label(first) == "r.quantized", "no step is left before the first convolution"
     path = graph.save(made_int8, tmp_path / "int8.onnx")
-    for name in ("onnxruntime", "openvino"):
+    for name in EXACT:
         session = engine.load(path, name)
         kinds = {each.type: each.precision for each in session.executed({"x": samples[:1]})}
         assert kinds.get("QLinearConv" if name == "onnxruntime" else "Convolution") == "u8", kinds

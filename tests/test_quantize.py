@@ -10,11 +10,11 @@ import onnxruntime.quantization as oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewriting import model, ops, run
+from rewriting import EXACT, model, ops, run
 
 from pipelines import graph
 from pipelines.calibrate import CalibrationTable, TensorRange, calibrate
-from pipelines.engine import ENGINES, load
+from pipelines.engine import load
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.quantize import activation_parameters, quantize, weight_parameters
@@ -68,7 +68,7 @@ def check_executed(result, report, folder, **feeds):
     """Every layer that the report calls int8 runs on bytes in both engines, and no other one does."""
     path = graph.save(result, folder / "executed.onnx")
     expected = sorted("u8" if each.precision == "int8" else "f32" for each in report.operators if each.type in ("Gemm", "MatMul", "Conv"))
-    for engine in ENGINES:
+    for engine in EXACT:
         ran = [each for each in load(path, engine).executed(feeds) if each.type in LAYERS[engine]]
         assert sorted(each.precision for each in ran) == expected, (engine, ran)
 
@@ -183,7 +183,7 @@ def test_convolution_against_integers(tmp_path, groups, bias, signed):
     exact = sums * step
     y_scale, y_zero = input_step(np.asarray(run(found, x=x)["y"]))
     path = graph.save(result, tmp_path / "int8.onnx")
-    for output in (run(result, x=x)["y"], *(load(path, engine).run({"x": x})["y"] for engine in ENGINES)):
+    for output in (run(result, x=x)["y"], *(load(path, engine).run({"x": x})["y"] for engine in EXACT)):
         off = np.abs(np.rint(output / y_scale) + y_zero - to_bytes(exact, y_scale, y_zero))
         assert off.max() <= 1 and (off > 0).mean() < 0.01
     check_executed(result, report, tmp_path, x=x)
@@ -565,7 +565,7 @@ def check_runs_as_reported(found, folder, **feeds):
     result, report = quantized(found, **feeds)
     check_executed(result, report, folder, **feeds)
     path, expected = graph.save(result, folder / "int8.onnx"), run(found, **feeds)
-    for engine in ENGINES:
+    for engine in EXACT:
         output = load(path, engine).run(feeds)
         assert list(output) == list(expected)
         for name, value in expected.items():
@@ -780,7 +780,7 @@ def test_random_networks(tmp_path_factory, case, fuse, tables):
     path = graph.save(result, tmp_path_factory.mktemp("random") / "int8.onnx")
     expected = run(found, **feeds)["y"].astype(np.float64)
     check_executed(result, report, path.parent, **feeds)
-    outputs = {engine: load(path, engine).run(feeds)["y"] for engine in ENGINES}
+    outputs = {engine: load(path, engine).run(feeds)["y"] for engine in EXACT}
     for engine, output in outputs.items():
         noise = ((output - expected) ** 2).mean()
         signal = max(((expected - expected.mean()) ** 2).mean(), 1e-3 * (expected**2).mean())

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import numpy as np
 import onnx_ir as ir
 import pytest
-from rewriting import model, run
+from rewriting import model, needs_vnni, run
 
 from pipelines import page, report
 from pipelines.calibrate import calibrate
@@ -152,6 +152,7 @@ def test_tables_of_embeddings_and_bytes_between_operators():
     assert all(each["precision"] == "int8" for each in what["operators"])
 
 
+@needs_vnni
 def test_products_with_ranges_of_run_time():
     """One reads a tensor called like what the report itself feeds to the other."""
     net = model(
