@@ -80,9 +80,9 @@ def correct(
     """
     result = int8_model.clone()
     layers = [node for node in result.graph if _is_int8(node)]
+    names = [str(each.name) for each in layers]
     found = []
     with tempfile.TemporaryDirectory() as folder, progress("correcting layers", len(layers)) as advance:
-        names = [str(each.name) for each in layers]
         exact, rounded = (Walk(model, names, Path(folder)) for model in (_cut(float_model, result), result))
         count = 0
         for batch in chunks(float_model, samples):

@@ -68,9 +68,8 @@ def search(
     from is not equalized. The factors returned come from all samples.
     """
     few = _few(model, samples)
-    others = list(itertools.islice(chunks(model, samples), len(few), None)) or few
-    seen = others[: len(few)]
-    ranges = channel_statistics(model, others)
+    seen = list(itertools.islice(chunks(model, samples), len(few), 2 * len(few))) or few
+    ranges = channel_statistics(model, itertools.islice(chunks(model, samples), 0 if seen is few else len(few), None))
     forms: dict[str, dict[str, tuple[float, ...]]] = {"none": {}}
     for form, depthwise in (("depthwise", True), ("all", False)):
         if factors := _uncut(model, _factors(model, ranges, depthwise), few):
@@ -90,7 +89,7 @@ def search(
     best = best if found[best] >= found["none"] + GAIN else "none"
     measure("clipped", forms[best], clip=True)
     clip = found["clipped"] >= found[best] + GAIN
-    if best == "none" or others is few:
+    if best == "none" or seen is few:
         return (clip, forms[best]), found
     factors = _factors(model, channel_statistics(model, chunks(model, samples)), best == "depthwise")
     return (clip, {name: each for name, each in factors.items() if name in forms[best]}), found

@@ -1,15 +1,15 @@
-"""What trainings share: the output folder, the run that a checkpoint belongs to, learning curves, and torch's processes and checkpoints."""
+"""What trainings share: settings, data sets, the output folder, a checkpoint's run, learning curves, torch's processes and checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines import graph
+from pipelines import graph, machine
 from pipelines.errors import RequestError
 from pipelines.files import replacing
 
@@ -34,6 +34,30 @@ def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]
         raise RequestError(
             f"found a checkpoint in {path} made with {', '.join(different)}; resume with the same, or train into an empty folder"
         )
+
+
+def require_settings(settings: Mapping[str, Any], fits: Callable[[str, Any], bool]) -> None:
+    """Raise RequestError that names all settings of a training that do not fit."""
+    if wrong := [f"{name} {value}" for name, value in settings.items() if not fits(name, value)]:
+        raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
+
+
+def datasets() -> Any:
+    """The library of that name. Raises RequestError where it is not installed."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise RequestError('reading a data set needs the datasets library: pip install "int8-zoo[train]"') from error
+    return datasets
+
+
+def load_dataset(name: str, load: Callable[[Any], Any]) -> Any:
+    """What `load` makes of the datasets library. Raises RequestError where the data set `name` cannot be had."""
+    library = datasets()
+    try:
+        return load(library)
+    except Exception as error:  # dozens of types: no such data set, no network, not a data set's folder
+        raise RequestError(f"cannot load the data set {name}: {(str(error).strip() or type(error).__name__).splitlines()[0]}") from error
 
 
 def plot_curves(
@@ -106,6 +130,18 @@ def processes() -> Iterator[Processes]:
         yield Processes(rank, count, device)
     finally:
         distributed.destroy_process_group()
+
+
+def choose_precision(group: Processes, seconds: Callable[[bool], float]) -> str:
+    """ "fp32" or "bf16", in which this machine trains faster; all processes agree. seconds: of a step, in bf16 if true."""
+    import torch
+
+    times = {"fp32": 0.0}
+    if group.device.type == "cuda":
+        times = {"bf16" if torch.cuda.is_bf16_supported() else "fp32": 0.0}
+    elif machine.has_bf16():  # elsewhere it is emulated
+        times = {each: seconds(each == "bf16") for each in ("bf16", "fp32")}
+    return str(group.same(min(times, key=times.__getitem__)))
 
 
 def load_checkpoint(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:

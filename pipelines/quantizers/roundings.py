@@ -20,13 +20,11 @@ def encoded(changes: NDArray[np.int8]) -> str:
     return base64.b64encode(zlib.compress(changes.tobytes(), 9)).decode()
 
 
-def apply(main: ir.Graph, changes: Mapping[str, str]) -> dict[str, int]:
+def apply(main: ir.Graph, changes: Mapping[str, str]) -> None:
     """Move weights of int8 layers, named by their operators, from the nearest integers to those that `encoded` was told of.
 
-    Returns {layer: weights that changed}. Layers that are not int8 here, or have other weights, are passed over. Raises RequestError for
-    text that `encoded` did not write.
+    Layers that are not int8 here, or have other weights, are passed over. Raises RequestError for text that `encoded` did not write.
     """
-    changed = {}
     for node in main:
         text = changes.get(str(node.name))
         found = Weights.of(node) if text is not None else None
@@ -40,8 +38,6 @@ def apply(main: ir.Graph, changes: Mapping[str, str]) -> dict[str, int]:
             ) from error
         if steps.size == found.integers.size:
             found.replace(np.clip(found.integers.astype(np.int16) + steps.reshape(found.integers.shape), -127, 127).astype(np.int8))
-            changed[str(node.name)] = int(np.count_nonzero(steps))
-    return changed
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from pipelines.errors import RequestError, ZooError
 from pipelines.images import SUFFIXES
 from pipelines.images import prepare as prepare_pixels
 from pipelines.progress import progress
+from zoo.training import datasets, load_dataset
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3], RGB
 
@@ -295,23 +296,16 @@ def _missing(path: PurePosixPath) -> bytes:
 
 
 def _dataset(name: str, load: Callable[[Any], Any]) -> Iterator[Item]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise RequestError('reading a data set needs the datasets library: pip install "int8-zoo[train]"') from error
-    try:
-        found = load(datasets)
-    except Exception as error:  # dozens of types: no such data set, no network, not a data set's folder
-        raise RequestError(f"cannot load the data set {name}: {_reason(error)}") from error
+    found = load_dataset(name, load)
     for split, rows in found.items() if isinstance(found, dict) else [("", found)]:
         if isinstance(found, dict) and split != TRAIN and split not in HELD_OUT:
             continue
-        image = next((key for key, kind in rows.features.items() if isinstance(kind, datasets.Image)), None)
+        image = next((key for key, kind in rows.features.items() if isinstance(kind, datasets().Image)), None)
         label = next((key for key in ("label", "labels", "fine_label") if key in rows.features), None)
         if image is None or label is None:
             raise RequestError(f"found the columns {', '.join(rows.features)} in {name}, wanted an image and its label")
         names = getattr(rows.features[label], "names", None)
-        pictures = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        pictures = rows.select_columns([image]).cast_column(image, datasets().Image(decode=False))
         for i, value in enumerate(rows[label]):
             text = names[value] if names else str(value)
             yield Item(f"{split}/{i:08d}", split, text, functools.partial(_row, pictures, i, image))

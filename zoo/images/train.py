@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from pipelines import graph, machine
+from pipelines import graph
 from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import class_metrics, rank
 from pipelines.files import read_json, replacing, sha256, write_json
@@ -30,7 +30,7 @@ from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
 from zoo.images.plots import plot_confusion
-from zoo.training import Processes, fill, load_checkpoint, plot_curves, processes, require_output
+from zoo.training import Processes, choose_precision, fill, load_checkpoint, plot_curves, processes, require_output, require_settings
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
 CALIBRATION_IMAGES = 256
@@ -94,9 +94,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        wrong = [f"{name} {value}" for name, value in asdict(self).items() if not _fits(name, value)]
-        if wrong:
-            raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
+        require_settings(asdict(self), _fits)
         if self.distillation and not self.qat:
             raise RequestError(f"found distillation {self.distillation} without qat, to which it belongs; set both")
 
@@ -194,15 +192,9 @@ class Trainer:
 
     def choose(self, size: int, batch: int) -> dict[str, Any]:
         """How this machine trains fastest, by timing steps on noise: {"precision", "bucket_cap_mb"}. All processes agree."""
-        config, device = self.config, self.group.device
-        precision, bucket = config.precision, None
+        precision, bucket = self.config.precision, None
         if precision == "auto":
-            times = {"fp32": 0.0}
-            if device.type == "cuda":
-                times = {"bf16" if torch.cuda.is_bf16_supported() else "fp32": 0.0}
-            elif machine.has_bf16():  # elsewhere it is emulated
-                times = {each: self._time(self.model, size, batch, each == "bf16") for each in ("bf16", "fp32")}
-            precision = self.group.same(min(times, key=times.__getitem__))
+            precision = choose_precision(self.group, lambda bf16: self._time(self.model, size, batch, bf16))
         if self.group.count > 1:
             found = {cap: self._time(self._wrapped(copy.deepcopy(self.model), cap), size, batch, precision == "bf16") for cap in BUCKETS}
             bucket = self.group.same(min(found, key=found.__getitem__))

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.errors import RequestError, ZooError
+from zoo.training import load_dataset
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3  # of every vocabulary
 POSITIONS = 512  # tokens of a sentence, at most
@@ -161,14 +162,7 @@ def _side_by_side(first: Path, second: Path) -> Iterator[Pair | str]:
 
 
 def _dataset(name: str, languages: str, held_out: bool, load: Callable[[Any], Any]) -> Iterator[Pair | str]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise RequestError('reading a data set needs the datasets library: pip install "int8-zoo[train]"') from error
-    try:
-        found = load(datasets)
-    except Exception as error:  # dozens of types: no such data set, no network, not a data set's folder
-        raise RequestError(f"cannot load the data set {name}: {(str(error).strip() or type(error).__name__).splitlines()[0]}") from error
+    found = load_dataset(name, load)
     if isinstance(found, dict):
         names = [each for each in (HELD_OUT if held_out else ("train",)) if each in found]
         if not names:

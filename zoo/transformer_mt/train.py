@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipelines import graph, machine
+from pipelines import graph
 from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import signatures, translation_metrics
 from pipelines.files import read_json, replacing, sha256, write_json
 from pipelines.progress import console, progress
-from zoo.training import Processes, fill, load_checkpoint, plot_curves, processes, require_output
+from zoo.training import Processes, choose_precision, fill, load_checkpoint, plot_curves, processes, require_output, require_settings
 from zoo.transformer_mt.data import (
     PAD,
     POSITIONS,
@@ -96,9 +96,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        wrong = [f"{name} {value}" for name, value in asdict(self).items() if not _fits(name, value)]
-        if wrong:
-            raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
+        require_settings(asdict(self), _fits)
 
     def rate(self, step: int, epoch_steps: int) -> float:
         """The learning rate at `step`, counted from 0."""
@@ -145,12 +143,7 @@ class Trainer:
         """The precision in which this machine trains fastest, by timing steps on `batch`. All processes agree."""
         if self.config.precision != "auto":
             return self.config.precision
-        times = {"fp32": 0.0}
-        if self.group.device.type == "cuda":
-            times = {"bf16" if torch.cuda.is_bf16_supported() else "fp32": 0.0}
-        elif machine.has_bf16():  # elsewhere it is emulated
-            times = {each: self._time(data, batch, each == "bf16") for each in ("bf16", "fp32")}
-        return str(self.group.same(min(times, key=times.__getitem__)))
+        return choose_precision(self.group, lambda bf16: self._time(data, batch, bf16))
 
     def use(self, precision: str) -> None:
         """Train in `precision`, together with the other processes."""

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.errors import RequestError, ZooError
+from zoo.training import datasets
 
 BLOCK = 1 << 19  # bytes a block: it and its arrays stay in the cache, and the overhead a call vanishes
 LONGEST = 16 << 20  # bytes a line
@@ -149,18 +150,10 @@ def _parquet(name: str, path: Path) -> Iterator[Any]:
         raise RequestError(f"cannot read {name}: {_first_line(error)}") from error
 
 
-def _datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise RequestError('reading a data set needs the datasets library: pip install "int8-zoo[train]"') from error
-    return datasets
-
-
 def _saved(name: str, path: Path, split: str | None) -> Iterator[Any]:
-    datasets = _datasets()
+    library = datasets()
     try:
-        found = datasets.load_from_disk(str(path))
+        found = library.load_from_disk(str(path))
     except Exception as error:
         raise RequestError(f"cannot read the data set {name}: {_first_line(error)}") from error
     return _iterate(name, found, split)
@@ -171,9 +164,9 @@ def _hub(name: str, repository: str, split: str) -> Iterator[Any]:
 
     if offline():
         raise RequestError(f"found no file {name}, and ZOO_OFFLINE forbids to look for it on the hub")
-    datasets = _datasets()
+    library = datasets()
     try:
-        found = datasets.load_dataset(repository, split=split or None, streaming=True)
+        found = library.load_dataset(repository, split=split or None, streaming=True)
     except Exception as error:  # dozens of types: no such data set, no such split, no network
         raise RequestError(f"found neither a file {name} nor that data set on the hub: {_first_line(error)}") from error
     return _iterate(name, found, None)

@@ -23,7 +23,7 @@ from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import click_metrics
 from pipelines.files import read_json, replacing, sha256, write_json
 from pipelines.progress import progress
-from zoo.training import plot_curves, require_output, require_same_run
+from zoo.training import plot_curves, require_output, require_same_run, require_settings
 from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, ErrorLog, Features, Rows, fit, read_rows
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -82,8 +82,7 @@ class TrainConfig:
             least = min(value, default=0) if name == "hidden" else value
             return bool(least >= 0 if name in ("l2_embeddings", "l2_wide", "min_delta", "refit") else least > 0)
 
-        if wrong := [f"{name} {value}" for name, value in asdict(self).items() if not fits(name, value)]:
-            raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
+        require_settings(asdict(self), fits)
 
 
 TRAIN = TrainConfig()
