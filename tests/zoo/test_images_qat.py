@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from PIL import Image
 from rewriting import run
+from trainings import broken_off, write_images
 
 import zoo
 from pipelines import graph
@@ -33,7 +33,6 @@ from zoo.mobilenet.model import build as build_mobilenet  # noqa: E402
 from zoo.mobilenet.train import FINETUNE_V1  # noqa: E402
 from zoo.resnet.model import build as build_resnet  # noqa: E402
 
-COLORS = {"red": (200, 60, 60), "green": (60, 200, 60), "blue": (60, 60, 200)}
 SETTINGS = ["--batch-size", "12", *(word for each in ("workers=0", "image_size=32", "randaugment_n=0") for word in ("--set", each))]
 
 
@@ -45,21 +44,9 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def write_images(folder: Path, classes: dict[str, tuple[int, int, int]]) -> Path:
-    """Noisy pictures of 32x32 pixels, 24 and 8 of one color a class."""
-    random = np.random.default_rng(0)
-    for split, number in (("train", 24), ("test", 8)):
-        for label, color in classes.items():
-            (folder / split / label).mkdir(parents=True)
-            for i in range(number):
-                pixels = np.clip(np.array(color) + random.normal(0, 40, (32, 32, 3)), 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / split / label / f"{i}.png")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    return write_images(tmp_path_factory.mktemp("pictures"), COLORS)
+    return write_images(tmp_path_factory.mktemp("pictures"), size=32)
 
 
 @pytest.fixture(scope="module")
@@ -224,26 +211,18 @@ def test_post_training_quantization_is_had_by_asking_for_it(tuned, tmp_path):
     assert (copy / "int8.onnx").read_bytes() == (tuned / "int8.onnx").read_bytes()
 
 
-def test_resuming_changes_nothing(pictures, start, tmp_path, monkeypatch):
+def test_resuming_changes_nothing(pictures, start, tmp_path):
     def network(settings, classes):
         return build_mobilenet(settings.arch, classes, settings.width)
 
     config = replace(FINETUNE_V1, qat=True, epochs=2, batch_size=24, workers=0)
     training.fit(network, pictures, tmp_path / "whole", config=config, start_from=start)
-    step, left = training.Trainer.step, 4  # of 3 steps an epoch
 
-    def break_off(*arguments):
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise KeyboardInterrupt
-        return step(*arguments)
+    def fit(**more):
+        training.fit(network, pictures, tmp_path / "parts", config=config, start_from=start, **more)
 
-    monkeypatch.setattr(training.Trainer, "step", break_off)
-    with pytest.raises(KeyboardInterrupt):
-        training.fit(network, pictures, tmp_path / "parts", config=config, start_from=start)
-    monkeypatch.undo()
-    training.fit(network, pictures, tmp_path / "parts", config=config, start_from=start, resume=True)
+    broken_off(training.Trainer, 4, fit)  # of 3 steps an epoch
+    fit(resume=True)
     assert (tmp_path / "whole" / "qat.json").read_bytes() == (tmp_path / "parts" / "qat.json").read_bytes()
     a, b = (torch.load(tmp_path / name / "model.pt", weights_only=True)["state_dict"] for name in ("whole", "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -259,7 +238,7 @@ def test_what_cannot_be_done_is_said_in_one_line(pictures, start, tmp_path, monk
     assert "zoo finetune MODEL --qat" in said(("qat", "true"), verb="train", model="mobilenet-v1")
     assert "bf16" in said(("qat", "true"), ("precision", "bf16"))
     assert "without qat" in said(("distillation", "0.5"))
-    others = write_images(tmp_path / "others", {"cyan": (60, 200, 200), "pink": (220, 120, 160)})
+    others = write_images(tmp_path / "others", {"cyan": (60, 200, 200), "pink": (220, 120, 160)}, size=32)
     with pytest.raises(RequestError, match="other classes"):
         zoo.finetune(start, others, tmp_path / "x", settings={"qat": "true", "distillation": "0.5"})
     with pytest.raises(RequestError, match="found 2 processes, wanted one"):
@@ -267,7 +246,7 @@ def test_what_cannot_be_done_is_said_in_one_line(pictures, start, tmp_path, monk
 
 
 def test_new_classes_train_at_the_full_rate(start, tmp_path):
-    others = write_images(tmp_path / "others", {"cyan": (60, 200, 200), "pink": (220, 120, 160)})
+    others = write_images(tmp_path / "others", {"cyan": (60, 200, 200), "pink": (220, 120, 160)}, size=32)
     zoo.finetune(start, others, tmp_path / "new", settings={"qat": "true", "epochs": "1", "batch_size": "16", "workers": "0"})
     assert read_json(tmp_path / "new" / "train.json")["config"]["learning_rate"] == FINETUNE_V1.learning_rate
     zoo.build(tmp_path / "new")

@@ -1,17 +1,14 @@
 """The recipe of the image classifiers, on tiny networks and images."""
 
 import copy
-import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from trainings import COLORS, TwoProcesses, broken_off, write_images
 
 from pipelines.errors import RequestError, ZooError
 from pipelines.files import read_json
@@ -37,24 +34,9 @@ def build(settings, classes: int) -> nn.Module:
     )
 
 
-def write_images(folder: Path, classes: dict[str, tuple[int, int, int]], count: int = 24) -> Path:
-    """Noisy pictures of one color a class."""
-    random = np.random.default_rng(0)
-    for split, number in (("train", count), ("test", count // 3)):
-        for label, color in classes.items():
-            (folder / split / label).mkdir(parents=True)
-            for i in range(number):
-                pixels = np.clip(np.array(color) + random.normal(0, 40, (16, 16, 3)), 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / split / label / f"{i}.png")
-    return folder
-
-
-COLORS = {"red": (200, 60, 60), "green": (60, 200, 60), "blue": (60, 60, 200)}
-
-
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    return write_images(tmp_path_factory.mktemp("pictures"), COLORS)
+    return write_images(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.fixture(scope="module")
@@ -114,22 +96,11 @@ def test_the_kept_weights_are_those_that_were_measured(trained, pictures):
     assert (found == images.labels).mean() == metrics["top1"]
 
 
-def test_same_seed_same_weights_and_resuming_changes_nothing(tmp_path, pictures, monkeypatch):
+def test_same_seed_same_weights_and_resuming_changes_nothing(tmp_path, pictures):
     config = replace(TINY, augmix=0.3)
     fit(build, pictures, tmp_path / "whole", config=config)
-    step, left = training.Trainer.step, 6  # of 4 steps an epoch: it breaks off in the second
-
-    def break_off(*arguments):
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise KeyboardInterrupt
-        return step(*arguments)
-
-    monkeypatch.setattr(training.Trainer, "step", break_off)
-    with pytest.raises(KeyboardInterrupt):
-        fit(build, pictures, tmp_path / "parts", config=config)
-    monkeypatch.undo()
+    # of 4 steps an epoch: it breaks off in the second
+    broken_off(training.Trainer, 6, lambda: fit(build, pictures, tmp_path / "parts", config=config))
     assert {each.name for each in (tmp_path / "parts").iterdir()} == {"checkpoint"}
     fit(build, pictures, tmp_path / "parts", config=config, resume=True)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
@@ -166,7 +137,7 @@ def test_fine_tuning_from_another_network_is_refused(tmp_path, trained, pictures
 
 
 def test_bad_images_are_counted(tmp_path):
-    data = write_images(tmp_path / "data", COLORS)
+    data = write_images(tmp_path / "data")
     (data / "train" / "red" / "0.png").write_bytes(b"nothing")
     with pytest.raises(RequestError, match="red/0.png"):
         fit(build, data, tmp_path / "out", config=replace(TINY, epochs=1))
@@ -279,31 +250,17 @@ def test_bf16_training_is_near_fp32(tmp_path, pictures):
     assert metrics["top1"] > 0.8
 
 
-SCRIPT = """
-import json, sys
-sys.path[:0] = json.loads(sys.argv[1])
-from test_images_train import TINY, build, replace
-from zoo.images.train import fit
-fit(build, sys.argv[2], sys.argv[3], config=replace(TINY, precision="fp32"), resume="--resume" in sys.argv)
-"""
+def in_processes(data: str, folder: str, *, resume: bool) -> None:
+    fit(build, data, folder, config=TINY, resume=resume)
 
 
 @pytest.fixture
-def torchrun(tmp_path, pictures):
-    """Starts two processes that train into a folder; further words go to them."""
-    script, here = tmp_path / "script.py", Path(__file__).resolve()
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    command += [json.dumps([str(here.parent), str(here.parents[2])]), str(pictures)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return lambda *words: subprocess.Popen([*command, *map(str, words)], stderr=subprocess.PIPE, text=True, env=environment)
+def two(tmp_path, pictures):
+    return TwoProcesses("test_images_train", pictures, tmp_path)
 
 
-def test_two_processes_train_one_model(tmp_path, torchrun):
-    done = torchrun(tmp_path / "out")
-    said = done.communicate(timeout=120)[1]
-    assert done.returncode == 0, said
-    assert said.count("epoch 3/3") == 1  # one of them speaks
+def test_two_processes_train_one_model(tmp_path, two):
+    two.train(tmp_path / "out")
     assert {each.name for each in (tmp_path / "out").iterdir()} == MADE
     record = read_json(tmp_path / "out" / "train.json")
     assert record["processes"] == 2
@@ -311,13 +268,7 @@ def test_two_processes_train_one_model(tmp_path, torchrun):
 
 
 @pytest.mark.slow
-def test_two_processes_that_were_stopped_go_on_to_the_same_result(tmp_path, torchrun):
-    torchrun(tmp_path / "whole").communicate(timeout=120)
-    first = torchrun(tmp_path / "parts")
-    for line in first.stderr:
-        if "epoch 2/3" in line:
-            break
-    first.terminate()
-    first.communicate(timeout=60)
-    torchrun(tmp_path / "parts", "--resume").communicate(timeout=120)
+def test_two_processes_that_were_stopped_go_on_to_the_same_result(tmp_path, two):
+    two.train(tmp_path / "whole")
+    two.stop_and_resume(tmp_path / "parts")
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")

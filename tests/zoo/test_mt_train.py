@@ -2,16 +2,15 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from trainings import TwoProcesses, broken_off
 
 import zoo
+from pipelines import machine
 from pipelines.errors import RequestError, ZooError
 from pipelines.files import read_json, write_json
 from zoo.training import Processes
@@ -102,20 +101,9 @@ def test_weights_are_averaged(quick, tmp_path):
         assert torch.allclose(mean[name], (states[0][name] + states[1][name]) / 2)
 
 
-def test_same_seed_same_weights_and_resuming_changes_nothing(quick, tmp_path, pairs, monkeypatch):
-    step, left = Trainer.step, 7  # of 5 steps an epoch or so: it breaks off in the second
-
-    def break_off(*arguments):
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise KeyboardInterrupt
-        return step(*arguments)
-
-    monkeypatch.setattr(Trainer, "step", break_off)
-    with pytest.raises(KeyboardInterrupt):
-        train(pairs, tmp_path / "parts", config=QUICK)
-    monkeypatch.undo()
+def test_same_seed_same_weights_and_resuming_changes_nothing(quick, tmp_path, pairs):
+    # of 5 steps an epoch or so: it breaks off in the second
+    broken_off(Trainer, 7, lambda: train(pairs, tmp_path / "parts", config=QUICK))
     assert {each.name for each in (tmp_path / "parts").iterdir()} == {"checkpoint"}
     with pytest.raises(RequestError, match="go on training there with --resume"):
         train(pairs, tmp_path / "parts", config=QUICK)
@@ -239,7 +227,7 @@ def test_settings_out_of_range_are_refused(settings):
 
 def test_bf16_is_taken_only_where_it_is_quicker(language, monkeypatch):
     trainer, found = Trainer(build("one", 60), replace(QUICK, precision="auto"), Processes()), corpus(language)
-    monkeypatch.setattr(training.machine, "has_bf16", lambda: True)
+    monkeypatch.setattr(machine, "has_bf16", lambda: True)
     for quick in (True, False):
         monkeypatch.setattr(Trainer, "_time", lambda self, data, batch, bf16, quick=quick: 1.0 + (bf16 != quick))
         assert trainer.choose(found, np.arange(4)) == ("bf16" if quick else "fp32")
@@ -250,30 +238,17 @@ def test_bf16_is_taken_only_where_it_is_quicker(language, monkeypatch):
     assert all(each.grad is None for each in trainer.model.parameters())
 
 
-SCRIPT = """
-import json, sys
-sys.path[:0] = json.loads(sys.argv[1])
-import test_mt_train as tests
-tests.train(sys.argv[2], sys.argv[3], config=tests.QUICK, resume="--resume" in sys.argv)
-"""
+def in_processes(data: str, folder: str, *, resume: bool) -> None:
+    train(data, folder, config=QUICK, resume=resume)
 
 
 @pytest.fixture
-def torchrun(tmp_path, pairs):
-    """Starts two processes that train into a folder; further words go to them."""
-    script, here = tmp_path / "script.py", Path(__file__).resolve()
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    command += [json.dumps([str(here.parents[2]), str(here.parent)]), str(pairs)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return lambda *words: subprocess.Popen([*command, *map(str, words)], stderr=subprocess.PIPE, text=True, env=environment)
+def two(tmp_path, pairs):
+    return TwoProcesses("test_mt_train", pairs, tmp_path)
 
 
-def test_two_processes_train_one_model(tmp_path, torchrun, quick):
-    done = torchrun(tmp_path / "out")
-    said = done.communicate(timeout=120)[1]
-    assert done.returncode == 0, said
-    assert said.count("epoch 3/3") == 1  # one of them speaks
+def test_two_processes_train_one_model(tmp_path, two, quick):
+    two.train(tmp_path / "out")
     assert {each.name for each in (tmp_path / "out").iterdir()} == MADE
     assert read_json(tmp_path / "out" / "train.json")["processes"] == 2
     alone, together = (read_json(folder / "history.json") for folder in (quick[0], tmp_path / "out"))
@@ -283,15 +258,9 @@ def test_two_processes_train_one_model(tmp_path, torchrun, quick):
 
 
 @pytest.mark.slow
-def test_two_processes_that_were_stopped_go_on_to_the_same_result(tmp_path, torchrun):
-    torchrun(tmp_path / "whole").communicate(timeout=120)
-    first = torchrun(tmp_path / "parts")
-    for line in first.stderr:
-        if "epoch 2/3" in line:
-            break
-    first.terminate()
-    first.communicate(timeout=60)
-    torchrun(tmp_path / "parts", "--resume").communicate(timeout=120)
+def test_two_processes_that_were_stopped_go_on_to_the_same_result(tmp_path, two):
+    two.train(tmp_path / "whole")
+    two.stop_and_resume(tmp_path / "parts")
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
