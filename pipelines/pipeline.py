@@ -79,6 +79,7 @@ class Pipeline(abc.ABC):
     """
 
     BATCH_SIZE: ClassVar[int] = 512
+    CALIBRATION: ClassVar[int] = 4096  # samples that ranges are chosen on, unless told
     ON_ERROR: ClassVar[str] = "raise"  # what `run` does about bad input unless told: "raise", or "skip"
 
     def __init__(

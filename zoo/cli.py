@@ -278,7 +278,12 @@ def rewrite(model: str, output: str | None, as_json: bool) -> None:
     help="Raw input; .npz or a folder of images for an .onnx file. [default: samples kept by training]",
 )
 @click.option("-o", "--output", default=None, help="Where the table goes. [default: calibration.json of the model's folder]")
-@click.option("--samples", default=4096, show_default=True, help="How many samples of raw input to use.")
+@click.option(
+    "--samples",
+    type=int,
+    default=None,
+    help="How many samples to use. [default: all for an .onnx file; 256 images, 4096 rows, 128 sentences]",
+)
 @max_memory
 @_options(observer, correct, search, preprocess, on_error, as_json)
 def calibrate(model: str, data: str | None, output: str | None, as_json: bool, **options: Any) -> None:

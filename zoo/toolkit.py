@@ -151,19 +151,24 @@ class Samples:
         return iter(self.start())
 
 
-def samples_of(model: ir.Model, data: Any, preprocess: Model | None = None, on_error: str = "raise") -> Samples:
+def samples_of(model: ir.Model, data: Any, preprocess: Model | None = None, on_error: str = "raise", count: int | None = None) -> Samples:
     """The samples of an ONNX file's user: an .npz of the graph's inputs, or a folder of images.
 
     preprocess: a JSON file (`pipelines.entry.Preprocess`) that says how an image becomes the graph's one input. Images are read as they are
     needed, `BATCH` at a time or as many as the graph takes; a last batch that such a graph cannot take is left out. on_error: "skip" passes
-    over images that cannot be read, and logs which. Raises RequestError for unusable data.
+    over images that cannot be read, and logs which. count: so many at most, evenly out of all. Raises RequestError for unusable data.
     """
     fixed = fixed_batch(model)
     if not is_folder(data):
         if preprocess is not None:
             raise RequestError(f"--preprocess describes a folder of images; {data} is none")
-        return _kept(data, fixed or BATCH)
+        if count is None:
+            return _kept(data, fixed or BATCH)
+        arrays = _npz(data)
+        chosen = _evenly(length(arrays), count)
+        return _held({name: array[chosen] for name, array in arrays.items()}, fixed)
     spec, ports, paths = _spec(data, preprocess), _ports(model), list(images.listed(data))
+    paths = paths if count is None else [paths[i] for i in _evenly(len(paths), count)]
     told: set[str] = set()
 
     def start() -> Iterator[Batch]:
@@ -177,6 +182,11 @@ def samples_of(model: ir.Model, data: Any, preprocess: Model | None = None, on_e
         told.update(skipped or [])
 
     return Samples(start, len(paths))
+
+
+def _evenly(total: int, count: int) -> list[int]:
+    """Of `total` places `count`, or all, spread over them."""
+    return [i * total // count for i in range(count)] if count < total else list(range(total))
 
 
 def fixed_batch(model: ir.Model) -> int | None:
@@ -263,17 +273,17 @@ def _kept(path: Any, batch_size: int = 256) -> Samples:
     return Samples(lambda: held, total)
 
 
-def raw_samples(folder: ModelFolder, data: Any, option: str, count: int = 4096, on_error: str = "raise") -> Samples:
-    """Calibration samples of a zoo model: up to `count` of raw `data`, or those that its training kept. Raises RequestError for none.
+def raw_samples(folder: ModelFolder, data: Any, option: str, count: int | None = None, on_error: str = "raise") -> Samples:
+    """Calibration samples of a zoo model: up to `count` of raw `data` (None: `Pipeline.CALIBRATION`), or all that its training kept.
 
-    option: by which a user gives data.
+    option: by which a user gives data. Raises RequestError for none.
     """
     if data is None:
         if not (folder.path / road.SAMPLES).is_file():
             raise RequestError(f"{folder.card.name} has no samples of its training data; calibrate on yours with {option} FILE")
         return _kept(folder.ensure(road.SAMPLES))
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
-    batch = opened.calibration(data, count, on_error)
+    batch = opened.calibration(data, count or opened.CALIBRATION, on_error)
     return Samples(lambda: [batch], length(batch))
 
 

@@ -154,7 +154,7 @@ def calibrate(
     observer: str | None = None,
     correct: bool | None = None,
     search: bool | None = None,
-    samples: int = 4096,
+    samples: int | None = None,
     max_memory: str | int = MEMORY,
     preprocess: Model | None = None,
     on_error: str = "raise",
@@ -162,12 +162,13 @@ def calibrate(
     """Choose the ranges of a model's tensors on `data`: raw input for a zoo model (its training samples if None).
 
     An ONNX file takes an .npz of its inputs, or a folder of images with `preprocess` (`zoo.toolkit.samples_of`). It is rewritten by the
-    shared passes first, as `quantize` does. samples: how many of `data` to use, at least 1.
+    shared passes first, as `quantize` does. samples: how many of `data` to use, at least 1; None: all for an ONNX file, else
+    `Pipeline.CALIBRATION`.
     max_memory: see `pipelines.calibrate.Observation`. correct, search: what else to find on the samples, see `QuantRecipe`; None: as the
     recipe has it.
     Writes calibration.json into the model's folder, or `output`; returns {"observer", "samples", "path"}.
     """
-    if samples < 1:
+    if samples is not None and samples < 1:
         raise RequestError(f"samples is {samples}; calibration needs at least 1")
     if _is_file(model):
         if data is None:
@@ -175,7 +176,7 @@ def calibrate(
         target = _required(output)
         _spare(target, model, data)
         loaded, _ = rewritten(model)
-        given = samples_of(loaded, data, preprocess, on_error)
+        given = samples_of(loaded, data, preprocess, on_error, samples)
         recipe = _changed(QuantRecipe(), observer=observer, correct=correct, search=search)
         table = calibrated(loaded, recipe, given, given.total, max_memory=max_memory)
         return {"observer": table.observer, "samples": table.samples, "path": str(table.save(target))}

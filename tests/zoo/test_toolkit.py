@@ -1,6 +1,7 @@
 """The verbs `tune` and `plan`: ONNX files with and without labels, zoo models, and what a person is told."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rewriting import model, run
 
 import zoo
 from pipelines import files, graph, images
+from pipelines.batches import joined, length
 from pipelines.engine import Port
 from pipelines.entry import Preprocess
 from pipelines.errors import RequestError
@@ -237,6 +239,7 @@ def test_a_folder_of_images_calibrates_like_its_arrays(photos: Path, capsys: pyt
 
 def test_images_fill_the_batches_of_a_graph(photos: Path) -> None:
     assert zoo.calibrate("three.onnx", "photos", "t.json", preprocess="spec.json")["samples"] == 18
+    assert zoo.calibrate("net.onnx", "photos", "t.json", preprocess="spec.json", samples=7)["samples"] == 7
 
 
 def test_a_broken_image_is_named_or_left_out(photos: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
@@ -299,6 +302,18 @@ def test_a_graph_that_computes_only_some_batch_size(here: Path, caplog: pytest.L
     zoo.calibrate("fixed.onnx", "c.npz", "t.json")
     found = zoo.tune("fixed.onnx", "e.npz", "tuned.onnx", calibration_data="c.npz", seconds=0.0, max_drop=1.0)
     assert found["met"] and found["environment"]["batch_size"] == size
+
+
+@pytest.mark.parametrize(("count", "rows"), [(3, [0, 2, 4]), (7, range(7)), (70, range(7)), (None, range(7))])
+def test_some_samples_of_a_file_are_spread_over_it(tmp_path: Path, count: int | None, rows: Sequence[int]) -> None:
+    array = np.arange(14, dtype=np.float32).reshape(7, 2)
+    np.savez(tmp_path / "x.npz", x=array)
+    net = model("(float[n,2] x) => (float[n,2] y) { y = Relu(x) }")
+    found = toolkit.samples_of(net, tmp_path / "x.npz", count=count)
+    assert found.total == len(rows)
+    np.testing.assert_array_equal(joined(list(found))["x"], array[list(rows)])
+    fixed = model("(float[2,2] x) => (float[2,2] y) { y = Relu(x) }")
+    assert [length(each) for each in toolkit.samples_of(fixed, tmp_path / "x.npz", count=5)] == [2, 2]
 
 
 def test_max_memory_reaches_the_calibration(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image
 
 from pipelines.entry import Preprocess
 from pipelines.errors import RequestError, ZooError
 from pipelines.images import SUFFIXES
+from pipelines.images import decode as decode_pixels
 from pipelines.images import prepare as prepare_pixels
 from pipelines.progress import progress
 from zoo.training import datasets, load_dataset
@@ -147,21 +148,8 @@ def one_source(data: Any) -> str:
 
 
 def decode(content: bytes, scale_to: int = 0) -> Image.Image:
-    """An image file's first picture, upright, in RGB. scale_to: a JPEG may be decoded smaller, its shorter side not below this.
-
-    Transparent pixels become white; 16-bit grey keeps its 8 high bits. Raises whatever Pillow raises for a broken or enormous file.
-    """
-    image: Image.Image = Image.open(io.BytesIO(content))
-    if scale_to:
-        image.draft(None, (scale_to, scale_to))
-    image.load()
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")
+    """An image file's content as `pipelines.images.decode` reads it for serving; scale_to: its `smallest`."""
+    return Image.fromarray(decode_pixels(content, smallest=scale_to))
 
 
 def prepare(image: Image.Image, features: dict[str, Any]) -> Pixels:

@@ -80,6 +80,7 @@ class TranslationPipeline(Pipeline):
     """
 
     BATCH_SIZE: ClassVar[int] = 32
+    CALIBRATION: ClassVar[int] = 128
     ON_ERROR: ClassVar[str] = "skip"
     beam: int = 4
     best: int = 1
