@@ -86,7 +86,7 @@ def numbers(what: str, text: str) -> list[int]:
 
 
 def gather(
-    key: str, names: Iterable[str], measure: Callable[[str], Any], output: str | None, environment: Mapping[str, Any]
+    key: str, names: Iterable[Any], measure: Callable[[Any], Any], output: str | None, environment: Mapping[str, Any]
 ) -> dict[str, Any]:
     """{key: [measure(name), ...], "environment"}, written to `output`, if any, after each: what is there if a later one fails."""
     found: list[Any] = []

@@ -4,8 +4,8 @@
     python scripts/peers/ctranslate2_export.py MODEL DIR --check FILE [--beam 4] [--length-penalty 1] [--sentences 1000]
 
 MODEL is a name of the zoo or a model folder. DIR is then opened by `ctranslate2.Translator(DIR, compute_type="float32")`, which is given
-pieces of sentencepiece without start and end. `--check` translates the lines of FILE by this project's beam search in torch and by CTranslate2,
-both in fp32, and tells how many are the same. Needs the `train` and `peers` extras.
+pieces of sentencepiece without start and end. `--check` translates the lines of FILE by this project's beam search in torch and by
+CTranslate2, both in fp32, and tells how many are the same. Needs the `train` and `peers` extras.
 """
 
 from __future__ import annotations
