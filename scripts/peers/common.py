@@ -136,6 +136,13 @@ def why(error: Exception) -> str:
 # ---------------------------------------------------------------------------------------------------------------- processes
 
 
+def talk_into(log: Path) -> None:
+    """What this process and its libraries say goes into a file from here on."""
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
 def serve(connection: Connection, make: Callable[[], Any], core: int, log: Path, environment: Mapping[str, str]) -> None:
     """A process's whole life, on one core, its libraries' talk in a file: make an engine, answer (method, arguments) until None comes.
 
@@ -143,9 +150,7 @@ def serve(connection: Connection, make: Callable[[], Any], core: int, log: Path,
     """
     os.sched_setaffinity(0, {core})
     os.environ.update(environment)
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    talk_into(log)
     engine = make()
     with contextlib.suppress(EOFError):
         while (request := connection.recv()) is not None:

@@ -338,9 +338,7 @@ def _begin(core: int, log: Path, seconds: int) -> None:
     """A process on one core, its libraries' talk in a file, that ends after so many seconds (0: never)."""
     os.sched_setaffinity(0, {core})
     os.environ.update(common.ONE_THREAD, TORCHINDUCTOR_CACHE_DIR=str(log.parent / "inductor"))
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    common.talk_into(log)
     signal.alarm(seconds)
 
 

@@ -38,7 +38,7 @@ from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import signatures, translation_metrics
 from pipelines.progress import progress
 from scripts.peers import common
-from scripts.peers.translation_engines import LENGTHS, PEERS, RANDOM, Case, System, Work, copied, drawn, isa
+from scripts.peers.translation_engines import LENGTHS, PEERS, RANDOM, Case, System, Work, copied, drawn, isa, make
 from zoo.transformer_mt.data import read_pairs, tidy
 
 SHARED = Path(os.environ.get("ZOO_SHARED", Path(__file__).resolve().parents[3] / "shared"))
@@ -171,27 +171,21 @@ def ratios(turns: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[s
     return {name: {peer: round(float(np.median(seconds[peer] / seconds[name])), 3) for peer in peers} for name in ours}
 
 
-def apart(function: Callable[..., Any], *args: Any) -> Any:
+def apart(log: Path, function: Callable[..., Any], *args: Any) -> Any:
     """Run in a process of its own: torch and NNCF are to be in no other."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), common.talk_into, (log,)) as pool:
         return pool.submit(function, *args).result()
-
-
-def make(name: str, work: Work) -> None:
-    """What an engine reads."""
-    made = PEERS[name].make
-    if made is not None:
-        made(work)
 
 
 def prepare(model: str, task: str, peers: Sequence[str], engine: str, scratch: Path) -> tuple[Work, dict[str, str]]:
     """A model's folder and what its peers read; (work, {engine: why it cannot be})."""
     work, left_out = Work(scratch / f"{Path(model).name}-{task}" / "model", engine), {}
+    work.made("").mkdir(parents=True, exist_ok=True)
     if not work.folder.is_dir():
-        apart(copied, model, work.folder)
+        apart(work.made("model.log"), copied, model, work.folder)
     for name in peers:
         try:
-            apart(make, name, work)
+            apart(work.made(f"{name}.log"), make, name, work)
         except Exception as error:  # any library's own kinds
             left_out[name] = common.why(error)
     return work, left_out

@@ -385,3 +385,10 @@ PEERS = {
     "torch-fp32": Peer(open_torch),
     "torch-naive": Peer(open_naive),
 }
+
+
+def make(name: str, work: Work) -> None:
+    """What an engine reads."""
+    made = PEERS[name].make
+    if made is not None:
+        made(work)
