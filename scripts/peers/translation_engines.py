@@ -370,25 +370,28 @@ def open_openvino(work: Work, case: Case) -> System:
 
 
 class Peer(NamedTuple):
-    """How an engine is opened, and what is made for it beforehand, if anything, under which name."""
+    """How an engine is opened, and what it reads, if that is made for it beforehand: how, and a file of it."""
 
     open: Callable[[Work, Case], System]
     make: Callable[[Work], None] | None = None
+    reads: str = ""
 
 
 PEERS = {
     "zoo-int8": Peer(open_zoo("int8")),
     "zoo-fp32": Peer(open_zoo("fp32")),
-    "ctranslate2-int8": Peer(open_ctranslate2("int8"), partial(make_ctranslate2, quantization="int8")),
-    "ctranslate2-fp32": Peer(open_ctranslate2("float32"), partial(make_ctranslate2, quantization="float32")),
-    "openvino-int8": Peer(open_openvino, make_openvino),
+    "ctranslate2-int8": Peer(open_ctranslate2("int8"), partial(make_ctranslate2, quantization="int8"), "ctranslate2-int8/model.bin"),
+    "ctranslate2-fp32": Peer(
+        open_ctranslate2("float32"), partial(make_ctranslate2, quantization="float32"), "ctranslate2-float32/model.bin"
+    ),
+    "openvino-int8": Peer(open_openvino, make_openvino, "openvino-decoder.xml"),
     "torch-fp32": Peer(open_torch),
     "torch-naive": Peer(open_naive),
 }
 
 
 def make(name: str, work: Work) -> None:
-    """What an engine reads."""
-    made = PEERS[name].make
-    if made is not None:
-        made(work)
+    """Make what an engine reads, unless it is there."""
+    peer = PEERS[name]
+    if peer.make is not None and not work.made(peer.reads).is_file():
+        peer.make(work)
