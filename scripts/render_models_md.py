@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pipelines.hub import Hub
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "MODELS.md"
 README = ROOT / "README.md"
+PEERS = ROOT / "scripts" / "peers"
 HEAD = """# Models
 
 Rendered by `scripts/render_models_md.py` from the cards and the report files in `zoo/weights/*/`; do not edit. Every figure comes from
@@ -145,10 +146,9 @@ def peers(name: str) -> str:
             theirs = max(rate for (engine, *each), rate in rates.items() if tuple(each) == case and not engine.startswith("zoo-"))
             best.append(f"{ours / theirs:.2f}x")
         columns = ["samples/s", *(f"{ids}, batch {size}" for ids, size in cases), "largest change of a probability"]
-        versions = ", ".join(f"{key} {each}" for key, each in found["environment"]["peers"].items())
         parts.append(
-            f"Beside the peers, same weights and inputs, model alone, ids by a Zipf law (1.1) and uniform, on {place(found)}; {versions} "
-            f"(`reports/{file}`, by `scripts/peers/wide_deep.py`):\n\n" + table(columns, [*rows, [*best, ""]])
+            f"Beside the peers, same weights and inputs, model alone, ids by a Zipf law (1.1) and uniform, on {place(found)}; "
+            f"{others(found)} (`reports/{file}`, by `scripts/peers/wide_deep.py`):\n\n" + table(columns, [*rows, [*best, ""]])
         )
     return "\n".join(parts)
 
@@ -202,11 +202,22 @@ def images(name: str) -> str:
     return "\n".join(parts)
 
 
+def others(found: dict[str, Any]) -> str:
+    """The versions of the other engines in a report."""
+    return ", ".join(f"{key} {each}" for key, each in found["environment"]["peers"].items())
+
+
+def section(title: str, script: str, one: Callable[[str, dict[str, Any]], str]) -> str:
+    """What `one` makes of (file, report) of each of a script's reports, one per CPU; "" where there is none."""
+    paths = sorted((PEERS / "reports").glob(f"{script}-*.json"))
+    parts = [one(str(path.relative_to(ROOT)), files.read_json(path)) for path in paths]
+    return "\n".join([f"## {title}\n", *parts]) if parts else ""
+
+
 def photos() -> str:
     """JPEG bytes to label here and in the obvious pipelines of others."""
-    parts = []
-    for path in sorted((ROOT / "scripts" / "peers" / "reports").glob("images-*.json")):
-        found = files.read_json(path)
+
+    def one(file: str, found: dict[str, Any]) -> str:
         rows = []
         for each in found["models"]:
             for row in each["results"]:
@@ -225,20 +236,19 @@ def photos() -> str:
             "same label, %",
         ]
         counts = found["models"][0]["photos"]
-        peers = ", ".join(f"{key} {each}" for key, each in found["environment"]["peers"].items())
-        parts.append(
+        return (
             f"The obvious pipelines (Pillow, numpy, the peer's engine) and this one, same weights, {counts['tested']} photos one by one, "
-            f"in turn, medians of processor time, on {place(found)}; {peers} (`{path.relative_to(ROOT)}`, by `scripts/peers/images.py`). "
+            f"in turn, medians of processor time, on {place(found)}; {others(found)} (`{file}`, by `scripts/peers/images.py`). "
             "Same label: as zoo-int8 gives; the last column: as this project's fp32.\n\n" + table([*columns, "as fp32, %"], rows)
         )
-    return "\n".join(["## Photos beside the peers\n", *parts]) if parts else ""
+
+    return section("Photos beside the peers", "images", one)
 
 
 def quantizers() -> str:
     """This project's quantizer beside others, per network and setting."""
-    parts = []
-    for path in sorted((ROOT / "scripts" / "peers" / "reports").glob("vision-*.json")):
-        found = files.read_json(path)
+
+    def one(file: str, found: dict[str, Any]) -> str:
         rows = []
         for each in found["models"]:
             for row in each["results"]:
@@ -261,15 +271,57 @@ def quantizers() -> str:
             "ms in OpenVINO",
             "MB",
         ]
-        peers = ", ".join(f"{key} {each}" for key, each in found["environment"]["peers"].items())
-        parts.append(
+        return (
             f"Post-training quantization of the same float files, calibrated on {counts['calibration']} photos, judged on "
             f"{counts['test']} others (agreement: share of labels equal to fp32's, one photo is .25 points; the SQNR of the logits tells "
             "finer); batch 1, one thread, in turn; the last column is the peak memory of quantizing. `zoo` is `zoo quantize --search`. "
-            f"On {place(found)}; {peers} "
-            f"(`{path.relative_to(ROOT)}`, by `scripts/peers/vision.py`):\n\n" + table(columns, rows)
+            f"On {place(found)}; {others(found)} "
+            f"(`{file}`, by `scripts/peers/vision.py`):\n\n" + table(columns, rows)
         )
-    return "\n".join(["## The quantizer beside others\n", *parts]) if parts else ""
+
+    return section("The quantizer beside others", "vision", one)
+
+
+def translations() -> str:
+    """This project's translation beside other engines: exactly so many steps of each sentence, and a test set from text to text."""
+
+    def one(file: str, found: dict[str, Any]) -> str:
+        columns = ["model", "batch", "beam", "engine", "sentences/s", "tokens/s", "MB at peak (PSS)"]
+        steps, texts = ([case for case in found["cases"] if case["task"] == task] for task in ("steps", "text"))
+        parts = [
+            f"The same weights and sentences, one thread and core, in turn, medians of processor time, on {place(found)}; {others(found)}; "
+            f"CTranslate2's instruction set: {_setting(found['environment']['ctranslate2'])} (`{file}`, by "
+            "`scripts/peers/translation.py`). The last column: how many times as fast zoo-int8 is. `base`, `small`: random weights.\n"
+        ]
+        if steps:
+            rows = [_translation(case, each, f"{each['ms_a_step']['median']:.3f}") for case in steps for each in case["results"]]
+            parts.append(f"Exactly {steps[0]['steps']} tokens of every sentence:\n\n" + table([*columns, "ms a step", "zoo-int8 is"], rows))
+        if texts:
+            quality = ["BLEU", "chrF", "sentences/s without tokenization"]
+            rows = [
+                _translation(case, each, f"{each['bleu']:.2f}", f"{each['chrf']:.2f}", f"{each['search_per_second']['median']:,.1f}")
+                for case in texts
+                for each in case["results"]
+            ]
+            parts.append(
+                f"Text to text, {found['environment']['test_set']}; {found['environment']['signatures']['bleu']}:\n\n"
+                + table([*columns, *quality, "zoo-int8 is"], rows)
+            )
+        return "\n".join(parts)
+
+    return section("Translation beside the peers", "translation", one)
+
+
+def _setting(said: Any) -> str:
+    return ", ".join(f"{key}={value}" for key, value in said.items()) if isinstance(said, dict) else str(said)
+
+
+def _translation(case: dict[str, Any], each: dict[str, Any], *more: str) -> list[str]:
+    rates = [f"{each['sentences_per_second']['median']:,.1f}", f"{each['tokens_per_second']['median']:,.0f}"]
+    memory = f"{each['memory_mb']['peak']:.0f} ({each['memory_mb']['shares']:.0f})"
+    ratio = case["ratios"].get("zoo-int8", {}).get(each["engine"])
+    here = [case["model"], str(case["batch_size"]), str(case["beam"]), each["engine"]]
+    return [*here, *rates, memory, *more, "" if ratio is None else f"{ratio:.2f}x"]
 
 
 def model(name: str) -> str:
@@ -328,7 +380,7 @@ def readme(text: str) -> str:
 
 
 def main() -> None:
-    sections = [HEAD, *(model(name) for name in zoo.names()), photos(), quantizers()]
+    sections = [HEAD, *(model(name) for name in zoo.names()), photos(), quantizers(), translations()]
     wanted = {TARGET: "\n".join(filter(None, sections)), README: readme(README.read_text())}
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in wanted.items() if not path.is_file() or path.read_text() != text]

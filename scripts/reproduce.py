@@ -3,8 +3,8 @@
     python scripts/reproduce.py [PART ...]        all parts if none is named; `make bench` runs it
 
 Each part writes one report file under zoo/weights/NAME/reports/. Timings are kept per CPU (the file name says which), so that reports of
-several machines stand side by side. `quality` needs the training rows, `images` and `quantizers` photos and weights: $ZOO_SHARED (by
-default ../shared) must hold data/criteo/, data/imagenet/nips17/ and weights/.
+several machines stand side by side. `quality` needs the training rows, `images` and `quantizers` photos and weights, `translation` its
+test set: $ZOO_SHARED (by default ../shared) must hold data/criteo/, data/imagenet/nips17/, data/translation/ and weights/.
 """
 
 from __future__ import annotations
@@ -189,10 +189,18 @@ def quantizers() -> None:
     measure_together("vision")
 
 
-def measure_together(script: str) -> None:
+def translation() -> None:
+    """scripts/peers/translation.py: the same weights and sentences in CTranslate2, OpenVINO, torch and here, in turn, one pinned core."""
+    shipped = [name for name in zoo.names() if hub.Hub(zoo.SHIPPED).card(name).entry == "transformer-mt"]
+    measure_together("translation", ",".join(["base", "small", *shipped]))
+
+
+def measure_together(script: str, *arguments: str) -> None:
     """A report of several models, beside the script."""
     path = ROOT / "scripts" / "peers" / "reports" / f"{script}-{cpu_slug()}.json"
-    subprocess.run(["taskset", "-c", "0,1", sys.executable, ROOT / "scripts" / "peers" / f"{script}.py", "-o", path], check=True)
+    subprocess.run(
+        ["taskset", "-c", "0,1", sys.executable, ROOT / "scripts" / "peers" / f"{script}.py", *arguments, "-o", path], check=True
+    )
     print(f"wrote {path.relative_to(ROOT)}")
 
 
@@ -215,7 +223,7 @@ def peak_mb(pid: int) -> float:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (quality, speed, stream, instances, peers, runs, images, photos, quantizers)
+    each.__name__: each for each in (quality, speed, stream, instances, peers, runs, images, photos, quantizers, translation)
 }
 
 

@@ -16,18 +16,13 @@ Needs the `train` and `peers` extras. The weight files are taken from $ZOO_MIRRO
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import gc
-import importlib.metadata
 import io
-import json
 import os
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -42,14 +37,14 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import zoo
-from pipelines import files, graph, machine
+from pipelines import graph, machine
 from pipelines.entry import Preprocess
 from pipelines.errors import RequestError, ZooError
 from pipelines.images import labelled
 from pipelines.progress import progress
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED as PASSES
-from scripts.peers import vision
+from scripts.peers import common, vision
 
 Array = NDArray[Any]
 MODELS = ("mobilenet-v2-imagenet", "resnet50-imagenet", "mobilenet-v1-imagenet")
@@ -57,12 +52,7 @@ OURS, FLOAT = "zoo-int8", "openvino-fp32"
 NORMALIZED = "image.normalized"  # the value of fp32.onnx where the network begins
 BLOCK = 10  # photos of a turn
 BUILD_SECONDS = 600
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compiles in the process itself, no pool is left behind
-}
+PACKAGES = ("nncf", "pillow", "simplejpeg", "torch", "torchao", "tensorflow-cpu", "tensorflow")
 
 
 # ------------------------------------------------------------------------------------------------------------------ photos
@@ -347,10 +337,8 @@ def _target(work: Work, name: str) -> Path:
 def _begin(core: int, log: Path, seconds: int) -> None:
     """A process on one core, its libraries' talk in a file, that ends after so many seconds (0: never)."""
     os.sched_setaffinity(0, {core})
-    os.environ.update(ONE_THREAD, TORCHINDUCTOR_CACHE_DIR=str(log.parent / "inductor"))
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    os.environ.update(common.ONE_THREAD, TORCHINDUCTOR_CACHE_DIR=str(log.parent / "inductor"))
+    common.talk_into(log)
     signal.alarm(seconds)
 
 
@@ -373,7 +361,7 @@ def _build(name: str, work: Work) -> None:
 def _why(error: Exception) -> str:
     if isinstance(error, BrokenProcessPool):
         return f"its process ended, or took more than {BUILD_SECONDS} s"
-    return f"{type(error).__name__}: {graph.one_line(error)}"[:300]
+    return common.why(error)
 
 
 def measure(work: Work, names: Sequence[str], photos: Sequence[Path], rounds: int) -> dict[str, Any]:
@@ -438,7 +426,7 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     results = []
     for name in whole:
         found: dict[str, Any] = {"system": name, "engine": measured["engine"][name]}
-        found["ms"] = {key: _median(measured[key][name]) for key in ("whole", "prepare", "model", "model_only")}
+        found["ms"] = {key: common.median(measured[key][name]) for key in ("whole", "prepare", "model", "model_only")}
         found["images_per_second"] = round(1e3 / float(np.median(whole[name])), 1)
         if best is not None:
             found["times_as_fast_as_best"] = round(float(np.median(np.divide(whole[best], whole[name]))), 3)
@@ -456,10 +444,6 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
         if OURS in whole and name != OURS
     }
     return {"best_int8_peer": best, "results": results, "ours": ours}
-
-
-def _median(times: Sequence[float]) -> dict[str, Any]:
-    return {"median": round(float(np.median(times)), 3), "spread": [round(float(each), 3) for each in (min(times), max(times))]}
 
 
 def compare(
@@ -523,53 +507,31 @@ def table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("nncf", "pillow", "simplejpeg", "torch", "torchao", "tensorflow-cpu", "tensorflow"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
-
-
-@contextlib.contextmanager
-def _folder(given: str | None) -> Iterator[Path]:
-    with contextlib.nullcontext(given) if given else tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.Parser(__doc__)
     parser.add_argument("models", nargs="?", default=",".join(MODELS), help=f"with commas; {', '.join(MODELS)} by default")
     parser.add_argument("--peers", default=",".join(SYSTEMS), help=f"of {', '.join(SYSTEMS)}; all by default")
     parser.add_argument("--photos", type=int, default=500, help="so many photos, of which every fifth calibrates (default 500)")
     parser.add_argument("--rounds", type=int, default=9, help="times that each system sees every photo (default 9)")
     parser.add_argument("--work", metavar="DIR", help="keep the peers' models there; what is found there is not built again")
-    parser.add_argument("--json", action="store_true", help="print the report instead of the table")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the report, too")
-    args = parser.parse_args()
     os.environ.setdefault("ZOO_MIRROR", str(vision.SHARED / "weights"))
-    try:
-        names, peers = (list(dict.fromkeys(each.split(","))) for each in (args.models, args.peers))
-        for given, known in ((names, zoo.names()), (peers, list(SYSTEMS))):
-            if unknown := [each for each in given if each not in known]:
-                raise RequestError(f"found {', '.join(unknown)}; choose of {', '.join(known)}")
+    with common.one_line("images"):
+        args = parser.parse_args()
+        names, peers = common.listed("model", args.models, zoo.names()), common.listed("peer", args.peers, SYSTEMS)
         if args.photos < 2 or args.rounds < 1:
             raise RequestError(f"photos {args.photos} and rounds {args.rounds} must be at least 2 and 1")
-        folder = vision.SHARED / "data" / "imagenet" / "nips17"
-        if not folder.is_dir():
-            raise RequestError(f"no photos at {folder}; set ZOO_SHARED to the folder that holds data/imagenet/nips17")
-        photos = labelled(folder).paths[: args.photos]
-        with _folder(args.work) as scratch, progress("comparing", len(names) * (len(peers) + 1)) as advance:
-            models: list[dict[str, Any]] = []
-            report = {"models": models, "environment": machine.environment(threads=1, rounds=args.rounds, peers=_versions())}
-            for name in names:
-                models.append(compare(name, peers, photos, args.rounds, scratch, advance))
-                if args.output:  # what is there, if a later one fails
-                    files.write_json(args.output, report)
-        print(json.dumps(report, indent=2) if args.json else table(report))
-    except ZooError as error:
-        print(f"images: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        source = vision.SHARED / "data" / "imagenet" / "nips17"
+        if not source.is_dir():
+            raise RequestError(f"no photos at {source}; set ZOO_SHARED to the folder that holds data/imagenet/nips17")
+        photos = labelled(source).paths[: args.photos]
+        facts = machine.environment(threads=1, rounds=args.rounds, peers=common.versions(*PACKAGES))
+        with common.folder(args.work) as scratch, progress("comparing", len(names) * (len(peers) + 1)) as advance:
+
+            def one(name: str) -> dict[str, Any]:
+                return compare(name, peers, photos, args.rounds, scratch, advance)
+
+            report = common.gather("models", names, one, args.output, facts)
+        common.show(report, table, args.json)
 
 
 if __name__ == "__main__":

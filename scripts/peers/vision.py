@@ -15,14 +15,10 @@ quantizer of ONNX files. Needs the `train` and `peers` extras. A setting that fa
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gc
-import importlib.metadata
-import json
 import os
 import resource
-import shutil
 import sys
 import tempfile
 import time
@@ -40,18 +36,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipelines import files, graph, machine
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError, ZooError
+from pipelines.errors import RequestError
 from pipelines.progress import progress
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED as PASSES
 from pipelines.search import calibrated
+from scripts.peers import common
 
 Array = NDArray[Any]
 SHARED = Path(os.environ.get("ZOO_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 CALIBRATE_EVERY, CHUNK, OPSET = 5, 10, 17
 SIZE, SHORT_SIDE = 224, 256
 TURN_SECONDS = 0.5
+PACKAGES = ("nncf", "pillow", "tf2onnx", "torch", "tensorflow-cpu")
 
 
 # ------------------------------------------------------------------------------------------------------------------ models
@@ -410,16 +408,10 @@ def compare(name: str, settings: Sequence[str], limit: int, rounds: int, folder:
             results.append(files.read_json(kept))
             paths[setting] = _made(folder, name, setting)
         except Exception as error:  # any library's own kinds
-            left_out[setting] = f"{type(error).__name__}: {graph.one_line(error)}"
+            left_out[setting] = common.why(error)
         advance(1)
     times = _apart(_speed, paths, network, rounds) if rounds else {}
-    speed = {
-        engine: {
-            setting: {"median": round(float(np.median(each)), 3), "spread": [round(min(each), 3), round(max(each), 3)]}
-            for setting, each in found.items()
-        }
-        for engine, found in times.items()
-    }
+    speed = {engine: {setting: common.median(each) for setting, each in found.items()} for engine, found in times.items()}
     ratios = {
         engine: {setting: round(float(np.median(np.divide(each, found["zoo"]))), 3) for setting, each in found.items() if setting != "zoo"}
         for engine, found in times.items()
@@ -467,41 +459,24 @@ def table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _versions() -> dict[str, str]:
-    return {each: importlib.metadata.version(each) for each in ("nncf", "pillow", "tf2onnx", "torch", "tensorflow-cpu")}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.Parser(__doc__)
     parser.add_argument("models", nargs="?", default=",".join(NETWORKS), help=f"with commas, of {', '.join(NETWORKS)}; all by default")
     parser.add_argument("--settings", default=",".join(SETTINGS), help=f"of {', '.join(SETTINGS)}; all by default")
     parser.add_argument("--photos", type=int, default=500, help="so many photos, of which every fifth calibrates (default 500)")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each engine, 0: no timing (default 9)")
     parser.add_argument("--work", metavar="DIR", help="keep models and accuracies there; what is found there is not made again")
-    parser.add_argument("--json", action="store_true", help="print the report instead of the table")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the report, too")
-    args = parser.parse_args()
-    scratch = Path(args.work or tempfile.mkdtemp())
-    try:
-        scratch.mkdir(parents=True, exist_ok=True)
-        names, settings = args.models.split(","), args.settings.split(",")
-        for given, known in ((names, NETWORKS), (settings, SETTINGS)):
-            if unknown := set(given) - set(known):
-                raise RequestError(f"found {', '.join(sorted(unknown))}; choose of {', '.join(known)}")
-        with progress("comparing", len(names) * len(settings)) as advance:
-            models: list[dict[str, Any]] = []
-            report = {"models": models, "environment": machine.environment(threads=1, rounds=args.rounds, peers=_versions())}
-            for name in names:
-                models.append(compare(name, settings, args.photos, args.rounds, scratch, advance))
-                if args.output:  # what is there, if a later one fails
-                    files.write_json(args.output, report)
-        print(json.dumps(report, indent=2) if args.json else table(report))
-    except ZooError as error:
-        print(f"vision: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    finally:
-        if not args.work:
-            shutil.rmtree(scratch)
+    with common.one_line("vision"):
+        args = parser.parse_args()
+        names, settings = common.listed("model", args.models, NETWORKS), common.listed("setting", args.settings, SETTINGS)
+        facts = machine.environment(threads=1, rounds=args.rounds, peers=common.versions(*PACKAGES))
+        with common.folder(args.work) as scratch, progress("comparing", len(names) * len(settings)) as advance:
+
+            def measure(name: str) -> dict[str, Any]:
+                return compare(name, settings, args.photos, args.rounds, scratch, advance)
+
+            report = common.gather("models", names, measure, args.output, facts)
+        common.show(report, table, args.json)
 
 
 if __name__ == "__main__":

@@ -15,32 +15,29 @@ Needs the `train` and `peers` extras; an engine that cannot be opened is left ou
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import gc
-import importlib.metadata
 import itertools
-import json
-import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from multiprocessing.connection import Connection
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import zoo
 from pipelines import files, graph, machine
 from pipelines.batches import Batch
 from pipelines.errors import RequestError, ZooError
 from pipelines.progress import progress
+from scripts.peers import common
 
 Array = NDArray[Any]
 Turn = tuple[Array, float]  # seconds of every call; the share of the turn for which the process had the core
@@ -52,13 +49,7 @@ CALIBRATION_BATCH, CALIBRATION_BATCHES = 256, 8  # rows of a batch, batches of e
 ZIPF = 1.1
 IDS = ("zipf", "uniform")
 REFERENCE = "onnxruntime-fp32"
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "TF_ENABLE_ONEDNN_OPTS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compiles in the process itself, no pool is left behind
-}
+PACKAGES = ("torch", "torchao", "tensorflow-cpu", "tensorflow", "nncf")
 
 
 # ------------------------------------------------------------------------------------------------------------------ inputs
@@ -370,26 +361,6 @@ PEERS: dict[str, Callable[[Work], Opened]] = {
 # --------------------------------------------------------------------------------------------------------------- processes
 
 
-def serve(connection: Connection, name: str, work: Work, core: int) -> None:
-    """A process's whole life: open the engine, then answer (method, arguments) requests of `Engine` until None comes.
-
-    Every answer is (value, None) or (None, message of an error).
-    """
-    os.sched_setaffinity(0, {core})
-    os.environ.update(ONE_THREAD, TORCHINDUCTOR_CACHE_DIR=str(work.scratch / "inductor"))
-    with (work.scratch / f"{name}.log").open("wb") as log:  # the libraries are talkative
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    engine = Engine(name, work)
-    with contextlib.suppress(EOFError):
-        while (request := connection.recv()) is not None:
-            method, arguments = request
-            try:
-                connection.send((getattr(engine, method)(*arguments), None))
-            except Exception as error:  # every library raises its own kinds
-                connection.send((None, " ".join(f"{type(error).__name__}: {error}".split())[:300]))
-
-
 class Engine:
     """One engine in its own process."""
 
@@ -412,8 +383,7 @@ class Engine:
         found = np.concatenate([np.array(self.run(each), np.float32).ravel() for each in first])  # array() copies what is shared
         gc.collect()
         gc.freeze()  # a collection would look at every input again
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # peak memory counts from here
+        common.forget_peak()
         return found
 
     def turn(self) -> Turn:
@@ -429,39 +399,7 @@ class Engine:
 
     def memory(self) -> float:
         """Peak resident memory since `begin`, in MB (10^6 bytes)."""
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return round(int(status["VmHWM"].split()[0]) * 1024 / 1e6, 1)
-
-
-class Worker:
-    """The other end of `serve`."""
-
-    def __init__(self, name: str, work: Work, core: int) -> None:
-        spawned = multiprocessing.get_context("spawn")
-        self.connection, theirs = spawned.Pipe()
-        self.process = spawned.Process(target=serve, args=(theirs, name, work, core), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """The value of `Engine.method(*arguments)` there. Raises ZooError with what went wrong."""
-        try:
-            self.connection.send((method, arguments))
-            value, fault = self.connection.recv()
-        except (EOFError, OSError) as error:
-            self.process.join(5)
-            raise ZooError(f"its process ended with exit code {self.process.exitcode}") from error
-        if fault is not None:
-            raise ZooError(fault)
-        return value
-
-    def close(self) -> None:
-        """Let the process end."""
-        with contextlib.suppress(OSError):
-            self.connection.send(None)
-        self.process.join(10)
-        if self.process.is_alive():
-            self.process.kill()
+        return common.peak_memory()
 
 
 # ------------------------------------------------------------------------------------------------------------------ report
@@ -483,9 +421,8 @@ def compare(
     "engine" of this project, "over": {peer: median over the rounds of its samples/s over the peer's}}], "left_out": {engine: reason},
     "environment"}. Raises RequestError for wrong names, sizes or models, ZooError where no engine could be opened.
     """
-    for what, given, known in (("engine", peers, PEERS), ("ids", kinds, IDS)):
-        if unknown := [each for each in given if each not in known]:
-            raise RequestError(f"unknown {what} {', '.join(unknown)}; choose among {', '.join(known)}")
+    common.require_known("engine", peers, PEERS)
+    common.require_known("ids", kinds, IDS)
     if min([*sizes, rounds]) < 1:
         raise RequestError(f"batch sizes {', '.join(map(str, sizes))} and rounds {rounds} must all be 1 or more")
     folder = zoo.load(model)
@@ -493,53 +430,39 @@ def compare(
         raise RequestError(f"{model} is a {folder.card.entry} model; wanted a wide-deep one")
     features = folder.preprocessing
     core = max(os.sched_getaffinity(0))
-    workers: dict[str, Worker] = {}
-    left_out: dict[str, str] = {}
     results: list[dict[str, Any]] = []
     ratios: list[dict[str, Any]] = []
 
-    def ask(name: str, method: str, *arguments: Any) -> Any:
-        try:
-            return workers[name].ask(method, *arguments)
-        except ZooError as error:
-            left_out[name] = str(error)
-            workers.pop(name).close()
-            print(f"{name} is left out: {error}", file=sys.stderr)
-            return None
-
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, common.Workers() as workers:
         work = Work(str(model), Path(scratch), features["categorical"], features["buckets"], features["numeric"])
         work.network()  # fails here for a model of another kind, not once in every process
         if {"onnxruntime-int8", "openvino-qdq"} & set(peers):
             stock_quantize(work.fp32, work.stock, work.samples())
-        try:
-            for name in dict.fromkeys(peers):
-                workers[name] = Worker(name, work, core)
-                ask(name, "open")
-            steps = [(size, kind) for size in sizes for kind in kinds]
-            with progress("rounds", len(steps) * rounds) as advance:
-                for size, kind in steps:
-                    found = {name: ask(name, "begin", kind, size) for name in list(workers)}
-                    turns: dict[str, list[Turn]] = {name: [] for name in workers}
-                    for _ in range(rounds):
-                        for name in list(workers):
-                            turns[name].append(ask(name, "turn"))
-                        advance(1)
-                    memory = {name: ask(name, "memory") for name in list(workers)}
-                    reference = _reference(work, kind, size)
-                    here = {"ids": kind, "batch_size": size}
-                    for name in workers:
-                        error = float(np.abs(found[name] - reference).max())
-                        results.append({"engine": name, **here, **_summary(size, turns[name]), "max_probability": float(f"{error:.2e}")})
-                        results[-1]["memory_mb"] = memory[name]
-                    ratios += [{**here, **each} for each in _ratios({name: turns[name] for name in workers})]
-        finally:
-            for worker in workers.values():
-                worker.close()
+        for name in dict.fromkeys(peers):
+            made, log = partial(Engine, name, work), work.scratch / f"{name}.log"
+            workers.live[name] = common.Worker(made, core, log, TORCHINDUCTOR_CACHE_DIR=str(work.scratch / "inductor"))
+            workers.ask(name, "open")
+        steps = [(size, kind) for size in sizes for kind in kinds]
+        with progress("rounds", len(steps) * rounds) as advance:
+            for size, kind in steps:
+                found = workers.ask_all("begin", kind, size)
+                turns: dict[str, list[Turn]] = {name: [] for name in found}
+                for _ in range(rounds):
+                    for name, turn in workers.ask_all("turn").items():
+                        turns[name].append(turn)
+                    advance(1)
+                memory = workers.ask_all("memory")
+                reference = _reference(work, kind, size)
+                here = {"ids": kind, "batch_size": size}
+                for name in memory:
+                    error = float(np.abs(found[name] - reference).max())
+                    results.append({"engine": name, **here, **_summary(size, turns[name]), "max_probability": float(f"{error:.2e}")})
+                    results[-1]["memory_mb"] = memory[name]
+                ratios += [{**here, **each} for each in _ratios({name: turns[name] for name in memory})]
     if not results:
         raise ZooError("no engine could be opened")
-    where = machine.environment(threads=1, rounds=rounds, core=core, peers=_versions())
-    return {"model": folder.card.name, "results": results, "ratios": ratios, "left_out": left_out, "environment": where}
+    where = machine.environment(threads=1, rounds=rounds, core=core, peers=common.versions(*PACKAGES))
+    return {"model": folder.card.name, "results": results, "ratios": ratios, "left_out": workers.left_out, "environment": where}
 
 
 def _reference(work: Work, kind: str, size: int) -> Array:
@@ -572,14 +495,6 @@ def _ratios(turns: Mapping[str, Sequence[Turn]]) -> Iterator[dict[str, Any]]:
             yield {"engine": name, "over": {peer: round(float(np.median(rates[name] / rates[peer])), 3) for peer in peers}}
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("torch", "torchao", "tensorflow-cpu", "tensorflow", "nncf"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
-
-
 def table(report: Mapping[str, Any]) -> str:
     """The results as text."""
     line = "{:8} {:>5}  {:19} {:>11} {:>23} {:>9} {:>9} {:>9} {:>6} {:>6}".format
@@ -593,48 +508,20 @@ def table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> Any:
-        """See argparse."""
-        raise RequestError(message)
-
-
-def _listed(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",") if each.strip()]
-
-
-def _number_of(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise RequestError(f"found {text!r}, wanted a whole number") from None
-
-
 def main() -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.Parser(__doc__)
     parser.add_argument("model", nargs="?", default="wide-deep-criteo", help="name of the zoo or a model folder (default wide-deep-criteo)")
     parser.add_argument("--batch-size", default="512,64,1", help="several with commas (default 512,64,1)")
     parser.add_argument("--ids", default=",".join(IDS), help="how categories are drawn (default zipf,uniform)")
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; all by default")
     parser.add_argument("--rounds", default="15", help="turns of each engine (default 15)")
-    parser.add_argument("--json", action="store_true", help="print the report instead of the table")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the report, too")
-    try:
+    with common.one_line("wide_deep"):
         args = parser.parse_args()
-        sizes = [_number_of(each) for each in _listed(args.batch_size)]
-        if not sizes or not _listed(args.ids) or not _listed(args.peers):
-            raise RequestError("found an empty list, wanted at least one batch size, one kind of ids and one engine")
-        report = compare(args.model, sizes, _listed(args.ids), _listed(args.peers), _number_of(args.rounds))
+        sizes, (rounds, *_) = common.numbers("batch size", args.batch_size), common.numbers("rounds", args.rounds)
+        report = compare(args.model, sizes, common.listed("kind of ids", args.ids), common.listed("engine", args.peers), rounds)
         if args.output:
             files.write_json(args.output, report)
-        print(json.dumps(report, indent=2) if args.json else table(report))
-    except ZooError as error:
-        print(f"wide_deep: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        common.show(report, table, args.json)
 
 
 if __name__ == "__main__":

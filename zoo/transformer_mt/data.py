@@ -270,6 +270,11 @@ class Vocabulary:
     def __len__(self) -> int:
         return int(self._pieces.get_piece_size())
 
+    @property
+    def pieces(self) -> list[str]:
+        """The text of every token, as sentencepiece writes it."""
+        return [str(self._pieces.id_to_piece(token)) for token in range(len(self))]
+
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Tokens of every text, `END` last."""
         return [np.array([*each, END], np.int32) for each in self._pieces.encode(list(texts), num_threads=1)]

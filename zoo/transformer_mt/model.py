@@ -223,12 +223,18 @@ class Decoding:
 
 @torch.inference_mode()
 def translate(
-    model: Transformer, sources: Sequence[NDArray[np.int32]], *, beam: int = 1, length_penalty: float = 1.0, bf16: bool = False
+    model: Transformer,
+    sources: Sequence[NDArray[np.int32]],
+    *,
+    beam: int = 1,
+    best: int = 1,
+    length_penalty: float = 1.0,
+    bf16: bool = False,
 ) -> list[list[Hypothesis]]:
-    """The best translation of every sentence (tokens, `END` last), as `beam_search` gives them; all sentences go in one batch."""
+    """The `best` translations of every sentence (tokens, `END` last), as `beam_search` gives them; all sentences go in one batch."""
     model.eval()
     device = model.positions.device
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         decoding = model.begin(torch.from_numpy(padded(sources)).to(device))
         limits = np.array([limit(len(each), POSITIONS) for each in sources])
-        return beam_search(decoding, limits, start=START, end=END, beam=beam, length_penalty=length_penalty)
+        return beam_search(decoding, limits, start=START, end=END, beam=beam, length_penalty=length_penalty, best=best)
