@@ -133,6 +133,12 @@ class Workers:
             options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=self.SECONDS, implementation=ring)
             self.strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
+        @tf.function(input_signature=[tf.TensorSpec((None,), tf.int32)], autograph=False)  # type: ignore[untyped-decorator]
+        def totals(values: Any) -> Any:
+            return self.strategy.run(lambda: self.sum(tf.identity(values)))  # a tensor made inside has its place there
+
+        self._totals = totals
+
     def sum(self, value: Any) -> Any:
         """The sum of the tensors of all processes; under `strategy.run`."""
         import tensorflow as tf
@@ -140,9 +146,7 @@ class Workers:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value) if self.count > 1 else value
 
     def _total(self, values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        import tensorflow as tf
-
-        return np.asarray(tf.function(lambda: self.strategy.run(self.sum, (tf.constant(values),)))())
+        return np.asarray(self._totals(values))
 
     def together(self, work: Callable[[], Made]) -> Made:
         """`work` done by every process. Where one fails all do: it with its own error, the others with one that names it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Log:
                     raise RequestError("found rows without labels, wanted a label (0 or 1) in front of every row to train on")
                 records = np.empty(len(rows), self.record)
                 records["label"], records["numbers"], records["ids"] = rows.labels, rows.numbers, rows.ids
-                content = memoryview(records.view(np.uint8))
+                content = records.view(np.uint8).data
                 digest.update(content)
                 self._write(content, place)
                 self.rows += len(rows)
@@ -70,7 +70,7 @@ class Log:
         content, position = records.view(np.uint8), 0
         for start, stop in zip(starts, stops, strict=True):
             size = (stop - start) * self.record.itemsize
-            if os.preadv(self.file.fileno(), [content[position : position + size]], start * self.record.itemsize) < size:
+            if os.preadv(self.file.fileno(), [content[position : position + size].data], start * self.record.itemsize) < size:
                 raise ZooError("cannot read back the rows that were kept on disk; train again")
             position += size
         return records
@@ -83,7 +83,7 @@ class Log:
 
     def batches(
         self, stop: int, features: Features, size: int, seed: Sequence[int], *, skip: int = 0, rank: int = 0, processes: int = 1
-    ) -> Iterator[tuple[Batch, int]]:
+    ) -> Generator[tuple[Batch, int], None, None]:
         """The first `stop` rows once, shuffled by `seed`: process `rank`'s share of every batch of `size` rows, and the rows of the batch.
 
         The first `skip` batches are left out. Up to one block of rows is shuffled as a whole; of more rows, chunks are drawn from all
@@ -121,10 +121,8 @@ class Log:
 
 
 def _rows(records: npt.NDArray[Any], start: int = 0) -> Rows:
-    numbers, ids, labels = (
-        np.ascontiguousarray(records[name], kind) for name, kind in (("numbers", np.float32), ("ids", np.int32), ("label", np.float32))
-    )
-    return Rows(numbers, ids, labels, np.arange(start, start + len(records)))
+    numbers, ids = np.ascontiguousarray(records["numbers"], np.float32), np.ascontiguousarray(records["ids"], np.int32)
+    return Rows(numbers, ids, records["label"].astype(np.float32), np.arange(start, start + len(records)))
 
 
 def arrays(rows: Rows, features: Features) -> Batch:

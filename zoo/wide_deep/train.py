@@ -11,6 +11,7 @@ import platform
 import tempfile
 import time
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -292,10 +293,8 @@ def _train(
     on_error: str,
 ) -> dict[str, Any]:
     workers.agreed(lambda: require_output(output, STATE, resume))
-    config = config or (FINETUNE if start_from else TRAIN)
-    start, features = None, None
-    if start_from is not None:
-        start, features, config = workers.together(lambda: _start(Path(start_from), config))
+    asked = config or (FINETUNE if start_from else TRAIN)
+    start, features, config = workers.together(lambda: _start(Path(start_from), asked) if start_from else (None, None, asked))
     tf.config.experimental.enable_op_determinism()
 
     counts, begin = Counts(numeric=config.numeric, categorical=config.categorical, buckets=config.buckets), time.perf_counter()
@@ -429,7 +428,7 @@ class _Checkpoint:
     batch: int = 0
     loss: float = 0.0
     trained: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("read", "wait", "step", "evaluate", "save"), 0.0))
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     history: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
     best_weights: list[Any] = field(default_factory=list)
@@ -480,6 +479,7 @@ class _Checkpoint:
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise RequestError(f"cannot read the checkpoint {path} ({error}); train again into an empty folder") from error
         require_same_run(path, state["run"], run)
+        state["seconds"] = defaultdict(float, state["seconds"])
         return cls(**state, best_weights=lists[0], variables=lists[1])
 
 
