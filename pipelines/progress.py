@@ -24,3 +24,9 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda amount: bar.advance(task, amount)
+
+
+@contextlib.contextmanager
+def silent(title: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
+    """`progress` that shows nothing: for all processes but the one that does."""
+    yield lambda amount: None

@@ -115,6 +115,29 @@ def stream(name: str) -> str:
     return "\n".join(parts)
 
 
+def training(name: str) -> str:
+    parts = []
+    for file, found in reports(name, "training"):
+        seconds, rows = found["seconds"], found["trained_rows"]
+        loop = sum(seconds[each] for each in ("wait", "step", "save"))
+        facts = [
+            ["rows/s of the training loop", f"{rows / loop:,.0f}"],
+            ["rows/s of the training step alone", f"{rows / seconds['step']:,.0f}"],
+            ["the loop waits for its input", f"{100 * seconds['wait'] / loop:.2f}% of its time"],
+            ["reading, hashing and keeping all rows, once", f"{seconds['read']:,.0f} s"],
+            ["whole process", f"{found['process_seconds']:,.0f} s, {found['processor_seconds']:,.0f} s of processor time"],
+            ["peak memory (resident, of the process)", f"{found['peak_memory_mb']:,.0f} MB"],
+        ]
+        size = f"{' x '.join(map(str, found['hidden']))}, {found['buckets']:,} buckets of {found['embedding_size']} a field"
+        versions = ", ".join(f"{key} {found['environment']['versions'][key]}" for key in ("tensorflow", "keras", "numpy"))
+        parts.append(
+            f"Training for an epoch over {rows:,} rows (`{found['data']}`), layers {size}, batches of {found['batch_size']:,}, one thread "
+            f"of TensorFlow, not pinned, load average {found['load_average'][1]:.1f} of {found['environment']['cores']} cores; {versions}; "
+            f"{place(found)} (`reports/{file}`):\n\n" + table(["", ""], facts)
+        )
+    return "\n".join(parts)
+
+
 def instances(name: str) -> str:
     parts = []
     for file, found in reports(name, "instances"):
@@ -339,6 +362,7 @@ def model(name: str) -> str:
         peers(name),
         instances(name),
         stream(name),
+        training(name),
         runs(name),
         images(name),
     ]

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tarfile
@@ -111,21 +112,53 @@ def stream() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         source, target = Path(scratch) / "rows.tsv", Path(scratch) / "scores.csv"
         subprocess.run([sys.executable, ROOT / "scripts" / "synthesize_criteo.py", "-n", "2000000", "-o", source], check=True)
-        start = time.perf_counter()
         command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli", "run", MODEL, str(source), "-o", str(target), "--json"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        peak = 0.0
-        while process.poll() is None:
-            peak = max(peak, peak_mb(process.pid))
-            time.sleep(0.2)
-        out = process.communicate()[0]
-        seconds = time.perf_counter() - start
-    if process.returncode:
-        raise ZooError(f"zoo run failed with exit code {process.returncode}")
-    found = {**json.loads(out), "process_seconds": round(seconds, 2), "peak_memory_mb": round(peak, 1)}
+        out, measured = watched(command)
+    found = {**json.loads(out), **measured}
     report(
         f"stream-{cpu_slug()}", {**found, "data": "scripts/synthesize_criteo.py -n 2000000", "environment": machine.environment(threads=1)}
     )
+
+
+def training() -> None:
+    """An epoch over 8,000,000 synthetic rows, one thread of TensorFlow: rows/s, what the input takes of it, peak memory."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "rows.tsv"
+        synthesize = [sys.executable, ROOT / "scripts" / "synthesize_criteo.py", "-n", "8000000", "--seed", "1", "-o", source]
+        subprocess.run(synthesize, check=True)
+        epoch(source, "scripts/synthesize_criteo.py -n 8000000 --seed 1")
+
+
+def epoch(source: Path, data: str) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        options = ["--epochs", "1", "--batch-size", "4096", "--set", "refit=false", "--json"]
+        command = [sys.executable, "-m", "zoo.cli", "train", "wide-deep", "--data", str(source), "-o", str(folder), *options]
+        one = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
+        _, measured = watched(command, one)
+        found = files.read_json(folder / "train.json")
+    environment = machine.environment(threads=1)
+    environment["versions"] |= found["versions"]
+    kept = {key: found[key] for key in ("rows", "trained_rows", "seconds", "metrics", "seed")}
+    recipe = {key: found["config"][key] for key in ("hidden", "buckets", "embedding_size", "batch_size")}
+    measured |= {"load_average": os.getloadavg(), "memory": "VmHWM of the process, looked at 5 times a second"}
+    report(f"training-{cpu_slug()}", {"model": MODEL, **kept, **recipe, **measured, "data": data, "environment": environment})
+
+
+def watched(command: list[str], more: dict[str, str] | None = None) -> tuple[str, dict[str, float]]:
+    """What a process prints, and its seconds and peak resident memory. Raises ZooError where it fails."""
+    start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (more or {}))
+    peak = 0.0
+    while process.poll() is None:
+        peak = max(peak, peak_mb(process.pid))
+        time.sleep(0.2)
+    out = process.communicate()[0]
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if process.returncode:
+        raise ZooError(f"{' '.join(command)} ended with {process.returncode}")
+    processor = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
+    return out, {"process_seconds": round(seconds, 2), "processor_seconds": round(processor, 2), "peak_memory_mb": round(peak, 1)}
 
 
 def instances() -> None:
@@ -223,7 +256,7 @@ def peak_mb(pid: int) -> float:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (quality, speed, stream, instances, peers, runs, images, photos, quantizers, translation)
+    each.__name__: each for each in (quality, speed, stream, training, instances, peers, runs, images, photos, quantizers, translation)
 }
 
 

@@ -223,7 +223,11 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
 @click.argument("family")
 @training
 def train(family: str, as_json: bool, **options: Any) -> None:
-    """Train a model FAMILY (e.g. wide-deep) on own data."""
+    """Train a model FAMILY (e.g. wide-deep) on own data.
+
+    Several processes share the work: images and translation under torchrun; wide-deep where each process has TensorFlow's TF_CONFIG:
+    {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}, the index from 0 on and all else alike.
+    """
     from zoo import verbs
 
     _trained(verbs.train, family, as_json, **options)
@@ -504,7 +508,7 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
     try:
         found = verb(model, list(left.pop("data")), left.pop("output"), settings=settings, **left)
     except KeyboardInterrupt:
-        _fail("interrupted; the same command with --resume goes on from the last epoch", INTERRUPTED)
+        _fail("interrupted; the same command with --resume goes on from the last checkpoint", INTERRUPTED)
     _show(found, as_json)
 
 

@@ -1,20 +1,28 @@
-"""What trainings share: settings, data sets, the output folder, a checkpoint's run, learning curves, torch's processes and checkpoints."""
+"""What trainings share: settings, data sets, the output folder, a checkpoint's run, learning curves; processes of TensorFlow (TF_CONFIG)
+and torch (torchrun), torch's checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from pipelines import graph, machine
-from pipelines.errors import RequestError
+from pipelines.errors import RequestError, ZooError
 from pipelines.files import replacing
 
 if TYPE_CHECKING:
     import torch
+
+Made = TypeVar("Made")
 
 
 def require_output(output: Path, state: str, resume: bool) -> None:
@@ -83,6 +91,121 @@ def plot_curves(
     figure.legend(loc="outside upper center", ncols=len(left) + len(right))
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, metadata={"Software": None})
+
+
+def is_first() -> bool:
+    """Whether this process writes: alone, or first of those that torchrun (RANK) or a person for TensorFlow (TF_CONFIG) started."""
+    return _place()[0] == 0 if os.environ.get("TF_CONFIG") else os.environ.get("RANK", "0") == "0"
+
+
+# --------------------------------------------------------------------------------------------------------------- tensorflow
+
+
+def _place() -> tuple[int, int]:
+    """Which of how many processes TF_CONFIG says that this one is. Raises RequestError for one that says something else."""
+    text = os.environ["TF_CONFIG"]
+    try:
+        config = json.loads(text)
+        names = [(kind, i) for kind in ("chief", "worker") for i in range(len(config["cluster"].get(kind, [])))]
+        return names.index((config["task"]["type"], int(config["task"]["index"]))), len(names)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        wanted = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
+        raise RequestError(f"found TF_CONFIG={text!r}, wanted the addresses of all processes and which one this is: {wanted}") from None
+
+
+class Workers:
+    """The processes that TF_CONFIG names, under TensorFlow's MultiWorkerMirroredStrategy; or this one alone.
+
+    To be made before TensorFlow computes anything. It waits until all processes are there (TensorFlow does, for an hour at most). A process
+    that ends ends the others, under `watched` with one ZooError. Raises RequestError for a TF_CONFIG that is none.
+    """
+
+    SECONDS = 1800  # that one operation waits for the slowest process, which may be reading its rows
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        self.rank, self.count = _place() if os.environ.get("TF_CONFIG") else (0, 1)
+        self.strategy = tf.distribute.get_strategy()
+        if self.count > 1:
+            tf.config.set_visible_devices([], "GPU")  # one replica a process
+            ring = tf.distribute.experimental.CommunicationImplementation.RING
+            options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=self.SECONDS, implementation=ring)
+            self.strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+        @tf.function(input_signature=[tf.TensorSpec((None,), tf.int32)], autograph=False)  # type: ignore[untyped-decorator]
+        def totals(values: Any) -> Any:
+            return self.strategy.run(lambda: self.sum(tf.identity(values)))  # a tensor made inside has its place there
+
+        self._totals = totals
+
+    def sum(self, value: Any) -> Any:
+        """The sum of the tensors of all processes; under `strategy.run`."""
+        import tensorflow as tf
+
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value) if self.count > 1 else value
+
+    def _total(self, values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        return np.asarray(self._totals(values))
+
+    def together(self, work: Callable[[], Made]) -> Made:
+        """`work` done by every process. Where one fails all do: it with its own error, the others with one that names it."""
+        made: Any = None
+        error = None
+        try:
+            made = work()
+        except ZooError as raised:
+            error = raised
+        if self.count > 1:
+            failed = np.zeros(self.count, np.int32)
+            failed[self.rank] = error is not None
+            failed = self._total(failed)
+            if error is None and failed.any():
+                raise ZooError(f"process {int(failed.argmax())} of {self.count} failed; its own message says why")
+        if error is not None:
+            raise error
+        return cast("Made", made)
+
+    def agreed(self, work: Callable[[], Made]) -> Made:
+        """`work` done by the first process alone, its result or its ZooError handed to all."""
+        if self.count == 1:
+            return work()
+        content = b""
+        if self.rank == 0:
+            try:
+                content = pickle.dumps(work())
+            except ZooError as error:
+                content = pickle.dumps(error)
+        size = int(self._total(np.array([len(content)], np.int32))[0])
+        words = np.zeros(-(-size // 4), np.int32)
+        words.view(np.uint8)[: len(content)] = np.frombuffer(content, np.uint8)
+        made = pickle.loads(self._total(words).tobytes()[:size])  # from the first process of the user's own
+        if isinstance(made, ZooError):
+            raise made
+        return cast("Made", made)
+
+    def require_same(self, value: Any, what: str) -> None:
+        """Raise RequestError, naming `what`, in a process whose `value` is not the first one's, and ZooError in the others."""
+        first = self.agreed(lambda: value)
+
+        def check() -> None:
+            if value != first:
+                raise RequestError(f"found other {what} than in the first process; give all processes the same")
+
+        self.together(check)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Raise ZooError where another process ended."""
+        import tensorflow as tf
+
+        try:
+            yield
+        except tf.errors.OpError as error:
+            if self.count == 1:
+                raise
+            said = graph.one_line(error)
+            raise ZooError(f"lost another process ({said}); start all of them again, with --resume where a checkpoint is") from error
 
 
 # -------------------------------------------------------------------------------------------------------------------- torch

@@ -36,6 +36,7 @@ from zoo.toolkit import plan as plan
 from zoo.toolkit import spare as _spare
 from zoo.toolkit import tune as tune
 from zoo.toolkit import used as _used
+from zoo.training import is_first
 
 Model = str | Path
 
@@ -482,6 +483,8 @@ def _convert(name: str, text: str, like: Any) -> Any:
 
 
 def _write_card(folder: Path, entry: str, description: str) -> None:
+    if not is_first():
+        return
     trained = read_json(folder / "train.json")
     details = {
         "preprocessing": trained["features"],

@@ -1,5 +1,6 @@
 """Training of Wide & Deep on small planted logs."""
 
+import importlib
 import json
 import os
 from dataclasses import replace
@@ -14,6 +15,7 @@ from zoo.wide_deep.data import Counts, Features, Rows, read_rows
 
 training = pytest.importorskip("zoo.wide_deep.train", reason="needs the train extra")
 freezing = pytest.importorskip("zoo.wide_deep.freeze")
+logs = importlib.import_module("zoo.wide_deep.log")
 train, TRAIN, FINETUNE, TrainConfig = training.train, training.TRAIN, training.FINETUNE, training.TrainConfig
 
 COUNTS = Counts(numeric=3, categorical=2, buckets=50)
@@ -52,6 +54,11 @@ def trained(tmp_path_factory, log):
 
 def weights_of(folder: Path) -> dict[str, np.ndarray]:
     return {variable.path: variable.numpy() for variable in freezing.load_model(folder).weights}
+
+
+def record_of(folder: Path) -> dict:
+    """What training wrote of itself, without what it took."""
+    return {name: value for name, value in read_json(folder / "train.json").items() if name != "seconds"}
 
 
 def assert_same_weights(a: Path, b: Path) -> None:
@@ -123,6 +130,8 @@ def test_a_run_leaves_its_files_and_nothing_else(trained, log):
     record = read_json(folder / "train.json")
     assert record["metrics"] == metrics and set(metrics) == {"auc", "logloss", "accuracy"}
     assert record["rows"] == {"train": 300, "held_out": 100, "final": 400, "left_out": 0}
+    assert record["trained_rows"] == 3 * 300 + record["epochs"] * 400
+    assert record["seconds"].keys() == {"read", "wait", "step", "evaluate", "save"} and min(record["seconds"].values()) > 0
     assert record["data"] == [{"file": "log.tsv", "sha256": sha256(log)}]
     assert Features.from_json(record["features"]).buckets == 50
     assert [each["epoch"] for each in record["history"]] == [1, 2, 3]
@@ -179,12 +188,12 @@ def test_the_prior_pulls_the_whole_table(from_start):
     )
     batch = np.ones((8, 2), np.int32), np.ones((8, 3), np.float32), np.ones(8, np.float32)
     for strength in (0.0, 1000.0):
-        trainer = training.Trainer(features, replace(TINY, l2_embeddings=strength, learning_rate=1e-3), 100, start)
+        trainer = training.Trainer(features, replace(TINY, l2_embeddings=strength, learning_rate=1e-3), 100, start, training.Workers())
         table = next(each for each in trainer.model.weights if each.path == "deep/C1/embeddings")
         before = table.numpy()
         table.assign(before + 0.05)
         for _ in range(10):
-            trainer.step(*batch)
+            trainer.step(*batch, 8)
         moved = (before + 0.05 - table.numpy())[2:]  # rows that never occur
         if strength:
             toward = np.sign(0.05 if from_start else before[2:] + 0.05)
@@ -199,30 +208,54 @@ def test_one_seed_gives_the_same_weights(tmp_path, log, trained):
     assert_same_weights(tmp_path / "again", trained[0])
     assert (tmp_path / "again" / "model.weights.h5").read_bytes() == (trained[0] / "model.weights.h5").read_bytes()
     features = Features.from_json(read_json(trained[0] / "train.json")["features"])
-    first, second = (training.Trainer(features, replace(TINY, seed=seed), 300, None).model.get_weights() for seed in (0, 1))
+    first, second = (
+        training.Trainer(features, replace(TINY, seed=seed), 300, None, training.Workers()).model.get_weights() for seed in (0, 1)
+    )
     assert any((a != b).any() for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("epochs_done", [pytest.param(0, marks=pytest.mark.slow), 2, 4])  # in the first, in the search, in the refit
-def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path, log, trained, monkeypatch, epochs_done):
-    whole, calls = training.Trainer.epoch, 0
+STEPS = 5  # of an epoch of TINY's search, 7 of its refit
 
-    def interrupted(self, title, rows, batches):
-        nonlocal calls
-        calls += 1
-        if calls > epochs_done:
-            self.step(*next(iter(batches)))  # in the middle of an epoch
-            raise KeyboardInterrupt
-        return whole(self, title, rows, batches)
+
+@pytest.mark.parametrize(
+    ("steps", "every"),  # step in which the run is interrupted, seconds between checkpoints within an epoch
+    [
+        pytest.param(2, 1e9, marks=pytest.mark.slow),  # in the first epoch: from the start
+        (2 * STEPS + 2, 1e9),  # in the search: from the end of epoch 2
+        (STEPS + 3, 0.0),  # from the middle of epoch 2
+        (3 * STEPS + 4, 0.0),  # in the refit
+    ],
+)
+def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path, log, trained, monkeypatch, steps, every):
+    made, calls, resumed = training.Trainer.__init__, 0, []
+
+    def interrupted(self, *arguments):
+        made(self, *arguments)
+        step = self.step
+
+        def counted(*batch):
+            nonlocal calls
+            calls += 1
+            if calls == steps + 1:
+                raise KeyboardInterrupt
+            return step(*batch)
+
+        self.step = counted
 
     folder = tmp_path / "m"
-    monkeypatch.setattr(training.Trainer, "epoch", interrupted)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", every)
+    monkeypatch.setattr(training.Trainer, "__init__", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(log, folder, config=TINY)
     assert {path.name for path in folder.iterdir()} == {"checkpoint"}
-    monkeypatch.setattr(training.Trainer, "epoch", whole)
+    calls, whole = -1000, calls
+    whole_run = logs.Log.batches
+    monkeypatch.setattr(logs.Log, "batches", lambda self, *a, skip, **b: resumed.append(skip) or whole_run(self, *a, skip=skip, **b))
     assert train(log, folder, config=TINY, resume=True) == trained[1]
-    assert read_json(folder / "train.json") == read_json(trained[0] / "train.json")
+    assert resumed[0] == (0 if every else (whole - 1) % STEPS if steps < 3 * STEPS else steps - 3 * STEPS)
+    assert record_of(folder) == {**record_of(trained[0]), "trained_rows": record_of(folder)["trained_rows"]}
+    if not every:
+        assert record_of(folder) == record_of(trained[0])  # no step was done twice
     assert_same_weights(folder, trained[0])
 
 
@@ -302,42 +335,116 @@ def test_diverging_training_stops(tmp_path, log):
     assert "diverged" in message and "learning_rate" in message
 
 
-@pytest.mark.parametrize("limit", [10_000, 90])  # held in memory, read again every time
-def test_every_row_comes_once_an_epoch(log, monkeypatch, limit):
-    monkeypatch.setattr(training, "BLOCK_ROWS", limit)
-    held = training.Log(log, COUNTS, "raise")
-    assert (held.memory is None) == (limit == 90)
+@pytest.fixture
+def held(log, tmp_path, monkeypatch):
+    """The log, in blocks of up to three chunks of 32 rows."""
+    monkeypatch.setattr(logs, "CHUNK_ROWS", 20)
+    monkeypatch.setattr(logs, "BLOCK_ROWS", 96)
+    return logs.Log(log, COUNTS, "raise", tmp_path / "not" / "there")
+
+
+def joined(batches):
+    return [np.concatenate(each) for each in zip(*(batch for batch, _ in batches), strict=True)]
+
+
+@pytest.mark.parametrize("limit", [10_000, 96])  # one block, several
+def test_every_row_comes_once_an_epoch(log, held, monkeypatch, limit):
+    monkeypatch.setattr(logs, "BLOCK_ROWS", limit)
     rows = Rows.concatenate(list(read_rows(log, **COUNTS)))
-    features = training.fit(held.part(0, 300), buckets=50)
-    expected = features.encode(rows[slice(0, 300)])
+    features = training.fit(held.part(0, 310), buckets=50)
+    expected = features.encode(rows[slice(0, 310)])
     epochs = []
     for epoch in (1, 2):
-        batches = list(held.batches(300, features, 64, [0, epoch]))
-        ids, numbers, labels = (np.concatenate(each) for each in zip(*batches, strict=True))
+        found = list(held.batches(310, features, 32, [0, epoch]))
+        assert [count for _, count in found] == [32] * 9 + [22] == [len(batch[2]) for batch, _ in found]
+        ids, numbers, labels = joined(found)
         epochs.append(numbers)
-        order, wanted = (np.lexsort((y, *i.T, *n.T)) for i, n, y in ((ids, numbers, labels), (*expected.values(), rows.labels[:300])))
+        order, wanted = (np.lexsort((y, *i.T, *n.T)) for i, n, y in ((ids, numbers, labels), (*expected.values(), rows.labels[:310])))
         np.testing.assert_array_equal(ids[order], expected["ids"][wanted])
         np.testing.assert_array_equal(numbers[order], expected["numbers"][wanted])
-        np.testing.assert_array_equal(labels[order], rows.labels[:300][wanted])
+        np.testing.assert_array_equal(labels[order], rows.labels[:310][wanted])
     assert (epochs[0] != epochs[1]).any()
-    np.testing.assert_array_equal(np.concatenate([piece.ids for piece in held.part(280, 400)]), rows.ids[280:])
+    assert (ids.dtype, numbers.dtype, labels.dtype) == (np.int32, np.float32, np.float32)
 
 
-@pytest.mark.slow
-def test_data_larger_than_memory_trains(tmp_path, log, trained, monkeypatch):
-    monkeypatch.setattr(training, "BLOCK_ROWS", 90)
-    train(log, tmp_path / "m", config=TINY)
-    assert read_json(tmp_path / "m" / "train.json")["rows"] == read_json(trained[0] / "train.json")["rows"]
+def test_a_block_holds_rows_from_all_over_the_log(log, held):
+    features = training.fit(held.part(0, 400), buckets=50)
+    every = features.encode(Rows.concatenate(list(read_rows(log, **COUNTS))))["numbers"]
+    numbers = joined(list(held.batches(400, features, 32, [0, 1]))[:3])[1]  # one block
+    places = [int(np.flatnonzero((every == row).all(axis=1))[0]) for row in numbers]
+    assert max(places) - min(places) > 200 and (np.diff(places) < 0).any()
 
 
-def test_a_source_that_shrinks_is_refused(tmp_path, log, monkeypatch):
-    monkeypatch.setattr(training, "BLOCK_ROWS", 90)
-    path = tmp_path / "log.tsv"
-    path.write_text(log.read_text())
-    held = training.Log(path, COUNTS, "raise")
-    path.write_text("\n".join(log.read_text().splitlines()[:50]) + "\n")
-    with pytest.raises(RequestError, match="found 50 rows where 400 were"):
-        list(held.part(0, 300))
+def test_batches_are_shared_and_skipped(held):
+    features = training.fit(held.part(0, 310), buckets=50)
+    whole = list(held.batches(310, features, 32, [0, 1]))
+    for skip in (1, 3, 4, 9, 10):
+        rest = list(held.batches(310, features, 32, [0, 1], skip=skip))
+        assert len(rest) == 10 - skip
+        for (batch, count), (wanted, _) in zip(rest, whole[skip:], strict=True):
+            assert count == len(wanted[2])
+            for found, array in zip(batch, wanted, strict=True):
+                np.testing.assert_array_equal(found, array)
+    shares = [list(held.batches(310, features, 32, [0, 1], rank=rank, processes=3)) for rank in range(3)]
+    for (wanted, count), *parts in zip(whole, *shares, strict=True):
+        assert {each for _, each in parts} == {count} and max(len(batch[2]) for batch, _ in parts) <= -(-count // 3)
+        for i, array in enumerate(wanted):
+            np.testing.assert_array_equal(np.concatenate([batch[i] for batch, _ in parts]), array)
+
+
+def test_parts_of_a_log_are_its_rows(log, held):
+    rows, found = Rows.concatenate(list(read_rows(log, **COUNTS))), Rows.concatenate(list(held.part(150, 400)))
+    for name in ("numbers", "ids", "labels", "index"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(rows, name)[150:], err_msg=name)
+
+
+def test_a_log_is_kept_on_disk_and_leaves_nothing_there(log, tmp_path):
+    held = logs.Log(log, COUNTS, "raise", tmp_path)
+    assert held.record.itemsize == 1 + 3 * 4 + 2 and os.fstat(held.file.fileno()).st_size == 400 * held.record.itemsize
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("buckets", [256, 257, 70_000])
+def test_large_buckets_are_kept(log, tmp_path, buckets):
+    counts = Counts(numeric=3, categorical=2, buckets=buckets)
+    found = next(logs.Log(log, counts, "raise", tmp_path).part(0, 400))
+    np.testing.assert_array_equal(found.ids, next(read_rows(log, **counts)).ids)
+
+
+def test_a_full_disk_is_said(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(logs.tempfile, "TemporaryFile", lambda **options: open("/dev/full", "wb", buffering=0))  # noqa: PTH123, SIM115
+    with pytest.raises(ZooError, match="No space left"):
+        logs.Log(log, COUNTS, "raise", tmp_path)
+
+
+def test_data_larger_than_a_block_trains(tmp_path, log, trained, monkeypatch):
+    monkeypatch.setattr(logs, "CHUNK_ROWS", 20)
+    monkeypatch.setattr(logs, "BLOCK_ROWS", 96)
+    config = replace(TINY, epochs=1, refit=False)
+    train(log, tmp_path / "m", config=config)
+    assert read_json(tmp_path / "m" / "train.json")["rows"] == {**read_json(trained[0] / "train.json")["rows"], "final": 300}
+
+
+def test_data_sets_and_pipes_train_like_files(tmp_path, log, trained, monkeypatch):
+    """What can be read only once, or costs a download every time, is read once."""
+    datasets = pytest.importorskip("datasets")
+    rows = [line.split("\t") for line in log.read_text().splitlines()]
+    names = ["label", "I1", "I2", "I3", "C1", "C2"]
+    columns = {name: [row[i] if name[0] == "C" else int(row[i]) if row[i] else None for row in rows] for i, name in enumerate(names)}
+    saved = datasets.Dataset.from_dict(columns)
+    datasets.DatasetDict({"train": saved}).save_to_disk(str(tmp_path / "saved"))
+    opened = []
+
+    def load_dataset(name, split=None, streaming=False):
+        opened.append((name, split, streaming))
+        return saved.to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.delenv("ZOO_OFFLINE", raising=False)
+    for number, source in enumerate((f"{tmp_path / 'saved'}:train", "someone/clicks:train")):
+        assert train(source, tmp_path / str(number), config=TINY) == trained[1]
+        assert_same_weights(tmp_path / str(number), trained[0])
+    assert opened == [("someone/clicks", "train", True)]
 
 
 def test_finetuning_starts_from_a_model_and_keeps_its_preprocessing(tmp_path, trained):

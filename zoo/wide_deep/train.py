@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import itertools
 import json
 import math
 import os
 import platform
 import tempfile
+import time
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pipelines import graph
 from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import click_metrics
 from pipelines.files import read_json, replacing, sha256, write_json
-from pipelines.progress import progress
-from zoo.training import plot_curves, require_output, require_same_run, require_settings
-from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, ErrorLog, Features, Rows, fit, read_rows
+from pipelines.progress import progress, silent
+from zoo.training import Workers, plot_curves, require_output, require_same_run, require_settings
+from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Features, Floats, Rows, fit, timed
+from zoo.wide_deep.log import Log, arrays
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN announces itself on stderr and brings this small model nothing
 import keras
 import tensorflow as tf
 
-Floats = npt.NDArray[np.float32]
-Batch = tuple[npt.NDArray[np.int32], Floats, Floats]  # ids [n, categorical], numbers [n, numeric], labels [n]
 Weights = Mapping[str, Floats]  # by variable path
 
 WEIGHTS, STATE = "model.weights.h5", "checkpoint/state.npz"
 CALIBRATION_ROWS = 4096
-BLOCK_ROWS = 2_000_000  # rows in memory at once, 168 bytes each: smaller data is read once, larger data once an epoch
+CHECKPOINT_SECONDS = 300.0  # between checkpoints within an epoch
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,18 @@ class _Table(keras.layers.Layer):  # type: ignore[misc]
         return tf.gather(self.table, ids)
 
 
+class Dropout(keras.layers.Dropout):  # type: ignore[misc]
+    """keras.layers.Dropout with masks of its own in every process that trains; those of the first are Keras'."""
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Zero a share `rate` of the inputs, scale the others up."""
+        if not training or not self.rate:
+            return inputs
+        rank = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
+        seed = tf.cast(self.seed_generator.next(), tf.int32) + tf.stack([rank, 0])
+        return tf.nn.experimental.stateless_dropout(inputs, self.rate, seed)
+
+
 def build_model(features: Features, config: TrainConfig) -> keras.Model:
     """Build the network of Cheng et al. 2016, figure 4, with fresh weights from Keras' global seed.
 
@@ -136,7 +148,7 @@ def build_model(features: Features, config: TrainConfig) -> keras.Model:
     hidden = keras.layers.Concatenate(name="features")([*embeddings, numbers])
     for k, size in enumerate(config.hidden):
         hidden = keras.layers.Dense(size, activation="relu", name=f"hidden_{k}")(hidden)
-        hidden = keras.layers.Dropout(config.dropout, name=f"dropout_{k}")(hidden)
+        hidden = Dropout(config.dropout, name=f"dropout_{k}")(hidden)
     deep = keras.layers.Dense(1, name="deep_logit")(hidden)
     wide = Tables(fields, features.buckets, 1, "weights", "zeros", name="wide")(ids)
     logit = keras.layers.Add(name="logit")([deep, *wide])
@@ -174,67 +186,22 @@ def sort_neurons(model: keras.Model, samples: Mapping[str, Any]) -> None:
         after.set_weights([kernel[order], bias])
 
 
-class Log:
-    """A labelled log in its order: held in memory up to `BLOCK_ROWS` rows, read again from its source every time beyond."""
-
-    def __init__(self, data: Any, counts: Counts, on_error: str) -> None:
-        self.data, self.options = data, dict[str, Any](on_error=on_error, **counts)
-        self.rows, self.errors, digest = 0, ErrorLog(), hashlib.sha256()
-        kept: list[Rows] = []
-        with progress("reading") as advance:
-            for rows in read_rows(data, errors=self.errors, **self.options):
-                if rows.labels is None:
-                    raise RequestError("found rows without labels, wanted a label (0 or 1) in front of every row to train on")
-                for array in (rows.labels, rows.numbers, rows.ids):
-                    digest.update(array.tobytes())
-                self.rows += len(rows)
-                kept = [*kept, rows] if self.rows <= BLOCK_ROWS else []
-                advance(len(rows))
-        if not self.rows:
-            raise RequestError(f"found no rows to train on: {self.errors}")
-        self.digest = digest.hexdigest()
-        self.memory = [Rows.concatenate(kept)] if kept else None
-
-    def part(self, start: int, stop: int) -> Iterator[Rows]:
-        """Rows [start, stop) in blocks of up to `BLOCK_ROWS`. Raises RequestError where the source has fewer rows than at first."""
-        position = 0
-        for rows in self.memory or read_rows(self.data, batch_rows=BLOCK_ROWS, **self.options):
-            piece = rows[max(start - position, 0) : max(stop - position, 0)]
-            position += len(rows)
-            if len(piece):
-                yield piece
-            if position >= stop:
-                return
-        raise RequestError(f"found {position} rows where {self.rows} were at first; train on files that stay as they are")
-
-    def batches(self, stop: int, features: Features, size: int, seed: Sequence[int]) -> Iterator[Batch]:
-        """The first `stop` rows once, shuffled within every block."""
-        random = np.random.default_rng(seed)
-        for block in self.part(0, stop):
-            ids, numbers, labels = _arrays(block, features)
-            order = random.permutation(len(block))
-            for begin in range(0, len(order), size):
-                some = order[begin : begin + size]
-                yield ids[some], numbers[some], labels[some]
-
-
-def _arrays(rows: Rows, features: Features) -> Batch:
-    inputs = features.encode(rows)
-    assert rows.labels is not None
-    return inputs["ids"], inputs["numbers"], rows.labels
-
-
 class Trainer:
-    """A model in training on `rows` rows, the running average of its weights and its optimizer: all that a checkpoint holds."""
+    """A model in training on `rows` rows, the running average of its weights and its optimizer: all that a checkpoint holds.
 
-    def __init__(self, features: Features, config: TrainConfig, rows: int, start: Weights | None) -> None:
+    `step` takes this process's share of a batch and the rows of the whole batch, and returns the sum of the losses of all of them; every
+    process applies the same sum of all gradients.
+    """
+
+    def __init__(self, features: Features, config: TrainConfig, rows: int, start: Weights | None, workers: Workers) -> None:
         keras.utils.set_random_seed(config.seed)
-        self.model, self.average = build_model(features, config), build_model(features, config)
-        if start is not None:
-            assign(self.model, start)
-        self.average.set_weights(self.model.get_weights())
-        self.optimizer = keras.optimizers.Adam(config.learning_rate)
-        self.optimizer.build(self.model.trainable_variables)
+        with workers.strategy.scope():
+            self.model, self.average = build_model(features, config), build_model(features, config)
+            if start is not None:
+                assign(self.model, start)
+            self.average.set_weights(self.model.get_weights())
+            self.optimizer = keras.optimizers.Adam(config.learning_rate)
+            self.optimizer.build(self.model.trainable_variables)
         logits = keras.Model(self.model.inputs, self.model.get_layer("logit").output)
         weights, means = self.model.trainable_variables, self.average.trainable_variables
         kinds = {"embeddings": config.l2_embeddings, "weights": config.l2_wide}
@@ -243,21 +210,26 @@ class Trainer:
             """Dense gradient plus that of l2 |weight - start|^2: of the whole table, not only of the batch's rows of it."""
             if weight.name not in kinds:
                 return gradient
-            strength = 2 * kinds[weight.name] / rows  # the loss is a mean over rows
+            strength = 2 * kinds[weight.name] / rows / workers.count  # the loss is a mean over rows, gradients are summed over processes
             return tf.convert_to_tensor(gradient) + strength * (weight - (start[weight.path] if start else 0.0))
 
-        @tf.function(input_signature=_signature(features, labels=True))  # type: ignore[untyped-decorator]
-        def step(ids: Any, numbers: Any, labels: Any) -> Any:
+        def share(ids: Any, numbers: Any, labels: Any, count: Any) -> Any:
             with tf.GradientTape() as tape:
                 losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits([ids, numbers], training=True)[:, 0])
-                loss = tf.reduce_mean(losses)
+                total = tf.reduce_sum(losses)
+                loss = total / count
             gradients = tape.gradient(loss, weights)
             self.optimizer.apply([pull(weight, gradient) for weight, gradient in zip(weights, gradients, strict=True)], weights)
+            return workers.sum(total)
+
+        @tf.function(input_signature=_signature(features, training=True))  # type: ignore[untyped-decorator]
+        def step(ids: Any, numbers: Any, labels: Any, count: Any) -> Any:
+            total = workers.strategy.run(share, (ids, numbers, labels, count))
             steps = tf.cast(self.optimizer.iterations, tf.float32)
             keep = tf.minimum(config.ema, (1 + steps) / (10 + steps))  # forget the first weights quickly
             for mean, weight in zip(means, weights, strict=True):
                 mean.assign_add((weight - mean) * (1 - keep))
-            return tf.reduce_sum(losses)
+            return total
 
         self.step = step
         self.predict = tf.function(lambda ids, numbers: self.average([ids, numbers])[:, 0], input_signature=_signature(features))
@@ -272,26 +244,21 @@ class Trainer:
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(value)
 
-    def epoch(self, title: str, rows: int, batches: Iterable[Batch]) -> float:
-        """Train on every batch once; returns the mean training loss (with dropout, without the prior)."""
-        total = 0.0
-        with progress(title, rows) as advance:
-            for ids, numbers, labels in batches:
-                total += float(self.step(ids, numbers, labels))
-                advance(len(labels))
-        return total / rows
-
-    def evaluate(self, held_out: Batch) -> dict[str, float]:
-        """AUC and LogLoss of the averaged weights."""
-        ids, numbers, labels = held_out
-        scores = [self.predict(ids[i : i + 4096], numbers[i : i + 4096]) for i in range(0, len(labels), 4096)]
-        return click_metrics(labels, np.concatenate(scores))
+    def evaluate(self, pieces: Iterable[Rows], features: Features) -> dict[str, float]:
+        """AUC and LogLoss of the averaged weights on labelled rows."""
+        scores, labels = [], []
+        for rows in pieces:
+            ids, numbers, clicks = arrays(rows, features)
+            scores += [self.predict(ids[i : i + 4096], numbers[i : i + 4096]) for i in range(0, len(clicks), 4096)]
+            labels.append(clicks)
+        return click_metrics(np.concatenate(labels), np.concatenate(scores))
 
 
-def _signature(features: Features, labels: bool = False) -> list[Any]:
+def _signature(features: Features, training: bool = False) -> list[Any]:
     ids, numbers = (None, features.categorical), (None, features.numeric)
     inputs = [tf.TensorSpec(ids, tf.int32, name="ids"), tf.TensorSpec(numbers, tf.float32, name="numbers")]
-    return [*inputs, tf.TensorSpec((None,), tf.float32, name="labels")] if labels else inputs
+    targets = [tf.TensorSpec((None,), tf.float32, name="labels"), tf.TensorSpec((), tf.float32, name="count")]
+    return [*inputs, *targets] if training else inputs
 
 
 def train(
@@ -311,49 +278,50 @@ def train(
     `config` is then `FINETUNE` unless given, else `TRAIN`. With `refit`, metrics and history are those of the search: the final model
     has seen the held-out rows. Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
     """
-    output = Path(output)
-    require_output(output, STATE, resume)
-    config = config or (FINETUNE if start_from else TRAIN)
-    start, features = None, None
-    if start_from is not None:
-        start, features, config = _start(Path(start_from), config)
+    workers = Workers()
+    with workers.watched():
+        return _train(workers, data, Path(output), config, resume, start_from, on_error)
+
+
+def _train(
+    workers: Workers,
+    data: Any,
+    output: Path,
+    config: TrainConfig | None,
+    resume: bool,
+    start_from: str | Path | None,
+    on_error: str,
+) -> dict[str, Any]:
+    workers.agreed(lambda: require_output(output, STATE, resume))
+    asked = config or (FINETUNE if start_from else TRAIN)
+    start, features, config = workers.together(lambda: _start(Path(start_from), asked) if start_from else (None, None, asked))
     tf.config.experimental.enable_op_determinism()
 
-    log = Log(data, Counts(numeric=config.numeric, categorical=config.categorical, buckets=config.buckets), on_error)
+    counts, begin = Counts(numeric=config.numeric, categorical=config.categorical, buckets=config.buckets), time.perf_counter()
+    log = workers.together(lambda: Log(data, counts, on_error, output))
+    settings = asdict(config) | {"hidden": list(config.hidden)}
+    run = {"config": settings, "data": log.digest, "start": sha256(Path(start_from) / "fp32.onnx") if start_from else None}
+    workers.require_same(run, "rows, settings or starting weights")
     held = round(config.validation if config.validation >= 1 else config.validation * log.rows)
     if not 0 < held < log.rows:
         raise RequestError(f"found {log.rows} rows, wanted more than the {held} to hold out; set validation to a share such as 0.15")
     split = log.rows - held
     features = features or fit(log.part(0, split), buckets=config.buckets)
-    held_out = _arrays(Rows.concatenate(list(log.part(split, log.rows))), features)
-    if len(found := np.unique(held_out[2])) < 2:
+    if len(found := np.unique(np.concatenate([rows.labels for rows in log.part(split, log.rows)]))) < 2:
         raise RequestError(f"found only label {found[0]:.0f} in the last {held} rows, wanted both for an AUC; set validation to more rows")
 
-    settings = asdict(config) | {"hidden": list(config.hidden)}
-    run = {"config": settings, "data": log.digest, "start": sha256(Path(start_from) / "fp32.onnx") if start_from else None}
-    saved = _Checkpoint.load(output / STATE, run) if resume else _Checkpoint(run)
+    saved = workers.agreed(lambda: _Checkpoint.load(output / STATE, run) if resume else _Checkpoint(run))
+    saved.seconds["read"] += time.perf_counter() - begin
     if saved.phase == "search":
-        model = _fit(saved, output, log, split, config.epochs, features, config, start, held_out)
-        model.set_weights(saved.best_weights)
+        _fit(saved, output, log, split, config.epochs, features, config, start, workers, search=True)
         if config.refit:
-            saved.phase, saved.epoch, saved.best_weights, saved.variables = "refit", 0, [], []
+            saved.phase, saved.epoch, saved.variables = "refit", 0, []
+    weights = saved.best_weights
     if saved.phase == "refit":
-        model = _fit(saved, output, log, log.rows, saved.best["epoch"], features, config, start)
+        weights = _fit(saved, output, log, log.rows, saved.best["epoch"], features, config, start, workers)
 
+    metrics: dict[str, float] = {name: saved.best[name] for name in ("auc", "logloss", "accuracy")}
     used = log.rows if config.refit else split
-    metrics = {name: saved.best[name] for name in ("auc", "logloss", "accuracy")}
-    sources = [data] if isinstance(data, str | os.PathLike) else data
-    names = [os.fspath(each) for each in sources if isinstance(each, str | os.PathLike)]
-    files = [Path(name) for name in names if "\t" not in name and Path(name).is_file()]  # not raw rows, not a hub id
-    samples = _sample(log.part(0, used), used, features, config.seed)
-    sort_neurons(model, samples)
-    with tempfile.TemporaryDirectory(dir=output, prefix=".") as scratch:  # Keras insists on the ending .weights.h5
-        model.save_weights(Path(scratch) / WEIGHTS)
-        (Path(scratch) / WEIGHTS).replace(output / WEIGHTS)
-    with replacing(output / "calibration.npz") as temporary:
-        np.savez(temporary, **samples)
-    loss, auc = {"train_logloss": ("training", "C0--"), "logloss": ("held out", "C0-")}, {"auc": ("AUC, held out", "C1-")}
-    plot_curves(output / "learning_curve.png", saved.history, loss, auc, ("LogLoss", "AUC"), saved.best["epoch"])
     record = {
         "config": settings,
         "features": features.to_json(),
@@ -361,16 +329,8 @@ def train(
         "rows": {"train": split, "held_out": held, "final": used, "left_out": log.errors.total},
         "epochs": saved.best["epoch"],
         "history": saved.history,
-        "seed": config.seed,
-        "data": [{"file": path.name, "sha256": sha256(path)} for path in files],
-        "versions": {
-            "python": platform.python_version(),
-            "tensorflow": tf.__version__,
-            "keras": keras.__version__,
-            "numpy": np.__version__,
-        },
     }
-    write_json(output / "train.json", record)
+    workers.agreed(lambda: _write(output, data, weights, _sample(log.part(0, used), used, features, config.seed), saved, record))
     return metrics
 
 
@@ -383,33 +343,92 @@ def _fit(
     features: Features,
     config: TrainConfig,
     start: Weights | None,
-    held_out: Batch | None = None,
-) -> keras.Model:
-    """Train on the first `rows` rows up to epoch `epochs`; with `held_out`, note the best epoch and stop early. Returns the average."""
-    trainer = Trainer(features, config, rows, start)
+    workers: Workers,
+    search: bool = False,
+) -> list[Any]:
+    """Train on the first `rows` rows up to epoch `epochs`; in a search, judge each by the rows after them, note the best and stop early.
+
+    Returns the average of the weights.
+    """
+    trainer = Trainer(features, config, rows, start, workers)
     if saved.variables:
         trainer.restore(saved.variables)
-    saved.save(output / STATE, trainer)
-    while saved.epoch < epochs and not (held_out and saved.stale >= config.patience):
-        saved.epoch += 1
-        batches = log.batches(rows, features, config.batch_size, [config.seed, saved.epoch])
-        loss = trainer.epoch(f"{saved.phase}: epoch {saved.epoch} of {epochs}", rows, batches)
+    path = output / STATE if workers.rank == 0 else None
+    saved.save(path, trainer)
+    while saved.epoch < epochs and not (search and saved.stale >= config.patience):
+        epoch, shown = saved.epoch + 1, progress if workers.rank == 0 else silent
+        batches = log.batches(
+            rows, features, config.batch_size, [config.seed, epoch], skip=saved.batch, rank=workers.rank, processes=workers.count
+        )
+        with shown(f"{saved.phase}: epoch {epoch} of {epochs}", rows) as advance, contextlib.closing(batches):
+            advance(saved.batch * config.batch_size)
+            for batch, count in timed(batches, saved.seconds, "wait"):
+                with saved.clock("step"):
+                    saved.loss += float(trainer.step(*batch, count))
+                saved.batch, saved.trained = saved.batch + 1, saved.trained + count
+                advance(count)
+                saved.save_now_and_then(path, trainer)
+        loss = saved.loss / rows
         if not np.isfinite(loss):
-            raise ZooError(f"training diverged in epoch {saved.epoch} (LogLoss {loss}); train again with a lower learning_rate")
-        if held_out:
-            found = {"epoch": saved.epoch, "train_logloss": loss, **trainer.evaluate(held_out)}
-            saved.note(found, trainer.average.get_weights(), config.min_delta)
-        saved.save(output / STATE, trainer)
-    return trainer.average
+            raise ZooError(f"training diverged in epoch {epoch} (LogLoss {loss}); train again with a lower learning_rate")
+        saved.epoch, saved.batch, saved.loss = epoch, 0, 0.0
+        if search:
+            with saved.clock("evaluate"):
+                found = workers.agreed(lambda: trainer.evaluate(log.part(rows, log.rows), features))
+            saved.note({"epoch": epoch, "train_logloss": loss, **found}, trainer.average.get_weights(), config.min_delta)
+        saved.save(path, trainer)
+    return list(trainer.average.get_weights())
+
+
+def _write(output: Path, data: Any, weights: list[Any], samples: dict[str, Any], saved: _Checkpoint, record: dict[str, Any]) -> None:
+    """Everything but the checkpoint."""
+    features = Features.from_json(record["features"])
+    model = build_model(features, TrainConfig(**record["config"] | {"hidden": tuple(record["config"]["hidden"])}))
+    model.set_weights(weights)
+    sources = [data] if isinstance(data, str | os.PathLike) else data
+    names = [os.fspath(each) for each in sources if isinstance(each, str | os.PathLike)]
+    files = [Path(name) for name in names if "\t" not in name and Path(name).is_file()]  # not raw rows, not a hub id
+    sort_neurons(model, samples)
+    with tempfile.TemporaryDirectory(dir=output, prefix=".") as scratch:  # Keras insists on the ending .weights.h5
+        model.save_weights(Path(scratch) / WEIGHTS)
+        (Path(scratch) / WEIGHTS).replace(output / WEIGHTS)
+    with replacing(output / "calibration.npz") as temporary:
+        np.savez(temporary, **samples)
+    loss, auc = {"train_logloss": ("training", "C0--"), "logloss": ("held out", "C0-")}, {"auc": ("AUC, held out", "C1-")}
+    plot_curves(output / "learning_curve.png", saved.history, loss, auc, ("LogLoss", "AUC"), saved.best["epoch"])
+    about = {
+        "seed": record["config"]["seed"],
+        "trained_rows": saved.trained,
+        "seconds": {name: round(value, 3) for name, value in saved.seconds.items()},
+        "data": [{"file": path.name, "sha256": sha256(path)} for path in files],
+        "versions": {
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "numpy": np.__version__,
+        },
+    }
+    write_json(output / "train.json", record | about)
+
+
+STATES = ("run", "phase", "epoch", "batch", "loss", "trained", "seconds", "history", "best")  # what a checkpoint keeps as JSON
 
 
 @dataclass
 class _Checkpoint:
-    """Where a run stands. `phase` is search or refit; `variables` are the trainer's, in its order."""
+    """Where a run stands.
+
+    phase: search or refit. epoch: whole ones done; `batch` batches of the next are, with the sum of losses `loss`. variables: the
+    trainer's, in its order. trained: rows of all steps. seconds: of reading the source, waiting for batches, steps, evaluating, saving.
+    """
 
     run: dict[str, Any]
     phase: str = "search"
     epoch: int = 0
+    batch: int = 0
+    loss: float = 0.0
+    trained: int = 0
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     history: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
     best_weights: list[Any] = field(default_factory=list)
@@ -426,13 +445,29 @@ class _Checkpoint:
         if not self.best or found["logloss"] < self.best["logloss"] - min_delta:
             self.best, self.best_weights = found, weights
 
-    def save(self, path: Path, trainer: Trainer) -> None:
-        """Write everything, whole or not at all."""
-        arrays = {f"variable{i}": variable.numpy() for i, variable in enumerate(trainer.variables)}
-        arrays |= {f"best{i}": array for i, array in enumerate(self.best_weights)}
-        text = json.dumps({name: getattr(self, name) for name in ("run", "phase", "epoch", "history", "best")})
-        with replacing(path) as temporary:
-            np.savez(temporary, state=np.array(text), **arrays)
+    @contextlib.contextmanager
+    def clock(self, name: str) -> Iterator[None]:
+        """Count the seconds of what is done under it."""
+        begin = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - begin
+
+    def save(self, path: Path | None, trainer: Trainer) -> None:
+        """Write everything, whole or not at all; nothing where there is no path."""
+        self.saved = time.monotonic()
+        if path is None:
+            return
+        with self.clock("save"):
+            arrays = {f"variable{i}": variable.numpy() for i, variable in enumerate(trainer.variables)}
+            arrays |= {f"best{i}": array for i, array in enumerate(self.best_weights)}
+            text = json.dumps({name: getattr(self, name) for name in STATES})
+            with replacing(path) as temporary:
+                np.savez(temporary, state=np.array(text), **arrays)
+
+    def save_now_and_then(self, path: Path | None, trainer: Trainer) -> None:
+        """Write everything where the last time was long ago."""
+        if time.monotonic() - self.saved >= CHECKPOINT_SECONDS:
+            self.save(path, trainer)
 
     @classmethod
     def load(cls, path: Path, run: dict[str, Any]) -> _Checkpoint:
@@ -444,6 +479,7 @@ class _Checkpoint:
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise RequestError(f"cannot read the checkpoint {path} ({error}); train again into an empty folder") from error
         require_same_run(path, state["run"], run)
+        state["seconds"] = defaultdict(float, state["seconds"])
         return cls(**state, best_weights=lists[0], variables=lists[1])
 
 
