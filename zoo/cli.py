@@ -249,12 +249,25 @@ def finetune(model: str, qat: bool, as_json: bool, **options: Any) -> None:
 
 @cli.command()
 @click.argument("model")
-@as_json
-def freeze(model: str, as_json: bool) -> None:
-    """Turn the checkpoint of MODEL into fp32.onnx."""
+@click.option(
+    "--from-pb", default=None, metavar="GRAPH", help="A frozen TensorFlow graph (.pb) or a SavedModel; MODEL is its family: wide-deep."
+)
+@click.option("--data", multiple=True, help="With --from-pb: rows of the log; the first 4,096 calibrate.")
+@click.option("-o", "--output", default=None, help="With --from-pb: folder for the model.")
+@click.option(
+    "--columns", type=Words(), default=None, help="With --from-pb: a row's columns by their names in the graph. [default: I2 before I10]"
+)
+@click.option("--output-node", default=None, metavar="NAME", help="With --from-pb: the probability, where there are several.")
+@_options(on_error, as_json)
+def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Turn the checkpoint of MODEL into fp32.onnx; or a graph made of tf.feature_column elsewhere into an int8 model.
+
+    Rows are tab separated: label (0 or 1; optional), the numbers, the categories; one value a column, empty where missing. A missing
+    number counts as what the graph's ParseExample says, else 0; a missing category looks nothing up.
+    """
     from zoo import verbs
 
-    _show(verbs.freeze(model), as_json)
+    _show(verbs.freeze(model, data=list(data) or None, **options), as_json)
 
 
 @cli.command()

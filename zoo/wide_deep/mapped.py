@@ -54,7 +54,7 @@ def apply(step: tuple[Any, ...], x: Array) -> Floats:
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Number:
     """One column of the input `numbers`: a number of the log, 0-based among its numbers, after `steps`, as (value - lo) / (hi - lo).
 
@@ -130,17 +130,6 @@ class MappedFeatures:
         """Keyword arguments for `read_rows`."""
         return Counts(numeric=self.numeric, categorical=self.categorical, buckets=self.buckets)
 
-    @property
-    def inputs(self) -> dict[str, tuple[np.dtype[Any], tuple[int | None, int]]]:
-        """See `Features.inputs`."""
-        numbers = {"numbers": (np.dtype(np.float32), (None, len(self.numbers)))} if self.numbers else {}
-        return {"ids": (np.dtype(np.int32), (None, self.categorical)), **numbers}
-
-    @property
-    def ids_end(self) -> Array:
-        """One past the largest id of each category, int64 [categorical]."""
-        return np.array(self.buckets) + 1
-
     def to_json(self) -> dict[str, Any]:
         """Plain values for `json.dump`; they come back exactly through `from_json`."""
         return {"hash": HASH, **asdict(self)}
@@ -177,7 +166,7 @@ class MappedFeatures:
 
     def encode(self, rows: Rows) -> dict[str, Array]:
         """The model's inputs: {"ids": int32 [n, categorical], "numbers": float32}, C-contiguous; no numbers where the graph reads none."""
-        if rows.ids.ndim != 2 or rows.ids.shape[1] != self.categorical or (len(rows) and (rows.ids >= self.ids_end).any()):
+        if rows.ids.ndim != 2 or rows.ids.shape[1] != self.categorical or (len(rows) and (rows.ids > np.array(self.buckets)).any()):
             raise RequestError(f"wanted ids [n, {self.categorical}] below their buckets: read them with read_rows(..., **features.counts)")
         numbers = {"numbers": self.normalize(rows.numbers)} if self.numbers else {}
         return {"ids": np.ascontiguousarray(rows.ids), **numbers}
@@ -200,6 +189,20 @@ class MappedFeatures:
 def features_of(preprocessing: Mapping[str, Any]) -> Features | MappedFeatures:
     """The features that a model's card describes. Raises RequestError where they are broken."""
     return MappedFeatures.from_json(preprocessing) if "numeric_columns" in preprocessing else Features.from_json(preprocessing)
+
+
+def last_ids(features: Features | MappedFeatures) -> Array:
+    """The largest id of each category, int64 [categorical]."""
+    if isinstance(features, MappedFeatures):
+        return np.array(features.buckets)
+    return np.full(features.categorical, features.buckets - 1)
+
+
+def inputs_of(features: Features | MappedFeatures) -> Mapping[str, tuple[np.dtype[Any], Sequence[int | None]]]:
+    """Name, dtype and shape of a model's inputs."""
+    width = len(features.numbers) if isinstance(features, MappedFeatures) else features.numeric
+    found = {"ids": (np.dtype(np.int32), (None, features.categorical)), "numbers": (np.dtype(np.float32), (None, width))}
+    return found if width else {"ids": found["ids"]}
 
 
 def ordered(numeric: Sequence[str], categorical: Sequence[str], columns: Sequence[str] | None) -> tuple[list[str], list[str]]:
