@@ -120,6 +120,8 @@ def finetune(
     The setting qat trains image classifiers with the rounding of int8 (`zoo.images.qat`); `build` then takes the ranges so trained.
     """
     folder = zoo.load(model)
+    if "from" in folder.card.details.get("weights", {}):
+        raise RequestError(f"{folder.card.name} came as a graph (zoo freeze --from-pb), which cannot be trained; start with: zoo train")
     folder.ensure("fp32.onnx")
     entry = folder.entry
     config = _configured(entry.part("finetune_settings"), settings or {})

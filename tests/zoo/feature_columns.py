@@ -66,8 +66,9 @@ def frozen(graph: Any, outputs: Sequence[str] = (PROBABILITY,), seed: int = 0) -
 
 
 def run(graph_def: Any, feed: Mapping[str, Any], output: str = PROBABILITY) -> np.ndarray:
-    """What TensorFlow computes of a frozen graph, by the names of its placeholders."""
+    """What TensorFlow computes of a frozen graph, by the names of its placeholders; a feed that it has not is left out."""
+    names = {node.name for node in graph_def.node}
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(graph_def, name="")
         with v1.Session(graph=graph) as session:
-            return session.run(f"{output}:0", {f"{name}:0": value for name, value in feed.items()})
+            return session.run(f"{output}:0", {f"{name}:0": value for name, value in feed.items() if name in names})
