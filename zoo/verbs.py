@@ -150,7 +150,7 @@ def freeze(
     family does not read, with all that is in its way.
     """
     if from_pb is None:
-        if {data, output, columns, output_node} != {None}:
+        if any(each is not None for each in (data, output, columns, output_node)):
             raise RequestError("--data, -o, --columns and --output-node are for a graph from elsewhere; name it with --from-pb GRAPH.pb")
         return _stage(model, "fp32.onnx")
     if Path(model).is_dir():

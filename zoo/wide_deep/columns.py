@@ -76,7 +76,8 @@ def _frozen(folder: Path) -> GraphDef:
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     try:
-        signatures = tf.saved_model.load(str(folder)).signatures
+        loaded = tf.saved_model.load(str(folder))  # which holds its variables
+        signatures = loaded.signatures
         wanted = [each for each in ("serving_default", "predict") if each in signatures] or list(signatures)
         if not wanted:
             raise ValueError("it has no signature")

@@ -91,7 +91,7 @@ def _unary(node: Node, inputs: list[Any], source: Source) -> Any:
         case "Rsqrt":
             return Apply("Reciprocal", (Apply("Sqrt", (x,), x.width, {}),), x.width, {})
         case "Relu6":
-            return Apply("Clip", (x, np.float32(0) + np.zeros(()), np.float32(6) + np.zeros(())), x.width, {})
+            return Apply("Clip", (x, np.array(0, np.float32), np.array(6, np.float32)), x.width, {})
         case "LeakyRelu":
             return Apply(op, (x,), x.width, {"alpha": float(node.attr["alpha"].f)})
     return Apply(op, (x,), x.width, {})

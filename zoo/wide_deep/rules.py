@@ -315,6 +315,15 @@ def _slice(node: Node, inputs: list[Any], source: Source) -> Any:
 def _strided_slice(node: Node, inputs: list[Any], source: Source) -> Any:
     value, begin, end, stride = inputs
     masks = {name: int(node.attr[f"{name}_mask"].i) for name in ("begin", "end", "shrink_axis", "ellipsis", "new_axis")}
+    whole = masks["begin"] & masks["end"] & 1 and stride[0] == 1
+    if masks["new_axis"] == 2 and whole and len(begin) == 2 and not masks["ellipsis"]:  # x[:, None]
+        return (
+            value.to("text", rank=2)
+            if is_step(value, "text") and value.rank == 1
+            else value.of
+            if isinstance(value, Flat)
+            else no(unknown(inputs))
+        )
     want(not (masks["ellipsis"] or masks["new_axis"]), unknown(inputs))
     spans: list[Any] = []
     for i, (b, e, s) in enumerate(zip(*(each.astype(int).tolist() for each in (begin, end, stride)), strict=True)):
@@ -323,6 +332,8 @@ def _strided_slice(node: Node, inputs: list[Any], source: Source) -> Any:
     if isinstance(value, np.ndarray):
         return array_of(value[tuple(spans)])
     want(len(spans) == 2 and spans[0] in (slice(None, None, 1), slice(0, None, 1)), unknown(inputs))
+    if is_step(value, "text") and value.rank == 2 and spans[1] in (0, -1):
+        return value.to("text", rank=1)
     if is_step(value, "filled entries") and spans[1] == 0:
         return value.to("segments")
     if isinstance(value, Pair):
