@@ -510,6 +510,27 @@ def saved(folder: Path, graph_def: Any) -> str:
     return str(folder)
 
 
+@pytest.mark.parametrize("resource", [True, False])
+def test_what_an_estimator_exports(resource: bool, tmp_path: Path) -> None:
+    """Variables of both kinds, serialized examples in, the probabilities of two classes out."""
+    columns = [hashed("a"), fc.numeric_column("u")]
+    with tf.Graph().as_default() as graph, v1.variable_scope("", use_resource=resource), v1.Session() as session:
+        inputs = examples(columns)
+        classifier(inputs, [fc.embedding_column(columns[0], 4), columns[1]], columns, head=True)
+        session.run(v1.global_variables_initializer())
+        serialized, both = (graph.get_tensor_by_name(f"{name}:0") for name in ("input_example_tensor", "head/predictions/probabilities"))
+        builder = v1.saved_model.Builder(str(tmp_path / "m"))
+        signature = v1.saved_model.classification_signature_def(serialized, None, both)
+        builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature})
+        builder.save()
+        rows = some_rows(32, "a", "u")
+        before = session.run(
+            both, {serialized: feed_of([row | {"u": row["u"] or 0.0} for row in rows], "examples")["input_example_tensor"]}
+        )
+    known, model = converted(read_graph(tmp_path / "m"))
+    assert np.abs(scores(model, known, raw(rows, known)) - before[:, 1:]).max() < TOLERANCE
+
+
 def test_saved_models_of_both_kinds(pb: Path, tmp_path: Path) -> None:
     one, _ = converted(read_graph(pb))
     from_one, _ = converted(read_graph(saved(tmp_path / "one", read_graph(pb))))
