@@ -151,6 +151,8 @@ class Entry:
     pipeline: class with preprocess / predict / postprocess, see `zoo.pipeline`
     native: (rewritten model, calibration table, recipe) -> (model for the native kernels, or None, and a report with "fold" and "reason");
         "" for a model that has no such form
+    from_graph(path, data, output, *, columns, output_node, on_error) -> details of a card: a frozen TensorFlow graph from elsewhere, with
+        rows to calibrate on, to a folder that freeze starts from; "" for a model without one
     harness(pipelines, data, *, scenario, count, least, price_per_hour) -> figures: the quality, then the time from raw input to results,
         one sample after the other or in a stream; "" for a model without one
     """
@@ -169,12 +171,13 @@ class Entry:
     recipe: QuantRecipe = QuantRecipe()
     native: str = ""
     harness: str = ""
+    from_graph: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.name):
             raise ValueError(f"entry name {self.name!r} must be lower-case words with hyphens")
         parts = (self.train, self.settings, self.finetune_settings, self.freeze, self.rewrites, self.evaluate, self.pipeline)
-        for part in (*parts, *filter(None, (self.native, self.harness))):
+        for part in (*parts, *filter(None, (self.native, self.harness, self.from_graph))):
             if part.count(":") != 1:
                 raise ValueError(f"{self.name}: {part!r} is not 'module:attribute'")
 

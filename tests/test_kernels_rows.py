@@ -229,6 +229,22 @@ def test_impossible_numbers_of_buckets_are_refused(buckets):
         native.hash_buckets(np.zeros(1, np.uint8), np.array([0]), np.array([1]), buckets)
 
 
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
+def test_every_field_has_buckets_of_its_own_and_one_for_nothing(isa):
+    if isa not in ("portable", *native.isas()):
+        pytest.skip(f"this CPU has no {isa}")
+    fields = [b"", b"12345678", b"a", b"a longer one, of more than 32 bytes"]
+    block = b"".join(b"1\t%s\t%s\n" % (a, b) for a in fields for b in fields) * 100
+    _, _, ids = native.parse_rows(block, 1, 2, [7, 2**31 - 2], False, isa)
+    for k, size in enumerate((7, 2**31 - 2)):
+        _, _, shared = native.parse_rows(block, 1, 2, size, False, isa)
+        empty = np.array([not line.split(b"\t")[1 + k] for line in block.splitlines()])
+        assert (ids[:, k] == np.where(empty, size, shared[:, k])).all()
+    for wrong in ([7], [7, 8, 9], [7, 0]):
+        with pytest.raises(ValueError, match="wanted"):
+            native.parse_rows(block, 1, 2, wrong, False, isa)
+
+
 @pytest.mark.parametrize("block", [b"", b"1\t2", b"\n", b"1\n", b"1\t2\n3", b"1\t2\t3\n", b"1\t2\n\n", b"x\t2\n", b"1\n2\t3\n4\t"])
 def test_what_is_no_block_of_right_rows_is_declined(block):
     assert native.parse_rows(block, 1, 1, 10, False) is None

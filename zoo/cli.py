@@ -13,133 +13,34 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 
 import zoo
 from pipelines.errors import ZooError
+from zoo.options import (
+    Duration,
+    Numbers,
+    Share,
+    Words,
+    as_json,
+    batch_size,
+    correct,
+    engine,
+    max_memory,
+    observer,
+    on_error,
+    precision,
+    preprocess,
+    search,
+    threads,
+    together,
+    training,
+)
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings of training with an option of their own
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class Numbers(click.ParamType[Any]):
-    """A comma list of whole numbers."""
-
-    name = "N,N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
-        try:
-            return tuple(int(each) for each in value.split(",")) if isinstance(value, str) else value
-        except ValueError:
-            self.fail(f"{value!r} is not a comma list of whole numbers", param, ctx)
-
-
-class Words(click.ParamType[Any]):
-    """A comma list of names."""
-
-    name = "NAME,NAME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
-        if not isinstance(value, str):
-            return value
-        words = tuple(each.strip() for each in value.split(",") if each.strip())
-        return words or self.fail(f"{value!r} names nothing", param, ctx)
-
-
-class Share(click.ParamType[Any]):
-    """A share: "0.5%" or 0.005."""
-
-    name = "SHARE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
-        try:
-            share = float(str(value).removesuffix("%")) / (100 if str(value).endswith("%") else 1)
-        except ValueError:
-            share = -1.0
-        return share if 0 <= share <= 1 else self.fail(f"{value!r} is not a share such as 0.5% or 0.005", param, ctx)
-
-
-class Duration(click.ParamType[Any]):
-    """Seconds: "90s", "20m", "1.5h", or a number."""
-
-    name = "TIME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
-        text = str(value)
-        try:
-            return float(text.rstrip("smh")) * {"m": 60, "h": 3600}.get(text[-1:], 1)
-        except ValueError:
-            self.fail(f"{value!r} is not a time such as 90s, 20m or 1.5h", param, ctx)
-
-
-def _options(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    def add(function: Function) -> Function:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return add
-
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-precision = click.option(
-    "--precision", default="int8", show_default=True, help="fp32, int8, or bf16: fp32 computed in bfloat16 by openvino, where the CPU can."
-)
-engine = click.option(
-    "--engine", default="auto", show_default=True, help="auto (the quickest on this machine), onnxruntime, openvino or native."
-)
-threads = click.option("--threads", default=1, show_default=True, help="Threads of the engine; `run` scores so many blocks at once.")
-batch_size = click.option(
-    "--batch-size", type=int, default=None, help="Samples the model sees at once. [default: 512 rows, 4 images, 32 sentences]"
-)
-on_error = click.option(
-    "--on-error",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    show_default=True,
-    help="Stop at a bad row, or leave it out and count it.",
-)
-observer = click.option(
-    "--observer", default=None, help="How ranges are chosen: auto, minmax, percentile, mse or kl. [default: the recipe's]"
-)
-max_memory = click.option(
-    "--max-memory", default="1GB", show_default=True, help="What the model and the activations observed at once may take in calibration."
-)
-preprocess = click.option(
-    "--preprocess", default=None, metavar="FILE", help="JSON that says how an image becomes the .onnx file's input; for folders of images."
-)
-correct = click.option(
-    "--correct/--no-correct",
-    default=None,
-    help="Round weights so that their errors cancel on the samples, take shifts out of the biases. [default: yes]",
-)
-search = click.option(
-    "--search/--no-search",
-    default=None,
-    help="Also try equalized channels, clipped weights and other ranges, keep what the outputs lose least by; takes minutes.",
-)
-training = _options(
-    click.option("--data", multiple=True, required=True, help="Files, a folder written by datasets, or a hub id; may be repeated."),
-    click.option("-o", "--output", required=True, help="Folder for the trained model."),
-    click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the output folder."),
-    click.option("--seed", type=int, default=None, help="Seed of everything random."),
-    click.option("--epochs", type=int, default=None),
-    click.option("--batch-size", type=int, default=None),
-    click.option("--learning-rate", type=float, default=None),
-    click.option("--teacher", default=None, help="Translation: a model, usually a larger one, whose translations are trained on."),
-    click.option(
-        "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting of the model's recipe; may be repeated."
-    ),
-    on_error,
-    as_json,
-)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -199,7 +100,7 @@ def download(model: str, as_json: bool) -> None:
 @click.option("--beam", type=int, default=None, help="Translation: hypotheses followed at once; 1 is greedy search. [default: 4]")
 @click.option("--n-best", type=int, default=None, help="Translation: so many for each sentence, at most the beam. [default: 1]")
 @click.option("--scores", is_flag=True, default=None, help="Translation: mean log probability of a token before each.")
-@_options(precision, engine, threads, batch_size, as_json)
+@together(precision, engine, threads, batch_size, as_json)
 def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
     """Score raw INPUT with MODEL: files of rows or sentences, or images and folders; - or no input reads stdin (of images: paths)."""
     from zoo import verbs
@@ -253,12 +154,25 @@ def finetune(model: str, qat: bool, as_json: bool, **options: Any) -> None:
 
 @cli.command()
 @click.argument("model")
-@as_json
-def freeze(model: str, as_json: bool) -> None:
-    """Turn the checkpoint of MODEL into fp32.onnx."""
+@click.option(
+    "--from-pb", default=None, metavar="GRAPH", help="A frozen TensorFlow graph (.pb) or a SavedModel; MODEL is its family: wide-deep."
+)
+@click.option("--data", multiple=True, help="With --from-pb: rows of the log; the first 4,096 calibrate.")
+@click.option("-o", "--output", default=None, help="With --from-pb: folder for the model.")
+@click.option(
+    "--columns", type=Words(), default=None, help="With --from-pb: a row's columns by their names in the graph. [default: I2 before I10]"
+)
+@click.option("--output-node", default=None, metavar="NAME", help="With --from-pb: the probability, where there are several.")
+@together(on_error, as_json)
+def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Turn the checkpoint of MODEL into fp32.onnx; or a graph made of tf.feature_column elsewhere into an int8 model.
+
+    Rows are tab separated: label (0 or 1; optional), the numbers, the categories; one value a column, empty where missing. A missing
+    number counts as what the graph's ParseExample says, else 0; a missing category looks nothing up.
+    """
     from zoo import verbs
 
-    _show(verbs.freeze(model), as_json)
+    _show(verbs.freeze(model, data=list(data) or None, **options), as_json)
 
 
 @cli.command()
@@ -289,7 +203,7 @@ def rewrite(model: str, output: str | None, as_json: bool) -> None:
     help="How many samples to use. [default: all for an .onnx file; 256 images, 4096 rows, 128 sentences]",
 )
 @max_memory
-@_options(observer, correct, search, preprocess, on_error, as_json)
+@together(observer, correct, search, preprocess, on_error, as_json)
 def calibrate(model: str, data: str | None, output: str | None, as_json: bool, **options: Any) -> None:
     """Choose the activation ranges of MODEL or of an .onnx file."""
     from zoo import verbs
@@ -310,7 +224,7 @@ def calibrate(model: str, data: str | None, output: str | None, as_json: bool, *
 )
 @click.option("--symmetric", is_flag=True, help="Zero point 128 for activations with negatives.")
 @click.option("--report", "report_path", default=None, help="Also measure the result and write a report, .html or .json.")
-@_options(max_memory, preprocess, observer, correct, search, on_error, as_json)
+@together(max_memory, preprocess, observer, correct, search, on_error, as_json)
 def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Quantize MODEL or an .onnx file to int8."""
     from zoo import verbs
@@ -329,7 +243,7 @@ def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> N
 @click.argument("model")
 @click.option("--data", multiple=True, required=True, help="Labelled input; may be repeated.")
 @click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True, help="What is compared with fp32.")
-@_options(engine, threads, batch_size, on_error, as_json)
+@together(engine, threads, batch_size, on_error, as_json)
 def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Quality of fp32 and int8 (or bf16) on the same samples, and their difference."""
     from zoo import verbs
@@ -367,7 +281,7 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 @click.option("--min-top1", type=Share(), default=None, help="Time nothing where the share of right first classes is less.")
 @click.option("--min-top5", type=Share(), default=None, help="The same of the right class among the first five, e.g. 0.93.")
 @click.option("--price-per-hour", type=float, default=None, help="Of the machine; adds the cost of a million images.")
-@_options(threads, as_json)
+@together(threads, as_json)
 def benchmark(model: str, as_json: bool, **options: Any) -> None:
     """Throughput, latency and memory of MODEL: engines and precisions in turn in one run."""
     from zoo import verbs
@@ -430,7 +344,7 @@ def build(model: str, force: bool, as_json: bool) -> None:
 @click.option("--report", "report_path", default=None, help="Also write a report of the model found, .html or .json.")
 @click.option("--batch-size", default=1, show_default=True, help="Samples the model sees at once, also for the latency.")
 @click.option("--engine", default="auto", show_default=True, help="What models are judged and timed in: onnxruntime or openvino.")
-@_options(preprocess, threads, as_json)
+@together(preprocess, threads, as_json)
 def tune(
     model: str, evaluation_data: tuple[str, ...], calibration_data: tuple[str, ...], output: str, as_json: bool, **options: Any
 ) -> None:

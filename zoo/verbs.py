@@ -109,7 +109,7 @@ def train(
     entry = zoo.entry(family)
     config = _configured(entry.part("settings"), settings or {})
     result: dict[str, Any] = entry.part("train")(data, Path(output), config=config, resume=resume, on_error=on_error)
-    _write_card(Path(output), entry.name, f"{entry.title}; trained by its user")
+    _write_trained_card(Path(output), entry.name, f"{entry.title}; trained by its user")
     return result
 
 
@@ -121,19 +121,53 @@ def finetune(
     The setting qat trains image classifiers with the rounding of int8 (`zoo.images.qat`); `build` then takes the ranges so trained.
     """
     folder = zoo.load(model)
+    if "from" in folder.card.details.get("weights", {}):
+        raise RequestError(f"{folder.card.name} came as a graph (zoo freeze --from-pb), which cannot be trained; start with: zoo train")
     folder.ensure("fp32.onnx")
     entry = folder.entry
     config = _configured(entry.part("finetune_settings"), settings or {})
     result: dict[str, Any] = entry.part("train")(
         data, Path(output), config=config, resume=resume, start_from=folder.path, on_error=on_error
     )
-    _write_card(Path(output), entry.name, f"{folder.card.name} fine-tuned by its user")
+    _write_trained_card(Path(output), entry.name, f"{folder.card.name} fine-tuned by its user")
     return result
 
 
-def freeze(model: Model) -> dict[str, Any]:
-    """Checkpoint -> frozen inference graph, fp32.onnx; returns node counts and sizes."""
-    return _stage(model, "fp32.onnx")
+def freeze(
+    model: Model,
+    *,
+    from_pb: Model | None = None,
+    data: Any = None,
+    output: Model | None = None,
+    columns: Sequence[str] | None = None,
+    output_node: str | None = None,
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Checkpoint -> frozen inference graph, fp32.onnx; returns node counts and sizes.
+
+    from_pb: a frozen TensorFlow graph from elsewhere (GraphDef, or a SavedModel's folder) of the family `model`; `output` becomes its model
+    folder, built up to int8, calibrated on the first rows of `data`. columns: names of the columns of a row where they do not stand
+    in their natural order. output_node: the node of the graph's result where there are several. Raises RequestError for a graph that the
+    family does not read, with all that is in its way.
+    """
+    if from_pb is None:
+        if any(each is not None for each in (data, output, columns, output_node)):
+            raise RequestError("--data, -o, --columns and --output-node are for a graph from elsewhere; name it with --from-pb GRAPH.pb")
+        return _stage(model, "fp32.onnx")
+    if Path(model).is_dir():
+        raise RequestError(f"{model} is a folder, but a graph is read as one of a family: {', '.join(_readers())}")
+    entry = zoo.entry(str(model))
+    if not entry.from_graph:
+        raise RequestError(f"{entry.name} cannot be read from a graph; these can: {', '.join(_readers())}")
+    if data is None or not _listed(data):
+        raise RequestError("int8 needs rows to calibrate on; give some thousand rows of the log with --data FILE")
+    target = _required(output, "a graph")
+    options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
+    details = entry.part("from_graph")(from_pb, data, target, **options)
+    _write_card(target, entry.name, f"{entry.title}; from the graph {Path(from_pb).name}", details)
+    folder = zoo.load(target)
+    stages = road.build(folder)
+    return {"model": folder.card.name, "path": str(target), **folder.record["fp32.onnx"], "stages": stages, **details}
 
 
 def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
@@ -453,9 +487,13 @@ def _changed(recipe: QuantRecipe, **changes: Any) -> QuantRecipe:
     return dataclasses.replace(recipe, **{key: value for key, value in changes.items() if value is not None})
 
 
-def _required(output: Model | None) -> Path:
+def _readers() -> list[str]:
+    return [name for name in zoo.ENTRIES if zoo.entry(name).from_graph]
+
+
+def _required(output: Model | None, what: str = "an ONNX file") -> Path:
     if output is None:
-        raise RequestError("an ONNX file needs a place for the result; give it with -o FILE")
+        raise RequestError(f"{what} needs a place for the result; give it with -o")
     return Path(output)
 
 
@@ -482,7 +520,7 @@ def _convert(name: str, text: str, like: Any) -> Any:
         raise RequestError(f"setting {name} is {text!r}; wanted a value like {like!r}") from None
 
 
-def _write_card(folder: Path, entry: str, description: str) -> None:
+def _write_trained_card(folder: Path, entry: str, description: str) -> None:
     if not is_first():
         return
     trained = read_json(folder / "train.json")
@@ -491,5 +529,9 @@ def _write_card(folder: Path, entry: str, description: str) -> None:
         "training": {key: trained[key] for key in ("rows", "metrics", "config") if key in trained},
         **{key: trained[key] for key in ("classes",) if key in trained},
     }
+    _write_card(folder, entry, description, details)
+
+
+def _write_card(folder: Path, entry: str, description: str, details: Mapping[str, Any]) -> None:
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.resolve().name).lstrip("._-") or entry
     write_json(folder / CARD, Card(name, entry, description, (), details).to_json())

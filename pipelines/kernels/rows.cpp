@@ -5,6 +5,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <charconv>
@@ -15,6 +17,7 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <variant>
 #include <vector>
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -46,6 +49,7 @@ class Modulo {
         if (divisor < 1 || divisor > 0x7fffffff)
             throw std::invalid_argument("found " + std::to_string(divisor) + " hash buckets, wanted 1 to 2147483647");
     }
+    int32_t divisor() const { return static_cast<int32_t>(divisor_); }
     int32_t operator()(uint64_t value) const {
         // The upper half of value * inverse in halves, which a compiler turns into vectors; the quotient is at most 1 too small.
         const uint64_t low = value & HALF, high = value >> 32, inverse_low = inverse_ & HALF, inverse_high = inverse_ >> 32;
@@ -147,9 +151,16 @@ bool odd_number(const uint8_t *p, const uint8_t *end, float &value) {
 
 // ------------------------------------------------------------------------------------------------------------------------ rows
 
+// Buckets of the fields: one number of them for all, or each its own, where a missing value has a bucket of its own behind them.
+struct Buckets {
+    std::vector<Modulo> fields; // one, or as many as there are categories
+    bool apart;
+    const Modulo &of(size_t field) const { return fields[apart ? field % fields.size() : 0]; }
+};
+
 struct Shape {
     size_t numeric, categorical;
-    int64_t buckets;
+    Buckets buckets;
     bool labelled;
 };
 
@@ -207,6 +218,19 @@ ALWAYS_INLINE uint64_t short_hashes(size_t count, const uint64_t *words, const u
     return any;
 }
 
+// The same with buckets of their own.
+ALWAYS_INLINE uint64_t short_hashes(size_t count, const uint64_t *words, const uint64_t *lengths, const Buckets &buckets, int32_t *ids) {
+    const size_t fields = buckets.fields.size();
+    uint64_t any = 0;
+    for (size_t i = 0; i < count; i += fields)
+        for (size_t k = 0; k < fields; ++k) {
+            const Modulo &modulo = buckets.fields[k];
+            ids[i + k] = lengths[i + k] == 0 ? modulo.divisor() : modulo(farmhash::hash8(words[i + k]));
+            any |= lengths[i + k] & ~uint64_t{8};
+        }
+    return any;
+}
+
 // Rows of a block of whole lines; false where a row is not as it should be.
 ALWAYS_INLINE bool parse(const uint8_t *data, size_t size, const Shape &shape, Parsed &out) {
     constexpr size_t step = 4096; // bytes at a time: what is known of them stays in the nearest cache
@@ -221,7 +245,7 @@ ALWAYS_INLINE bool parse(const uint8_t *data, size_t size, const Shape &shape, P
     out.numbers.reset(new float[out.count * numeric]);
     out.ids.reset(new int32_t[out.count * categorical]);
     Fields numbers(numeric ? step + width : 0), categories(categorical ? step + width : 0);
-    const Modulo modulo(shape.buckets);
+    const Buckets &buckets = shape.buckets;
     const uint8_t *const data_end = data + size;
     std::vector<uint32_t> marks(width + step + 64); // the last row's line feed, then the fields' ends
     marks[0] = ~uint32_t{0};
@@ -274,10 +298,11 @@ ALWAYS_INLINE bool parse(const uint8_t *data, size_t size, const Shape &shape, P
                 if (numbers.odd[i] && !odd_number(numbers.begins[i], numbers.begins[i] + numbers.lengths[i], values[i]))
                     return false;
         int32_t *ids = out.ids.get() + row * categorical;
-        if (short_hashes(c, categories.words.data(), categories.lengths.data(), modulo, ids))
+        const uint64_t *const words = categories.words.data(), *const lengths = categories.lengths.data();
+        if (buckets.apart ? short_hashes(c, words, lengths, buckets, ids) : short_hashes(c, words, lengths, buckets.fields[0], ids))
             for (size_t i = 0; i < c; ++i)
-                if (categories.lengths[i] & ~uint64_t{8})
-                    ids[i] = modulo(farmhash::fingerprint64(categories.begins[i], categories.lengths[i]));
+                if (lengths[i] & ~uint64_t{8})
+                    ids[i] = buckets.of(i)(farmhash::fingerprint64(categories.begins[i], lengths[i]));
         row += rows;
         waiting = fields - rows * width;
         std::copy(&marks[rows * width], &marks[fields] + 1, &marks[0]);
@@ -366,15 +391,24 @@ Version version_for(const std::string &isa) {
 
 // ------------------------------------------------------------------------------------------------------------------- for Python
 
-nb::object parse_rows(nb::bytes block, size_t numeric, size_t categorical, int64_t buckets, bool labelled, const std::string &isa) {
-    const Modulo checked(buckets);
+nb::object parse_rows(
+    nb::bytes block, size_t numeric, size_t categorical, const std::variant<int64_t, std::vector<int64_t>> &buckets, bool labelled,
+    const std::string &isa) {
+    Shape shape{numeric, categorical, {{}, buckets.index() == 1}, labelled};
+    if (shape.buckets.apart)
+        for (const int64_t each : std::get<1>(buckets))
+            shape.buckets.fields.emplace_back(each);
+    else
+        shape.buckets.fields.emplace_back(std::get<0>(buckets));
+    if (shape.buckets.apart && shape.buckets.fields.size() != categorical)
+        throw std::invalid_argument("wanted the buckets of every category");
     const Version version = version_for(isa);
     Parsed out;
     {
         const auto *data = reinterpret_cast<const uint8_t *>(block.c_str());
         const size_t size = block.size();
         nb::gil_scoped_release released;
-        if (!version.parse(data, size, {numeric, categorical, buckets, labelled}, out))
+        if (!version.parse(data, size, shape, out))
             out.count = 0;
     }
     if (!out.count)
@@ -536,7 +570,8 @@ void bind_rows(nb::module_ &module) {
         "parse_rows", &parse_rows, nb::arg("block"), nb::arg("numeric"), nb::arg("categorical"), nb::arg("buckets"), nb::arg("labelled"),
         nb::arg("isa") = "",
         "Rows of a block of whole lines: (labels float32 [n] or None, numbers float32 [n, numeric], NaN = missing, ids int32\n"
-        "[n, categorical], each the FarmHash Fingerprint64 of a field modulo buckets). None where any row has another number of columns,\n"
+        "[n, categorical], each the FarmHash Fingerprint64 of a field modulo buckets). buckets may be a list, one of each category: an\n"
+        "empty field is then the number of its buckets. None where any row has another number of columns,\n"
         "a number that is none or that float32 does not hold, or a label other than 0 and 1. Runs the quickest version that the CPU has,\n"
         "or the one named by isa: avx512, avx2 or portable. Raises ValueError for impossible buckets or an isa that the CPU has not.");
     module.def(

@@ -10,6 +10,7 @@ ENTRY = Entry(
     settings="zoo.wide_deep.train:TRAIN",
     finetune_settings="zoo.wide_deep.train:FINETUNE",
     freeze="zoo.wide_deep.freeze:freeze",
+    from_graph="zoo.wide_deep.freeze:from_graph",
     rewrites="zoo.wide_deep.rewrites:passes",
     evaluate="zoo.wide_deep.predict:evaluate",
     pipeline="zoo.wide_deep.predict:ClickPipeline",

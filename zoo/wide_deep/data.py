@@ -30,7 +30,7 @@ import pyarrow as pa
 from pipelines import kernels
 from pipelines.errors import RequestError
 from zoo.wide_deep import sources as places
-from zoo.wide_deep.hashing import buckets_of, fingerprints, hash_buckets, overlapping
+from zoo.wide_deep.hashing import buckets_of, fingerprints, hash_buckets, overlapping, per_field
 
 NUMERIC, CATEGORICAL, BUCKETS = 13, 26, 1000
 
@@ -44,7 +44,7 @@ class Counts(TypedDict):
 
     numeric: int
     categorical: int
-    buckets: int
+    buckets: int | tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +252,7 @@ def read_rows(
     *,
     numeric: int = NUMERIC,
     categorical: int = CATEGORICAL,
-    buckets: int = BUCKETS,
+    buckets: int | Sequence[int] = BUCKETS,
     batch_rows: int = 65536,
     on_error: str = "raise",
     errors: ErrorLog | None = None,
@@ -260,6 +260,7 @@ def read_rows(
 ) -> Iterator[Rows]:
     """Read rows as a stream of `Rows` of `batch_rows` rows each (the last one shorter), in input order and constant memory.
 
+    `buckets` is that of all categories, or a sequence with that of each, see `hashing.buckets_of`.
     `sources` is one or a list of: a TSV file, plain or gzip (told by its content); a .parquet file; "-" for stdin; a folder
     written by `datasets.save_to_disk` or a data set on the hub, "org/name", both optionally with ":split" (parquet and data sets:
     columns label / click / clicked, I1.. or integer_feature_1.., C1.. or categorical_feature_1.. in any case, else 39 or 40
@@ -337,7 +338,9 @@ class _Piece:
 class _Reader:
     """What one `read_rows` call knows across its sources."""
 
-    def __init__(self, numeric: int, categorical: int, buckets: int, errors: ErrorLog | None, seconds: defaultdict[str, float]) -> None:
+    def __init__(
+        self, numeric: int, categorical: int, buckets: int | Sequence[int], errors: ErrorLog | None, seconds: defaultdict[str, float]
+    ) -> None:
         self.numeric, self.categorical, self.buckets, self.errors, self.seconds = numeric, categorical, buckets, errors, seconds
         self.native = kernels.native()
         self.labelled: bool | None = None  # unknown before the first row
@@ -383,7 +386,8 @@ class _Reader:
             arrays = [places.plain(table[column].combine_chunks()) for column in columns]
             named, split = list(zip(columns, arrays, strict=True)), self.numeric + labelled
             values, bad = (np.stack(parts, axis=1) for parts in zip(*(_numbers(name, *column) for column in named[:split]), strict=True))
-            ids = np.stack([_hashed(name, *column, self.buckets) for column in named[split:]], axis=1)
+            fields = zip(named[split:], per_field(self.buckets, self.categorical), strict=True)
+            ids = np.stack([_hashed(name, *column, size) for column, size in fields], axis=1)
             piece = _Piece(name, before, len(table), np.arange(len(table)), [])
             yield self._rows(piece, values, bad, ids, partial(_shown, arrays))
             before += piece.count
@@ -441,7 +445,7 @@ class _Reader:
         split = self.width - self.categorical
         values, bad = _parse(data, starts[:, :split], ends[:, :split])
         hashes = fingerprints(data, starts[:, split:].ravel(), (ends[:, split:] - starts[:, split:]).ravel())
-        ids = buckets_of(hashes, self.buckets).reshape(-1, self.categorical)
+        ids = buckets_of(hashes.reshape(-1, self.categorical), self.buckets)
         return self._rows(piece, values, bad, ids, lambda i, j: data[starts[i, j] : ends[i, j]].tobytes().decode("utf-8", "replace"))
 
     def _rows(
@@ -586,7 +590,7 @@ def _numbers(name: str, column: str, array: Any) -> tuple[Floats, npt.NDArray[np
     return values, np.isinf(values)
 
 
-def _hashed(name: str, column: str, array: Any, buckets: int) -> npt.NDArray[np.int32]:
+def _hashed(name: str, column: str, array: Any, buckets: int | Sequence[int]) -> npt.NDArray[np.int32]:
     """A column as int32 [n] buckets; integers count as their decimal text."""
     if pa.types.is_integer(array.type):
         array = array.cast(pa.string())

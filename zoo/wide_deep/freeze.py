@@ -1,4 +1,4 @@
-"""Freeze Wide & Deep: checkpoint -> pruned TensorFlow inference graph (frozen.pb) -> fp32.onnx."""
+"""Freeze Wide & Deep: checkpoint -> pruned TensorFlow inference graph (frozen.pb) -> fp32.onnx; or a graph from elsewhere -> fp32.onnx."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,21 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedOpsetsPass, ShapeInferencePass
 
 from pipelines import graph as onnx_graph
+from pipelines.build import SAMPLES
 from pipelines.errors import RequestError, ZooError
 from pipelines.files import read_json, replacing, write_json
-from zoo.wide_deep.data import Features
-from zoo.wide_deep.train import STATE, WEIGHTS, TrainConfig, build_model
+from pipelines.hub import CARD
+from zoo.wide_deep.columns import Network, optimize, read_graph
+from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows
+from zoo.wide_deep.mapped import MappedFeatures, Number, ordered
+from zoo.wide_deep.terms import Column, Emitter
+from zoo.wide_deep.train import CALIBRATION_ROWS, STATE, WEIGHTS, TrainConfig, build_model
 
 import keras  # isort: skip  # after zoo.wide_deep.train, which quiets TensorFlow before its first import
 import tensorflow as tf  # isort: skip
 
 OUTPUT = "probability"
+GRAPH = "graph.pb"  # a frozen graph that came from elsewhere
 OPSET = 18
 PASS_THROUGH = {"Identity", "Snapshot", "StopGradient", "PreventGradient", "CheckNumerics", "Print", "DebugGradientIdentity"}
 EFFECTS = {"NoOp", "Assert", "PrintV2", "ControlTrigger"}
@@ -33,9 +39,13 @@ GRADIENT_ATTRIBUTES = {"grad_a", "grad_b"}  # of MatMul: written by new TensorFl
 Array = npt.NDArray[Any]
 GraphDef = Any  # tf.compat.v1.GraphDef
 
+logger = logging.getLogger(__name__)
+
 
 def freeze(folder: str | Path) -> dict[str, Any]:
     """Turn the weights in a folder that `zoo.wide_deep.train.train` wrote into frozen.pb, fp32.onnx and freeze.json.
+
+    Where `from_graph` wrote the folder, see `freeze_graph`.
 
     fp32.onnx has the inputs `ids` int32 [batch, categorical] and `numbers` float32 [batch, numeric], the output `probability`
     float32 [batch, 1], and the weights as initializers under their Keras paths (see `build_model`), neither transposed nor merged.
@@ -44,6 +54,8 @@ def freeze(folder: str | Path) -> dict[str, Any]:
     conversion did not carry every weight over.
     """
     folder = Path(folder)
+    if (folder / GRAPH).is_file():
+        return freeze_graph(folder)
     model = load_model(folder)
     weights = {variable.path: variable.numpy() for variable in model.weights}
     with _quiet():
@@ -95,6 +107,113 @@ def to_graph(model: keras.Model) -> GraphDef:
         node.name = renamed.get(node.name, node.name)
         node.input[:] = [renamed.get(each, each) for each in node.input]
     return graph
+
+
+# ------------------------------------------------------------------------------------------------- graphs from elsewhere
+
+
+def from_graph(
+    path: str | Path,
+    data: Any,
+    output: str | Path,
+    *,
+    columns: Sequence[str] | None = None,
+    output_node: str | None = None,
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Make `output` a model folder of a frozen graph, but for its card, whose details are returned: preprocessing and weights.
+
+    path: a GraphDef or a SavedModel's folder that `zoo.wide_deep.columns` understands. data: rows of a log, whatever `read_rows` takes; the
+    first `CALIBRATION_ROWS` of them become calibration.npz and give the numbers their ranges. columns: names of the columns of a
+    row, see `mapped.ordered`. Raises RequestError for a graph, rows or columns that do not fit, before anything is written.
+    """
+    output = Path(output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another with -o")
+    with _quiet():
+        graph = read_graph(path)
+    network = optimize(graph, output_node)
+    features = map_features(network, columns)
+    rows = _first_rows(data, features, on_error)
+    features = features.fitted([rows])
+    output.mkdir(parents=True, exist_ok=True)
+    with replacing(output / GRAPH) as temporary:
+        temporary.write_bytes(graph.SerializeToString(deterministic=True))
+    samples: dict[str, Any] = features.encode(rows)
+    with replacing(output / SAMPLES) as temporary:
+        np.savez(temporary, **samples)
+    return {"preprocessing": features.to_json(), "weights": {"file": GRAPH, "output": network.output, "from": Path(path).name}}
+
+
+def map_features(network: Network, columns: Sequence[str] | None = None) -> MappedFeatures:
+    """Which columns of a row are a network's features; entries of a wide numeric feature x are called x_1, x_2, .. ."""
+    names = {
+        (feature, i): feature if len(each.fill) == 1 else f"{feature}_{i + 1}"
+        for feature, each in network.numbers.items()
+        for i in range(len(each.fill))
+    }
+    fills = {name: network.numbers[feature].fill[i] for (feature, i), name in names.items()}
+    numeric, categorical = ordered(list(names.values()), list(network.fields), columns)
+    position = {key: numeric.index(name) for key, name in names.items()}
+    found = sorted(Number(position[each.feature, each.position], each.steps) for each in network.columns)
+    fields = tuple(network.fields[name] for name in categorical)
+    return MappedFeatures(tuple(numeric), tuple(fills[name] for name in numeric), tuple(categorical), fields, tuple(found))
+
+
+def freeze_graph(folder: Path) -> dict[str, Any]:
+    """Turn graph.pb in a folder that `from_graph` began into fp32.onnx and freeze.json, by the features on its card.
+
+    fp32.onnx has the inputs and the output of a model trained here (see `freeze`); an id may be the number of its field's buckets, which
+    stands for a missing value. Returns what freeze.json holds: nodes of the graph, of them those that the probability needs, and those
+    without constants and inputs; nodes and operators of fp32.onnx; bytes. Raises RequestError where the card does not fit the graph.
+    """
+    card = read_json(folder / CARD)
+    features, graph = MappedFeatures.from_json(card.get("preprocessing")), read_graph(folder / GRAPH)
+    network = optimize(graph, card.get("weights", {}).get("output"))
+    converted = network_to_onnx(network, features)
+    onnx_graph.save(converted, folder / "fp32.onnx")
+    report = {
+        "nodes": {**network.nodes, "fp32.onnx": len(converted.graph)},
+        "operators": onnx_graph.operators(converted),
+        "bytes": {name: (folder / name).stat().st_size for name in (GRAPH, "fp32.onnx")},
+    }
+    write_json(folder / "freeze.json", report)
+    return report
+
+
+def network_to_onnx(network: Network, features: MappedFeatures) -> ir.Model:
+    """A network as the ONNX model of rows that `features` encodes. Raises RequestError where they are another network's."""
+    known = {(each.column, each.steps): each for each in features.numbers}
+    wanted: dict[Column, Number] = {}
+    wide = {feature: len(each.fill) for feature, each in network.numbers.items()}
+    for column in network.columns:
+        name = column.feature if wide[column.feature] == 1 else f"{column.feature}_{column.position + 1}"
+        key = (features.numeric_columns.index(name) if name in features.numeric_columns else -1, column.steps)
+        if key in known:
+            wanted[column] = known[key]
+    same = dict(zip(features.categorical_columns, features.buckets, strict=True)) == network.fields
+    if len(wanted) != len(network.columns) or len(wanted) != len(features.numbers) or not same:
+        raise RequestError(f"the columns on the card are not those of {GRAPH}; freeze the graph again with --from-pb")
+    order = sorted(wanted, key=lambda column: features.numbers.index(wanted[column]))
+    return Emitter(features.categorical_columns, {column: wanted[column] for column in order}).model(network.logit)
+
+
+def _first_rows(data: Any, features: MappedFeatures, on_error: str) -> Rows:
+    """Up to `CALIBRATION_ROWS` rows."""
+    errors, parts, count = ErrorLog(), list[Rows](), 0
+    try:
+        for rows in read_rows(data, on_error=on_error, errors=errors, batch_rows=CALIBRATION_ROWS, **features.counts):
+            parts.append(rows[: CALIBRATION_ROWS - count])
+            count += len(parts[-1])
+            if count >= CALIBRATION_ROWS:
+                break
+    except RequestError as error:
+        wanted = f"the graph reads {features.numeric} numbers and {features.categorical} categories, in this order: "
+        names = ", ".join((*features.numeric_columns, *features.categorical_columns))
+        raise RequestError(f"{error}; {wanted}{names if len(names) < 400 else names[:400] + ' ...'}") from error
+    if errors.total:
+        logger.warning("%s", errors)
+    return Rows.concatenate(parts)
 
 
 # ----------------------------------------------------------------------------------------------- pruning a TensorFlow graph

@@ -7,7 +7,7 @@ Source: `farmhashna::Hash64` in https://github.com/google/farmhash/blob/master/s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,16 +57,27 @@ def fingerprints(data: Bytes, starts: Ints, lengths: Ints) -> Hashes:
     return hashes
 
 
-def buckets_of(hashes: Hashes, buckets: int) -> npt.NDArray[np.int32]:
-    """Hash modulo `buckets` (1 to 2^31 - 1) as int32, in the shape of `hashes`."""
-    if not 0 < buckets < 2**31:
+def buckets_of(hashes: Hashes, buckets: int | Sequence[int]) -> npt.NDArray[np.int32]:
+    """Hash modulo `buckets` (1 to 2^31 - 1) as int32, in the shape of `hashes`.
+
+    A sequence holds the buckets of each entry of the last axis. The empty string, a missing value, then has a bucket of its own behind
+    them: it is known by its hash, which any other string has with a chance of 2^-64.
+    """
+    divisor = np.array(buckets, np.int64)
+    if not ((divisor > 0) & (divisor < 2**31)).all():
         raise ValueError(f"found {buckets} hash buckets, wanted 1 to {2**31 - 1}")
-    divisor = np.uint64(buckets)
-    return (hashes - hashes // divisor * divisor).astype(np.int32)  # numpy's % is not vectorized, its // is
+    unsigned = divisor.astype(np.uint64)
+    found = (hashes - hashes // unsigned * unsigned).astype(np.int32)  # numpy's % is not vectorized, its // is
+    return found if isinstance(buckets, int) else np.where(hashes == _K2, divisor.astype(np.int32), found)
 
 
-def hash_buckets(strings: Any, buckets: int) -> npt.NDArray[np.int32]:
-    """Bucket of every string: `tf.strings.to_hash_bucket_fast(strings, buckets)`.
+def per_field(buckets: int | Sequence[int], fields: int) -> list[int | Sequence[int]]:
+    """The buckets of each field, as `hash_buckets` takes them for its column."""
+    return [buckets] * fields if isinstance(buckets, int) else [(each,) for each in buckets]
+
+
+def hash_buckets(strings: Any, buckets: int | Sequence[int]) -> npt.NDArray[np.int32]:
+    """Bucket of every string: `tf.strings.to_hash_bucket_fast(strings, buckets)`; or, of a sequence of one, see `buckets_of`.
 
     `strings` is a pyarrow Array of type binary, string, large_binary or large_string; null counts as the empty string.
     Returns int32 [n] in [0, buckets). Raises TypeError for another type.
@@ -83,10 +94,10 @@ def hash_buckets(strings: Any, buckets: int) -> npt.NDArray[np.int32]:
     if strings.null_count:
         lengths[strings.is_null().to_numpy(zero_copy_only=False)] = 0  # the bytes behind a null are undefined
     values = np.frombuffer(b"" if data is None else data, np.uint8)
-    if (native := kernels.native()) is not None:
+    if isinstance(buckets, int) and (native := kernels.native()) is not None:
         buckets_found: npt.NDArray[np.int32] = native.hash_buckets(values, positions[:-1], lengths, buckets)
         return buckets_found
-    return buckets_of(fingerprints(values, positions[:-1], lengths), buckets)
+    return buckets_of(fingerprints(values, positions[:-1], lengths)[:, None], buckets)[:, 0]
 
 
 class _Fetch:

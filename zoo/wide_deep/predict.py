@@ -27,7 +27,8 @@ from pipelines.preload import in_order
 from pipelines.progress import progress
 from pipelines.tables import writing
 from zoo.wide_deep import sources
-from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows, timed
+from zoo.wide_deep.data import ErrorLog, Rows, read_rows, timed
+from zoo.wide_deep.mapped import features_of, inputs_of, last_ids
 
 SAMPLE = "sample.tsv.gz"  # synthetic rows that ship with the model
 AT_ONCE = 4096  # rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
@@ -42,7 +43,7 @@ class ClickPipeline(Pipeline):
         self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None
     ) -> None:
         super().__init__(folder, precision, engine, threads, batch_size)
-        self.features = Features.from_json(folder.preprocessing)
+        self.features = features_of(folder.preprocessing)
 
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
         """Rows -> {"ids": int32 [n, fields] hash buckets, "numbers": float32 [n, numeric] in [0, 1]}; a label in the rows is left out.
@@ -67,10 +68,10 @@ class ClickPipeline(Pipeline):
             raise
 
     def _check_ids(self, batch: Batch) -> None:
-        ids, buckets = batch.get("ids"), self.features.buckets
-        if isinstance(ids, np.ndarray) and ids.ndim == 2 and ids.size and not (ids.min() >= 0 and ids.max() < buckets):
-            row, column = np.argwhere((ids < 0) | (ids >= buckets))[0].tolist()
-            raise RequestError(f"found id {ids[row, column]} in row {row}, column {column}; wanted 0 to {buckets - 1}")
+        ids, last = batch.get("ids"), last_ids(self.features)
+        if isinstance(ids, np.ndarray) and ids.ndim == 2 and ids.size and ids.shape[1] == len(last) and ((ids < 0) | (ids > last)).any():
+            row, column = np.argwhere((ids < 0) | (ids > last))[0].tolist()
+            raise RequestError(f"found id {ids[row, column]} in row {row}, column {column}; wanted 0 to {last[column]}")
 
     def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
         """[{"probability": of a click, "click": whether that is at least 0.5}, ...], one per row."""
@@ -87,10 +88,7 @@ class ClickPipeline(Pipeline):
     @property
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
         """See `Pipeline.input_ports`."""
-        return {
-            "ids": (np.dtype(np.int32), (None, self.features.categorical)),
-            "numbers": (np.dtype(np.float32), (None, self.features.numeric)),
-        }
+        return dict(inputs_of(self.features))
 
     def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
         """Score rows of any number in constant memory; writes columns row (0-based position in the input) and probability, in input order.
