@@ -32,7 +32,7 @@ class Log:
     """
 
     def __init__(self, data: Any, counts: Counts, on_error: str, folder: Path) -> None:
-        ids = np.min_scalar_type(counts["buckets"] - 1)
+        ids = np.min_scalar_type(int(np.max(counts["buckets"])) - 1)
         self.record = np.dtype([("label", "u1"), ("numbers", "f4", (counts["numeric"],)), ("ids", ids, (counts["categorical"],))])
         self.rows, self.errors, digest = 0, ErrorLog(), hashlib.sha256()
         place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
