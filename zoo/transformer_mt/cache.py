@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from pipelines import graph, plain
 from pipelines.errors import RequestError
+from pipelines.rewrite import rewrite
+from pipelines.rewrites.fuse_linear import FuseLinear
+from pipelines.rewrites.fuse_quantized_linear import FuseQuantizedLinear
+from pipelines.rewrites.reshape_chains import ReshapeChains
 from zoo.transformer_mt.data import POSITIONS, START
 
 SOURCE, TARGET, LOGITS = "source", "target", "logits"
@@ -149,8 +152,7 @@ class _Derivation:
         grown = [value for _, value in self.caches.values()]
         self.main.outputs.extend([out, *grown])
         step = ir.Model(self.main, ir_version=self.naive.ir_version)
-        RemoveUnusedNodesPass()(step)
-        ShapeInferencePass()(step)
+        rewrite(step, [ReshapeChains(), FuseLinear(), FuseQuantizedLinear()])
         given = [str(each.name) for each in self.given]
         return Incremental(graph.part(self.naive, [SOURCE], given), step, given, [each for each, _ in self.caches.values()])
 
