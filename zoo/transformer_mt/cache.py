@@ -76,7 +76,8 @@ class _Rows:
     axis: int | None
     flat: ir.Value | None = None
     folded: ir.Value | None = None
-    again: Callable[[], ir.Value] | None = None  # computes `folded` from that of the operator's input
+    unfold: Callable[[], ir.Value] | None = None  # computes `flat` from that of the operator's input
+    fold: Callable[[], ir.Value] | None = None  # computes `folded` likewise
 
     @property
     def rank(self) -> int:
@@ -116,6 +117,7 @@ class _Derivation:
     constants: dict[ir.Value, ir.Value] = field(default_factory=dict)
     given: dict[ir.Value, ir.Value] = field(default_factory=dict)
     caches: dict[ir.Value, tuple[Cache, ir.Value]] = field(default_factory=dict)
+    shapes: dict[tuple[int | None, ...], ir.Value] = field(default_factory=dict)
     probes: dict[tuple[ir.Value, int], NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -201,6 +203,8 @@ class _Derivation:
 
     def _flat(self, rows: _Rows) -> ir.Value:
         """[rows, ...], the axis of tokens gone."""
+        if rows.flat is None and rows.unfold is not None:
+            rows.flat = rows.unfold()
         if rows.flat is None:
             value, axis, dims = rows.folded, rows.axis, graph.dimensions(rows.naive) or []
             assert value is not None and axis is not None
@@ -217,17 +221,28 @@ class _Derivation:
 
     def _folded(self, rows: _Rows) -> ir.Value:
         """[sentences, ...], with the rows of a sentence where the naive value has tokens."""
-        if rows.folded is None and rows.again is not None:
-            rows.folded = rows.again()
+        if rows.folded is None and rows.fold is not None:
+            rows.folded = rows.fold()
         if rows.folded is None:
-            dims = graph.dimensions(rows.naive) or []
-            if rows.axis != 1 or None in dims[2:]:
-                raise _No(f"{rows.naive.name} [{rows.naive.shape}] is not one row of known size a token")
-            count = self._new("Shape", [next(iter(self.given.values()))], "sentences", ir.DataType.INT64, start=0, end=1)
-            rest = self._array("folded", np.array([-1, *dims[2:]], np.int64))
-            shape = self._new("Concat", [count, rest], f"{rows.naive.name}.shape", ir.DataType.INT64, axis=0)
-            rows.folded = self._new("Reshape", [rows.flat, shape], f"{rows.naive.name}.folded", rows.naive.dtype)
+            if rows.axis != 1:
+                raise _No(f"{rows.naive.name} has its tokens on axis {rows.axis}, where the rows of a sentence do not stand together")
+            rows.folded = self._gathered(self._flat(rows), rows.naive)
         return rows.folded
+
+    def _gathered(self, flat: ir.Value, naive: ir.Value) -> ir.Value:
+        """Rows [rows, ...] of any shape as [sentences, rows of one, ...] of the naive value's."""
+        dims = graph.dimensions(naive) or []
+        rest = tuple(dims[2:])
+        if None in rest:
+            raise _No(f"{naive.name} has the shape {naive.shape}; more than the tokens is dynamic")
+        if rest not in self.shapes:
+            given = next(iter(self.given.values()), None)
+            if given is None:
+                raise _No("nothing of the source is known before it")
+            count = self._new("Shape", [given], "sentences", ir.DataType.INT64, start=0, end=1)
+            sizes = self._array("folded", np.array([-1, *rest], np.int64))
+            self.shapes[rest] = self._new("Concat", [count, sizes], "folded.shape", ir.DataType.INT64, axis=0)
+        return self._new("Reshape", [flat, self.shapes[rest]], f"{naive.name}.folded", naive.dtype)
 
     def _probe(self, value: ir.Value, tokens: int) -> NDArray[Any]:
         """What the naive graph computes for `value`, for one sentence of so many target tokens."""
@@ -294,25 +309,38 @@ class _Derivation:
             for each in node.inputs:
                 if each in self.of_source and (_rank(each) != rank or (graph.dimensions(each) or [])[axis] != 1):
                     raise _No(f"{each.name} differs from token to token")  # type: ignore[union-attr]
-            operands = [self._folded(kind) if isinstance(kind, _Rows) else self._operand(each) for each, kind in _pairs(node, kinds)]
-            return [_Rows(y, axis, folded=self._emit(node, operands)[0])]
-        if len(rows) == 1 and rows[0].flat is None and not any(isinstance(each, _Sizes) for each in kinds):
-            operands = [self._folded(kind) if isinstance(kind, _Rows) else self._operand(each) for each, kind in _pairs(node, kinds)]
-            return [_Rows(y, axis, folded=self._emit(node, operands)[0])]
+            return [_Rows(y, axis, folded=self._beside(node, kinds))]
+        if node.op_type in UNARY or (len(rows) == 1 and rows[0].flat is None and all(each is None or each.size == 1 for each in constants)):
+            return [self._lazy(node, kinds, axis)]
         operands = []
-        for each, kind in _pairs(node, kinds):
+        for each, kind in zip(node.inputs, kinds, strict=True):
             if isinstance(kind, _Rows):
                 operands.append(self._flat(kind))
             elif isinstance(kind, _Sizes):
                 operands.append(self._of_position(kind.naive, rank, axis))
             else:
                 operands.append(self._without(each, rank, axis))
-        found = _Rows(y, axis, self._emit(node, operands)[0])
-        if node.op_type in UNARY:
-            found.again = lambda: self._emit(
-                node, [self._folded(kind) if isinstance(kind, _Rows) else self._operand(each) for each, kind in _pairs(node, kinds)]
-            )[0]
-        return [found]
+        return [_Rows(y, axis, self._emit(node, operands)[0])]
+
+    def _beside(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> ir.Value:
+        """`node` on the rows of sentences."""
+        operands = [
+            self._folded(kind) if isinstance(kind, _Rows) else self._operand(each) for each, kind in zip(node.inputs, kinds, strict=True)
+        ]
+        return self._emit(node, operands)[0]
+
+    def _lazy(self, node: ir.Node, kinds: Sequence[_Kind | None], axis: int | None) -> _Rows:
+        """`node`, which treats all numbers alike, in the form that will be asked for."""
+
+        def flat() -> ir.Value:
+            return self._emit(node, [self._flat(each) if isinstance(each, _Rows) else self._operand(x) for x, each in zip(node.inputs, kinds, strict=True)])[0]
+
+        found = _Rows(node.outputs[0], axis, unfold=flat, fold=lambda: self._beside(node, kinds))
+        if next(each for each in kinds if isinstance(each, _Rows)).flat is None:
+            found.folded = self._beside(node, kinds)
+        else:
+            found.flat = flat()
+        return found
 
     def _require_causal(self, mask: ir.Value) -> None:
         for tokens in (2, 5):
@@ -396,30 +424,28 @@ class _Derivation:
         x, target = kinds[0], graph.constant(node.inputs[1])
         if not isinstance(x, _Rows) or target is None or x.axis is None or target[: x.axis + 1].any():
             raise _No("it reshapes what is not a row of its own for each token")
-        axis = x.axis
+        axis, result = x.axis, node.outputs[0]
 
         def folded() -> ir.Value:
-            return self._emit(node, [self._folded(x), self._operand(node.inputs[1])])[0]
+            if axis == 1 and x.folded is None and x.fold is None:
+                return self._gathered(self._flat(x), result)
+            return self._beside(node, kinds)
 
         if x.flat is None:
-            return [_Rows(node.outputs[0], axis, folded=folded())]
+            return [_Rows(result, axis, folded=folded())]
         shape = self._array("shape", np.delete(target, axis))
-        return [_Rows(node.outputs[0], axis, self._emit(node, [self._flat(x), shape])[0], again=folded)]
+        return [_Rows(result, axis, self._emit(node, [self._flat(x), shape])[0], fold=folded)]
 
     def _transpose(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
         x, perm = kinds[0], list(node.attributes.get_ints("perm", []))
         if not isinstance(x, _Rows) or x.axis is None or not perm or perm[0]:
             raise _No("it transposes what is not a row of its own for each token")
         axis = x.axis
-
-        def folded() -> ir.Value:
-            return self._emit(node, [self._folded(x)])[0]
-
         if x.flat is None:
-            return [_Rows(node.outputs[0], perm.index(axis), folded=folded())]
+            return [_Rows(node.outputs[0], perm.index(axis), folded=self._beside(node, kinds))]
         order = [each - (each > axis) for each in perm if each != axis]
         flat = self._flat(x) if order == sorted(order) else self._emit(node, [self._flat(x)], perm=order)[0]
-        return [_Rows(node.outputs[0], perm.index(axis), flat, again=folded)]
+        return [_Rows(node.outputs[0], perm.index(axis), flat, fold=lambda: self._beside(node, kinds))]
 
     def _along_last(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
         """Softmax, LayerNormalization, Split: over axes behind that of the tokens."""
@@ -465,10 +491,6 @@ class _Derivation:
         "Transpose": _transpose,
         "Gather": _lookup,
     }
-
-
-def _pairs(node: ir.Node, kinds: Sequence[_Kind | None]) -> list[tuple[ir.Value | None, _Kind | None]]:
-    return list(zip(node.inputs, kinds, strict=True))
 
 
 def _rank(value: ir.Value) -> int:
