@@ -116,7 +116,7 @@ class _Derivation:
     of_source: set[ir.Value] = field(default_factory=set)
     constants: dict[ir.Value, ir.Value] = field(default_factory=dict)
     given: dict[ir.Value, ir.Value] = field(default_factory=dict)
-    caches: dict[ir.Value, tuple[Cache, ir.Value]] = field(default_factory=dict)
+    caches: dict[ir.Value, tuple[Cache, ir.Value, ir.Value]] = field(default_factory=dict)
     shapes: dict[tuple[int | None, ...], ir.Value] = field(default_factory=dict)
     probes: dict[tuple[ir.Value, int], NDArray[Any]] = field(default_factory=dict)
 
@@ -151,12 +151,12 @@ class _Derivation:
             raise RequestError("the decoder has no form with caches: its logits are not those of the last token alone")
         out = self._flat(logits)
         out.name = LOGITS
-        grown = [value for _, value in self.caches.values()]
+        grown = [after for _, after, _ in self.caches.values()]
         self.main.outputs.extend([out, *grown])
         step = ir.Model(self.main, ir_version=self.naive.ir_version)
         rewrite(step, [ReshapeChains(), FuseLinear(), FuseQuantizedLinear()])
         given = [str(each.name) for each in self.given]
-        return Incremental(graph.part(self.naive, [SOURCE], given), step, given, [each for each, _ in self.caches.values()])
+        return Incremental(graph.part(self.naive, [SOURCE], given), step, given, [each for each, _, _ in self.caches.values()])
 
     # ------------------------------------------------------------------------------------------------------------ emission
 
@@ -402,17 +402,20 @@ class _Derivation:
         if kept not in self.caches:
             dims = graph.dimensions(kept)
             assert axis is not None and dims is not None
-            shape = tuple(None if i == 0 else 0 if i == axis else each for i, each in enumerate(dims))
+            rank, last = len(dims), axis == len(dims) - 1
+            order = [*range(rank - 2), rank - 1, rank - 2] if last else list(range(rank))  # a token's numbers lie together
+            shape = tuple(None if i == 0 else 0 if i == axis else dims[i] for i in order)
             if None in shape[1:]:
                 raise _No(f"{kept.name} has the shape {kept.shape}; more than the tokens is dynamic")
-            dtype = kept.dtype or ir.DataType.FLOAT
-            before = self._input(f"{kept.name}.before", ["rows_before", *("length" if i == axis else each for i, each in enumerate(shape) if i)], dtype)
+            dtype, along = kept.dtype or ir.DataType.FLOAT, order.index(axis)
+            before = self._input(f"{kept.name}.before", ["before", *("length" if i == along else each for i, each in enumerate(shape) if i)], dtype)
             moved = self._new("Gather", [before, self.parents], f"{kept.name}.moved", dtype, axis=0)
-            newest = self._new("Unsqueeze", [self._flat(rows), self._array("token", [axis])], f"{kept.name}.newest", dtype)
-            after = self._new("Concat", [moved, newest], f"{kept.name}.after", dtype, axis=axis)
-            self.caches[kept] = Cache(str(before.name), str(after.name), shape, dtype), after
-        after = self.caches[kept][1]
-        return self._emit(producer, [after, *map(self._operand, producer.inputs[1:])])[0] if bytes_ and producer is not None else after
+            newest = self._new("Unsqueeze", [self._flat(rows), self._array("token", [along])], f"{kept.name}.newest", dtype)
+            after = self._new("Concat", [moved, newest], f"{kept.name}.after", dtype, axis=along)
+            result = self._new("Transpose", [after], f"{kept.name}.all", dtype, perm=order) if last else after
+            self.caches[kept] = Cache(str(before.name), str(after.name), shape, dtype), after, result
+        result = self.caches[kept][2]
+        return self._emit(producer, [result, *map(self._operand, producer.inputs[1:])])[0] if bytes_ and producer is not None else result
 
     def _gemm(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
         a = kinds[0]

@@ -99,7 +99,7 @@ def _body(
     logits.name = f"step/{LOGITS}"
 
     values, words = body.top(logits, outer["width"])
-    norm = _norm(body, logits, values)
+    norm = _norm(body, logits, values, words)
     totals = body("Add", body("Reshape", state["total"], [-1, 1]), body("Sub", values, norm))
     total, order = body.top(body("Reshape", totals, outer["matrix"]), outer["width"])
     words = body("GatherElements", body("Reshape", words, outer["matrix"], dtype=INT64), order, dtype=INT64, axis=1)
@@ -142,10 +142,11 @@ def _body(
     return step
 
 
-def _norm(body: _Graph, logits: ir.Value, values: ir.Value) -> ir.Value:
+def _norm(body: _Graph, logits: ir.Value, values: ir.Value, words: ir.Value) -> ir.Value:
     """log(sum(exp(logits))) of each row, [rows, 1]: the likeliest word's logit less the logarithm of its probability."""
-    largest = body("Slice", values, [0], [1], [1])
-    return body("Add", body("Log", body("ReduceSum", body("Exp", body("Sub", logits, largest)), [1], keepdims=1)), largest)
+    chances = body("Softmax", logits, axis=-1)
+    largest, place = (body("Slice", each, [0], [1], [1], dtype=kind) for each, kind in ((values, FLOAT), (words, INT64)))
+    return body("Sub", largest, body("Log", body("GatherElements", chances, place, axis=1)))
 
 
 def _hypotheses(
