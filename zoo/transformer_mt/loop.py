@@ -15,8 +15,11 @@ from zoo.transformer_mt.decode import NEVER
 
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
 SCORES = "scores"
-FORM = "1"  # changes with the graph that is made here
+FORM = "2"  # changes with the graph that is made here
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
+# what is kept of every step, [sentences, beam] each: the scores of what ends there, or `NEVER`, with its word and the beam that it ends;
+# the word and the beam before of every beam that goes on
+STEPS = {"closed": FLOAT, "last_words": INT64, "last_beams": INT64, "words": INT64, "beams": INT64}
 
 
 def search(model: Incremental, end: int = END) -> ir.Model:
@@ -38,64 +41,108 @@ def search(model: Incremental, end: int = END) -> ir.Model:
     rows = main("Mul", count, beam, dtype=INT64)
     length = main("ReduceSum", main("Cast", main("Cast", source, dtype=BOOL), dtype=INT64), [1], dtype=INT64, keepdims=0)
     a, b = (main("Gather", growth, [i], dtype=INT64) for i in (0, 1))
-    limits = main("Min", main("Add", main("Mul", length, a, dtype=INT64), b, dtype=INT64), POSITIONS, dtype=INT64)
-    first = main("Equal", main("Range", 0, main("Squeeze", beam, dtype=INT64), 1, dtype=INT64), 0, dtype=BOOL)
-    scores = main("Expand", main("Where", first, 0.0, NEVER, dtype=FLOAT), main("Concat", count, beam, dtype=INT64, axis=0), dtype=FLOAT)
+    first = main("Equal", main.count(beam), 0, dtype=BOOL)
     states = {
+        "sentence": main.count(count),
+        "length": main("Squeeze", main("Mul", beam, 0, dtype=INT64), dtype=INT64),
+        "limits": main("Min", main("Add", main("Mul", length, a, dtype=INT64), b, dtype=INT64), POSITIONS, dtype=INT64),
         TOKENS: main("Expand", START, rows, dtype=INT64),
-        PARENTS: main("Range", 0, main("Squeeze", rows, dtype=INT64), 1, dtype=INT64),
-        "total": scores,
-        "live": main("Expand", True, count, dtype=BOOL),
+        PARENTS: main.count(rows),
+        "total": main("Expand", main("Where", first, 0.0, NEVER), main("Concat", count, beam, dtype=INT64, axis=0)),
         "found": main("Expand", 0, count, dtype=INT64),
         "topped": main("Expand", False, count, dtype=BOOL),
+        **given,
     }
     for cache in model.caches:
         shape = main("Concat", *(rows if each is None else [each] for each in cache.shape), dtype=INT64, axis=0)
         states[cache.before] = main("Expand", ir.tensor(np.zeros((), cache.dtype.numpy())), shape, dtype=cache.dtype)
-    most = main("ReduceMax", limits, dtype=INT64, keepdims=0)
+    none = main("Concat", [0], count, beam, dtype=INT64, axis=0)
+    states |= {name: main("Expand", ir.tensor(np.zeros((), dtype.numpy())), none, dtype=dtype) for name, dtype in STEPS.items()}
     outer = {
-        "limits": limits,
         "beam": beam,
         "width": main("Mul", beam, 2, dtype=INT64),
-        "matrix": main("Concat", count, [-1], dtype=INT64, axis=0),
-        "firsts": main("Mul", main("Unsqueeze", main("Range", 0, main("Squeeze", count, dtype=INT64), 1, dtype=INT64), [1], dtype=INT64), beam, dtype=INT64),
+        "sentences": count,
         "enough": main("Where", main("Equal", penalty, 0.0, dtype=BOOL), best, beam, dtype=INT64),
         "penalized": main("Not", main("Equal", penalty, 0.0, dtype=BOOL), dtype=BOOL),
-    }  # fmt: skip
-    body = _body(model, given, outer, states, end)
-    loop = ir.node("Loop", [most, main.constant(True), *states.values()], {"body": body}, num_outputs=len(body.outputs) - 1, name="search")
-    for value, inner in zip(loop.outputs, body.outputs[1:], strict=True):
-        value.name, value.type = graph.unique(f"search/{inner.name}", main.taken), inner.type
-    main.graph.append(loop)
-    _hypotheses(main, loop.outputs[len(states) :], beam, best, penalty, outer["firsts"], end)
-    _share(main.graph, body)
+    }
+    turns = _turns(model, outer, states, main.taken, end)
+    results = main.loop("turns", turns, [None, main.constant(True), *states.values()])
+    told = dict(zip(states, results, strict=True))
+    _hypotheses(main, [told[name] for name in STEPS], beam, best, penalty, end)
+    for inner in (each.attributes["body"].as_graph() for each in turns if each.op_type == "Loop"):
+        _share(main.graph, inner)
     return ir.Model(main.graph, ir_version=model.encoder.ir_version)
 
 
-def _body(
-    model: Incremental, given: Mapping[str, ir.Value], outer: Mapping[str, ir.Value], states: Mapping[str, ir.Value], end: int
+def _turns(model: Incremental, outer: Mapping[str, ir.Value], states: Mapping[str, ir.Value], taken: set[str], end: int) -> ir.Graph:
+    """(number, condition, `states`) -> (condition, `states`): steps until a quarter of the sentences is done; these leave the batch.
+
+    Keys and values of the source are copied here, not in a step; the caches of the target follow in the next step, by its `parents`.
+    """
+    turn = _Graph(ir.Graph([], [], nodes=[], name="turn"), "turn/", taken)
+    turn.input("turn/number", INT64, [])
+    turn.input("turn/going", BOOL, [])
+    state = {name: turn.input(f"turn/{name}", value.dtype or INT64, None) for name, value in states.items()}
+    count, beam = turn("Shape", state["limits"], dtype=INT64, start=0, end=1), outer["beam"]
+    fixed = {
+        **outer,
+        "limits": state["limits"],
+        "length": state["length"],
+        "matrix": turn("Concat", count, [-1], dtype=INT64, axis=0),
+        "firsts": turn("Mul", turn("Unsqueeze", turn.count(count), [1], dtype=INT64), beam, dtype=INT64),
+        "few": turn("Squeeze", turn("Div", turn("Mul", count, 3, dtype=INT64), 4, dtype=INT64), dtype=INT64),
+    }
+    going = {name: state[name] for name in (TOKENS, PARENTS, "total", "found", "topped", *(each.before for each in model.caches))}
+    going["live"] = turn("Expand", True, count, dtype=BOOL)
+    body = _step(model, {name: state[name] for name in model.given}, fixed, going, turn.taken, end)
+    results = turn.loop("steps", body, [None, turn.constant(True), *going.values()])
+    after, steps = dict(zip(going, results, strict=False)), dict(zip(STEPS, results[len(going) :], strict=True))
+
+    kept = turn("Squeeze", turn("NonZero", after["live"], dtype=INT64), [0], dtype=INT64)
+    rows = turn("Add", turn("Mul", turn("Unsqueeze", kept, [1], dtype=INT64), beam, dtype=INT64), turn.count(beam), dtype=INT64)
+    rows = turn("Reshape", rows, [-1], dtype=INT64)
+    done = turn("Shape", steps["closed"], dtype=INT64, start=0, end=1)
+    after |= {name: turn("Gather", after[name], rows, dtype=INT64) for name in (TOKENS, PARENTS)}
+    after |= {name: turn("Gather", after[name], kept, dtype=states[name].dtype or FLOAT) for name in ("total", "found", "topped")}
+    kinds = ("sentence", "limits", *model.given)
+    after |= {name: turn("Gather", state[name], kept, dtype=states[name].dtype or FLOAT) for name in kinds}
+    after["length"] = turn("Add", state["length"], turn("Squeeze", done, dtype=INT64), dtype=INT64)
+    # where each sentence of all stands among those of this turn; behind them where it has left
+    places = turn("ScatterElements", turn("Expand", count, outer["sentences"], dtype=INT64), state["sentence"], turn.count(count), dtype=INT64)
+    gone = turn("Concat", done, [1], beam, dtype=INT64, axis=0)
+    for name, dtype in STEPS.items():
+        nothing = turn("Expand", NEVER if dtype == FLOAT else 0, gone, dtype=dtype)
+        whole = turn("Gather", turn("Concat", steps[name], nothing, dtype=dtype, axis=1), places, dtype=dtype, axis=1)
+        after[name] = turn("Concat", state[name], whole, dtype=dtype, axis=0)
+    left = turn("Squeeze", turn("Shape", kept, dtype=INT64), dtype=INT64)
+    turn.graph.outputs.extend([turn("Greater", left, 0, dtype=BOOL), *(after[name] for name in states)])
+    return turn.graph
+
+
+def _step(
+    model: Incremental, given: Mapping[str, ir.Value], outer: Mapping[str, ir.Value], states: Mapping[str, ir.Value], taken: set[str], end: int
 ) -> ir.Graph:
-    """One step: (iteration, condition, `states`) -> (condition, `states`, and of each step: scores of what ends, [n, beam], their words and
-    rows likewise, and the words and rows before, [n * beam], of what goes on)."""
+    """(iteration, condition, `states`) -> (condition, `states`, `STEPS`): a token for every row."""
     step = model.step.graph
     inputs = {str(each.name): each for each in step.inputs}
     for name in model.given:
         inputs[name].replace_all_uses_with(given[name])
     step.inputs.clear()
-    body = _Graph(step, "step/", {str(each.name) for each in given.values()})
-    (iteration, condition) = (body.input(name, dtype, []) for name, dtype in (("iteration", INT64), ("going", BOOL)))
-    inputs[POSITION].replace_all_uses_with(iteration)
+    body = _Graph(step, "step/", taken)
+    iteration, _ = body.input("step/number", INT64, []), body.input("step/going", BOOL, [])
+    position = body("Add", iteration, outer["length"], dtype=INT64)
+    step.remove(position.producer())
+    step.insert_before(step[0], position.producer())
+    inputs[POSITION].replace_all_uses_with(position)
     state = {}
     for name, value in states.items():
         if name in inputs:
-            state[name] = inputs[name]
-            step.inputs.append(state[name])
-        else:
-            state[name] = body.input(f"step/{name}", value.dtype or INT64, None)
-        state[name].shape = None
-    found = {str(each.name): each for each in step.outputs}
+            inputs[name].shape = None
+            step.inputs.append(inputs[name])
+        state[name] = inputs[name] if name in inputs else body.input(f"step/{name}", value.dtype or INT64, None)
+    results = {str(each.name): each for each in step.outputs}
     step.outputs.clear()
-    logits = found[LOGITS]
+    logits = results[LOGITS]
     logits.name = f"step/{LOGITS}"
 
     values, words = body.top(logits, outer["width"])
@@ -103,42 +150,37 @@ def _body(
     totals = body("Add", body("Reshape", state["total"], [-1, 1]), body("Sub", values, norm))
     total, order = body.top(body("Reshape", totals, outer["matrix"]), outer["width"])
     words = body("GatherElements", body("Reshape", words, outer["matrix"], dtype=INT64), order, dtype=INT64, axis=1)
-    origin = body("Add", body("Div", order, outer["width"], dtype=INT64), outer["firsts"], dtype=INT64)
+    origin = body("Div", order, outer["width"], dtype=INT64)
 
     ended = body("Equal", words, end, dtype=BOOL)
-    number = body("Add", iteration, 1, dtype=INT64)
-    last = body("LessOrEqual", outer["limits"], number, dtype=BOOL)
+    last = body("LessOrEqual", outer["limits"], body("Add", position, 1, dtype=INT64), dtype=BOOL)
     likely = {"ended": (ended, BOOL), "total": (total, FLOAT), "words": (words, INT64), "origin": (origin, INT64)}
     front = {name: body("Slice", each, [0], outer["beam"], [1], dtype=dtype) for name, (each, dtype) in likely.items()}
-    closes = body(
-        "And", body("Or", front["ended"], body("Unsqueeze", last, [1], dtype=BOOL), dtype=BOOL),
-        body("Unsqueeze", state["live"], [1], dtype=BOOL), dtype=BOOL,
-    )  # fmt: skip
+    ends = body("Or", front["ended"], body("Unsqueeze", last, [1], dtype=BOOL), dtype=BOOL)
+    closes = body("And", ends, body("Unsqueeze", state["live"], [1], dtype=BOOL), dtype=BOOL)
     closed = body("ReduceSum", body("Cast", closes, dtype=INT64), [1], dtype=INT64, keepdims=0)
     count = body("Add", state["found"], closed, dtype=INT64)
     topped = body("Or", state["topped"], body("Gather", ended, 0, dtype=BOOL, axis=1), dtype=BOOL)
-    enough = body(
-        "And", body("GreaterOrEqual", count, outer["enough"], dtype=BOOL), body("Or", topped, outer["penalized"], dtype=BOOL), dtype=BOOL
-    )
+    many = body("GreaterOrEqual", count, outer["enough"], dtype=BOOL)
+    enough = body("And", many, body("Or", topped, outer["penalized"], dtype=BOOL), dtype=BOOL)
     live = body("And", state["live"], body("Not", body("Or", last, enough, dtype=BOOL), dtype=BOOL), dtype=BOOL)
 
     late = body("Mul", body("Cast", ended, dtype=INT64), 2**20, dtype=INT64)  # what has ended comes after all that goes on
-    place = body("Add", late, body("Range", 0, body("Squeeze", outer["width"], dtype=INT64), 1, dtype=INT64), dtype=INT64)
-    _, kept = body.top(place, outer["beam"], largest=0)
+    _, kept = body.top(body("Add", late, body.count(outer["width"]), dtype=INT64), outer["beam"], largest=0)
     going = {name: body("GatherElements", likely[name][0], kept, dtype=likely[name][1], axis=1) for name in ("total", "words", "origin")}
     after = {
         TOKENS: body("Reshape", going["words"], [-1], dtype=INT64),
-        PARENTS: body("Reshape", going["origin"], [-1], dtype=INT64),
+        PARENTS: body("Reshape", body("Add", going["origin"], outer["firsts"], dtype=INT64), [-1], dtype=INT64),
         "total": going["total"],
         "live": live,
         "found": count,
         "topped": topped,
-        **{cache.before: found[cache.after] for cache in model.caches},
+        **{cache.before: results[cache.after] for cache in model.caches},
     }
-    any_live = body("Cast", body("ReduceMax", body("Cast", live, dtype=ir.DataType.INT32), dtype=ir.DataType.INT32, keepdims=0), dtype=BOOL)
-    steps = [body("Where", closes, front["total"], NEVER), front["words"], front["origin"]]
-    steps += [body("Identity", after[name], dtype=INT64) for name in (TOKENS, PARENTS)]
-    step.outputs.extend([any_live, *(after[name] for name in states), *steps])
+    alive = body("ReduceSum", body("Cast", live, dtype=INT64), dtype=INT64, keepdims=0)
+    more = body("Greater", alive, outer["few"], dtype=BOOL)
+    told = [body("Where", closes, front["total"], NEVER), front["words"], front["origin"], going["words"], going["origin"]]
+    step.outputs.extend([more, *(after[name] for name in states), *told])
     return step
 
 
@@ -149,36 +191,31 @@ def _norm(body: _Graph, logits: ir.Value, values: ir.Value, words: ir.Value) -> 
     return body("Sub", largest, body("Log", body("GatherElements", chances, place, axis=1)))
 
 
-def _hypotheses(
-    main: _Graph, steps: Sequence[ir.Value], beam: ir.Value, best: ir.Value, penalty: ir.Value, firsts: ir.Value, end: int
-) -> None:
+def _hypotheses(main: _Graph, steps: Sequence[ir.Value], beam: ir.Value, best: ir.Value, penalty: ir.Value, end: int) -> None:
     """The outputs: of all that ended the best, followed back from word to word."""
-    total, words, origin, tokens, parents = steps
-    count = main("Shape", total, dtype=INT64, start=0, end=1)
-    numbers = main("Range", 1, main("Add", main("Squeeze", count, dtype=INT64), 1, dtype=INT64), 1, dtype=INT64)
+    total, words, origin, before, parents = steps
+    count = main("Squeeze", main("Shape", total, dtype=INT64, start=0, end=1), dtype=INT64)
+    numbers = main("Range", 1, main("Add", count, 1, dtype=INT64), 1, dtype=INT64)
     has_end = main("Equal", words, end, dtype=BOOL)
     lengths = main("Sub", main("Unsqueeze", numbers, [1, 2], dtype=INT64), main("Cast", has_end, dtype=INT64), dtype=INT64)
     divisor = main("Pow", main("Cast", main("Max", lengths, 1, dtype=INT64), dtype=FLOAT), penalty)
-    flat = [main("Flatten", main("Transpose", each, dtype=kind, perm=[1, 0, 2]), dtype=kind) for each, kind in
-            ((main("Div", total, divisor), FLOAT), (main("Where", has_end, PAD, words, dtype=INT64), INT64), (origin, INT64))]  # fmt: skip
+    told = ((main("Div", total, divisor), FLOAT), (main("Where", has_end, PAD, words, dtype=INT64), INT64), (origin, INT64))
+    flat = [main("Flatten", main("Transpose", each, dtype=dtype, perm=[1, 0, 2]), dtype=dtype) for each, dtype in told]
     scores, where = main.top(flat[0], best)
     word, row = (main("GatherElements", each, where, dtype=INT64, axis=1) for each in flat[1:])
-    when = main("Div", where, beam, dtype=INT64)
+    when, newest = main("Div", where, beam, dtype=INT64), main("Sub", count, 1, dtype=INT64)
 
     body = _Graph(ir.Graph([], [], nodes=[], name="back"), "back/", main.taken)
-    iteration, condition = body.input("back/number", INT64, []), body.input("back/go", BOOL, [])
+    number, going = body.input("back/number", INT64, []), body.input("back/going", BOOL, [])
     at = body.input("back/row", INT64, None)
-    t = body("Sub", main("Sub", main("Squeeze", count, dtype=INT64), 1, dtype=INT64), iteration, dtype=INT64)
-    here, before = body("Equal", when, t, dtype=BOOL), body("Less", t, when, dtype=BOOL)
-    word_then, row_then = (body("Gather", body("Gather", each, t, dtype=INT64), at, dtype=INT64) for each in (tokens, parents))
-    said = body("Where", here, word, body("Where", before, word_then, PAD, dtype=INT64), dtype=INT64)
-    back = body("Where", here, row, body("Where", before, row_then, at, dtype=INT64), dtype=INT64)
-    body.graph.outputs.extend([body("Identity", condition, dtype=BOOL), back, said])
-    loop = ir.node("Loop", [main("Squeeze", count, dtype=INT64), main.constant(True), row], {"body": body.graph}, num_outputs=2, name="back")
-    for value, name in zip(loop.outputs, ("row", "words"), strict=True):
-        value.name, value.type = graph.unique(f"back/{name}.all", main.taken), ir.TensorType(INT64)
-    main.graph.append(loop)
-    forward = main("Slice", loop.outputs[1], [-1], [np.iinfo(np.int64).min], [0], [-1], dtype=INT64)
+    t = body("Sub", newest, number, dtype=INT64)
+    here, on_way = body("Equal", when, t, dtype=BOOL), body("Less", t, when, dtype=BOOL)
+    then = [body("GatherElements", body("Gather", each, t, dtype=INT64), at, dtype=INT64, axis=1) for each in (before, parents)]
+    said = body("Where", here, word, body("Where", on_way, then[0], PAD, dtype=INT64), dtype=INT64)
+    back = body("Where", here, row, body("Where", on_way, then[1], at, dtype=INT64), dtype=INT64)
+    body.graph.outputs.extend([body("Identity", going, dtype=BOOL), back, said])
+    _, backward = main.loop("back", body.graph, [count, main.constant(True), row])
+    forward = main("Slice", backward, [-1], [np.iinfo(np.int64).min], [0], [-1], dtype=INT64)
     result = main("Transpose", forward, dtype=INT64, perm=[1, 2, 0])
     result.name, scores.name = TOKENS, SCORES
     result.shape, scores.shape = ir.Shape(["batch", "best", "length"]), ir.Shape(["batch", "best"])
@@ -199,7 +236,8 @@ class _Graph:
 
     def __init__(self, main: ir.Graph, prefix: str = "", taken: set[str] | None = None) -> None:
         self.graph, self.prefix = main, prefix
-        self.taken = graph.names(main) | (taken or set())
+        self.taken = set() if taken is None else taken  # one for all graphs: no name hides another
+        self.taken |= graph.names(main)
         self.known: dict[tuple[Any, ...], ir.Value] = {}
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int] | None) -> ir.Value:
@@ -224,6 +262,18 @@ class _Graph:
         node = graph.node(op, list(values), f"{self.prefix}search.{op.lower()}", dtype=dtype, taken=self.taken, **attributes)
         self.graph.append(node)
         return node.outputs[0]
+
+    def count(self, size: ir.Value) -> ir.Value:
+        """0, 1, ... up to `size`, int64 [1]."""
+        return self("Range", 0, self("Squeeze", size, dtype=INT64), 1, dtype=INT64)
+
+    def loop(self, name: str, body: ir.Graph, inputs: Sequence[ir.Value | None]) -> list[ir.Value]:
+        """A Loop; returns its results, the condition not among them."""
+        node = ir.node("Loop", inputs, {"body": body}, num_outputs=len(body.outputs) - 1, name=graph.unique(name, self.taken))
+        for value, inner in zip(node.outputs, body.outputs[1:], strict=True):
+            value.name, value.type = graph.unique(f"{name}/{inner.name}", self.taken), inner.type
+        self.graph.append(node)
+        return list(node.outputs)
 
     def top(self, x: ir.Value, count: ir.Value, largest: int = 1) -> tuple[ir.Value, ir.Value]:
         """The largest values along the last axis and where they stand, the first of equal ones first."""
