@@ -23,7 +23,9 @@ class FoldScale(Rewrite):
         return sum(self._fold(model.graph, each) for each in list(model.graph) if graph.standard(each, "Mul", "Div"))
 
     def _fold(self, main: ir.Graph, scale: ir.Node) -> int:
-        product, *others = scale.inputs if scale.op_type == "Div" else sorted(scale.inputs, key=lambda each: graph.constant(each) is not None)
+        product, *others = (
+            scale.inputs if scale.op_type == "Div" else sorted(scale.inputs, key=lambda each: graph.constant(each) is not None)
+        )
         factor = graph.scalar(others[0])
         matmul = product.producer() if product is not None else None
         if factor is None or not factor or product is None or not graph.standard(matmul, "MatMul") or graph.rank(others[0]):

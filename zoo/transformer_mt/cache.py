@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.fuse_quantized_linear import FuseQuantizedLinear
 from pipelines.rewrites.reshape_chains import ReshapeChains
 from zoo.transformer_mt.data import POSITIONS, START
+from zoo.transformer_mt.decode import Integers, Step
 
 SOURCE, TARGET, LOGITS = "source", "target", "logits"
 TOKENS, PARENTS, POSITION = "tokens", "parents", "position"
@@ -39,8 +40,8 @@ class Cache:
 class Incremental:
     """A translation model for decoding token by token.
 
-    encoder: source int64 [n, s] -> the values `given`, one row a sentence. step: tokens int64 [rows], the newest of every row; parents int64
-    [rows], the row of the step before that each goes on from; position int64 [], how many tokens came before; the caches; `given` ->
+    encoder: source int64 [n, s] -> the values `given`, one row a sentence. step: tokens int64 [rows], the newest of every row; parents
+    int64 [rows], the row of the step before that each goes on from; position int64 [], how many tokens came before; the caches; `given` ->
     logits float32 [rows, vocabulary] and the caches grown by a token. rows is a multiple of n: the rows of a sentence stand together.
     """
 
@@ -59,6 +60,30 @@ def incremental(model: ir.Model) -> Incremental:
     Raises RequestError that names the operator which cannot be computed so, and why.
     """
     return _Derivation(model).result()
+
+
+def cached_step(decoder: Any, given: Mapping[str, NDArray[Any]], caches: Sequence[Cache]) -> Step:
+    """The step of a decoder with caches.
+
+    decoder: a session of `Incremental.step`. given: what its encoder computed, a row a sentence.
+    """
+    sentences = np.arange(len(next(iter(given.values()))))
+    kept = {each.before: np.zeros([len(sentences) if d is None else d for d in each.shape], each.dtype.numpy()) for each in caches}
+    chosen, length = dict(given), 0
+
+    def step(tokens: Integers, parents: Integers) -> NDArray[np.float32]:
+        nonlocal sentences, chosen, length
+        before, sentences = sentences, sentences[parents]
+        if not np.array_equal(live := np.unique(sentences), np.unique(before)):
+            chosen = {name: each[live] for name, each in given.items()}
+        batch = {TOKENS: tokens, PARENTS: parents, POSITION: np.array(length), **chosen, **kept}
+        found = decoder.run(batch)
+        kept.update({each.before: found[each.after] for each in caches})
+        length += 1
+        logits: NDArray[np.float32] = found[LOGITS]
+        return logits
+
+    return step
 
 
 class _No(Exception):
@@ -271,7 +296,7 @@ class _Derivation:
                 found = [self._last(node)]
             elif unknown := next((each for each in kinds if isinstance(each, _Unknown)), None):
                 found = [unknown] * len(node.outputs)
-            elif (handler := self.HANDLERS.get(node.op_type)) is None or not graph.standard(node, node.op_type):
+            elif (handler := _HANDLERS.get(node.op_type)) is None or not graph.standard(node, node.op_type):
                 raise _No("the operator is not known")
             else:
                 found = handler(self, node, kinds)
@@ -308,7 +333,7 @@ class _Derivation:
                 raise _No("it mixes source and target in another way than attention does")
             for each in node.inputs:
                 if each in self.of_source and (_rank(each) != rank or (graph.dimensions(each) or [])[axis] != 1):
-                    raise _No(f"{each.name} differs from token to token")  # type: ignore[union-attr]
+                    raise _No(f"{each.name} differs from token to token")
             return [_Rows(y, axis, folded=self._beside(node, kinds))]
         if node.op_type in UNARY or (len(rows) == 1 and rows[0].flat is None and all(each is None or each.size == 1 for each in constants)):
             return [self._lazy(node, kinds, axis)]
@@ -333,7 +358,10 @@ class _Derivation:
         """`node`, which treats all numbers alike, in the form that will be asked for."""
 
         def flat() -> ir.Value:
-            return self._emit(node, [self._flat(each) if isinstance(each, _Rows) else self._operand(x) for x, each in zip(node.inputs, kinds, strict=True)])[0]
+            return self._emit(
+                node,
+                [self._flat(each) if isinstance(each, _Rows) else self._operand(x) for x, each in zip(node.inputs, kinds, strict=True)],
+            )[0]
 
         found = _Rows(node.outputs[0], axis, unfold=flat, fold=lambda: self._beside(node, kinds))
         if next(each for each in kinds if isinstance(each, _Rows)).flat is None:
@@ -357,7 +385,9 @@ class _Derivation:
             raise _No(f"{value.name} is not one value for each position")
         if not np.array_equal(short, table.take(range(3), where)):
             raise _No(f"{value.name} changes for a token when others follow")
-        return self._new("Gather", [self._array(f"{value.name}.all", table), self.position], f"{value.name}.newest", value.dtype, axis=where)
+        return self._new(
+            "Gather", [self._array(f"{value.name}.all", table), self.position], f"{value.name}.newest", value.dtype, axis=where
+        )
 
     def _without(self, value: ir.Value | None, rank: int, axis: int | None) -> ir.Value | None:
         """A constant beside [rows, ...] that stood beside a value with tokens on `axis`."""
@@ -408,7 +438,9 @@ class _Derivation:
             if None in shape[1:]:
                 raise _No(f"{kept.name} has the shape {kept.shape}; more than the tokens is dynamic")
             dtype, along = kept.dtype or ir.DataType.FLOAT, order.index(axis)
-            before = self._input(f"{kept.name}.before", ["before", *("length" if i == along else each for i, each in enumerate(shape) if i)], dtype)
+            before = self._input(
+                f"{kept.name}.before", ["before", *("length" if i == along else each for i, each in enumerate(shape) if i)], dtype
+            )
             moved = self._new("Gather", [before, self.parents], f"{kept.name}.moved", dtype, axis=0)
             newest = self._new("Unsqueeze", [self._flat(rows), self._array("token", [along])], f"{kept.name}.newest", dtype)
             after = self._new("Concat", [moved, newest], f"{kept.name}.after", dtype, axis=along)
@@ -456,7 +488,11 @@ class _Derivation:
         assert node.inputs[0] is not None
         rank = _rank(node.inputs[0])
         axis = node.attributes.get_int("axis", 0 if node.op_type == "Split" else -1) % rank
-        if any(kinds[1:]) or (isinstance(x, _Rows) and x.axis is not None and axis <= x.axis) or (isinstance(x, _Scores) and axis != rank - 1):
+        if (
+            any(kinds[1:])
+            or (isinstance(x, _Rows) and x.axis is not None and axis <= x.axis)
+            or (isinstance(x, _Scores) and axis != rank - 1)
+        ):
             raise _No("it works across tokens")
         others = [self._operand(each) for each in node.inputs[1:]]
         if isinstance(x, _Scores):
@@ -469,7 +505,7 @@ class _Derivation:
 
     def _lookup(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
         table, rows = node.inputs[0], kinds[1]
-        if not isinstance(rows, _Rows) or kinds[0] is not None or table in self.of_source or node.attributes.get_int("axis", 0):
+        if not isinstance(rows, _Rows) or kinds[0] is not None or table in self.of_source or node.attributes.get_int("axis", 0) != 0:
             raise _No("it looks nothing up in a table")
         return [_Rows(node.outputs[0], rows.axis, self._emit(node, [self._operand(table), self._flat(rows)])[0])]
 
@@ -485,19 +521,20 @@ class _Derivation:
             raise _No("it does not pick the last token")
         return _Rows(node.outputs[0], None, self._flat(rows))
 
-    HANDLERS = {
-        **dict.fromkeys(ELEMENTWISE, _elementwise),
-        **dict.fromkeys(("Softmax", "LayerNormalization", "Split"), _along_last),
-        "MatMul": _matmul,
-        "Gemm": _gemm,
-        "Reshape": _reshape,
-        "Transpose": _transpose,
-        "Gather": _lookup,
-    }
-
 
 def _rank(value: ir.Value) -> int:
     found = graph.rank(value)
     if found is None:
         raise _No(f"the rank of {value.name} is not known")
     return found
+
+
+_HANDLERS: dict[str, Callable[[_Derivation, ir.Node, Sequence[_Kind | None]], list[_Kind]]] = {
+    **dict.fromkeys(ELEMENTWISE, _Derivation._elementwise),
+    **dict.fromkeys(("Softmax", "LayerNormalization", "Split"), _Derivation._along_last),
+    "MatMul": _Derivation._matmul,
+    "Gemm": _Derivation._gemm,
+    "Reshape": _Derivation._reshape,
+    "Transpose": _Derivation._transpose,
+    "Gather": _Derivation._lookup,
+}

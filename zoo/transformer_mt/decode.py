@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.errors import RequestError, ZooError
-from zoo.transformer_mt.cache import LOGITS, PARENTS, POSITION, TOKENS, Cache
-from zoo.transformer_mt.data import PAD
+from zoo.transformer_mt.data import PAD, POSITIONS
 
 NEVER = -1e30  # the score of what is no hypothesis
 GROWTH = (2, 10)  # tokens of a translation for each of its source, and besides, at most
@@ -107,7 +106,7 @@ def _likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.floa
 
 def hypotheses(tokens: Integers, scores: NDArray[np.float32]) -> list[list[Hypothesis]]:
     """What `zoo.transformer_mt.loop.search` returns, as `beam_search` does. Raises ZooError where the scores are no numbers."""
-    if not (np.isfinite(scores) & (scores > NEVER / 2)).all():
+    if not (np.isfinite(scores) & (scores > NEVER / POSITIONS**2)).all():
         raise ZooError("the model computes NaN or infinite logits; check its weights")
     return [
         [Hypothesis(row[row != PAD].tolist(), score) for row, score in zip(*each, strict=True)]
@@ -128,29 +127,5 @@ def naive_step(decoder: Any, source: NDArray[Any], memory: NDArray[np.float32]) 
         prefix = np.concatenate([prefix[parents], tokens[:, None].astype(source.dtype)], 1)
         found: NDArray[np.float32] = decoder.run({"source": source, "memory": memory, "target": prefix})["logits"]
         return found
-
-    return step
-
-
-def cached_step(decoder: Any, given: Mapping[str, NDArray[Any]], caches: Sequence[Cache]) -> Step:
-    """The step of a decoder with caches.
-
-    decoder: a session of `zoo.transformer_mt.cache.Incremental.step`. given: what its encoder computed, a row a sentence.
-    """
-    sentences = np.arange(len(next(iter(given.values()))))
-    kept = {each.before: np.zeros([len(sentences) if d is None else d for d in each.shape], each.dtype.numpy()) for each in caches}
-    chosen, length = dict(given), 0
-
-    def step(tokens: Integers, parents: Integers) -> NDArray[np.float32]:
-        nonlocal sentences, chosen, length
-        before, sentences = sentences, sentences[parents]
-        if not np.array_equal(live := np.unique(sentences), np.unique(before)):
-            chosen = {name: each[live] for name, each in given.items()}
-        batch = {TOKENS: tokens, PARENTS: parents, POSITION: np.array(length), **chosen, **kept}
-        found = decoder.run(batch)
-        kept.update({each.before: found[each.after] for each in caches})
-        length += 1
-        logits: NDArray[np.float32] = found[LOGITS]
-        return logits
 
     return step

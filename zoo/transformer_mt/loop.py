@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines import graph
-from zoo.transformer_mt.cache import LOGITS, PARENTS, POSITION, SOURCE, TOKENS, Incremental
+from zoo.transformer_mt.cache import LOGITS, PARENTS, POSITION, TOKENS, Incremental
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START
 from zoo.transformer_mt.decode import NEVER
 
@@ -28,7 +28,8 @@ def search(model: Incremental, end: int = END) -> ir.Model:
     source int64 [n, s], padded with `PAD`; beam and best int64 [1]; length_penalty float32 [1]; growth int64 [2], (a, b): a translation of
     a source of c tokens has at most a c + b tokens, its end included, and `POSITIONS` -> tokens int64 [n, best, t], padded, without `end`,
     and scores float32 [n, best], the best first. end=-1 is no token: all translations run to their limit, to time a step.
-    A step keeps the likeliest words of each row before their sum is normalized; what was chosen is followed back once, when all is done.
+    `model` is used up. A step keeps the likeliest words of each row before their sum is normalized; what was chosen is followed back once,
+    when all is done.
     """
     main = _Graph(model.encoder.graph)
     source = main.graph.inputs[0]
@@ -108,7 +109,9 @@ def _turns(model: Incremental, outer: Mapping[str, ir.Value], states: Mapping[st
     after |= {name: turn("Gather", state[name], kept, dtype=states[name].dtype or FLOAT) for name in kinds}
     after["length"] = turn("Add", state["length"], turn("Squeeze", done, dtype=INT64), dtype=INT64)
     # where each sentence of all stands among those of this turn; behind them where it has left
-    places = turn("ScatterElements", turn("Expand", count, outer["sentences"], dtype=INT64), state["sentence"], turn.count(count), dtype=INT64)
+    places = turn(
+        "ScatterElements", turn("Expand", count, outer["sentences"], dtype=INT64), state["sentence"], turn.count(count), dtype=INT64
+    )
     gone = turn("Concat", done, [1], beam, dtype=INT64, axis=0)
     for name, dtype in STEPS.items():
         nothing = turn("Expand", NEVER if dtype == FLOAT else 0, gone, dtype=dtype)
@@ -120,7 +123,12 @@ def _turns(model: Incremental, outer: Mapping[str, ir.Value], states: Mapping[st
 
 
 def _step(
-    model: Incremental, given: Mapping[str, ir.Value], outer: Mapping[str, ir.Value], states: Mapping[str, ir.Value], taken: set[str], end: int
+    model: Incremental,
+    given: Mapping[str, ir.Value],
+    outer: Mapping[str, ir.Value],
+    states: Mapping[str, ir.Value],
+    taken: set[str],
+    end: int,
 ) -> ir.Graph:
     """(iteration, condition, `states`) -> (condition, `states`, `STEPS`): a token for every row."""
     step = model.step.graph
@@ -131,8 +139,6 @@ def _step(
     body = _Graph(step, "step/", taken)
     iteration, _ = body.input("step/number", INT64, []), body.input("step/going", BOOL, [])
     position = body("Add", iteration, outer["length"], dtype=INT64)
-    step.remove(position.producer())
-    step.insert_before(step[0], position.producer())
     inputs[POSITION].replace_all_uses_with(position)
     state = {}
     for name, value in states.items():
@@ -181,6 +187,7 @@ def _step(
     more = body("Greater", alive, outer["few"], dtype=BOOL)
     told = [body("Where", closes, front["total"], NEVER), front["words"], front["origin"], going["words"], going["origin"]]
     step.outputs.extend([more, *(after[name] for name in states), *told])
+    step.sort()  # the position stands after its readers
     return step
 
 
