@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import graph
+from pipelines import graph, machine
 from pipelines.batches import Batch
 from pipelines.build import ModelFolder, derived
 from pipelines.engine import BF16, Session, load
@@ -103,6 +103,7 @@ class TranslationPipeline(Pipeline):
             try:
                 path = derived(self.folder, name, "search", FORM, lambda model: search(incremental(model)))
                 self._whole = load(path, self._engine, self.threads, self.precision)
+                machine.trim()
                 return
             except RequestError as error:
                 logger.warning("%s; all tokens are computed anew in every step, which takes many times as long", error)
