@@ -9,6 +9,7 @@ build.json in the folder records what each stage was made from (SHA-256 of its i
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ import filelock
 import numpy as np
 import onnx_ir as ir
 
-from pipelines import files, graph
+from pipelines import files, graph, hub
 from pipelines.batches import Batch, cut
 from pipelines.calibrate import CalibrationTable, calibrate
 from pipelines.entry import OBSERVERS, Entry, QuantRecipe
@@ -261,6 +262,34 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
         raise RequestError(f"{folder.card.name} does not run in the native kernels: {said['reason']}; choose another engine")
     path = graph.save_mapped(model, folder.path / NATIVE)
     return {"recipe": recipe.to_json(), "data_sha256": files.sha256(graph.mapped(path)), **said}
+
+
+def derived(folder: ModelFolder, source: str, kind: str, form: str, make: Callable[[ir.Model], ir.Model]) -> Path:
+    """The path of what `make` makes of the folder's file `source`, such as another form of its graph; made where it is missing or stale.
+
+    It lies beside the source, or in the cache where that folder may not be written, as SOURCE.KIND-DIGEST.onnx. form: changes with what
+    `make` does. Raises RequestError where it can be written nowhere, and what `make` raises.
+    """
+    origin = folder.ensure(source)
+    digest = hashlib.sha256(f"{files.sha256(origin)} {form}".encode()).hexdigest()[:12]
+    stem = f"{origin.stem}.{kind}-"
+    places = [folder.path, hub.home() / "derived"]
+    if found := next((path for each in places if (path := each / f"{stem}{digest}.onnx").is_file()), None):
+        return found
+    made = make(graph.load(origin))
+    for place in places:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            path = graph.save(made, place / f"{stem}{digest}.onnx")
+        except OSError as error:
+            fault = error.strerror or str(error)
+            continue
+        if place == folder.path:
+            for old in place.glob(f"{stem}*.onnx"):
+                if old != path:
+                    old.unlink(missing_ok=True)
+        return path
+    raise RequestError(f"cannot write {places[-1]}: {fault}; set ZOO_HOME to a folder you may write")
 
 
 def native_form(folder: ModelFolder) -> dict[str, Any]:

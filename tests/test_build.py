@@ -456,3 +456,38 @@ def test_what_is_no_npz_of_samples(tmp_path, make, what):
     with pytest.raises(RequestError, match=what) as caught:
         read_npz(path)
     assert "s.npz" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_another_form_of_a_file_is_derived_once_for_each_source_and_form(folder):
+    calls = []
+
+    def make(found):
+        calls.append(found)
+        return found
+
+    path = road.derived(folder, "int8.onnx", "other", "1", make)
+    assert path.parent == folder.path
+    assert path.name.startswith("int8.other-")
+    assert road.derived(folder, "int8.onnx", "other", "1", make) == path
+    assert len(calls) == 1
+    newer = road.derived(folder, "int8.onnx", "other", "2", make)
+    assert not path.exists()  # nobody asks for it again
+    (folder.path / "seed.txt").write_text("2")
+    assert road.derived(folder, "int8.onnx", "other", "2", make) != newer
+    assert [each.name for each in folder.path.glob("int8.other-*")] == [road.derived(folder, "int8.onnx", "other", "2", make).name]
+
+
+def test_where_the_folder_may_not_be_written_the_cache_is(folder, monkeypatch, tmp_path):
+    build(folder)
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path / "home"))
+    save = graph.save
+
+    def refuse(found, path):
+        if path.parent == folder.path:
+            raise PermissionError(13, "Permission denied")
+        return save(found, path)
+
+    monkeypatch.setattr(graph, "save", refuse)
+    path = road.derived(folder, "int8.onnx", "other", "1", lambda found: found)
+    assert path.is_relative_to(tmp_path / "home")
+    assert road.derived(folder, "int8.onnx", "other", "1", lambda found: found) == path

@@ -10,7 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.errors import RequestError, ZooError
+from zoo.transformer_mt.data import PAD, POSITIONS
 
+NEVER = -1e30  # the score of what is no hypothesis
+GROWTH = (2, 10)  # tokens of a translation for each of its source, and besides, at most
 Integers = NDArray[np.int64]
 # (tokens, parents) -> logits float32 [rows, vocabulary] of the token that follows. tokens: int64 [rows], the newest of every row.
 # parents: int64 [rows], the row of the call before that each one goes on from: rows may swap places, double or be gone. In the first call
@@ -27,7 +30,16 @@ class Hypothesis(NamedTuple):
 
 def limit(source: int, most: int) -> int:
     """How many tokens the translation of a sentence of `source` tokens may have, its end included: twice as many and 10, up to `most`."""
-    return min(2 * source + 10, most)
+    factor, more = GROWTH
+    return min(factor * source + more, most)
+
+
+def require(beam: int, best: int, words: int | None = None) -> None:
+    """Raise RequestError for a beam that cannot be, with a vocabulary of so many `words`."""
+    if not 1 <= best <= beam:
+        raise RequestError(f"found beam {beam} and n-best {best}; wanted a beam of 1 or more, and no more translations than it")
+    if words is not None and 2 * beam > words:
+        raise RequestError(f"found beam {beam}, wanted at most half of the {words} words in the vocabulary")
 
 
 def beam_search(
@@ -42,8 +54,7 @@ def beam_search(
     CTranslate2 (and, but for the length, which counts without `end`, of tensor2tensor: Wu et al. 2016 is the source of the penalty).
     Raises RequestError for an impossible beam, ZooError for logits that are no numbers.
     """
-    if not 1 <= best <= beam:
-        raise RequestError(f"found beam {beam} and n-best {best}; wanted a beam of 1 or more, and no more translations than it")
+    require(beam, best)
     found: list[list[Hypothesis]] = [[] for _ in limits]
     live = np.arange(len(limits))  # the sentences still in the batch
     scores = np.zeros((len(live), 1))  # [live, width]
@@ -54,8 +65,7 @@ def beam_search(
         if not len(live):
             break
         logits = step(tokens, parents)
-        if 2 * beam > logits.shape[1]:
-            raise RequestError(f"found beam {beam}, wanted at most half of the {logits.shape[1]} words in the vocabulary")
+        require(beam, best, logits.shape[1])
         values, words = _likeliest(logits, 2 * beam)
         total = (scores[..., None] + values.reshape(*scores.shape, -1)).reshape(len(live), -1)
         order = np.argsort(-total, axis=1, kind="stable")[:, : 2 * beam]
@@ -92,6 +102,16 @@ def _likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.floa
     if not np.isfinite(norm).all():
         raise ZooError("the model computes NaN or infinite logits; check its weights")
     return np.take_along_axis(values, order, 1) - norm, np.take_along_axis(tokens, order, 1)
+
+
+def hypotheses(tokens: Integers, scores: NDArray[np.float32]) -> list[list[Hypothesis]]:
+    """What `zoo.transformer_mt.loop.search` returns, as `beam_search` does. Raises ZooError where the scores are no numbers."""
+    if not (np.isfinite(scores) & (scores > NEVER / POSITIONS**2)).all():
+        raise ZooError("the model computes NaN or infinite logits; check its weights")
+    return [
+        [Hypothesis(row[row != PAD].tolist(), score) for row, score in zip(*each, strict=True)]
+        for each in zip(tokens, scores.tolist(), strict=True)
+    ]
 
 
 def naive_step(decoder: Any, source: NDArray[Any], memory: NDArray[np.float32]) -> Step:

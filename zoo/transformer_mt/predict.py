@@ -16,9 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import graph
+from pipelines import graph, machine
 from pipelines.batches import Batch
-from pipelines.build import ModelFolder
+from pipelines.build import ModelFolder, derived
 from pipelines.engine import BF16, Session, load
 from pipelines.errors import RequestError
 from pipelines.evaluate import compare_translations
@@ -26,6 +26,7 @@ from pipelines.files import replacing
 from pipelines.pipeline import Pipeline, model_file
 from pipelines.progress import progress
 from pipelines.tables import FORMATS, writing
+from zoo.transformer_mt.cache import incremental
 from zoo.transformer_mt.data import (
     END,
     PAD,
@@ -45,7 +46,8 @@ from zoo.transformer_mt.data import (
     strange,
     tidy,
 )
-from zoo.transformer_mt.decode import Hypothesis, beam_search, limit, naive_step
+from zoo.transformer_mt.decode import GROWTH, Hypothesis, beam_search, hypotheses, limit, naive_step, require
+from zoo.transformer_mt.loop import FORM, search
 
 AVERAGE = 32  # tokens: a batch has no more of them, with padding, than this for each of its sentences
 AT_ONCE = 64  # batches that are sorted together in a long file
@@ -91,10 +93,22 @@ class TranslationPipeline(Pipeline):
     ) -> None:
         super().__init__(folder, precision, "auto", threads, batch_size)
         self._engine = engine if engine != "auto" else "openvino" if precision == BF16 else "onnxruntime"
-        path = folder.ensure(model_file(precision, self._engine))
-        self._encoder, self._decoder = halves(path, self._engine, threads, precision)
+        self._open(model_file(precision, self._engine))
         self.vocabulary = Vocabulary.read(folder.verify(VOCABULARY))
         self.max_length = int(folder.preprocessing["max_length"])
+
+    def _open(self, name: str) -> None:
+        """Sessions of a model file: of the search in one graph, where the engine has it and the decoder such a form."""
+        self._whole: Session | None = None
+        if self._engine == "onnxruntime":
+            try:
+                path = derived(self.folder, name, "search", FORM, lambda model: search(incremental(model)))
+                self._whole = load(path, self._engine, self.threads, self.precision)
+                machine.trim()
+                return
+            except RequestError as error:
+                logger.warning("%s; all tokens are computed anew in every step, which takes many times as long", error)
+        self._encoder, self._decoder = halves(self.folder.ensure(name), self._engine, self.threads, self.precision)
 
     @property
     def engine(self) -> str:
@@ -160,6 +174,11 @@ class TranslationPipeline(Pipeline):
 
     def _search(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
         source = padded(sentences)
+        require(self.beam, self.best, len(self.vocabulary))
+        if self._whole is not None:
+            batch = {"source": source, "beam": np.array([self.beam]), "best": np.array([self.best]), "growth": np.array(GROWTH)}
+            found = self._whole.run({**batch, "length_penalty": np.array([self.length_penalty], np.float32)})
+            return hypotheses(found["tokens"], found["scores"])
         memory = self._encoder.run({"source": source})["memory"]
         limits = np.array([limit(len(each), POSITIONS) for each in sentences])
         step = naive_step(self._decoder, source, memory)

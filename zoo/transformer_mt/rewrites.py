@@ -1,4 +1,4 @@
-"""Graph rewrites of the Transformer: so far the shared ones."""
+"""Graph rewrites of the Transformer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from typing import Any
 
 from pipelines.rewrite import Rewrite
 from pipelines.rewrites import SHARED
+from pipelines.rewrites.fold_scale import FoldScale
+from pipelines.rewrites.merge_siblings import MergeSiblings
 
 
 def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
-    """The passes from fp32.onnx to rewritten.onnx, in order."""
-    return [each() for each in SHARED]
+    """The passes from fp32.onnx to rewritten.onnx, in order.
+
+    Q, K and V of self-attention become one layer, and so do the keys and values of the source in all decoder layers: one call for several
+    in a step, where a call on a row takes longer to make than to compute.
+    """
+    return [*(each() for each in SHARED if each is not MergeSiblings), FoldScale(), MergeSiblings(split=True)]

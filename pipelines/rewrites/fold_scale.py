@@ -1,0 +1,65 @@
+"""A product's constant factor goes into the layer that makes one of its sides, such as the 1 / sqrt(d) of attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines import graph
+from pipelines.rewrite import Rewrite
+
+MOVES = ("Reshape", "Transpose")
+
+
+class FoldScale(Rewrite):
+    """c (x W + b) K = (x (c W) + c b) K for one number c, a Mul or a Div after the product; Reshape and Transpose may stand between.
+
+    Exact where c is a power of two, else to the rounding of the weights. For a first factor that a Gemm or a MatMul with constant weights
+    computes, with or without an Add of a constant row. Does not fire where something else reads a value on the way.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        return sum(self._fold(model.graph, each) for each in list(model.graph) if graph.standard(each, "Mul", "Div"))
+
+    def _fold(self, main: ir.Graph, scale: ir.Node) -> int:
+        product, *others = (
+            scale.inputs if scale.op_type == "Div" else sorted(scale.inputs, key=lambda each: graph.constant(each) is not None)
+        )
+        factor = graph.scalar(others[0])
+        matmul = product.producer() if product is not None else None
+        if factor is None or not factor or product is None or not graph.standard(matmul, "MatMul") or graph.rank(others[0]):
+            return 0
+        assert matmul is not None
+        if graph.sole_user(product) is not scale or graph.constant(matmul.inputs[1]) is not None:
+            return 0
+        found = _layer(matmul.inputs[0])
+        if found is None:
+            self.refuse(scale, "what it scales is no product of a linear layer's result that nothing else reads")
+            return 0
+        times = np.float64(factor if scale.op_type == "Mul" else 1 / factor)
+        for node, index in found:
+            value = node.inputs[index]
+            array = graph.constant(value)
+            assert value is not None and array is not None
+            node.replace_input_with(index, graph.initializer(main, f"{value.name}.scaled", (array * times).astype(array.dtype)))
+        graph.bypass(scale, product)
+        return 1
+
+
+def _layer(value: ir.Value | None) -> list[tuple[ir.Node, int]] | None:
+    """(node, input) of the weights and the bias that `value` is linear in; None where there is no such layer, or it has other readers."""
+    found: list[tuple[ir.Node, int]] = []
+    while value is not None and (node := value.producer()) is not None and graph.sole_user(value) is not None:
+        constants = [index for index, each in enumerate(node.inputs) if graph.constant(each) is not None]
+        if graph.standard(node, *MOVES):
+            value = node.inputs[0]
+        elif graph.standard(node, "Add") and len(constants) == 1 and not found:
+            found, value = [(node, constants[0])], node.inputs[1 - constants[0]]
+        elif graph.standard(node, "MatMul") and constants == [1]:
+            return [*found, (node, 1)]
+        elif graph.standard(node, "Gemm") and constants == list(range(1, len(node.inputs))):
+            return [*found, *((node, index) for index in constants)]
+        else:
+            return None
+    return None

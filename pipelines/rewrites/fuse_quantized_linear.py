@@ -1,0 +1,65 @@
+"""MatMul of bytes + bias -> Gemm with an integer bias: the form that engines run as one int8 operator."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines import graph
+from pipelines.rewrite import Rewrite
+
+
+class FuseQuantizedLinear(Rewrite):
+    """Add(MatMul(DQ(x), DQ(W)), b) = Gemm(DQ(x), DQ(W), DQ(b_q)), b_q = round(b / (s_x s_w)): exact to half a step of the integer sum.
+
+    For a graph that is bytes already, of which a part became 2-D after it was quantized: onnxruntime makes a float Gemm of MatMul and Add,
+    and dequantizes W every time. For a 2-D x with one step, a constant 2-D W of bytes with one step or one a column, and a constant b of
+    one row. Does not fire where the product has another reader, or where b does not fit 32 bits in such steps.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """See the class."""
+        count, taken = 0, graph.names(model.graph)
+        for matmul in [each for each in model.graph if graph.standard(each, "MatMul")]:
+            x, weight = matmul.inputs
+            add, step, known = graph.sole_user(matmul.outputs[0]), _step(x), graph.dequantized(weight)
+            if x is None or step is None or known is None or not graph.standard(add, "Add") or add is None:
+                continue
+            quantized, scale, _ = known
+            bias = next(each for each in add.inputs if each is not matmul.outputs[0])
+            b, columns = graph.constant(bias), quantized.shape[-1]
+            if graph.rank(x) != 2 or quantized.ndim != 2 or scale.size not in (1, columns) or (scale.size > 1 and _axis(weight) != 1):
+                self.refuse(matmul, "it is not 2-D, or its steps are not one a column")
+                continue
+            if b is None or b.shape not in ((columns,), (1, columns)):
+                self.refuse(matmul, "what is added is not a constant row of one value per output")
+                continue
+            steps = np.broadcast_to(np.float32(step) * scale.ravel(), (columns,)).astype(np.float32)
+            integers = np.rint(b.ravel() / steps.astype(np.float64))
+            if np.abs(integers).max(initial=0) > np.iinfo(np.int32).max:
+                self.refuse(matmul, "its bias does not fit 32 bits in steps of the product")
+                continue
+            result = add.outputs[0]
+            q, s = (
+                graph.initializer(model.graph, f"{result.name}.bias.{kind}", array, taken)
+                for kind, array in (("quantized", integers.astype(np.int32)), ("scale", steps))
+            )
+            dq = graph.node("DequantizeLinear", [q, s], f"{result.name}.bias", dtype=ir.DataType.FLOAT, taken=taken, axis=0)
+            gemm = graph.node("Gemm", [x, weight, dq.outputs[0]], str(result.name), dtype=result.dtype)
+            gemm.outputs[0].shape = result.shape
+            ir.convenience.replace_nodes_and_values(model.graph, add, [matmul, add], [dq, gemm], [result], gemm.outputs)
+            count += 1
+        return count
+
+
+def _step(value: ir.Value | None) -> np.float32 | None:
+    """The one scale of what was bytes just before."""
+    producer = value.producer() if value is not None else None
+    scale = graph.constant(producer.inputs[1]) if producer is not None and producer.op_type == "DequantizeLinear" else None
+    return None if scale is None or scale.size != 1 else np.float32(scale.item())
+
+
+def _axis(weight: ir.Value | None) -> int:
+    """Along which axis of a 2-D weight the steps differ."""
+    producer = weight.producer() if weight is not None else None
+    return producer.attributes.get_int("axis", 1) % 2 if producer is not None else -1
