@@ -45,7 +45,7 @@ def reference(sentence: int, most: int, beam: int, penalty: float, best: int, en
         for prefix, score in candidates[:beam]:
             if prefix[-1] == END or length == most:
                 words = [*prefix[1:-1]] if prefix[-1] == END else [*prefix[1:]]
-                done.append((words, score / max(1, len(words)) ** penalty))
+                done.append((words, score / length**penalty))
         topped |= candidates[0][0][-1] == END
         if (len(done) >= beam) if penalty else (topped and len(done) >= best):
             break

@@ -22,7 +22,7 @@ Step = Callable[[Integers, Integers], NDArray[np.float32]]
 
 
 class Hypothesis(NamedTuple):
-    """A translation without the end token, and its score: the sum of log probabilities divided by length ** penalty."""
+    """A translation without the end token, and its score: the sum of log probabilities divided by length ** penalty, the end counted."""
 
     tokens: list[int]
     score: float
@@ -51,7 +51,7 @@ def beam_search(
     In a step the 2 * beam likeliest continuations of a sentence's beams are looked at, which leaves `beam` of them if all beams end. Those
     among the first `beam` that end are its hypotheses; a sentence leaves the batch with `beam` hypotheses (without a length penalty, when
     its likeliest beam has ended and there are `best`), or when its limit is reached, where all beams end. These are the rules of
-    CTranslate2 (and, but for the length, which counts without `end`, of tensor2tensor: Wu et al. 2016 is the source of the penalty).
+    CTranslate2 (Wu et al. 2016 is the source of the penalty).
     Raises RequestError for an impossible beam, ZooError for logits that are no numbers.
     """
     require(beam, best)
@@ -76,7 +76,7 @@ def beam_search(
         ended, last = words == end, limits[live] <= length
         for i, k in np.argwhere((ended | last[:, None])[:, :beam]).tolist():
             hypothesis = grown[i, k, : length - ended[i, k]].tolist()
-            found[live[i]].append(Hypothesis(hypothesis, float(total[i, k] / max(1, len(hypothesis)) ** length_penalty)))
+            found[live[i]].append(Hypothesis(hypothesis, float(total[i, k] / length**length_penalty)))
         topped |= ended[:, 0]
         enough = np.array([len(found[each]) for each in live]) >= (beam if length_penalty else best)
         done = last | (enough & (topped | bool(length_penalty)))

@@ -15,7 +15,7 @@ from zoo.transformer_mt.decode import NEVER
 
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
 SCORES = "scores"
-FORM = "2"  # changes with the graph that is made here
+FORM = "3"  # changes with the graph that is made here
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 # what is kept of every step, [sentences, beam] each: the scores of what ends there, or `NEVER`, with its word and the beam that it ends;
 # the word and the beam before of every beam that goes on
@@ -204,8 +204,7 @@ def _hypotheses(main: _Graph, steps: Sequence[ir.Value], beam: ir.Value, best: i
     count = main("Squeeze", main("Shape", total, dtype=INT64, start=0, end=1), dtype=INT64)
     numbers = main("Range", 1, main("Add", count, 1, dtype=INT64), 1, dtype=INT64)
     has_end = main("Equal", words, end, dtype=BOOL)
-    lengths = main("Sub", main("Unsqueeze", numbers, [1, 2], dtype=INT64), main("Cast", has_end, dtype=INT64), dtype=INT64)
-    divisor = main("Pow", main("Cast", main("Max", lengths, 1, dtype=INT64), dtype=FLOAT), penalty)
+    divisor = main("Pow", main("Cast", main("Unsqueeze", numbers, [1, 2], dtype=INT64), dtype=FLOAT), penalty)
     told = ((main("Div", total, divisor), FLOAT), (main("Where", has_end, PAD, words, dtype=INT64), INT64), (origin, INT64))
     flat = [main("Flatten", main("Transpose", each, dtype=dtype, perm=[1, 0, 2]), dtype=dtype) for each, dtype in told]
     scores, where = main.top(flat[0], best)
