@@ -225,6 +225,22 @@ def images(name: str) -> str:
     return "\n".join(parts)
 
 
+def bleu(name: str) -> str:
+    parts = []
+    for file, found in reports(name, "bleu"):
+        metrics, moved, interval = found["metrics"], found["difference"], found["interval"]
+        rows = [[precision, *(f"{each[key]:.2f}" for key in ("bleu", "chrf"))] for precision, each in metrics.items()]
+        rows.append(
+            ["int8 - fp32", *(f"{moved[key]:+.2f} ({interval[key][0]:+.2f} to {interval[key][1]:+.2f})" for key in ("bleu", "chrf"))]
+        )
+        parts.append(
+            f"On {found['data']}, {found['signatures']['bleu']}; paired bootstrap, 95% (`reports/{file}`):\n\n"
+            + table(["precision", "BLEU", "chrF"], rows)
+            + f"\nint8 gives the same translation as fp32 for {100 * moved['agreement']:.1f}% of the sentences.\n"
+        )
+    return "\n".join(parts)
+
+
 def others(found: dict[str, Any]) -> str:
     """The versions of the other engines in a report."""
     return ", ".join(f"{key} {each}" for key, each in found["environment"]["peers"].items())
@@ -365,6 +381,7 @@ def model(name: str) -> str:
         training(name),
         runs(name),
         images(name),
+        bleu(name),
     ]
     return "\n".join(part for part in parts if part)
 

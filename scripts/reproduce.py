@@ -228,6 +228,24 @@ def translation() -> None:
     measure_together("translation", ",".join(["base", "small", *shipped]))
 
 
+def bleu() -> None:
+    """fp32 and int8 of every translation model that ships on Multi30k's test set of 2016, beam 4; figures and card."""
+    folder = SHARED / "data" / "translation" / "multi30k"
+    source, target = (folder / f"test_2016_flickr.{language}.gz" for language in ("en", "de"))
+    if not source.is_file():
+        raise RequestError(f"no test set at {source}; set ZOO_SHARED to the folder that holds data/translation/")
+    for name in (name for name in zoo.names() if hub.Hub(zoo.SHIPPED).card(name).entry == "transformer-mt"):
+        found = zoo.evaluate(name, f"{source},{target}", engine="onnxruntime")
+        report("bleu", found | {"data": f"Multi30k test_2016_flickr ({found['samples']:,} sentences), beam {found['beam']}"}, name)
+        card = zoo.SHIPPED / name / "card.json"
+        metrics = {kind: {key: round(value, 2) for key, value in each.items()} for kind, each in found["metrics"].items()}
+        said = {
+            "on": f"Multi30k test_2016_flickr, beam {found['beam']}, sacreBLEU {found['signatures']['bleu']}",
+            "report": "reports/bleu.json",
+        }
+        files.write_json(card, files.read_json(card) | {"metrics": said | metrics})
+
+
 def measure_together(script: str, *arguments: str) -> None:
     """A report of several models, beside the script."""
     path = ROOT / "scripts" / "peers" / "reports" / f"{script}-{cpu_slug()}.json"
@@ -256,7 +274,8 @@ def peak_mb(pid: int) -> float:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (quality, speed, stream, training, instances, peers, runs, images, photos, quantizers, translation)
+    each.__name__: each
+    for each in (quality, speed, stream, training, instances, peers, runs, images, photos, quantizers, bleu, translation)
 }
 
 

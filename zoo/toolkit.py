@@ -135,6 +135,16 @@ def open_model(model: Model, preprocess: Model | None) -> ModelFolder:
     return zoo.load(model)
 
 
+def one_call(folder: ModelFolder) -> ModelFolder:
+    """`folder`. Raises RequestError where a result takes many calls of its graph, so that timing one says nothing."""
+    if not folder.entry.part("pipeline").ONE_CALL:
+        raise RequestError(
+            f"{folder.card.name} computes its graph many times for one result, which this verb does not time yet; "
+            "run: zoo run MODEL FILE -o OUT --json"
+        )
+    return folder
+
+
 def listed(data: Any) -> Sequence[Any]:
     """`data` as a list: itself, or a list of it alone."""
     return data if isinstance(data, list | tuple) else [data]
@@ -322,7 +332,7 @@ def plan(
         spare(target, model, data)
         found = build_plan(candidates, batches, threads, target, load)
         return {"model": path.name, "path": str(target), **found}
-    folder = zoo.load(model)
+    folder = one_call(zoo.load(model))
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
     batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
     kinds = list(precisions or ("int8",))

@@ -31,7 +31,7 @@ from pipelines.quantize import quantize as quantize_model
 from pipelines.search import calibrated
 from zoo.toolkit import is_file as _is_file
 from zoo.toolkit import listed as _listed
-from zoo.toolkit import open_model, raw_samples, rewritten, samples_of, write_report
+from zoo.toolkit import one_call, open_model, raw_samples, rewritten, samples_of, write_report
 from zoo.toolkit import plan as plan
 from zoo.toolkit import spare as _spare
 from zoo.toolkit import tune as tune
@@ -256,7 +256,7 @@ def quantize(
     `pipelines.calibrate.Observation`.
 
     An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. The other options are those of
-    `QuantRecipe`; None: as the recipe has it. Writes int8.onnx into the model's folder, or `output`; returns the quantization report.
+    `QuantRecipe`; None: as the recipe has it; keep_float and dynamic add to what a zoo model has. Writes int8.onnx into the model's folder, or `output`; returns the quantization report.
     report_path: also measure the result on the calibration samples, and write what `pipelines.report.explain` finds (.json or .html).
     """
     if report_path is not None:
@@ -296,6 +296,8 @@ def quantize(
         raise RequestError(
             "a zoo model is calibrated on raw data; run: zoo calibrate MODEL --data FILE, then zoo quantize MODEL --table FILE"
         )
+    own = folder.entry.recipe
+    changes |= {"keep_float": (*own.keep_float, *keep_float), "dynamic": (*own.dynamic, *dynamic)}
     recipe = _changed(folder.recipe, **changes)
     if output is None:
         if table is not None:
@@ -342,7 +344,12 @@ def evaluate(
     found: dict[str, Any] = folder.entry.part("evaluate")(pipelines, data, on_error)
     engines = {precision: each.engine for precision, each in pipelines.items()}
     where = machine.environment(threads=threads, batch_size=next(iter(pipelines.values())).batch_size, engines=engines)
-    return {"model": folder.card.name, "data": [Path(str(each)).name for each in _listed(data)], **found, "environment": where}
+    return {
+        "model": folder.card.name,
+        "data": [Path(part).name for each in _listed(data) for part in str(each).split(",")],
+        **found,
+        "environment": where,
+    }
 
 
 def benchmark(
@@ -369,7 +376,7 @@ def benchmark(
     scenario: "single-stream" or "offline", for images: from the files in `data` to classes, in the engine "auto" if none is named, after
     the accuracy; `zoo.images.harness.harness` says what the four after it are, and what is returned.
     """
-    folder = zoo.load(model)
+    folder = one_call(zoo.load(model))
     if wrong := [each for each in precisions if each not in PRECISIONS]:
         raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
     if scenario is not None:

@@ -52,6 +52,13 @@ from zoo.transformer_mt.loop import FORM, search
 AVERAGE = 32  # tokens: a batch has no more of them, with padding, than this for each of its sentences
 AT_ONCE = 64  # batches that are sorted together in a long file
 CHARACTERS = 100  # a token has fewer: what is longer than that for the model's maximum is not looked at
+EXAMPLES = (
+    "A man in a red jacket is riding a bicycle down the street.",
+    "Two children are playing with a dog on the beach.",
+    "A woman sits at a table and reads a newspaper.",
+    "People wait for the train on a crowded platform.",
+    "An old man is selling fruit at the market.",
+)
 LONGEST_NAME = 255  # characters; what is longer is no path
 STDIN = "-"
 
@@ -84,6 +91,7 @@ class TranslationPipeline(Pipeline):
     BATCH_SIZE: ClassVar[int] = 32
     CALIBRATION: ClassVar[int] = 128
     ON_ERROR: ClassVar[str] = "skip"
+    ONE_CALL: ClassVar[bool] = False
     beam: int = 4
     best: int = 1
     length_penalty: float = 1.0
@@ -273,10 +281,13 @@ class TranslationPipeline(Pipeline):
         return {"source": padded(sources), "target": padded([[START, *each[0].tokens] for each in self.translate(sources)])}
 
     def example(self, count: int, data: str | Path | None = None) -> list[str]:
-        """Raises RequestError: the verbs that time one call of a graph say nothing of a search of many steps."""
-        raise RequestError(
-            "a translation is many calls of a graph, which this verb does not time yet; run: zoo run MODEL FILE -o OUT --json"
-        )
+        """`count` sentences, of the text file `data` or else in English, repeated if need be."""
+        some = list(EXAMPLES)
+        if data is not None:
+            some = [each.text for each in itertools.islice(self._read([os.fspath(data)]), count) if each.text and not each.fault]
+            if not some:
+                raise RequestError(f"found no sentences in {data}")
+        return list(itertools.islice(itertools.cycle(some), count))
 
 
 @contextlib.contextmanager
