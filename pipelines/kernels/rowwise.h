@@ -1,0 +1,123 @@
+// The float kernels of a decoder, written once and lowered for each instruction set (see lanes.h); operators.py says what they compute.
+// Rows are padded with zeros to whole cache lines.
+#pragma once
+#include <cmath>
+
+#include "lanes.h"
+#include "network.h"
+
+namespace zoo {
+namespace {
+
+// The bytes and the scale of a row: rint(x / scale) + 128, scale = max|x| / 127; of a row that is nowhere negative rint(x / scale), scale =
+// max / 255. A row with NaN or infinity has no finite scale, whatever is made of it has none either.
+inline void quantize_row(const float *x, int64_t stride, bool positive, uint8_t *bytes, float *scale) {
+    Words found{};
+    for (int64_t j = 0; j < stride; j += kPart) {
+        const Words bits = reinterpret_cast<Words>(get<Part>(x + j)) & 0x7FFFFFFF;  // ordered like the magnitudes, NaN above all
+        found = bits > found ? bits : found;
+    }
+    const int32_t bits = most<int32_t>(found);
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    const float levels = positive ? 255.0f : 127.0f;
+    const bool some = !(magnitude < kSmallest);
+    *scale = some ? magnitude / levels : 1.0f;
+    const float times = some ? levels / magnitude : 0.0f;
+    const int32_t zero = positive ? 0 : 128;
+    for (int64_t j = 0; j < stride; ++j) {
+        const float shifted = x[j] * times + kWhole;
+        int32_t whole;
+        std::memcpy(&whole, &shifted, 4);
+        bytes[j] = static_cast<uint8_t>(whole + zero);  // kWhole's own lowest byte is 0
+    }
+}
+
+void quantize(const Rows &rows, int64_t stride, bool positive, int64_t n) {
+    for (int64_t r = 0; r < n; ++r) quantize_row(rows.real + r * rows.stride, stride, positive, rows.bytes + r * rows.stride, rows.scale + r);
+}
+
+void norm(const Norm &norm, const float *x, int64_t x_stride, const Rows &out, int64_t n) {
+    const int64_t width = norm.width, stride = round_up(width, kColumns), whole = width / kLanes * kLanes;
+    const float count = static_cast<float>(width);
+    float tail[kLanes];
+    for (int64_t l = 0; l < kLanes; ++l) tail[l] = whole + l < width ? 1.0f : 0.0f;
+    auto *spare = static_cast<float *>(kernel_scratch(stride * 4));
+    for (int64_t r = 0; r < n; ++r, x += x_stride) {
+        float *y = out.real ? out.real + r * out.stride : spare;
+        Lanes total = all<Lanes>(0);
+        for (int64_t j = 0; j < width; j += kLanes) total = total + get<Lanes>(x + j);
+        const Lanes mean = all<Lanes>(sum(total) / count);
+        Lanes squares = all<Lanes>(0);
+        for (int64_t j = 0; j < width; j += kLanes) {
+            Lanes off = get<Lanes>(x + j) - mean;
+            if (j == whole) off = off * get<Lanes>(tail);
+            squares = squares + off * off;
+        }
+        const Lanes rate = all<Lanes>(1.0f / std::sqrt(sum(squares) / count + norm.epsilon));
+        for (int64_t j = 0; j < stride; j += kLanes)
+            put(y + j, ((get<Lanes>(x + j) - mean) * rate) * get<Lanes>(norm.scale + j) + get<Lanes>(norm.bias + j));
+        if (out.bytes) quantize_row(y, stride, false, out.bytes + r * out.stride, out.scale + r);
+    }
+}
+
+// q: heads * size floats; keys[t]: as many, the values behind them. Scores are dot products, a softmax over t, then the values so weighted.
+void attend(const float *q, const float *const *keys, int64_t count, int64_t heads, int64_t size, float *out) {
+    const int64_t room = round_up(count, kLanes), width = heads * size;
+    auto *scores = static_cast<float *>(kernel_scratch(heads * room * 4));
+    for (int64_t t = 0; t < count; ++t)
+        for (int64_t h = 0; h < heads; ++h) {
+            Lanes total = all<Lanes>(0);
+            for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) total = total + get<Lanes>(q + j) * get<Lanes>(keys[t] + j);
+            scores[h * room + t] = sum(total);
+        }
+    for (int64_t h = 0; h < heads; ++h) {
+        float *weights = scores + h * room;
+        for (int64_t t = count; t < room; ++t) weights[t] = -INFINITY;
+        const Lanes base = all<Lanes>(largest(weights, room));
+        Lanes total = all<Lanes>(0);
+        for (int64_t t = 0; t < room; t += kLanes) {
+            const Lanes each = exponential(get<Lanes>(weights + t) - base);
+            put(weights + t, each);
+            total = total + each;
+        }
+        const Lanes share = all<Lanes>(1.0f / sum(total));
+        for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) {
+            Lanes found = all<Lanes>(0);
+            for (int64_t t = 0; t < count; ++t) found = found + all<Lanes>(weights[t]) * get<Lanes>(keys[t] + width + j);
+            put(out + j, found * share);
+        }
+    }
+}
+
+// 64 logits of every row, those of the tokens from `first` on: the likeliest stay, all count in the sum of exponentials.
+void rank(const float *logits, int64_t first, int64_t count, const Ranking &ranking, int64_t n) {
+    for (int64_t r = 0; r < n; ++r, logits += kColumns) {
+        const float most = largest(logits, kColumns);
+        float *values = ranking.values + r * ranking.count, *sums = ranking.sums + r * kLanes, *top = ranking.largest + r;
+        int32_t *tokens = ranking.tokens + r * ranking.count;
+        Lanes total = get<Lanes>(sums);
+        if (most > *top) {
+            total = total * exponential(all<Lanes>(*top - most));
+            *top = most;
+        }
+        const Lanes base = all<Lanes>(*top);
+        for (int64_t j = 0; j < kColumns; j += kLanes) total = total + exponential(get<Lanes>(logits + j) - base);
+        put(sums, total);
+        const int64_t last = ranking.count - 1;
+        if (!(most > values[last])) continue;
+        for (int64_t j = 0; j < count; ++j) {
+            if (!(logits[j] > values[last])) continue;  // of equals the first stays
+            int64_t at = last;
+            for (; at > 0 && logits[j] > values[at - 1]; --at) values[at] = values[at - 1], tokens[at] = tokens[at - 1];
+            values[at] = logits[j], tokens[at] = static_cast<int32_t>(first + j);
+        }
+    }
+}
+
+float rank_sum(const float *sums) { return sum(get<Lanes>(sums)); }
+
+constexpr RowKernels kRowKernels = {quantize, norm, attend, rank, rank_sum};
+
+}  // namespace
+}  // namespace zoo
