@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
-import threading
-import time
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -214,3 +209,196 @@ def test_translations_are_those_of_the_reference(isa, pre, beam, best, penalty):
         if [one.tokens for one in wanted] == [one[0] for one in each]:
             np.testing.assert_allclose([one[1] for one in each], [one.score for one in wanted], atol=1e-5)
     assert agreed == len(memories)
+
+
+def agreement(found, wanted):
+    return np.mean([one == other for one, other in zip(found, wanted, strict=True)])
+
+
+@every_isa
+def test_results_depend_neither_on_batch_nor_order_nor_threads(isa):
+    rng = np.random.default_rng(7)
+    made = kernels.decoder(program(rng), isa)
+    memories = [floats(rng, length, 24) for length in rng.integers(1, 30, 40)]
+    limits = rng.integers(1, 40, 40)
+    whole = search(made, memories, limits)
+    order = rng.permutation(40)
+    assert whole == [search(made, [each], [limit])[0] for each, limit in zip(memories, limits, strict=True)]
+    assert [whole[i] for i in order] == search(made, [memories[i] for i in order], limits[order], slots=3)
+    for threads, slots in ((2, 8), (3, 1), (64, 2)):
+        assert search(made, memories, limits, threads=threads, slots=slots) == whole
+
+
+def test_all_versions_translate_alike():
+    rng = np.random.default_rng(8)
+    made = program(rng, heads=3, size=32, hidden=130, words=333)
+    memories = [floats(rng, length, 24) for length in rng.integers(1, 40, 30)]
+    found = [search(kernels.decoder(made, isa), memories, [40] * 30) for isa in kernels.isas()]
+    assert all(each == found[0] for each in found)
+    assert len({tuple(each[0][0]) for each in found[0]}) > 20
+
+
+@given(st.data())
+@settings(max_examples=30)
+def test_all_shapes_translate(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    beam = data.draw(st.integers(1, 16))
+    made = program(rng, layers=data.draw(st.integers(0, 2)), words=data.draw(st.integers(2 * beam, 200)), pre=data.draw(st.booleans()))
+    lengths = data.draw(st.lists(st.sampled_from([1, 2, 15, 16, 17, 100, 512]), max_size=9))
+    memories, limits = [floats(rng, length, 24) for length in lengths], [data.draw(st.integers(1, 40)) for _ in lengths]
+    start, end = data.draw(st.sampled_from([(2, 3), (0, -1), (0, 0)]))
+    best = data.draw(st.integers(1, beam))
+    found = search(
+        kernels.decoder(made, data.draw(st.sampled_from(kernels.isas()))),
+        memories,
+        limits,
+        beam,
+        best,
+        data.draw(st.sampled_from([0.0, 0.6, 1.0])),
+        data.draw(st.integers(1, 10)),
+        data.draw(st.integers(1, 3)),
+        start=start if start < made.words else 0,
+        end=end if end < made.words else -1,
+    )
+    assert len(found) == len(lengths)
+    for each, limit in zip(found, limits, strict=True):
+        assert 1 <= len(each) <= best
+        assert all(len(tokens) <= limit and score <= 0 for tokens, score in each)
+        assert all(0 <= token < made.words for tokens, _ in each for token in tokens)
+        assert [score for _, score in each] == sorted((score for _, score in each), reverse=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"beam": 0},
+        {"beam": 31},
+        {"beam": 129},
+        {"best": 5},
+        {"best": 0},
+        {"limits": [41]},
+        {"limits": [0]},
+        {"limits": [3, 3]},
+        {"start": 60},
+        {"start": -1},
+        {"end": 60},
+        {"end": -2},
+        {"slots": 0},
+        {"threads": 0},
+        {"penalty": np.nan},
+        {"memories": [np.zeros((0, 24), np.float32)]},
+        {"memories": [np.zeros((3, 25), np.float32)]},
+        {"memories": [np.zeros((3, 24))]},
+        {"memories": [np.asfortranarray(np.zeros((3, 24), np.float32))[::-1]]},
+    ],
+)
+def test_what_does_not_fit_is_refused(wrong):
+    made = kernels.decoder(program(np.random.default_rng(0)))
+    with pytest.raises((TypeError, ValueError)):
+        search(made, **({"memories": [np.zeros((3, 24), np.float32)], "limits": [3]} | wrong))
+
+
+@every_isa
+@pytest.mark.parametrize("threads", [1, 3])
+def test_results_that_are_no_numbers_are_named(isa, threads):
+    rng = np.random.default_rng(0)
+    made = kernels.decoder(program(rng), isa)
+    memories = [floats(rng, 3, 24) for _ in range(5)]
+    memories[3][1, 2] = np.nan
+    with pytest.raises(RuntimeError, match="not finite"):
+        search(made, memories, [9] * 5, threads=threads)
+    steps = list(program(rng).steps)
+    at = next(i for i, each in enumerate(steps) if isinstance(each, Norm))
+    steps[at] = replace(steps[at], scale=np.full(32, 3e38, np.float32))
+    memories[3][1, 2] = 0
+    broken = kernels.decoder(Program(steps, 24), isa)
+    with pytest.raises(RuntimeError, match="NaN or infinite"):
+        search(broken, memories, [9] * 5, threads=threads)
+    assert search(made, memories, [9] * 5) == search(made, memories, [9] * 5, threads=threads)
+
+
+def test_steps_that_do_not_fit_are_refused_by_both():
+    rng = np.random.default_rng(0)
+    good = program(rng)
+    changes = {
+        "holds nothing": lambda steps: steps.__setitem__(3, replace(steps[3], input=77)),
+        "multiple of 16": lambda steps: steps.__setitem__(3, replace(steps[3], heads=4)),
+        "columns": lambda steps: steps.__setitem__(2, replace(steps[2], layer=dense(rng, 33, 96))),
+        "residual": lambda steps: steps.__setitem__(2, replace(steps[2], residual=0)),
+        "keys and values": lambda steps: steps.__setitem__(7, replace(steps[7], layer=dense(rng, 24, 32))),
+        "begins with an embedding": lambda steps: steps.pop(0),
+        "not the one that it reads": lambda steps: steps.__setitem__(1, replace(steps[1], out=0)),
+        "words": lambda steps: steps.__setitem__(-1, replace(steps[-1], layer=dense(rng, 32, 61))),
+        "epsilon": lambda steps: steps.__setitem__(1, replace(steps[1], epsilon=-1.0)),
+    }
+    for match, change in changes.items():
+        steps = list(good.steps)
+        change(steps)
+        with pytest.raises(RequestError, match=match):
+            Program(steps, 24)
+        unchecked = object.__new__(Program)  # the native object checks by itself
+        vars(unchecked).update(steps=steps, memory_width=24)
+        with pytest.raises((TypeError, ValueError)):
+            kernels.decoder(unchecked)
+
+
+def test_layers_that_could_overflow_are_refused():
+    weight, one = np.full((65536, 1), 127, np.int8), np.ones(1, np.float32)
+    assert RowLinear(weight, one, one).inputs == 65536
+    with pytest.raises(RequestError, match="wanted"):
+        RowLinear(np.zeros((65537, 1), np.int8), one, one)
+    with pytest.raises(RequestError, match="not finite"):
+        RowLinear(weight, one, one * np.inf)
+    with pytest.raises(ValueError, match="not finite"):
+        native.RowLinear(weight, one, one * np.nan, False, "")
+
+
+def long_work():
+    rng = np.random.default_rng(0)
+    made = kernels.decoder(program(rng, layers=4, words=3000, positions=500))
+    return made, [floats(rng, 50, 24) for _ in range(300)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_ctrl_c_ends_it_within_a_step(threads):
+    made, memories = long_work()
+    timer = threading.Timer(0.3, _thread.interrupt_main)
+    begin = time.perf_counter()
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        search(made, memories, [500] * 300, end=-1, threads=threads)
+    assert time.perf_counter() - begin < 5
+
+
+def test_python_runs_on_meanwhile():
+    made, memories = long_work()
+    ticks, done = [], threading.Event()
+
+    def tick():
+        while not done.wait(0.005):
+            ticks.append(time.perf_counter())
+
+    other = threading.Thread(target=tick)
+    other.start()
+    search(made, memories[:4], [500] * 4, end=-1)
+    done.set()
+    other.join()
+    assert len(ticks) > 5
+
+
+def test_threads_of_python_share_one_decoder():
+    rng = np.random.default_rng(3)
+    made = kernels.decoder(program(rng))
+    memories = [floats(rng, 9, 24) for _ in range(20)]
+    wanted = {beam: search(made, memories, [30] * 20, beam) for beam in (1, 2, 4)}
+    faults = []
+
+    def work(beam):
+        faults.extend(beam for _ in range(5) if search(made, memories, [30] * 20, beam) != wanted[beam])
+
+    others = [threading.Thread(target=work, args=(beam,)) for beam in (1, 2, 4, 4)]
+    for each in others:
+        each.start()
+    for each in others:
+        each.join()
+    assert faults == []

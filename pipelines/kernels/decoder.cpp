@@ -78,7 +78,8 @@ void RowLinear::rank(const Rows &in, int64_t n, float *panel, const Ranking &ran
     }
 }
 
-Workspace::Workspace(const Decoder &decoder, int64_t rows, int64_t beam, int64_t likeliest) : beam(beam), likeliest(likeliest) {
+Workspace::Workspace(const Decoder &decoder, int64_t rows, int64_t beam, int64_t likeliest)
+    : rows(rows), beam(beam), likeliest(likeliest) {
     registers.resize(decoder.widest_.size());
     for (size_t i = 0; i < registers.size(); ++i) registers[i].size(rows, decoder.widest_[i]);
     panel.reserve(rows * kColumns), values.reserve(rows * likeliest), sums.reserve(rows * 16), largest.reserve(rows);
@@ -87,6 +88,23 @@ Workspace::Workspace(const Decoder &decoder, int64_t rows, int64_t beam, int64_t
 
 Decoder::Decoder(int64_t memory_width, const std::string &isa) : isa_(choose(isa)), memory_width_(memory_width), own_{0} {
     if (memory_width < 1 || memory_width > kMaxWidth) refuse("decoder", "a memory of width " + text(memory_width));
+}
+
+std::unique_ptr<Workspace> Decoder::lend(int64_t rows, int64_t beam, int64_t likeliest) const {
+    {
+        const std::lock_guard<std::mutex> locked(lending_);
+        while (!idle_.empty()) {
+            std::unique_ptr<Workspace> found = std::move(idle_.back());
+            idle_.pop_back();
+            if (found->rows == rows && found->beam == beam && found->likeliest == likeliest) return found;
+        }
+    }
+    return std::make_unique<Workspace>(*this, rows, beam, likeliest);
+}
+
+void Decoder::take_back(std::unique_ptr<Workspace> work) const {
+    const std::lock_guard<std::mutex> locked(lending_);
+    idle_.push_back(std::move(work));
 }
 
 void Decoder::open(const char *step) const {

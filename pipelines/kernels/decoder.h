@@ -2,6 +2,7 @@
 #pragma once
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -75,14 +76,15 @@ class Decoder;
 // The memory in which one thread computes steps of up to `rows` beams.
 struct Workspace {
     Workspace(const Decoder &decoder, int64_t rows, int64_t beam, int64_t likeliest);
-    int64_t beam, likeliest;
+    int64_t rows, beam, likeliest;
     std::vector<Register> registers;
     Register source;
     Buffer<float> panel, values, sums, largest;
     Buffer<int32_t> tokens;
     Buffer<double> norms;
     std::vector<const float *> keys;
-    std::vector<Buffer<float>> pages;  // that finished sentences left
+    std::vector<Buffer<float>> pages;                  // that finished sentences left
+    std::vector<std::unique_ptr<Sentence>> sentences;  // likewise
 };
 
 class Decoder {
@@ -102,6 +104,10 @@ class Decoder {
     int64_t words() const { return vocabulary_->outputs(); }
     int64_t positions() const { return positions_; }
     int64_t memory_width() const { return memory_width_; }
+
+    // Memory for a thread, that of an earlier call where it fits: fresh pages cost more than what is computed in them.
+    std::unique_ptr<Workspace> lend(int64_t rows, int64_t beam, int64_t likeliest) const;
+    void take_back(std::unique_ptr<Workspace> work) const;
 
     // Keys and values of a sentence's source, float32 [source, memory_width].
     void remember(Workspace &work, Sentence &sentence, const float *memory) const;
@@ -146,6 +152,8 @@ class Decoder {
     Any table_;                    // int8 [tokens, width], kept alive
     const int8_t *rows_ = nullptr;
     const float *row_scale_ = nullptr, *position_ = nullptr;
+    mutable std::mutex lending_;
+    mutable std::vector<std::unique_ptr<Workspace>> idle_;
 };
 
 }  // namespace zoo

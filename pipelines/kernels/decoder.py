@@ -143,7 +143,7 @@ class Program:
             raise RequestError(f"a decoder has a memory of width {self.memory_width}; wanted 1 to {MOST}")
         for number, step in enumerate(self.steps):
             where = f"step {number} ({type(step).__name__})"
-            if number and isinstance(step, Embed) or isinstance(step, Vocabulary) and number < len(self.steps) - 1:
+            if (number and isinstance(step, Embed)) or (isinstance(step, Vocabulary) and number < len(self.steps) - 1):
                 raise RequestError(f"{where} stands where it cannot; a decoder begins with an embedding and ends with a vocabulary")
             for each in fields(step):
                 value = getattr(step, each.name)

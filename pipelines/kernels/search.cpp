@@ -42,7 +42,12 @@ class Search {
   public:
     Search(const Decoder &decoder, const Sources &sources, const Options &options, std::atomic<int64_t> &next, std::atomic<bool> &stop, Found &found)
         : decoder_(decoder), sources_(sources), options_(options), next_(next), stop_(stop), found_(found),
-          work_(decoder, options.slots * options.beam, options.beam, 2 * options.beam) {}
+          lent_(decoder.lend(options.slots * options.beam, options.beam, 2 * options.beam)), work_(*lent_) {}
+    ~Search() {
+        for (auto &each : live_) leave(std::move(each));  // where it broke off
+        decoder_.take_back(std::move(lent_));
+    }
+    Search(const Search &) = delete;
 
     // watched: by the thread that may be interrupted; it holds no lock.
     void run(bool watched) {
@@ -57,7 +62,7 @@ class Search {
             int64_t row = 0;
             for (auto &each : live_) {
                 const int64_t width = each->width;
-                if (advance(*each, row)) finish(each);
+                if (advance(*each, row)) finish(std::move(each));
                 row += width;
             }
             live_.erase(std::remove(live_.begin(), live_.end(), nullptr), live_.end());
@@ -74,9 +79,9 @@ class Search {
         while (static_cast<int64_t>(live_.size()) < options_.slots) {
             const int64_t index = next_.fetch_add(1);
             if (index >= sources_.count) return;
-            if (spare_.empty()) spare_.push_back(std::make_unique<Sentence>());
-            std::unique_ptr<Sentence> sentence = std::move(spare_.back());
-            spare_.pop_back();
+            if (work_.sentences.empty()) work_.sentences.push_back(std::make_unique<Sentence>());
+            std::unique_ptr<Sentence> sentence = std::move(work_.sentences.back());
+            work_.sentences.pop_back();
             sentence->index = index, sentence->limit = sources_.limits[index], sentence->position = 0, sentence->width = 1;
             sentence->source = sources_.first[static_cast<size_t>(index) + 1] - sources_.first[static_cast<size_t>(index)];
             sentence->topped = false, sentence->found.clear();
@@ -89,14 +94,19 @@ class Search {
         }
     }
 
-    void finish(std::unique_ptr<Sentence> &sentence) {
+    void finish(std::unique_ptr<Sentence> sentence) {
         auto &found = sentence->found;
         std::stable_sort(found.begin(), found.end(), [](const auto &a, const auto &b) { return a.score > b.score; });
         if (static_cast<int64_t>(found.size()) > options_.best) found.resize(static_cast<size_t>(options_.best));
         found_[static_cast<size_t>(sentence->index)] = std::move(found);
+        leave(std::move(sentence));
+    }
+
+    void leave(std::unique_ptr<Sentence> sentence) {
+        if (!sentence) return;
         for (auto &page : sentence->pages) work_.pages.push_back(std::move(page));
         sentence->pages.clear();
-        spare_.push_back(std::move(sentence));
+        work_.sentences.push_back(std::move(sentence));
     }
 
     struct Candidate {
@@ -173,8 +183,9 @@ class Search {
     std::atomic<int64_t> &next_;
     std::atomic<bool> &stop_;
     Found &found_;
-    Workspace work_;
-    std::vector<std::unique_ptr<Sentence>> live_, spare_;
+    std::unique_ptr<Workspace> lent_;
+    Workspace &work_;
+    std::vector<std::unique_ptr<Sentence>> live_;
     std::vector<Beam> beams_;
     std::vector<Candidate> candidates_;
     std::vector<int64_t> taken_;
