@@ -89,23 +89,27 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
     rng = np.random.default_rng(0)
     calibrator.feed({"source": rng.integers(4, WORDS, (8, 7)), "target": rng.integers(4, WORDS, (8, 6))})
     calibrator.save(tmp_path / "int8.onnx")
-    for other in (rewritten, graph.load(tmp_path / "int8.onnx")):
+    half = model.clone()
+    graph.compress_fp16(half)
+    small = {"rewritten": 0, "half": 0.009, "int8": 0.03}  # of the largest weight: a step, a few steps
+    quantized = graph.load(tmp_path / "int8.onnx")
+    for kind, other in (("rewritten", rewritten), ("half", half), ("int8", quantized)):
         found = program(other)
         for one, two in zip(found.steps, wanted.steps, strict=True):
             assert type(one) is type(two)
             for name, value in vars(one).items():
                 same = getattr(two, name)
                 if name == "layer":
-                    np.testing.assert_array_equal(value.weight, same.weight)
-                    np.testing.assert_allclose(value.scale, same.scale, rtol=1e-6)
-                    np.testing.assert_allclose(value.shift, same.shift, rtol=1e-5, atol=1e-6)
-                elif isinstance(value, np.ndarray):
-                    np.testing.assert_allclose(value, same, rtol=1e-6)
-                else:
+                    exact = same.weight * same.scale
+                    np.testing.assert_allclose(value.weight * value.scale, exact, atol=np.abs(exact).max() * small[kind] + 1e-7)
+                elif isinstance(value, np.ndarray) and value.dtype == np.float32:
+                    np.testing.assert_allclose(value, same, rtol=0.002, atol=1e-3)
+                elif not isinstance(value, np.ndarray):
                     assert value == same
-    half = model.clone()
-    graph.compress_fp16(half)
-    assert [type(each) for each in program(half).steps] == [type(each) for each in wanted.steps]
+    last = quantized.graph.outputs[0].producer()
+    integers, scale, _ = graph.dequantized(last.inputs[1])
+    np.testing.assert_array_equal(found.steps[-1].layer.weight, integers)  # as the graph has them
+    np.testing.assert_array_equal(found.steps[-1].layer.scale, scale)
 
 
 @pytest.mark.skipif(kernels.native() is None, reason=kernels.missing())
@@ -115,8 +119,8 @@ def test_translations_are_those_of_the_reference_and_near_the_float_model(pre, b
     net = network("small", pre, sharp=4.0, seed=beam)
     model = export(net)
     rng = np.random.default_rng(1)
-    sources = [np.append(each, END) for each in sentences(60, rng)]
-    known, limits = memories(model, sources), [limit(len(each), 30) for each in sources]
+    sources = [np.append(each, END) for each in sentences(30, rng)]
+    known, limits = memories(model, sources), [limit(len(each), 20) for each in sources]
     options = {"start": START, "end": END, "beam": beam}
     found = NativeDecoder(model, threads=2).translate(known, limits, **options)
     mapped = program(model)

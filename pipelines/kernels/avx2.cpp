@@ -82,14 +82,16 @@ inline void finish(const Linear &l, const RowScales &rows, __m256i sum, int64_t 
         value = _mm256_add_ps(value, _mm256_loadu_ps(rows.shift + column));
         if (rows.relu) value = _mm256_max_ps(_mm256_setzero_ps(), value);  // in this order NaN stays
         if (rows.residual) {
-            float more[8] = {};
-            std::memcpy(more, rows.residual + row * rows.residual_stride + column, 4 * count);
+            const float *more = rows.residual + row * rows.residual_stride + column;
+            float few[8] = {};
+            if (count < 8) more = static_cast<const float *>(std::memcpy(few, more, 4 * count));
             value = _mm256_add_ps(value, _mm256_loadu_ps(more));
         }
     } else {
         value = _mm256_mul_ps(value, _mm256_loadu_ps(l.scale + column));
     }
     if (l.real) {
+        if (count == 8) return _mm256_storeu_ps(static_cast<float *>(out) + column, value);
         float values[8];
         _mm256_storeu_ps(values, value);
         std::memcpy(static_cast<float *>(out) + column, values, 4 * count);
@@ -107,19 +109,20 @@ template <int Count>
 void tile(const Linear &l, const RowScales &rows, const int16_t *weight, int64_t first, int64_t column, const int16_t *pairs, void *out,
           int64_t out_stride) {
     const int64_t width = round_up(l.inputs, 2);
-    __m256i sums[Count][2];
-    for (auto &row : sums) row[0] = row[1] = _mm256_setzero_si256();
+    __m256i a0 = _mm256_setzero_si256(), a1 = a0, b0 = a0, b1 = a0, c0 = a0, c1 = a0, d0 = a0, d1 = a0;  // two of each row
     for (int64_t k = 0; k < width; k += 2, weight += 32) {
         const __m256i w0 = load(weight), w1 = load(weight + 16);
-#pragma GCC unroll 4
-        for (int r = 0; r < Count; ++r) {
+        const auto add = [&](int64_t row, __m256i &low, __m256i &high) {
             int32_t pair;
-            std::memcpy(&pair, pairs + r * width + k, 4);
+            std::memcpy(&pair, pairs + row * width + k, 4);
             const __m256i x = _mm256_set1_epi32(pair);
-            sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(x, w0));
-            sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(x, w1));
-        }
+            low = _mm256_add_epi32(low, _mm256_madd_epi16(x, w0));
+            high = _mm256_add_epi32(high, _mm256_madd_epi16(x, w1));
+        };
+        add(0, a0, a1);
+        if constexpr (Count > 1) add(1, b0, b1), add(2, c0, c1), add(3, d0, d1);
     }
+    const __m256i sums[4][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}};
     const int64_t size = l.real ? 4 : 1;
     for (int r = 0; r < Count; ++r)
         for (int i = 0; i < 2; ++i)

@@ -65,12 +65,12 @@ void RowLinear::rank(const Rows &in, int64_t n, float *panel, const Ranking &ran
     std::fill_n(ranking.values, n * ranking.count, -INFINITY), std::fill_n(ranking.tokens, n * ranking.count, -1);
     std::fill_n(ranking.largest, n, -INFINITY), std::fill_n(ranking.sums, n * 16, 0.0f);
     Linear part = linear_;
-    part.outputs = kColumns;
-    for (int64_t first = 0; first < outputs_; first += kColumns) {
+    for (int64_t first = 0; first < outputs_; first += kPanel) {
+        part.outputs = std::min(kPanel, linear_.outputs - first);
         part.weight = weight_.data() + isa_.packed_bytes(linear_.inputs, first + kColumns) - isa_.packed_bytes(linear_.inputs, kColumns);
         part.bias = linear_.bias + first, part.scale = linear_.scale + first;
-        isa_.linear(part, {in.scale, shift_.data() + first, nullptr, 0, false}, in.bytes, in.stride, n, panel, kColumns);
-        isa_.rows->rank(panel, first, std::min(kColumns, outputs_ - first), ranking, n);
+        isa_.linear(part, {in.scale, shift_.data() + first, nullptr, 0, false}, in.bytes, in.stride, n, panel, kPanel);
+        isa_.rows->rank(panel, kPanel, first, std::min(kPanel, outputs_ - first), ranking, n);
     }
     for (int64_t r = 0; r < n; ++r) {
         norms[r] = std::log(static_cast<double>(isa_.rows->rank_sum(ranking.sums + r * 16))) + static_cast<double>(ranking.largest[r]);
@@ -82,7 +82,7 @@ Workspace::Workspace(const Decoder &decoder, int64_t rows, int64_t beam, int64_t
     : rows(rows), beam(beam), likeliest(likeliest) {
     registers.resize(decoder.widest_.size());
     for (size_t i = 0; i < registers.size(); ++i) registers[i].size(rows, decoder.widest_[i]);
-    panel.reserve(rows * kColumns), values.reserve(rows * likeliest), sums.reserve(rows * 16), largest.reserve(rows);
+    panel.reserve(rows * kPanel), values.reserve(rows * likeliest), sums.reserve(rows * 16), largest.reserve(rows);
     tokens.reserve(rows * likeliest), norms.reserve(rows);
 }
 

@@ -12,6 +12,7 @@
 namespace zoo {
 
 constexpr int64_t kPage = 16;        // positions whose keys and values are allocated at once
+constexpr int64_t kPanel = 256;       // logits of a row that are there at a time
 constexpr int64_t kMaxBeam = 128;    // a slot is a byte
 constexpr int64_t kMaxSource = 1 << 20;
 
@@ -23,7 +24,7 @@ class RowLinear {
     RowLinear(const Isa &isa, const Any &weight, const Any &scale, const Any &shift, bool positive, float padding = 0);
     // in.bytes and in.scale -> out [n, out_stride], whole 64 columns; residual: [n, residual_stride] or null.
     void run(const Rows &in, int64_t n, bool relu, const float *residual, int64_t residual_stride, float *out, int64_t out_stride) const;
-    // The likeliest columns of every row and the logarithm of the sum of all exponentials, norms [n]; panel: scratch, [n, 64].
+    // The likeliest columns of every row and the logarithm of the sum of all exponentials, norms [n]; panel: scratch, [n, kPanel].
     void rank(const Rows &in, int64_t n, float *panel, const Ranking &ranking, double *norms) const;
     int64_t inputs() const { return linear_.inputs; }
     int64_t outputs() const { return outputs_; }

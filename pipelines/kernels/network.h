@@ -71,7 +71,7 @@ struct RowKernels {
     void (*quantize)(const Rows &rows, int64_t stride, bool positive, int64_t n);
     void (*norm)(const Norm &, const float *x, int64_t x_stride, const Rows &out, int64_t n);
     void (*attend)(const float *q, const float *const *keys, int64_t count, int64_t heads, int64_t size, float *out);
-    void (*rank)(const float *logits, int64_t first, int64_t count, const Ranking &, int64_t n);
+    void (*rank)(const float *logits, int64_t stride, int64_t first, int64_t count, const Ranking &, int64_t n);
     float (*rank_sum)(const float *sums);
 };
 

@@ -88,7 +88,7 @@ class PyRowLinear {
     nb::tuple likeliest(const Any &x, int64_t count) const {
         const Input in = input(x);
         if (count < 1 || count > linear_.outputs()) throw nb::value_error("there are not so many columns");
-        Buffer<float> panel(in.n * kColumns), values(in.n * count), sums(in.n * 16), largest(in.n);
+        Buffer<float> panel(in.n * kPanel), values(in.n * count), sums(in.n * 16), largest(in.n);
         Buffer<int32_t> tokens(in.n * count);
         Buffer<double> norms(in.n);
         ranked_.rank(in.rows(), in.n, panel.data(), {count, values.data(), sums.data(), largest.data(), tokens.data()}, norms.data());

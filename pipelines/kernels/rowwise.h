@@ -82,7 +82,19 @@ void attend(const float *q, const float *const *keys, int64_t count, int64_t hea
             total = total + each;
         }
         const Lanes share = all<Lanes>(1.0f / sum(total));
-        for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) {
+        int64_t j = h * size;
+        for (; j + 4 * kLanes <= (h + 1) * size; j += 4 * kLanes) {
+            Lanes a = all<Lanes>(0), b = a, c = a, d = a;
+            for (int64_t t = 0; t < count; ++t) {
+                const Lanes weight = all<Lanes>(weights[t]);
+                const float *value = keys[t] + width + j;
+                a = a + weight * get<Lanes>(value), b = b + weight * get<Lanes>(value + kLanes);
+                c = c + weight * get<Lanes>(value + 2 * kLanes), d = d + weight * get<Lanes>(value + 3 * kLanes);
+            }
+            put(out + j, a * share), put(out + j + kLanes, b * share);
+            put(out + j + 2 * kLanes, c * share), put(out + j + 3 * kLanes, d * share);
+        }
+        for (; j < (h + 1) * size; j += kLanes) {
             Lanes found = all<Lanes>(0);
             for (int64_t t = 0; t < count; ++t) found = found + all<Lanes>(weights[t]) * get<Lanes>(keys[t] + width + j);
             put(out + j, found * share);
@@ -90,28 +102,32 @@ void attend(const float *q, const float *const *keys, int64_t count, int64_t hea
     }
 }
 
-// 64 logits of every row, those of the tokens from `first` on: the likeliest stay, all count in the sum of exponentials.
-void rank(const float *logits, int64_t first, int64_t count, const Ranking &ranking, int64_t n) {
-    for (int64_t r = 0; r < n; ++r, logits += kColumns) {
-        const float most = largest(logits, kColumns);
-        float *values = ranking.values + r * ranking.count, *sums = ranking.sums + r * kLanes, *top = ranking.largest + r;
+// Logits of every row, [n, stride], those of `count` tokens from `first` on, padded with -infinity to whole 64: the likeliest stay, all count
+// in the sum of exponentials, 64 at a time.
+void rank(const float *logits, int64_t stride, int64_t first, int64_t count, const Ranking &ranking, int64_t n) {
+    const int64_t last = ranking.count - 1;
+    for (int64_t r = 0; r < n; ++r, logits += stride) {
+        float *values = ranking.values + r * ranking.count, top = ranking.largest[r];
         int32_t *tokens = ranking.tokens + r * ranking.count;
-        Lanes total = get<Lanes>(sums);
-        if (most > *top) {
-            total = total * exponential(all<Lanes>(*top - most));
-            *top = most;
+        Lanes total = get<Lanes>(ranking.sums + r * kLanes);
+        for (int64_t panel = 0; panel < count; panel += kColumns) {
+            const float *at = logits + panel, most = largest(at, kColumns);
+            if (most > top) {
+                total = total * exponential(all<Lanes>(top - most));
+                top = most;
+            }
+            const Lanes base = all<Lanes>(top);
+            for (int64_t j = 0; j < kColumns; j += kLanes) total = total + exponential(get<Lanes>(at + j) - base);
+            if (!(most > values[last])) continue;
+            for (int64_t j = 0; j < kColumns && panel + j < count; ++j) {
+                if (!(at[j] > values[last])) continue;  // of equals the first stays
+                int64_t place = last;
+                for (; place > 0 && at[j] > values[place - 1]; --place) values[place] = values[place - 1], tokens[place] = tokens[place - 1];
+                values[place] = at[j], tokens[place] = static_cast<int32_t>(first + panel + j);
+            }
         }
-        const Lanes base = all<Lanes>(*top);
-        for (int64_t j = 0; j < kColumns; j += kLanes) total = total + exponential(get<Lanes>(logits + j) - base);
-        put(sums, total);
-        const int64_t last = ranking.count - 1;
-        if (!(most > values[last])) continue;
-        for (int64_t j = 0; j < count; ++j) {
-            if (!(logits[j] > values[last])) continue;  // of equals the first stays
-            int64_t at = last;
-            for (; at > 0 && logits[j] > values[at - 1]; --at) values[at] = values[at - 1], tokens[at] = tokens[at - 1];
-            values[at] = logits[j], tokens[at] = static_cast<int32_t>(first + j);
-        }
+        put(ranking.sums + r * kLanes, total);
+        ranking.largest[r] = top;
     }
 }
 

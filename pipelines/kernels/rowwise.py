@@ -76,7 +76,8 @@ def norm(x: Floats, scale: Floats, bias: Floats, epsilon: float) -> Floats:
     count = np.float32(x.shape[1])
     off = x - (lanes(x) / count)[:, None]
     rate = np.float32(1) / np.sqrt(lanes(off * off) / count + np.float32(epsilon))
-    return (off * rate[:, None]) * scale + bias
+    found: Floats = (off * rate[:, None]) * scale + bias
+    return found
 
 
 def attention(query: Floats, keys: Floats, values: Floats, heads: int) -> Floats:
@@ -87,7 +88,8 @@ def attention(query: Floats, keys: Floats, values: Floats, heads: int) -> Floats
     found = np.zeros((heads, width // heads), np.float32)
     for t in range(count):
         found = found + weights[:, t, None] * values[t].reshape(heads, -1)
-    return (found * (np.float32(1) / lanes(weights))[:, None]).ravel()
+    shared: Floats = (found * (np.float32(1) / lanes(weights))[:, None]).ravel()
+    return shared
 
 
 def likeliest(logits: Floats, count: int) -> tuple[Floats, NDArray[np.int32], NDArray[np.float64]]:
@@ -145,7 +147,8 @@ class Decoding:
                     made = np.stack([self._own(row, each, step.heads) for row, each in zip(self.caches, x, strict=True)]), False
                 case CrossAttention():
                     sources = [self.memories[each][crossed] for each in self.sentences]
-                    made = np.stack([attention(q, *each, step.heads) for q, each in zip(x, sources, strict=True)]), False
+                    pairs = zip(x, sources, strict=True)
+                    made = np.stack([attention(q, keys, values, step.heads) for q, (keys, values) in pairs]), False
                     crossed += 1
                 case Vocabulary():
                     logits = linear(step.layer, x, positive)

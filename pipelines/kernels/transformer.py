@@ -75,9 +75,9 @@ class NativeDecoder:
 
         memory: the encoder's result of each sentence, float32 [source, width]; or all, packed [sum of lengths, width], with `lengths`.
         limits: most tokens of each, its end included. end: None lets all sentences go on to their limit. slots: sentences in the batch
-        of a thread; one that is done leaves it, and the next one, in the order given, takes its place: results depend on neither. Python runs
-        on meanwhile; Ctrl-C ends it within a step. Raises RequestError for arrays or options that do not fit, ZooError for results that are
-        no numbers.
+        of a thread; one that is done leaves it, the next one, in the order given, takes its place: results depend on neither. Python
+        runs on meanwhile; Ctrl-C ends it within a step. Raises RequestError for arrays or options that do not fit, ZooError for results
+        that are no numbers.
         """
         if lengths is None:
             parts = list(memory)
@@ -202,7 +202,7 @@ class _Mapper:
             integers, scale, _ = found
             node = value.producer() if value is not None else None
             assert node is not None
-            if scale.size == 1 or node.attributes.get_int("axis", 1) % 2 == (0 if transposed else 1):
+            if scale.size == 1 or node.attributes.get_int("axis", 1) % 2 != transposed:
                 integers = integers.T if transposed else integers
                 return integers, np.broadcast_to(scale.astype(np.float32).ravel(), integers.shape[1])
         array = self.constant(value)
@@ -510,7 +510,7 @@ def _reused(steps: list[Step]) -> list[Step]:
             out = free.pop() if free else len(set(place.values()))
             place[step.out] = change["out"] = out
         free.extend(place[at] for at in done)
-        found.append(changed(step, **change))
+        found.append(changed(step, **change))  # type: ignore[arg-type]
     return found
 
 
