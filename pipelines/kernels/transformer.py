@@ -232,7 +232,7 @@ class _Mapper:
             return None
         shift = np.zeros(weights[0].shape[1], np.float32)
         if gemm:
-            if any(node.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta")) or node.attributes.get_int("transA", 0):
+            if any(node.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta")) or node.attributes.get_int("transA", 0) != 0:
                 self.refuse(value, "a Gemm with alpha, beta or transA")
             if len(node.inputs) > 2 and node.inputs[2] is not None:
                 bias = self.constant(node.inputs[2])
