@@ -57,7 +57,8 @@ RowLinear::RowLinear(const Isa &isa, const Any &weight, const Any &scale, const 
     linear_.scale = scale_.data(), linear_.real = true;
 }
 
-void RowLinear::run(const Rows &in, int64_t n, bool relu, const float *residual, int64_t residual_stride, float *out, int64_t out_stride) const {
+void RowLinear::run(const Rows &in, int64_t n, bool relu, const float *residual, int64_t residual_stride, float *out,
+                    int64_t out_stride) const {
     isa_.linear(linear_, {in.scale, shift_.data(), residual, residual_stride, relu}, in.bytes, in.stride, n, out, out_stride);
 }
 
@@ -132,7 +133,8 @@ Decoder::Step &Decoder::append(Kind kind, int64_t in, int64_t out, int64_t width
     return steps_.back();
 }
 
-const RowLinear *Decoder::keep(const Any &weight, const Any &scale, const Any &shift, bool positive, int64_t inputs, const char *step, float padding) {
+const RowLinear *Decoder::keep(const Any &weight, const Any &scale, const Any &shift, bool positive, int64_t inputs, const char *step,
+                               float padding) {
     if (weight.ndim() == 2 && static_cast<int64_t>(weight.shape(0)) != inputs)
         refuse(step, "takes " + text(static_cast<int64_t>(weight.shape(0))) + " inputs, is given " + text(inputs));
     linears_.emplace_back(isa_, weight, scale, shift, positive, padding);
@@ -145,7 +147,8 @@ void Decoder::embed(Any table, const Any &scale, const Any &positions, int64_t o
     const auto *position = data_of<float>(positions, "positions", 2);
     tokens_ = static_cast<int64_t>(table.shape(0)), width_ = static_cast<int64_t>(table.shape(1));
     positions_ = static_cast<int64_t>(positions.shape(0));
-    if (!tokens_ || tokens_ > INT32_MAX || !width_ || width_ > kMaxWidth || !positions_ || static_cast<int64_t>(positions.shape(1)) != width_)
+    if (!tokens_ || tokens_ > INT32_MAX || !width_ || width_ > kMaxWidth || !positions_ ||
+        static_cast<int64_t>(positions.shape(1)) != width_)
         refuse("embedding", "a table of " + text(tokens_) + " x " + text(width_) + " and positions of " + text(positions_) + " x " +
                                 text(static_cast<int64_t>(positions.shape(1))));
     if (!std::all_of(position, position + positions_ * width_, [](float x) { return std::isfinite(x); }))

@@ -132,7 +132,8 @@ class Decoder {
     const Value &read(int64_t index, const char *step) const;
     Step &append(Kind kind, int64_t in, int64_t out, int64_t width, bool positive);
     void open(const char *step) const;
-    const RowLinear *keep(const Any &weight, const Any &scale, const Any &shift, bool positive, int64_t inputs, const char *step, float padding = 0);
+    const RowLinear *keep(const Any &weight, const Any &scale, const Any &shift, bool positive, int64_t inputs, const char *step,
+                          float padding = 0);
     void trim();
     int64_t width_of(const Step &step) const;
     void embed_rows(Workspace &work, const Step &step, const std::vector<Beam> &beams) const;

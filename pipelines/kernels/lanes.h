@@ -1,6 +1,6 @@
-// Floats as every instruction set has them: `Part` is its own vector, `Lanes` are sixteen floats, in one, two or four of these. Included into
-// each version's file, where the compiler lowers it. A sum runs over the sixteen lanes (lane l adds elements l, l + 16, ...), then over one
-// fixed tree, and every operation is rounded alone: all versions, and reference.py, return the same bits.
+// Floats as every instruction set has them: `Part` is its own vector, `Lanes` are sixteen floats, in one, two or four of these. Included
+// into each version's file, where the compiler lowers it. A sum runs over the sixteen lanes (lane l adds elements l, l + 16, ...), then over
+// one fixed tree, and every operation is rounded alone: all versions, and reference.py, return the same bits.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -45,7 +45,8 @@ inline T fold(typename Vector<T, N>::type v, Join join) {
     else if constexpr (N == 8)
         return fold<T, 4>(join(Half{v[0], v[1], v[2], v[3]}, Half{v[4], v[5], v[6], v[7]}), join);
     else
-        return fold<T, 8>(join(Half{v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]}, Half{v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15]}), join);
+        return fold<T, 8>(join(Half{v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]},
+                               Half{v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15]}), join);
 }
 inline float sum(Part v) {
     return fold<float, kPart>(v, [](auto a, auto b) { return a + b; });
@@ -69,14 +70,21 @@ inline V all(float x) {
     return v;
 }
 
+// A Pair by its halves: gcc 12 copies a whole one through memory.
+template <class V>
+inline void fetch(V &v, const float *at) { std::memcpy(&v, at, sizeof v); }
+template <class T>
+inline void fetch(Pair<T> &v, const float *at) { fetch(v.lo, at), fetch(v.hi, at + sizeof(T) / sizeof(float)); }
 template <class V>
 inline V get(const float *at) {
     V v;
-    std::memcpy(&v, at, sizeof v);
+    fetch(v, at);
     return v;
 }
 template <class V>
 inline void put(float *at, V v) { std::memcpy(at, &v, sizeof v); }
+template <class T>
+inline void put(float *at, Pair<T> v) { put(at, v.lo), put(at + sizeof(T) / sizeof(float), v.hi); }
 
 constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: added to |x| < 2^22, it leaves rint(x) in the lowest bits
 constexpr int32_t kWholeBits = 0x4B400000;

@@ -32,8 +32,8 @@ struct Linear {
     bool real;               // float32 results
 };
 
-// What a layer makes of inputs that were quantized row by row: y = float(acc) * (scale of the row * scale of the column) + shift of the column,
-// its ReLU, plus a residual. `scale` null: the layer as it is above.
+// What a layer makes of inputs that were quantized row by row: y = float(acc) * (scale of the row * scale of the column) + shift of the
+// column, its ReLU, plus a residual. `scale` null: the layer as it is above.
 struct RowScales {
     const float *scale = nullptr;     // [n]
     const float *shift = nullptr;     // [outputs padded to whole 64]

@@ -118,7 +118,8 @@ void bind_rowwise(nb::module_ &module) {
     module.def("layer_norm", &layer_norm, "x"_a, "scale"_a, "bias"_a, "epsilon"_a, "isa"_a);
     module.def("attention", &attention, "queries"_a, "keys_values"_a, "heads"_a, "isa"_a);
     nb::class_<PyRowLinear>(module, "RowLinear")
-        .def(nb::init<const Any &, const Any &, const Any &, bool, const std::string &>(), "weight"_a, "scale"_a, "shift"_a, "positive"_a, "isa"_a)
+        .def(nb::init<const Any &, const Any &, const Any &, bool, const std::string &>(), "weight"_a, "scale"_a, "shift"_a, "positive"_a,
+             "isa"_a)
         .def("__call__", &PyRowLinear::call, "x"_a, "relu"_a, "residual"_a.none())
         .def("likeliest", &PyRowLinear::likeliest, "x"_a, "count"_a);
 }

@@ -34,7 +34,8 @@ inline void quantize_row(const float *x, int64_t stride, bool positive, uint8_t 
 }
 
 void quantize(const Rows &rows, int64_t stride, bool positive, int64_t n) {
-    for (int64_t r = 0; r < n; ++r) quantize_row(rows.real + r * rows.stride, stride, positive, rows.bytes + r * rows.stride, rows.scale + r);
+    for (int64_t r = 0; r < n; ++r)
+        quantize_row(rows.real + r * rows.stride, stride, positive, rows.bytes + r * rows.stride, rows.scale + r);
 }
 
 void norm(const Norm &norm, const float *x, int64_t x_stride, const Rows &out, int64_t n) {
@@ -61,16 +62,42 @@ void norm(const Norm &norm, const float *x, int64_t x_stride, const Rows &out, i
     }
 }
 
-// q: heads * size floats; keys[t]: as many, the values behind them. Scores are dot products, a softmax over t, then the values so weighted.
-void attend(const float *q, const float *const *keys, int64_t count, int64_t heads, int64_t size, float *out) {
-    const int64_t room = round_up(count, kLanes), width = heads * size;
-    auto *scores = static_cast<float *>(kernel_scratch(heads * room * 4));
-    for (int64_t t = 0; t < count; ++t)
-        for (int64_t h = 0; h < heads; ++h) {
-            Lanes total = all<Lanes>(0);
-            for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) total = total + get<Lanes>(q + j) * get<Lanes>(keys[t] + j);
-            scores[h * room + t] = sum(total);
+// Scores of `Count` keys: their dot products with the query in each head, [heads, room].
+template <int Count>
+inline void score(const float *q, const float *const *keys, int64_t heads, int64_t size, int64_t room, float *scores) {
+    for (int64_t h = 0; h < heads; ++h, scores += room) {
+        Lanes a = all<Lanes>(0), b = a, c = a, d = a;
+        for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) {
+            const Lanes query = get<Lanes>(q + j);
+            a = a + query * get<Lanes>(keys[0] + j);
+            if constexpr (Count > 1) b = b + query * get<Lanes>(keys[1] + j);
+            if constexpr (Count > 1) c = c + query * get<Lanes>(keys[2] + j);
+            if constexpr (Count > 1) d = d + query * get<Lanes>(keys[3] + j);
         }
+        scores[0] = sum(a);
+        if constexpr (Count > 1) scores[1] = sum(b), scores[2] = sum(c), scores[3] = sum(d);
+    }
+}
+
+// Adds the values of `Count` keys, as weighted in each head, one after the other.
+template <int Count>
+inline void weigh(const float *weights, int64_t room, const float *const *keys, int64_t heads, int64_t size, float *out) {
+    const int64_t width = heads * size;
+    for (int64_t h = 0; h < heads; ++h, weights += room)
+        for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) {
+            Lanes found = get<Lanes>(out + j);
+            for (int i = 0; i < Count; ++i) found = found + all<Lanes>(weights[i]) * get<Lanes>(keys[i] + width + j);
+            put(out + j, found);
+        }
+}
+
+// q: heads * size floats; keys[t]: as many, the values behind them. Scores are dot products, a softmax over t, then the values so weighted.
+// Four keys at a time, all heads of them: memory is read in order.
+void attend(const float *q, const float *const *keys, int64_t count, int64_t heads, int64_t size, float *out) {
+    const int64_t room = round_up(count, kLanes), fours = count / 4 * 4;
+    auto *scores = static_cast<float *>(kernel_scratch((heads * room + heads) * 4)), *shares = scores + heads * room;
+    for (int64_t t = 0; t < fours; t += 4) score<4>(q, keys + t, heads, size, room, scores + t);
+    for (int64_t t = fours; t < count; ++t) score<1>(q, keys + t, heads, size, room, scores + t);
     for (int64_t h = 0; h < heads; ++h) {
         float *weights = scores + h * room;
         for (int64_t t = count; t < room; ++t) weights[t] = -INFINITY;
@@ -81,29 +108,17 @@ void attend(const float *q, const float *const *keys, int64_t count, int64_t hea
             put(weights + t, each);
             total = total + each;
         }
-        const Lanes share = all<Lanes>(1.0f / sum(total));
-        int64_t j = h * size;
-        for (; j + 4 * kLanes <= (h + 1) * size; j += 4 * kLanes) {
-            Lanes a = all<Lanes>(0), b = a, c = a, d = a;
-            for (int64_t t = 0; t < count; ++t) {
-                const Lanes weight = all<Lanes>(weights[t]);
-                const float *value = keys[t] + width + j;
-                a = a + weight * get<Lanes>(value), b = b + weight * get<Lanes>(value + kLanes);
-                c = c + weight * get<Lanes>(value + 2 * kLanes), d = d + weight * get<Lanes>(value + 3 * kLanes);
-            }
-            put(out + j, a * share), put(out + j + kLanes, b * share);
-            put(out + j + 2 * kLanes, c * share), put(out + j + 3 * kLanes, d * share);
-        }
-        for (; j < (h + 1) * size; j += kLanes) {
-            Lanes found = all<Lanes>(0);
-            for (int64_t t = 0; t < count; ++t) found = found + all<Lanes>(weights[t]) * get<Lanes>(keys[t] + width + j);
-            put(out + j, found * share);
-        }
+        shares[h] = 1.0f / sum(total);
     }
+    for (int64_t j = 0; j < heads * size; j += kLanes) put(out + j, all<Lanes>(0));
+    for (int64_t t = 0; t < fours; t += 4) weigh<4>(scores + t, room, keys + t, heads, size, out);
+    for (int64_t t = fours; t < count; ++t) weigh<1>(scores + t, room, keys + t, heads, size, out);
+    for (int64_t h = 0; h < heads; ++h)
+        for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) put(out + j, get<Lanes>(out + j) * all<Lanes>(shares[h]));
 }
 
-// Logits of every row, [n, stride], those of `count` tokens from `first` on, padded with -infinity to whole 64: the likeliest stay, all count
-// in the sum of exponentials, 64 at a time.
+// Logits of every row, [n, stride], those of `count` tokens from `first` on, padded with -infinity to whole 64: the likeliest stay, all
+// count in the sum of exponentials, 64 at a time.
 void rank(const float *logits, int64_t stride, int64_t first, int64_t count, const Ranking &ranking, int64_t n) {
     const int64_t last = ranking.count - 1;
     for (int64_t r = 0; r < n; ++r, logits += stride) {
@@ -122,7 +137,8 @@ void rank(const float *logits, int64_t stride, int64_t first, int64_t count, con
             for (int64_t j = 0; j < kColumns && panel + j < count; ++j) {
                 if (!(at[j] > values[last])) continue;  // of equals the first stays
                 int64_t place = last;
-                for (; place > 0 && at[j] > values[place - 1]; --place) values[place] = values[place - 1], tokens[place] = tokens[place - 1];
+                for (; place > 0 && at[j] > values[place - 1]; --place)
+                    values[place] = values[place - 1], tokens[place] = tokens[place - 1];
                 values[place] = at[j], tokens[place] = static_cast<int32_t>(first + panel + j);
             }
         }

@@ -40,7 +40,8 @@ constexpr auto kPatience = std::chrono::milliseconds(10);  // between two looks 
 // One thread's share: sentences come from a common queue into its slots, and leave when they are done.
 class Search {
   public:
-    Search(const Decoder &decoder, const Sources &sources, const Options &options, std::atomic<int64_t> &next, std::atomic<bool> &stop, Found &found)
+    Search(const Decoder &decoder, const Sources &sources, const Options &options, std::atomic<int64_t> &next, std::atomic<bool> &stop,
+           Found &found)
         : decoder_(decoder), sources_(sources), options_(options), next_(next), stop_(stop), found_(found),
           lent_(decoder.lend(options.slots * options.beam, options.beam, 2 * options.beam)), work_(*lent_) {}
     ~Search() {
@@ -124,7 +125,8 @@ class Search {
             return sentence.scores[static_cast<size_t>(slot)] + (static_cast<double>(work_.values[at]) - work_.norms[row + slot]);
         };
         for (int64_t slot = 0; slot < sentence.width; ++slot)
-            if (!std::isfinite(work_.norms[row + slot])) throw std::runtime_error("the model computes NaN or infinite logits; check its weights");
+            if (!std::isfinite(work_.norms[row + slot]))
+                throw std::runtime_error("the model computes NaN or infinite logits; check its weights");
         while (static_cast<int64_t>(candidates_.size()) < wanted) {
             int64_t best = -1;
             double most = 0;
@@ -219,8 +221,8 @@ Found search(const Decoder &decoder, const Sources &sources, const Options &opti
 
 using Translations = std::vector<std::vector<std::pair<std::vector<int32_t>, double>>>;
 
-Translations translate(const Decoder &decoder, const Any &memory, const Any &lengths, const Any &limits, int64_t start, int64_t end, int64_t beam,
-                       int64_t best, double penalty, int64_t slots, int64_t threads) {
+Translations translate(const Decoder &decoder, const Any &memory, const Any &lengths, const Any &limits, int64_t start, int64_t end,
+                       int64_t beam, int64_t best, double penalty, int64_t slots, int64_t threads) {
     const auto refuse = [](const std::string &why) { throw nb::value_error(why.c_str()); };
     if (!decoder.complete()) refuse("the decoder has no vocabulary yet");
     Sources sources{data_of<float>(memory, "memory", 2), nullptr, {0}, static_cast<int64_t>(lengths.shape(0))};
@@ -231,7 +233,8 @@ Translations translate(const Decoder &decoder, const Any &memory, const Any &len
     for (int64_t i = 0; i < sources.count; ++i) {
         if (length[i] < 1 || length[i] > kMaxSource) refuse("found a source of " + std::to_string(length[i]) + " rows");
         if (most[static_cast<size_t>(i)] < 1 || most[static_cast<size_t>(i)] > decoder.positions())
-            refuse("found a limit of " + std::to_string(most[static_cast<size_t>(i)]) + " tokens, wanted 1 to " + std::to_string(decoder.positions()));
+            refuse("found a limit of " + std::to_string(most[static_cast<size_t>(i)]) + " tokens, wanted 1 to " +
+                   std::to_string(decoder.positions()));
         sources.first.push_back(sources.first.back() + length[i]);
     }
     if (static_cast<int64_t>(memory.shape(0)) != sources.first.back() || static_cast<int64_t>(memory.shape(1)) != decoder.memory_width())
@@ -239,7 +242,8 @@ Translations translate(const Decoder &decoder, const Any &memory, const Any &len
     if (beam < 1 || beam > kMaxBeam || best < 1 || best > beam || 2 * beam > decoder.words())
         refuse("found beam " + std::to_string(beam) + " and n-best " + std::to_string(best) + "; wanted a beam of 1 to " +
                std::to_string(std::min(kMaxBeam, decoder.words() / 2)) + ", and no more translations than it");
-    if (start < 0 || start >= decoder.words() || end < -1 || end >= decoder.words()) refuse("the start or end token is none of the vocabulary");
+    if (start < 0 || start >= decoder.words() || end < -1 || end >= decoder.words())
+        refuse("the start or end token is none of the vocabulary");
     if (slots < 1 || slots > 65536 || threads < 1 || !(std::abs(penalty) < 100)) refuse("impossible slots, threads or length penalty");
     for (const float *at = sources.memory; at != sources.memory + sources.first.back() * decoder.memory_width(); ++at)
         if (!std::isfinite(*at)) throw std::runtime_error("the encoder's result is not finite; check its weights");
