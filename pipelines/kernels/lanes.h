@@ -1,6 +1,6 @@
 // Floats as every instruction set has them: `Part` is its own vector, `Lanes` are sixteen floats, in one, two or four of these. Included
 // into each version's file, where the compiler lowers it. A sum runs over the sixteen lanes (lane l adds elements l, l + 16, ...), then
-// over one fixed tree, and every operation is rounded alone: all versions, and reference.py, return the same bits.
+// over one fixed tree, and every operation is rounded alone: all versions, and rowwise.py, return the same bits.
 #pragma once
 #include <cstdint>
 #include <cstring>
