@@ -43,7 +43,8 @@ sanitize:
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -C cmake.define.ZOO_SANITIZE=ON -C build-dir=$(VENV)/cmake -e ".[test]"
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
-		$(BIN)/python -m pytest --capture=sys tests/test_kernels.py tests/test_kernels_rows.py tests/test_kernels_resize.py
+		$(BIN)/python -m pytest --capture=sys tests/test_kernels.py tests/test_kernels_decoder.py \
+		tests/test_kernels_rows.py tests/test_kernels_resize.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

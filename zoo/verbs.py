@@ -256,7 +256,8 @@ def quantize(
     `pipelines.calibrate.Observation`.
 
     An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. The other options are those of
-    `QuantRecipe`; None: as the recipe has it; keep_float and dynamic add to what a zoo model has. Writes int8.onnx into the model's folder, or `output`; returns the quantization report.
+    `QuantRecipe`; None: as the recipe has it; keep_float and dynamic add to what a zoo model has. Writes int8.onnx into the model's
+    folder, or `output`; returns the quantization report.
     report_path: also measure the result on the calibration samples, and write what `pipelines.report.explain` finds (.json or .html).
     """
     if report_path is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import RequestError
+from pipelines.kernels.decoder import Program, build
 from pipelines.kernels.operators import EmbeddingLayer, LinearLayer, Resize
 
 
@@ -64,6 +65,11 @@ def click_network(embedding: Any, layers: list[Any], sigmoid: bool) -> Any:
     Called like the embedding; returns float32 [n, 1]. Activations stay in the cache, nothing of Python runs in between.
     """
     return _required().ClickNetwork(embedding, tuple(layers), sigmoid)  # a tuple keeps its layers alive
+
+
+def decoder(program: Program, isa: str = "") -> Any:
+    """`Program` as a native object, its weights packed once for all threads; see `transformer.NativeDecoder` for what it is called with."""
+    return build(_required(), program, isa)
 
 
 def resize(image: Any, resizing: Resize, out: Any, isa: str = "") -> None:

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "network.h"
+#include "rowwise.h"
 
 namespace zoo {
 namespace {
@@ -70,12 +71,27 @@ void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *pa
             out[((j / 16) * (round_up(inputs, 2) / 2) + k / 2) * 32 + (j % 16) * 2 + k % 2] = weight[k * outputs + j];
 }
 
-inline void finish(const Linear &l, __m256i sum, int64_t column, void *out) {
+// row: which one of `rows`; out: its results.
+inline void finish(const Linear &l, const RowScales &rows, __m256i sum, int64_t row, int64_t column, void *out) {
     const int64_t left = l.outputs - column;
     const __m256i biased = _mm256_add_epi32(sum, load(l.bias + column));
-    const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(biased), _mm256_loadu_ps(l.scale + column));
     const size_t count = left >= 8 ? 8 : static_cast<size_t>(left);
+    __m256 value = _mm256_cvtepi32_ps(biased);
+    if (rows.scale) {
+        value = _mm256_mul_ps(value, _mm256_mul_ps(_mm256_set1_ps(rows.scale[row]), _mm256_loadu_ps(l.scale + column)));
+        value = _mm256_add_ps(value, _mm256_loadu_ps(rows.shift + column));
+        if (rows.relu) value = _mm256_max_ps(_mm256_setzero_ps(), value);  // in this order NaN stays
+        if (rows.residual) {
+            const float *more = rows.residual + row * rows.residual_stride + column;
+            float few[8] = {};
+            if (count < 8) more = static_cast<const float *>(std::memcpy(few, more, 4 * count));
+            value = _mm256_add_ps(value, _mm256_loadu_ps(more));
+        }
+    } else {
+        value = _mm256_mul_ps(value, _mm256_loadu_ps(l.scale + column));
+    }
     if (l.real) {
+        if (count == 8) return _mm256_storeu_ps(static_cast<float *>(out) + column, value);
         float values[8];
         _mm256_storeu_ps(values, value);
         std::memcpy(static_cast<float *>(out) + column, values, 4 * count);
@@ -88,31 +104,34 @@ inline void finish(const Linear &l, __m256i sum, int64_t column, void *out) {
     }
 }
 
-// Rows x 16 columns; pairs: the rows' inputs as 16-bit words.
-template <int Rows>
-void tile(const Linear &l, const int16_t *weight, int64_t column, const int16_t *pairs, void *out, int64_t out_stride) {
+// Count rows from `first` on x 16 columns; pairs: their inputs as 16-bit words.
+template <int Count>
+void tile(const Linear &l, const RowScales &rows, const int16_t *weight, int64_t first, int64_t column, const int16_t *pairs, void *out,
+          int64_t out_stride) {
     const int64_t width = round_up(l.inputs, 2);
-    __m256i sums[Rows][2];
-    for (auto &row : sums) row[0] = row[1] = _mm256_setzero_si256();
+    __m256i a0 = _mm256_setzero_si256(), a1 = a0, b0 = a0, b1 = a0, c0 = a0, c1 = a0, d0 = a0, d1 = a0;  // two of each row
     for (int64_t k = 0; k < width; k += 2, weight += 32) {
         const __m256i w0 = load(weight), w1 = load(weight + 16);
-#pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r) {
+        const auto add = [&](int64_t row, __m256i &low, __m256i &high) {
             int32_t pair;
-            std::memcpy(&pair, pairs + r * width + k, 4);
+            std::memcpy(&pair, pairs + row * width + k, 4);
             const __m256i x = _mm256_set1_epi32(pair);
-            sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(x, w0));
-            sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(x, w1));
-        }
+            low = _mm256_add_epi32(low, _mm256_madd_epi16(x, w0));
+            high = _mm256_add_epi32(high, _mm256_madd_epi16(x, w1));
+        };
+        add(0, a0, a1);
+        if constexpr (Count > 1) add(1, b0, b1), add(2, c0, c1), add(3, d0, d1);
     }
+    const __m256i sums[4][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}};
     const int64_t size = l.real ? 4 : 1;
-    for (int r = 0; r < Rows; ++r)
+    for (int r = 0; r < Count; ++r)
         for (int i = 0; i < 2; ++i)
-            if (column + 8 * i < l.outputs) finish(l, sums[r][i], column + 8 * i, static_cast<char *>(out) + r * out_stride * size);
+            if (column + 8 * i < l.outputs)
+                finish(l, rows, sums[r][i], first + r, column + 8 * i, static_cast<char *>(out) + (first + r) * out_stride * size);
 }
 
-void linear(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
-    const int64_t width = round_up(l.inputs, 2), size = l.real ? 4 : 1;
+void linear(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+    const int64_t width = round_up(l.inputs, 2);
     constexpr int64_t kRows = 64;  // widened at a time
     auto *words = static_cast<int16_t *>(kernel_scratch(kRows * width * 2));
     for (int64_t first = 0; first < n; first += kRows) {
@@ -124,12 +143,12 @@ void linear(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void
         const auto *weight = static_cast<const int16_t *>(l.weight);
         for (int64_t column = 0; column < l.outputs; column += 16, weight += 16 * width) {
             int64_t r = 0;
-            const auto rows = [&](auto function, int64_t step) {
-                function(l, weight, column, words + r * width, static_cast<char *>(out) + (first + r) * out_stride * size, out_stride);
+            const auto some = [&](auto function, int64_t step) {
+                function(l, rows, weight, first + r, column, words + r * width, out, out_stride);
                 r += step;
             };
-            while (r + 4 <= count) rows(tile<4>, 4);
-            while (r < count) rows(tile<1>, 1);
+            while (r + 4 <= count) some(tile<4>, 4);
+            while (r < count) some(tile<1>, 1);
         }
     }
 }
@@ -176,6 +195,6 @@ bool supported() { return __builtin_cpu_supports("avx2"); }
 
 }  // namespace
 
-const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, linear, pack_weights, resample};
+const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, linear, pack_weights, resample, &kRowKernels};
 
 }  // namespace zoo

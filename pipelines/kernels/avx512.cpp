@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "network.h"
+#include "rowwise.h"
 
 namespace zoo {
 namespace {
@@ -103,7 +104,7 @@ void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *pa
         }
 }
 
-void narrow(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+void narrow(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     const int64_t whole = l.inputs / 64 * 64;
     const __mmask64 tail = l.inputs > whole ? (~0ULL >> (64 - (l.inputs - whole))) : 0;
     for (int64_t s = 0; s < n; ++s, x += x_stride)
@@ -112,7 +113,15 @@ void narrow(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void
             __m512i sum = _mm512_setzero_si512();
             for (int64_t k = 0; k < whole; k += 64) dot_u8s8(sum, load(x + k), load(weight + k));
             if (tail) dot_u8s8(sum, _mm512_maskz_loadu_epi8(tail, x + whole), load(weight + whole));
-            const float value = static_cast<float>(_mm512_reduce_add_epi32(sum) + l.bias[j]) * l.scale[j];
+            const float total = static_cast<float>(_mm512_reduce_add_epi32(sum) + l.bias[j]);
+            if (rows.scale) {
+                float real = total * (rows.scale[s] * l.scale[j]) + rows.shift[j];
+                if (rows.relu && real < 0) real = 0;
+                if (rows.residual) real += rows.residual[s * rows.residual_stride + j];
+                static_cast<float *>(out)[s * out_stride + j] = real;
+                continue;
+            }
+            const float value = total * l.scale[j];
             if (l.real) {
                 static_cast<float *>(out)[s * out_stride + j] = value;
             } else {
@@ -123,7 +132,8 @@ void narrow(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void
         }
 }
 
-inline void finish(const Linear &l, const __m512i (&sums)[6][4], int rows, int64_t column, void *out, int64_t out_stride) {
+inline void finish(const Linear &l, const RowScales &rows, const __m512i (&sums)[6][4], int count, int64_t first, int64_t column, void *out,
+                   int64_t out_stride) {
     const __m512i zero = _mm512_set1_epi32(l.zero), lowest = _mm512_set1_epi32(l.low);
     for (int i = 0; i < 4; ++i) {
         const int64_t j = column + 16 * i, left = l.outputs - j;
@@ -131,13 +141,23 @@ inline void finish(const Linear &l, const __m512i (&sums)[6][4], int rows, int64
         const __mmask16 mask = left >= 16 ? 0xFFFF : static_cast<__mmask16>((1 << left) - 1);
         const __m512i bias = load(l.bias + j);
         const __m512 scale = _mm512_loadu_ps(l.scale + j);
-        for (int r = 0; r < rows; ++r) {
-            const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sums[r][i], bias)), scale);
+        for (int r = 0; r < count; ++r) {
+            const int64_t row = first + r;
+            __m512 value = _mm512_cvtepi32_ps(_mm512_add_epi32(sums[r][i], bias));
+            if (rows.scale) {
+                value = _mm512_mul_ps(value, _mm512_mul_ps(_mm512_set1_ps(rows.scale[row]), scale));
+                value = _mm512_add_ps(value, _mm512_loadu_ps(rows.shift + j));
+                if (rows.relu) value = _mm512_max_ps(_mm512_setzero_ps(), value);  // in this order NaN stays
+                if (rows.residual)
+                    value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, rows.residual + row * rows.residual_stride + j));
+            } else {
+                value = _mm512_mul_ps(value, scale);
+            }
             if (l.real) {
-                _mm512_mask_storeu_ps(static_cast<float *>(out) + r * out_stride + j, mask, value);
+                _mm512_mask_storeu_ps(static_cast<float *>(out) + row * out_stride + j, mask, value);
             } else {
                 const __m512i rounded = _mm512_max_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(value), zero), lowest);
-                _mm512_mask_cvtusepi32_storeu_epi8(static_cast<uint8_t *>(out) + r * out_stride + j, mask, rounded);
+                _mm512_mask_cvtusepi32_storeu_epi8(static_cast<uint8_t *>(out) + row * out_stride + j, mask, rounded);
             }
         }
     }
@@ -165,11 +185,11 @@ inline int64_t active(const uint8_t *x, int64_t x_stride, int64_t rows, int64_t 
     return count;
 }
 
-// Rows x 64 columns of the result, all sums in registers: named ones, since gcc 12 keeps arrays of them in memory. A row or two alternate
+// Count rows, from `first` on, x 64 columns of the result, all sums in registers: named ones, since gcc 12 keeps arrays of them in memory. A row or two alternate
 // between two sets of sums, for the latency of vpdpbusd.
-template <int Rows>
-void tile(const Linear &l, const int8_t *weight, int64_t column, const uint8_t *x, int64_t x_stride, const int32_t *steps, int64_t count,
-          void *out, int64_t out_stride) {
+template <int Count>
+void tile(const Linear &l, const RowScales &rows, const int8_t *weight, int64_t first, int64_t column, const uint8_t *x, int64_t x_stride,
+          const int32_t *steps, int64_t count, void *out, int64_t out_stride) {
 #define SUMS(r) __m512i s##r##0 = _mm512_setzero_si512(), s##r##1 = s##r##0, s##r##2 = s##r##0, s##r##3 = s##r##0;
     SUMS(0) SUMS(1) SUMS(2) SUMS(3) SUMS(4) SUMS(5)
 #undef SUMS
@@ -179,14 +199,14 @@ void tile(const Linear &l, const int8_t *weight, int64_t column, const uint8_t *
     const int8_t *w = weight + 256 * step;              \
     const __m512i w0 = load(w), w1 = load(w + 64), w2 = load(w + 128), w3 = load(w + 192);
 #define ROW(r, set)                                          \
-    if constexpr (Rows > r) {                                \
+    if constexpr (Count > r) {                                \
         const __m512i four = broadcast(at + r * x_stride);   \
         dot_u8s8(s##set##0, four, w0);                       \
         dot_u8s8(s##set##1, four, w1);                       \
         dot_u8s8(s##set##2, four, w2);                       \
         dot_u8s8(s##set##3, four, w3);                       \
     }
-    if constexpr (Rows <= 2) {
+    if constexpr (Count <= 2) {
         int64_t i = 0;
         for (; i + 2 <= count; i += 2) {
             { LOAD(i) ROW(0, 0) ROW(1, 1) }
@@ -202,15 +222,15 @@ void tile(const Linear &l, const int8_t *weight, int64_t column, const uint8_t *
 #undef LOAD
     const __m512i sums[6][4] = {{s00, s01, s02, s03}, {s10, s11, s12, s13}, {s20, s21, s22, s23},
                                 {s30, s31, s32, s33}, {s40, s41, s42, s43}, {s50, s51, s52, s53}};
-    finish(l, sums, Rows, column, out, out_stride);
+    finish(l, rows, sums, Count, first, column, out, out_stride);
 }
 
-void linear(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
-    if (l.outputs <= kNarrow) return narrow(l, x, x_stride, n, out, out_stride);
+void linear(const Linear &l, const RowScales &scales, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+    if (l.outputs <= kNarrow) return narrow(l, scales, x, x_stride, n, out, out_stride);
     constexpr int64_t kTile = 6, kRows = 240;  // rows whose active inputs are kept in a list at a time
     using Tile = decltype(&tile<1>);
     constexpr Tile tiles[] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
-    const int64_t steps = round_up(l.inputs, 4) / 4, room = round_up(steps, 16) + 16, size = l.real ? 4 : 1;
+    const int64_t steps = round_up(l.inputs, 4) / 4, room = round_up(steps, 16) + 16;
     auto *lists = static_cast<int32_t *>(kernel_scratch(kRows / kTile * room * 4));
     int64_t counts[kRows / kTile];
     const auto tile_rows = [&](int64_t left) { return left < kTile ? left : kTile; };
@@ -222,8 +242,7 @@ void linear(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void
         const auto *weight = static_cast<const int8_t *>(l.weight);
         for (int64_t column = 0; column < l.outputs; column += 64, weight += 256 * steps)
             for (int64_t s = 0, i = 0; s < rows; s += kTile, ++i)
-                tiles[tile_rows(rows - s)](l, weight, column, at(s), x_stride, lists + i * room, counts[i],
-                                           static_cast<char *>(out) + (first + s) * out_stride * size, out_stride);
+                tiles[tile_rows(rows - s)](l, scales, weight, first + s, column, at(s), x_stride, lists + i * room, counts[i], out, out_stride);
     }
 }
 
@@ -275,6 +294,6 @@ bool supported() {
 
 }  // namespace
 
-const Isa kAvx512 = {"avx512", supported, 16, embed, packed_bytes, pack_linear, linear, pack_weights, resample};
+const Isa kAvx512 = {"avx512", supported, 16, embed, packed_bytes, pack_linear, linear, pack_weights, resample, &kRowKernels};
 
 }  // namespace zoo

@@ -250,7 +250,7 @@ class LinearLayer {
                 for (int64_t s = 0; s < n; ++s) std::copy_n(input + s * linear_.inputs, linear_.inputs, padded.data() + s * stride);
                 input = padded.data();
             }
-            isa_.linear(linear_, input, stride, n, out->data(), linear_.outputs);
+            isa_.linear(linear_, RowScales{}, input, stride, n, out->data(), linear_.outputs);
         }
         const size_t rows = static_cast<size_t>(n), columns = static_cast<size_t>(linear_.outputs);
         if (linear_.real) return nb::cast(nb::ndarray<nb::numpy, float>(out->data(), {rows, columns}, owner));
@@ -258,7 +258,7 @@ class LinearLayer {
     }
 
     void run(const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) const {
-        isa_.linear(linear_, x, x_stride, n, out, out_stride);
+        isa_.linear(linear_, RowScales{}, x, x_stride, n, out, out_stride);
     }
 
     int64_t inputs() const { return linear_.inputs; }

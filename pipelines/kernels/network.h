@@ -32,6 +32,49 @@ struct Linear {
     bool real;               // float32 results
 };
 
+// What a layer makes of inputs that were quantized row by row: y = float(acc) * (scale of the row * scale of the column) + shift of the
+// column, its ReLU, plus a residual. `scale` null: the layer as it is above.
+struct RowScales {
+    const float *scale = nullptr;     // [n]
+    const float *shift = nullptr;     // [outputs padded to whole 64]
+    const float *residual = nullptr;  // [n, residual_stride] or null; may be the result's own memory
+    int64_t residual_stride = 0;
+    bool relu = false;
+};
+
+// Rows as a decoder has them: floats, their bytes with a scale a row, or both. Strides are whole 64s, what pads a row is 0 (byte 0 or 128).
+struct Rows {
+    float *real;     // [n, stride] or null
+    uint8_t *bytes;  // [n, stride] or null
+    float *scale;    // [n]
+    int64_t stride;
+};
+
+constexpr float kSmallest = 1e-30f;  // rows of smaller values are rows of zeros
+
+// Layer normalization over `width` columns; scale and bias are padded with zeros to whole 64.
+struct Norm {
+    int64_t width;
+    const float *scale, *bias;
+    float epsilon;
+};
+
+// The likeliest of the tokens so far, a row's best first, and the sum of exp(logit - largest), in sixteen parts.
+struct Ranking {
+    int64_t count;                // wanted of each row
+    float *values, *sums, *largest;  // [n, count] [n, 16] [n]
+    int32_t *tokens;              // [n, count]
+};
+
+// The kernels of rowwise.h, as one instruction set has them.
+struct RowKernels {
+    void (*quantize)(const Rows &rows, int64_t stride, bool positive, int64_t n);
+    void (*norm)(const Norm &, const float *x, int64_t x_stride, const Rows &out, int64_t n);
+    void (*attend)(const float *q, const float *const *keys, int64_t count, int64_t heads, int64_t size, float *out);
+    void (*rank)(const float *logits, int64_t stride, int64_t first, int64_t count, const Ranking &, int64_t n);
+    float (*rank_sum)(const float *sums);
+};
+
 // Memory of this thread for one call of a kernel, aligned to cache lines. It comes from here, since a template of the standard library that
 // was compiled for one instruction set must not be linked into code for another.
 void *kernel_scratch(int64_t bytes);
@@ -58,12 +101,14 @@ struct Isa {
     // weight int8 [inputs, outputs] -> packed
     void (*pack_linear)(const int8_t *weight, int64_t inputs, int64_t outputs, void *packed);
     // x [n, x_stride], readable up to round_up(inputs, 4) in every row; out uint8 [n, out_stride] or float [n, out_stride]
-    void (*linear)(const Linear &, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride);
+    void (*linear)(const Linear &, const RowScales &, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride);
 
     // four int32 weights, |w| < 2^23, in place -> what resample takes
     void (*pack_weights)(int32_t *four);
     // in [inputs, in_stride], readable up to the last four inputs of every output; out [outputs, out_stride]; width: a multiple of 64
     void (*resample)(const Resampling &, int64_t outputs, const uint8_t *in, int64_t in_stride, int64_t width, uint8_t *out, int64_t out_stride);
+
+    const RowKernels *rows;
 };
 
 extern const Isa kPortable;

@@ -66,7 +66,7 @@ class EmbeddingLayer:
         if self.wide is not None:
             shapes["wide"] = (np.float32, (len(self.table),))
         for name, (dtype, shape) in shapes.items():
-            _require("ParallelEmbedding", name, getattr(self, name), dtype, shape)
+            require("ParallelEmbedding", name, getattr(self, name), dtype, shape)
         if not 1 <= fields <= FIELDS:
             raise RequestError(f"ParallelEmbedding has {fields} fields; an int16 sum holds 1 to {FIELDS}")
         if not 0 <= self.shift <= 14:
@@ -119,7 +119,7 @@ class LinearLayer:
             ("bias", np.int32, (outputs,)),
             ("scale", np.float32, (outputs,)),
         ):
-            _require("a linear layer", name, getattr(self, name), dtype, shape)
+            require("a linear layer", name, getattr(self, name), dtype, shape)
         if not 0 <= self.low <= 255 or not 0 <= (self.zero or 0) <= 255:
             raise RequestError(f"a linear layer has zero point {self.zero} and lower bound {self.low}; wanted 0 to 255")
         reach = 255 * np.abs(self.weight.astype(np.int64)).sum(axis=0) + np.abs(self.bias.astype(np.int64))
@@ -160,6 +160,7 @@ class Resize:
             raise RequestError(f"cannot crop {self.crop} from an image resized to {width} x {height}")
 
 
-def _require(what: str, name: str, found: Array, dtype: type, shape: tuple[int, ...]) -> None:
+def require(what: str, name: str, found: Array, dtype: type, shape: tuple[int, ...]) -> None:
+    """Raise RequestError unless the array `name` of an operator has this type and shape."""
     if found.dtype != dtype or found.shape != shape:
         raise RequestError(f"{what} has {name} {found.dtype} {list(found.shape)}; wanted {np.dtype(dtype)} {list(shape)}")

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "network.h"
+#include "rowwise.h"
 
 namespace zoo {
 namespace {
@@ -49,13 +50,20 @@ void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *pa
         for (int64_t j = 0; j < outputs; ++j) out[j * inputs + k] = weight[k * outputs + j];
 }
 
-void linear(const Linear &l, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+void linear(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     const auto *weight = static_cast<const int8_t *>(l.weight);
     for (int64_t s = 0; s < n; ++s, x += x_stride)
         for (int64_t j = 0; j < l.outputs; ++j) {
             const int8_t *row = weight + j * l.inputs;
             int32_t sum = l.bias[j];
             for (int64_t k = 0; k < l.inputs; ++k) sum += x[k] * row[k];
+            if (rows.scale) {
+                float value = static_cast<float>(sum) * (rows.scale[s] * l.scale[j]) + rows.shift[j];
+                if (rows.relu && value < 0) value = 0;
+                if (rows.residual) value += rows.residual[s * rows.residual_stride + j];
+                static_cast<float *>(out)[s * out_stride + j] = value;
+                continue;
+            }
             const float value = static_cast<float>(sum) * l.scale[j];
             if (l.real)
                 static_cast<float *>(out)[s * out_stride + j] = value;
@@ -85,6 +93,6 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
 
 }  // namespace
 
-const Isa kPortable = {"portable", [] { return true; }, 1, embed, packed_bytes, pack_linear, linear, pack_weights, resample};
+const Isa kPortable = {"portable", [] { return true; }, 1, embed, packed_bytes, pack_linear, linear, pack_weights, resample, &kRowKernels};
 
 }  // namespace zoo

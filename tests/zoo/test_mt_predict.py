@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import zoo
+from pipelines import kernels
 from pipelines.build import open_folder
 from pipelines.errors import RequestError
 from pipelines.files import read_json
@@ -93,8 +94,22 @@ def test_a_translation_does_not_depend_on_the_batch(translator, texts):
 def test_both_engines_translate_alike(translator, texts):
     one, other = (zoo.pipeline(translator, precision="fp32", engine=engine)(texts[:6]) for engine in ("onnxruntime", "openvino"))
     assert [each["translation"] for each in one] == [each["translation"] for each in other]
-    with pytest.raises(RequestError, match="native"):
-        zoo.pipeline(translator, engine="native")
+
+
+@pytest.mark.skipif(not kernels.isas(), reason="needs the native kernels")
+@pytest.mark.parametrize("beam", [1, 4])
+def test_native_code_translates_like_the_graph_and_alike_in_any_batch(translator, texts, beam):
+    found = []
+    for engine, size in (("onnxruntime", 32), ("native", 32), ("native", 1)):
+        pipeline = zoo.pipeline(translator, engine=engine, batch_size=size)
+        pipeline.beam, pipeline.best = beam, min(beam, 2)
+        found.append([each["translation"] for each in pipeline([*texts, ""])])
+        assert pipeline.engine == engine
+    graph, native, one_by_one = found
+    assert native == one_by_one and native[-1] == ""
+    assert np.mean([a == b for a, b in zip(graph, native, strict=True)]) > 0.9  # ranges for all rows there, for each row here
+    with pytest.raises(RequestError, match="native computes in int8, not fp32"):
+        zoo.pipeline(translator, precision="fp32", engine="native")
 
 
 def test_batches_are_of_like_lengths_and_no_larger_than_allowed(translator, texts, monkeypatch):

@@ -23,6 +23,7 @@ from pipelines.engine import BF16, Session, load
 from pipelines.errors import RequestError
 from pipelines.evaluate import compare_translations
 from pipelines.files import replacing
+from pipelines.kernels.transformer import NativeDecoder
 from pipelines.pipeline import Pipeline, model_file
 from pipelines.progress import progress
 from pipelines.tables import FORMATS, writing
@@ -85,7 +86,8 @@ class TranslationPipeline(Pipeline):
     """Translates sentences; see `zoo.pipeline`. Attributes that may be set: beam (1: greedy search), best (how many translations of each
     sentence), length_penalty (0 to 1; see `beam_search`).
 
-    engine: "auto" is onnxruntime, and OpenVINO for bf16. batch_size: sentences at once, at most; fewer, where they are long.
+    engine: "auto" is onnxruntime, and OpenVINO for bf16; "native" decodes int8 in native code. batch_size: sentences at once, at most;
+    fewer, where they are long.
     """
 
     BATCH_SIZE: ClassVar[int] = 32
@@ -101,13 +103,22 @@ class TranslationPipeline(Pipeline):
     ) -> None:
         super().__init__(folder, precision, "auto", threads, batch_size)
         self._engine = engine if engine != "auto" else "openvino" if precision == BF16 else "onnxruntime"
-        self._open(model_file(precision, self._engine))
+        name = model_file(precision, self._engine)
+        self._open(name if self._engine != "native" else model_file(precision, "onnxruntime"))
         self.vocabulary = Vocabulary.read(folder.verify(VOCABULARY))
         self.max_length = int(folder.preprocessing["max_length"])
 
     def _open(self, name: str) -> None:
         """Sessions of a model file: of the search in one graph, where the engine has it and the decoder such a form."""
         self._whole: Session | None = None
+        self._native: NativeDecoder | None = None
+        if self._engine == "native":
+            whole = graph.load(self.folder.ensure(name))
+            self._native = NativeDecoder(whole, self.threads)
+            encoder = graph.serialized(graph.part(whole, ["source"], ["memory"]))
+            self._encoder = load(self.folder.path / name, "onnxruntime", self.threads, self.precision, encoder)
+            machine.trim()
+            return
         if self._engine == "onnxruntime":
             try:
                 path = derived(self.folder, name, "search", FORM, lambda model: search(incremental(model)))
@@ -174,10 +185,28 @@ class TranslationPipeline(Pipeline):
         found: list[list[Hypothesis]] = [[Hypothesis([], 0.0)] * self.best for _ in sentences]
         full = [i for i, each in enumerate(sentences) if len(each) > 1]
         order = sorted(full, key=lambda i: len(sentences[i]))
-        for a, b in by_tokens([len(sentences[i]) for i in order], AVERAGE * self.batch_size, self.batch_size):
-            chosen = [sentences[i] for i in order[a:b]]
-            for i, each in zip(order[a:b], self._search(chosen), strict=True):
+        parts = [order[a:b] for a, b in by_tokens([len(sentences[i]) for i in order], AVERAGE * self.batch_size, self.batch_size)]
+        if self._native is not None:
+            return self._decode(self._native, sentences, parts, found)
+        for part in parts:
+            for i, each in zip(part, self._search([sentences[i] for i in part]), strict=True):
                 found[i] = each
+        return found
+
+    def _decode(
+        self, native: NativeDecoder, sentences: Sequence[Tokens], parts: Sequence[Sequence[int]], found: list[list[Hypothesis]]
+    ) -> list[list[Hypothesis]]:
+        """Encode in `parts`, then decode all at once: a sentence that is done makes room for the next."""
+        require(self.beam, self.best, len(self.vocabulary))
+        memories = []
+        for part in parts:
+            memory = self._encoder.run({"source": padded([sentences[i] for i in part])})["memory"]
+            memories += [row[: len(sentences[i])] for i, row in zip(part, memory, strict=True)]
+        order = [i for part in parts for i in part]
+        limits = [limit(len(sentences[i]), POSITIONS) for i in order]
+        options = {"beam": self.beam, "best": self.best, "length_penalty": self.length_penalty, "slots": self.batch_size}
+        for i, each in zip(order, native.translate(memories, limits, start=START, end=END, **options), strict=True):  # type: ignore[arg-type]
+            found[i] = [Hypothesis(tokens, score) for tokens, score in each]
         return found
 
     def _search(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:

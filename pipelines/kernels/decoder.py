@@ -1,0 +1,242 @@
+"""What the native decoder computes, as data: the steps of a decoder of an encoder-decoder Transformer over numbered registers.
+
+A register holds a row of float32 for each beam. A linear layer takes it quantized, each row by itself:
+
+    s   = max_k |x_k| / 127,  u_k = rint(x_k (127 / max)) + 128        0 <= u_k <= 255; where nothing is negative (after a ReLU),
+    s   = max_k x_k / 255,    u_k = rint(x_k (255 / max))              and s = 1 for a row of zeros (all |x_k| < 1e-30)
+    y_j = float32(sum_k (u_k - zero) weight[k, j]) (s scale_j) + shift_j,     then the ReLU, then the residual, where asked for
+
+Everything else is float32, every operation rounded alone, sums in the order of `rowwise.lanes`, so that all instruction sets and `rowwise`,
+the same in numpy, return the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import RequestError
+from pipelines.kernels.operators import Array, require
+
+LANES = 16  # a head of attention has a multiple of so many columns
+MOST = 65536  # columns of a layer, at most
+BEAM = 128  # beams of a sentence, at most
+
+
+@dataclass(frozen=True, eq=False)
+class RowLinear:
+    """A fully connected layer on rows quantized one by one (see the module): weight int8 [K, N], scale and shift float32 [N].
+
+    Integers cannot overflow: 255 sum_k |weight[k, j]| < 2^31 is checked here. Raises RequestError for anything else.
+    """
+
+    weight: Array
+    scale: Array
+    shift: Array
+
+    def __post_init__(self) -> None:
+        if self.weight.ndim != 2 or not self.weight.size or self.inputs > MOST:
+            raise RequestError(f"a linear layer has weights of shape {list(self.weight.shape)}; wanted [1 to {MOST}, outputs]")
+        require("a linear layer", "weight", self.weight, np.int8, self.weight.shape)
+        for name in ("scale", "shift"):
+            require("a linear layer", name, getattr(self, name), np.float32, (self.outputs,))
+            if not np.isfinite(getattr(self, name)).all():
+                raise RequestError(f"a linear layer has a {name} that is not finite")
+        if 255 * np.abs(self.weight.astype(np.int64)).sum(axis=0).max() >= 2**31 - 1:
+            raise RequestError("a linear layer can overflow 32 bits")
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return int(self.weight.shape[0])
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return int(self.weight.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Embed:
+    """out = table[token] scale[token] + positions[position]: table int8 [V, W], scale float32 [V], positions float32 [P, W]."""
+
+    table: Array
+    scale: Array
+    positions: Array
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """out = (x - mean) / sqrt(variance + epsilon) scale + bias, over the W columns of `input`: scale and bias float32 [W]."""
+
+    input: int
+    scale: Array
+    bias: Array
+    epsilon: float
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """out = layer(input), its ReLU if asked for, then plus `residual`, a register as wide, if one is named."""
+
+    input: int
+    layer: RowLinear
+    out: int
+    relu: bool = False
+    residual: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SelfAttention:
+    """input [query | key | value], 3 W columns -> W. Keys and values of this position are kept for the ones that follow.
+
+    For each of the heads, columns h W / heads to (h + 1) W / heads: softmax_t(q . k_t) weights the v_t. The scale of the products is in the
+    layer that makes the queries.
+    """
+
+    input: int
+    heads: int
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class CrossAttention:
+    """The same for queries of W columns over the source: layer(memory row) = [key | value], 2 W columns, computed once a sentence."""
+
+    input: int
+    layer: RowLinear
+    heads: int
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The last step: logits = layer(input), of which only the likeliest and the sum of all exponentials are kept."""
+
+    input: int
+    layer: RowLinear
+
+
+Step = Embed | Norm | Linear | SelfAttention | CrossAttention | Vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """The steps of a decoder, an `Embed` first, a `Vocabulary` last; memory_width: columns of the encoder's result.
+
+    Raises RequestError, naming the step, where one does not fit those before it.
+    """
+
+    steps: Sequence[Step]
+    memory_width: int
+
+    def __post_init__(self) -> None:
+        widths: dict[int, int] = {}
+        if not self.steps or not isinstance(self.steps[0], Embed) or not isinstance(self.steps[-1], Vocabulary):
+            raise RequestError("a decoder begins with an embedding and ends with a vocabulary")
+        if not 1 <= self.memory_width <= MOST:
+            raise RequestError(f"a decoder has a memory of width {self.memory_width}; wanted 1 to {MOST}")
+        for number, step in enumerate(self.steps):
+            where = f"step {number} ({type(step).__name__})"
+            if (number and isinstance(step, Embed)) or (isinstance(step, Vocabulary) and number < len(self.steps) - 1):
+                raise RequestError(f"{where} stands where it cannot; a decoder begins with an embedding and ends with a vocabulary")
+            for each in fields(step):
+                value = getattr(step, each.name)
+                if each.name in ("input", "residual") and value is not None and value not in widths:
+                    raise RequestError(f"{where} reads register {value}, which holds nothing yet")
+            width = _width(where, step, widths, self.memory_width)
+            if not isinstance(step, Vocabulary):
+                if not 0 <= step.out < 256 or (not isinstance(step, Embed) and step.out == step.input):
+                    raise RequestError(f"{where} writes register {step.out}; wanted 0 to 255, and not the one that it reads")
+                widths[step.out] = width
+        if self.words > len(self.embedding.table):
+            raise RequestError(f"a decoder has {self.words} words, and embeddings of {len(self.embedding.table)}")
+
+    @property
+    def embedding(self) -> Embed:
+        """The first step."""
+        assert isinstance(self.steps[0], Embed)
+        return self.steps[0]
+
+    @property
+    def words(self) -> int:
+        """Size of the vocabulary."""
+        assert isinstance(self.steps[-1], Vocabulary)
+        return self.steps[-1].layer.outputs
+
+    @property
+    def positions(self) -> int:
+        """So many tokens a translation may have."""
+        return len(self.embedding.positions)
+
+
+def _width(where: str, step: Step, widths: dict[int, int], memory: int) -> int:
+    """The columns of a step's result. Raises RequestError where it does not fit."""
+    if isinstance(step, Embed):
+        if step.table.ndim != 2 or not step.table.size or step.table.shape[1] > MOST or step.positions.ndim != 2 or not len(step.positions):
+            raise RequestError(f"{where} has a table {list(step.table.shape)} and positions {list(step.positions.shape)}; wanted two axes")
+        count, width = step.table.shape
+        require(where, "table", step.table, np.int8, (count, width))
+        require(where, "scale", step.scale, np.float32, (count,))
+        require(where, "positions", step.positions, np.float32, (len(step.positions), width))
+        if not np.isfinite(step.scale).all() or not np.isfinite(step.positions).all():
+            raise RequestError(f"{where} has scales or positions that are not finite")
+        return int(width)
+    width = widths[step.input]
+    if isinstance(step, Norm):
+        for name in ("scale", "bias"):
+            require(where, name, getattr(step, name), np.float32, (width,))
+            if not np.isfinite(getattr(step, name)).all():
+                raise RequestError(f"{where} has a {name} that is not finite")
+        if not 0 <= step.epsilon < np.inf:
+            raise RequestError(f"{where} has epsilon {step.epsilon}; wanted 0 or more")
+        return width
+    if isinstance(step, Linear | Vocabulary):
+        if step.layer.inputs != width:
+            raise RequestError(f"{where} takes {step.layer.inputs} columns and is given {width}")
+        if isinstance(step, Linear) and step.residual is not None and widths[step.residual] != step.layer.outputs:
+            raise RequestError(f"{where} gives {step.layer.outputs} columns, the residual has {widths[step.residual]}")
+        return step.layer.outputs
+    own = isinstance(step, SelfAttention)
+    result, rest = divmod(width, 3) if own else (width, 0)
+    if rest or step.heads < 1 or result < step.heads or result % (LANES * step.heads):
+        raise RequestError(f"{where} has {step.heads} heads on {width} columns; a head has a multiple of {LANES}")
+    if isinstance(step, CrossAttention) and (step.layer.inputs, step.layer.outputs) != (memory, 2 * width):
+        raise RequestError(
+            f"{where} makes keys and values of {step.layer.inputs} -> {step.layer.outputs} columns; wanted {memory} -> {2 * width}"
+        )
+    return result
+
+
+def build(module: Any, program: Program, isa: str = "") -> Any:
+    """The native object (`module`: the extension) that decodes by a program; see `kernels.decoder`."""
+    made = module.Decoder(program.memory_width, isa)
+    for step in program.steps:
+        match step:
+            case Embed():
+                made.embed(*_plain(step.table, step.scale, step.positions), step.out)
+            case Norm():
+                made.norm(step.input, *_plain(step.scale, step.bias), step.epsilon, step.out)
+            case Linear():
+                residual = -1 if step.residual is None else step.residual
+                made.linear(step.input, *_arrays(step.layer), step.relu, residual, step.out)
+            case SelfAttention():
+                made.self_attention(step.input, step.heads, step.out)
+            case CrossAttention():
+                made.cross_attention(step.input, *_arrays(step.layer), step.heads, step.out)
+            case Vocabulary():
+                made.vocabulary(step.input, *_arrays(step.layer))
+    return made
+
+
+def _plain(*arrays: Array) -> list[Array]:
+    return [np.require(each, requirements=("C_CONTIGUOUS", "ALIGNED")) for each in arrays]
+
+
+def _arrays(layer: RowLinear) -> list[Array]:
+    return _plain(layer.weight, layer.scale, layer.shift)

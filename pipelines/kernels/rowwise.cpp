@@ -1,0 +1,125 @@
+// The kernels of a decoder alone, as Python functions: what the tests compare with rowwise.py.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "decoder.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace zoo {
+namespace {
+
+// A new array of this shape, from rows of `stride`.
+template <class T>
+nb::object array_of(const T *data, int64_t n, int64_t width, int64_t stride) {
+    auto *made = new Buffer<T>(std::max<int64_t>(n * width, 1));
+    nb::capsule owner(made, [](void *at) noexcept { delete static_cast<Buffer<T> *>(at); });
+    for (int64_t r = 0; r < n; ++r) std::copy_n(data + r * stride, width, made->data() + r * width);
+    return nb::cast(nb::ndarray<nb::numpy, T>(made->data(), {static_cast<size_t>(n), static_cast<size_t>(width)}, owner));
+}
+
+// Rows [n, width] as the kernels take them.
+struct Input : Register {
+    int64_t n, width;
+    Input(const Any &x, const char *name) {
+        const auto *data = data_of<float>(x, name, 2);
+        n = static_cast<int64_t>(x.shape(0)), width = static_cast<int64_t>(x.shape(1));
+        if (!width) throw nb::value_error((std::string(name) + " has no columns").c_str());
+        size(n, width);
+        for (int64_t r = 0; r < n; ++r)
+            std::fill_n(std::copy_n(data + r * width, width, real.data() + r * stride), stride - width, 0.0f);
+    }
+};
+
+nb::tuple quantize_rows(const Any &x, bool positive, const std::string &isa) {
+    const Input in(x, "x");
+    choose(isa).rows->quantize(in.rows(), in.stride, positive, in.n);
+    return nb::make_tuple(array_of(in.bytes.data(), in.n, in.width, in.stride), array_of(in.scale.data(), in.n, 1, 1));
+}
+
+nb::tuple layer_norm(const Any &x, const Any &scale, const Any &bias, float epsilon, const std::string &isa) {
+    const Input in(x, "x");
+    const auto *s = data_of<float>(scale, "scale", 1), *b = data_of<float>(bias, "bias", 1);
+    if (static_cast<int64_t>(scale.shape(0)) != in.width || static_cast<int64_t>(bias.shape(0)) != in.width)
+        throw nb::value_error("scale and bias have other lengths than a row");
+    Buffer<float> scales(in.stride), biases(in.stride);
+    std::fill_n(std::copy_n(s, in.width, scales.data()), in.stride - in.width, 0.0f);
+    std::fill_n(std::copy_n(b, in.width, biases.data()), in.stride - in.width, 0.0f);
+    Register out;
+    out.size(in.n, in.width);
+    choose(isa).rows->norm({in.width, scales.data(), biases.data(), epsilon}, in.real.data(), in.stride, out.rows(), in.n);
+    return nb::make_tuple(array_of(out.real.data(), in.n, in.width, in.stride), array_of(out.bytes.data(), in.n, in.width, in.stride),
+                          array_of(out.scale.data(), in.n, 1, 1));
+}
+
+nb::object attention(const Any &queries, const Any &keys_values, int64_t heads, const std::string &isa) {
+    const Input in(queries, "queries"), kept(keys_values, "keys_values");
+    if (heads < 1 || heads > in.width || in.width % (16 * heads) || kept.width != 2 * in.width || !kept.n)
+        throw nb::value_error("queries, keys and values do not fit each other and the heads");
+    std::vector<const float *> keys;
+    for (int64_t t = 0; t < kept.n; ++t) keys.push_back(kept.real.data() + t * kept.stride);
+    Buffer<float> out(std::max<int64_t>(in.n * in.width, 1));
+    for (int64_t r = 0; r < in.n; ++r)
+        choose(isa).rows->attend(in.real.data() + r * in.stride, keys.data(), kept.n, heads, in.width / heads, out.data() + r * in.width);
+    return array_of(out.data(), in.n, in.width, in.width);
+}
+
+class PyRowLinear {
+  public:
+    PyRowLinear(const Any &weight, const Any &scale, const Any &shift, bool positive, const std::string &isa)
+        : isa_(choose(isa)), linear_(isa_, weight, scale, shift, positive), ranked_(isa_, weight, scale, shift, positive, -INFINITY),
+          positive_(positive) {}
+
+    nb::object call(const Any &x, bool relu, const std::optional<Any> &residual) const {
+        const Input in = input(x);
+        Register out;
+        out.size(in.n, linear_.outputs());
+        std::optional<Input> more;
+        if (residual) more.emplace(*residual, "residual");
+        if (more && (more->n != in.n || more->width != linear_.outputs())) throw nb::value_error("the residual has another shape");
+        linear_.run(in.rows(), in.n, relu, more ? more->real.data() : nullptr, out.stride, out.real.data(), out.stride);
+        return array_of(out.real.data(), in.n, linear_.outputs(), out.stride);
+    }
+
+    nb::tuple likeliest(const Any &x, int64_t count) const {
+        const Input in = input(x);
+        if (count < 1 || count > linear_.outputs()) throw nb::value_error("there are not so many columns");
+        Buffer<float> panel(in.n * kPanel), values(in.n * count), sums(in.n * 16), largest(in.n);
+        Buffer<int32_t> tokens(in.n * count);
+        Buffer<double> norms(in.n);
+        ranked_.rank(in.rows(), in.n, panel.data(), {count, values.data(), sums.data(), largest.data(), tokens.data()}, norms.data());
+        return nb::make_tuple(array_of(values.data(), in.n, count, count), array_of(tokens.data(), in.n, count, count),
+                              array_of(norms.data(), in.n, 1, 1));
+    }
+
+  private:
+    Input input(const Any &x) const {
+        Input in(x, "x");
+        if (in.width != linear_.inputs()) throw nb::value_error("x has another width than the layer takes");
+        isa_.rows->quantize(in.rows(), in.stride, positive_, in.n);
+        return in;
+    }
+
+    const Isa &isa_;
+    RowLinear linear_, ranked_;
+    bool positive_;
+};
+
+}  // namespace
+}  // namespace zoo
+
+void bind_rowwise(nb::module_ &module) {
+    using namespace zoo;
+    module.def("quantize_rows", &quantize_rows, "x"_a, "positive"_a, "isa"_a);
+    module.def("layer_norm", &layer_norm, "x"_a, "scale"_a, "bias"_a, "epsilon"_a, "isa"_a);
+    module.def("attention", &attention, "queries"_a, "keys_values"_a, "heads"_a, "isa"_a);
+    nb::class_<PyRowLinear>(module, "RowLinear")
+        .def(nb::init<const Any &, const Any &, const Any &, bool, const std::string &>(), "weight"_a, "scale"_a, "shift"_a, "positive"_a,
+             "isa"_a)
+        .def("__call__", &PyRowLinear::call, "x"_a, "relu"_a, "residual"_a.none())
+        .def("likeliest", &PyRowLinear::likeliest, "x"_a, "count"_a);
+}

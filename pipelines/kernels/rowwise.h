@@ -1,0 +1,155 @@
+// The float kernels of a decoder, written once and lowered for each instruction set (see lanes.h); operators.py says what they compute.
+// Rows are padded with zeros to whole cache lines.
+#pragma once
+#include <cmath>
+
+#include "lanes.h"
+#include "network.h"
+
+namespace zoo {
+namespace {
+
+// The bytes and the scale of a row: rint(x / scale) + 128, scale = max|x| / 127; of a row that is nowhere negative rint(x / scale), scale =
+// max / 255. A row with NaN or infinity has no finite scale, whatever is made of it has none either.
+inline void quantize_row(const float *x, int64_t stride, bool positive, uint8_t *bytes, float *scale) {
+    Words found{};
+    for (int64_t j = 0; j < stride; j += kPart) {
+        const Words bits = reinterpret_cast<Words>(get<Part>(x + j)) & 0x7FFFFFFF;  // ordered like the magnitudes, NaN above all
+        found = bits > found ? bits : found;
+    }
+    const int32_t bits = most<int32_t>(found);
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    const float levels = positive ? 255.0f : 127.0f;
+    const bool some = !(magnitude < kSmallest);
+    *scale = some ? magnitude / levels : 1.0f;
+    const float times = some ? levels / magnitude : 0.0f;
+    const int32_t zero = positive ? 0 : 128;
+    for (int64_t j = 0; j < stride; ++j) {
+        const float shifted = x[j] * times + kWhole;
+        int32_t whole;
+        std::memcpy(&whole, &shifted, 4);
+        bytes[j] = static_cast<uint8_t>(whole + zero);  // kWhole's own lowest byte is 0
+    }
+}
+
+void quantize(const Rows &rows, int64_t stride, bool positive, int64_t n) {
+    for (int64_t r = 0; r < n; ++r)
+        quantize_row(rows.real + r * rows.stride, stride, positive, rows.bytes + r * rows.stride, rows.scale + r);
+}
+
+void norm(const Norm &norm, const float *x, int64_t x_stride, const Rows &out, int64_t n) {
+    const int64_t width = norm.width, stride = round_up(width, kColumns), whole = width / kLanes * kLanes;
+    const float count = static_cast<float>(width);
+    float tail[kLanes];
+    for (int64_t l = 0; l < kLanes; ++l) tail[l] = whole + l < width ? 1.0f : 0.0f;
+    auto *spare = static_cast<float *>(kernel_scratch(stride * 4));
+    for (int64_t r = 0; r < n; ++r, x += x_stride) {
+        float *y = out.real ? out.real + r * out.stride : spare;
+        Lanes total = all<Lanes>(0);
+        for (int64_t j = 0; j < width; j += kLanes) total = total + get<Lanes>(x + j);
+        const Lanes mean = all<Lanes>(sum(total) / count);
+        Lanes squares = all<Lanes>(0);
+        for (int64_t j = 0; j < width; j += kLanes) {
+            Lanes off = get<Lanes>(x + j) - mean;
+            if (j == whole) off = off * get<Lanes>(tail);
+            squares = squares + off * off;
+        }
+        const Lanes rate = all<Lanes>(1.0f / std::sqrt(sum(squares) / count + norm.epsilon));
+        for (int64_t j = 0; j < stride; j += kLanes)
+            put(y + j, ((get<Lanes>(x + j) - mean) * rate) * get<Lanes>(norm.scale + j) + get<Lanes>(norm.bias + j));
+        if (out.bytes) quantize_row(y, stride, false, out.bytes + r * out.stride, out.scale + r);
+    }
+}
+
+// Scores of `Count` keys: their dot products with the query in each head, [heads, room].
+template <int Count>
+inline void score(const float *q, const float *const *keys, int64_t heads, int64_t size, int64_t room, float *scores) {
+    for (int64_t h = 0; h < heads; ++h, scores += room) {
+        Lanes a = all<Lanes>(0), b = a, c = a, d = a;
+        for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) {
+            const Lanes query = get<Lanes>(q + j);
+            a = a + query * get<Lanes>(keys[0] + j);
+            if constexpr (Count > 1) b = b + query * get<Lanes>(keys[1] + j);
+            if constexpr (Count > 1) c = c + query * get<Lanes>(keys[2] + j);
+            if constexpr (Count > 1) d = d + query * get<Lanes>(keys[3] + j);
+        }
+        scores[0] = sum(a);
+        if constexpr (Count > 1) scores[1] = sum(b), scores[2] = sum(c), scores[3] = sum(d);
+    }
+}
+
+// Adds the values of `Count` keys, as weighted in each head, one after the other.
+template <int Count>
+inline void weigh(const float *weights, int64_t room, const float *const *keys, int64_t heads, int64_t size, float *out) {
+    const int64_t width = heads * size;
+    for (int64_t h = 0; h < heads; ++h, weights += room)
+        for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) {
+            Lanes found = get<Lanes>(out + j);
+            for (int i = 0; i < Count; ++i) found = found + all<Lanes>(weights[i]) * get<Lanes>(keys[i] + width + j);
+            put(out + j, found);
+        }
+}
+
+// q: heads * size floats; keys[t]: as many, the values behind them. Scores are dot products, a softmax over t, then the values so weighted.
+// Four keys at a time, all heads of them: memory is read in order.
+void attend(const float *q, const float *const *keys, int64_t count, int64_t heads, int64_t size, float *out) {
+    const int64_t room = round_up(count, kLanes), fours = count / 4 * 4;
+    auto *scores = static_cast<float *>(kernel_scratch((heads * room + heads) * 4)), *shares = scores + heads * room;
+    for (int64_t t = 0; t < fours; t += 4) score<4>(q, keys + t, heads, size, room, scores + t);
+    for (int64_t t = fours; t < count; ++t) score<1>(q, keys + t, heads, size, room, scores + t);
+    for (int64_t h = 0; h < heads; ++h) {
+        float *weights = scores + h * room;
+        for (int64_t t = count; t < room; ++t) weights[t] = -INFINITY;
+        const Lanes base = all<Lanes>(largest(weights, room));
+        Lanes total = all<Lanes>(0);
+        for (int64_t t = 0; t < room; t += kLanes) {
+            const Lanes each = exponential(get<Lanes>(weights + t) - base);
+            put(weights + t, each);
+            total = total + each;
+        }
+        shares[h] = 1.0f / sum(total);
+    }
+    for (int64_t j = 0; j < heads * size; j += kLanes) put(out + j, all<Lanes>(0));
+    for (int64_t t = 0; t < fours; t += 4) weigh<4>(scores + t, room, keys + t, heads, size, out);
+    for (int64_t t = fours; t < count; ++t) weigh<1>(scores + t, room, keys + t, heads, size, out);
+    for (int64_t h = 0; h < heads; ++h)
+        for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) put(out + j, get<Lanes>(out + j) * all<Lanes>(shares[h]));
+}
+
+// Logits of every row, [n, stride], those of `count` tokens from `first` on, padded with -infinity to whole 64: the likeliest stay, all
+// count in the sum of exponentials, 64 at a time.
+void rank(const float *logits, int64_t stride, int64_t first, int64_t count, const Ranking &ranking, int64_t n) {
+    const int64_t last = ranking.count - 1;
+    for (int64_t r = 0; r < n; ++r, logits += stride) {
+        float *values = ranking.values + r * ranking.count, top = ranking.largest[r];
+        int32_t *tokens = ranking.tokens + r * ranking.count;
+        Lanes total = get<Lanes>(ranking.sums + r * kLanes);
+        for (int64_t panel = 0; panel < count; panel += kColumns) {
+            const float *at = logits + panel, most = largest(at, kColumns);
+            if (most > top) {
+                total = total * exponential(all<Lanes>(top - most));
+                top = most;
+            }
+            const Lanes base = all<Lanes>(top);
+            for (int64_t j = 0; j < kColumns; j += kLanes) total = total + exponential(get<Lanes>(at + j) - base);
+            if (!(most > values[last])) continue;
+            for (int64_t j = 0; j < kColumns && panel + j < count; ++j) {
+                if (!(at[j] > values[last])) continue;  // of equals the first stays
+                int64_t place = last;
+                for (; place > 0 && at[j] > values[place - 1]; --place)
+                    values[place] = values[place - 1], tokens[place] = tokens[place - 1];
+                values[place] = at[j], tokens[place] = static_cast<int32_t>(first + panel + j);
+            }
+        }
+        put(ranking.sums + r * kLanes, total);
+        ranking.largest[r] = top;
+    }
+}
+
+float rank_sum(const float *sums) { return sum(get<Lanes>(sums)); }
+
+constexpr RowKernels kRowKernels = {quantize, norm, attend, rank, rank_sum};
+
+}  // namespace
+}  // namespace zoo

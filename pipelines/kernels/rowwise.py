@@ -1,0 +1,164 @@
+"""The native decoder in numpy (see `decoder`): slow, plain, and the definition of what it returns, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.kernels.decoder import LANES, CrossAttention, Embed, Linear, Norm, Program, RowLinear, SelfAttention, Vocabulary
+
+Floats = NDArray[np.float32]
+PANEL = 64  # columns of the vocabulary that are looked at together
+WHOLE = np.float32(12582912)  # 1.5 * 2^23: added to |x| < 2^22, it leaves rint(x) in the lowest bits
+SMALLEST = np.float32(1e-30)
+
+
+def lanes(x: Floats) -> Floats:
+    """Sums over the last axis in the kernels' order: 16 of them, of every 16th element each, then halves onto halves."""
+    whole = -(-x.shape[-1] // LANES) * LANES
+    padded = np.zeros((*x.shape[:-1], whole), np.float32)
+    padded[..., : x.shape[-1]] = x
+    total = np.zeros((*x.shape[:-1], LANES), np.float32)
+    for first in range(0, whole, LANES):
+        total = total + padded[..., first : first + LANES]
+    return fold(total)
+
+
+def fold(total: Floats) -> Floats:
+    """The sum of 16 lanes, [..., 16] -> [...]."""
+    while total.shape[-1] > 1:
+        half = total.shape[-1] // 2
+        total = total[..., :half] + total[..., half:]
+    return total[..., 0]
+
+
+def exponential(x: Floats) -> Floats:
+    """exp(x) for x <= 0, to 1e-7 of it; 0 below -87. Cephes' polynomial (expf)."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        shifted = x * np.float32(1.44269504088896341) + WHOLE
+        n = shifted - WHOLE
+        r = (x - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
+        p = r * np.float32(1.9875691500e-4) + np.float32(1.3981999507e-3)
+        for each in (8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            p = p * r + np.float32(each)
+        y = (p * (r * r) + r) + np.float32(1)
+        scaled = (y.view(np.int32) + (shifted.view(np.int32) << np.int32(23))).view(np.float32)
+    return np.where(x >= np.float32(-87), scaled, np.float32(0))
+
+
+def quantize(x: Floats, positive: bool = False) -> tuple[NDArray[np.uint8], Floats]:
+    """(bytes [n, K], scale [n]) of rows [n, K], all finite; positive: nothing is negative."""
+    levels, zero = (np.float32(255), 0) if positive else (np.float32(127), 128)
+    most = np.abs(x).max(axis=1)
+    some = most >= SMALLEST
+    divisor = np.where(some, most, np.float32(1))
+    scale = np.where(some, most / levels, np.float32(1))
+    times = np.where(some, levels / divisor, np.float32(0))
+    return (np.rint(x * times[:, None]).astype(np.int32) + zero).astype(np.uint8), scale
+
+
+def linear(layer: RowLinear, x: Floats, positive: bool = False, relu: bool = False, residual: Floats | None = None) -> Floats:
+    """`RowLinear` for x float32 [n, K] -> float32 [n, N]."""
+    rows, scale = quantize(x, positive)
+    sums = (rows.astype(np.float64) - (0 if positive else 128)) @ layer.weight.astype(np.float64)  # exact: below 2^53
+    y = sums.astype(np.float32) * (scale[:, None] * layer.scale) + layer.shift
+    if relu:
+        y = np.maximum(y, np.float32(0))
+    return y if residual is None else y + residual
+
+
+def norm(x: Floats, scale: Floats, bias: Floats, epsilon: float) -> Floats:
+    """Layer normalization of rows [n, W]."""
+    count = np.float32(x.shape[1])
+    off = x - (lanes(x) / count)[:, None]
+    rate = np.float32(1) / np.sqrt(lanes(off * off) / count + np.float32(epsilon))
+    found: Floats = (off * rate[:, None]) * scale + bias
+    return found
+
+
+def attention(query: Floats, keys: Floats, values: Floats, heads: int) -> Floats:
+    """What one query [W] finds in keys and values [t, W]: [W]."""
+    count, width = keys.shape
+    scores = lanes(query.reshape(heads, -1) * keys.reshape(count, heads, -1)).T  # [heads, t]
+    weights = exponential(scores - scores.max(axis=1, keepdims=True))
+    found = np.zeros((heads, width // heads), np.float32)
+    for t in range(count):
+        found = found + weights[:, t, None] * values[t].reshape(heads, -1)
+    shared: Floats = (found * (np.float32(1) / lanes(weights))[:, None]).ravel()
+    return shared
+
+
+def likeliest(logits: Floats, count: int) -> tuple[Floats, NDArray[np.int32], NDArray[np.float64]]:
+    """(values [n, count], tokens [n, count], log of the sum of all exponentials [n]) of logits [n, words]; of equals the first token."""
+    n, words = logits.shape
+    tokens = np.lexsort((np.broadcast_to(np.arange(words), logits.shape), -logits), axis=1)[:, :count]
+    padded = np.full((n, -(-words // PANEL) * PANEL), -np.inf, np.float32)
+    padded[:, :words] = logits
+    largest, sums = np.full(n, -np.inf, np.float32), np.zeros((n, LANES), np.float32)
+    for panel in padded.reshape(n, -1, PANEL).swapaxes(0, 1):
+        most = np.maximum(panel.max(axis=1), largest)
+        with np.errstate(invalid="ignore"):
+            sums = np.where((most > largest)[:, None], sums * exponential((largest - most)[:, None]), sums)
+        largest = most
+        for part in panel.reshape(n, -1, LANES).swapaxes(0, 1):
+            sums = sums + exponential(part - most[:, None])
+    norms = np.array([math.log(each) + float(base) for each, base in zip(fold(sums).tolist(), largest, strict=True)])
+    return np.take_along_axis(logits, tokens, 1), tokens.astype(np.int32), norms
+
+
+class Decoding:
+    """Sentences on their way through a program: a step function as `zoo.transformer_mt.decode.beam_search` takes it.
+
+    memories: float32 [source, width] of each sentence. Called with (tokens int64 [rows], parents int64 [rows]: the row of the call before
+    that each one goes on from), it returns logits float32 [rows, words].
+    """
+
+    def __init__(self, program: Program, memories: Sequence[Floats]) -> None:
+        self.program = program
+        crosses = [step for step in program.steps if isinstance(step, CrossAttention)]
+        self.memories = [[np.split(linear(step.layer, each), 2, axis=1) for step in crosses] for each in memories]
+        self.sentences = list(range(len(memories)))
+        self.caches: list[list[list[Floats]]] = [[] for _ in memories]  # of every row: [position][self-attention] key | value
+
+    def __call__(self, tokens: NDArray[np.int64], parents: NDArray[np.int64]) -> Floats:
+        """See the class."""
+        self.sentences = [self.sentences[each] for each in parents]
+        self.caches = [[*self.caches[each], []] for each in parents]
+        registers: dict[int, tuple[Floats, bool]] = {}  # the rows, and whether they are known to be nowhere negative
+        logits = np.zeros((0, 0), np.float32)
+        crossed = 0
+        for step in self.program.steps:
+            x, positive = registers[step.input] if not isinstance(step, Embed) else (np.zeros(0, np.float32), False)
+            made: tuple[Any, bool]
+            match step:
+                case Embed():
+                    position = len(self.caches[0]) - 1 if self.caches else 0
+                    made = step.table[tokens].astype(np.float32) * step.scale[tokens, None] + step.positions[position], False
+                case Norm():
+                    made = norm(x, step.scale, step.bias, step.epsilon), False
+                case Linear():
+                    residual = None if step.residual is None else registers[step.residual][0]
+                    made = linear(step.layer, x, positive, step.relu, residual), step.relu and residual is None
+                case SelfAttention():
+                    made = np.stack([self._own(row, each, step.heads) for row, each in zip(self.caches, x, strict=True)]), False
+                case CrossAttention():
+                    sources = [self.memories[each][crossed] for each in self.sentences]
+                    pairs = zip(x, sources, strict=True)
+                    made = np.stack([attention(q, keys, values, step.heads) for q, (keys, values) in pairs]), False
+                    crossed += 1
+                case Vocabulary():
+                    logits = linear(step.layer, x, positive)
+                    break
+            registers[step.out] = made
+        return logits
+
+    def _own(self, cache: list[list[Floats]], x: Floats, heads: int) -> Floats:
+        query, rest = np.split(x, [len(x) // 3])
+        cache[-1].append(rest)
+        at = len(cache[-1]) - 1
+        keys, values = np.split(np.stack([each[at] for each in cache]), 2, axis=1)
+        return attention(query, keys, values, heads)

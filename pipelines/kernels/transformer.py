@@ -1,0 +1,519 @@
+"""A Transformer's frozen decoder graph as a program for the native decoder, and that decoder for users.
+
+Matched by structure: pre- or post-LN, any number of layers, heads and widths, float weights or int8 ones behind DequantizeLinear. Q/DQ
+pairs on activations are looked through: the kernels quantize each row by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines import graph, kernels, plain
+from pipelines.errors import RequestError, ZooError
+from pipelines.kernels.decoder import LANES, CrossAttention, Embed, Linear, Norm, Program, RowLinear, SelfAttention, Step, Vocabulary
+from pipelines.quantizers.steps import weight_parameters
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+Translation = tuple[list[int], float]  # tokens without the end, and the score
+HIDDEN = -1e4  # what a mask adds at least, where attention must not look
+PROBE = 5  # tokens that masks are tried on
+
+
+def program(model: ir.Model, source: str = "source", target: str = "target", memory: str = "memory", logits: str = "logits") -> Program:
+    """The decoder of a graph: from tokens `source` and `target` (all so far) to the `logits` of the next, the encoder's result `memory`.
+
+    All four are values by name; a graph that was cut at `memory` does as well. Float weights become int8 by the house's rule (max|W| / 127,
+    per output channel). Raises RequestError, naming the operator and the reason, for what is no such decoder.
+    """
+    return _Mapper(model, source, target, memory).map(logits)
+
+
+class NativeDecoder:
+    """Translates from the encoder's results: beam search over the decoder of a frozen graph, in native code (see `program`).
+
+    path: an ONNX file, a model, or a `Program`. threads: so many batches are decoded side by side, over one copy of the weights. isa: see
+    `kernels`. Raises RequestError for a graph that cannot be mapped, or without kernels.
+    """
+
+    def __init__(self, path: str | Path | ir.Model | Program, threads: int = 1, isa: str = "") -> None:
+        if threads < 1:
+            raise RequestError(f"threads must be 1 or more, not {threads}")
+        if not isinstance(path, Program):
+            path = program(path if isinstance(path, ir.Model) else graph.load(path))
+        self.threads = threads
+        self.words, self.positions, self.memory_width = path.words, path.positions, path.memory_width
+        self._native = kernels.decoder(path, isa)
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return str(self._native.isa)
+
+    def translate(
+        self,
+        memory: Floats | Sequence[Floats],
+        limits: Sequence[int] | NDArray[np.int64],
+        lengths: Sequence[int] | NDArray[np.int64] | None = None,
+        *,
+        start: int,
+        end: int | None,
+        beam: int = 4,
+        best: int = 1,
+        length_penalty: float = 1.0,
+        slots: int = 32,
+    ) -> list[list[Translation]]:
+        """The `best` translations of each sentence, the highest score first, as `zoo.transformer_mt.decode.beam_search` finds them.
+
+        memory: the encoder's result of each sentence, float32 [source, width]; or all, packed [sum of lengths, width], with `lengths`.
+        limits: most tokens of each, its end included. end: None lets all sentences go on to their limit. slots: sentences in the batch
+        of a thread; one that is done leaves it, the next one, in the order given, takes its place: results depend on neither. Python
+        runs on meanwhile; Ctrl-C ends it within a step. Raises RequestError for arrays or options that do not fit, ZooError for results
+        that are no numbers.
+        """
+        if lengths is None:
+            parts = list(memory)
+            lengths = [len(each) for each in parts]
+            memory = np.concatenate(parts) if parts else np.zeros((0, self.memory_width), np.float32)
+        arrays = (kernels.plain(np.asarray(memory)), *(np.ascontiguousarray(each, np.int64) for each in (lengths, limits)))
+        try:
+            found: list[list[Translation]] = self._native.translate(
+                *arrays, start, -1 if end is None else end, beam, best, float(length_penalty), slots, self.threads
+            )
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"the native decoder cannot translate this: {graph.one_line(error)}") from error
+        except RuntimeError as error:
+            raise ZooError(graph.one_line(error)) from error
+        return found
+
+
+@dataclass(frozen=True)
+class _Dense:
+    """x W + b for the value x: integers int8 [K, N], scale and shift float32 [N]."""
+
+    x: ir.Value
+    integers: Array
+    scale: Floats
+    shift: Floats
+
+    def columns(self, first: int, last: int) -> _Dense:
+        return _Dense(self.x, self.integers[:, first:last], self.scale[first:last], self.shift[first:last])
+
+    def layer(self) -> RowLinear:
+        return RowLinear(np.ascontiguousarray(self.integers), self.scale, self.shift)
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """The columns of heads: `size` of each count, `room` with what pads them."""
+
+    count: int
+    size: int
+
+    @property
+    def room(self) -> int:
+        return -(-self.size // LANES) * LANES
+
+    def spread(self, array: Array) -> Array:
+        """[..., count * size] -> [..., count * room], zeros in between."""
+        if self.room == self.size:
+            return array
+        parts = array.reshape(*array.shape[:-1], self.count, self.size)
+        wide = [(0, 0)] * (parts.ndim - 1) + [(0, self.room - self.size)]
+        return np.pad(parts, wide).reshape(*array.shape[:-1], self.count * self.room)
+
+    def dense(self, dense: _Dense, times: float = 1.0) -> _Dense:
+        scale, shift = (each * np.float32(times) for each in (dense.scale, dense.shift))
+        return _Dense(dense.x, self.spread(dense.integers), self.spread(scale), self.spread(shift))
+
+
+class _Mapper:
+    def __init__(self, model: ir.Model, source: str, target: str, memory: str) -> None:
+        self.model, self.names, self.memory = model, (source, target), memory
+        self.steps: list[Step] = []
+        self.registers: dict[ir.Value, int] = {}
+        self.heads: dict[int, _Heads] = {}  # of a register that is padded
+        self.width = 0  # of the memory
+
+    def map(self, logits: str) -> Program:
+        last = next((each for each in self.model.graph.outputs if each.name == logits), None)
+        if last is None:
+            raise RequestError(f"the graph {self.model.graph.name} has no output {logits}")
+        dense = self.dense(last)
+        if dense is None:
+            self.refuse(last, "wanted a matrix product with constant weights, the vocabulary")
+        self.steps.append(Vocabulary(self.register(dense.x), self.padded(dense).layer()))
+        if not isinstance(self.steps[0], Embed):
+            self.refuse(last, "found no embedding of the target tokens before it")
+        if not self.width:
+            self.refuse(last, f"nothing before it looks at the encoder's result, the value {self.memory}")
+        return Program(_reused(self.steps), self.width)
+
+    def refuse(self, value: ir.Value, why: str) -> NoReturn:
+        node = value.producer()
+        what = f"the input {value.name}" if node is None else f"{node.op_type} {graph.label(node)}"
+        raise RequestError(f"the native decoder cannot map {what}: {why}; use another engine")
+
+    # ------------------------------------------------------------------------------------------------------------ values
+
+    def real(self, value: ir.Value | None) -> ir.Value:
+        """The value before Q/DQ pairs, casts and the like."""
+        assert value is not None
+        while (node := value.producer()) is not None and value.name != self.memory:
+            through = graph.standard(node, "QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
+            if not through or node.inputs[0] is None or self.constant(node.inputs[0]) is not None:
+                break
+            value = node.inputs[0]
+        return value
+
+    def constant(self, value: ir.Value | None) -> Array | None:
+        """The array behind a DequantizeLinear, Transpose, Identity or a Cast to float32, or as it is."""
+        node = value.producer() if value is not None else None
+        if (array := graph.constant(value)) is not None or node is None:
+            return array
+        if (found := graph.dequantized(value)) is not None:
+            integers, scale, zero = found
+            axis = node.attributes.get_int("axis", 1)
+            shape = [-1 if i == axis % integers.ndim else 1 for i in range(integers.ndim)] if scale.size > 1 else []
+            offset = 0 if zero is None else zero.astype(np.int32).reshape(shape if zero.size > 1 else [])
+            return np.asarray((integers.astype(np.int32) - offset) * scale.reshape(shape), np.float32)
+        if graph.standard(node, "Identity", "Transpose", "Cast") and (array := self.constant(node.inputs[0])) is not None:
+            if node.op_type == "Cast":
+                return array.astype(np.float32) if node.attributes.get_int("to", 0) == ir.DataType.FLOAT else None
+            return array.transpose(node.attributes.get_ints("perm", range(array.ndim)[::-1])) if node.op_type == "Transpose" else array
+        return None
+
+    def scalar(self, value: ir.Value | None) -> float | None:
+        array = self.constant(value)
+        return float(array.item()) if array is not None and array.size == 1 else None
+
+    def weights(self, value: ir.Value | None, transposed: bool) -> tuple[Array, Floats] | None:
+        """(int8 [K, N], scale [N]) of a constant matrix."""
+        found = graph.dequantized(value)
+        if found is not None and found[0].dtype == np.int8 and found[0].ndim == 2 and (found[2] is None or not found[2].any()):
+            integers, scale, _ = found
+            node = value.producer() if value is not None else None
+            assert node is not None
+            if scale.size == 1 or node.attributes.get_int("axis", 1) % 2 != transposed:
+                integers = integers.T if transposed else integers
+                return integers, np.broadcast_to(scale.astype(np.float32).ravel(), integers.shape[1])
+        array = self.constant(value)
+        if array is None or array.ndim != 2 or array.dtype.kind != "f":
+            return None
+        scale, integers = weight_parameters((array.T if transposed else array).astype(np.float32), 1)
+        return integers, scale
+
+    def dense(self, value: ir.Value) -> _Dense | None:
+        """The linear layer that computes `value`, with its bias, or some of its columns; None for anything else."""
+        node = value.producer()
+        if node is None:
+            return None
+        if graph.standard(node, "Split"):
+            return self.split(value, node)
+        if graph.standard(node, "Add"):
+            for at, other in ((0, 1), (1, 0)):
+                bias, found = self.constant(node.inputs[at]), self.dense(self.real(node.inputs[other]))
+                if bias is not None and found is not None and bias.size in (1, len(found.scale)):
+                    return changed(found, shift=found.shift + bias.astype(np.float32).ravel())
+            return None
+        gemm = graph.standard(node, "Gemm")
+        if not gemm and not graph.standard(node, "MatMul"):
+            return None
+        weights = self.weights(node.inputs[1], gemm and node.attributes.get_int("transB", 0) != 0)
+        if weights is None:
+            return None
+        shift = np.zeros(weights[0].shape[1], np.float32)
+        if gemm:
+            if any(node.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta")) or node.attributes.get_int("transA", 0) != 0:
+                self.refuse(value, "a Gemm with alpha, beta or transA")
+            if len(node.inputs) > 2 and node.inputs[2] is not None:
+                bias = self.constant(node.inputs[2])
+                if bias is None or bias.size not in (1, len(shift)):
+                    self.refuse(value, "its bias is no constant vector")
+                shift = shift + bias.astype(np.float32).ravel()
+        return _Dense(self.real(node.inputs[0]), *weights, shift)
+
+    def split(self, value: ir.Value, node: ir.Node) -> _Dense | None:
+        """Columns of a merged layer."""
+        whole = self.dense(self.real(node.inputs[0]))
+        if whole is None:
+            return None
+        count, at = len(node.outputs), list(node.outputs).index(value)
+        sizes = graph.integers(node, "split", 1) or [len(whole.scale) // count] * count
+        axis = node.attributes.get_int("axis", 0)
+        if sum(sizes) != len(whole.scale) or axis not in (-1, (graph.rank(node.inputs[0]) or 0) - 1):
+            self.refuse(value, "it splits a linear layer otherwise than by columns")
+        return whole.columns(sum(sizes[:at]), sum(sizes[: at + 1]))
+
+    def padded(self, dense: _Dense) -> _Dense:
+        """The layer for the columns that its input has as a register."""
+        heads = self.heads.get(self.register(dense.x))
+        return dense if heads is None else changed(dense, integers=heads.spread(dense.integers.T).T)
+
+    # ------------------------------------------------------------------------------------------------------------- steps
+
+    def register(self, value: ir.Value) -> int:
+        """The register that holds `value`; what computes it is appended to the steps, once."""
+        value = self.real(value)
+        if value not in self.registers:
+            self.registers[value] = self.append(value)
+        return self.registers[value]
+
+    def add(self, made: type[Any], *arguments: Any, **more: Any) -> int:
+        out = len(self.steps)
+        self.steps.append(made(*arguments, out=out, **more))
+        return out
+
+    def append(self, value: ir.Value) -> int:
+        node = value.producer()
+        if node is None or value.name == self.memory:
+            self.refuse(value, "it is read otherwise than by the keys and values of attention")
+        if graph.standard(node, "LayerNormalization"):
+            return self.norm(value, node)
+        if graph.standard(node, "Relu"):
+            dense = self.dense(self.real(node.inputs[0]))
+            if dense is None:
+                self.refuse(value, "a ReLU after something else than a linear layer")
+            return self.linear(dense, relu=True)
+        if (dense := self.dense(value)) is not None:
+            return self.linear(dense)
+        if graph.standard(node, "Add"):
+            return self.sum(value, node)
+        if graph.standard(node, "GatherND", "Gather"):
+            return self.newest(value, node)
+        if graph.standard(node, "Reshape"):
+            return self.attention(value, node)
+        self.refuse(value, "no step of a decoder computes this")
+
+    def norm(self, value: ir.Value, node: ir.Node) -> int:
+        scale = self.constant(node.inputs[1])
+        bias = self.constant(node.inputs[2]) if len(node.inputs) > 2 else None
+        rank = graph.rank(node.inputs[0])
+        if scale is None or scale.ndim != 1 or (len(node.inputs) > 2 and bias is None):
+            self.refuse(value, "its scale and bias are no constant vectors")
+        if node.attributes.get_int("axis", -1) not in (-1, (rank or 0) - 1):
+            self.refuse(value, "it normalizes over more than the last axis")
+        at = self.plain(value, node.inputs[0])
+        scale = scale.astype(np.float32)
+        bias = np.zeros_like(scale) if bias is None else bias.astype(np.float32)
+        return self.add(Norm, at, scale, bias, float(np.float32(node.attributes.get_float("epsilon", 1e-5))))
+
+    def plain(self, value: ir.Value, given: ir.Value | None) -> int:
+        """A register whose columns are not padded."""
+        assert given is not None
+        at = self.register(given)
+        if at in self.heads:
+            self.refuse(value, f"it reads heads of attention of {self.heads[at].size} columns, wanted a multiple of {LANES}")
+        return at
+
+    def linear(self, dense: _Dense, relu: bool = False, residual: int | None = None) -> int:
+        layer = self.padded(dense).layer()
+        return self.add(Linear, self.register(dense.x), layer, relu=relu, residual=residual)
+
+    def sum(self, value: ir.Value, node: ir.Node) -> int:
+        inputs = [self.real(each) for each in node.inputs]
+        for one, other in (inputs, inputs[::-1]):
+            if (gather := self.lookup(one)) is not None:
+                return self.embed(value, *gather, other)
+        for one, other in (inputs, inputs[::-1]):
+            before = one.producer()
+            relu = before is not None and graph.standard(before, "Relu")
+            dense = self.dense(self.real(before.inputs[0]) if relu and before is not None else one)
+            if dense is not None:
+                return self.linear(dense, relu, self.plain(value, other))
+        self.refuse(value, "a sum of which no part is a linear layer or an embedding")
+
+    def newest(self, value: ir.Value, node: ir.Node) -> int:
+        """Of all rows the last, the one that a step computes."""
+        at = self.real(node.inputs[0])
+        found = self.tried(value, node.inputs[1])
+        if node.op_type != "GatherND" or node.attributes.get_int("batch_dims", 0) != 1 or not np.array_equal(found.ravel(), [PROBE - 1]):
+            self.refuse(value, "it picks other rows than that of the last token")
+        return self.register(at)
+
+    def lookup(self, value: ir.Value) -> tuple[ir.Node, float] | None:
+        """The Gather of the target's embeddings, and what they are multiplied by."""
+        times = 1.0
+        while (node := value.producer()) is not None and graph.standard(node, "Mul", "Div"):
+            factor = self.scalar(node.inputs[1])
+            given = node.inputs[0]
+            if factor is None and node.op_type == "Mul":
+                factor, given = self.scalar(node.inputs[0]), node.inputs[1]
+            if factor is None or given is None:
+                return None
+            times, value = (times * factor if node.op_type == "Mul" else times / factor), self.real(given)
+        if node is None or not graph.standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+            return None
+        indices = self.real(node.inputs[1])
+        return (node, times) if indices.producer() is None and indices.name == self.names[1] else None
+
+    def embed(self, value: ir.Value, gather: ir.Node, times: float, positions: ir.Value) -> int:
+        table = self.constant(gather.inputs[0])
+        if table is None or table.ndim != 2:
+            self.refuse(gather.outputs[0], "its table is no constant matrix")
+        step = next((use.node for use in gather.outputs[0].uses() if use.node.op_type == "DequantizeLinear"), None)
+        if table.dtype.kind != "f":  # bytes, with one scale behind the Gather
+            scale, zero = (None, None) if step is None else (graph.constant(each) for each in (*step.inputs[1:], None)[:2])
+            if scale is None or scale.size != 1:
+                self.refuse(gather.outputs[0], "its table has no single scale")
+            table = (table.astype(np.int32) - (0 if zero is None else int(zero.item()))) * scale.astype(np.float32)
+        node = positions.producer()
+        constants = [] if node is None else [self.constant(each) for each in node.inputs]
+        most = max(
+            (len(each) for each in constants if each is not None and each.ndim in (2, 3) and each.shape[-1] == table.shape[1]), default=0
+        )
+        if not most:
+            self.refuse(value, "what is added to the embeddings is no slice of a constant table of positions")
+        found = self.tried(value, positions, most)
+        if found.size != most * table.shape[1] or not np.array_equal(found, self.tried(value, positions, most, 1)):
+            self.refuse(value, "what is added to the embeddings is more than a position's row")
+        scale, integers = weight_parameters(table.astype(np.float32), 0)
+        return self.add(Embed, integers, scale * np.float32(times), np.ascontiguousarray(found.reshape(most, -1), np.float32))
+
+    def tried(self, value: ir.Value, wanted: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:
+        """`wanted` of one sentence of `length` tokens, the same for source and target, computed; it depends on nothing else."""
+        assert wanted is not None
+        if (known := self.constant(wanted)) is not None:
+            return known
+        inputs = {each.name: each for each in self.model.graph.inputs}
+        try:
+            part = graph.part(self.model, [name for name in self.names if name in inputs], [str(wanted.name)])
+        except RequestError:
+            self.refuse(value, f"{wanted.name} depends on more than the tokens")
+        tokens = np.full((1, length), token + 1, np.int64)
+        feed = {str(each.name): tokens.astype(ir.DataType(each.dtype or 7).numpy()) for each in part.graph.inputs}
+        return plain.run(plain.session(part, "mapping it needs"), feed)[0]
+
+    # --------------------------------------------------------------------------------------------------------- attention
+
+    def attention(self, value: ir.Value, node: ir.Node) -> int:
+        joined = self.real(node.inputs[0])
+        product = self.transposed(value, joined, [0, 2, 1, 3]).producer()
+        soft = None if product is None or not graph.standard(product, "MatMul") else self.real(product.inputs[0]).producer()
+        if product is None or soft is None or not graph.standard(soft, "Softmax") or soft.attributes.get_int("axis", -1) not in (-1, 3):
+            self.refuse(value, "no step of a decoder reshapes, but attention that joins its heads: Softmax, MatMul, Transpose, Reshape")
+        times, masks, scores = 1.0, [], self.real(soft.inputs[0])
+        while (each := scores.producer()) is not None and graph.standard(each, "Div", "Mul", "Add"):
+            factor = self.scalar(each.inputs[1])
+            if each.op_type == "Add":
+                at = next((i for i in (0, 1) if (one := self.real(each.inputs[i]).producer()) is not None and self.product(one)), None)
+                if at is None:
+                    self.refuse(scores, "a sum in attention of which no part is the products")
+                masks.append(each.inputs[1 - at])
+                scores = self.real(each.inputs[at])
+                continue
+            if not factor:
+                self.refuse(scores, "products of attention scaled by more than one number")
+            times = times / factor if each.op_type == "Div" else times * factor
+            scores = self.real(each.inputs[0])
+        if each is None or not graph.standard(each, "MatMul"):
+            self.refuse(scores, "wanted the products of queries and keys before a Softmax")
+        query, heads, more = self.part(each.inputs[0], [0, 2, 1, 3])
+        key, key_heads, most = self.part(each.inputs[1], [0, 2, 3, 1])
+        values, value_heads, factor = self.part(product.inputs[1], [0, 2, 1, 3])
+        if not heads == key_heads == value_heads or factor != 1:
+            self.refuse(value, "queries, keys and values have other heads than each other")
+        query, key, values = heads.dense(query, times * more * most), heads.dense(key), heads.dense(values)
+        own = key.x is values.x and key.x is query.x
+        self.check(value, masks, own)
+        if own:
+            merged = _Dense(query.x, *(np.concatenate([getattr(part, name) for part in (query, key, values)], -1) for name in FORM))
+            out = self.add(SelfAttention, self.linear(merged), heads.count)
+        elif key.x is values.x and key.x.name == self.memory:
+            layer = _Dense(key.x, *(np.concatenate([getattr(part, name) for part in (key, values)], -1) for name in FORM)).layer()
+            if self.width not in (0, layer.inputs):
+                self.refuse(value, f"it takes a memory of width {layer.inputs}, others {self.width}")
+            self.width = layer.inputs
+            out = self.add(CrossAttention, self.linear(query), layer, heads.count)
+        else:
+            self.refuse(value, f"its keys and values come neither from its queries' input nor from {self.memory}")
+        if heads.room != heads.size:
+            self.heads[out] = heads
+        return out
+
+    def product(self, node: ir.Node) -> bool:
+        """Whether products of queries and keys come out of this, scaled or masked."""
+        while graph.standard(node, "Div", "Mul", "Add"):
+            before = [self.real(each).producer() for each in node.inputs]
+            found = next((each for each in before if each is not None and self.product(each)), None)
+            if found is None:
+                return False
+            node = found
+        return graph.standard(node, "MatMul") and all(self.constant(each) is None for each in node.inputs)
+
+    def transposed(self, value: ir.Value, given: ir.Value, perm: list[int]) -> ir.Value:
+        node = given.producer()
+        if node is None or not graph.standard(node, "Transpose") or list(node.attributes.get_ints("perm", [])) != perm:
+            self.refuse(value, f"wanted a Transpose {perm} of the heads before it")
+        return self.real(node.inputs[0])
+
+    def part(self, given: ir.Value | None, perm: list[int]) -> tuple[_Dense, _Heads, float]:
+        """The linear layer behind queries, keys or values, their heads, and what they are multiplied by."""
+        value, times = self.real(given), 1.0
+        while (node := value.producer()) is not None and graph.standard(node, "Mul", "Div"):
+            if not (factor := self.scalar(node.inputs[1])):
+                self.refuse(value, "heads of attention scaled by more than one number")
+            times, value = (times * factor if node.op_type == "Mul" else times / factor), self.real(node.inputs[0])
+        if node is not None and graph.standard(node, "Transpose") and list(node.attributes.get_ints("perm", [])) == [0, 1, 3, 2]:
+            value, perm = self.real(node.inputs[0]), [0, 2, 1, 3]
+        split = self.transposed(value, value, perm)
+        reshape = split.producer()
+        shape = graph.elements(reshape.inputs[1]) if reshape is not None and graph.standard(reshape, "Reshape") else None
+        dense = self.dense(self.real(reshape.inputs[0])) if reshape is not None and shape is not None and len(shape) == 4 else None
+        if shape is None or dense is None:
+            self.refuse(split, "wanted a Reshape of a linear layer into heads")
+        width = len(dense.scale)
+        count, size = shape[2], shape[3]
+        if isinstance(size, int) and size > 0 and (not isinstance(count, int) or count < 1):
+            count = width // size
+        if not isinstance(count, int) or count < 1 or width % count or (isinstance(size, int) and size not in (-1, width // count)):
+            self.refuse(split, f"it shapes {width} columns into heads {shape[2:]}")
+        return dense, _Heads(count, width // count), times
+
+    def check(self, value: ir.Value, masks: list[ir.Value | None], own: bool) -> None:
+        """Self-attention looks at no later token; all is looked at else."""
+        total: Array = np.zeros((PROBE, PROBE), np.float32)
+        for each in masks:
+            total = total + self.tried(value, each).reshape(-1, PROBE)
+        seen = np.tril(np.ones((PROBE, PROBE), bool)) if own else np.ones((PROBE, PROBE), bool)
+        if (total[seen] != 0).any() or (total[~seen] > HIDDEN).any():
+            self.refuse(value, "its mask lets it look at later tokens" if own else "its mask hides tokens of the source")
+
+
+FORM = ("integers", "scale", "shift")
+
+
+def _reused(steps: list[Step]) -> list[Step]:
+    """The same steps with as few registers as will do: one whose last reader has gone is written again."""
+    last = {
+        at: i for i, step in enumerate(steps) for at in (getattr(step, "input", None), getattr(step, "residual", None)) if at is not None
+    }
+    place: dict[int, int] = {}
+    free: list[int] = []
+    found: list[Step] = []
+    for i, step in enumerate(steps):
+        change = {name: place[at] for name in ("input", "residual") if (at := getattr(step, name, None)) is not None}
+        done = [at for at in set(_read(step)) if last[at] == i]
+        residual = getattr(step, "residual", None)
+        if residual in done and residual != getattr(step, "input", None):  # each element is read before it is written
+            done.remove(residual)
+            free.append(place[residual])
+        if not isinstance(step, Vocabulary):
+            out = free.pop() if free else len(set(place.values()))
+            place[step.out] = change["out"] = out
+        free.extend(place[at] for at in done)
+        found.append(changed(step, **change))  # type: ignore[arg-type]
+    return found
+
+
+def _read(step: Step) -> list[int]:
+    """The registers that a step reads."""
+    return [at for name in ("input", "residual") if (at := getattr(step, name, None)) is not None]

@@ -1,0 +1,413 @@
+"""The native decoder, in every instruction set that this CPU runs: kernels with the bits of `rowwise`, translations with its tokens."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines import kernels
+from pipelines.errors import RequestError
+from pipelines.kernels import rowwise
+from pipelines.kernels.decoder import CrossAttention, Embed, Linear, Norm, Program, RowLinear, SelfAttention, Vocabulary
+from zoo.transformer_mt.decode import beam_search
+
+native = kernels.native()
+pytestmark = pytest.mark.skipif(native is None, reason=kernels.missing())
+START, END = 2, 3
+
+
+every_isa = pytest.mark.parametrize("isa", kernels.isas() or ["none"])
+
+
+def floats(rng, *shape, scale=1.0):
+    return (rng.standard_normal(shape) * scale).astype(np.float32)
+
+
+def dense(rng, inputs, outputs, scale=1.0):
+    weight = rng.integers(-127, 128, (inputs, outputs)).astype(np.int8)
+    return RowLinear(
+        weight, (rng.uniform(0.5, 1.5, outputs) * scale / (73 * inputs**0.5)).astype(np.float32), floats(rng, outputs, scale=0.1)
+    )
+
+
+def same(found, wanted):
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    assert found.tobytes() == wanted.tobytes()
+
+
+# --- kernels: the same bits as the reference
+
+
+@every_isa
+@pytest.mark.parametrize("positive", [False, True])
+@given(st.integers(0, 20), st.integers(1, 300), st.integers(0, 2**32))
+@settings(deadline=None)
+def test_rows_are_quantized_alike(isa, positive, n, width, seed):
+    rng = np.random.default_rng(seed)
+    x = floats(rng, n, width) * (10.0 ** rng.integers(-38, 30, (n, 1))).astype(np.float32)
+    x[rng.random(n) < 0.2] = 0
+    x = np.abs(x) if positive else x
+    rows, scale = native.quantize_rows(x, positive, isa)
+    wanted, scales = rowwise.quantize(x, positive)
+    same(rows, wanted)
+    same(scale, scales[:, None])
+
+
+@every_isa
+def test_a_quantized_row_is_close_to_what_it_was(isa):
+    x = floats(np.random.default_rng(1), 50, 100)
+    rows, scale = native.quantize_rows(x, False, isa)
+    np.testing.assert_allclose((rows.astype(np.float32) - 128) * scale, x, atol=np.abs(x).max() / 250)
+
+
+@every_isa
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_no_number_has_no_finite_scale(isa, odd):
+    x = floats(np.random.default_rng(1), 3, 40)
+    x[1, 17] = odd
+    _, scale = native.quantize_rows(x, False, isa)
+    assert np.isfinite(scale[:, 0]).tolist() == [True, False, True]
+
+
+@every_isa
+@given(st.integers(0, 20), st.integers(1, 300), st.integers(0, 2**32))
+@settings(deadline=None)
+def test_layers_are_normalized_alike(isa, n, width, seed):
+    rng = np.random.default_rng(seed)
+    x, scale, bias = floats(rng, n, width) + 3, floats(rng, width), floats(rng, width)
+    found, rows, scales = native.layer_norm(x, scale, bias, 1e-5, isa)
+    wanted = rowwise.norm(x, scale, bias, 1e-5)
+    same(found, wanted)
+    exact = (x - x.mean(1, keepdims=True, dtype=np.float64)) / np.sqrt(x.var(1, keepdims=True, dtype=np.float64) + 1e-5)
+    np.testing.assert_allclose(found, exact * scale + bias, atol=1e-4)
+    same(rows, rowwise.quantize(wanted)[0])
+    same(scales[:, 0], rowwise.quantize(wanted)[1])
+
+
+@every_isa
+@given(st.integers(0, 5), st.integers(1, 70), st.integers(1, 4), st.sampled_from([16, 32, 64, 80]), st.integers(0, 2**32))
+@settings(deadline=None)
+def test_attention_is_alike(isa, n, count, heads, size, seed):
+    rng = np.random.default_rng(seed)
+    query, kept = floats(rng, n, heads * size), floats(rng, count, 2 * heads * size)
+    found = native.attention(query, kept, heads, isa)
+    keys, values = np.split(kept, 2, axis=1)
+    for each, one in zip(found, query, strict=True):
+        same(each, rowwise.attention(one, keys, values, heads))
+        scores = np.einsum("hd,thd->ht", one.reshape(heads, -1), keys.reshape(count, heads, -1), dtype=np.float64)
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        weights /= weights.sum(1, keepdims=True)
+        exact = np.einsum("ht,thd->hd", weights, values.reshape(count, heads, -1)).ravel()
+        np.testing.assert_allclose(each, exact, atol=1e-4)
+
+
+@every_isa
+@given(
+    st.sampled_from([0, 1, 2, 3, 5, 6, 7, 13, 64, 65, 239, 241, 700]),
+    st.integers(1, 150),
+    st.integers(1, 150),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=60, deadline=None)
+def test_linear_layers_are_alike(isa, n, inputs, outputs, positive, relu, more, seed):
+    rng = np.random.default_rng(seed)
+    layer, x, residual = dense(rng, inputs, outputs), floats(rng, n, inputs), floats(rng, n, outputs) if more else None
+    x = np.maximum(x, 0) if positive else x
+    found = native.RowLinear(layer.weight, layer.scale, layer.shift, positive, isa)(x, relu, residual)
+    same(found, rowwise.linear(layer, x, positive, relu, residual))
+    exact = x @ (layer.weight * layer.scale) + layer.shift
+    exact = np.maximum(exact, 0) if relu else exact
+    np.testing.assert_allclose(found, exact + (residual if more else 0), atol=0.1)
+
+
+@every_isa
+@pytest.mark.parametrize("inputs", [512, 2048, 4099])
+def test_wide_layers_are_alike(isa, inputs):
+    rng = np.random.default_rng(inputs)
+    layer, x = dense(rng, inputs, 200), floats(rng, 11, inputs)
+    same(native.RowLinear(layer.weight, layer.scale, layer.shift, False, isa)(x, False, None), rowwise.linear(layer, x))
+
+
+@every_isa
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 400), st.data(), st.integers(0, 2**32))
+@settings(deadline=None)
+def test_the_likeliest_are_alike(isa, n, inputs, words, data, seed):
+    rng = np.random.default_rng(seed)
+    count = data.draw(st.integers(1, min(words, 32)))
+    layer, x = dense(rng, inputs, words, scale=5), floats(rng, n, inputs)
+    if words > 2:  # equals
+        layer.weight[:, words // 2] = layer.weight[:, 0]
+        layer.scale[words // 2], layer.shift[words // 2] = layer.scale[0], layer.shift[0]
+    values, tokens, norms = native.RowLinear(layer.weight, layer.scale, layer.shift, False, isa).likeliest(x, count)
+    logits = rowwise.linear(layer, x)
+    for found, wanted in zip((values, tokens, norms[:, 0]), rowwise.likeliest(logits, count), strict=True):
+        same(found, wanted)
+    exact = np.log(np.exp(logits - logits.max(1, keepdims=True), dtype=np.float64).sum(1)) + logits.max(1)
+    np.testing.assert_allclose(norms[:, 0], exact, atol=1e-5)
+
+
+# --- whole translations
+
+
+def program(rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=40, pre=True, sharp=4.0, memory=24):
+    """A decoder of random weights, pre- or post-LN; `sharp` logits have no near ties."""
+    width = heads * size
+    count = iter(range(1000))
+
+    def linear(at, inputs, outputs, **more):
+        steps.append(Linear(at, dense(rng, inputs, outputs), next(count), **more))
+        return steps[-1].out
+
+    def norm(at):
+        steps.append(Norm(at, floats(rng, width, scale=0.2) + 1, floats(rng, width, scale=0.1), 1e-5, next(count)))
+        return steps[-1].out
+
+    table = rng.integers(-127, 128, (words, width)).astype(np.int8)
+    steps = [Embed(table, np.full(words, 0.02, np.float32), floats(rng, positions, width, scale=0.3), next(count))]
+    x = steps[-1].out
+    for _ in range(layers):
+        for kind in ("self", "cross", "feed"):
+            y = norm(x) if pre else x
+            if kind == "self":
+                steps.append(SelfAttention(linear(y, width, 3 * width), heads, next(count)))
+                x = linear(steps[-1].out, width, width, residual=x)
+            elif kind == "cross":
+                steps.append(CrossAttention(linear(y, width, width), dense(rng, memory, 2 * width), heads, next(count)))
+                x = linear(steps[-1].out, width, width, residual=x)
+            else:
+                x = linear(linear(y, width, hidden, relu=True), hidden, width, residual=x)
+            x = x if pre else norm(x)
+    steps.append(Vocabulary(norm(x) if pre else x, dense(rng, width, words, scale=sharp)))
+    return Program(steps, memory)
+
+
+def packed(memories):
+    return np.concatenate(memories), np.array([len(each) for each in memories])
+
+
+def search(native_decoder, memories, limits, beam=4, best=1, penalty=1.0, slots=8, threads=1, start=START, end=END):
+    memory, lengths = packed(memories) if memories else (np.zeros((0, 24), np.float32), np.zeros(0, np.int64))
+    return native_decoder.translate(memory, lengths, np.asarray(limits, np.int64), start, end, beam, best, penalty, slots, threads)
+
+
+@every_isa
+@pytest.mark.parametrize("pre", [True, False])
+@pytest.mark.parametrize(("beam", "best", "penalty"), [(1, 1, 1.0), (4, 1, 1.0), (4, 4, 0.6), (3, 2, 0.0), (16, 3, 1.0)])
+def test_translations_are_those_of_the_reference(isa, pre, beam, best, penalty):
+    rng = np.random.default_rng(beam)
+    made = program(rng, pre=pre)
+    memories = [floats(rng, length, 24) for length in rng.integers(1, 20, 25)]
+    limits = rng.integers(1, 20, 25)
+    found = search(kernels.decoder(made, isa), memories, limits, beam, best, penalty)
+    agreed = 0
+    for memory, limit, each in zip(memories, limits, found, strict=True):
+        [wanted] = beam_search(
+            rowwise.Decoding(made, [memory]), np.array([limit]), start=START, end=END, beam=beam, best=best, length_penalty=penalty
+        )
+        agreed += [one.tokens for one in wanted] == [one[0] for one in each]
+        if [one.tokens for one in wanted] == [one[0] for one in each]:
+            np.testing.assert_allclose([one[1] for one in each], [one.score for one in wanted], atol=1e-5)
+    assert agreed == len(memories)
+
+
+def agreement(found, wanted):
+    return np.mean([one == other for one, other in zip(found, wanted, strict=True)])
+
+
+@every_isa
+def test_results_depend_neither_on_batch_nor_order_nor_threads(isa):
+    rng = np.random.default_rng(7)
+    made = kernels.decoder(program(rng), isa)
+    memories = [floats(rng, length, 24) for length in rng.integers(1, 30, 40)]
+    limits = rng.integers(1, 40, 40)
+    whole = search(made, memories, limits)
+    order = rng.permutation(40)
+    assert whole == [search(made, [each], [limit])[0] for each, limit in zip(memories, limits, strict=True)]
+    assert [whole[i] for i in order] == search(made, [memories[i] for i in order], limits[order], slots=3)
+    for threads, slots in ((2, 8), (3, 1), (64, 2)):
+        assert search(made, memories, limits, threads=threads, slots=slots) == whole
+
+
+def test_all_versions_translate_alike():
+    rng = np.random.default_rng(8)
+    made = program(rng, heads=3, size=32, hidden=130, words=333)
+    memories = [floats(rng, length, 24) for length in rng.integers(1, 40, 30)]
+    found = [search(kernels.decoder(made, isa), memories, [40] * 30) for isa in kernels.isas()]
+    assert all(each == found[0] for each in found)
+    assert len({tuple(each[0][0]) for each in found[0]}) > 20
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_all_shapes_translate(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    beam = data.draw(st.integers(1, 16))
+    made = program(rng, layers=data.draw(st.integers(0, 2)), words=data.draw(st.integers(2 * beam, 200)), pre=data.draw(st.booleans()))
+    lengths = data.draw(st.lists(st.sampled_from([1, 2, 15, 16, 17, 100, 512]), max_size=9))
+    memories, limits = [floats(rng, length, 24) for length in lengths], [data.draw(st.integers(1, 40)) for _ in lengths]
+    start, end = data.draw(st.sampled_from([(2, 3), (0, -1), (0, 0)]))
+    best = data.draw(st.integers(1, beam))
+    found = search(
+        kernels.decoder(made, data.draw(st.sampled_from(kernels.isas()))),
+        memories,
+        limits,
+        beam,
+        best,
+        data.draw(st.sampled_from([0.0, 0.6, 1.0])),
+        data.draw(st.integers(1, 10)),
+        data.draw(st.integers(1, 3)),
+        start=start if start < made.words else 0,
+        end=end if end < made.words else -1,
+    )
+    assert len(found) == len(lengths)
+    for each, limit in zip(found, limits, strict=True):
+        assert 1 <= len(each) <= best
+        assert all(len(tokens) <= limit and score <= 0 for tokens, score in each)
+        assert all(0 <= token < made.words for tokens, _ in each for token in tokens)
+        assert [score for _, score in each] == sorted((score for _, score in each), reverse=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"beam": 0},
+        {"beam": 31},
+        {"beam": 129},
+        {"best": 5},
+        {"best": 0},
+        {"limits": [41]},
+        {"limits": [0]},
+        {"limits": [3, 3]},
+        {"start": 60},
+        {"start": -1},
+        {"end": 60},
+        {"end": -2},
+        {"slots": 0},
+        {"threads": 0},
+        {"penalty": np.nan},
+        {"memories": [np.zeros((0, 24), np.float32)]},
+        {"memories": [np.zeros((3, 25), np.float32)]},
+        {"memories": [np.zeros((3, 24))]},
+        {"memories": [np.asfortranarray(np.zeros((3, 24), np.float32))[::-1]]},
+    ],
+)
+def test_what_does_not_fit_is_refused(wrong):
+    made = kernels.decoder(program(np.random.default_rng(0)))
+    with pytest.raises((TypeError, ValueError)):
+        search(made, **({"memories": [np.zeros((3, 24), np.float32)], "limits": [3]} | wrong))
+
+
+@every_isa
+@pytest.mark.parametrize("threads", [1, 3])
+def test_results_that_are_no_numbers_are_named(isa, threads):
+    rng = np.random.default_rng(0)
+    made = kernels.decoder(program(rng), isa)
+    memories = [floats(rng, 3, 24) for _ in range(5)]
+    memories[3][1, 2] = np.nan
+    with pytest.raises(RuntimeError, match="not finite"):
+        search(made, memories, [9] * 5, threads=threads)
+    steps = list(program(rng).steps)
+    at = next(i for i, each in enumerate(steps) if isinstance(each, Norm))
+    steps[at] = replace(steps[at], scale=np.full(32, 3e38, np.float32))
+    memories[3][1, 2] = 0
+    broken = kernels.decoder(Program(steps, 24), isa)
+    with pytest.raises(RuntimeError, match="NaN or infinite"):
+        search(broken, memories, [9] * 5, threads=threads)
+    assert search(made, memories, [9] * 5) == search(made, memories, [9] * 5, threads=threads)
+
+
+def test_steps_that_do_not_fit_are_refused_by_both():
+    rng = np.random.default_rng(0)
+    good = program(rng)
+    changes = {
+        "holds nothing": lambda steps: steps.__setitem__(3, replace(steps[3], input=77)),
+        "multiple of 16": lambda steps: steps.__setitem__(3, replace(steps[3], heads=4)),
+        "columns": lambda steps: steps.__setitem__(2, replace(steps[2], layer=dense(rng, 33, 96))),
+        "residual": lambda steps: steps.__setitem__(2, replace(steps[2], residual=0)),
+        "keys and values": lambda steps: steps.__setitem__(7, replace(steps[7], layer=dense(rng, 24, 32))),
+        "begins with an embedding": lambda steps: steps.pop(0),
+        "not the one that it reads": lambda steps: steps.__setitem__(1, replace(steps[1], out=0)),
+        "words": lambda steps: steps.__setitem__(-1, replace(steps[-1], layer=dense(rng, 32, 61))),
+        "epsilon": lambda steps: steps.__setitem__(1, replace(steps[1], epsilon=-1.0)),
+    }
+    for match, change in changes.items():
+        steps = list(good.steps)
+        change(steps)
+        with pytest.raises(RequestError, match=match):
+            Program(steps, 24)
+        unchecked = object.__new__(Program)  # the native object checks by itself
+        vars(unchecked).update(steps=steps, memory_width=24)
+        with pytest.raises((TypeError, ValueError)):
+            kernels.decoder(unchecked)
+
+
+def test_layers_that_could_overflow_are_refused():
+    weight, one = np.full((65536, 1), 127, np.int8), np.ones(1, np.float32)
+    assert RowLinear(weight, one, one).inputs == 65536
+    with pytest.raises(RequestError, match="wanted"):
+        RowLinear(np.zeros((65537, 1), np.int8), one, one)
+    with pytest.raises(RequestError, match="not finite"):
+        RowLinear(weight, one, one * np.inf)
+    with pytest.raises(ValueError, match="not finite"):
+        native.RowLinear(weight, one, one * np.nan, False, "")
+
+
+def long_work():
+    rng = np.random.default_rng(0)
+    made = kernels.decoder(program(rng, layers=4, words=3000, positions=500))
+    return made, [floats(rng, 50, 24) for _ in range(300)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_ctrl_c_ends_it_within_a_step(threads):
+    made, memories = long_work()
+    timer = threading.Timer(0.3, _thread.interrupt_main)
+    begin = time.perf_counter()
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        search(made, memories, [500] * 300, end=-1, threads=threads)
+    assert time.perf_counter() - begin < 5
+
+
+def test_python_runs_on_meanwhile():
+    made, memories = long_work()
+    ticks, done = [], threading.Event()
+
+    def tick():
+        while not done.wait(0.005):
+            ticks.append(time.perf_counter())
+
+    other = threading.Thread(target=tick)
+    other.start()
+    search(made, memories[:4], [200] * 4, end=-1)
+    done.set()
+    other.join()
+    assert len(ticks) > 5
+
+
+def test_threads_of_python_share_one_decoder():
+    rng = np.random.default_rng(3)
+    made = kernels.decoder(program(rng))
+    memories = [floats(rng, 9, 24) for _ in range(20)]
+    wanted = {beam: search(made, memories, [30] * 20, beam) for beam in (1, 2, 4)}
+    faults = []
+
+    def work(beam):
+        faults.extend(beam for _ in range(5) if search(made, memories, [30] * 20, beam) != wanted[beam])
+
+    others = [threading.Thread(target=work, args=(beam,)) for beam in (1, 2, 4, 4)]
+    for each in others:
+        each.start()
+    for each in others:
+        each.join()
+    assert faults == []

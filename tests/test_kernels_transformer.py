@@ -1,0 +1,227 @@
+"""A frozen decoder graph becomes the program of the native decoder: by structure, or it is refused with the operator and the reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from pipelines import graph, kernels, plain
+from pipelines.calibrator import Calibrator
+from pipelines.errors import RequestError, ZooError
+from pipelines.kernels import rowwise
+from pipelines.kernels.decoder import CrossAttention, Embed, Linear, Norm, SelfAttention, Vocabulary
+from pipelines.kernels.transformer import NativeDecoder, program
+from pipelines.rewrite import rewrite
+from zoo.transformer_mt.data import END, START
+from zoo.transformer_mt.decode import beam_search, limit
+from zoo.transformer_mt.freeze import export
+from zoo.transformer_mt.model import Form, Transformer
+from zoo.transformer_mt.rewrites import passes
+
+FORMS = {
+    "small": Form(1, 2, 32, 48, 2),
+    "odd heads": Form(1, 1, 40, 56, 4),
+    "one head": Form(1, 1, 16, 20, 1),
+    "deep": Form(1, 4, 64, 64, 2),
+}
+WORDS = 60
+
+
+def network(form="small", pre=True, sharp=3.0, seed=0):
+    """Random weights, biases and norms included; `sharp` logits have no near ties."""
+    torch.manual_seed(seed)
+    model = Transformer(FORMS[form], WORDS, pre_norm=pre, dropout=0.0)
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.normal_(each, std=0.2)
+            elif each.ndim == 1:
+                torch.nn.init.uniform_(each, 0.7, 1.3)
+        model.embedding.weight *= sharp
+    return model.eval()
+
+
+def sentences(count, rng, longest=12):
+    return [rng.integers(4, WORDS, length) for length in rng.integers(1, longest, count)]
+
+
+def memories(model, sources):
+    session = plain.session(graph.part(model, ["source"], ["memory"]), "the test needs")
+    return [plain.run(session, {"source": each[None]})[0][0] for each in sources]
+
+
+def logits_of(model, source, target):
+    [found] = plain.run(plain.session(model, "the test needs"), {"source": source[None], "target": target[None]})
+    return found[0]
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("pre", [True, False])
+def test_a_frozen_graph_is_mapped(form, pre):
+    model = export(network(form, pre))
+    found = program(model)
+    kinds = [type(each) for each in found.steps]
+    layers = FORMS[form].decoder
+    assert (kinds[0], kinds[-1]) == (Embed, Vocabulary)
+    assert [kinds.count(each) for each in (SelfAttention, CrossAttention, Norm)] == [layers, layers, 3 * layers + pre]
+    assert kinds.count(Linear) == 6 * layers  # queries, keys and values are one; residuals and ReLUs are in them
+    assert max(each.out for each in found.steps[:-1]) < 4
+    rng = np.random.default_rng(0)
+    for source in sentences(5, rng):
+        target = np.array([START, *rng.integers(4, WORDS, 6)])
+        step = rowwise.Decoding(found, memories(model, [source]))
+        for at in range(len(target)):
+            logits = step(target[at : at + 1], np.zeros(1, np.int64))[0]
+        exact = logits_of(model, source, target)
+        assert np.corrcoef(logits, exact)[0, 1] > 0.995
+        np.testing.assert_allclose(logits, exact, atol=np.ptp(exact) * 0.1)
+
+
+@pytest.mark.parametrize(("form", "pre"), [("small", False), ("odd heads", True)])
+def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_path):
+    model = export(network(form, pre))
+    wanted = program(model)
+    rewritten = model.clone()
+    rewrite(rewritten, passes())
+    calibrator = Calibrator(model)
+    rng = np.random.default_rng(0)
+    calibrator.feed({"source": rng.integers(4, WORDS, (8, 7)), "target": rng.integers(4, WORDS, (8, 6))})
+    calibrator.save(tmp_path / "int8.onnx")
+    half = model.clone()
+    graph.compress_fp16(half)
+    small = {"rewritten": 0, "half": 0.009, "int8": 0.03}  # of the largest weight: a step, a few steps
+    quantized = graph.load(tmp_path / "int8.onnx")
+    for kind, other in (("rewritten", rewritten), ("half", half), ("int8", quantized)):
+        found = program(other)
+        for one, two in zip(found.steps, wanted.steps, strict=True):
+            assert type(one) is type(two)
+            for name, value in vars(one).items():
+                same = getattr(two, name)
+                if name == "layer":
+                    exact = same.weight * same.scale
+                    np.testing.assert_allclose(value.weight * value.scale, exact, atol=np.abs(exact).max() * small[kind] + 1e-7)
+                elif isinstance(value, np.ndarray) and value.dtype == np.float32:
+                    np.testing.assert_allclose(value, same, rtol=0.002, atol=1e-3)
+                elif not isinstance(value, np.ndarray):
+                    assert value == same
+    last = quantized.graph.outputs[0].producer()
+    integers, scale, _ = graph.dequantized(last.inputs[1])
+    np.testing.assert_array_equal(found.steps[-1].layer.weight, integers)  # as the graph has them
+    np.testing.assert_array_equal(found.steps[-1].layer.scale, scale)
+
+
+@pytest.mark.skipif(kernels.native() is None, reason=kernels.missing())
+@pytest.mark.parametrize("pre", [True, False])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_translations_are_those_of_the_reference_and_near_the_float_model(pre, beam):
+    net = network("small", pre, sharp=4.0, seed=beam)
+    model = export(net)
+    rng = np.random.default_rng(1)
+    sources = [np.append(each, END) for each in sentences(30, rng)]
+    known, limits = memories(model, sources), [limit(len(each), 20) for each in sources]
+    options = {"start": START, "end": END, "beam": beam}
+    found = NativeDecoder(model, threads=2).translate(known, limits, **options)
+    mapped = program(model)
+    emulated = [
+        beam_search(rowwise.Decoding(mapped, [each]), np.array([most]), **options)[0] for each, most in zip(known, limits, strict=True)
+    ]
+    assert np.mean([one[0][0] == two[0].tokens for one, two in zip(found, emulated, strict=True)]) >= 0.995
+    packed = NativeDecoder(mapped).translate(np.concatenate(known), limits, [len(each) for each in known], **options)
+    assert packed == found
+    if beam == 1:
+        decoding = [net.begin(torch.from_numpy(each[None])) for each in sources]
+        with torch.inference_mode():
+            exact = [beam_search(each, np.array([most]), **options)[0] for each, most in zip(decoding, limits, strict=True)]
+        first = [one[0][0][:1] == two[0].tokens[:1] for one, two in zip(found, exact, strict=True)]
+        assert np.mean(first) > 0.9  # of random weights: int8 changes the rest of a translation after any close call
+
+
+def changed(change):
+    model = export(network())
+    nodes = {each.name: each for each in model.graph}
+    change(model, nodes)
+    return model
+
+
+def op(model, before, kind, inputs, **attributes):
+    node = graph.node(kind, inputs, f"new.{kind}", **attributes)
+    model.graph.insert_before(before, node)
+    return node.outputs[0]
+
+
+def no_mask(model, nodes):
+    softmax, masked = nodes["decoder.0.attention.weights"], nodes["decoder.0.attention.masked"]
+    softmax.replace_input_with(0, masked.inputs[0])
+
+
+def no_relu(model, nodes):
+    relu = nodes["decoder.0.feed.relu"]
+    relu.outputs[0].replace_all_uses_with(op(model, relu, "Tanh", [relu.inputs[0]]))
+
+
+def other_norm(model, nodes):
+    nodes["decoder.1.around_cross.norm"].attributes["axis"] = ir.AttrInt64("axis", 1)
+
+
+def first_token(model, nodes):
+    last = nodes["last"]
+    last.replace_input_with(1, graph.initializer(model.graph, "zero", np.zeros((1, 1), np.int64)))
+
+
+def crossed_heads(model, nodes):
+    shape = graph.initializer(model.graph, "other", np.array([0, 0, 4, -1]))
+    nodes["decoder.0.cross.key.heads"].replace_input_with(1, shape)
+
+
+def memory_read_otherwise(model, nodes):
+    nodes["decoder.0.cross.sum"].replace_input_with(0, model.graph.node("encoder_norm").outputs[0])
+
+
+def position_by_token(model, nodes):
+    add = nodes["target.embedded"]
+    add.replace_input_with(1, op(model, add, "Mul", [add.inputs[1], nodes["target.rows"].outputs[0]]))
+
+
+@pytest.mark.parametrize(
+    ("change", "named", "why"),
+    [
+        (no_mask, "decoder.0.attention.joined", "later tokens"),
+        (no_relu, "Tanh", "no step of a decoder"),
+        (other_norm, "decoder.1.around_cross.norm", "last axis"),
+        (first_token, "last", "other rows"),
+        (crossed_heads, "decoder.0.cross.joined", "other heads"),
+        (memory_read_otherwise, "encoder_norm", "read otherwise"),
+        (position_by_token, "target.embedded", "table of positions"),
+    ],
+)
+def test_what_cannot_be_mapped_is_refused_with_the_operator_and_the_reason(change, named, why):
+    with pytest.raises(RequestError, match=why) as refused:
+        program(changed(change))
+    assert named in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_graph_that_is_no_decoder_is_refused():
+    model = export(network())
+    with pytest.raises(RequestError, match="no output"):
+        program(graph.part(model, ["source"], ["memory"]))
+    with pytest.raises(RequestError, match="cannot map"):
+        program(model, memory="elsewhere")
+
+
+@pytest.mark.skipif(kernels.native() is None, reason=kernels.missing())
+def test_what_the_native_decoder_cannot_take_is_refused_in_one_line():
+    decoder = NativeDecoder(export(network()))
+    options = {"start": START, "end": END}
+    assert decoder.translate([], [], **options) == []
+    assert decoder.isa == kernels.isas()[0]
+    with pytest.raises(RequestError, match="beam"):
+        decoder.translate([np.zeros((3, 32), np.float32)], [3], beam=40, **options)
+    with pytest.raises(RequestError, match="limit"):
+        decoder.translate([np.zeros((3, 32), np.float32)], [decoder.positions + 1], **options)
+    with pytest.raises(ZooError, match="not finite"):
+        decoder.translate([np.full((3, 32), np.nan, np.float32)], [3], **options)
+    with pytest.raises(RequestError, match="threads"):
+        NativeDecoder(export(network()), threads=0)
