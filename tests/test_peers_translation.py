@@ -19,6 +19,13 @@ SCRIPT = Path(translation.__file__)
 PIECES = 40
 
 
+@pytest.fixture(autouse=True)
+def gradients():
+    """The engines turn them off, in processes of their own otherwise."""
+    with pytest.importorskip("torch", reason="needs the train extra").set_grad_enabled(True):
+        yield
+
+
 @pytest.fixture(scope="module")
 def torch():
     found = pytest.importorskip("torch", reason="needs the train extra")

@@ -153,7 +153,7 @@ def torch_reference(network, sentence, beam: int, penalty: float = 1.0):
         for k in range(beam):
             if ended[k] or length == most:
                 tokens = grown[k, 1 : length + 1 - int(ended[k])].tolist()
-                done.append((tokens, float(values[k]) / max(1, len(tokens)) ** penalty))
+                done.append((tokens, float(values[k]) / length**penalty))
         if len(done) >= beam:
             break
         beams, scores = grown[~ended][:beam], values[~ended][:beam]

@@ -186,7 +186,7 @@ def test_a_remembered_engine_that_cannot_be_opened_now_gives_way(
     trained: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def choose(digest: str, candidates: dict[str, Any], *rest: Any, **options: Any) -> Any:
-        name = "native" if "native" in candidates else "openvino"
+        name = "native" if "native" in candidates else "onnxruntime"
         return Plan(name, 1, 8, {}, "")
 
     def fails(*_: Any) -> None:
@@ -196,7 +196,7 @@ def test_a_remembered_engine_that_cannot_be_opened_now_gives_way(
     monkeypatch.setattr(pipeline.kernels, "isas", lambda: ["portable"])
     monkeypatch.setattr(pipeline, "load", lambda path, name, *options: fails() if name == "native" else load(path, name, *options))
     opened = zoo.pipeline(trained)
-    assert len(opened(opened.example(8, rows))) == 8 and opened.engine == "openvino"
+    assert len(opened(opened.example(8, rows))) == 8 and opened.engine == "onnxruntime"
     assert "the engine native is left out: cannot write it" in caplog.text
 
 

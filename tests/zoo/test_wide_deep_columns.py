@@ -515,6 +515,7 @@ def test_what_an_estimator_exports(resource: bool, tmp_path: Path) -> None:
     """Variables of both kinds, serialized examples in, the probabilities of two classes out."""
     columns = [hashed("a"), fc.numeric_column("u")]
     with tf.Graph().as_default() as graph, v1.variable_scope("", use_resource=resource), v1.Session() as session:
+        v1.set_random_seed(0)
         inputs = examples(columns)
         classifier(inputs, [fc.embedding_column(columns[0], 4), columns[1]], columns, head=True)
         session.run(v1.global_variables_initializer())
