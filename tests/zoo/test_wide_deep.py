@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rewriting import needs_vnni
 
 import zoo
 from pipelines import kernels, pipeline
@@ -328,6 +329,7 @@ def test_the_shipped_model_on_real_rows(shared: Path) -> None:
     assert found["metrics"]["int8"]["logloss"] <= 1.001 * found["metrics"]["fp32"]["logloss"]
 
 
+@needs_vnni
 @pytest.mark.slow
 def test_int8_is_at_least_three_times_as_fast_at_batch_512() -> None:
     results = zoo.benchmark(NAME, batch_sizes=[512], rounds=9)["results"]
