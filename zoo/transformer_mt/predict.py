@@ -62,6 +62,7 @@ EXAMPLES = (
 )
 LONGEST_NAME = 255  # characters; what is longer is no path
 STDIN = "-"
+ENCODER = (["source"], ["memory"])  # where its part of the graph begins and ends
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Line(NamedTuple):
 def halves(path: Path, engine: str, threads: int = 1, precision: str = "") -> tuple[Session, Session]:
     """Sessions of the encoder (source -> memory) and the decoder (source, memory, target -> logits) of a graph as `freeze` writes it."""
     whole = graph.load(path)
-    cuts = ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"]))
+    cuts = (ENCODER, (["source", "memory", "target"], ["logits"]))
     encoder, decoder = (load(path, engine, threads, precision, graph.serialized(graph.part(whole, *cut))) for cut in cuts)
     return encoder, decoder
 
@@ -113,10 +114,10 @@ class TranslationPipeline(Pipeline):
         self._whole: Session | None = None
         self._native: NativeDecoder | None = None
         if self._engine == "native":
-            whole = graph.load(self.folder.ensure(name))
+            path = self.folder.ensure(name)
+            whole = graph.load(path)
             self._native = NativeDecoder(whole, self.threads)
-            encoder = graph.serialized(graph.part(whole, ["source"], ["memory"]))
-            self._encoder = load(self.folder.path / name, "onnxruntime", self.threads, self.precision, encoder)
+            self._encoder = load(path, "onnxruntime", self.threads, self.precision, graph.serialized(graph.part(whole, *ENCODER)))
             machine.trim()
             return
         if self._engine == "onnxruntime":
