@@ -170,15 +170,18 @@ def test_the_loss_is_cross_entropy_with_smoothed_labels(language):
     found = corpus(language)
     trainer = Trainer(build("one", 60), QUICK, Processes())
     batch = np.arange(6)
-    trainer.model.requires_grad_(False)
     smooth, plain, tokens = trainer.loss(trainer.model, found, batch, False, 0.1)
     source, labels = (torch.from_numpy(data.padded([found.pair(i)[side] for i in batch])) for side in (0, 1))
     logits = trainer.model(source, torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)).flatten(0, 1)
     options = {"ignore_index": data.PAD, "reduction": "sum"}
     assert tokens == int((labels != data.PAD).sum())
-    assert float(plain) == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels.flatten(), **options)), rel=1e-5)
+    torch.testing.assert_close(plain, torch.nn.functional.cross_entropy(logits.detach(), labels.flatten(), **options), rtol=1e-5, atol=0)
     wanted = torch.nn.functional.cross_entropy(logits, labels.flatten(), label_smoothing=0.1, **options)
-    assert float(smooth) == pytest.approx(float(wanted), rel=1e-5)
+    torch.testing.assert_close(smooth, wanted, rtol=1e-5, atol=0)
+    assert not plain.requires_grad
+    weights = list(trainer.model.parameters())
+    for ours, torchs in zip(torch.autograd.grad(smooth, weights), torch.autograd.grad(wanted, weights), strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("count", [2, 4])
