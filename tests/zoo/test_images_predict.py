@@ -346,7 +346,7 @@ def test_the_run_stops_where_that_is_asked(folder: Path, photos: Path, tmp_path:
     before = set(threading.enumerate())
     with pytest.raises(RequestError, match=r"bad\.jpg is broken"):
         zoo.run(folder, [photos, tmp_path / "bad.jpg", photos], tmp_path / "out.csv", engine="onnxruntime", on_error="raise")
-    with pytest.raises(ZooError, match=r"none of 2 images could be read: .*bad.jpg is broken.*; .*nowhere\.jpg does not exist"):
+    with pytest.raises(RequestError, match=r"none of 2 images could be read: .*bad.jpg is broken.*; .*nowhere\.jpg does not exist"):
         zoo.run(folder, [tmp_path / "bad.jpg", tmp_path / "nowhere.jpg"], tmp_path / "out.csv", engine="onnxruntime")
     assert not (tmp_path / "out.csv").exists()
     assert set(threading.enumerate()) <= before

@@ -185,7 +185,7 @@ class ImagePipeline(Pipeline):
 
         Returns {"images" (that were classified), "skipped", "seconds", "images_per_second", "split_ms", "engine", "precision"}. split_ms:
         milliseconds an image spent to "decode", "preprocess" (both per thread), in the "model", in "postprocess" with writing, and the
-        "wall" clock's; these overlap where threads decode. Raises ZooError, and makes no file, where not one image could be read.
+        "wall" clock's; these overlap where threads decode. Raises RequestError, and makes no file, where not one image could be read.
         """
         some = range(2, min(TOP, self.classes) + 1)
         more: dict[str, Any] = {name: kind for i in some for name, kind in ((f"label{i}", str), (f"probability{i}", np.float64))}
@@ -393,10 +393,10 @@ def _text(name: str) -> str:
 
 
 def _report(skipped: int, count: int, faults: Sequence[str]) -> None:
-    """Say which images could not be read. Raises ZooError where that is all of them, RequestError where there were none."""
+    """Say which images could not be read. Raises RequestError where that is all of them, or there were none."""
     some = "; ".join(faults[:SHOWN]) + (f"; and {skipped - SHOWN} more" if skipped > SHOWN else "")
     if not count and skipped:
-        raise ZooError(f"none of {skipped} images could be read: {some}")
+        raise RequestError(f"none of {skipped} images could be read: {some}")
     if not count:
         raise RequestError("found no images; give files, folders, or their paths on stdin")
     if skipped:
