@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from pipelines import kernels
 from pipelines.errors import RequestError
 from scripts import render_models_md as render
 from scripts.peers import common, translation
@@ -151,17 +152,19 @@ def test_comparing_counts_translations_lists_and_scores(exporter) -> None:
 # ----------------------------------------------------------------------------------------------------------------- engines
 
 
-@pytest.mark.parametrize("name", ["zoo-fp32", "torch-fp32", "torch-naive", "ctranslate2-fp32"])
+@pytest.mark.parametrize("name", ["zoo-native", "zoo-int8", "zoo-fp32", "torch-fp32", "torch-naive", "ctranslate2-fp32"])
 @pytest.mark.parametrize("beam", [1, 3])
 def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monkeypatch) -> None:
     if name.startswith("ctranslate2"):
         pytest.importorskip("ctranslate2", reason="needs the peers extra")
+    if name == "zoo-native" and not kernels.isas():
+        pytest.skip("needs the native kernels")
     from zoo.transformer_mt import predict
 
     for each in ("END", "limit", "GROWTH", "search", "FORM"):  # what `force_steps` changes comes back
         if hasattr(predict, each):
             monkeypatch.setattr(predict, each, getattr(predict, each))
-    work = engines.Work(folder, "onnxruntime")
+    work = engines.Work(folder)
     engines.make(name, work)
     opened = engines.PEERS[name].open(work, engines.Case("little", "steps", 4, beam, 7))
     sentences = engines.drawn(PIECES, 4)
@@ -225,7 +228,7 @@ def test_random_weights_have_no_text_to_translate() -> None:
 
 
 def test_every_turn_of_all_engines_has_whole_batches(folder: Path) -> None:
-    found = translation.inputs_of(engines.Case("small", "steps", 32, 4, 30), engines.Work(folder, "auto"), [])
+    found = translation.inputs_of(engines.Case("small", "steps", 32, 4, 30), engines.Work(folder), [])
     assert [len(each) for each in found] == [32] * (translation.POOL // 32)
 
 
@@ -295,7 +298,7 @@ def test_a_report_is_a_section_of_models_md(tmp_path: Path, monkeypatch: pytest.
     said = ("Ein Mann geht heute nach Hause .",)
     cases = []
     for case in (steps, text):
-        turns = {"zoo-int8": [turn(1.0, texts=said)], "ctranslate2-int8": [turn(2.5, texts=said)]}
+        turns = {name: [turn(seconds, texts=said)] for name, seconds in (("zoo-native", 0.5), ("zoo-int8", 1), ("ctranslate2-int8", 2.5))}
         memory = {"peak": 99.4, "shares": 50.2}
         results = [{"engine": name, **translation.summary(case, found, 4, said), "memory_mb": memory} for name, found in turns.items()]
         cases.append({**case._asdict(), "sentences": 4, "results": results, "ratios": translation.ratios(turns), "left_out": {}})
@@ -309,8 +312,8 @@ def test_a_report_is_a_section_of_models_md(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(render, "PEERS", peers)
     found = render.translations()
     assert found.startswith("## Translation beside the peers\n")
-    assert "| small | 2 | 1 | ctranslate2-int8 | 1.6 | 48 | 99 (50) | 41.667 | 2.50x |" in found
-    assert "| mine | 2 | 4 | zoo-int8 | 4.0 | 120 | 99 (50) | 100.00 | 100.00 | 8.0 |  |" in found
+    assert "| small | 2 | 1 | ctranslate2-int8 | 1.6 | 48 | 99 (50) | 41.667 | 5.00x | 2.50x |" in found
+    assert "| mine | 2 | 4 | zoo-int8 | 4.0 | 120 | 99 (50) | 100.00 | 100.00 | 8.0 |  |  |" in found
     assert "CT2_FORCE_CPU_ISA=AVX512" in found
     widths = [{line.count("|") for line in part.splitlines() if line.startswith("|")} for part in found.split("\n\n")]
     assert all(len(each) <= 1 for each in widths), "a row has not as many cells as its table has columns"

@@ -44,10 +44,9 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What every process is given: a copy of the model's folder, the engine that this project uses, and what was made for the peers."""
+    """What every process is given: a copy of the model's folder, and beside it what was made for the peers."""
 
     folder: Path
-    engine: str
 
     def made(self, name: str) -> Path:
         """Where a peer's model is."""
@@ -107,7 +106,10 @@ def drawn(pieces: int, count: int) -> list[Tokens]:
 
 
 def copied(model: str, folder: Path) -> None:
-    """Random weights, or a copy of a model's folder: what is derived of it for a benchmark is no use to others."""
+    """Random weights, or a copy of a model's folder: what is derived of it for a benchmark is no use to others.
+
+    Built here, so that no engine has in its memory what building takes.
+    """
     if model in RANDOM:
         untrained(*RANDOM[model], folder)
     else:
@@ -115,6 +117,7 @@ def copied(model: str, folder: Path) -> None:
         if found.card.entry != "transformer-mt":
             raise RequestError(f"{model} is a {found.card.entry} model; wanted a transformer-mt one, or {', '.join(RANDOM)}")
         shutil.copytree(found.path, folder, ignore=shutil.ignore_patterns("checkpoint", "reports", ".build.lock"))
+    zoo.build(folder)
 
 
 def make_ctranslate2(work: Work, quantization: str) -> None:
@@ -228,13 +231,13 @@ def force_steps(steps: int) -> None:
         setattr(predict, name, value)
 
 
-def open_zoo(precision: str) -> Callable[[Work, Case], System]:
+def open_zoo(precision: str, engine: str) -> Callable[[Work, Case], System]:
     """This project's pipeline, with its checks of what it is given."""
 
     def open_pipeline(work: Work, case: Case) -> System:
         if case.steps:
             force_steps(case.steps)
-        opened: Any = zoo.pipeline(work.folder, precision, work.engine, 1, case.batch_size)
+        opened: Any = zoo.pipeline(work.folder, precision, engine, 1, case.batch_size)
         opened.beam = case.beam
         return System(
             lambda sentences: {"source": padded(sentences)},
@@ -378,8 +381,9 @@ class Peer(NamedTuple):
 
 
 PEERS = {
-    "zoo-int8": Peer(open_zoo("int8")),
-    "zoo-fp32": Peer(open_zoo("fp32")),
+    "zoo-native": Peer(open_zoo("int8", "native")),
+    "zoo-int8": Peer(open_zoo("int8", "onnxruntime")),
+    "zoo-fp32": Peer(open_zoo("fp32", "onnxruntime")),
     "ctranslate2-int8": Peer(open_ctranslate2("int8"), partial(make_ctranslate2, quantization="int8"), "ctranslate2-int8/model.bin"),
     "ctranslate2-fp32": Peer(
         open_ctranslate2("float32"), partial(make_ctranslate2, quantization="float32"), "ctranslate2-float32/model.bin"
