@@ -78,7 +78,7 @@ def made_up(size: int) -> bytes:
 
 
 def untrained(arch: str, pieces: int, folder: Path) -> None:
-    """Write a model folder of random weights, as a training leaves it. No sentence ends with padding: its logit is 0."""
+    """Write a model folder of random weights and biases, as a training leaves it. No sentence ends with padding: its logit is 0."""
     import torch
 
     from zoo.transformer_mt.model import build
@@ -87,6 +87,9 @@ def untrained(arch: str, pieces: int, folder: Path) -> None:
     model = build(arch, pieces)
     with torch.no_grad():
         model.embedding.weight[PAD] = 0
+        for each in model.modules():
+            if isinstance(each, torch.nn.Linear):
+                each.bias.normal_(std=0.02)  # a layer without bias would be quicker than any that was trained
     folder.mkdir(parents=True)
     torch.save({"state_dict": model.state_dict()}, folder / "model.pt")
     (folder / VOCABULARY).write_bytes(made_up(pieces))
