@@ -354,6 +354,27 @@ def translations() -> str:
     return section("Translation beside the peers", "translation", one)
 
 
+def rewrites() -> str:
+    """What each rewrite of translation is worth: ms a step with it and without."""
+
+    def one(file: str, found: dict[str, Any]) -> str:
+        parts = [
+            f"Milliseconds a step with the rewrite / without it (how many times as long without), in onnxruntime, on {place(found)} "
+            f"(`{file}`, by `scripts/translation_steps.py`, which says how each is compared).\n"
+        ]
+        for each in found["models"]:
+            cases = list(dict.fromkeys((case["batch_size"], case["beam"]) for row in each["rows"] for case in row["cases"]))
+            rows = []
+            for row in each["rows"]:
+                told = {(c["batch_size"], c["beam"]): f"{c['on']:.3f} / {c['off']:.3f} ({c['times']:.2f}x)" for c in row["cases"]}
+                rows.append([row["rewrite"], *(told.get(case, "") for case in cases)])
+            columns = [f"{each['model']}, {each['precision']}", *(f"batch {size}, beam {beam}" for size, beam in cases)]
+            parts.append(table(columns, rows))
+        return "\n".join(parts)
+
+    return section("What each rewrite of translation is worth", "steps", one)
+
+
 def _setting(said: Any) -> str:
     return ", ".join(f"{key}={value}" for key, value in said.items()) if isinstance(said, dict) else str(said)
 
@@ -424,7 +445,7 @@ def readme(text: str) -> str:
 
 
 def main() -> None:
-    sections = [HEAD, *(model(name) for name in zoo.names()), photos(), quantizers(), translations()]
+    sections = [HEAD, *(model(name) for name in zoo.names()), photos(), quantizers(), translations(), rewrites()]
     wanted = {TARGET: "\n".join(filter(None, sections)), README: readme(README.read_text())}
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
