@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import json
 import os
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.batches import Batch, length
-from pipelines.engine import Session
+from pipelines.engine import Runnable
 from pipelines.errors import RequestError, ZooError
 from pipelines.graph import one_line
 from pipelines.native import load
@@ -37,11 +38,23 @@ GRACE_SECONDS = 15.0  # for a worker to leave by itself; a loaded machine may ne
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is timed: one model file in one engine."""
+    """What is timed: one model file in one engine.
+
+    opener: "module:function" that opens something else at `path`, such as a whole pipeline, from (path, engine, threads, precision).
+    """
 
     engine: str
     precision: str
     path: Path
+    opener: str = ""
+
+    def open(self, threads: int) -> Runnable:
+        """A session, or what the opener gives."""
+        module, _, function = self.opener.partition(":")
+        opened: Runnable = (getattr(importlib.import_module(module), function) if module else load)(
+            self.path, self.engine, threads, self.precision
+        )
+        return opened
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,7 @@ def benchmark(
     "postprocess"} (medians; raw rows to results), "memory_mb": peak resident memory of a process of its own that loads and runs it}.
     """
     size = length(batch)
-    sessions = [load(each.path, each.engine, threads, each.precision) for each in configurations]
+    sessions = [each.open(threads) for each in configurations]
     calls = [_calls(session, batch) for session in sessions]
     turns: list[list[float]] = [[] for _ in sessions]  # seconds a call, one value a round
     singles: list[list[float]] = [[] for _ in sessions]
@@ -95,19 +108,19 @@ def benchmark(
     return results
 
 
-def _seconds(session: Session, batch: Batch) -> float:
+def _seconds(session: Runnable, batch: Batch) -> float:
     before = time.perf_counter()
     session.run(batch)
     return time.perf_counter() - before
 
 
-def _calls(session: Session, batch: Batch) -> int:
+def _calls(session: Runnable, batch: Batch) -> int:
     """How many calls fill one turn."""
     session.run(batch)
     return int(np.clip(ROUND_SECONDS / max(_seconds(session, batch), 1e-7), 1, 2000))
 
 
-def _split(session: Session, stages: Stages, rounds: int) -> dict[str, float]:
+def _split(session: Runnable, stages: Stages, rounds: int) -> dict[str, float]:
     times = np.empty((rounds, 3))
     for index in range(rounds):
         start = time.perf_counter()
@@ -122,11 +135,17 @@ def _split(session: Session, stages: Stages, rounds: int) -> dict[str, float]:
 
 
 def memory_mb(configuration: Configuration, batch: Batch, threads: int) -> float:
-    """Peak resident memory, in MB (10^6 bytes), of a fresh process that loads the model and runs a batch of zeros of the same shapes."""
+    """Peak resident memory, in MB (10^6 bytes), of a fresh process that loads the model and runs a batch of zeros of the same shapes.
+
+    With an opener the batch itself: to a pipeline zeros may be nothing to compute.
+    """
     zeros = {name: np.zeros(array.shape, array.dtype) for name, array in batch.items()}
     everywhere = sorted(os.sched_getaffinity(0))
     what = f"measuring the memory of {configuration.path}"
-    with _saved(zeros) as saved, _workers(what, configuration, saved, length(batch), threads, [everywhere]) as (worker,):
+    with (
+        _saved(batch if configuration.opener else zeros) as saved,
+        _workers(what, configuration, saved, length(batch), threads, [everywhere]) as (worker,),
+    ):
         return round(float(worker.opened["peak_mb"]), 1)
 
 
@@ -276,6 +295,7 @@ def _workers(
                 "path": str(configuration.path),
                 "engine": configuration.engine,
                 "precision": configuration.precision,
+                "opener": configuration.opener,
             }
             request |= {"threads": threads, "cores": list(own)}
             workers[-1].tell({**request, "inputs": inputs, "batch_size": size, "begin": index / len(cores)})
@@ -295,9 +315,9 @@ def _workers(
 def _serve() -> None:
     """The worker: requests are lines of JSON on stdin, each answered by one line on stdout; it ends with stdin.
 
-    First {"path", "engine", "precision", "threads", "cores": [processor], "inputs": {name: .npy file}, "batch_size", "begin": the part of
-    the rows to begin after, 0 to 1} opens and warms up, answered by {"peak_mb"}; then each {"warm", "seconds"} runs batches for so long,
-    answered by {"nanoseconds": of each call after the warm ones}. An error is answered by {"error": one line}, and ends it.
+    First {"path", "engine", "precision", "opener", "threads", "cores": [processor], "inputs": {name: .npy file}, "batch_size", "begin": the
+    part of the rows to begin after, 0 to 1} opens and warms up, answered by {"peak_mb"}; then each {"warm", "seconds"} runs batches for so
+    long, answered by {"nanoseconds": of each call after the warm ones}. An error is answered by {"error": one line}, and ends it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the one that asks ends the others
     with os.fdopen(os.dup(1), "w") as answers:
@@ -305,7 +325,8 @@ def _serve() -> None:
         try:
             request = json.loads(sys.stdin.readline())
             os.sched_setaffinity(0, request["cores"])  # before any engine starts its threads
-            session = load(request["path"], request["engine"], request["threads"], request["precision"])
+            asked = Configuration(request["engine"], request["precision"], Path(request["path"]), request["opener"])
+            session = asked.open(request["threads"])
             batches = itertools.cycle(_batches(request))
             for _ in range(2):
                 session.run(next(batches))
@@ -327,7 +348,7 @@ def _batches(request: dict[str, Any]) -> list[Batch]:
     return [{name: array[start : start + size] for name, array in rows.items()} for start in range(0, count - size + 1, size)]
 
 
-def _window(session: Session, batches: Iterator[Batch], seconds: float) -> list[int]:
+def _window(session: Runnable, batches: Iterator[Batch], seconds: float) -> list[int]:
     """Nanoseconds of each call, one after the other, until the time is over."""
     taken = []
     now = time.perf_counter_ns()

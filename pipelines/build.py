@@ -267,8 +267,9 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
 def derived(folder: ModelFolder, source: str, kind: str, form: str, make: Callable[[ir.Model], ir.Model]) -> Path:
     """The path of what `make` makes of the folder's file `source`, such as another form of its graph; made where it is missing or stale.
 
-    It lies beside the source, or in the cache where that folder may not be written, as SOURCE.KIND-DIGEST.onnx. form: changes with what
-    `make` does. Raises RequestError where it can be written nowhere, and what `make` raises.
+    It lies beside the source, or in the cache where that folder may not be written, as SOURCE.KIND-DIGEST.onnx, with its weights in
+    .onnx.data, which engines map: of those in the graph's own file onnxruntime keeps a second copy. form: changes with what `make` does.
+    Raises RequestError where it can be written nowhere, and what `make` raises.
     """
     origin = folder.ensure(source)
     digest = hashlib.sha256(f"{files.sha256(origin)} {form}".encode()).hexdigest()[:12]
@@ -280,14 +281,18 @@ def derived(folder: ModelFolder, source: str, kind: str, form: str, make: Callab
     for place in places:
         try:
             place.mkdir(parents=True, exist_ok=True)
-            path = graph.save(made, place / f"{stem}{digest}.onnx")
+            path = place / f"{stem}{digest}.onnx"
+            with filelock.FileLock(place / ".derived.lock"):  # nobody writes a file that another has mapped
+                if not path.is_file():
+                    graph.save_mapped(made, path, graph.PAGE)
         except OSError as error:
             fault = error.strerror or str(error)
             continue
         if place == folder.path:
             for old in place.glob(f"{stem}*.onnx"):
                 if old != path:
-                    old.unlink(missing_ok=True)
+                    for each in (old, graph.mapped(old)):
+                        each.unlink(missing_ok=True)
         return path
     raise RequestError(f"cannot write {places[-1]}: {fault}; set ZOO_HOME to a folder you may write")
 

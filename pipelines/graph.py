@@ -116,12 +116,15 @@ def mapped(path: Path) -> Path:
     return path.with_name(f"{path.name}.data")
 
 
-def save_mapped(model: ir.Model, path: str | Path) -> Path:
-    """`save`, but large initializers go to PATH.data beside it, on pages of their own as they lie in memory, for `load_mapped`."""
+def save_mapped(model: ir.Model, path: str | Path, least: int = MAPPED) -> Path:
+    """`save`, but initializers of more than `least` bytes go to PATH.data beside it, as they lie in memory, for `load_mapped`.
+
+    Large ones begin on pages of their own.
+    """
     path = Path(path)
     model.producer_name, model.producer_version, model.doc_string = PRODUCER, None, None
     with replacing(path) as temporary:
-        ir.save(model, temporary, format="protobuf", external_data=mapped(path).name, size_threshold_bytes=MAPPED, alignment=PAGE)
+        ir.save(model, temporary, format="protobuf", external_data=mapped(path).name, size_threshold_bytes=least, alignment=PAGE)
     return path
 
 

@@ -80,7 +80,7 @@ class Pipeline(abc.ABC):
 
     BATCH_SIZE: ClassVar[int] = 512
     CALIBRATION: ClassVar[int] = 4096  # samples that ranges are chosen on, unless told
-    ONE_CALL: ClassVar[bool] = True  # a batch is one call of the graph that `zoo build` makes, which `zoo benchmark` and `zoo plan` time
+    ONE_CALL: ClassVar[bool] = True  # a batch is one call of the graph that `zoo build` makes; else `zoo benchmark` times all of `predict`
     ON_ERROR: ClassVar[str] = "raise"  # what `run` does about bad input unless told: "raise", or "skip"
 
     def __init__(

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "MODELS.md"
 README = ROOT / "README.md"
 PEERS = ROOT / "scripts" / "peers"
+TRANSLATORS = ("zoo-native", "zoo-int8")  # whose gain over the peers is told
 HEAD = """# Models
 
 Rendered by `scripts/render_models_md.py` from the cards and the report files in `zoo/weights/*/`; do not edit. Every figure comes from
@@ -323,6 +324,7 @@ def quantizers() -> str:
 
 def translations() -> str:
     """This project's translation beside other engines: exactly so many steps of each sentence, and a test set from text to text."""
+    gains = [f"{name} is" for name in TRANSLATORS]
 
     def one(file: str, found: dict[str, Any]) -> str:
         columns = ["model", "batch", "beam", "engine", "sentences/s", "tokens/s", "MB at peak (PSS)"]
@@ -330,11 +332,12 @@ def translations() -> str:
         parts = [
             f"The same weights and sentences, one thread and core, in turn, medians of processor time, on {place(found)}; {others(found)}; "
             f"CTranslate2's instruction set: {_setting(found['environment']['ctranslate2'])} (`{file}`, by "
-            "`scripts/peers/translation.py`). The last column: how many times as fast zoo-int8 is. `base`, `small`: random weights.\n"
+            "`scripts/peers/translation.py`). The last columns: how many times as fast int8 is here. "
+            "`base`, `small`: random weights.\n"
         ]
         if steps:
             rows = [_translation(case, each, f"{each['ms_a_step']['median']:.3f}") for case in steps for each in case["results"]]
-            parts.append(f"Exactly {steps[0]['steps']} tokens of every sentence:\n\n" + table([*columns, "ms a step", "zoo-int8 is"], rows))
+            parts.append(f"Exactly {steps[0]['steps']} tokens of every sentence:\n\n" + table([*columns, "ms a step", *gains], rows))
         if texts:
             quality = ["BLEU", "chrF", "sentences/s without tokenization"]
             rows = [
@@ -344,11 +347,32 @@ def translations() -> str:
             ]
             parts.append(
                 f"Text to text, {found['environment']['test_set']}; {found['environment']['signatures']['bleu']}:\n\n"
-                + table([*columns, *quality, "zoo-int8 is"], rows)
+                + table([*columns, *quality, *gains], rows)
             )
         return "\n".join(parts)
 
     return section("Translation beside the peers", "translation", one)
+
+
+def rewrites() -> str:
+    """What each rewrite of translation is worth: ms a step with it and without."""
+
+    def one(file: str, found: dict[str, Any]) -> str:
+        parts = [
+            f"Milliseconds a step with the rewrite / without it (how many times as long without), in onnxruntime, on {place(found)} "
+            f"(`{file}`, by `scripts/translation_steps.py`, which says how each is compared).\n"
+        ]
+        for each in found["models"]:
+            cases = list(dict.fromkeys((case["batch_size"], case["beam"]) for row in each["rows"] for case in row["cases"]))
+            rows = []
+            for row in each["rows"]:
+                told = {(c["batch_size"], c["beam"]): f"{c['on']:.3f} / {c['off']:.3f} ({c['times']:.2f}x)" for c in row["cases"]}
+                rows.append([row["rewrite"], *(told.get(case, "") for case in cases)])
+            columns = [f"{each['model']}, {each['precision']}", *(f"batch {size}, beam {beam}" for size, beam in cases)]
+            parts.append(table(columns, rows))
+        return "\n".join(parts)
+
+    return section("What each rewrite of translation is worth", "steps", one)
 
 
 def _setting(said: Any) -> str:
@@ -358,9 +382,9 @@ def _setting(said: Any) -> str:
 def _translation(case: dict[str, Any], each: dict[str, Any], *more: str) -> list[str]:
     rates = [f"{each['sentences_per_second']['median']:,.1f}", f"{each['tokens_per_second']['median']:,.0f}"]
     memory = f"{each['memory_mb']['peak']:.0f} ({each['memory_mb']['shares']:.0f})"
-    ratio = case["ratios"].get("zoo-int8", {}).get(each["engine"])
+    ratios = [case["ratios"].get(name, {}).get(each["engine"]) for name in TRANSLATORS]
     here = [case["model"], str(case["batch_size"]), str(case["beam"]), each["engine"]]
-    return [*here, *rates, memory, *more, "" if ratio is None else f"{ratio:.2f}x"]
+    return [*here, *rates, memory, *more, *("" if each is None else f"{each:.2f}x" for each in ratios)]
 
 
 def model(name: str) -> str:
@@ -421,7 +445,7 @@ def readme(text: str) -> str:
 
 
 def main() -> None:
-    sections = [HEAD, *(model(name) for name in zoo.names()), photos(), quantizers(), translations()]
+    sections = [HEAD, *(model(name) for name in zoo.names()), photos(), quantizers(), translations(), rewrites()]
     wanted = {TARGET: "\n".join(filter(None, sections)), README: readme(README.read_text())}
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in wanted.items() if not path.is_file() or path.read_text() != text]

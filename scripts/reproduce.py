@@ -228,6 +228,11 @@ def translation() -> None:
     measure_together("translation", ",".join(["base", "small", *shipped]))
 
 
+def steps() -> None:
+    """scripts/translation_steps.py: what each rewrite of translation is worth in ms a step, fp32 and int8, one pinned thread."""
+    measure_together("steps", "base,small", path=ROOT / "scripts" / "translation_steps.py")
+
+
 def bleu() -> None:
     """fp32 and int8 of every translation model that ships on Multi30k's test set of 2016, beam 4; figures and card."""
     folder = SHARED / "data" / "translation" / "multi30k"
@@ -246,13 +251,11 @@ def bleu() -> None:
         files.write_json(card, files.read_json(card) | {"metrics": said | metrics})
 
 
-def measure_together(script: str, *arguments: str) -> None:
-    """A report of several models, beside the script."""
-    path = ROOT / "scripts" / "peers" / "reports" / f"{script}-{cpu_slug()}.json"
-    subprocess.run(
-        ["taskset", "-c", "0,1", sys.executable, ROOT / "scripts" / "peers" / f"{script}.py", *arguments, "-o", path], check=True
-    )
-    print(f"wrote {path.relative_to(ROOT)}")
+def measure_together(name: str, *arguments: str, path: Path | None = None) -> None:
+    """A report of several models among those of the peers, by the script of that name there, or by `path`."""
+    script, target = path or ROOT / "scripts" / "peers" / f"{name}.py", ROOT / "scripts" / "peers" / "reports" / f"{name}-{cpu_slug()}.json"
+    subprocess.run(["taskset", "-c", "0,1", sys.executable, script, *arguments, "-o", target], check=True)
+    print(f"wrote {target.relative_to(ROOT)}")
 
 
 def measure_by(script: str, name: str) -> None:
@@ -275,7 +278,7 @@ def peak_mb(pid: int) -> float:
 
 PARTS: dict[str, Callable[[], None]] = {
     each.__name__: each
-    for each in (quality, speed, stream, training, instances, peers, runs, images, photos, quantizers, bleu, translation)
+    for each in (quality, speed, stream, training, instances, peers, runs, images, photos, quantizers, bleu, translation, steps)
 }
 
 

@@ -6,10 +6,15 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
+import zoo
+from pipelines import kernels
+from pipelines.build import open_folder
 from pipelines.errors import RequestError
 from scripts import render_models_md as render
+from scripts import translation_steps as steps
 from scripts.peers import common, translation
 from scripts.peers import translation_engines as engines
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, Vocabulary
@@ -151,17 +156,19 @@ def test_comparing_counts_translations_lists_and_scores(exporter) -> None:
 # ----------------------------------------------------------------------------------------------------------------- engines
 
 
-@pytest.mark.parametrize("name", ["zoo-fp32", "torch-fp32", "torch-naive", "ctranslate2-fp32"])
+@pytest.mark.parametrize("name", ["zoo-native", "zoo-int8", "zoo-fp32", "torch-fp32", "torch-naive", "ctranslate2-fp32"])
 @pytest.mark.parametrize("beam", [1, 3])
 def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monkeypatch) -> None:
     if name.startswith("ctranslate2"):
         pytest.importorskip("ctranslate2", reason="needs the peers extra")
+    if name == "zoo-native" and not kernels.isas():
+        pytest.skip("needs the native kernels")
     from zoo.transformer_mt import predict
 
     for each in ("END", "limit", "GROWTH", "search", "FORM"):  # what `force_steps` changes comes back
         if hasattr(predict, each):
             monkeypatch.setattr(predict, each, getattr(predict, each))
-    work = engines.Work(folder, "onnxruntime")
+    work = engines.Work(folder)
     engines.make(name, work)
     opened = engines.PEERS[name].open(work, engines.Case("little", "steps", 4, beam, 7))
     sentences = engines.drawn(PIECES, 4)
@@ -225,7 +232,7 @@ def test_random_weights_have_no_text_to_translate() -> None:
 
 
 def test_every_turn_of_all_engines_has_whole_batches(folder: Path) -> None:
-    found = translation.inputs_of(engines.Case("small", "steps", 32, 4, 30), engines.Work(folder, "auto"), [])
+    found = translation.inputs_of(engines.Case("small", "steps", 32, 4, 30), engines.Work(folder), [])
     assert [len(each) for each in found] == [32] * (translation.POOL // 32)
 
 
@@ -285,7 +292,57 @@ def test_engines_in_processes_of_their_own_make_a_report(torch, tmp_path: Path) 
         assert 20 < each["memory_mb"]["peak"] < 4000
 
 
+# ---------------------------------------------------------------------------------------------------------- translation_steps
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_all_forms_without_a_rewrite_translate_alike(folder: Path, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row times must compute the same, or it says nothing of the rewrite."""
+    found: list[tuple[str, list[list[int]]]] = []
+
+    class Forms(steps.Forms):
+        def search(self, session):
+            """As `timed` gives it, but keeps the translations."""
+            batch = {"source": self.drawn([5, 9, 3]), "beam": [2], "best": [1], "growth": [0, 6]}
+            ran = session.run({**{name: np.array(each) for name, each in batch.items()}, "length_penalty": np.ones(1, np.float32)})
+            found.append((str(len(found)), ran["tokens"].tolist()))
+            return super().search(session)
+
+    names = [row.name for row in steps.rows(Forms(open_folder(folder, zoo.entry), precision))]
+    assert len(names) == len(set(names)) == 14
+    assert len(found) == 8
+    wanted = np.array(found[0][1])
+    for which, tokens in found[1:]:
+        assert np.mean(np.array(tokens) == wanted) > (0.99 if precision == "fp32" else 0.6), which  # int8: ranges anew, biases rounded
+
+
+def test_a_report_of_rewrites_has_a_row_for_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = steps.Row("one", lambda count, beam: 1.0, lambda count, beam: 2.0)
+    batch = steps.Row("other", lambda count, beam: 3.0 * count, lambda count, beam: 1.5, False)
+    monkeypatch.setattr(steps, "rows", lambda forms: iter([row, batch]))
+    found = steps.measure(None, [(1, 4), (32, 4)], 3, lambda done: None)
+    assert found[0]["cases"][0] == {"batch_size": 1, "beam": 4, "on": 1.0, "off": 2.0, "times": 2.0}
+    assert [each["batch_size"] for each in found[1]["cases"]] == [32]
+    assert "B32 beam 4   96.000 /   1.500   0.02x" in steps.table({"models": [{"model": "m", "precision": "int8", "rows": found}]})
+
+
 # --------------------------------------------------------------------------------------------------------------- MODELS.md
+
+
+def test_rewrites_are_a_table_of_models_md(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [{"batch_size": size, "beam": 4, "on": 1.0, "off": 2.5, "times": 2.5} for size in (1, 32)]
+    rows = [{"rewrite": "a", "cases": cases}, {"rewrite": "b", "cases": cases[1:]}]
+    place = {"cpu": "some CPU", "cpu_model": "1/2", "isa": ["avx2"], "threads": 1, "commit": "abc"}
+    place |= {"versions": {"onnxruntime": "1", "openvino": "2", "python": "3"}}
+    peers = tmp_path / "scripts" / "peers"
+    (peers / "reports").mkdir(parents=True)
+    report = {"models": [{"model": "small", "precision": "int8", "rows": rows}], "environment": place}
+    (peers / "reports" / "steps-some-cpu.json").write_text(json.dumps(report))
+    monkeypatch.setattr(render, "ROOT", tmp_path)
+    monkeypatch.setattr(render, "PEERS", peers)
+    found = render.rewrites()
+    assert "| small, int8 | batch 1, beam 4 | batch 32, beam 4 |" in found
+    assert "| b |  | 1.000 / 2.500 (2.50x) |" in found
 
 
 def test_a_report_is_a_section_of_models_md(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +352,7 @@ def test_a_report_is_a_section_of_models_md(tmp_path: Path, monkeypatch: pytest.
     said = ("Ein Mann geht heute nach Hause .",)
     cases = []
     for case in (steps, text):
-        turns = {"zoo-int8": [turn(1.0, texts=said)], "ctranslate2-int8": [turn(2.5, texts=said)]}
+        turns = {name: [turn(seconds, texts=said)] for name, seconds in (("zoo-native", 0.5), ("zoo-int8", 1), ("ctranslate2-int8", 2.5))}
         memory = {"peak": 99.4, "shares": 50.2}
         results = [{"engine": name, **translation.summary(case, found, 4, said), "memory_mb": memory} for name, found in turns.items()]
         cases.append({**case._asdict(), "sentences": 4, "results": results, "ratios": translation.ratios(turns), "left_out": {}})
@@ -309,8 +366,8 @@ def test_a_report_is_a_section_of_models_md(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(render, "PEERS", peers)
     found = render.translations()
     assert found.startswith("## Translation beside the peers\n")
-    assert "| small | 2 | 1 | ctranslate2-int8 | 1.6 | 48 | 99 (50) | 41.667 | 2.50x |" in found
-    assert "| mine | 2 | 4 | zoo-int8 | 4.0 | 120 | 99 (50) | 100.00 | 100.00 | 8.0 |  |" in found
+    assert "| small | 2 | 1 | ctranslate2-int8 | 1.6 | 48 | 99 (50) | 41.667 | 5.00x | 2.50x |" in found
+    assert "| mine | 2 | 4 | zoo-int8 | 4.0 | 120 | 99 (50) | 100.00 | 100.00 | 8.0 |  |  |" in found
     assert "CT2_FORCE_CPU_ISA=AVX512" in found
     widths = [{line.count("|") for line in part.splitlines() if line.startswith("|")} for part in found.split("\n\n")]
     assert all(len(each) <= 1 for each in widths), "a row has not as many cells as its table has columns"

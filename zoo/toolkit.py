@@ -21,7 +21,7 @@ from pipelines import files, graph, images, kernels, machine, native, page, plai
 from pipelines.batches import Batch, cut, joined, length
 from pipelines.build import ModelFolder
 from pipelines.calibrate import CalibrationTable
-from pipelines.engine import BF16, Port, Session, available, computes, load, require_precision
+from pipelines.engine import BF16, Port, Runnable, Session, available, computes, load, require_precision
 from pipelines.entry import Preprocess, QuantRecipe
 from pipelines.errors import RequestError, ZooError
 from pipelines.hub import CARD
@@ -135,14 +135,23 @@ def open_model(model: Model, preprocess: Model | None) -> ModelFolder:
     return zoo.load(model)
 
 
-def one_call(folder: ModelFolder) -> ModelFolder:
-    """`folder`. Raises RequestError where a result takes many calls of its graph, so that timing one says nothing."""
-    if not folder.entry.part("pipeline").ONE_CALL:
-        raise RequestError(
-            f"{folder.card.name} computes its graph many times for one result, which this verb does not time yet; "
-            "run: zoo run MODEL FILE -o OUT --json"
-        )
-    return folder
+def whole(path: str | Path, engine: str, threads: int = 1, precision: str = "int8") -> Runnable:
+    """The pipeline of a model folder, to be timed like a session; its batches have the size that it is given."""
+    return _Whole(path, engine, threads, precision)
+
+
+class _Whole:
+    def __init__(self, path: str | Path, engine: str, threads: int, precision: str) -> None:
+        self._asked = path, precision, engine, threads
+        self._opened: dict[int, Any] = {}
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """See `Runnable`."""
+        size = length(batch)
+        if size not in self._opened:
+            self._opened = {size: zoo.pipeline(*self._asked, size)}
+        found: dict[str, NDArray[Any]] = self._opened[size].predict(batch)
+        return found
 
 
 def listed(data: Any) -> Sequence[Any]:
@@ -332,7 +341,12 @@ def plan(
         spare(target, model, data)
         found = build_plan(candidates, batches, threads, target, load)
         return {"model": path.name, "path": str(target), **found}
-    folder = one_call(zoo.load(model))
+    folder = zoo.load(model)
+    if not folder.entry.part("pipeline").ONE_CALL:
+        raise RequestError(
+            f"{folder.card.name} computes its graph many times for one result, of which a plan file has no form; "
+            "time its engines with: zoo benchmark MODEL, and name one with --engine"
+        )
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
     batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
     kinds = list(precisions or ("int8",))

@@ -31,7 +31,7 @@ from pipelines.quantize import quantize as quantize_model
 from pipelines.search import calibrated
 from zoo.toolkit import is_file as _is_file
 from zoo.toolkit import listed as _listed
-from zoo.toolkit import one_call, open_model, raw_samples, rewritten, samples_of, write_report
+from zoo.toolkit import open_model, raw_samples, rewritten, samples_of, write_report
 from zoo.toolkit import plan as plan
 from zoo.toolkit import spare as _spare
 from zoo.toolkit import tune as tune
@@ -376,8 +376,9 @@ def benchmark(
     of its own; results are of the model alone (`pipelines.benchmark.instances`).
     scenario: "single-stream" or "offline", for images: from the files in `data` to classes, in the engine "auto" if none is named, after
     the accuracy; `zoo.images.harness.harness` says what the four after it are, and what is returned.
+    A pipeline that calls its graph many times for a result (translation) is timed whole; its samples are sentences.
     """
-    folder = one_call(zoo.load(model))
+    folder = zoo.load(model)
     if wrong := [each for each in precisions if each not in PRECISIONS]:
         raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
     if scenario is not None:
@@ -403,16 +404,29 @@ def benchmark(
         batch = opened.preprocess(raw)
         configurations = []
         for precision in precisions:
-            chosen = [choose_engine(folder, precision, batch, threads).engine if each == "auto" else each for each in names]
+            chosen = [_quickest(folder, precision, batch, threads) if each == "auto" else each for each in names]
             usable = [each for each in dict.fromkeys(chosen) if computes(each, precision) and (each != "native" or precision == "int8")]
             usable = usable or (chosen if precision == BF16 else [])  # which is refused
-            configurations += [Configuration(each, precision, folder.ensure(model_file(precision, each))) for each in usable]
+            configurations += [_configuration(folder, precision, each) for each in usable]
         if cores:
             results += time_instances(configurations, opened.preprocess(opened.example(size * BATCHES, data)), size, cores, rounds)
             continue
         stages = Stages(lambda opened=opened, raw=raw: opened.preprocess(raw), opened.postprocess)  # type: ignore[misc]
         results += time_configurations(configurations, batch, threads, rounds, stages)
     return {"model": folder.card.name, "results": results, "environment": machine.environment(threads=threads, rounds=rounds)}
+
+
+def _quickest(folder: ModelFolder, precision: str, batch: Batch, threads: int) -> str:
+    """The engine "auto" is."""
+    kind = folder.entry.part("pipeline")
+    return str(choose_engine(folder, precision, batch, threads).engine if kind.ONE_CALL else kind(folder, precision).engine)
+
+
+def _configuration(folder: ModelFolder, precision: str, engine: str) -> Configuration:
+    """A file of the folder, or the whole pipeline, opened by `zoo.toolkit.whole`."""
+    if not folder.entry.part("pipeline").ONE_CALL:
+        return Configuration(engine, precision, folder.path, "zoo.toolkit:whole")
+    return Configuration(engine, precision, folder.ensure(model_file(precision, engine)))
 
 
 def build(model: Model, *, force: bool = False) -> dict[str, Any]:
@@ -469,6 +483,8 @@ def _scenario(
 def _engines(folder: ModelFolder) -> list[str]:
     """The engines that this machine and the model have."""
     found = available()
+    if not (kind := folder.entry.part("pipeline")).ONE_CALL:
+        return [each for each in kind.ENGINES if each in found or (each == "native" and kernels.isas())]
     if folder.entry.native and kernels.isas():
         try:
             folder.ensure(road.NATIVE)

@@ -1,4 +1,4 @@
-"""MatMul of bytes + bias -> Gemm with an integer bias: the form that engines run as one int8 operator."""
+"""MatMul of bytes before an Add -> Gemm, a bias as integers in it: the form that engines run as one int8 operator."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pipelines.rewrite import Rewrite
 class FuseQuantizedLinear(Rewrite):
     """Add(MatMul(DQ(x), DQ(W)), b) = Gemm(DQ(x), DQ(W), DQ(b_q)), b_q = round(b / (s_x s_w)): exact to half a step of the integer sum.
 
-    For a graph that is bytes already, of which a part became 2-D after it was quantized: onnxruntime makes a float Gemm of MatMul and Add,
-    and dequantizes W every time. For a 2-D x with one step, a constant 2-D W of bytes with one step or one a column, and a constant b of
-    one row. Does not fire where the product has another reader, or where b does not fit 32 bits in such steps.
+    Where b is computed, such as a residual: Add(Gemm(DQ(x), DQ(W)), b), exact. For a graph that is bytes already, of which a part became
+    2-D after it was quantized: onnxruntime makes a float Gemm of MatMul and Add, and dequantizes W every time. For a 2-D x with one step
+    and a constant 2-D W of bytes with one step or one a column. Does not fire where the product has another reader, or where b is constant
+    and not one row, or does not fit 32 bits in such steps.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -27,11 +28,17 @@ class FuseQuantizedLinear(Rewrite):
                 continue
             quantized, scale, _ = known
             bias = next(each for each in add.inputs if each is not matmul.outputs[0])
-            b, columns = graph.constant(bias), quantized.shape[-1]
+            b, columns, result = graph.constant(bias), quantized.shape[-1], add.outputs[0]
             if graph.rank(x) != 2 or quantized.ndim != 2 or scale.size not in (1, columns) or (scale.size > 1 and _axis(weight) != 1):
                 self.refuse(matmul, "it is not 2-D, or its steps are not one a column")
                 continue
-            if b is None or b.shape not in ((columns,), (1, columns)):
+            if b is None:
+                product = matmul.outputs[0]
+                gemm = graph.node("Gemm", [x, weight], str(product.name), dtype=product.dtype)
+                graph.substitute([matmul], gemm)
+                count += 1
+                continue
+            if b.shape not in ((columns,), (1, columns)):
                 self.refuse(matmul, "what is added is not a constant row of one value per output")
                 continue
             steps = np.broadcast_to(np.float32(step) * scale.ravel(), (columns,)).astype(np.float32)
@@ -39,7 +46,6 @@ class FuseQuantizedLinear(Rewrite):
             if np.abs(integers).max(initial=0) > np.iinfo(np.int32).max:
                 self.refuse(matmul, "its bias does not fit 32 bits in steps of the product")
                 continue
-            result = add.outputs[0]
             q, s = (
                 graph.initializer(model.graph, f"{result.name}.bias.{kind}", array, taken)
                 for kind, array in (("quantized", integers.astype(np.int32)), ("scale", steps))

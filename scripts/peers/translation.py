@@ -10,9 +10,10 @@ test_2016_flickr ($ZOO_SHARED, by default ../shared) from text to text at natura
 Every engine lives in a process of its own, all pinned to one core, and only one works at a time: a round gives each a turn, all the same
 sentences. Seconds are of processor time; "core_share" is its share of the clock's: well below 1 others were at work, and the figures are
 rough. "search" leaves the tokenization out, "whole" has it. Memory is the process's: the peak while timed, and by shares (PSS) after it.
-CTranslate2 is told to use AVX-512 where an AMD CPU has it, which it does not by itself. OpenVINO has a decoder with its state inside and
-weights in int8, by NNCF, the beam search in Python; torch likewise, in float32, "torch-naive" without any cache. An engine that cannot be
-opened is left out, and the report says why. Needs the `train` and `peers` extras.
+This project's int8 comes in both forms: "zoo-native" decodes in the native kernels, "zoo-int8" has the whole search in the graph of
+int8.onnx, as "zoo-fp32" has it in float, both in onnxruntime. CTranslate2 is told to use AVX-512 where an AMD CPU has it, which it does not
+by itself. OpenVINO has a decoder with its state inside and weights in int8, by NNCF, the beam search in Python; torch likewise, in float32,
+"torch-naive" without any cache. An engine that cannot be opened is left out, and the report says why. Needs the `train` and `peers` extras.
 """
 
 from __future__ import annotations
@@ -177,9 +178,9 @@ def apart(log: Path, function: Callable[..., Any], *args: Any) -> Any:
         return pool.submit(function, *args).result()
 
 
-def prepare(model: str, task: str, peers: Sequence[str], engine: str, scratch: Path) -> tuple[Work, dict[str, str]]:
+def prepare(model: str, task: str, peers: Sequence[str], scratch: Path) -> tuple[Work, dict[str, str]]:
     """A model's folder and what its peers read; (work, {engine: why it cannot be})."""
-    work, left_out = Work(scratch / f"{Path(model).name}-{task}" / "model", engine), {}
+    work, left_out = Work(scratch / f"{Path(model).name}-{task}" / "model"), {}
     work.made("").mkdir(parents=True, exist_ok=True)
     if not work.folder.is_dir():
         apart(work.made("model.log"), copied, model, work.folder)
@@ -244,7 +245,6 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; all by default")
     parser.add_argument("--batch-size", default="1,32", help="several with commas (default 1,32)")
     parser.add_argument("--beam", default="1,4", help="several with commas (default 1,4)")
-    parser.add_argument("--engine", default="auto", help="this project's engine (default auto)")
     parser.add_argument("--steps", default=str(STEPS), help=f"tokens of a sentence of task steps (default {STEPS})")
     parser.add_argument("--sentences", default="1000", help="so many of the test set (default 1000)")
     parser.add_argument("--rounds", default="9", help="turns of each engine (default 9)")
@@ -264,16 +264,14 @@ def main() -> None:
             if text[0]
             else {}
         )
-        facts = machine.environment(
-            threads=1, rounds=rounds, ctranslate2=isa() or "default", engine=args.engine, **data, peers=common.versions(*PACKAGES)
-        )
+        facts = machine.environment(threads=1, rounds=rounds, ctranslate2=isa() or "default", **data, peers=common.versions(*PACKAGES))
         prepared: dict[tuple[str, str], tuple[Work, dict[str, str]]] = {}
         with common.folder(args.work) as scratch, progress("comparing", len(wanted) * (len(peers) + rounds)) as advance:
 
             def measure(case: Case) -> dict[str, Any]:
                 key = (case.model, case.task)
                 if key not in prepared:
-                    prepared[key] = prepare(*key, peers, args.engine, scratch)
+                    prepared[key] = prepare(*key, peers, scratch)
                 work, left_out = prepared[key]
                 given = ([], []) if case.model in RANDOM else text
                 found = compare(case, work, [each for each in peers if each not in left_out], rounds, given, advance)

@@ -44,10 +44,9 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What every process is given: a copy of the model's folder, the engine that this project uses, and what was made for the peers."""
+    """What every process is given: a copy of the model's folder, and beside it what was made for the peers."""
 
     folder: Path
-    engine: str
 
     def made(self, name: str) -> Path:
         """Where a peer's model is."""
@@ -79,7 +78,7 @@ def made_up(size: int) -> bytes:
 
 
 def untrained(arch: str, pieces: int, folder: Path) -> None:
-    """Write a model folder of random weights, as a training leaves it. No sentence ends with padding: its logit is 0."""
+    """Write a model folder of random weights and biases, as a training leaves it. No sentence ends with padding: its logit is 0."""
     import torch
 
     from zoo.transformer_mt.model import build
@@ -88,6 +87,9 @@ def untrained(arch: str, pieces: int, folder: Path) -> None:
     model = build(arch, pieces)
     with torch.no_grad():
         model.embedding.weight[PAD] = 0
+        for each in model.modules():
+            if isinstance(each, torch.nn.Linear):
+                each.bias.normal_(std=0.02)  # a layer without bias would be quicker than any that was trained
     folder.mkdir(parents=True)
     torch.save({"state_dict": model.state_dict()}, folder / "model.pt")
     (folder / VOCABULARY).write_bytes(made_up(pieces))
@@ -107,7 +109,10 @@ def drawn(pieces: int, count: int) -> list[Tokens]:
 
 
 def copied(model: str, folder: Path) -> None:
-    """Random weights, or a copy of a model's folder: what is derived of it for a benchmark is no use to others."""
+    """Random weights, or a copy of a model's folder: what is derived of it for a benchmark is no use to others.
+
+    Built here, so that no engine has in its memory what building takes.
+    """
     if model in RANDOM:
         untrained(*RANDOM[model], folder)
     else:
@@ -115,6 +120,7 @@ def copied(model: str, folder: Path) -> None:
         if found.card.entry != "transformer-mt":
             raise RequestError(f"{model} is a {found.card.entry} model; wanted a transformer-mt one, or {', '.join(RANDOM)}")
         shutil.copytree(found.path, folder, ignore=shutil.ignore_patterns("checkpoint", "reports", ".build.lock"))
+    zoo.build(folder)
 
 
 def make_ctranslate2(work: Work, quantization: str) -> None:
@@ -228,13 +234,13 @@ def force_steps(steps: int) -> None:
         setattr(predict, name, value)
 
 
-def open_zoo(precision: str) -> Callable[[Work, Case], System]:
+def open_zoo(precision: str, engine: str) -> Callable[[Work, Case], System]:
     """This project's pipeline, with its checks of what it is given."""
 
     def open_pipeline(work: Work, case: Case) -> System:
         if case.steps:
             force_steps(case.steps)
-        opened: Any = zoo.pipeline(work.folder, precision, work.engine, 1, case.batch_size)
+        opened: Any = zoo.pipeline(work.folder, precision, engine, 1, case.batch_size)
         opened.beam = case.beam
         return System(
             lambda sentences: {"source": padded(sentences)},
@@ -378,8 +384,9 @@ class Peer(NamedTuple):
 
 
 PEERS = {
-    "zoo-int8": Peer(open_zoo("int8")),
-    "zoo-fp32": Peer(open_zoo("fp32")),
+    "zoo-native": Peer(open_zoo("int8", "native")),
+    "zoo-int8": Peer(open_zoo("int8", "onnxruntime")),
+    "zoo-fp32": Peer(open_zoo("fp32", "onnxruntime")),
     "ctranslate2-int8": Peer(open_ctranslate2("int8"), partial(make_ctranslate2, quantization="int8"), "ctranslate2-int8/model.bin"),
     "ctranslate2-fp32": Peer(
         open_ctranslate2("float32"), partial(make_ctranslate2, quantization="float32"), "ctranslate2-float32/model.bin"

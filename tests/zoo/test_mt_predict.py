@@ -151,6 +151,72 @@ def test_bad_lines_are_named_and_the_run_goes_on(translate, texts, caplog):
         translate(b"\n".join([texts[0].encode(), *bad]), on_error="raise")
 
 
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (b"x" * 10_000, "tokens, the model takes 128"),
+        (b"x" * 20_000, "20,000 characters"),
+        (b"bell \x07", "U+0007"),
+        (b"nul \x00", "U+0000"),
+        ("private \ue000".encode(), "U+E000"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"half \xc3", "not UTF-8"),
+        (b"surrogate \xed\xa0\x80", "not UTF-8"),
+        ("привет мир".encode(), "script or language"),
+        ("你好世界".encode(), "script or language"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else None,
+)
+def test_each_kind_of_bad_line_is_named_by_its_number(translate, texts, caplog, bad, said):
+    with caplog.at_level(logging.WARNING):
+        summary, found = translate(b"\n".join([texts[0].encode(), bad, texts[1].encode()]))
+    assert [bool(line) for line in found] == [True, False, True]
+    assert (summary["sentences"], summary["skipped"]) == (2, 1)
+    (told,) = (each.getMessage() for each in caplog.records if "in.txt" in each.getMessage())
+    assert "in.txt, line 2 " in told and said in told
+
+
+def sentences_of(texts, length=30):
+    """A line of so many sentences, each of some words."""
+    return [f"{each.capitalize()}." for each in texts[:length]]
+
+
+def test_a_line_longer_than_the_model_takes_is_cut_at_the_ends_of_sentences(translate, opened, texts):
+    parts = sentences_of(texts)
+    content = "\n".join([texts[0], " ".join(parts), "", texts[1]]).encode()
+    summary, found = translate(content)
+    wanted = [each["translation"] for each in opened([texts[0], *parts, texts[1]])]
+    assert found == [wanted[0], " ".join(wanted[1:-1]), "", wanted[-1]]
+    assert (summary["sentences"], summary["skipped"]) == (3, 0)
+    _, best = translate(content, n_best=2, scores=True)
+    assert [line.split("\t")[0] for line in best] == ["1", "1", "2", "2", "3", "3", "4", "4"]
+    assert [line.split("\t")[2] for line in best[::2]] == found
+    assert float(best[2].split("\t")[1]) > float(best[3].split("\t")[1])
+
+
+def test_a_line_with_a_sentence_too_long_is_refused_with_its_number(translate, texts, caplog):
+    parts = sentences_of(texts)
+    with caplog.at_level(logging.WARNING):
+        _, found = translate(" ".join([*parts[:3], " ".join(texts[:30]).capitalize() + ".", *parts[3:]]).encode())
+    assert found == [""]
+    assert any("line 1 holds a sentence that has" in each.getMessage() for each in caplog.records)
+    with pytest.raises(RequestError, match="line 1 holds a sentence that has .* tokens, the model takes 128; split it"):
+        translate(" ".join([*parts, " ".join(texts[:30]).capitalize()]).encode(), on_error="raise")
+
+
+def test_sentences_end_at_marks_before_white_space_and_no_small_letter():
+    text = 'One here. Two there! Three? "Four." Five 3.5 m. and more. 12 men go. Éric (with him). Übung. ähm'
+    wanted = ["One here.", "Two there!", "Three?", '"Four."', "Five 3.5 m. and more.", "12 men go.", "Éric (with him).", "Übung. ähm"]
+    assert predict.SENTENCE_END.split(text) == wanted
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "native"])
+def test_a_text_of_empty_lines_stays_one(translate, engine):
+    if engine == "native" and not kernels.isas():
+        pytest.skip("needs the native kernels")
+    assert translate(b"\n \n\n", precision="int8", engine=engine)[1] == ["", "", ""]
+
+
 def test_outputs_of_every_kind(translate, texts):
     content = "\n".join(texts[:3]).encode()
     _, plain = translate(content)
@@ -256,3 +322,43 @@ def test_a_folder_without_its_vocabulary_is_named(translator, tmp_path):
         zoo.pipeline(tmp_path / "copy", precision="fp32")
     folder = open_folder(translator, zoo.entry)
     assert len(Vocabulary.read(Path(folder.path) / "vocabulary.model")) > 20
+
+
+def test_benchmark_times_whole_translations_in_both_engines(translator, texts, tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("\n".join(texts))
+    command = ["benchmark", str(translator), "--data", str(tmp_path / "in.txt"), "--batch-size", "1,6", "--rounds", "2", "--json"]
+    cli.call([*command, "--engine", "onnxruntime,native" if kernels.isas() else "onnxruntime"])
+    found = json.loads(capsys.readouterr().out)["results"]
+    native = [("native", "int8", size) for size in (1, 6) if kernels.isas()]
+    wanted = [("onnxruntime", precision, size) for precision in ("fp32", "int8") for size in (1, 6)]
+    assert sorted((each["engine"], each["precision"], each["batch_size"]) for each in found) == sorted(wanted + native)
+    for each in found:
+        assert each["split_ms"].keys() == {"preprocess", "model", "postprocess"}
+        assert each["samples_per_second"] > 1 and 30 < each["memory_mb"] < 3000
+        assert each["split_ms"]["model"] > 0.2  # encoder and several steps
+    (again,) = zoo.benchmark(translator, precisions=["fp32"], engines=["auto"], batch_sizes=[2], rounds=1)["results"]
+    assert again["engine"] == "onnxruntime"
+
+
+def test_a_plan_of_translation_is_refused_in_one_line(translator, capsys):
+    with pytest.raises(SystemExit):
+        cli.call(["plan", str(translator)])
+    assert "zoo benchmark" in capsys.readouterr().err
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "engine", "wanted"), [("fp32", "onnxruntime", 0.995), ("int8", "onnxruntime", 0.97), ("int8", "native", 1.0)]
+)
+def test_the_shipped_model_translates_alike_in_batches_of_1_and_64(shared, precision, engine, wanted):
+    if engine == "native" and not kernels.isas():
+        pytest.skip("needs the native kernels")
+    with gzip.open(shared / "data" / "translation" / "multi30k" / "test_2016_flickr.en.gz", "rt", encoding="utf-8") as file:
+        sentences = [line.strip() for line in file][:300]
+    found = []
+    for size in (1, 64):
+        pipeline = zoo.pipeline("multi30k-en-de", precision, engine, batch_size=size)
+        found.append([each[0].tokens for each in pipeline.translate(pipeline.vocabulary.encode(sentences))])
+    assert len(found[0]) == 300
+    assert np.mean([a == b for a, b in zip(*found, strict=True)]) >= wanted

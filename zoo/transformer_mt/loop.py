@@ -15,7 +15,8 @@ from zoo.transformer_mt.decode import NEVER
 
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
 SCORES = "scores"
-FORM = "3"  # changes with the graph that is made here
+FEW = (3, 4)  # of the sentences of a turn: when no more than these go on, the others leave
+FORM = "6"  # changes with the graph that is made here
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 # what is kept of every step, [sentences, beam] each: the scores of what ends there, or `NEVER`, with its word and the beam that it ends;
 # the word and the beam before of every beam that goes on
@@ -91,7 +92,7 @@ def _turns(model: Incremental, outer: Mapping[str, ir.Value], states: Mapping[st
         "length": state["length"],
         "matrix": turn("Concat", count, [-1], dtype=INT64, axis=0),
         "firsts": turn("Mul", turn("Unsqueeze", turn.count(count), [1], dtype=INT64), beam, dtype=INT64),
-        "few": turn("Squeeze", turn("Div", turn("Mul", count, 3, dtype=INT64), 4, dtype=INT64), dtype=INT64),
+        "few": turn("Squeeze", turn("Div", turn("Mul", count, FEW[0], dtype=INT64), FEW[1], dtype=INT64), dtype=INT64),
     }
     going = {name: state[name] for name in (TOKENS, PARENTS, "total", "found", "topped", *(each.before for each in model.caches))}
     going["live"] = turn("Expand", True, count, dtype=BOOL)

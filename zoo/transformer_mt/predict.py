@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -52,6 +53,8 @@ from zoo.transformer_mt.loop import FORM, search
 
 AVERAGE = 32  # tokens: a batch has no more of them, with padding, than this for each of its sentences
 AT_ONCE = 64  # batches that are sorted together in a long file
+# white space after a mark that ends a sentence, with or without a closing quote or bracket, where no small letter follows
+SENTENCE_END = re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'”’»)\]]))\s+(?=\W*[^\Wa-zß-ÿ])")
 CHARACTERS = 100  # a token has fewer: what is longer than that for the model's maximum is not looked at
 EXAMPLES = (
     "A man in a red jacket is riding a bicycle down the street.",
@@ -68,11 +71,12 @@ logger = logging.getLogger(__name__)
 
 
 class Line(NamedTuple):
-    """A line of input: where it stands, its text, and what is wrong with it, "" if nothing."""
+    """A line of input: where it stands, its text, what is wrong with it, "" if nothing, and the sentences that it is translated in."""
 
     where: str
     text: str
     fault: str
+    parts: tuple[str, ...]
 
 
 def halves(path: Path, engine: str, threads: int = 1, precision: str = "") -> tuple[Session, Session]:
@@ -95,6 +99,7 @@ class TranslationPipeline(Pipeline):
     CALIBRATION: ClassVar[int] = 128
     ON_ERROR: ClassVar[str] = "skip"
     ONE_CALL: ClassVar[bool] = False
+    ENGINES: ClassVar[tuple[str, ...]] = ("onnxruntime", "native")  # that `zoo benchmark` times unless told
     beam: int = 4
     best: int = 1
     length_penalty: float = 1.0
@@ -225,29 +230,35 @@ class TranslationPipeline(Pipeline):
 
     # ------------------------------------------------------------------------------------------------------------- text
 
-    def _read(self, inputs: Iterable[str]) -> Iterator[Line]:
-        """The lines of text files, plain or .gz, or of stdin ("-")."""
+    def _read(self, inputs: Iterable[str], split: bool = False) -> Iterator[Line]:
+        """The lines of text files, plain or .gz, or of stdin ("-"); see `_line`."""
         for name in inputs:
             if name != STDIN and not Path(name).is_file():
                 raise RequestError(f"found no file {name}; wanted text, one sentence a line, plain or .gz, or - for stdin")
             with contextlib.nullcontext(sys.stdin.buffer) if name == STDIN else open_lines(Path(name)) as file:
                 for number, text in enumerate(lines(file, name), 1):
-                    yield self._line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text)
+                    yield self._line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text, split)
 
-    def _line(self, where: str, text: str | None) -> Line:
+    def _line(self, where: str, text: str | None, split: bool = False) -> Line:
+        """What is to be translated of a text, and what is wrong with it. split: cut what is too long at the ends of its sentences."""
         if text is None:
-            return Line(where, "", "is not UTF-8")
+            return Line(where, "", "is not UTF-8", ())
         text = tidy(text)
-        fault = strange(text)
-        if not fault and len(text) > CHARACTERS * self.max_length:
-            fault = f"has {len(text):,} characters, the model takes {self.max_length} tokens; split it"
-        if not fault and text:
-            tokens = self.vocabulary.encode([text])[0]
-            if len(tokens) > self.max_length:
-                fault = f"has {len(tokens)} tokens, the model takes {self.max_length}; split it"
-            elif 2 * int((tokens == UNKNOWN).sum()) >= len(tokens) - 1:
-                fault = "is in a script or language that the model does not know"
-        return Line(where, text, fault)
+        parts: tuple[str, ...] = (text,) if text else ()
+        fault = strange(text) or self._unfit(text)
+        if split and fault and not strange(text) and len(sentences := SENTENCE_END.split(text)) > 1:
+            parts, fault = tuple(sentences), next((f"holds a sentence that {why}" for why in map(self._unfit, sentences) if why), "")
+        return Line(where, text, fault, () if fault else parts)
+
+    def _unfit(self, text: str) -> str:
+        """Why the model cannot translate a sentence, "" if it can."""
+        if len(text) > CHARACTERS * self.max_length:
+            return f"has {len(text):,} characters, the model takes {self.max_length} tokens; split it"
+        tokens = self.vocabulary.encode([text])[0]
+        if len(tokens) > self.max_length:
+            return f"has {len(tokens)} tokens, the model takes {self.max_length}; split it"
+        unknown = text and 2 * int((tokens == UNKNOWN).sum()) >= len(tokens) - 1
+        return "is in a script or language that the model does not know" if unknown else ""
 
     def run(
         self, inputs: Any, output: str | Path, on_error: str = "skip", *, beam: int = 4, n_best: int = 1, scores: bool = False
@@ -257,7 +268,8 @@ class TranslationPipeline(Pipeline):
         output: a text file, or "-" for stdout: a translation a line; with `scores` and a TAB before it; with `n_best` above 1 the number
         of the line and a TAB before that, and so many lines for each. A name that ends with .csv(.gz), .jsonl or .parquet: a table with the
         columns line (from 1), translation and score.
-        Lines that cannot be translated (not UTF-8, control characters, too long, of an unknown script) become empty ones and are named on
+        A line longer than the model's maximum is cut at the ends of its sentences, and their translations are joined by a space. Lines that
+        cannot be translated (not UTF-8, control characters, a sentence too long, an unknown script) become empty ones and are named on
         stderr; on_error="raise" stops at the first. Returns {"sentences", "skipped", "seconds", "sentences_per_second",
         "tokens_per_second" (of the translations), "engine", "precision"}.
         """
@@ -266,15 +278,19 @@ class TranslationPipeline(Pipeline):
         count: Counter[str] = Counter()
         names = [os.fspath(each) for each in (inputs if isinstance(inputs, list | tuple) else [inputs])]
         with _writing(output, scores, n_best > 1) as write, progress("translating lines") as advance:
-            found = self._read(names)
+            found = self._read(names, split=True)
             while window := list(itertools.islice(found, AT_ONCE * self.batch_size)):
                 self._note(window, faults, on_error)
-                texts = ["" if each.fault else each.text for each in window]
-                translated = self.translate(self.vocabulary.encode(texts))
-                rows = [(count["lines"] + i, one) for i, each in enumerate(translated, 1) for one in each]
-                write([line for line, _ in rows], self.vocabulary.decode([one.tokens for _, one in rows]), [one.score for _, one in rows])
+                translated = self.translate(self.vocabulary.encode([part for each in window for part in each.parts]))
+                ends = list(itertools.accumulate(len(each.parts) for each in window))
+                rows = [
+                    (count["lines"] + i, *self._joined([each[k] for each in translated[end - len(line.parts) : end]]))
+                    for i, (line, end) in enumerate(zip(window, ends, strict=True), 1)
+                    for k in range(self.best)
+                ]
+                write(*(list(column) for column in zip(*rows, strict=True)))
                 count["lines"] += len(window)
-                count["sentences"] += sum(map(bool, texts))
+                count["sentences"] += sum(bool(each.parts) for each in window)
                 count["tokens"] += sum(len(each[0].tokens) for each in translated)
                 advance(len(window))
         seconds = time.perf_counter() - start
@@ -289,6 +305,12 @@ class TranslationPipeline(Pipeline):
             "engine": self.engine,
             "precision": self.precision,
         }
+
+    def _joined(self, parts: Sequence[Hypothesis]) -> tuple[str, float]:
+        """The text of sentences that stand in one line, and its score: the mean over the tokens, ends included, of all."""
+        lengths = [len(each.tokens) + 1 for each in parts]
+        score = sum(each.score * length for each, length in zip(parts, lengths, strict=True)) / max(sum(lengths), 1)
+        return " ".join(self.vocabulary.decode([each.tokens for each in parts])), score
 
     def _note(self, found: Iterable[Line], faults: Faults, on_error: str) -> None:
         """Name what is wrong, or stop there."""
@@ -321,7 +343,7 @@ class TranslationPipeline(Pipeline):
 
 
 @contextlib.contextmanager
-def _writing(output: str | Path, scores: bool, numbers: bool) -> Iterator[Callable[[list[int], list[str], list[float]], None]]:
+def _writing(output: str | Path, scores: bool, numbers: bool) -> Iterator[Callable[..., None]]:
     """Yield `write(line numbers, translations, scores)`; see `TranslationPipeline.run`."""
     if str(output).lower().endswith(FORMATS):
         with writing(output, {"line": np.int64, "translation": str, "score": np.float32}) as table:
