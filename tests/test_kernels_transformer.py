@@ -12,7 +12,7 @@ from pipelines.calibrator import Calibrator
 from pipelines.errors import RequestError, ZooError
 from pipelines.kernels import rowwise
 from pipelines.kernels.decoder import Attention, CrossAttention, Embed, Linear, Norm, SelfAttention, Vocabulary
-from pipelines.kernels.transformer import encoder_program, program
+from pipelines.kernels.transformer import encoder_program, program, programs
 from pipelines.kernels.translator import NativeTranslator
 from pipelines.rewrite import rewrite
 from zoo.transformer_mt.data import END, START
@@ -267,3 +267,23 @@ def test_an_encoder_whose_result_is_no_number_is_named():
         net.encoder_norm.bias.fill_(3e38)
     with pytest.raises(ZooError, match="not finite"):
         NativeTranslator(export(net)).translate([[5, 6]], [3], start=START, end=END)
+
+
+@pytest.mark.skipif(kernels.native() is None, reason=kernels.missing())
+@pytest.mark.parametrize("isa", kernels.isas())
+def test_the_vocabulary_serves_as_the_table_of_embeddings_where_its_weights_are_the_same(isa):
+    model = export(network())
+    encoder, decoder = programs(model)
+    assert np.may_share_memory(decoder.embedding.table, decoder.vocabulary.layer.weight)
+    assert np.may_share_memory(encoder.embedding.table, decoder.vocabulary.layer.weight)
+    sources = sentences(20, np.random.default_rng(0))
+    tokens, lengths = np.concatenate(sources).astype(np.int32), np.array([len(each) for each in sources])
+    shared = kernels.compiled(decoder, isa)
+    both = [kernels.compiled(encoder, isa, (decoder, shared)), kernels.compiled(encoder_program(model), isa)]
+    one, two = (each.encode(tokens, lengths) for each in both)
+    assert one.tobytes() == two.tobytes()
+    other = kernels.compiled(program(model), isa)
+    found = [each.translate(both[0], tokens, lengths, lengths + 9, START, END, 4, 1, 1.0, 8, 1) for each in (shared, other)]
+    assert found[0] == found[1]
+    with pytest.raises(ValueError, match="shares"):
+        kernels.compiled(encoder, isa, (decoder, both[1]))

@@ -50,9 +50,10 @@ void Decoder::cross_attention(int64_t in, const Any &weight, const Any &scale, c
 
 void Decoder::vocabulary(int64_t in, const Any &weight, const Any &scale, const Any &shift) {
     open("vocabulary");
+    if (vocabulary_) refuse("vocabulary", "the embedding is that of another vocabulary");
     const Value from = read(in, "vocabulary");
     vocabulary_ = keep(weight, scale, shift, from.positive, from.width, "vocabulary", -INFINITY);
-    if (vocabulary_->outputs() > tokens_)
+    if (vocabulary_->outputs() > tokens_ || (embeds_columns() && (vocabulary_->outputs() != tokens_ || vocabulary_->inputs() != width_)))
         refuse("vocabulary", "has " + std::to_string(vocabulary_->outputs()) + " words, the embedding " + std::to_string(tokens_));
     close(in);
 }

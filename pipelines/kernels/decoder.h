@@ -82,7 +82,6 @@ class Decoder : public Layers {
     int64_t memory_width_;
     std::vector<int64_t> own_;     // floats of one position and slot before each self-attention's, then in all
     std::vector<const RowLinear *> sources_;
-    const RowLinear *vocabulary_ = nullptr;
     mutable std::mutex lending_;
     mutable std::vector<std::unique_ptr<Workspace>> idle_;
 };

@@ -162,10 +162,15 @@ class Program:
         return self.steps[0]
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """The last step."""
+        assert isinstance(self.steps[-1], Vocabulary)
+        return self.steps[-1]
+
+    @property
     def words(self) -> int:
         """Size of the vocabulary."""
-        assert isinstance(self.steps[-1], Vocabulary)
-        return self.steps[-1].layer.outputs
+        return self.vocabulary.layer.outputs
 
     @property
     def positions(self) -> int:
@@ -255,13 +260,20 @@ def _width(where: str, step: Step, widths: dict[int, int], memory: int) -> int:
     return result
 
 
-def build(module: Any, program: Program | EncoderProgram, isa: str = "") -> Any:
-    """The native object (`module`: the extension) that computes a program; see `kernels.compiled`."""
+def build(module: Any, program: Program | EncoderProgram, isa: str = "", decoder: tuple[Program, Any] | None = None) -> Any:
+    """The native object (`module`: the extension) that computes a program; see `kernels.compiled`.
+
+    Where the table of embeddings is memory of the vocabulary's weights, in this program or, of an encoder, in `decoder` (with its native
+    object), the packed weights are the table.
+    """
     made = module.Decoder(program.memory_width, isa) if isinstance(program, Program) else module.Encoder(isa)
     for step in program.steps:
         match step:
             case Embed():
-                made.embed(*_plain(step.table, step.scale, step.positions), step.out)
+                known = program if isinstance(program, Program) else decoder and decoder[0]
+                shared = known and np.may_share_memory(step.table, known.vocabulary.layer.weight)
+                other = decoder[1] if shared and decoder and known is not program else None
+                made.embed(None if shared else _plain(step.table)[0], other, *_plain(step.scale, step.positions), step.out)
             case Norm():
                 made.norm(step.input, *_plain(step.scale, step.bias), step.epsilon, step.out)
             case Linear():

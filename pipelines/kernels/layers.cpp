@@ -85,7 +85,7 @@ std::vector<Register> Layers::registers(int64_t rows) const {
 
 void Layers::open(const char *step) const {
     if (complete_) refuse(step, "there was a last step already");
-    if (!rows_) refuse(step, "the first step is the embedding");
+    if (!positions_) refuse(step, "the first step is the embedding");
 }
 
 const Layers::Value &Layers::read(int64_t index, const char *step) const {
@@ -116,25 +116,27 @@ const RowLinear *Layers::keep(const Any &weight, const Any &scale, const Any &sh
     return &linears_.back();
 }
 
-void Layers::embed(Any table, const Any &scale, const Any &positions, int64_t out) {
-    if (rows_) refuse("embedding", "there is one already");
-    const auto *rows = data_of<int8_t>(table, "table", 2);
+void Layers::embed(std::optional<Any> table, const Layers *shared, const Any &scale, const Any &positions, int64_t out) {
+    if (positions_) refuse("embedding", "there is one already");
+    if (shared && (table || !shared->complete_ || !shared->vocabulary_)) refuse("embedding", "there is no vocabulary that it shares");
+    const auto *rows = table ? data_of<int8_t>(*table, "table", 2) : nullptr;
     const auto *position = data_of<float>(positions, "positions", 2);
-    tokens_ = static_cast<int64_t>(table.shape(0)), width_ = static_cast<int64_t>(table.shape(1));
-    positions_ = static_cast<int64_t>(positions.shape(0));
-    if (!tokens_ || tokens_ > INT32_MAX || !width_ || width_ > kMaxWidth || !positions_ ||
-        static_cast<int64_t>(positions.shape(1)) != width_)
-        refuse("embedding", "a table of " + text(tokens_) + " x " + text(width_) + " and positions of " + text(positions_) + " x " +
-                                text(static_cast<int64_t>(positions.shape(1))));
-    if (!std::all_of(position, position + positions_ * width_, [](float x) { return std::isfinite(x); }))
+    const auto size = [](const Any &array, size_t axis) { return static_cast<int64_t>(array.shape(axis)); };
+    const Any &counted = table ? *table : scale;
+    const int64_t width = size(positions, 1), tokens = counted.ndim() ? size(counted, 0) : 0;
+    if (!tokens || tokens > INT32_MAX || !width || width > kMaxWidth || !size(positions, 0) || (table && size(*table, 1) != width) ||
+        (shared && (shared->vocabulary_->inputs() != width || shared->vocabulary_->outputs() != tokens)))
+        refuse("embedding", "a table of " + text(tokens) + " rows does not fit positions of " + text(size(positions, 0)) + " x " + text(width));
+    if (!std::all_of(position, position + size(positions, 0) * width, [](float x) { return std::isfinite(x); }))
         refuse("embedding", "positions are not finite");
-    floats_.push_back(padded(scale, "scale", tokens_, "embedding"));
+    floats_.push_back(padded(scale, "scale", tokens, "embedding"));
     row_scale_ = floats_.back().data();
-    floats_.emplace_back(positions_ * width_);
-    std::copy_n(position, positions_ * width_, floats_.back().data());
+    floats_.emplace_back(size(positions, 0) * width);
     position_ = floats_.back().data();
-    table_ = std::move(table), rows_ = rows;
-    append(Kind::kEmbed, -1, out, width_, false);
+    std::copy_n(position, size(positions, 0) * width, floats_.back().data());
+    append(Kind::kEmbed, -1, out, width, false);
+    tokens_ = tokens, width_ = width, positions_ = size(positions, 0);
+    table_ = std::move(table), rows_ = rows, vocabulary_ = shared ? shared->vocabulary_ : nullptr;
 }
 
 void Layers::norm(int64_t in, const Any &scale, const Any &bias, float epsilon, int64_t out) {
@@ -185,8 +187,13 @@ void Layers::close(int64_t last) {
 }
 
 void Layers::embed_row(int64_t token, int64_t position, float *to) const {
-    const int8_t *row = rows_ + token * width_;
     const float *more = position_ + position * width_, scale = row_scale_[token];
+    const int8_t *row = rows_ ? rows_ + token * width_ : nullptr;
+    if (!row) {
+        auto *column = static_cast<int8_t *>(kernel_scratch(width_));
+        vocabulary_->column(token, column);
+        row = column;
+    }
     for (int64_t j = 0; j < width_; ++j) to[j] = static_cast<float>(row[j]) * scale + more[j];
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ class RowLinear {
     void run(const Rows &in, int64_t n, bool relu, const float *residual, int64_t residual_stride, float *out, int64_t out_stride) const;
     // The likeliest columns of every row and the logarithm of the sum of all exponentials, norms [n]; panel: scratch, [n, kPanel].
     void rank(const Rows &in, int64_t n, float *panel, const Ranking &ranking, double *norms) const;
+    // The weights of one output, int8 [inputs].
+    void column(int64_t output, int8_t *weight) const { isa_.unpack_column(weight_.data(), linear_.inputs, output, weight); }
     int64_t inputs() const { return linear_.inputs; }
     int64_t outputs() const { return outputs_; }
 
@@ -55,7 +58,8 @@ class Layers {
     explicit Layers(const std::string &isa) : isa_(choose(isa)) {}
     Layers(const Layers &) = delete;
     // Each appends a step, and raises ValueError for one that does not fit the ones before.
-    void embed(Any table, const Any &scale, const Any &positions, int64_t out);
+    // table: int8 [tokens, width]; without one the columns of the vocabulary, those of `shared` or of the step that is to come, are it.
+    void embed(std::optional<Any> table, const Layers *shared, const Any &scale, const Any &positions, int64_t out);
     void norm(int64_t in, const Any &scale, const Any &bias, float epsilon, int64_t out);
     void linear(int64_t in, const Any &weight, const Any &scale, const Any &shift, bool relu, int64_t residual, int64_t out);
     const char *isa() const { return isa_.name; }
@@ -91,20 +95,23 @@ class Layers {
     // All steps on n rows; `compute` makes the results of embeddings and attention.
     template <class Compute>
     void run(std::vector<Register> &registers, int64_t n, Compute compute) const;
+    bool embeds_columns() const { return !rows_; }
     void embed_row(int64_t token, int64_t position, float *to) const;
 
     const Isa &isa_;
     int64_t positions_ = 0, tokens_ = 0, last_ = 0;  // last_: a register
     bool complete_ = false;
+    const RowLinear *vocabulary_ = nullptr;  // also where it is another's
     std::vector<Value> values_;
     std::vector<int64_t> widest_;  // of every register
     std::vector<Step> steps_;
 
-  private:
     int64_t width_ = 0;  // of the embeddings
+
+  private:
     std::deque<RowLinear> linears_;
     std::deque<Buffer<float>> floats_;
-    Any table_;                    // int8 [tokens, width], kept alive
+    std::optional<Any> table_;     // kept alive
     const int8_t *rows_ = nullptr;
     const float *row_scale_ = nullptr, *position_ = nullptr;
 };

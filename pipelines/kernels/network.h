@@ -108,6 +108,8 @@ struct Isa {
     int64_t (*packed_bytes)(int64_t inputs, int64_t outputs);
     // weight int8 [inputs, outputs] -> packed
     void (*pack_linear)(const int8_t *weight, int64_t inputs, int64_t outputs, void *packed);
+    // packed, of more than kNarrow outputs -> the weights of one of them, int8 [inputs]
+    void (*unpack_column)(const void *packed, int64_t inputs, int64_t column, int8_t *weight);
     // x [n, x_stride], readable up to round_up(inputs, 4) in every row; out uint8 [n, out_stride] or float [n, out_stride]
     void (*linear)(const Linear &, const RowScales &, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride);
 

@@ -350,7 +350,7 @@ Translations translate(const Decoder &decoder, const Encoder *encoder, const Any
 void bind_decoder(nb::module_ &module) {
     using namespace zoo;
     nb::class_<Layers>(module, "Layers")
-        .def("embed", &Layers::embed, "table"_a, "scale"_a, "positions"_a, "out"_a)
+        .def("embed", &Layers::embed, nb::keep_alive<1, 3>(), "table"_a.none(), "shared"_a.none(), "scale"_a, "positions"_a, "out"_a)
         .def("norm", &Layers::norm, "input"_a, "scale"_a, "bias"_a, "epsilon"_a, "out"_a)
         .def("linear", &Layers::linear, "input"_a, "weight"_a, "scale"_a, "shift"_a, "relu"_a, "residual"_a, "out"_a)
         .def_prop_ro("isa", &Layers::isa);

@@ -52,6 +52,18 @@ def encoder_program(model: ir.Model, source: str = "source", memory: str = "memo
     return _Mapper(model, (source,), "").encoder(memory)
 
 
+def programs(model: ir.Model) -> tuple[EncoderProgram, Program]:
+    """Both. Embeddings that are the same integers, by tokens, are one array; those of the vocabulary's weights are these, transposed."""
+    encoder, decoder = encoder_program(model), program(model)
+    table = decoder.vocabulary.layer.weight.T
+    if not np.array_equal(table, decoder.embedding.table):
+        table = decoder.embedding.table
+    decoder = changed(decoder, steps=[changed(decoder.embedding, table=table), *decoder.steps[1:]])
+    if np.array_equal(table, encoder.embedding.table):
+        encoder = changed(encoder, steps=[changed(encoder.embedding, table=table), *encoder.steps[1:]])
+    return encoder, decoder
+
+
 @dataclass(frozen=True)
 class _Dense:
     """x W + b for the value x: integers int8 [K, N], scale and shift float32 [N]."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipelines import graph, kernels
 from pipelines.errors import RequestError, ZooError
-from pipelines.kernels.transformer import encoder_program, program
+from pipelines.kernels.transformer import programs
 
 Translation = tuple[list[int], float]  # tokens without the end, and the score
 
@@ -27,10 +27,11 @@ class NativeTranslator:
         if threads < 1:
             raise RequestError(f"threads must be 1 or more, not {threads}")
         model = path if isinstance(path, ir.Model) else graph.load(path)
-        encoder, decoder = encoder_program(model), program(model)
+        encoder, decoder = programs(model)
         self.threads = threads
         self.longest, self.positions = encoder.positions, decoder.positions
-        self._encoder, self._decoder = kernels.compiled(encoder, isa), kernels.compiled(decoder, isa)
+        self._decoder = kernels.compiled(decoder, isa)
+        self._encoder = kernels.compiled(encoder, isa, (decoder, self._decoder))
 
     @property
     def isa(self) -> str:
