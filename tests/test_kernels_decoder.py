@@ -1,4 +1,4 @@
-"""The native decoder, in every instruction set that this CPU runs: kernels with the bits of `rowwise`, translations with its tokens."""
+"""The native Transformer, in every instruction set that this CPU runs: kernels with the bits of `rowwise`, translations with its tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 from pipelines import kernels
 from pipelines.errors import RequestError
 from pipelines.kernels import rowwise
-from pipelines.kernels.decoder import CrossAttention, Embed, Linear, Norm, Program, RowLinear, SelfAttention, Vocabulary
+from pipelines.kernels.decoder import (
+    Attention,
+    CrossAttention,
+    Embed,
+    EncoderProgram,
+    Linear,
+    Norm,
+    Program,
+    RowLinear,
+    SelfAttention,
+    Vocabulary,
+)
 from zoo.transformer_mt.decode import beam_search
 
 native = kernels.native()
@@ -92,20 +103,22 @@ def test_layers_are_normalized_alike(isa, n, width, seed):
 
 
 @every_isa
-@given(st.integers(0, 5), st.integers(1, 70), st.integers(1, 4), st.sampled_from([16, 32, 64, 80]), st.integers(0, 2**32))
+@given(st.integers(0, 9), st.integers(1, 70), st.integers(1, 4), st.sampled_from([16, 32, 48, 64, 80]), st.integers(0, 2**32))
 @settings(deadline=None)
 def test_attention_is_alike(isa, n, count, heads, size, seed):
     rng = np.random.default_rng(seed)
     query, kept = floats(rng, n, heads * size), floats(rng, count, 2 * heads * size)
-    found = native.attention(query, kept, heads, isa)
+    found, together = native.attention(query, kept, heads, isa), native.attention_to(query, kept, heads, isa)
     keys, values = np.split(kept, 2, axis=1)
-    for each, one in zip(found, query, strict=True):
+    same(together, rowwise.attention_to(query, keys, values, heads))
+    for each, other, one in zip(found, together, query, strict=True):
         same(each, rowwise.attention(one, keys, values, heads))
         scores = np.einsum("hd,thd->ht", one.reshape(heads, -1), keys.reshape(count, heads, -1), dtype=np.float64)
         weights = np.exp(scores - scores.max(1, keepdims=True))
         weights /= weights.sum(1, keepdims=True)
         exact = np.einsum("ht,thd->hd", weights, values.reshape(count, heads, -1)).ravel()
         np.testing.assert_allclose(each, exact, atol=1e-4)
+        np.testing.assert_allclose(other, exact, atol=1e-4)
 
 
 @every_isa
@@ -191,13 +204,42 @@ def program(rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=40, 
     return Program(steps, memory)
 
 
+def encoder(rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=600, memory=None):
+    """An encoder of random weights, pre-LN, whose result has 32 columns, or `memory`."""
+    width, count = heads * size, iter(range(1000))
+    steps = [
+        Embed(rng.integers(-127, 128, (words, width)).astype(np.int8), np.full(words, 0.02, np.float32), floats(rng, positions, width), 0)
+    ]
+
+    def linear(inputs, outputs, **more):
+        steps.append(Linear(steps[-1].out, dense(rng, inputs, outputs), 1 + next(count) % 9, **more))
+
+    def norm():
+        steps.append(Norm(steps[-1].out, floats(rng, width, scale=0.2) + 1, floats(rng, width, scale=0.1), 1e-5, 1 + next(count) % 9))
+
+    for _ in range(layers):
+        x = steps[-1].out
+        norm()
+        linear(width, 3 * width)
+        steps.append(Attention(steps[-1].out, heads, 1 + next(count) % 9))
+        linear(width, width, residual=x)
+        x = steps[-1].out
+        norm()
+        linear(width, hidden, relu=True)
+        linear(hidden, width, residual=x)
+    norm()
+    if memory:
+        linear(width, memory)
+    return EncoderProgram(steps)
+
+
 def packed(memories):
     return np.concatenate(memories), np.array([len(each) for each in memories])
 
 
 def search(native_decoder, memories, limits, beam=4, best=1, penalty=1.0, slots=8, threads=1, start=START, end=END):
     memory, lengths = packed(memories) if memories else (np.zeros((0, 24), np.float32), np.zeros(0, np.int64))
-    return native_decoder.translate(memory, lengths, np.asarray(limits, np.int64), start, end, beam, best, penalty, slots, threads)
+    return native_decoder.translate(None, memory, lengths, np.asarray(limits, np.int64), start, end, beam, best, penalty, slots, threads)
 
 
 @every_isa
@@ -208,7 +250,7 @@ def test_translations_are_those_of_the_reference(isa, pre, beam, best, penalty):
     made = program(rng, pre=pre)
     memories = [floats(rng, length, 24) for length in rng.integers(1, 20, 25)]
     limits = rng.integers(1, 20, 25)
-    found = search(kernels.decoder(made, isa), memories, limits, beam, best, penalty)
+    found = search(kernels.compiled(made, isa), memories, limits, beam, best, penalty)
     agreed = 0
     for memory, limit, each in zip(memories, limits, found, strict=True):
         [wanted] = beam_search(
@@ -227,7 +269,7 @@ def agreement(found, wanted):
 @every_isa
 def test_results_depend_neither_on_batch_nor_order_nor_threads(isa):
     rng = np.random.default_rng(7)
-    made = kernels.decoder(program(rng), isa)
+    made = kernels.compiled(program(rng), isa)
     memories = [floats(rng, length, 24) for length in rng.integers(1, 30, 40)]
     limits = rng.integers(1, 40, 40)
     whole = search(made, memories, limits)
@@ -242,9 +284,51 @@ def test_all_versions_translate_alike():
     rng = np.random.default_rng(8)
     made = program(rng, heads=3, size=32, hidden=130, words=333)
     memories = [floats(rng, length, 24) for length in rng.integers(1, 40, 30)]
-    found = [search(kernels.decoder(made, isa), memories, [40] * 30) for isa in kernels.isas()]
+    found = [search(kernels.compiled(made, isa), memories, [40] * 30) for isa in kernels.isas()]
     assert all(each == found[0] for each in found)
     assert len({tuple(each[0][0]) for each in found[0]}) > 20
+
+
+@every_isa
+@given(st.lists(st.sampled_from([1, 2, 3, 5, 16, 17, 40, 250, 512]), max_size=4), st.integers(0, 2**32))
+@settings(max_examples=15, deadline=None)
+def test_sentences_are_encoded_alike_one_by_one_or_together(isa, lengths, seed):
+    rng = np.random.default_rng(seed)
+    made = encoder(rng, layers=int(rng.integers(0, 3)), size=int(rng.choice([16, 48])))
+    sources = [rng.integers(0, 60, each).astype(np.int32) for each in lengths]
+    compiled = kernels.compiled(made, isa)
+    together = compiled.encode(np.concatenate([*sources, np.zeros(0, np.int32)]), np.array(lengths, np.int64))
+    apart = [compiled.encode(each, np.array([len(each)])) for each in sources]
+    assert together.shape[0] == sum(lengths)
+    assert together.tobytes() == b"".join(each.tobytes() for each in apart)
+    for each, source in zip(apart, sources, strict=True):
+        if len(source) <= 40:
+            same(each, rowwise.encode(made, source))
+
+
+@every_isa
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sources_are_translated_as_their_encoder_and_decoder_do_it(isa, threads):
+    rng = np.random.default_rng(9)
+    first, second = kernels.compiled(encoder(rng, memory=24), isa), kernels.compiled(program(rng), isa)
+    sources = [rng.integers(0, 60, each).astype(np.int32) for each in rng.integers(1, 40, 50)]
+    limits, lengths = rng.integers(1, 20, 50), np.array([len(each) for each in sources])
+    tokens = np.concatenate(sources)
+    wanted = search(second, [first.encode(each, np.array([len(each)])) for each in sources], limits)
+    for slots in (1, 8, 64):
+        assert second.translate(first, tokens, lengths, limits, START, END, 4, 1, 1.0, slots, threads) == wanted
+    for wrong in (
+        {"rows": tokens.astype(np.int64)},
+        {"rows": np.where(np.arange(len(tokens)) == 3, 60, tokens).astype(np.int32)},
+        {"rows": -tokens - 1},
+        {"rows": tokens[:-1]},
+        {"lengths": np.array([601])},
+        {"lengths": np.array([0])},
+        {"encoder": kernels.compiled(encoder(rng), isa)},
+    ):
+        given = {"encoder": first, "rows": tokens, "lengths": lengths, "limits": limits} | wrong
+        with pytest.raises((TypeError, ValueError)):
+            second.translate(**given, start=START, end=END, beam=4, best=1, penalty=1.0, slots=8, threads=threads)
 
 
 @given(st.data())
@@ -258,7 +342,7 @@ def test_all_shapes_translate(data):
     start, end = data.draw(st.sampled_from([(2, 3), (0, -1), (0, 0)]))
     best = data.draw(st.integers(1, beam))
     found = search(
-        kernels.decoder(made, data.draw(st.sampled_from(kernels.isas()))),
+        kernels.compiled(made, data.draw(st.sampled_from(kernels.isas()))),
         memories,
         limits,
         beam,
@@ -302,7 +386,7 @@ def test_all_shapes_translate(data):
     ],
 )
 def test_what_does_not_fit_is_refused(wrong):
-    made = kernels.decoder(program(np.random.default_rng(0)))
+    made = kernels.compiled(program(np.random.default_rng(0)))
     with pytest.raises((TypeError, ValueError)):
         search(made, **({"memories": [np.zeros((3, 24), np.float32)], "limits": [3]} | wrong))
 
@@ -311,7 +395,7 @@ def test_what_does_not_fit_is_refused(wrong):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_results_that_are_no_numbers_are_named(isa, threads):
     rng = np.random.default_rng(0)
-    made = kernels.decoder(program(rng), isa)
+    made = kernels.compiled(program(rng), isa)
     memories = [floats(rng, 3, 24) for _ in range(5)]
     memories[3][1, 2] = np.nan
     with pytest.raises(RuntimeError, match="not finite"):
@@ -320,7 +404,7 @@ def test_results_that_are_no_numbers_are_named(isa, threads):
     at = next(i for i, each in enumerate(steps) if isinstance(each, Norm))
     steps[at] = replace(steps[at], scale=np.full(32, 3e38, np.float32))
     memories[3][1, 2] = 0
-    broken = kernels.decoder(Program(steps, 24), isa)
+    broken = kernels.compiled(Program(steps, 24), isa)
     with pytest.raises(RuntimeError, match="NaN or infinite"):
         search(broken, memories, [9] * 5, threads=threads)
     assert search(made, memories, [9] * 5) == search(made, memories, [9] * 5, threads=threads)
@@ -348,7 +432,7 @@ def test_steps_that_do_not_fit_are_refused_by_both():
         unchecked = object.__new__(Program)  # the native object checks by itself
         vars(unchecked).update(steps=steps, memory_width=24)
         with pytest.raises((TypeError, ValueError)):
-            kernels.decoder(unchecked)
+            kernels.compiled(unchecked)
 
 
 def test_layers_that_could_overflow_are_refused():
@@ -364,7 +448,7 @@ def test_layers_that_could_overflow_are_refused():
 
 def long_work():
     rng = np.random.default_rng(0)
-    made = kernels.decoder(program(rng, layers=4, words=3000, positions=500))
+    made = kernels.compiled(program(rng, layers=4, words=3000, positions=500))
     return made, [floats(rng, 50, 24) for _ in range(300)]
 
 
@@ -397,7 +481,7 @@ def test_python_runs_on_meanwhile():
 
 def test_threads_of_python_share_one_decoder():
     rng = np.random.default_rng(3)
-    made = kernels.decoder(program(rng))
+    made = kernels.compiled(program(rng))
     memories = [floats(rng, 9, 24) for _ in range(20)]
     wanted = {beam: search(made, memories, [30] * 20, beam) for beam in (1, 2, 4)}
     faults = []

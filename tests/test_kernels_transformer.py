@@ -1,4 +1,4 @@
-"""A frozen decoder graph becomes the program of the native decoder: by structure, or it is refused with the operator and the reason."""
+"""A frozen graph becomes the programs of the native encoder and decoder: by structure, or is refused with the operator and the reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pipelines import graph, kernels, plain
 from pipelines.calibrator import Calibrator
 from pipelines.errors import RequestError, ZooError
 from pipelines.kernels import rowwise
-from pipelines.kernels.decoder import CrossAttention, Embed, Linear, Norm, SelfAttention, Vocabulary
-from pipelines.kernels.transformer import NativeDecoder, program
+from pipelines.kernels.decoder import Attention, CrossAttention, Embed, Linear, Norm, SelfAttention, Vocabulary
+from pipelines.kernels.transformer import encoder_program, program, programs
+from pipelines.kernels.translator import NativeTranslator
 from pipelines.rewrite import rewrite
 from zoo.transformer_mt.data import END, START
 from zoo.transformer_mt.decode import beam_search, limit
@@ -79,10 +80,26 @@ def test_a_frozen_graph_is_mapped(form, pre):
         np.testing.assert_allclose(logits, exact, atol=np.ptp(exact) * 0.1)
 
 
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("pre", [True, False])
+def test_a_frozen_encoder_is_mapped(form, pre):
+    model = export(network(form, pre))
+    found = encoder_program(model)
+    layers = FORMS[form].encoder
+    kinds = [type(each) for each in found.steps]
+    assert [kinds.count(each) for each in (Embed, Attention, Norm, Linear)] == [1, layers, 2 * layers + pre, 4 * layers]
+    assert max(each.out for each in found.steps) < 4
+    for source in sentences(5, np.random.default_rng(0)):
+        [exact] = memories(model, [source])
+        computed = rowwise.encode(found, source)
+        assert np.corrcoef(computed.ravel(), exact.ravel())[0, 1] > 0.995
+        np.testing.assert_allclose(computed, exact, atol=np.ptp(exact) * 0.1)
+
+
 @pytest.mark.parametrize(("form", "pre"), [("small", False), ("odd heads", True)])
 def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_path):
     model = export(network(form, pre))
-    wanted = program(model)
+    wanted, encoding = program(model), encoder_program(model)
     rewritten = model.clone()
     rewrite(rewritten, passes())
     calibrator = Calibrator(model)
@@ -94,8 +111,8 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
     small = {"rewritten": 0, "half": 0.009, "int8": 0.03}  # of the largest weight: a step, a few steps
     quantized = graph.load(tmp_path / "int8.onnx")
     for kind, other in (("rewritten", rewritten), ("half", half), ("int8", quantized)):
-        found = program(other)
-        for one, two in zip(found.steps, wanted.steps, strict=True):
+        found, encoded = program(other), encoder_program(other)
+        for one, two in zip([*encoded.steps, *found.steps], [*encoding.steps, *wanted.steps], strict=True):
             assert type(one) is type(two)
             for name, value in vars(one).items():
                 same = getattr(two, name)
@@ -120,16 +137,15 @@ def test_translations_are_those_of_the_reference_and_near_the_float_model(pre, b
     model = export(net)
     rng = np.random.default_rng(1)
     sources = [np.append(each, END) for each in sentences(30, rng)]
-    known, limits = memories(model, sources), [limit(len(each), 20) for each in sources]
+    limits = [limit(len(each), 20) for each in sources]
     options = {"start": START, "end": END, "beam": beam}
-    found = NativeDecoder(model, threads=2).translate(known, limits, **options)
-    mapped = program(model)
+    found = NativeTranslator(model, threads=2).translate(sources, limits, **options)
+    mapped, encoder = program(model), encoder_program(model)
+    known = [rowwise.encode(encoder, each) for each in sources]
     emulated = [
         beam_search(rowwise.Decoding(mapped, [each]), np.array([most]), **options)[0] for each, most in zip(known, limits, strict=True)
     ]
     assert np.mean([one[0][0] == two[0].tokens for one, two in zip(found, emulated, strict=True)]) >= 0.995
-    packed = NativeDecoder(mapped).translate(np.concatenate(known), limits, [len(each) for each in known], **options)
-    assert packed == found
     if beam == 1:
         decoding = [net.begin(torch.from_numpy(each[None])) for each in sources]
         with torch.inference_mode():
@@ -184,44 +200,90 @@ def position_by_token(model, nodes):
     add.replace_input_with(1, op(model, add, "Mul", [add.inputs[1], nodes["target.rows"].outputs[0]]))
 
 
+def masked_source(model, nodes):
+    nodes["encoder.0.attention.masked"].replace_input_with(1, nodes["target.mask"].outputs[0])
+
+
+def other_encoder(model, nodes):
+    relu = nodes["encoder.0.feed.relu"]
+    relu.outputs[0].replace_all_uses_with(op(model, relu, "Tanh", [relu.inputs[0]]))
+
+
 @pytest.mark.parametrize(
     ("change", "named", "why"),
     [
         (no_mask, "decoder.0.attention.joined", "later tokens"),
-        (no_relu, "Tanh", "no step of a decoder"),
+        (no_relu, "Tanh", "no step of the decoder"),
         (other_norm, "decoder.1.around_cross.norm", "last axis"),
         (first_token, "last", "other rows"),
         (crossed_heads, "decoder.0.cross.joined", "other heads"),
         (memory_read_otherwise, "encoder_norm", "read otherwise"),
         (position_by_token, "target.embedded", "table of positions"),
+        (masked_source, "encoder.0.attention.joined", "more than the tokens"),
+        (other_encoder, "Tanh", "no step of the encoder"),
     ],
 )
 def test_what_cannot_be_mapped_is_refused_with_the_operator_and_the_reason(change, named, why):
     with pytest.raises(RequestError, match=why) as refused:
-        program(changed(change))
+        NativeTranslator(changed(change))
     assert named in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_graph_that_is_no_decoder_is_refused():
     model = export(network())
-    with pytest.raises(RequestError, match="no output"):
+    with pytest.raises(RequestError, match="no value"):
         program(graph.part(model, ["source"], ["memory"]))
     with pytest.raises(RequestError, match="cannot map"):
         program(model, memory="elsewhere")
 
 
 @pytest.mark.skipif(kernels.native() is None, reason=kernels.missing())
-def test_what_the_native_decoder_cannot_take_is_refused_in_one_line():
-    decoder = NativeDecoder(export(network()))
+def test_what_the_native_translator_cannot_take_is_refused_in_one_line():
+    translator = NativeTranslator(export(network()))
     options = {"start": START, "end": END}
-    assert decoder.translate([], [], **options) == []
-    assert decoder.isa == kernels.isas()[0]
-    with pytest.raises(RequestError, match="beam"):
-        decoder.translate([np.zeros((3, 32), np.float32)], [3], beam=40, **options)
-    with pytest.raises(RequestError, match="limit"):
-        decoder.translate([np.zeros((3, 32), np.float32)], [decoder.positions + 1], **options)
-    with pytest.raises(ZooError, match="not finite"):
-        decoder.translate([np.full((3, 32), np.nan, np.float32)], [3], **options)
+    assert translator.translate([], [], **options) == []
+    assert translator.isa == kernels.isas()[0]
+    for wrong, why in (
+        ({"beam": 40}, "beam"),
+        ({"limits": [translator.positions + 1]}, "limit"),
+        ({"sources": [[5, WORDS]]}, "token"),
+        ({"sources": [[5, -1]]}, "token"),
+        ({"sources": [[5.0]]}, "token"),
+        ({"sources": [[5] * (translator.longest + 1)]}, "source of"),
+        ({"sources": [[]]}, "token|source of"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            translator.translate(**({"sources": [[5, 6, 7]], "limits": [3]} | wrong), **options)
     with pytest.raises(RequestError, match="threads"):
-        NativeDecoder(export(network()), threads=0)
+        NativeTranslator(export(network()), threads=0)
+
+
+@pytest.mark.skipif(kernels.native() is None, reason=kernels.missing())
+def test_an_encoder_whose_result_is_no_number_is_named():
+    net = network()
+    with torch.no_grad():
+        net.encoder_norm.weight.fill_(3e38)
+        net.encoder_norm.bias.fill_(3e38)
+    with pytest.raises(ZooError, match="not finite"):
+        NativeTranslator(export(net)).translate([[5, 6]], [3], start=START, end=END)
+
+
+@pytest.mark.skipif(kernels.native() is None, reason=kernels.missing())
+@pytest.mark.parametrize("isa", kernels.isas())
+def test_the_vocabulary_serves_as_the_table_of_embeddings_where_its_weights_are_the_same(isa):
+    model = export(network())
+    encoder, decoder = programs(model)
+    assert np.may_share_memory(decoder.embedding.table, decoder.vocabulary.layer.weight)
+    assert np.may_share_memory(encoder.embedding.table, decoder.vocabulary.layer.weight)
+    sources = sentences(20, np.random.default_rng(0))
+    tokens, lengths = np.concatenate(sources).astype(np.int32), np.array([len(each) for each in sources])
+    shared = kernels.compiled(decoder, isa)
+    both = [kernels.compiled(encoder, isa, (decoder, shared)), kernels.compiled(encoder_program(model), isa)]
+    one, two = (each.encode(tokens, lengths) for each in both)
+    assert one.tobytes() == two.tobytes()
+    other = kernels.compiled(program(model), isa)
+    found = [each.translate(both[0], tokens, lengths, lengths + 9, START, END, 4, 1, 1.0, 8, 1) for each in (shared, other)]
+    assert found[0] == found[1]
+    with pytest.raises(ValueError, match="shares"):
+        kernels.compiled(encoder, isa, (decoder, both[1]))

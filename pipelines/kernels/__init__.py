@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import RequestError
-from pipelines.kernels.decoder import Program, build
+from pipelines.kernels.decoder import EncoderProgram, Program, build
 from pipelines.kernels.operators import EmbeddingLayer, LinearLayer, Resize
 
 
@@ -67,9 +67,12 @@ def click_network(embedding: Any, layers: list[Any], sigmoid: bool) -> Any:
     return _required().ClickNetwork(embedding, tuple(layers), sigmoid)  # a tuple keeps its layers alive
 
 
-def decoder(program: Program, isa: str = "") -> Any:
-    """`Program` as a native object, its weights packed once for all threads; see `transformer.NativeDecoder` for what it is called with."""
-    return build(_required(), program, isa)
+def compiled(program: Program | EncoderProgram, isa: str = "", decoder: tuple[Program, Any] | None = None) -> Any:
+    """A program as a native object, its weights packed once for all threads; see `translator.NativeTranslator` for what these do.
+
+    decoder: a program and its native object, whose vocabulary may be the table of embeddings too (see `decoder.build`).
+    """
+    return build(_required(), program, isa, decoder)
 
 
 def resize(image: Any, resizing: Resize, out: Any, isa: str = "") -> None:

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -58,6 +59,15 @@ const T *data_of(const Any &array, const char *name, size_t dims) {
     if (array.dtype() != nanobind::dtype<T>() || array.ndim() != dims || (array.size() && !(contiguous(array) && aligned)))
         throw nanobind::type_error((std::string(name) + " has another type, number of dimensions or layout than this kernel takes").c_str());
     return static_cast<const T *>(array.data());
+}
+
+// A new array of this shape, from rows of `stride`.
+template <class T>
+nanobind::object array_of(const T *data, int64_t n, int64_t width, int64_t stride) {
+    auto *made = new Buffer<T>(std::max<int64_t>(n * width, 1));
+    nanobind::capsule owner(made, [](void *at) noexcept { delete static_cast<Buffer<T> *>(at); });
+    for (int64_t r = 0; r < n; ++r) std::copy_n(data + r * stride, width, made->data() + r * width);
+    return nanobind::cast(nanobind::ndarray<nanobind::numpy, T>(made->data(), {static_cast<size_t>(n), static_cast<size_t>(width)}, owner));
 }
 
 }  // namespace zoo

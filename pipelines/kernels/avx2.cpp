@@ -71,6 +71,11 @@ void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *pa
             out[((j / 16) * (round_up(inputs, 2) / 2) + k / 2) * 32 + (j % 16) * 2 + k % 2] = weight[k * outputs + j];
 }
 
+void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *weight) {
+    const auto *from = static_cast<const int16_t *>(packed) + column / 16 * round_up(inputs, 2) * 16 + column % 16 * 2;
+    for (int64_t k = 0; k < inputs; ++k) weight[k] = static_cast<int8_t>(from[k / 2 * 32 + k % 2]);
+}
+
 // row: which one of `rows`; out: its results.
 inline void finish(const Linear &l, const RowScales &rows, __m256i sum, int64_t row, int64_t column, void *out) {
     const int64_t left = l.outputs - column;
@@ -195,6 +200,6 @@ bool supported() { return __builtin_cpu_supports("avx2"); }
 
 }  // namespace
 
-const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, linear, pack_weights, resample, &kRowKernels};
+const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, unpack_column, linear, pack_weights, resample, &kRowKernels};
 
 }  // namespace zoo

@@ -104,6 +104,11 @@ void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *pa
         }
 }
 
+void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *weight) {
+    const auto *from = static_cast<const int8_t *>(packed) + column / 64 * round_up(inputs, 4) * 64 + column % 64 * 4;
+    for (int64_t k = 0; k < inputs; ++k) weight[k] = from[k / 4 * 256 + k % 4];
+}
+
 void narrow(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     const int64_t whole = l.inputs / 64 * 64;
     const __mmask64 tail = l.inputs > whole ? (~0ULL >> (64 - (l.inputs - whole))) : 0;
@@ -294,6 +299,6 @@ bool supported() {
 
 }  // namespace
 
-const Isa kAvx512 = {"avx512", supported, 16, embed, packed_bytes, pack_linear, linear, pack_weights, resample, &kRowKernels};
+const Isa kAvx512 = {"avx512", supported, 16, embed, packed_bytes, pack_linear, unpack_column, linear, pack_weights, resample, &kRowKernels};
 
 }  // namespace zoo

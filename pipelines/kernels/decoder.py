@@ -1,6 +1,6 @@
-"""What the native decoder computes, as data: the steps of a decoder of an encoder-decoder Transformer over numbered registers.
+"""What the native Transformer computes, as data: the steps of its encoder and of its decoder over numbered registers.
 
-A register holds a row of float32 for each beam. A linear layer takes it quantized, each row by itself:
+A register holds a row of float32 for each token of the sources, or for each beam. A linear layer takes it quantized, each row by itself:
 
     s   = max_k |x_k| / 127,  u_k = rint(x_k (127 / max)) + 128        0 <= u_k <= 255; where nothing is negative (after a ReLU),
     s   = max_k x_k / 255,    u_k = rint(x_k (255 / max))              and s = 1 for a row of zeros (all |x_k| < 1e-30)
@@ -92,12 +92,21 @@ class Linear:
 
 
 @dataclass(frozen=True, eq=False)
-class SelfAttention:
-    """input [query | key | value], 3 W columns -> W. Keys and values of this position are kept for the ones that follow.
+class Attention:
+    """Of an encoder: input [query | key | value], 3 W columns -> W, over all tokens of a sentence.
 
     For each of the heads, columns h W / heads to (h + 1) W / heads: softmax_t(q . k_t) weights the v_t. The scale of the products is in the
     layer that makes the queries.
     """
+
+    input: int
+    heads: int
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class SelfAttention:
+    """Of a decoder: the same over the tokens so far. Keys and values of this position are kept for the ones that follow."""
 
     input: int
     heads: int
@@ -122,7 +131,9 @@ class Vocabulary:
     layer: RowLinear
 
 
-Step = Embed | Norm | Linear | SelfAttention | CrossAttention | Vocabulary
+Step = Embed | Norm | Linear | Attention | SelfAttention | CrossAttention | Vocabulary
+OF_ENCODER = (Norm, Linear, Attention)
+OF_DECODER = (Norm, Linear, SelfAttention, CrossAttention)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,24 +147,11 @@ class Program:
     memory_width: int
 
     def __post_init__(self) -> None:
-        widths: dict[int, int] = {}
-        if not self.steps or not isinstance(self.steps[0], Embed) or not isinstance(self.steps[-1], Vocabulary):
-            raise RequestError("a decoder begins with an embedding and ends with a vocabulary")
         if not 1 <= self.memory_width <= MOST:
             raise RequestError(f"a decoder has a memory of width {self.memory_width}; wanted 1 to {MOST}")
-        for number, step in enumerate(self.steps):
-            where = f"step {number} ({type(step).__name__})"
-            if (number and isinstance(step, Embed)) or (isinstance(step, Vocabulary) and number < len(self.steps) - 1):
-                raise RequestError(f"{where} stands where it cannot; a decoder begins with an embedding and ends with a vocabulary")
-            for each in fields(step):
-                value = getattr(step, each.name)
-                if each.name in ("input", "residual") and value is not None and value not in widths:
-                    raise RequestError(f"{where} reads register {value}, which holds nothing yet")
-            width = _width(where, step, widths, self.memory_width)
-            if not isinstance(step, Vocabulary):
-                if not 0 <= step.out < 256 or (not isinstance(step, Embed) and step.out == step.input):
-                    raise RequestError(f"{where} writes register {step.out}; wanted 0 to 255, and not the one that it reads")
-                widths[step.out] = width
+        if not self.steps or not isinstance(self.steps[-1], Vocabulary):
+            raise RequestError("a decoder begins with an embedding and ends with a vocabulary")
+        _follow("a decoder", self.steps, OF_DECODER, self.memory_width)
         if self.words > len(self.embedding.table):
             raise RequestError(f"a decoder has {self.words} words, and embeddings of {len(self.embedding.table)}")
 
@@ -164,15 +162,64 @@ class Program:
         return self.steps[0]
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """The last step."""
+        assert isinstance(self.steps[-1], Vocabulary)
+        return self.steps[-1]
+
+    @property
     def words(self) -> int:
         """Size of the vocabulary."""
-        assert isinstance(self.steps[-1], Vocabulary)
-        return self.steps[-1].layer.outputs
+        return self.vocabulary.layer.outputs
 
     @property
     def positions(self) -> int:
         """So many tokens a translation may have."""
         return len(self.embedding.positions)
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderProgram:
+    """The steps of an encoder, an `Embed` first; what the last one makes is its result.
+
+    Raises RequestError, naming the step, where one does not fit those before it.
+    """
+
+    steps: Sequence[Step]
+
+    def __post_init__(self) -> None:
+        _follow("an encoder", self.steps, OF_ENCODER, 0)
+
+    @property
+    def embedding(self) -> Embed:
+        """The first step."""
+        assert isinstance(self.steps[0], Embed)
+        return self.steps[0]
+
+    @property
+    def positions(self) -> int:
+        """So many tokens a sentence may have."""
+        return len(self.embedding.positions)
+
+
+def _follow(what: str, steps: Sequence[Step], kinds: tuple[type[Any], ...], memory: int) -> None:
+    """Raises RequestError where a step does not follow from those before. memory: see `Program`."""
+    widths: dict[int, int] = {}
+    if not steps or not isinstance(steps[0], Embed):
+        raise RequestError(f"{what} begins with an embedding")
+    for number, step in enumerate(steps):
+        where = f"step {number} ({type(step).__name__})"
+        if number and not isinstance(step, kinds) and not (isinstance(step, Vocabulary) and number == len(steps) - 1 and memory):
+            raise RequestError(f"{where} stands where it cannot in {what}, which begins with an embedding")
+        for each in fields(step):
+            value = getattr(step, each.name)
+            if each.name in ("input", "residual") and value is not None and value not in widths:
+                raise RequestError(f"{where} reads register {value}, which holds nothing yet")
+        width = _width(where, step, widths, memory)
+        if not isinstance(step, Vocabulary):
+            if not 0 <= step.out < 256 or (not isinstance(step, Embed) and step.out == step.input):
+                raise RequestError(f"{where} writes register {step.out}; wanted 0 to 255, and not the one that it reads")
+            widths[step.out] = width
 
 
 def _width(where: str, step: Step, widths: dict[int, int], memory: int) -> int:
@@ -202,7 +249,7 @@ def _width(where: str, step: Step, widths: dict[int, int], memory: int) -> int:
         if isinstance(step, Linear) and step.residual is not None and widths[step.residual] != step.layer.outputs:
             raise RequestError(f"{where} gives {step.layer.outputs} columns, the residual has {widths[step.residual]}")
         return step.layer.outputs
-    own = isinstance(step, SelfAttention)
+    own = isinstance(step, Attention | SelfAttention)
     result, rest = divmod(width, 3) if own else (width, 0)
     if rest or step.heads < 1 or result < step.heads or result % (LANES * step.heads):
         raise RequestError(f"{where} has {step.heads} heads on {width} columns; a head has a multiple of {LANES}")
@@ -213,24 +260,35 @@ def _width(where: str, step: Step, widths: dict[int, int], memory: int) -> int:
     return result
 
 
-def build(module: Any, program: Program, isa: str = "") -> Any:
-    """The native object (`module`: the extension) that decodes by a program; see `kernels.decoder`."""
-    made = module.Decoder(program.memory_width, isa)
+def build(module: Any, program: Program | EncoderProgram, isa: str = "", decoder: tuple[Program, Any] | None = None) -> Any:
+    """The native object (`module`: the extension) that computes a program; see `kernels.compiled`.
+
+    Where the table of embeddings is memory of the vocabulary's weights, in this program or, of an encoder, in `decoder` (with its native
+    object), the packed weights are the table.
+    """
+    made = module.Decoder(program.memory_width, isa) if isinstance(program, Program) else module.Encoder(isa)
     for step in program.steps:
         match step:
             case Embed():
-                made.embed(*_plain(step.table, step.scale, step.positions), step.out)
+                known = program if isinstance(program, Program) else decoder and decoder[0]
+                shared = known and np.may_share_memory(step.table, known.vocabulary.layer.weight)
+                other = decoder[1] if shared and decoder and known is not program else None
+                made.embed(None if shared else _plain(step.table)[0], other, *_plain(step.scale, step.positions), step.out)
             case Norm():
                 made.norm(step.input, *_plain(step.scale, step.bias), step.epsilon, step.out)
             case Linear():
                 residual = -1 if step.residual is None else step.residual
                 made.linear(step.input, *_arrays(step.layer), step.relu, residual, step.out)
+            case Attention():
+                made.attention(step.input, step.heads, step.out)
             case SelfAttention():
                 made.self_attention(step.input, step.heads, step.out)
             case CrossAttention():
                 made.cross_attention(step.input, *_arrays(step.layer), step.heads, step.out)
             case Vocabulary():
                 made.vocabulary(step.input, *_arrays(step.layer))
+    if isinstance(program, EncoderProgram):
+        made.finish(program.steps[-1].out)  # type: ignore[union-attr]
     return made
 
 

@@ -66,11 +66,19 @@ struct Ranking {
     int32_t *tokens;              // [n, count]
 };
 
+// What attention looks at: keys [width, count rounded up to 16], a column's together, and values [count, stride].
+struct Looked {
+    const float *keys, *values;
+    int64_t count, stride;
+};
+
 // The kernels of rowwise.h, as one instruction set has them.
 struct RowKernels {
     void (*quantize)(const Rows &rows, int64_t stride, bool positive, int64_t n);
     void (*norm)(const Norm &, const float *x, int64_t x_stride, const Rows &out, int64_t n);
     void (*attend)(const float *q, const float *const *keys, int64_t count, int64_t heads, int64_t size, float *out);
+    // Attention of n queries, all to the same.
+    void (*look)(const float *q, int64_t q_stride, int64_t n, const Looked &at, int64_t heads, int64_t size, float *out, int64_t out_stride);
     void (*rank)(const float *logits, int64_t stride, int64_t first, int64_t count, const Ranking &, int64_t n);
     float (*rank_sum)(const float *sums);
 };
@@ -100,6 +108,8 @@ struct Isa {
     int64_t (*packed_bytes)(int64_t inputs, int64_t outputs);
     // weight int8 [inputs, outputs] -> packed
     void (*pack_linear)(const int8_t *weight, int64_t inputs, int64_t outputs, void *packed);
+    // packed, of more than kNarrow outputs -> the weights of one of them, int8 [inputs]
+    void (*unpack_column)(const void *packed, int64_t inputs, int64_t column, int8_t *weight);
     // x [n, x_stride], readable up to round_up(inputs, 4) in every row; out uint8 [n, out_stride] or float [n, out_stride]
     void (*linear)(const Linear &, const RowScales &, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride);
 

@@ -50,6 +50,10 @@ void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *pa
         for (int64_t j = 0; j < outputs; ++j) out[j * inputs + k] = weight[k * outputs + j];
 }
 
+void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *weight) {
+    std::memcpy(weight, static_cast<const int8_t *>(packed) + column * inputs, static_cast<size_t>(inputs));
+}
+
 void linear(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     const auto *weight = static_cast<const int8_t *>(l.weight);
     for (int64_t s = 0; s < n; ++s, x += x_stride)
@@ -93,6 +97,6 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
 
 }  // namespace
 
-const Isa kPortable = {"portable", [] { return true; }, 1, embed, packed_bytes, pack_linear, linear, pack_weights, resample, &kRowKernels};
+const Isa kPortable = {"portable", [] { return true; }, 1, embed, packed_bytes, pack_linear, unpack_column, linear, pack_weights, resample, &kRowKernels};
 
 }  // namespace zoo

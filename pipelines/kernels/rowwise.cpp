@@ -5,22 +5,13 @@
 #include <algorithm>
 #include <optional>
 
-#include "decoder.h"
+#include "encoder.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace zoo {
 namespace {
-
-// A new array of this shape, from rows of `stride`.
-template <class T>
-nb::object array_of(const T *data, int64_t n, int64_t width, int64_t stride) {
-    auto *made = new Buffer<T>(std::max<int64_t>(n * width, 1));
-    nb::capsule owner(made, [](void *at) noexcept { delete static_cast<Buffer<T> *>(at); });
-    for (int64_t r = 0; r < n; ++r) std::copy_n(data + r * stride, width, made->data() + r * width);
-    return nb::cast(nb::ndarray<nb::numpy, T>(made->data(), {static_cast<size_t>(n), static_cast<size_t>(width)}, owner));
-}
 
 // Rows [n, width] as the kernels take them.
 struct Input : Register {
@@ -65,6 +56,18 @@ nb::object attention(const Any &queries, const Any &keys_values, int64_t heads, 
     Buffer<float> out(std::max<int64_t>(in.n * in.width, 1));
     for (int64_t r = 0; r < in.n; ++r)
         choose(isa).rows->attend(in.real.data() + r * in.stride, keys.data(), kept.n, heads, in.width / heads, out.data() + r * in.width);
+    return array_of(out.data(), in.n, in.width, in.width);
+}
+
+// All queries look at the same keys and values.
+nb::object attention_to(const Any &queries, const Any &keys_values, int64_t heads, const std::string &isa) {
+    const Input in(queries, "queries"), kept(keys_values, "keys_values");
+    if (heads < 1 || heads > in.width || in.width % (16 * heads) || kept.width != 2 * in.width || !kept.n)
+        throw nb::value_error("queries, keys and values do not fit each other and the heads");
+    Buffer<float> keys(in.width * round_up(kept.n, 16)), out(std::max<int64_t>(in.n * in.width, 1));
+    transpose(kept.real.data(), kept.stride, kept.n, in.width, keys.data());
+    choose(isa).rows->look(in.real.data(), in.stride, in.n, {keys.data(), kept.real.data() + in.width, kept.n, kept.stride}, heads,
+                           in.width / heads, out.data(), in.width);
     return array_of(out.data(), in.n, in.width, in.width);
 }
 
@@ -117,6 +120,7 @@ void bind_rowwise(nb::module_ &module) {
     module.def("quantize_rows", &quantize_rows, "x"_a, "positive"_a, "isa"_a);
     module.def("layer_norm", &layer_norm, "x"_a, "scale"_a, "bias"_a, "epsilon"_a, "isa"_a);
     module.def("attention", &attention, "queries"_a, "keys_values"_a, "heads"_a, "isa"_a);
+    module.def("attention_to", &attention_to, "queries"_a, "keys_values"_a, "heads"_a, "isa"_a);
     nb::class_<PyRowLinear>(module, "RowLinear")
         .def(nb::init<const Any &, const Any &, const Any &, bool, const std::string &>(), "weight"_a, "scale"_a, "shift"_a, "positive"_a,
              "isa"_a)

@@ -91,6 +91,20 @@ inline void weigh(const float *weights, int64_t room, const float *const *keys, 
         }
 }
 
+// Scores to weights of a softmax over `count` of them, but for their sum, of which the inverse is returned; room for whole sixteens.
+inline float soften(float *weights, int64_t count) {
+    const int64_t room = round_up(count, kLanes);
+    for (int64_t t = count; t < room; ++t) weights[t] = -INFINITY;
+    const Lanes base = all<Lanes>(largest(weights, room));
+    Lanes total = all<Lanes>(0);
+    for (int64_t t = 0; t < room; t += kLanes) {
+        const Lanes each = exponential(get<Lanes>(weights + t) - base);
+        put(weights + t, each);
+        total = total + each;
+    }
+    return 1.0f / sum(total);
+}
+
 // q: heads * size floats; keys[t]: as many, the values behind them. Scores are dot products, a softmax over t, then the values so weighted.
 // Four keys at a time, all heads of them: memory is read in order.
 void attend(const float *q, const float *const *keys, int64_t count, int64_t heads, int64_t size, float *out) {
@@ -98,23 +112,65 @@ void attend(const float *q, const float *const *keys, int64_t count, int64_t hea
     auto *scores = static_cast<float *>(kernel_scratch((heads * room + heads) * 4)), *shares = scores + heads * room;
     for (int64_t t = 0; t < fours; t += 4) score<4>(q, keys + t, heads, size, room, scores + t);
     for (int64_t t = fours; t < count; ++t) score<1>(q, keys + t, heads, size, room, scores + t);
-    for (int64_t h = 0; h < heads; ++h) {
-        float *weights = scores + h * room;
-        for (int64_t t = count; t < room; ++t) weights[t] = -INFINITY;
-        const Lanes base = all<Lanes>(largest(weights, room));
-        Lanes total = all<Lanes>(0);
-        for (int64_t t = 0; t < room; t += kLanes) {
-            const Lanes each = exponential(get<Lanes>(weights + t) - base);
-            put(weights + t, each);
-            total = total + each;
-        }
-        shares[h] = 1.0f / sum(total);
-    }
+    for (int64_t h = 0; h < heads; ++h) shares[h] = soften(scores + h * room, count);
     for (int64_t j = 0; j < heads * size; j += kLanes) put(out + j, all<Lanes>(0));
     for (int64_t t = 0; t < fours; t += 4) weigh<4>(scores + t, room, keys + t, heads, size, out);
     for (int64_t t = fours; t < count; ++t) weigh<1>(scores + t, room, keys + t, heads, size, out);
     for (int64_t h = 0; h < heads; ++h)
         for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) put(out + j, get<Lanes>(out + j) * all<Lanes>(shares[h]));
+}
+
+// out[row][column] = share[row] * sum over i, in order, of times[row][i] * x[i][column]: Count rows, Wide vectors of columns.
+template <int Count, int Wide>
+inline void combine(const float *times, int64_t times_stride, int64_t count, const float *x, int64_t stride, const float *share, float *out,
+                    int64_t out_stride) {
+    Part a = all<Part>(0), b = a, c = a, d = a, e = a, f = a, g = a, h = a;
+    for (int64_t i = 0; i < count; ++i, ++times, x += stride) {
+        const Part low = get<Part>(x), high = get<Part>(x + (Wide > 1 ? kPart : 0));
+        a = a + low * times[0];
+        if constexpr (Count > 1) c = c + low * times[times_stride];
+        if constexpr (Count > 2) e = e + low * times[2 * times_stride], g = g + low * times[3 * times_stride];
+        if constexpr (Wide > 1) b = b + high * times[0];
+        if constexpr (Wide > 1 && Count > 1) d = d + high * times[times_stride];
+        if constexpr (Wide > 1 && Count > 2) f = f + high * times[2 * times_stride], h = h + high * times[3 * times_stride];
+    }
+    const Part sums[4][2] = {{a, b}, {c, d}, {e, f}, {g, h}};
+    for (int row = 0; row < Count; ++row)
+        for (int part = 0; part < Wide; ++part) put(out + row * out_stride + part * kPart, sums[row][part] * share[row]);
+}
+
+// The same for `width` columns, whole sixteens.
+template <int Count>
+inline void combine_all(const float *times, int64_t times_stride, int64_t count, const float *x, int64_t stride, int64_t width,
+                        const float *share, float *out, int64_t out_stride) {
+    int64_t j = 0;
+    for (; j + 2 * kPart <= width; j += 2 * kPart) combine<Count, 2>(times, times_stride, count, x + j, stride, share, out + j, out_stride);
+    for (; j < width; j += kPart) combine<Count, 1>(times, times_stride, count, x + j, stride, share, out + j, out_stride);
+}
+
+// Count queries in all heads.
+template <int Count>
+void look_some(const float *q, int64_t q_stride, const Looked &at, int64_t heads, int64_t size, float *out, int64_t out_stride) {
+    const int64_t room = round_up(at.count, kLanes);
+    auto *scores = static_cast<float *>(kernel_scratch(Count * room * 4));
+    constexpr float ones[] = {1, 1, 1, 1};
+    for (int64_t h = 0; h < heads; ++h) {
+        combine_all<Count>(q + h * size, q_stride, size, at.keys + h * size * room, room, room, ones, scores, room);
+        float shares[Count];
+        for (int row = 0; row < Count; ++row) shares[row] = soften(scores + row * room, at.count);
+        combine_all<Count>(scores, room, at.count, at.values + h * size, at.stride, size, shares, out + h * size, out_stride);
+    }
+}
+
+// As `attend`, but that a dot product is summed from its first column to its last.
+void look(const float *q, int64_t q_stride, int64_t n, const Looked &at, int64_t heads, int64_t size, float *out, int64_t out_stride) {
+    const auto some = [&](auto function, int64_t count) {
+        function(q, q_stride, at, heads, size, out, out_stride);
+        q += count * q_stride, out += count * out_stride, n -= count;
+    };
+    while (n >= 4) some(look_some<4>, 4);
+    if (n >= 2) some(look_some<2>, 2);
+    if (n >= 1) some(look_some<1>, 1);
 }
 
 // Logits of every row, [n, stride], those of `count` tokens from `first` on, padded with -infinity to whole 64: the likeliest stay, all
@@ -149,7 +205,7 @@ void rank(const float *logits, int64_t stride, int64_t first, int64_t count, con
 
 float rank_sum(const float *sums) { return sum(get<Lanes>(sums)); }
 
-constexpr RowKernels kRowKernels = {quantize, norm, attend, rank, rank_sum};
+constexpr RowKernels kRowKernels = {quantize, norm, attend, look, rank, rank_sum};
 
 }  // namespace
 }  // namespace zoo

@@ -1,4 +1,4 @@
-"""The native decoder in numpy (see `decoder`): slow, plain, and the definition of what it returns, bit for bit."""
+"""The native Transformer in numpy (see `decoder`): slow, plain, and the definition of what it returns, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.kernels.decoder import LANES, CrossAttention, Embed, Linear, Norm, Program, RowLinear, SelfAttention, Vocabulary
+from pipelines.kernels.decoder import (
+    LANES,
+    Attention,
+    CrossAttention,
+    Embed,
+    EncoderProgram,
+    Linear,
+    Norm,
+    Program,
+    RowLinear,
+    SelfAttention,
+    Step,
+    Vocabulary,
+)
 
 Floats = NDArray[np.float32]
 PANEL = 64  # columns of the vocabulary that are looked at together
@@ -81,13 +94,29 @@ def norm(x: Floats, scale: Floats, bias: Floats, epsilon: float) -> Floats:
 
 
 def attention(query: Floats, keys: Floats, values: Floats, heads: int) -> Floats:
-    """What one query [W] finds in keys and values [t, W]: [W]."""
-    count, width = keys.shape
-    scores = lanes(query.reshape(heads, -1) * keys.reshape(count, heads, -1)).T  # [heads, t]
+    """What one query [W] finds in keys and values [t, W]: [W]. The products are summed as in `lanes`."""
+    scores = lanes(query.reshape(heads, -1) * keys.reshape(len(keys), heads, -1)).T
+    return _weighted(scores, values)
+
+
+def attention_to(queries: Floats, keys: Floats, values: Floats, heads: int) -> Floats:
+    """What queries [n, W] find in the same keys and values [t, W]: [n, W]. The products are summed from the first column to the last."""
+    found = np.zeros_like(queries)
+    split = keys.reshape(len(keys), heads, -1).transpose(2, 1, 0)  # [size, heads, t]
+    for query, to in zip(queries, found, strict=True):
+        scores = np.zeros((heads, len(keys)), np.float32)
+        for factor, column in zip(query.reshape(heads, -1).T, split, strict=True):
+            scores = scores + factor[:, None] * column
+        to[:] = _weighted(scores, values)
+    return found
+
+
+def _weighted(scores: Floats, values: Floats) -> Floats:
+    """Values [t, W] by the softmax of their scores [heads, t]: [W]."""
     weights = exponential(scores - scores.max(axis=1, keepdims=True))
-    found = np.zeros((heads, width // heads), np.float32)
-    for t in range(count):
-        found = found + weights[:, t, None] * values[t].reshape(heads, -1)
+    found = np.zeros((len(scores), values.shape[1] // len(scores)), np.float32)
+    for each, value in zip(weights.T, values, strict=True):
+        found = found + each[:, None] * value.reshape(len(scores), -1)
     shared: Floats = (found * (np.float32(1) / lanes(weights))[:, None]).ravel()
     return shared
 
@@ -110,6 +139,45 @@ def likeliest(logits: Floats, count: int) -> tuple[Floats, NDArray[np.int32], ND
     return np.take_along_axis(logits, tokens, 1), tokens.astype(np.int32), norms
 
 
+def embedded(step: Embed, tokens: NDArray[np.int64], positions: NDArray[np.int64]) -> Floats:
+    """`Embed` of tokens and positions [n]: [n, W]."""
+    found: Floats = step.table[tokens].astype(np.float32) * step.scale[tokens, None] + step.positions[positions]
+    return found
+
+
+class Registers:
+    """What the registers of a program hold."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, tuple[Floats, bool]] = {}  # the rows, and whether they are known to be nowhere negative
+
+    def made(self, step: Step) -> tuple[Floats, bool]:
+        """What a `Norm` or a `Linear` makes of them."""
+        x, positive = self.held[step.input]  # type: ignore[union-attr]
+        if isinstance(step, Norm):
+            return norm(x, step.scale, step.bias, step.epsilon), False
+        assert isinstance(step, Linear)
+        residual = None if step.residual is None else self.held[step.residual][0]
+        return linear(step.layer, x, positive, step.relu, residual), step.relu and residual is None
+
+
+def encode(program: EncoderProgram, tokens: NDArray[np.int64]) -> Floats:
+    """The encoder's result of one sentence, float32 [tokens, W]."""
+    registers = Registers()
+    found: tuple[Floats, bool]
+    for step in program.steps:
+        match step:
+            case Embed():
+                found = embedded(step, tokens, np.arange(len(tokens))), False
+            case Attention():
+                query, keys, values = np.split(registers.held[step.input][0], 3, axis=1)
+                found = attention_to(query, keys, values, step.heads), False
+            case _:
+                found = registers.made(step)
+        registers.held[step.out] = found  # type: ignore[union-attr]
+    return found[0]
+
+
 class Decoding:
     """Sentences on their way through a program: a step function as `zoo.transformer_mt.decode.beam_search` takes it.
 
@@ -128,33 +196,28 @@ class Decoding:
         """See the class."""
         self.sentences = [self.sentences[each] for each in parents]
         self.caches = [[*self.caches[each], []] for each in parents]
-        registers: dict[int, tuple[Floats, bool]] = {}  # the rows, and whether they are known to be nowhere negative
-        logits = np.zeros((0, 0), np.float32)
+        registers = Registers()
         crossed = 0
-        for step in self.program.steps:
-            x, positive = registers[step.input] if not isinstance(step, Embed) else (np.zeros(0, np.float32), False)
-            made: tuple[Any, bool]
+        for step in self.program.steps[:-1]:
+            found: tuple[Any, bool]
             match step:
                 case Embed():
                     position = len(self.caches[0]) - 1 if self.caches else 0
-                    made = step.table[tokens].astype(np.float32) * step.scale[tokens, None] + step.positions[position], False
-                case Norm():
-                    made = norm(x, step.scale, step.bias, step.epsilon), False
-                case Linear():
-                    residual = None if step.residual is None else registers[step.residual][0]
-                    made = linear(step.layer, x, positive, step.relu, residual), step.relu and residual is None
+                    found = embedded(step, tokens, np.full(len(tokens), position)), False
                 case SelfAttention():
-                    made = np.stack([self._own(row, each, step.heads) for row, each in zip(self.caches, x, strict=True)]), False
+                    rows = registers.held[step.input][0]
+                    found = np.stack([self._own(row, each, step.heads) for row, each in zip(self.caches, rows, strict=True)]), False
                 case CrossAttention():
                     sources = [self.memories[each][crossed] for each in self.sentences]
-                    pairs = zip(x, sources, strict=True)
-                    made = np.stack([attention(q, keys, values, step.heads) for q, (keys, values) in pairs]), False
+                    pairs = zip(registers.held[step.input][0], sources, strict=True)
+                    found = np.concatenate([attention_to(q[None], keys, values, step.heads) for q, (keys, values) in pairs]), False
                     crossed += 1
-                case Vocabulary():
-                    logits = linear(step.layer, x, positive)
-                    break
-            registers[step.out] = made
-        return logits
+                case _:
+                    found = registers.made(step)
+            registers.held[step.out] = found  # type: ignore[union-attr]
+        last = self.program.steps[-1]
+        assert isinstance(last, Vocabulary)
+        return linear(last.layer, *registers.held[last.input])
 
     def _own(self, cache: list[list[Floats]], x: Floats, heads: int) -> Floats:
         query, rest = np.split(x, [len(x) // 3])

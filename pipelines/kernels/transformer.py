@@ -1,4 +1,4 @@
-"""A Transformer's frozen decoder graph as a program for the native decoder, and that decoder for users.
+"""A Transformer's frozen graph as programs for the native encoder and decoder.
 
 Matched by structure: pre- or post-LN, any number of layers, heads and widths, float weights or int8 ones behind DequantizeLinear. Q/DQ
 pairs on activations are looked through: the kernels quantize each row by itself.
@@ -6,24 +6,34 @@ pairs on activations are looked through: the kernels quantize each row by itself
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines import graph, kernels, plain
-from pipelines.errors import RequestError, ZooError
-from pipelines.kernels.decoder import LANES, CrossAttention, Embed, Linear, Norm, Program, RowLinear, SelfAttention, Step, Vocabulary
+from pipelines import graph, plain
+from pipelines.errors import RequestError
+from pipelines.kernels.decoder import (
+    LANES,
+    Attention,
+    CrossAttention,
+    Embed,
+    EncoderProgram,
+    Linear,
+    Norm,
+    Program,
+    RowLinear,
+    SelfAttention,
+    Step,
+    Vocabulary,
+)
 from pipelines.quantizers.steps import weight_parameters
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
-Translation = tuple[list[int], float]  # tokens without the end, and the score
 HIDDEN = -1e4  # what a mask adds at least, where attention must not look
 PROBE = 5  # tokens that masks are tried on
 
@@ -34,65 +44,24 @@ def program(model: ir.Model, source: str = "source", target: str = "target", mem
     All four are values by name; a graph that was cut at `memory` does as well. Float weights become int8 by the house's rule (max|W| / 127,
     per output channel). Raises RequestError, naming the operator and the reason, for what is no such decoder.
     """
-    return _Mapper(model, source, target, memory).map(logits)
+    return _Mapper(model, (source, target), memory).decoder(logits)
 
 
-class NativeDecoder:
-    """Translates from the encoder's results: beam search over the decoder of a frozen graph, in native code (see `program`).
+def encoder_program(model: ir.Model, source: str = "source", memory: str = "memory") -> EncoderProgram:
+    """The encoder of a graph, from tokens `source` to `memory`; as `program`. What hides padding is left out, for there will be none."""
+    return _Mapper(model, (source,), "").encoder(memory)
 
-    path: an ONNX file, a model, or a `Program`. threads: so many batches are decoded side by side, over one copy of the weights. isa: see
-    `kernels`. Raises RequestError for a graph that cannot be mapped, or without kernels.
-    """
 
-    def __init__(self, path: str | Path | ir.Model | Program, threads: int = 1, isa: str = "") -> None:
-        if threads < 1:
-            raise RequestError(f"threads must be 1 or more, not {threads}")
-        if not isinstance(path, Program):
-            path = program(path if isinstance(path, ir.Model) else graph.load(path))
-        self.threads = threads
-        self.words, self.positions, self.memory_width = path.words, path.positions, path.memory_width
-        self._native = kernels.decoder(path, isa)
-
-    @property
-    def isa(self) -> str:
-        """The instruction set in use."""
-        return str(self._native.isa)
-
-    def translate(
-        self,
-        memory: Floats | Sequence[Floats],
-        limits: Sequence[int] | NDArray[np.int64],
-        lengths: Sequence[int] | NDArray[np.int64] | None = None,
-        *,
-        start: int,
-        end: int | None,
-        beam: int = 4,
-        best: int = 1,
-        length_penalty: float = 1.0,
-        slots: int = 32,
-    ) -> list[list[Translation]]:
-        """The `best` translations of each sentence, the highest score first, as `zoo.transformer_mt.decode.beam_search` finds them.
-
-        memory: the encoder's result of each sentence, float32 [source, width]; or all, packed [sum of lengths, width], with `lengths`.
-        limits: most tokens of each, its end included. end: None lets all sentences go on to their limit. slots: sentences in the batch
-        of a thread; one that is done leaves it, the next one, in the order given, takes its place: results depend on neither. Python
-        runs on meanwhile; Ctrl-C ends it within a step. Raises RequestError for arrays or options that do not fit, ZooError for results
-        that are no numbers.
-        """
-        if lengths is None:
-            parts = list(memory)
-            lengths = [len(each) for each in parts]
-            memory = np.concatenate(parts) if parts else np.zeros((0, self.memory_width), np.float32)
-        arrays = (kernels.plain(np.asarray(memory)), *(np.ascontiguousarray(each, np.int64) for each in (lengths, limits)))
-        try:
-            found: list[list[Translation]] = self._native.translate(
-                *arrays, start, -1 if end is None else end, beam, best, float(length_penalty), slots, self.threads
-            )
-        except (TypeError, ValueError) as error:
-            raise RequestError(f"the native decoder cannot translate this: {graph.one_line(error)}") from error
-        except RuntimeError as error:
-            raise ZooError(graph.one_line(error)) from error
-        return found
+def programs(model: ir.Model) -> tuple[EncoderProgram, Program]:
+    """Both. Embeddings that are the same integers, by tokens, are one array; those of the vocabulary's weights are these, transposed."""
+    encoder, decoder = encoder_program(model), program(model)
+    table = decoder.vocabulary.layer.weight.T
+    if not np.array_equal(table, decoder.embedding.table):
+        table = decoder.embedding.table
+    decoder = changed(decoder, steps=[changed(decoder.embedding, table=table), *decoder.steps[1:]])
+    if np.array_equal(table, encoder.embedding.table):
+        encoder = changed(encoder, steps=[changed(encoder.embedding, table=table), *encoder.steps[1:]])
+    return encoder, decoder
 
 
 @dataclass(frozen=True)
@@ -136,17 +105,16 @@ class _Heads:
 
 
 class _Mapper:
-    def __init__(self, model: ir.Model, source: str, target: str, memory: str) -> None:
-        self.model, self.names, self.memory = model, (source, target), memory
+    def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str) -> None:
+        self.model, self.names, self.memory = model, names, memory  # names: inputs of tokens, the last are those embedded
+        self.what = "decoder" if memory else "encoder"
         self.steps: list[Step] = []
         self.registers: dict[ir.Value, int] = {}
         self.heads: dict[int, _Heads] = {}  # of a register that is padded
         self.width = 0  # of the memory
 
-    def map(self, logits: str) -> Program:
-        last = next((each for each in self.model.graph.outputs if each.name == logits), None)
-        if last is None:
-            raise RequestError(f"the graph {self.model.graph.name} has no output {logits}")
+    def decoder(self, logits: str) -> Program:
+        last = self.value(logits)
         dense = self.dense(last)
         if dense is None:
             self.refuse(last, "wanted a matrix product with constant weights, the vocabulary")
@@ -156,6 +124,20 @@ class _Mapper:
         if not self.width:
             self.refuse(last, f"nothing before it looks at the encoder's result, the value {self.memory}")
         return Program(_reused(self.steps), self.width)
+
+    def encoder(self, memory: str) -> EncoderProgram:
+        last = self.value(memory)
+        self.plain(last, last)
+        if not isinstance(self.steps[0], Embed):
+            self.refuse(last, "found no embedding of the source tokens before it")
+        return EncoderProgram(_reused(self.steps))
+
+    def value(self, name: str) -> ir.Value:
+        """An output of the graph, or any value of it."""
+        found = (each for each in (*self.model.graph.outputs, *(one for node in self.model.graph for one in node.outputs)))
+        if (value := next((each for each in found if each.name == name), None)) is None:
+            raise RequestError(f"the graph {self.model.graph.name} has no value {name}")
+        return value
 
     def refuse(self, value: ir.Value, why: str) -> NoReturn:
         node = value.producer()
@@ -287,11 +269,11 @@ class _Mapper:
             return self.linear(dense)
         if graph.standard(node, "Add"):
             return self.sum(value, node)
-        if graph.standard(node, "GatherND", "Gather"):
+        if self.memory and graph.standard(node, "GatherND", "Gather"):
             return self.newest(value, node)
         if graph.standard(node, "Reshape"):
             return self.attention(value, node)
-        self.refuse(value, "no step of a decoder computes this")
+        self.refuse(value, f"no step of the {self.what} computes this")
 
     def norm(self, value: ir.Value, node: ir.Node) -> int:
         scale = self.constant(node.inputs[1])
@@ -340,7 +322,7 @@ class _Mapper:
         return self.register(at)
 
     def lookup(self, value: ir.Value) -> tuple[ir.Node, float] | None:
-        """The Gather of the target's embeddings, and what they are multiplied by."""
+        """The Gather of the embeddings, and what they are multiplied by."""
         times = 1.0
         while (node := value.producer()) is not None and graph.standard(node, "Mul", "Div"):
             factor = self.scalar(node.inputs[1])
@@ -353,7 +335,7 @@ class _Mapper:
         if node is None or not graph.standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
             return None
         indices = self.real(node.inputs[1])
-        return (node, times) if indices.producer() is None and indices.name == self.names[1] else None
+        return (node, times) if indices.producer() is None and indices.name == self.names[-1] else None
 
     def embed(self, value: ir.Value, gather: ir.Node, times: float, positions: ir.Value) -> int:
         table = self.constant(gather.inputs[0])
@@ -399,7 +381,7 @@ class _Mapper:
         product = self.transposed(value, joined, [0, 2, 1, 3]).producer()
         soft = None if product is None or not graph.standard(product, "MatMul") else self.real(product.inputs[0]).producer()
         if product is None or soft is None or not graph.standard(soft, "Softmax") or soft.attributes.get_int("axis", -1) not in (-1, 3):
-            self.refuse(value, "no step of a decoder reshapes, but attention that joins its heads: Softmax, MatMul, Transpose, Reshape")
+            self.refuse(value, f"no step of the {self.what} reshapes, but attention that joins heads: Softmax, MatMul, Transpose, Reshape")
         times, masks, scores = 1.0, [], self.real(soft.inputs[0])
         while (each := scores.producer()) is not None and graph.standard(each, "Div", "Mul", "Add"):
             factor = self.scalar(each.inputs[1])
@@ -423,18 +405,18 @@ class _Mapper:
             self.refuse(value, "queries, keys and values have other heads than each other")
         query, key, values = heads.dense(query, times * more * most), heads.dense(key), heads.dense(values)
         own = key.x is values.x and key.x is query.x
-        self.check(value, masks, own)
+        self.check(value, masks, own and bool(self.memory))
         if own:
             merged = _Dense(query.x, *(np.concatenate([getattr(part, name) for part in (query, key, values)], -1) for name in FORM))
-            out = self.add(SelfAttention, self.linear(merged), heads.count)
-        elif key.x is values.x and key.x.name == self.memory:
+            out = self.add(SelfAttention if self.memory else Attention, self.linear(merged), heads.count)
+        elif key.x is values.x and self.memory and key.x.name == self.memory:
             layer = _Dense(key.x, *(np.concatenate([getattr(part, name) for part in (key, values)], -1) for name in FORM)).layer()
             if self.width not in (0, layer.inputs):
                 self.refuse(value, f"it takes a memory of width {layer.inputs}, others {self.width}")
             self.width = layer.inputs
             out = self.add(CrossAttention, self.linear(query), layer, heads.count)
         else:
-            self.refuse(value, f"its keys and values come neither from its queries' input nor from {self.memory}")
+            self.refuse(value, f"its keys and values come neither from its queries' input nor from {self.memory or 'elsewhere'}")
         if heads.room != heads.size:
             self.heads[out] = heads
         return out
@@ -479,7 +461,7 @@ class _Mapper:
         return dense, _Heads(count, width // count), times
 
     def check(self, value: ir.Value, masks: list[ir.Value | None], own: bool) -> None:
-        """Self-attention looks at no later token; all is looked at else."""
+        """A decoder looks at no later token of its own; all is looked at else."""
         total: Array = np.zeros((PROBE, PROBE), np.float32)
         for each in masks:
             total = total + self.tried(value, each).reshape(-1, PROBE)

@@ -24,7 +24,7 @@ from pipelines.engine import BF16, Session, load
 from pipelines.errors import RequestError
 from pipelines.evaluate import compare_translations
 from pipelines.files import replacing
-from pipelines.kernels.transformer import NativeDecoder
+from pipelines.kernels.translator import NativeTranslator
 from pipelines.pipeline import Pipeline, model_file
 from pipelines.progress import progress
 from pipelines.tables import FORMATS, writing
@@ -91,7 +91,7 @@ class TranslationPipeline(Pipeline):
     """Translates sentences; see `zoo.pipeline`. Attributes that may be set: beam (1: greedy search), best (how many translations of each
     sentence), length_penalty (0 to 1; see `beam_search`).
 
-    engine: "auto" is onnxruntime, and OpenVINO for bf16; "native" decodes int8 in native code. batch_size: sentences at once, at most;
+    engine: "auto" is onnxruntime, and OpenVINO for bf16; "native" computes int8 in native code. batch_size: sentences at once, at most;
     fewer, where they are long.
     """
 
@@ -117,12 +117,9 @@ class TranslationPipeline(Pipeline):
     def _open(self, name: str) -> None:
         """Sessions of a model file: of the search in one graph, where the engine has it and the decoder such a form."""
         self._whole: Session | None = None
-        self._native: NativeDecoder | None = None
+        self._native: NativeTranslator | None = None
         if self._engine == "native":
-            path = self.folder.ensure(name)
-            whole = graph.load(path)
-            self._native = NativeDecoder(whole, self.threads)
-            self._encoder = load(path, "onnxruntime", self.threads, self.precision, graph.serialized(graph.part(whole, *ENCODER)))
+            self._native = NativeTranslator(self.folder.ensure(name), self.threads)
             machine.trim()
             return
         if self._engine == "onnxruntime":
@@ -191,27 +188,22 @@ class TranslationPipeline(Pipeline):
         found: list[list[Hypothesis]] = [[Hypothesis([], 0.0)] * self.best for _ in sentences]
         full = [i for i, each in enumerate(sentences) if len(each) > 1]
         order = sorted(full, key=lambda i: len(sentences[i]))
-        parts = [order[a:b] for a, b in by_tokens([len(sentences[i]) for i in order], AVERAGE * self.batch_size, self.batch_size)]
         if self._native is not None:
-            return self._decode(self._native, sentences, parts, found)
-        for part in parts:
-            for i, each in zip(part, self._search([sentences[i] for i in part]), strict=True):
+            return self._translated(self._native, sentences, order[::-1], found)
+        for a, b in by_tokens([len(sentences[i]) for i in order], AVERAGE * self.batch_size, self.batch_size):
+            for i, each in zip(order[a:b], self._search([sentences[i] for i in order[a:b]]), strict=True):
                 found[i] = each
         return found
 
-    def _decode(
-        self, native: NativeDecoder, sentences: Sequence[Tokens], parts: Sequence[Sequence[int]], found: list[list[Hypothesis]]
+    def _translated(
+        self, native: NativeTranslator, sentences: Sequence[Tokens], order: Sequence[int], found: list[list[Hypothesis]]
     ) -> list[list[Hypothesis]]:
-        """Encode in `parts`, then decode all at once: a sentence that is done makes room for the next."""
+        """All at once, in this order, the longest first: a sentence that is done makes room for the next."""
         require(self.beam, self.best, len(self.vocabulary))
-        memories = []
-        for part in parts:
-            memory = self._encoder.run({"source": padded([sentences[i] for i in part])})["memory"]
-            memories += [row[: len(sentences[i])] for i, row in zip(part, memory, strict=True)]
-        order = [i for part in parts for i in part]
         limits = [limit(len(sentences[i]), POSITIONS) for i in order]
         options = {"beam": self.beam, "best": self.best, "length_penalty": self.length_penalty, "slots": self.batch_size}
-        for i, each in zip(order, native.translate(memories, limits, start=START, end=END, **options), strict=True):  # type: ignore[arg-type]
+        chosen = [sentences[i] for i in order]
+        for i, each in zip(order, native.translate(chosen, limits, start=START, end=END, **options), strict=True):  # type: ignore[arg-type]
             found[i] = [Hypothesis(tokens, score) for tokens, score in each]
         return found
 

@@ -1,0 +1,74 @@
+"""The native Transformer for users: tokens to translations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines import graph, kernels
+from pipelines.errors import RequestError, ZooError
+from pipelines.kernels.transformer import programs
+
+Translation = tuple[list[int], float]  # tokens without the end, and the score
+
+
+class NativeTranslator:
+    """Translates tokens: encoder and beam search over the decoder of a frozen graph, in native code (see `transformer`).
+
+    path: an ONNX file or a model. threads: so many batches are translated side by side, over one copy of the weights. isa: see `kernels`.
+    Raises RequestError for a graph that cannot be mapped, or without kernels.
+    """
+
+    def __init__(self, path: str | Path | ir.Model, threads: int = 1, isa: str = "") -> None:
+        if threads < 1:
+            raise RequestError(f"threads must be 1 or more, not {threads}")
+        model = path if isinstance(path, ir.Model) else graph.load(path)
+        encoder, decoder = programs(model)
+        self.threads = threads
+        self.longest, self.positions = encoder.positions, decoder.positions
+        self._decoder = kernels.compiled(decoder, isa)
+        self._encoder = kernels.compiled(encoder, isa, (decoder, self._decoder))
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return str(self._decoder.isa)
+
+    def translate(
+        self,
+        sources: Sequence[NDArray[np.int32]],
+        limits: Sequence[int] | NDArray[np.int64],
+        *,
+        start: int,
+        end: int | None,
+        beam: int = 4,
+        best: int = 1,
+        length_penalty: float = 1.0,
+        slots: int = 32,
+    ) -> list[list[Translation]]:
+        """The `best` translations of each sentence, the highest score first, as `zoo.transformer_mt.decode.beam_search` finds them.
+
+        sources: tokens of each, integers [1 to `longest`]. limits: most tokens of each translation, its end included, at most `positions`.
+        end: None lets all go on to their limit. slots: sentences in the batch of a thread; one that is done leaves it, the next one, in the
+        order given, takes its place: results depend on neither. Python runs on meanwhile; Ctrl-C ends it within a step. Raises RequestError
+        for tokens or options that do not fit, ZooError for results that are no numbers.
+        """
+        tokens = np.concatenate([np.asarray(each).ravel() for each in sources]) if len(sources) else np.zeros(0, np.int32)
+        if tokens.dtype.kind not in "iu" or (tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < 2**31):
+            raise RequestError(f"the native translator takes tokens, integers of 32 bits from 0 on; found others, or {tokens.dtype}")
+        lengths = np.array([len(each) for each in sources], np.int64)
+        arrays = (tokens.astype(np.int32), lengths, np.ascontiguousarray(limits, np.int64))
+        last = -1 if end is None else end
+        try:
+            found: list[list[Translation]] = self._decoder.translate(
+                self._encoder, *arrays, start, last, beam, best, float(length_penalty), slots, self.threads
+            )
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"the native translator cannot translate this: {graph.one_line(error)}") from error
+        except RuntimeError as error:
+            raise ZooError(graph.one_line(error)) from error
+        return found
