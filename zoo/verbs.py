@@ -447,7 +447,9 @@ def doctor() -> dict[str, Any]:
         "advice": machine.VNNI if machine.has_vnni() else machine.NO_VNNI,
         "versions": machine.versions(),
         "engines": {name: _check_engine(name) if name in available() else "not installed" for name in STOCK},
-        "kernels": kernels.missing() or f"ok: {', '.join(kernels.isas())}",
+        "kernels": f"{reason}; until then onnxruntime and openvino compute all"
+        if (reason := kernels.missing())
+        else f"ok: {', '.join(kernels.isas())}",
         "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": hub.offline(), "ZOO_MIRROR": hub.mirror()},
         "cache": {"files": len(files), "megabytes": round(sum(each.stat().st_size for each in files) / 1e6, 1)},
         "models": zoo.names(),

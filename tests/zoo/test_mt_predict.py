@@ -112,6 +112,23 @@ def test_native_code_translates_like_the_graph_and_alike_in_any_batch(translator
         zoo.pipeline(translator, precision="fp32", engine="native")
 
 
+def test_auto_is_native_code_where_it_can_be(translator, monkeypatch, caplog):
+    assert zoo.pipeline(translator).engine == ("native" if kernels.isas() else "onnxruntime")
+    assert zoo.pipeline(translator, "fp32").engine == "onnxruntime"
+
+    def refuse(*_):
+        raise RequestError("no such decoder")
+
+    monkeypatch.setattr(kernels, "isas", lambda: ["portable"])
+    monkeypatch.setattr(predict, "NativeTranslator", refuse)
+    assert zoo.pipeline(translator).engine == "onnxruntime"
+    assert "no such decoder; onnxruntime translates instead" in caplog.text
+    with pytest.raises(RequestError, match="no such decoder"):
+        zoo.pipeline(translator, engine="native")
+    monkeypatch.setattr(kernels, "isas", list)  # compiled without
+    assert zoo.pipeline(translator).engine == "onnxruntime"
+
+
 def test_batches_are_of_like_lengths_and_no_larger_than_allowed(translator, texts, monkeypatch):
     pipeline, shapes = zoo.pipeline(translator, precision="fp32", batch_size=4), []
     search = predict.TranslationPipeline._search

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import graph, machine
+from pipelines import graph, kernels, machine
 from pipelines.batches import Batch
 from pipelines.build import ModelFolder, derived
 from pipelines.engine import BF16, Session, load
@@ -91,8 +91,8 @@ class TranslationPipeline(Pipeline):
     """Translates sentences; see `zoo.pipeline`. Attributes that may be set: beam (1: greedy search), best (how many translations of each
     sentence), length_penalty (0 to 1; see `beam_search`).
 
-    engine: "auto" is onnxruntime, and OpenVINO for bf16; "native" computes int8 in native code. batch_size: sentences at once, at most;
-    fewer, where they are long.
+    engine: "native" computes int8 in native code, and is what "auto" takes where there are kernels; else it is onnxruntime, for bf16
+    OpenVINO. batch_size: sentences at once, at most; fewer, where they are long.
     """
 
     BATCH_SIZE: ClassVar[int] = 32
@@ -108,20 +108,27 @@ class TranslationPipeline(Pipeline):
         self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None
     ) -> None:
         super().__init__(folder, precision, "auto", threads, batch_size)
-        self._engine = engine if engine != "auto" else "openvino" if precision == BF16 else "onnxruntime"
-        name = model_file(precision, self._engine)
-        self._open(name if self._engine != "native" else model_file(precision, "onnxruntime"))
+        self._open(engine)
         self.vocabulary = Vocabulary.read(folder.verify(VOCABULARY))
         self.max_length = int(folder.preprocessing["max_length"])
 
-    def _open(self, name: str) -> None:
-        """Sessions of a model file: of the search in one graph, where the engine has it and the decoder such a form."""
+    def _open(self, engine: str) -> None:
+        """Native code; sessions of the search in one graph, where the engine has it and the decoder such a form; or of the naive graph."""
         self._whole: Session | None = None
         self._native: NativeTranslator | None = None
-        if self._engine == "native":
-            self._native = NativeTranslator(self.folder.ensure(name), self.threads)
-            machine.trim()
-            return
+        self._engine = engine if engine != "auto" else "openvino" if self.precision == BF16 else "onnxruntime"
+        name = model_file(self.precision, self._engine)
+        if engine == "native" or (engine == "auto" and self.precision == "int8" and kernels.isas()):
+            try:
+                self._native = NativeTranslator(self.folder.ensure(model_file(self.precision, "onnxruntime")), self.threads)
+            except RequestError as error:
+                if engine == "native":
+                    raise
+                logger.warning("%s; onnxruntime translates instead", error)
+            else:
+                self._engine = "native"
+                machine.trim()
+                return
         if self._engine == "onnxruntime":
             try:
                 path = derived(self.folder, name, "search", FORM, lambda model: search(incremental(model)))
