@@ -8,6 +8,8 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from pipelines.kernels.decoder import (
     CrossAttention,
     Embed,
     EncoderProgram,
+    Levels,
     Linear,
     Norm,
     Program,
@@ -41,10 +44,10 @@ def floats(rng, *shape, scale=1.0):
     return (rng.standard_normal(shape) * scale).astype(np.float32)
 
 
-def dense(rng, inputs, outputs, scale=1.0):
+def dense(rng, inputs, outputs, scale=1.0, levels=None):
     weight = rng.integers(-127, 128, (inputs, outputs)).astype(np.int8)
     return RowLinear(
-        weight, (rng.uniform(0.5, 1.5, outputs) * scale / (73 * inputs**0.5)).astype(np.float32), floats(rng, outputs, scale=0.1)
+        weight, (rng.uniform(0.5, 1.5, outputs) * scale / (73 * inputs**0.5)).astype(np.float32), floats(rng, outputs, scale=0.1), levels
     )
 
 
@@ -72,6 +75,33 @@ def test_rows_are_quantized_alike(isa, positive, n, width, seed):
 
 
 @every_isa
+@given(st.integers(0, 20), st.integers(1, 300), st.sampled_from([1e-42, 0.0173, 3.0, 1e30]), st.integers(0, 255), st.integers(0, 2**32))
+@settings(deadline=None)
+def test_rows_are_quantized_alike_by_given_levels(isa, n, width, scale, zero, seed):
+    rng = np.random.default_rng(seed)
+    scale = float(np.float32(scale))
+    x = floats(rng, n, width) * np.float32(100 * scale)
+    x[rng.random(x.shape) < 0.2] = rng.integers(-300, 300) * np.float32(scale / 2)  # ties
+    x[rng.random(x.shape) < 0.1] = rng.choice([-1, 1]) * np.float32(1e38)
+    rows, scales = native.quantize_rows(x, False, isa, (scale, zero))
+    wanted = rowwise.quantize(x, levels=Levels(scale, zero))
+    same(rows, wanted[0])
+    same(scales[:, 0], wanted[1])
+
+
+@pytest.mark.parametrize("zero", [0, 113, 255])
+def test_given_levels_are_those_of_onnx(zero):
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> it (float[n, 500] x) => (uint8[n, 500] y)
+        <float scale = {{0.0173}}, uint8 zero = {{{zero}}}> {{ y = QuantizeLinear(x, scale, zero) }}"""
+    )
+    rng = np.random.default_rng(zero)
+    x = np.concatenate([floats(rng, 50, 500), rng.integers(-400, 400, (50, 500)).astype(np.float32) * np.float32(0.0173) / 2])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    same(rowwise.quantize(x, levels=Levels(float(np.float32(0.0173)), zero))[0], session.run(None, {"x": x})[0])
+
+
+@every_isa
 def test_a_quantized_row_is_close_to_what_it_was(isa):
     x = floats(np.random.default_rng(1), 50, 100)
     rows, scale = native.quantize_rows(x, False, isa)
@@ -80,10 +110,11 @@ def test_a_quantized_row_is_close_to_what_it_was(isa):
 
 @every_isa
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_no_number_has_no_finite_scale(isa, odd):
+@pytest.mark.parametrize("levels", [None, (0.02, 7)])
+def test_a_row_that_is_no_number_has_no_finite_scale(isa, odd, levels):
     x = floats(np.random.default_rng(1), 3, 40)
     x[1, 17] = odd
-    _, scale = native.quantize_rows(x, False, isa)
+    _, scale = native.quantize_rows(x, False, isa, levels)
     assert np.isfinite(scale[:, 0]).tolist() == [True, False, True]
 
 
@@ -100,6 +131,8 @@ def test_layers_are_normalized_alike(isa, n, width, seed):
     np.testing.assert_allclose(found, exact * scale + bias, atol=1e-4)
     same(rows, rowwise.quantize(wanted)[0])
     same(scales[:, 0], rowwise.quantize(wanted)[1])
+    _, rows, _ = native.layer_norm(x, scale, bias, 1e-5, isa, (0.5, 99))
+    same(rows, rowwise.quantize(wanted, levels=Levels(0.5, 99))[0])
 
 
 @every_isa
@@ -149,6 +182,12 @@ def test_wide_layers_are_alike(isa, inputs):
     rng = np.random.default_rng(inputs)
     layer, x = dense(rng, inputs, 200), floats(rng, 11, inputs)
     same(native.RowLinear(layer.weight, layer.scale, layer.shift, False, isa)(x, False, None), rowwise.linear(layer, x))
+    for zero in (0, 40, 255):
+        fixed = replace(layer, levels=Levels(0.015625, zero))
+        made = native.RowLinear(layer.weight, layer.scale, layer.shift, False, isa, (0.015625, zero))
+        same(made(x, False, None), rowwise.linear(fixed, x))
+        for found, wanted in zip(made.likeliest(x, 3)[:2], rowwise.likeliest(rowwise.linear(fixed, x), 3), strict=False):
+            same(found, wanted)
 
 
 @every_isa
@@ -172,13 +211,14 @@ def test_the_likeliest_are_alike(isa, n, inputs, words, data, seed):
 # --- whole translations
 
 
-def program(rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=40, pre=True, sharp=4.0, memory=24):
+def program(rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=40, pre=True, sharp=4.0, memory=24, fixed=False):
     """A decoder of random weights, pre- or post-LN; `sharp` logits have no near ties."""
     width = heads * size
     count = iter(range(1000))
+    levels = Levels(0.03, 120) if fixed else None
 
     def linear(at, inputs, outputs, **more):
-        steps.append(Linear(at, dense(rng, inputs, outputs), next(count), **more))
+        steps.append(Linear(at, dense(rng, inputs, outputs, levels=levels), next(count), **more))
         return steps[-1].out
 
     def norm(at):
@@ -195,12 +235,12 @@ def program(rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=40, 
                 steps.append(SelfAttention(linear(y, width, 3 * width), heads, next(count)))
                 x = linear(steps[-1].out, width, width, residual=x)
             elif kind == "cross":
-                steps.append(CrossAttention(linear(y, width, width), dense(rng, memory, 2 * width), heads, next(count)))
+                steps.append(CrossAttention(linear(y, width, width), dense(rng, memory, 2 * width, levels=levels), heads, next(count)))
                 x = linear(steps[-1].out, width, width, residual=x)
             else:
                 x = linear(linear(y, width, hidden, relu=True), hidden, width, residual=x)
             x = x if pre else norm(x)
-    steps.append(Vocabulary(norm(x) if pre else x, dense(rng, width, words, scale=sharp)))
+    steps.append(Vocabulary(norm(x) if pre else x, dense(rng, width, words, scale=sharp, levels=levels)))
     return Program(steps, memory)
 
 
@@ -245,9 +285,10 @@ def search(native_decoder, memories, limits, beam=4, best=1, penalty=1.0, slots=
 @every_isa
 @pytest.mark.parametrize("pre", [True, False])
 @pytest.mark.parametrize(("beam", "best", "penalty"), [(1, 1, 1.0), (4, 1, 1.0), (4, 4, 0.6), (3, 2, 0.0), (16, 3, 1.0)])
-def test_translations_are_those_of_the_reference(isa, pre, beam, best, penalty):
+@pytest.mark.parametrize("fixed", [False, True])
+def test_translations_are_those_of_the_reference(isa, pre, beam, best, penalty, fixed):
     rng = np.random.default_rng(beam)
-    made = program(rng, pre=pre)
+    made = program(rng, pre=pre, fixed=fixed)
     memories = [floats(rng, length, 24) for length in rng.integers(1, 20, 25)]
     limits = rng.integers(1, 20, 25)
     found = search(kernels.compiled(made, isa), memories, limits, beam, best, penalty)
@@ -423,6 +464,8 @@ def test_steps_that_do_not_fit_are_refused_by_both():
         "not the one that it reads": lambda steps: steps.__setitem__(1, replace(steps[1], out=0)),
         "words": lambda steps: steps.__setitem__(-1, replace(steps[-1], layer=dense(rng, 32, 61))),
         "epsilon": lambda steps: steps.__setitem__(1, replace(steps[1], epsilon=-1.0)),
+        "another by": lambda steps: steps.insert(3, replace(steps[2], layer=replace(steps[2].layer, levels=Levels(0.5, 3)), out=99)),
+        "quantized by": lambda steps: steps.__setitem__(7, replace(steps[7], layer=replace(steps[7].layer, levels=Levels(0.5, 3)))),
     }
     for match, change in changes.items():
         steps = list(good.steps)
@@ -444,6 +487,11 @@ def test_layers_that_could_overflow_are_refused():
         RowLinear(weight, one, one * np.inf)
     with pytest.raises(ValueError, match="not finite"):
         native.RowLinear(weight, one, one * np.nan, False, "")
+    for scale, zero in ((0.0, 3), (np.nan, 3), (np.inf, 3), (1.0, -1), (1.0, 256)):
+        with pytest.raises(RequestError, match="zero point"):
+            Levels(scale, zero)
+        with pytest.raises(ValueError, match="zero point"):
+            native.RowLinear(weight, one, one, False, "", (scale, zero))
 
 
 def long_work():

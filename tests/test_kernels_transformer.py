@@ -11,10 +11,12 @@ from pipelines import graph, kernels, plain
 from pipelines.calibrator import Calibrator
 from pipelines.errors import RequestError, ZooError
 from pipelines.kernels import rowwise
-from pipelines.kernels.decoder import Attention, CrossAttention, Embed, Linear, Norm, SelfAttention, Vocabulary
+from pipelines.kernels.decoder import Attention, CrossAttention, Embed, Levels, Linear, Norm, SelfAttention, Vocabulary
 from pipelines.kernels.transformer import encoder_program, program, programs
 from pipelines.kernels.translator import NativeTranslator
+from pipelines.quantizers.steps import weight_parameters
 from pipelines.rewrite import rewrite
+from zoo.transformer_mt import ENTRY
 from zoo.transformer_mt.data import END, START
 from zoo.transformer_mt.decode import beam_search, limit
 from zoo.transformer_mt.freeze import export
@@ -56,6 +58,14 @@ def memories(model, sources):
 def logits_of(model, source, target):
     [found] = plain.run(plain.session(model, "the test needs"), {"source": source[None], "target": target[None]})
     return found[0]
+
+
+def calibrated(model, path):
+    """The model in int8, as it is saved at `path`."""
+    calibrator, rng = Calibrator(model, ENTRY.recipe), np.random.default_rng(0)
+    calibrator.feed({"source": rng.integers(4, WORDS, (8, 7)), "target": rng.integers(4, WORDS, (8, 6))})
+    calibrator.save(path)
+    return graph.load(path)
 
 
 @pytest.mark.parametrize("form", list(FORMS))
@@ -102,14 +112,10 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
     wanted, encoding = program(model), encoder_program(model)
     rewritten = model.clone()
     rewrite(rewritten, passes())
-    calibrator = Calibrator(model)
-    rng = np.random.default_rng(0)
-    calibrator.feed({"source": rng.integers(4, WORDS, (8, 7)), "target": rng.integers(4, WORDS, (8, 6))})
-    calibrator.save(tmp_path / "int8.onnx")
     half = model.clone()
     graph.compress_fp16(half)
     small = {"rewritten": 0, "half": 0.009, "int8": 0.03}  # of the largest weight: a step, a few steps
-    quantized = graph.load(tmp_path / "int8.onnx")
+    quantized = calibrated(model, tmp_path / "int8.onnx")
     for kind, other in (("rewritten", rewritten), ("half", half), ("int8", quantized)):
         found, encoded = program(other), encoder_program(other)
         for one, two in zip([*encoded.steps, *found.steps], [*encoding.steps, *wanted.steps], strict=True):
@@ -117,6 +123,7 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
             for name, value in vars(one).items():
                 same = getattr(two, name)
                 if name == "layer":
+                    assert isinstance(value.levels, Levels if kind == "int8" else type(None))
                     exact = same.weight * same.scale
                     np.testing.assert_allclose(value.weight * value.scale, exact, atol=np.abs(exact).max() * small[kind] + 1e-7)
                 elif isinstance(value, np.ndarray) and value.dtype == np.float32:
@@ -152,6 +159,59 @@ def test_translations_are_those_of_the_reference_and_near_the_float_model(pre, b
             exact = [beam_search(each, np.array([most]), **options)[0] for each, most in zip(decoding, limits, strict=True)]
         first = [one[0][0][:1] == two[0].tokens[:1] for one, two in zip(found, exact, strict=True)]
         assert np.mean(first) > 0.9  # of random weights: int8 changes the rest of a translation after any close call
+
+
+def pairs_of(model, value):
+    """The scale and zero point of the QuantizeLinear of a value."""
+    [node] = [each for each in model.graph if each.op_type == "QuantizeLinear" and each.inputs[0].name == value]
+    return Levels(*(graph.constant(each).item() for each in node.inputs[1:]))
+
+
+@pytest.mark.parametrize("pre", [True, False])
+def test_layers_take_their_input_as_the_graph_quantizes_it(pre, tmp_path):
+    model = calibrated(export(network(pre=pre)), tmp_path / "int8.onnx")
+    encoder, decoder = programs(model)
+    crosses = [each for each in decoder.steps if isinstance(each, CrossAttention)]
+    assert {each.layer.levels for each in crosses} == {pairs_of(model, "memory")}
+    assert decoder.vocabulary.layer.levels == pairs_of(model, "last")
+    assert pairs_of(model, "encoder.0.feed.relu").zero == 0
+    inner = [each.layer.levels for each in encoder.steps if isinstance(each, Linear)]
+    assert pairs_of(model, "encoder.0.feed.relu") in inner
+    assert pairs_of(model, "encoder.0.attention.found") in inner  # quantized before its heads are joined
+    found = [each.layer.levels for program in (encoder, decoder) for each in program.steps if hasattr(each, "layer")]
+    quantized = [each for each in model.graph if each.op_type == "QuantizeLinear"]
+    assert None not in found and len(set(found)) == len(quantized)
+
+
+def test_rows_that_layers_take_by_other_levels_go_by_their_own_ranges(tmp_path):
+    model = calibrated(export(network(pre=True)), tmp_path / "int8.onnx")
+    product = next(each for each in model.graph if each.op_type == "MatMul" and each.inputs[0].name.startswith("memory.dequantized"))
+    product.replace_input_with(0, product.inputs[0].producer().inputs[0].producer().inputs[0])  # not quantized
+    decoder = program(model)
+    levels = [each.layer.levels for each in decoder.steps if isinstance(each, CrossAttention)]
+    assert len(levels) == 2 and (levels == [None, None])
+    assert decoder.vocabulary.layer.levels is not None
+
+
+@pytest.mark.skipif(kernels.native() is None, reason=kernels.missing())
+@pytest.mark.parametrize("form", ["small", "odd heads"])
+@pytest.mark.parametrize("pre", [True, False])
+def test_translations_of_an_int8_graph_are_those_of_onnxruntime(form, pre, tmp_path):
+    net = network(form, pre)
+    with torch.no_grad():  # the kernels' table is int8, a scale a row; the graph's is float
+        scale, integers = weight_parameters(net.embedding.weight.numpy(), 0)
+        net.embedding.weight[:] = torch.from_numpy(integers * scale[:, None])
+    model = calibrated(export(net), tmp_path / "int8.onnx")
+    sources = sentences(30, np.random.default_rng(1))
+    found = NativeTranslator(model).translate(sources, [12] * 30, start=START, end=END, beam=1)
+    session, same = plain.session(model, "the test needs"), 0
+    for source, [(tokens, _)] in zip(sources, found, strict=True):
+        target = [START]
+        while len(target) < 13 and END not in target:
+            [logits] = plain.run(session, {"source": source[None], "target": np.array([target])})
+            target.append(int(logits[0].argmax()))
+        same += [each for each in target[1:] if each != END] == tokens
+    assert same >= 29  # a value between two bytes may go either way
 
 
 def changed(change):

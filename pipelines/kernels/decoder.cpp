@@ -39,28 +39,31 @@ void Decoder::self_attention(int64_t in, int64_t heads, int64_t out) {
     own_.push_back(own_.back() + 2 * step.width);
 }
 
-void Decoder::cross_attention(int64_t in, const Any &weight, const Any &scale, const Any &shift, int64_t heads, int64_t out) {
+void Decoder::cross_attention(int64_t in, const Any &weight, const Any &scale, const Any &shift, const Given &given, int64_t heads,
+                              int64_t out) {
     Step &step = attention(Kind::kCross, in, 1, heads, out, "cross-attention");
     step.layer = static_cast<int64_t>(sources_.size());
-    sources_.push_back(keep(weight, scale, shift, false, memory_width_, "cross-attention"));
+    sources_.push_back(keep(weight, scale, shift, given, false, memory_width_, "cross-attention"));
+    if (!(sources_.back()->levels() == sources_.front()->levels())) refuse("cross-attention", "another quantizes the memory otherwise");
     if (sources_.back()->outputs() != 2 * step.width)
         refuse("cross-attention", "keys and values have " + std::to_string(sources_.back()->outputs()) + " columns, queries " +
                                       std::to_string(step.width));
 }
 
-void Decoder::vocabulary(int64_t in, const Any &weight, const Any &scale, const Any &shift) {
+void Decoder::vocabulary(int64_t in, const Any &weight, const Any &scale, const Any &shift, const Given &given) {
     open("vocabulary");
     if (vocabulary_) refuse("vocabulary", "the embedding is that of another vocabulary");
     const Value from = read(in, "vocabulary");
-    vocabulary_ = keep(weight, scale, shift, from.positive, from.width, "vocabulary", -INFINITY);
+    vocabulary_ = keep(weight, scale, shift, given, from.positive, from.width, "vocabulary", -INFINITY);
     if (vocabulary_->outputs() > tokens_ || (embeds_columns() && (vocabulary_->outputs() != tokens_ || vocabulary_->inputs() != width_)))
         refuse("vocabulary", "has " + std::to_string(vocabulary_->outputs()) + " words, the embedding " + std::to_string(tokens_));
-    close(in);
+    close(in, vocabulary_);
 }
 
 void Decoder::remember(Workspace &work, const std::vector<std::unique_ptr<Sentence>> &sentences, const Rows &memory) const {
     int64_t n = 0;
     for (const auto &each : sentences) n += each->source, each->memory.resize(sources_.size());
+    if (!sources_.empty()) isa_.rows->quantize(memory, memory.stride, sources_[0]->levels(), n);
     for (size_t i = 0; i < sources_.size(); ++i) {
         const int64_t width = sources_[i]->outputs() / 2;
         work.pairs.size(n, 2 * width);

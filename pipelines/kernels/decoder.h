@@ -56,8 +56,8 @@ class Decoder : public Layers {
     Decoder(int64_t memory_width, const std::string &isa);
     // As those of Layers.
     void self_attention(int64_t in, int64_t heads, int64_t out);
-    void cross_attention(int64_t in, const Any &weight, const Any &scale, const Any &shift, int64_t heads, int64_t out);
-    void vocabulary(int64_t in, const Any &weight, const Any &scale, const Any &shift);
+    void cross_attention(int64_t in, const Any &weight, const Any &scale, const Any &shift, const Given &given, int64_t heads, int64_t out);
+    void vocabulary(int64_t in, const Any &weight, const Any &scale, const Any &shift, const Given &given);
 
     int64_t words() const { return vocabulary_->outputs(); }
     int64_t memory_width() const { return memory_width_; }
@@ -66,9 +66,7 @@ class Decoder : public Layers {
     std::unique_ptr<Workspace> lend(int64_t rows, int64_t beam, int64_t likeliest) const;
     void take_back(std::unique_ptr<Workspace> work) const;
 
-    // Rows of an encoder's result to bytes.
-    void quantize(const Rows &rows, int64_t n) const { isa_.rows->quantize(rows, rows.stride, false, n); }
-    // Keys and values of the sources of these sentences, whose rows follow one another in `memory`: bytes and scales are read.
+    // Keys and values of the sources of these sentences, whose rows, floats, follow one another in `memory`.
     void remember(Workspace &work, const std::vector<std::unique_ptr<Sentence>> &sentences, const Rows &memory) const;
     // The newest token of every beam (`Sentence::tokens`) through all steps; the likeliest that follow are in the workspace.
     void step(Workspace &work, const std::vector<Beam> &beams) const;

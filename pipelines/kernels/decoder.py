@@ -1,7 +1,9 @@
 """What the native Transformer computes, as data: the steps of its encoder and of its decoder over numbered registers.
 
-A register holds a row of float32 for each token of the sources, or for each beam. A linear layer takes it quantized, each row by itself:
+A register holds a row of float32 for each token of the sources, or for each beam. A linear layer takes it quantized, by the scale and the
+zero point that the graph has for it, as its QuantizeLinear, or else each row by its own range:
 
+    u_k = clip(rint(x_k / s) + zero, 0, 255)                           `Levels`; where there are none,
     s   = max_k |x_k| / 127,  u_k = rint(x_k (127 / max)) + 128        0 <= u_k <= 255; where nothing is negative (after a ReLU),
     s   = max_k x_k / 255,    u_k = rint(x_k (255 / max))              and s = 1 for a row of zeros (all |x_k| < 1e-30)
     y_j = float32(sum_k (u_k - zero) weight[k, j]) (s scale_j) + shift_j,     then the ReLU, then the residual, where asked for
@@ -24,18 +26,35 @@ from pipelines.kernels.operators import Array, require
 LANES = 16  # a head of attention has a multiple of so many columns
 MOST = 65536  # columns of a layer, at most
 BEAM = 128  # beams of a sentence, at most
+MEMORY = -1  # the encoder's result, among registers
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The scale, a float32, and the zero point, 0 to 255, of a quantized value. Raises RequestError for others."""
+
+    scale: float
+    zero: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < np.inf or not 0 <= self.zero <= 255:
+            raise RequestError(
+                f"a linear layer takes inputs of scale {self.scale} and zero point {self.zero}; wanted more than 0, 0 to 255"
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class RowLinear:
-    """A fully connected layer on rows quantized one by one (see the module): weight int8 [K, N], scale and shift float32 [N].
+    """A fully connected layer on quantized rows (see the module): weight int8 [K, N], scale and shift float32 [N].
 
+    levels: of the rows that it takes; None: each row by its own range. All layers that take the same rows have the same.
     Integers cannot overflow: 255 sum_k |weight[k, j]| < 2^31 is checked here. Raises RequestError for anything else.
     """
 
     weight: Array
     scale: Array
     shift: Array
+    levels: Levels | None = None
 
     def __post_init__(self) -> None:
         if self.weight.ndim != 2 or not self.weight.size or self.inputs > MOST:
@@ -205,6 +224,7 @@ class EncoderProgram:
 def _follow(what: str, steps: Sequence[Step], kinds: tuple[type[Any], ...], memory: int) -> None:
     """Raises RequestError where a step does not follow from those before. memory: see `Program`."""
     widths: dict[int, int] = {}
+    taken: dict[int, Levels | None] = {}  # the levels of each register, and of the memory, at MEMORY, as far as they are read
     if not steps or not isinstance(steps[0], Embed):
         raise RequestError(f"{what} begins with an embedding")
     for number, step in enumerate(steps):
@@ -216,10 +236,15 @@ def _follow(what: str, steps: Sequence[Step], kinds: tuple[type[Any], ...], memo
             if each.name in ("input", "residual") and value is not None and value not in widths:
                 raise RequestError(f"{where} reads register {value}, which holds nothing yet")
         width = _width(where, step, widths, memory)
+        if isinstance(step, Linear | CrossAttention | Vocabulary):
+            at = MEMORY if isinstance(step, CrossAttention) else step.input
+            if taken.setdefault(at, step.layer.levels) != step.layer.levels:
+                raise RequestError(f"{where} takes rows quantized by {step.layer.levels}, another by {taken[at]}")
         if not isinstance(step, Vocabulary):
             if not 0 <= step.out < 256 or (not isinstance(step, Embed) and step.out == step.input):
                 raise RequestError(f"{where} writes register {step.out}; wanted 0 to 255, and not the one that it reads")
             widths[step.out] = width
+            taken.pop(step.out, None)
 
 
 def _width(where: str, step: Step, widths: dict[int, int], memory: int) -> int:
@@ -296,5 +321,5 @@ def _plain(*arrays: Array) -> list[Array]:
     return [np.require(each, requirements=("C_CONTIGUOUS", "ALIGNED")) for each in arrays]
 
 
-def _arrays(layer: RowLinear) -> list[Array]:
-    return _plain(layer.weight, layer.scale, layer.shift)
+def _arrays(layer: RowLinear) -> tuple[Any, ...]:
+    return *_plain(layer.weight, layer.scale, layer.shift), layer.levels and (layer.levels.scale, layer.levels.zero)

@@ -16,7 +16,7 @@ void Encoder::attention(int64_t in, int64_t heads, int64_t out) { Layers::attent
 void Encoder::finish(int64_t in) {
     open("the result");
     read(in, "the result");
-    close(in);
+    close(in, nullptr);
 }
 
 Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count) const {

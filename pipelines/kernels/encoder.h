@@ -22,7 +22,7 @@ class Encoder : public Layers {
     // As those of Layers: every row looks at all rows of its sentence.
     void attention(int64_t in, int64_t heads, int64_t out);
     void finish(int64_t in);
-    // Token i of a sentence stands in row first[sentence] + i; first [count + 1]. The result holds until the next call.
+    // Token i of a sentence stands in row first[sentence] + i; first [count + 1]. The result, floats, holds until the next call.
     Rows encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count) const;
 };
 

@@ -29,7 +29,12 @@ Buffer<float> padded(const Any &array, const char *name, int64_t count, const ch
 
 }  // namespace
 
-RowLinear::RowLinear(const Isa &isa, const Any &weight, const Any &scale, const Any &shift, bool positive, float padding) : isa_(isa) {
+RowLinear::RowLinear(const Isa &isa, const Any &weight, const Any &scale, const Any &shift, const Given &given, bool positive, float padding)
+    : isa_(isa) {
+    levels_.zero = positive ? 0 : 128;
+    if (given) levels_ = {given->first, given->second};
+    if (given && (!(levels_.scale > 0) || !std::isfinite(levels_.scale) || levels_.zero < 0 || levels_.zero > 255))
+        refuse("linear", "inputs quantized by scale " + std::to_string(levels_.scale) + " and zero point " + text(levels_.zero));
     const auto *w = data_of<int8_t>(weight, "weight", 2);
     const int64_t inputs = static_cast<int64_t>(weight.shape(0));
     outputs_ = static_cast<int64_t>(weight.shape(1));
@@ -47,7 +52,7 @@ RowLinear::RowLinear(const Isa &isa, const Any &weight, const Any &scale, const 
     bias_.reserve(all);
     for (int64_t j = 0; j < all; ++j) {
         if (255 * magnitudes[static_cast<size_t>(j)] >= INT32_MAX) refuse("linear", "its sums can overflow 32 bits");
-        bias_[j] = positive ? 0 : static_cast<int32_t>(-128 * sums[static_cast<size_t>(j)]);
+        bias_[j] = static_cast<int32_t>(-levels_.zero * sums[static_cast<size_t>(j)]);
     }
     weight_.reserve(isa.packed_bytes(inputs, all));
     isa.pack_linear(wide.data(), inputs, all, weight_.data());
@@ -102,17 +107,17 @@ Layers::Step &Layers::append(Kind kind, int64_t in, int64_t out, int64_t width, 
     if (at >= values_.size()) values_.resize(at + 1), widest_.resize(at + 1, 1);
     widest_[at] = std::max(widest_[at], width);
     Step step{};
-    step.kind = kind, step.in = in, step.out = out, step.width = width, step.positive = positive;
+    step.kind = kind, step.in = in, step.out = out, step.width = width;
     steps_.push_back(step);
     values_[at] = {width, positive};
     return steps_.back();
 }
 
-const RowLinear *Layers::keep(const Any &weight, const Any &scale, const Any &shift, bool positive, int64_t inputs, const char *step,
-                               float padding) {
+const RowLinear *Layers::keep(const Any &weight, const Any &scale, const Any &shift, const Given &given, bool positive, int64_t inputs,
+                              const char *step, float padding) {
     if (weight.ndim() == 2 && static_cast<int64_t>(weight.shape(0)) != inputs)
         refuse(step, "takes " + text(static_cast<int64_t>(weight.shape(0))) + " inputs, is given " + text(inputs));
-    linears_.emplace_back(isa_, weight, scale, shift, positive, padding);
+    linears_.emplace_back(isa_, weight, scale, shift, given, positive, padding);
     return &linears_.back();
 }
 
@@ -134,7 +139,7 @@ void Layers::embed(std::optional<Any> table, const Layers *shared, const Any &sc
     floats_.emplace_back(size(positions, 0) * width);
     position_ = floats_.back().data();
     std::copy_n(position, size(positions, 0) * width, floats_.back().data());
-    append(Kind::kEmbed, -1, out, width, false);
+    append(Kind::kEmbed, -1, out, width);
     tokens_ = tokens, width_ = width, positions_ = size(positions, 0);
     table_ = std::move(table), rows_ = rows, vocabulary_ = shared ? shared->vocabulary_ : nullptr;
 }
@@ -144,15 +149,16 @@ void Layers::norm(int64_t in, const Any &scale, const Any &bias, float epsilon, 
     const int64_t width = read(in, "norm").width;
     if (!(epsilon >= 0) || !std::isfinite(epsilon)) refuse("norm", "epsilon is negative or no number");
     Buffer<float> one = padded(scale, "scale", width, "norm"), two = padded(bias, "bias", width, "norm");
-    Norm norm{width, one.data(), two.data(), epsilon};
-    append(Kind::kNorm, in, out, width, false).norm = norm;
+    const Norm norm{width, one.data(), two.data(), epsilon, {}};
+    append(Kind::kNorm, in, out, width).norm = norm;
     floats_.push_back(std::move(one)), floats_.push_back(std::move(two));
 }
 
-void Layers::linear(int64_t in, const Any &weight, const Any &scale, const Any &shift, bool relu, int64_t residual, int64_t out) {
+void Layers::linear(int64_t in, const Any &weight, const Any &scale, const Any &shift, const Given &given, bool relu, int64_t residual,
+                    int64_t out) {
     open("linear");
     const Value from = read(in, "linear");
-    const RowLinear *made = keep(weight, scale, shift, from.positive, from.width, "linear");
+    const RowLinear *made = keep(weight, scale, shift, given, from.positive, from.width, "linear");
     if (residual != -1 && read(residual, "linear").width != made->outputs())
         refuse("linear", "gives " + text(made->outputs()) + " columns, the residual has " + text(read(residual, "linear").width));
     Step &step = append(Kind::kLinear, in, out, made->outputs(), relu && residual == -1);
@@ -164,26 +170,31 @@ Layers::Step &Layers::attention(Kind kind, int64_t in, int64_t parts, int64_t he
     const int64_t given = read(in, name).width, width = given / parts;
     if (heads < 1 || heads > width || parts * width != given || width % (16 * heads))
         refuse(name, text(heads) + " heads on " + text(given) + " columns; a head has a multiple of 16");
-    Step &step = append(kind, in, out, width, false);
+    Step &step = append(kind, in, out, width);
     step.heads = heads, step.size = width / heads;
     return step;
 }
 
-// Of every result the forms that are read are made; of the last one both.
-void Layers::close(int64_t last) {
-    last_ = last, complete_ = true;
+// Of every result the forms that are read are made.
+void Layers::close(int64_t last, const RowLinear *reader) {
     for (size_t i = 0; i < steps_.size(); ++i) {
-        const int64_t made = steps_[i].out;
-        bool real = false, bytes = false, over = false;
+        Step &step = steps_[i];
+        const auto quantized = [&](const RowLinear *by) {
+            if (step.bytes && !(step.levels == by->levels())) refuse("linear", "takes rows that another quantizes otherwise");
+            step.bytes = true, step.levels = step.norm.levels = by->levels();
+        };
+        bool over = false;
         for (size_t next = i + 1; next < steps_.size() && !over; ++next) {
-            const Step &reader = steps_[next];
-            if (reader.in == made) (reader.kind == Kind::kLinear ? bytes : real) = true;
-            real = real || reader.residual == made;
-            over = reader.out == made;
+            const Step &at = steps_[next];
+            if (at.in == step.out && at.linear) quantized(at.linear);
+            step.real = step.real || (at.in == step.out && !at.linear) || at.residual == step.out;
+            over = at.out == step.out;
         }
-        const bool read = !over && made == last_;
-        steps_[i].real = real || read, steps_[i].bytes = bytes || read;
+        if (over || step.out != last) continue;
+        if (reader) quantized(reader);
+        step.real = step.real || !reader;
     }
+    last_ = last, complete_ = true;
 }
 
 void Layers::embed_row(int64_t token, int64_t position, float *to) const {

@@ -4,6 +4,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arrays.h"
@@ -14,27 +15,32 @@ namespace zoo {
 constexpr int64_t kMaxWidth = 65536;
 constexpr int64_t kPanel = 256;  // logits of a row that are there at a time
 
+// (scale, zero) of a graph's QuantizeLinear; none: each row by its own range.
+using Given = std::optional<std::pair<float, int32_t>>;
+
 // Raises ValueError.
 [[noreturn]] void refuse(const char *step, const std::string &why);
 
-// Fully connected on rows that were quantized one by one: int8 weights, packed once, columns padded to whole 64.
+// Fully connected on quantized rows: int8 weights, packed once, columns padded to whole 64.
 class RowLinear {
   public:
-    // weight int8 [inputs, outputs], scale and shift float32 [outputs]. positive: inputs are nowhere negative. padding: the shift of the
-    // columns that pad.
-    RowLinear(const Isa &isa, const Any &weight, const Any &scale, const Any &shift, bool positive, float padding = 0);
+    // weight int8 [inputs, outputs], scale and shift float32 [outputs]. positive: inputs are nowhere negative, where no levels are given.
+    // padding: the shift of the columns that pad.
+    RowLinear(const Isa &isa, const Any &weight, const Any &scale, const Any &shift, const Given &given, bool positive, float padding = 0);
     // in.bytes and in.scale -> out [n, out_stride], whole 64 columns; residual: [n, residual_stride] or null.
     void run(const Rows &in, int64_t n, bool relu, const float *residual, int64_t residual_stride, float *out, int64_t out_stride) const;
     // The likeliest columns of every row and the logarithm of the sum of all exponentials, norms [n]; panel: scratch, [n, kPanel].
     void rank(const Rows &in, int64_t n, float *panel, const Ranking &ranking, double *norms) const;
     // The weights of one output, int8 [inputs].
     void column(int64_t output, int8_t *weight) const { isa_.unpack_column(weight_.data(), linear_.inputs, output, weight); }
+    const Levels &levels() const { return levels_; }  // of the rows it takes
     int64_t inputs() const { return linear_.inputs; }
     int64_t outputs() const { return outputs_; }
 
   private:
     const Isa &isa_;
     Linear linear_{};
+    Levels levels_;
     int64_t outputs_;
     Buffer<uint8_t> weight_;
     Buffer<int32_t> bias_;
@@ -61,7 +67,7 @@ class Layers {
     // table: int8 [tokens, width]; without one the columns of the vocabulary, those of `shared` or of the step that is to come, are it.
     void embed(std::optional<Any> table, const Layers *shared, const Any &scale, const Any &positions, int64_t out);
     void norm(int64_t in, const Any &scale, const Any &bias, float epsilon, int64_t out);
-    void linear(int64_t in, const Any &weight, const Any &scale, const Any &shift, bool relu, int64_t residual, int64_t out);
+    void linear(int64_t in, const Any &weight, const Any &scale, const Any &shift, const Given &given, bool relu, int64_t residual, int64_t out);
     const char *isa() const { return isa_.name; }
 
     bool complete() const { return complete_; }
@@ -75,7 +81,8 @@ class Layers {
     struct Step {
         Kind kind;
         int64_t in, out, residual = -1, layer = 0, heads = 0, size = 0, width = 0;
-        bool relu = false, real = true, bytes = true, positive = false;  // of the result: which forms of it are read, and its sign
+        bool relu = false, real = false, bytes = false;  // of the result: which forms of it are read
+        Levels levels;
         Norm norm{};
         const RowLinear *linear = nullptr;
     };
@@ -85,13 +92,13 @@ class Layers {
     };
     void open(const char *step) const;
     const Value &read(int64_t index, const char *step) const;
-    Step &append(Kind kind, int64_t in, int64_t out, int64_t width, bool positive);
+    Step &append(Kind kind, int64_t in, int64_t out, int64_t width, bool positive = false);
     // A step on queries that have `parts` times its result's columns.
     Step &attention(Kind kind, int64_t in, int64_t parts, int64_t heads, int64_t out, const char *step);
-    const RowLinear *keep(const Any &weight, const Any &scale, const Any &shift, bool positive, int64_t inputs, const char *step,
-                          float padding = 0);
-    // No step follows: `last` is the register that is read.
-    void close(int64_t last);
+    const RowLinear *keep(const Any &weight, const Any &scale, const Any &shift, const Given &given, bool positive, int64_t inputs,
+                          const char *step, float padding = 0);
+    // No step follows: `last` is the register that is read, by `reader`, or as floats.
+    void close(int64_t last, const RowLinear *reader);
     // All steps on n rows; `compute` makes the results of embeddings and attention.
     template <class Compute>
     void run(std::vector<Register> &registers, int64_t n, Compute compute) const;
@@ -137,7 +144,7 @@ void Layers::run(std::vector<Register> &registers, int64_t n, Compute compute) c
             if (step.width < rows.stride)
                 for (int64_t r = 0; r < n; ++r) std::fill(rows.real + r * rows.stride + step.width, rows.real + (r + 1) * rows.stride, 0.0f);
         }
-        if (step.bytes) isa_.rows->quantize(rows, rows.stride, step.positive, n);
+        if (step.bytes) isa_.rows->quantize(rows, rows.stride, step.levels, n);
     }
 }
 

@@ -42,7 +42,15 @@ struct RowScales {
     bool relu = false;
 };
 
-// Rows as a decoder has them: floats, their bytes with a scale a row, or both. Strides are whole 64s, what pads a row is 0 (byte 0 or 128).
+// How rows become bytes. scale 0: each row by its own range, and a zero of 0 says that nothing is negative; else clip(rint(x / scale) + zero),
+// as ONNX's QuantizeLinear.
+struct Levels {
+    float scale = 0;
+    int32_t zero = 128;
+    bool operator==(const Levels &other) const { return scale == other.scale && zero == other.zero; }
+};
+
+// Rows as a decoder has them: floats, their bytes with a scale a row, or both. Strides are whole 64s, what pads a row is 0 (byte `zero`).
 struct Rows {
     float *real;     // [n, stride] or null
     uint8_t *bytes;  // [n, stride] or null
@@ -57,6 +65,7 @@ struct Norm {
     int64_t width;
     const float *scale, *bias;
     float epsilon;
+    Levels levels;
 };
 
 // The likeliest of the tokens so far, a row's best first, and the sum of exp(logit - largest), in sixteen parts.
@@ -74,7 +83,7 @@ struct Looked {
 
 // The kernels of rowwise.h, as one instruction set has them.
 struct RowKernels {
-    void (*quantize)(const Rows &rows, int64_t stride, bool positive, int64_t n);
+    void (*quantize)(const Rows &rows, int64_t stride, const Levels &, int64_t n);
     void (*norm)(const Norm &, const float *x, int64_t x_stride, const Rows &out, int64_t n);
     void (*attend)(const float *q, const float *const *keys, int64_t count, int64_t heads, int64_t size, float *out);
     // Attention of n queries, all to the same.

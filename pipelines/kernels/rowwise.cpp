@@ -1,5 +1,6 @@
 // The kernels of a decoder alone, as Python functions: what the tests compare with rowwise.py.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -26,13 +27,16 @@ struct Input : Register {
     }
 };
 
-nb::tuple quantize_rows(const Any &x, bool positive, const std::string &isa) {
+// As RowLinear has them.
+Levels levels_of(const Given &given, bool positive) { return given ? Levels{given->first, given->second} : Levels{0, positive ? 0 : 128}; }
+
+nb::tuple quantize_rows(const Any &x, bool positive, const std::string &isa, const Given &given) {
     const Input in(x, "x");
-    choose(isa).rows->quantize(in.rows(), in.stride, positive, in.n);
+    choose(isa).rows->quantize(in.rows(), in.stride, levels_of(given, positive), in.n);
     return nb::make_tuple(array_of(in.bytes.data(), in.n, in.width, in.stride), array_of(in.scale.data(), in.n, 1, 1));
 }
 
-nb::tuple layer_norm(const Any &x, const Any &scale, const Any &bias, float epsilon, const std::string &isa) {
+nb::tuple layer_norm(const Any &x, const Any &scale, const Any &bias, float epsilon, const std::string &isa, const Given &given) {
     const Input in(x, "x");
     const auto *s = data_of<float>(scale, "scale", 1), *b = data_of<float>(bias, "bias", 1);
     if (static_cast<int64_t>(scale.shape(0)) != in.width || static_cast<int64_t>(bias.shape(0)) != in.width)
@@ -42,7 +46,7 @@ nb::tuple layer_norm(const Any &x, const Any &scale, const Any &bias, float epsi
     std::fill_n(std::copy_n(b, in.width, biases.data()), in.stride - in.width, 0.0f);
     Register out;
     out.size(in.n, in.width);
-    choose(isa).rows->norm({in.width, scales.data(), biases.data(), epsilon}, in.real.data(), in.stride, out.rows(), in.n);
+    choose(isa).rows->norm({in.width, scales.data(), biases.data(), epsilon, levels_of(given, false)}, in.real.data(), in.stride, out.rows(), in.n);
     return nb::make_tuple(array_of(out.real.data(), in.n, in.width, in.stride), array_of(out.bytes.data(), in.n, in.width, in.stride),
                           array_of(out.scale.data(), in.n, 1, 1));
 }
@@ -73,9 +77,9 @@ nb::object attention_to(const Any &queries, const Any &keys_values, int64_t head
 
 class PyRowLinear {
   public:
-    PyRowLinear(const Any &weight, const Any &scale, const Any &shift, bool positive, const std::string &isa)
-        : isa_(choose(isa)), linear_(isa_, weight, scale, shift, positive), ranked_(isa_, weight, scale, shift, positive, -INFINITY),
-          positive_(positive) {}
+    PyRowLinear(const Any &weight, const Any &scale, const Any &shift, bool positive, const std::string &isa, const Given &given)
+        : isa_(choose(isa)), linear_(isa_, weight, scale, shift, given, positive),
+          ranked_(isa_, weight, scale, shift, given, positive, -INFINITY) {}
 
     nb::object call(const Any &x, bool relu, const std::optional<Any> &residual) const {
         const Input in = input(x);
@@ -103,13 +107,12 @@ class PyRowLinear {
     Input input(const Any &x) const {
         Input in(x, "x");
         if (in.width != linear_.inputs()) throw nb::value_error("x has another width than the layer takes");
-        isa_.rows->quantize(in.rows(), in.stride, positive_, in.n);
+        isa_.rows->quantize(in.rows(), in.stride, linear_.levels(), in.n);
         return in;
     }
 
     const Isa &isa_;
     RowLinear linear_, ranked_;
-    bool positive_;
 };
 
 }  // namespace
@@ -117,13 +120,13 @@ class PyRowLinear {
 
 void bind_rowwise(nb::module_ &module) {
     using namespace zoo;
-    module.def("quantize_rows", &quantize_rows, "x"_a, "positive"_a, "isa"_a);
-    module.def("layer_norm", &layer_norm, "x"_a, "scale"_a, "bias"_a, "epsilon"_a, "isa"_a);
+    module.def("quantize_rows", &quantize_rows, "x"_a, "positive"_a, "isa"_a, "given"_a.none() = nb::none());
+    module.def("layer_norm", &layer_norm, "x"_a, "scale"_a, "bias"_a, "epsilon"_a, "isa"_a, "given"_a.none() = nb::none());
     module.def("attention", &attention, "queries"_a, "keys_values"_a, "heads"_a, "isa"_a);
     module.def("attention_to", &attention_to, "queries"_a, "keys_values"_a, "heads"_a, "isa"_a);
     nb::class_<PyRowLinear>(module, "RowLinear")
-        .def(nb::init<const Any &, const Any &, const Any &, bool, const std::string &>(), "weight"_a, "scale"_a, "shift"_a, "positive"_a,
-             "isa"_a)
+        .def(nb::init<const Any &, const Any &, const Any &, bool, const std::string &, const Given &>(), "weight"_a, "scale"_a, "shift"_a,
+             "positive"_a, "isa"_a, "given"_a.none() = nb::none())
         .def("__call__", &PyRowLinear::call, "x"_a, "relu"_a, "residual"_a.none())
         .def("likeliest", &PyRowLinear::likeliest, "x"_a, "count"_a);
 }

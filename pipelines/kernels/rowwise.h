@@ -9,9 +9,35 @@
 namespace zoo {
 namespace {
 
-// The bytes and the scale of a row: rint(x / scale) + 128, scale = max|x| / 127; of a row that is nowhere negative rint(x / scale), scale =
-// max / 255. A row with NaN or infinity has no finite scale, whatever is made of it has none either.
-inline void quantize_row(const float *x, int64_t stride, bool positive, uint8_t *bytes, float *scale) {
+inline uint8_t byte_of(float value, int32_t zero) {
+    const float shifted = value + kWhole;
+    int32_t whole;
+    std::memcpy(&whole, &shifted, 4);
+    return static_cast<uint8_t>(whole + zero);  // kWhole's own lowest byte is 0
+}
+
+// The bytes and the scale of a row by given levels. A row with NaN or infinity has no finite scale, whatever is made of it has none either.
+inline void quantize_fixed(const float *x, int64_t stride, const Levels &levels, uint8_t *bytes, float *scale) {
+    const float step = levels.scale, low = static_cast<float>(-levels.zero), high = static_cast<float>(255 - levels.zero);
+    const int32_t zero = levels.zero;
+    int32_t most = 0;
+    for (int64_t j = 0; j < stride; ++j) {
+        int32_t bits;
+        std::memcpy(&bits, x + j, 4);
+        bits &= 0x7FFFFFFF;
+        most = bits > most ? bits : most;
+        float value = x[j] / step;
+        value = value > low ? value : low;  // also NaN
+        value = value < high ? value : high;
+        bytes[j] = byte_of(value, zero);
+    }
+    *scale = most < 0x7F800000 ? step : NAN;
+}
+
+// The same by the row's own range: rint(x / scale) + 128, scale = max|x| / 127; of a row that is nowhere negative rint(x / scale), scale =
+// max / 255.
+inline void quantize_row(const float *x, int64_t stride, const Levels &levels, uint8_t *bytes, float *scale) {
+    if (levels.scale > 0) return quantize_fixed(x, stride, levels, bytes, scale);
     Words found{};
     for (int64_t j = 0; j < stride; j += kPart) {
         const Words bits = reinterpret_cast<Words>(get<Part>(x + j)) & 0x7FFFFFFF;  // ordered like the magnitudes, NaN above all
@@ -20,22 +46,17 @@ inline void quantize_row(const float *x, int64_t stride, bool positive, uint8_t 
     const int32_t bits = most<int32_t>(found);
     float magnitude;
     std::memcpy(&magnitude, &bits, 4);
-    const float levels = positive ? 255.0f : 127.0f;
+    const float steps = levels.zero ? 127.0f : 255.0f;
     const bool some = !(magnitude < kSmallest);
-    *scale = some ? magnitude / levels : 1.0f;
-    const float times = some ? levels / magnitude : 0.0f;
-    const int32_t zero = positive ? 0 : 128;
-    for (int64_t j = 0; j < stride; ++j) {
-        const float shifted = x[j] * times + kWhole;
-        int32_t whole;
-        std::memcpy(&whole, &shifted, 4);
-        bytes[j] = static_cast<uint8_t>(whole + zero);  // kWhole's own lowest byte is 0
-    }
+    *scale = some ? magnitude / steps : 1.0f;
+    const float times = some ? steps / magnitude : 0.0f;
+    const int32_t zero = levels.zero;
+    for (int64_t j = 0; j < stride; ++j) bytes[j] = byte_of(x[j] * times, zero);
 }
 
-void quantize(const Rows &rows, int64_t stride, bool positive, int64_t n) {
+void quantize(const Rows &rows, int64_t stride, const Levels &levels, int64_t n) {
     for (int64_t r = 0; r < n; ++r)
-        quantize_row(rows.real + r * rows.stride, stride, positive, rows.bytes + r * rows.stride, rows.scale + r);
+        quantize_row(rows.real + r * rows.stride, stride, levels, rows.bytes + r * rows.stride, rows.scale + r);
 }
 
 void norm(const Norm &norm, const float *x, int64_t x_stride, const Rows &out, int64_t n) {
@@ -58,7 +79,7 @@ void norm(const Norm &norm, const float *x, int64_t x_stride, const Rows &out, i
         const Lanes rate = all<Lanes>(1.0f / std::sqrt(sum(squares) / count + norm.epsilon));
         for (int64_t j = 0; j < stride; j += kLanes)
             put(y + j, ((get<Lanes>(x + j) - mean) * rate) * get<Lanes>(norm.scale + j) + get<Lanes>(norm.bias + j));
-        if (out.bytes) quantize_row(y, stride, false, out.bytes + r * out.stride, out.scale + r);
+        if (out.bytes) quantize_row(y, stride, norm.levels, out.bytes + r * out.stride, out.scale + r);
     }
 }
 

@@ -15,6 +15,7 @@ from pipelines.kernels.decoder import (
     CrossAttention,
     Embed,
     EncoderProgram,
+    Levels,
     Linear,
     Norm,
     Program,
@@ -63,21 +64,26 @@ def exponential(x: Floats) -> Floats:
     return np.where(x >= np.float32(-87), scaled, np.float32(0))
 
 
-def quantize(x: Floats, positive: bool = False) -> tuple[NDArray[np.uint8], Floats]:
-    """(bytes [n, K], scale [n]) of rows [n, K], all finite; positive: nothing is negative."""
-    levels, zero = (np.float32(255), 0) if positive else (np.float32(127), 128)
+def quantize(x: Floats, positive: bool = False, levels: Levels | None = None) -> tuple[NDArray[np.uint8], Floats]:
+    """(bytes [n, K], scale [n]) of rows [n, K], all finite, by these levels, or each by its own range; positive: nothing is negative."""
+    if levels:
+        with np.errstate(over="ignore"):
+            steps = np.rint(x / np.float32(levels.scale))
+        return np.clip(steps + levels.zero, 0, 255).astype(np.uint8), np.full(len(x), levels.scale, np.float32)
+    steps, zero = (np.float32(255), 0) if positive else (np.float32(127), 128)
     most = np.abs(x).max(axis=1)
     some = most >= SMALLEST
     divisor = np.where(some, most, np.float32(1))
-    scale = np.where(some, most / levels, np.float32(1))
-    times = np.where(some, levels / divisor, np.float32(0))
+    scale = np.where(some, most / steps, np.float32(1))
+    times = np.where(some, steps / divisor, np.float32(0))
     return (np.rint(x * times[:, None]).astype(np.int32) + zero).astype(np.uint8), scale
 
 
 def linear(layer: RowLinear, x: Floats, positive: bool = False, relu: bool = False, residual: Floats | None = None) -> Floats:
     """`RowLinear` for x float32 [n, K] -> float32 [n, N]."""
-    rows, scale = quantize(x, positive)
-    sums = (rows.astype(np.float64) - (0 if positive else 128)) @ layer.weight.astype(np.float64)  # exact: below 2^53
+    rows, scale = quantize(x, positive, layer.levels)
+    zero = layer.levels.zero if layer.levels else 0 if positive else 128
+    sums = (rows.astype(np.float64) - zero) @ layer.weight.astype(np.float64)  # exact: below 2^53
     y = sums.astype(np.float32) * (scale[:, None] * layer.scale) + layer.shift
     if relu:
         y = np.maximum(y, np.float32(0))

@@ -141,7 +141,6 @@ class Search {
             rows = work_.given.rows();
             for (int64_t r = 0; r < n; ++r)
                 std::fill_n(std::copy_n(sources_.memory + (*first + r) * width, width, rows.real + r * rows.stride), rows.stride - width, 0.0f);
-            decoder_.quantize(rows, n);
         }
         for (int64_t r = 0; r < n; ++r)
             if (!std::all_of(rows.real + r * rows.stride, rows.real + r * rows.stride + width, [](float x) { return std::isfinite(x); }))
@@ -352,7 +351,8 @@ void bind_decoder(nb::module_ &module) {
     nb::class_<Layers>(module, "Layers")
         .def("embed", &Layers::embed, nb::keep_alive<1, 3>(), "table"_a.none(), "shared"_a.none(), "scale"_a, "positions"_a, "out"_a)
         .def("norm", &Layers::norm, "input"_a, "scale"_a, "bias"_a, "epsilon"_a, "out"_a)
-        .def("linear", &Layers::linear, "input"_a, "weight"_a, "scale"_a, "shift"_a, "relu"_a, "residual"_a, "out"_a)
+        .def("linear", &Layers::linear, "input"_a, "weight"_a, "scale"_a, "shift"_a, "given"_a.none(), "relu"_a, "residual"_a,
+             "out"_a)
         .def_prop_ro("isa", &Layers::isa);
     nb::class_<Encoder, Layers>(module, "Encoder")
         .def(nb::init<const std::string &>(), "isa"_a)
@@ -362,8 +362,9 @@ void bind_decoder(nb::module_ &module) {
     nb::class_<Decoder, Layers>(module, "Decoder")
         .def(nb::init<int64_t, const std::string &>(), "memory_width"_a, "isa"_a)
         .def("self_attention", &Decoder::self_attention, "input"_a, "heads"_a, "out"_a)
-        .def("cross_attention", &Decoder::cross_attention, "input"_a, "weight"_a, "scale"_a, "shift"_a, "heads"_a, "out"_a)
-        .def("vocabulary", &Decoder::vocabulary, "input"_a, "weight"_a, "scale"_a, "shift"_a)
+        .def("cross_attention", &Decoder::cross_attention, "input"_a, "weight"_a, "scale"_a, "shift"_a, "given"_a.none(), "heads"_a,
+             "out"_a)
+        .def("vocabulary", &Decoder::vocabulary, "input"_a, "weight"_a, "scale"_a, "shift"_a, "given"_a.none())
         .def("translate", &translate, "encoder"_a.none(), "rows"_a, "lengths"_a, "limits"_a, "start"_a, "end"_a, "beam"_a, "best"_a,
              "penalty"_a, "slots"_a, "threads"_a);
 }

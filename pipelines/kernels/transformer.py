@@ -1,7 +1,8 @@
 """A Transformer's frozen graph as programs for the native encoder and decoder.
 
-Matched by structure: pre- or post-LN, any number of layers, heads and widths, float weights or int8 ones behind DequantizeLinear. Q/DQ
-pairs on activations are looked through: the kernels quantize each row by itself.
+Matched by structure: pre- or post-LN, any number of layers, heads and widths, float weights or int8 ones behind DequantizeLinear. What a
+linear layer takes is quantized as the Q/DQ pair before it says, or each row by itself where there is none; other pairs on activations are
+looked through.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from pipelines import graph, plain
 from pipelines.errors import RequestError
 from pipelines.kernels.decoder import (
     LANES,
+    MEMORY,
     Attention,
     CrossAttention,
     Embed,
     EncoderProgram,
+    Levels,
     Linear,
     Norm,
     Program,
@@ -66,18 +69,19 @@ def programs(model: ir.Model) -> tuple[EncoderProgram, Program]:
 
 @dataclass(frozen=True)
 class _Dense:
-    """x W + b for the value x: integers int8 [K, N], scale and shift float32 [N]."""
+    """x W + b for the value x, quantized by `levels`: integers int8 [K, N], scale and shift float32 [N]."""
 
     x: ir.Value
     integers: Array
     scale: Floats
     shift: Floats
+    levels: Levels | None
 
     def columns(self, first: int, last: int) -> _Dense:
-        return _Dense(self.x, self.integers[:, first:last], self.scale[first:last], self.shift[first:last])
+        return changed(self, integers=self.integers[:, first:last], scale=self.scale[first:last], shift=self.shift[first:last])
 
     def layer(self) -> RowLinear:
-        return RowLinear(np.ascontiguousarray(self.integers), self.scale, self.shift)
+        return RowLinear(np.ascontiguousarray(self.integers), self.scale, self.shift, self.levels)
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class _Heads:
 
     def dense(self, dense: _Dense, times: float = 1.0) -> _Dense:
         scale, shift = (each * np.float32(times) for each in (dense.scale, dense.shift))
-        return _Dense(dense.x, self.spread(dense.integers), self.spread(scale), self.spread(shift))
+        return changed(dense, integers=self.spread(dense.integers), scale=self.spread(scale), shift=self.spread(shift))
 
 
 class _Mapper:
@@ -123,14 +127,14 @@ class _Mapper:
             self.refuse(last, "found no embedding of the target tokens before it")
         if not self.width:
             self.refuse(last, f"nothing before it looks at the encoder's result, the value {self.memory}")
-        return Program(_reused(self.steps), self.width)
+        return Program(_reused(_agreed(self.steps)), self.width)
 
     def encoder(self, memory: str) -> EncoderProgram:
         last = self.value(memory)
         self.plain(last, last)
         if not isinstance(self.steps[0], Embed):
             self.refuse(last, "found no embedding of the source tokens before it")
-        return EncoderProgram(_reused(self.steps))
+        return EncoderProgram(_reused(_agreed(self.steps)))
 
     def value(self, name: str) -> ir.Value:
         """An output of the graph, or any value of it."""
@@ -221,7 +225,23 @@ class _Mapper:
                 if bias is None or bias.size not in (1, len(shift)):
                     self.refuse(value, "its bias is no constant vector")
                 shift = shift + bias.astype(np.float32).ravel()
-        return _Dense(self.real(node.inputs[0]), *weights, shift)
+        return _Dense(self.real(node.inputs[0]), *weights, shift, self.levels(node.inputs[0]))
+
+    def levels(self, value: ir.Value | None) -> Levels | None:
+        """How the Q/DQ pair before a linear layer quantizes its input; None where there is none, or none with one uint8 zero point."""
+        pair: list[list[Any]] = []
+        while value is not None and (node := value.producer()) is not None:
+            if graph.standard(node, "DequantizeLinear" if not pair else "QuantizeLinear"):
+                pair.append([graph.constant(each) for each in (*node.inputs[1:], None)[:2]])
+                if len(pair) == 2:
+                    break
+            elif not graph.standard(node, "Identity", *(("Transpose", "Reshape", "GatherND") if pair else ("Cast",))):
+                return None
+            value = node.inputs[0]
+        if len(pair) < 2 or any(each is None or each.size != 1 or not np.array_equal(each, pair[1][i]) for i, each in enumerate(pair[0])):
+            return None
+        scale, zero = pair[0]
+        return Levels(float(np.float32(scale.item())), int(zero.item())) if zero.dtype == np.uint8 else None
 
     def split(self, value: ir.Value, node: ir.Node) -> _Dense | None:
         """Columns of a merged layer."""
@@ -407,10 +427,9 @@ class _Mapper:
         own = key.x is values.x and key.x is query.x
         self.check(value, masks, own and bool(self.memory))
         if own:
-            merged = _Dense(query.x, *(np.concatenate([getattr(part, name) for part in (query, key, values)], -1) for name in FORM))
-            out = self.add(SelfAttention if self.memory else Attention, self.linear(merged), heads.count)
+            out = self.add(SelfAttention if self.memory else Attention, self.linear(_merged(query, key, values)), heads.count)
         elif key.x is values.x and self.memory and key.x.name == self.memory:
-            layer = _Dense(key.x, *(np.concatenate([getattr(part, name) for part in (key, values)], -1) for name in FORM)).layer()
+            layer = _merged(key, values).layer()
             if self.width not in (0, layer.inputs):
                 self.refuse(value, f"it takes a memory of width {layer.inputs}, others {self.width}")
             self.width = layer.inputs
@@ -470,7 +489,29 @@ class _Mapper:
             self.refuse(value, "its mask lets it look at later tokens" if own else "its mask hides tokens of the source")
 
 
-FORM = ("integers", "scale", "shift")
+def _merged(*parts: _Dense) -> _Dense:
+    """Layers of the same value as one."""
+    integers, scale, shift = (np.concatenate([getattr(each, name) for each in parts], -1) for name in ("integers", "scale", "shift"))
+    levels = parts[0].levels if len({each.levels for each in parts}) == 1 else None
+    return _Dense(parts[0].x, integers, scale, shift, levels)
+
+
+def _agreed(steps: list[Step]) -> list[Step]:
+    """The same steps, each register still written once: where layers take the same rows by other levels, each row goes by its own range."""
+    known: dict[int, set[Levels | None]] = {}
+
+    def among(step: Linear | CrossAttention | Vocabulary) -> set[Levels | None]:
+        return known.setdefault(MEMORY if isinstance(step, CrossAttention) else step.input, set())
+
+    for step in steps:
+        if isinstance(step, Linear | CrossAttention | Vocabulary):
+            among(step).add(step.layer.levels)
+    return [
+        changed(step, layer=changed(step.layer, levels=None))
+        if isinstance(step, Linear | CrossAttention | Vocabulary) and len(among(step)) > 1
+        else step
+        for step in steps
+    ]
 
 
 def _reused(steps: list[Step]) -> list[Step]:

@@ -107,7 +107,7 @@ def test_native_code_translates_like_the_graph_and_alike_in_any_batch(translator
         assert pipeline.engine == engine
     graph, native, one_by_one = found
     assert native == one_by_one and native[-1] == ""
-    assert np.mean([a == b for a, b in zip(graph, native, strict=True)]) > 0.9  # ranges for all rows there, for each row here
+    assert np.mean([a == b for a, b in zip(graph, native, strict=True)]) > 0.9  # the table of embeddings is float there, int8 here
     with pytest.raises(RequestError, match="native computes in int8, not fp32"):
         zoo.pipeline(translator, precision="fp32", engine="native")
 
