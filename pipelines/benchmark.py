@@ -24,8 +24,7 @@ import numpy as np
 
 from pipelines.batches import Batch, length
 from pipelines.engine import Runnable
-from pipelines.errors import RequestError, ZooError
-from pipelines.graph import one_line
+from pipelines.errors import RequestError, ZooError, one_line
 from pipelines.native import load
 from pipelines.progress import progress
 

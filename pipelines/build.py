@@ -10,26 +10,28 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
 import numpy as np
-import onnx_ir as ir
 
-from pipelines import files, graph, hub
+from pipelines import files, hub
 from pipelines.batches import Batch, cut
-from pipelines.calibrate import CalibrationTable, calibrate
 from pipelines.entry import OBSERVERS, Entry, QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.hub import CARD, Card
-from pipelines.quantize import QuantReport, quantize
-from pipelines.rewrite import rewrite
-from pipelines.search import calibrated
+
+if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
+    import onnx_ir as ir
+
+    from pipelines.calibrate import CalibrationTable
+    from pipelines.quantize import QuantReport
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ class ModelFolder:
     def trained(self) -> CalibrationTable | None:
         """The ranges that quantization-aware training left. Raises RequestError where the file is broken."""
         path = self.path / TRAINED
-        return CalibrationTable.load(path) if path.is_file() else None
+        return _table(path) if path.is_file() else None
 
     @property
     def record(self) -> dict[str, Any]:
@@ -218,11 +220,11 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
     if made is None or not path.is_file() or made.get("sha256") != files.sha256(path) or made["inputs"] != _digests(folder, stage):
         return False
     if stage == NATIVE:
-        data = graph.mapped(path)
+        data = path.with_name(f"{path.name}.data")
         return _recipe(made.get("recipe")) == folder.recipe and data.is_file() and made.get("data_sha256") == files.sha256(data)
-    if stage == "calibration.json":
+    if stage == "calibration.json" and made.get("reader") != _reader():
         try:  # other code may see another graph, or want another table, in the same files
-            CalibrationTable.load(path).require(graph.load(folder.path / "rewritten.onnx"))
+            _table(path).require(_graph(folder.path / "rewritten.onnx"))
         except RequestError:
             return False
     return True
@@ -241,7 +243,7 @@ def _make(folder: ModelFolder, stage: str) -> None:
         case "native.onnx":
             said = _native(folder)
         case _:
-            said = _save_int8(folder, *_quantize(folder, folder.recipe, CalibrationTable.load(folder.path / "calibration.json")))
+            said = _save_int8(folder, *_quantize(folder, folder.recipe, _table(folder.path / "calibration.json")))
     _note(folder, {stage: {"seconds": round(time.perf_counter() - start, 2), **said}})
 
 
@@ -252,49 +254,74 @@ def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
     files.write_json(folder.path / RECORD, {name: record[name] for name in STAGES if name in record})
 
 
+def _table(path: Path) -> CalibrationTable:
+    from pipelines.calibrate import CalibrationTable
+
+    return CalibrationTable.load(path)
+
+
+def _graph(path: Path) -> ir.Model:
+    from pipelines import graph
+
+    return graph.load(path)
+
+
 def _native(folder: ModelFolder) -> dict[str, Any]:
+    from pipelines import graph
+
     if not folder.entry.native:
         raise RequestError(f"{folder.entry.name} has no form for the native kernels; choose another engine")
-    table = CalibrationTable.load(folder.path / "calibration.json")
+    table = _table(folder.path / "calibration.json")
     recipe = folder.recipe
-    model, said = folder.entry.part("native")(graph.load(folder.path / "rewritten.onnx"), table, recipe)
+    model, said = folder.entry.part("native")(_graph(folder.path / "rewritten.onnx"), table, recipe)
     if model is None:
         raise RequestError(f"{folder.card.name} does not run in the native kernels: {said['reason']}; choose another engine")
     path = graph.save_mapped(model, folder.path / NATIVE)
     return {"recipe": recipe.to_json(), "data_sha256": files.sha256(graph.mapped(path)), **said}
 
 
-def derived(folder: ModelFolder, source: str, kind: str, form: str, make: Callable[[ir.Model], ir.Model]) -> Path:
+def derived(folder: ModelFolder, source: str, kind: str, form: str, make: Callable[[Path, Path], object], suffix: str = ".onnx") -> Path:
     """The path of what `make` makes of the folder's file `source`, such as another form of its graph; made where it is missing or stale.
 
-    It lies beside the source, or in the cache where that folder may not be written, as SOURCE.KIND-DIGEST.onnx, with its weights in
-    .onnx.data, which engines map: of those in the graph's own file onnxruntime keeps a second copy. form: changes with what `make` does.
-    Raises RequestError where it can be written nowhere, and what `make` raises.
+    It lies beside the source, or in the cache where that folder may not be written, as SOURCE.KIND-DIGEST and the suffix. make: given the
+    paths of source and result, writes it. form: changes with what `make` does. Raises RequestError where it can be written nowhere, and
+    what `make` raises.
     """
     origin = folder.ensure(source)
     digest = hashlib.sha256(f"{files.sha256(origin)} {form}".encode()).hexdigest()[:12]
     stem = f"{origin.stem}.{kind}-"
     places = [folder.path, hub.home() / "derived"]
-    if found := next((path for each in places if (path := each / f"{stem}{digest}.onnx").is_file()), None):
+    if found := next((path for each in places if (path := each / f"{stem}{digest}{suffix}").is_file()), None):
         return found
-    made = make(graph.load(origin))
     for place in places:
         try:
             place.mkdir(parents=True, exist_ok=True)
-            path = place / f"{stem}{digest}.onnx"
+            path = place / f"{stem}{digest}{suffix}"
             with filelock.FileLock(place / ".derived.lock"):  # nobody writes a file that another has mapped
                 if not path.is_file():
-                    graph.save_mapped(made, path, graph.PAGE)
+                    make(origin, path)
         except OSError as error:
             fault = error.strerror or str(error)
             continue
         if place == folder.path:
-            for old in place.glob(f"{stem}*.onnx"):
+            for old in place.glob(f"{stem}*{suffix}"):
                 if old != path:
-                    for each in (old, graph.mapped(old)):
+                    for each in (old, old.with_name(f"{old.name}.data")):
                         each.unlink(missing_ok=True)
         return path
     raise RequestError(f"cannot write {places[-1]}: {fault}; set ZOO_HOME to a folder you may write")
+
+
+def derived_graph(folder: ModelFolder, source: str, kind: str, form: str, make: Callable[[ir.Model], ir.Model]) -> Path:
+    """`derived` of one graph from another, with its weights in .onnx.data, which engines map: of those in the graph's own file onnxruntime
+    keeps a second copy."""
+
+    def write(origin: Path, path: Path) -> None:
+        from pipelines import graph
+
+        graph.save_mapped(make(graph.load(origin)), path, graph.PAGE)
+
+    return derived(folder, source, kind, form, write)
 
 
 def native_form(folder: ModelFolder) -> dict[str, Any]:
@@ -304,28 +331,35 @@ def native_form(folder: ModelFolder) -> dict[str, Any]:
     """
     if not folder.entry.native or NATIVE in folder.record:
         return {key: value for key, value in folder.record.get(NATIVE, {}).items() if key in ("fold", "reason", "layers", "refused")}
-    table = CalibrationTable.load(folder.verify("calibration.json"))
-    _, said = folder.entry.part("native")(graph.load(folder.verify("rewritten.onnx")), table, folder.recipe)
+    table = _table(folder.verify("calibration.json"))
+    _, said = folder.entry.part("native")(_graph(folder.verify("rewritten.onnx")), table, folder.recipe)
     return {key: value for key, value in said.items() if key != "quantization"}
 
 
 def _expand(folder: ModelFolder) -> dict[str, Any]:
-    model = graph.load(folder.verify(HALF))
+    from pipelines import graph
+
+    model = _graph(folder.verify(HALF))
     graph.expand_fp16(model)
     graph.save(model, folder.path / "fp32.onnx")
     return {"weights": "float16 values"}
 
 
 def _rewrite(folder: ModelFolder) -> dict[str, Any]:
-    model = graph.load(folder.path / "fp32.onnx")
+    from pipelines import graph
+    from pipelines.rewrite import rewrite
+
+    model = _graph(folder.path / "fp32.onnx")
     report = rewrite(model, folder.entry.part("rewrites")(folder.preprocessing))
     graph.save(model, folder.path / "rewritten.onnx")
     return report.to_json()
 
 
 def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
+    from pipelines.search import calibrated
+
     _keep_own_data(folder, recipe.observer)
-    model, trained = graph.load(folder.path / "rewritten.onnx"), folder.trained
+    model, trained = _graph(folder.path / "rewritten.onnx"), folder.trained
     if trained is not None and (recipe.observer, recipe.search, recipe.correct) == (trained.observer, False, False):
         return _trained(folder, trained, model)
     samples, total = _samples(folder)
@@ -334,6 +368,11 @@ def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
 
 def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) -> CalibrationTable:
     """The table of `model` with the very ranges that were trained; those of tensors that have none are observed on the kept samples."""
+    import onnx_ir as ir
+
+    from pipelines import graph
+    from pipelines.calibrate import calibrate
+
     values = [value for node in model.graph if node.op_type != "DequantizeLinear" for value in node.outputs]  # that is bytes already
     names = [str(value.name) for value in values if value.dtype == ir.DataType.FLOAT]
     if unknown := trained.tensors.keys() - set(names):
@@ -365,14 +404,23 @@ def _keep_own_data(folder: ModelFolder, observer: str) -> None:
 
 def _save_table(folder: ModelFolder, table: CalibrationTable) -> dict[str, Any]:
     table.save(folder.path / "calibration.json")
-    return {"observer": table.observer, "samples": table.samples}
+    return {"observer": table.observer, "samples": table.samples, "reader": _reader()}
+
+
+def _reader() -> str:
+    """Names the code that reads a table and its graph: what it found to belong together needs no second look."""
+    return f"{files.code('calibrate.py', 'graph.py')} {importlib.metadata.version('onnx-ir')}"
 
 
 def _quantize(folder: ModelFolder, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
-    return quantize(graph.load(folder.path / "rewritten.onnx"), recipe, table)
+    from pipelines.quantize import quantize
+
+    return quantize(_graph(folder.path / "rewritten.onnx"), recipe, table)
 
 
 def _save_int8(folder: ModelFolder, model: ir.Model, report: QuantReport) -> dict[str, Any]:
+    from pipelines import graph
+
     graph.save(model, folder.path / "int8.onnx")
     files.write_json(folder.path / QUANTIZATION, report.to_json())
     return {"recipe": report.recipe.to_json(), "precisions": report.counts()}
@@ -396,7 +444,7 @@ def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
         _build(folder, STAGES[:2])
         kept = _state(folder, "calibration.json")
         anew = kept == "stale" or (kept == "kept" and _other_table(folder, recipe))
-        table = _calibrate(folder, recipe) if anew else CalibrationTable.load(folder.path / "calibration.json")
+        table = _calibrate(folder, recipe) if anew else _table(folder.path / "calibration.json")
         result = _quantize(folder, recipe, table)
         said = {"calibration.json": _save_table(folder, table)} if anew else {}
         said["int8.onnx"] = {"seconds": round(time.perf_counter() - start, 2), **_save_int8(folder, *result)}
@@ -405,7 +453,7 @@ def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
 
 def _other_table(folder: ModelFolder, recipe: QuantRecipe) -> bool:
     """Whether `recipe` wants another calibration than that by the recipe last used; corrections on own data stay."""
-    before, table = folder.recipe, CalibrationTable.load(folder.path / "calibration.json")
+    before, table = folder.recipe, _table(folder.path / "calibration.json")
     if recipe.observer != before.observer:
         return True
     fits = recipe.same_but_observer(table.recipe) if recipe.correct else not table.recipe

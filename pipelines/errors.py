@@ -13,3 +13,8 @@ class RequestError(ZooError, ValueError):
     """The request was wrong (exit code 2): says what was found, what was wanted and what to run."""
 
     exit_code = 2
+
+
+def one_line(error: Exception) -> str:
+    """All that an exception of a library says, joined to one line."""
+    return " ".join(str(error).split()) or type(error).__name__

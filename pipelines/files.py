@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -85,3 +86,9 @@ def sha256(path: str | os.PathLike[str]) -> str:
     """Hex SHA-256 of a file's bytes."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@functools.cache
+def code(*names: str) -> str:
+    """Names what these files of `pipelines` compute: another name after every edit. names: paths below it."""
+    return hashlib.sha256(b"".join((Path(__file__).parent / each).read_bytes() for each in names)).hexdigest()[:12]

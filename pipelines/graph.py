@@ -15,6 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.errors import RequestError
+from pipelines.errors import one_line as one_line
 from pipelines.files import replacing
 
 PRODUCER = "int8-zoo"
@@ -201,11 +202,6 @@ def require_opset(model: ir.Model) -> None:
     opset = model.opset_imports.get("", 0)
     if opset < OPSET:
         raise RequestError(f"the model has opset {opset}, int8 per channel needs {OPSET} or newer; convert it with onnx.version_converter")
-
-
-def one_line(error: Exception) -> str:
-    """All that an exception of a library says, joined to one line."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:

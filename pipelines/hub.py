@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import requests
-import urllib3
 
 from pipelines import files as disk
 from pipelines.errors import RequestError, ZooError
@@ -251,9 +249,6 @@ class _Transient(Exception):
     """The server failed in a way that another attempt may mend."""
 
 
-_AGAIN = (_Transient, requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError)
-
-
 class _Partial:
     """The beginning of a download beside its target, kept between calls together with the server's validator for it."""
 
@@ -299,11 +294,15 @@ def _transfer(url: str, target: Path, size: int | None, sha256: str | None) -> N
 
 def _fill(url: str, partial: _Partial, size: int | None, sha256: str | None) -> bool:
     """Request `url` until `partial` is complete. Returns whether it was put together from more than one answer."""
+    import requests  # nothing else needs the network, and these take 10 MB
+    import urllib3
+
+    again = (_Transient, requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError)
     failures, longest = 0, partial.size()
     while True:
         try:
             return _receive(url, partial, size, sha256)
-        except _AGAIN as error:
+        except again as error:
             failures = failures + 1 if partial.size() <= longest else 1  # whatever brings the file further starts the count anew
             longest = max(longest, partial.size())
             if failures >= ATTEMPTS:
@@ -317,6 +316,8 @@ def _fill(url: str, partial: _Partial, size: int | None, sha256: str | None) -> 
 
 def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) -> bool:
     """Make one request and write its body, after the bytes there are where the server allows it. Returns whether it did."""
+    import requests
+
     start, etag = partial.size(), partial.etag(url)
     if (sha256 is None and etag is None) or (size is not None and start > size):
         start = 0  # nothing would tell whether the two parts belong together, or they do not

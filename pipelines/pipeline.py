@@ -17,7 +17,6 @@ from pipelines.batches import Batch, cut, joined
 from pipelines.build import NATIVE, ModelFolder
 from pipelines.engine import BF16, Session, require_precision
 from pipelines.errors import RequestError, ZooError
-from pipelines.native import load
 from pipelines.plan import Plan, choose, stock
 
 logger = logging.getLogger(__name__)
@@ -39,6 +38,13 @@ def model_file(precision: str, engine: str) -> str:
     if precision != "int8":
         raise RequestError(f"the engine native computes in int8, not {precision}; choose onnxruntime or openvino")
     return NATIVE
+
+
+def load(path: Path, name: str, *options: Any) -> Session:
+    """See `pipelines.native.load`, which is imported with onnx only here: translation in native code does without."""
+    from pipelines import native
+
+    return native.load(path, name, *options)
 
 
 def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: int, *, fresh: bool = False) -> Plan:

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import files, graph, hub, machine
+from pipelines import files, hub, machine
 from pipelines.batches import Batch, cut, joined, length
 from pipelines.engine import OnnxRuntimeSession, OpenVinoSession, Port, Runnable, Session, available, computes, exact, load
-from pipelines.errors import RequestError, ZooError
+from pipelines.errors import RequestError, ZooError, one_line
 from pipelines.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -290,7 +290,7 @@ class _Imported(OpenVinoSession):
         try:
             compiled = ov.Core().import_model(io.BytesIO(blob), "CPU", {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False})
         except Exception as error:  # openvino raises RuntimeError with a page of text
-            raise RequestError(f"openvino cannot load the compiled model of {path}: {graph.one_line(error)}") from error
+            raise RequestError(f"openvino cannot load the compiled model of {path}: {one_line(error)}") from error
         self.inputs = {  # a tensor may have taken over names of others
             next(name for name in inputs if name in port.names): Port(np.dtype(port.element_type.to_dtype()), (None, *list(port.shape)[1:]))
             for port in compiled.inputs

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines import kernels
@@ -38,6 +37,8 @@ def writing(output: str | Path, columns: Mapping[str, Any], brief: Sequence[str]
     output: a .csv, .csv.gz, .jsonl or .parquet path, which appears when the block ends well, or "-" for CSV on stdout; where that is a
     terminal, and `brief` names columns, for a table of these. Raises RequestError for another format or a place that cannot be written.
     """
+    import pyarrow as pa
+
     schema = pa.schema([(name, pa.string() if dtype is str else pa.from_numpy_dtype(np.dtype(dtype))) for name, dtype in columns.items()])
     if str(output) == "-":
         if sys.stdout is None:
@@ -103,6 +104,8 @@ def _csv(sink: Any, schema: Any, columns: Mapping[str, Any]) -> Iterator[Callabl
 
 
 def _batch(rows: Columns, schema: Any) -> Any:
+    import pyarrow as pa
+
     return pa.record_batch([pa.array(rows[each.name], each.type) for each in schema], schema=schema)
 
 

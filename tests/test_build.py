@@ -152,6 +152,7 @@ def test_a_table_of_another_graph_is_made_anew(folder, monkeypatch):
     build(folder)
     digest = graph.digest
     monkeypatch.setattr(graph, "digest", lambda model: digest(model)[::-1])  # as a change of its code does
+    monkeypatch.setattr(road, "_reader", lambda: "changed")
     assert outcome(folder) == "kkmm"
     assert outcome(folder) == "kkkk"
 
@@ -465,16 +466,16 @@ def test_another_form_of_a_file_is_derived_once_for_each_source_and_form(folder)
         calls.append(found)
         return found
 
-    path = road.derived(folder, "int8.onnx", "other", "1", make)
+    path = road.derived_graph(folder, "int8.onnx", "other", "1", make)
     assert path.parent == folder.path
     assert path.name.startswith("int8.other-")
-    assert road.derived(folder, "int8.onnx", "other", "1", make) == path
+    assert road.derived_graph(folder, "int8.onnx", "other", "1", make) == path
     assert len(calls) == 1
-    newer = road.derived(folder, "int8.onnx", "other", "2", make)
+    newer = road.derived_graph(folder, "int8.onnx", "other", "2", make)
     assert not path.exists()  # nobody asks for it again
     (folder.path / "seed.txt").write_text("2")
-    assert road.derived(folder, "int8.onnx", "other", "2", make) != newer
-    last = road.derived(folder, "int8.onnx", "other", "2", make)
+    assert road.derived_graph(folder, "int8.onnx", "other", "2", make) != newer
+    last = road.derived_graph(folder, "int8.onnx", "other", "2", make)
     assert sorted(folder.path.glob("int8.other-*")) == [last, graph.mapped(last)]
 
 
@@ -489,6 +490,6 @@ def test_where_the_folder_may_not_be_written_the_cache_is(folder, monkeypatch, t
         return save(found, path, least)
 
     monkeypatch.setattr(graph, "save_mapped", refuse)
-    path = road.derived(folder, "int8.onnx", "other", "1", lambda found: found)
+    path = road.derived_graph(folder, "int8.onnx", "other", "1", lambda found: found)
     assert path.is_relative_to(tmp_path / "home")
-    assert road.derived(folder, "int8.onnx", "other", "1", lambda found: found) == path
+    assert road.derived_graph(folder, "int8.onnx", "other", "1", lambda found: found) == path

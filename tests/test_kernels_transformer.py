@@ -10,10 +10,10 @@ import torch
 from pipelines import graph, kernels, plain
 from pipelines.calibrator import Calibrator
 from pipelines.errors import RequestError, ZooError
-from pipelines.kernels import rowwise
+from pipelines.kernels import rowwise, stored
 from pipelines.kernels.decoder import Attention, CrossAttention, Embed, Levels, Linear, Norm, SelfAttention, Vocabulary
 from pipelines.kernels.transformer import encoder_program, program, programs
-from pipelines.kernels.translator import NativeTranslator
+from pipelines.kernels.translator import NativeTranslator, store
 from pipelines.quantizers.steps import weight_parameters
 from pipelines.rewrite import rewrite
 from zoo.transformer_mt import ENTRY
@@ -347,3 +347,32 @@ def test_the_vocabulary_serves_as_the_table_of_embeddings_where_its_weights_are_
     assert found[0] == found[1]
     with pytest.raises(ValueError, match="shares"):
         kernels.compiled(encoder, isa, (decoder, both[1]))
+
+
+def test_stored_programs_are_the_same_and_share_what_they_shared(tmp_path):
+    path = graph.save(export(network()), tmp_path / "model.onnx")
+    store(path, tmp_path / "model.zoo")
+    given, found = programs(graph.load(path)), stored.load(tmp_path / "model.zoo")
+    for one, other in zip(given, found, strict=True):
+        assert [type(each) for each in one.steps] == [type(each) for each in other.steps]
+        for a, b in zip(one.steps, other.steps, strict=True):
+            for name, value in vars(a).items():
+                arrays = [(value, getattr(b, name))]
+                if name == "layer":
+                    arrays = [(getattr(value, each), getattr(b.layer, each)) for each in ("weight", "scale", "shift")]
+                assert all(np.array_equal(x, y) for x, y in arrays), name
+    for encoder, decoder in (given, found):
+        assert np.may_share_memory(encoder.embedding.table, decoder.vocabulary.layer.weight)
+        assert np.may_share_memory(decoder.embedding.table, decoder.vocabulary.layer.weight)
+
+
+@pytest.mark.parametrize("damage", ["nothing", "cut", "header", "other"])
+def test_damaged_stored_programs_are_refused_in_one_line(tmp_path, damage):
+    path = tmp_path / "model.zoo"
+    store(graph.save(export(network()), tmp_path / "model.onnx"), path)
+    content = path.read_bytes()
+    other = {"nothing": b"", "cut": content[:9000], "header": content[:20], "other": content.replace(stored.FORM.encode(), b"-" * 12, 1)}
+    path.write_bytes(other[damage])
+    with pytest.raises(RequestError, match=r"model\.zoo is not readable.*made anew") as caught:
+        stored.load(path)
+    assert "\n" not in str(caught.value)

@@ -163,11 +163,11 @@ def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monke
         pytest.importorskip("ctranslate2", reason="needs the peers extra")
     if name == "zoo-native" and not kernels.isas():
         pytest.skip("needs the native kernels")
-    from zoo.transformer_mt import predict
+    from zoo.transformer_mt import loop, predict
 
-    for each in ("END", "limit", "GROWTH", "search", "FORM"):  # what `force_steps` changes comes back
-        if hasattr(predict, each):
-            monkeypatch.setattr(predict, each, getattr(predict, each))
+    changed = [(predict, each) for each in ("END", "limit", "GROWTH")] + [(loop, each) for each in ("search", "FORM")]
+    for module, each in changed:  # what `force_steps` changes comes back
+        monkeypatch.setattr(module, each, getattr(module, each))
     work = engines.Work(folder)
     engines.make(name, work)
     opened = engines.PEERS[name].open(work, engines.Case("little", "steps", 4, beam, 7))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from pipelines import graph, machine
-from pipelines.errors import RequestError, ZooError
+from pipelines import machine
+from pipelines.errors import RequestError, ZooError, one_line
 from pipelines.files import replacing
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Workers:
         except tf.errors.OpError as error:
             if self.count == 1:
                 raise
-            said = graph.one_line(error)
+            said = one_line(error)
             raise ZooError(f"lost another process ({said}); start all of them again, with --resume where a checkpoint is") from error
 
 
@@ -275,7 +275,7 @@ def load_checkpoint(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         kept = state["run"]
     except Exception as error:  # torch, zipfile and pickle raise their own kinds for every sort of damage
-        raise RequestError(f"cannot read the checkpoint {path} ({graph.one_line(error)}); train again into an empty folder") from error
+        raise RequestError(f"cannot read the checkpoint {path} ({one_line(error)}); train again into an empty folder") from error
     require_same_run(path, kept, run)
     return state
 

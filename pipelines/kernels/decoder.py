@@ -64,7 +64,7 @@ class RowLinear:
             require("a linear layer", name, getattr(self, name), np.float32, (self.outputs,))
             if not np.isfinite(getattr(self, name)).all():
                 raise RequestError(f"a linear layer has a {name} that is not finite")
-        if 255 * np.abs(self.weight.astype(np.int64)).sum(axis=0).max() >= 2**31 - 1:
+        if 255 * np.abs(self.weight, dtype=np.int16).sum(axis=0, dtype=np.int64).max() >= 2**31 - 1:
             raise RequestError("a linear layer can overflow 32 bits")
 
     @property

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines import graph, kernels
-from pipelines.errors import RequestError, ZooError
-from pipelines.kernels.transformer import programs
+from pipelines import kernels
+from pipelines.errors import RequestError, ZooError, one_line
+from pipelines.kernels import stored
+from pipelines.kernels.decoder import EncoderProgram, Program
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 Translation = tuple[list[int], float]  # tokens without the end, and the score
+
+
+def store(source: Path, path: Path) -> None:
+    """Write the programs of an ONNX file to `path`, for `NativeTranslator`. Raises RequestError for a graph that cannot be mapped."""
+    stored.save(path, _mapped(source))
 
 
 class NativeTranslator:
     """Translates tokens: encoder and beam search over the decoder of a frozen graph, in native code (see `transformer`).
 
-    path: an ONNX file or a model. threads: so many batches are translated side by side, over one copy of the weights. isa: see `kernels`.
+    path: a file that `store` wrote, an ONNX file or a model. threads: so many batches are translated side by side, over one copy of the
+    weights. isa: see `kernels`.
     Raises RequestError for a graph that cannot be mapped, or without kernels.
     """
 
     def __init__(self, path: str | Path | ir.Model, threads: int = 1, isa: str = "") -> None:
         if threads < 1:
             raise RequestError(f"threads must be 1 or more, not {threads}")
-        model = path if isinstance(path, ir.Model) else graph.load(path)
-        encoder, decoder = programs(model)
+        known = isinstance(path, str | Path) and Path(path).suffix == stored.SUFFIX
+        encoder, decoder = stored.load(path) if known else _mapped(path)  # type: ignore[arg-type]
         self.threads = threads
         self.longest, self.positions = encoder.positions, decoder.positions
         self._decoder = kernels.compiled(decoder, isa)
@@ -68,7 +78,15 @@ class NativeTranslator:
                 self._encoder, *arrays, start, last, beam, best, float(length_penalty), slots, self.threads
             )
         except (TypeError, ValueError) as error:
-            raise RequestError(f"the native translator cannot translate this: {graph.one_line(error)}") from error
+            raise RequestError(f"the native translator cannot translate this: {one_line(error)}") from error
         except RuntimeError as error:
-            raise ZooError(graph.one_line(error)) from error
+            raise ZooError(one_line(error)) from error
         return found
+
+
+def _mapped(model: str | Path | ir.Model) -> tuple[EncoderProgram, Program]:
+    """The programs of a frozen graph. Needs onnx and onnxruntime, which a stored one does not."""
+    from pipelines import graph
+    from pipelines.kernels.transformer import programs
+
+    return programs(graph.load(model) if isinstance(model, str | Path) else model)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import files, graph
+from pipelines import errors, files
 from pipelines.errors import RequestError, ZooError
 
 ONE_THREAD = {
@@ -130,7 +130,7 @@ def folder(given: str | None) -> Iterator[Path]:
 
 def why(error: Exception) -> str:
     """An error of any library in one line."""
-    return f"{type(error).__name__}: {graph.one_line(error)}"[:300]
+    return f"{type(error).__name__}: {errors.one_line(error)}"[:300]
 
 
 # ---------------------------------------------------------------------------------------------------------------- processes

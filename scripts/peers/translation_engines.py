@@ -220,18 +220,21 @@ class System(NamedTuple):
     write: Callable[[Any], list[str]]
 
 
-def force_steps(steps: int) -> None:
+def force_steps(steps: int, engine: str) -> None:
     """A pipeline that this process opens hereafter takes exactly so many steps: no token ends a sentence, its limit does.
 
     Both for the search in Python, and for that in the graph, which has the growth of a sentence as an input, and is made with its end.
     """
     from zoo.transformer_mt import predict
 
-    changes: dict[str, Any] = {"END": NO_TOKEN, "limit": lambda source, most: steps}
-    if hasattr(predict, "search"):
-        changes |= {"GROWTH": (0, steps), "search": partial(predict.search, end=NO_TOKEN), "FORM": f"{predict.FORM}, endless"}
-    for name, value in changes.items():
-        setattr(predict, name, value)
+    changes: dict[Any, dict[str, Any]] = {predict: {"END": NO_TOKEN, "limit": lambda source, most: steps, "GROWTH": (0, steps)}}
+    if engine != "native":  # which has no use for the graph, nor memory for what reads it
+        from zoo.transformer_mt import loop
+
+        changes[loop] = {"search": partial(loop.search, end=NO_TOKEN), "FORM": f"{loop.FORM}, endless"}
+    for module, values in changes.items():
+        for name, value in values.items():
+            setattr(module, name, value)
 
 
 def open_zoo(precision: str, engine: str) -> Callable[[Work, Case], System]:
@@ -239,7 +242,7 @@ def open_zoo(precision: str, engine: str) -> Callable[[Work, Case], System]:
 
     def open_pipeline(work: Work, case: Case) -> System:
         if case.steps:
-            force_steps(case.steps)
+            force_steps(case.steps, engine)
         opened: Any = zoo.pipeline(work.folder, precision, engine, 1, case.batch_size)
         opened.beam = case.beam
         return System(

@@ -4,6 +4,8 @@ import gzip
 import io
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -225,6 +227,15 @@ def test_sentences_end_at_marks_before_white_space_and_no_small_letter():
     text = 'One here. Two there! Three? "Four." Five 3.5 m. and more. 12 men go. Éric (with him). Übung. ähm'
     wanted = ["One here.", "Two there!", "Three?", '"Four."', "Five 3.5 m. and more.", "12 men go.", "Éric (with him).", "Übung. ähm"]
     assert predict.SENTENCE_END.split(text) == wanted
+
+
+@pytest.mark.skipif(not kernels.isas(), reason="needs the native kernels")
+def test_native_code_loads_neither_what_reads_graphs_nor_what_fetches_and_writes_tables(translator):
+    code = "import sys, zoo; opened = zoo.pipeline(sys.argv[1], engine='native'); opened(['bax']); print(' '.join(sys.modules))"
+    for _ in range(2):  # the first time the graph is read
+        done = subprocess.run([sys.executable, "-c", code, translator], capture_output=True, text=True, check=True)
+    heavy = {"onnx", "onnx_ir", "onnxruntime", "openvino", "pyarrow", "requests", "torch", "sacrebleu"}
+    assert heavy & set(done.stdout.split()) == set()
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "native"])

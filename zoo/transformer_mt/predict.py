@@ -17,18 +17,18 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import graph, kernels, machine
+from pipelines import kernels, machine
 from pipelines.batches import Batch
-from pipelines.build import ModelFolder, derived
+from pipelines.build import ModelFolder, derived, derived_graph
 from pipelines.engine import BF16, Session, load
 from pipelines.errors import RequestError
 from pipelines.evaluate import compare_translations
 from pipelines.files import replacing
-from pipelines.kernels.translator import NativeTranslator
+from pipelines.kernels import stored
+from pipelines.kernels.translator import NativeTranslator, store
 from pipelines.pipeline import Pipeline, model_file
 from pipelines.progress import progress
 from pipelines.tables import FORMATS, writing
-from zoo.transformer_mt.cache import incremental
 from zoo.transformer_mt.data import (
     END,
     PAD,
@@ -49,7 +49,6 @@ from zoo.transformer_mt.data import (
     tidy,
 )
 from zoo.transformer_mt.decode import GROWTH, Hypothesis, beam_search, hypotheses, limit, naive_step, require
-from zoo.transformer_mt.loop import FORM, search
 
 AVERAGE = 32  # tokens: a batch has no more of them, with padding, than this for each of its sentences
 AT_ONCE = 64  # batches that are sorted together in a long file
@@ -81,6 +80,8 @@ class Line(NamedTuple):
 
 def halves(path: Path, engine: str, threads: int = 1, precision: str = "") -> tuple[Session, Session]:
     """Sessions of the encoder (source -> memory) and the decoder (source, memory, target -> logits) of a graph as `freeze` writes it."""
+    from pipelines import graph
+
     whole = graph.load(path)
     cuts = (ENCODER, (["source", "memory", "target"], ["logits"]))
     encoder, decoder = (load(path, engine, threads, precision, graph.serialized(graph.part(whole, *cut))) for cut in cuts)
@@ -120,7 +121,8 @@ class TranslationPipeline(Pipeline):
         name = model_file(self.precision, self._engine)
         if engine == "native" or (engine == "auto" and self.precision == "int8" and kernels.isas()):
             try:
-                self._native = NativeTranslator(self.folder.ensure(model_file(self.precision, "onnxruntime")), self.threads)
+                source = model_file(self.precision, "onnxruntime")
+                self._native = NativeTranslator(derived(self.folder, source, "native", stored.FORM, store, stored.SUFFIX), self.threads)
             except RequestError as error:
                 if engine == "native":
                     raise
@@ -130,8 +132,11 @@ class TranslationPipeline(Pipeline):
                 machine.trim()
                 return
         if self._engine == "onnxruntime":
+            from zoo.transformer_mt.cache import incremental  # with onnx, which the native engine does not need
+            from zoo.transformer_mt.loop import FORM, search
+
             try:
-                path = derived(self.folder, name, "search", FORM, lambda model: search(incremental(model)))
+                path = derived_graph(self.folder, name, "search", FORM, lambda model: search(incremental(model)))
                 self._whole = load(path, self._engine, self.threads, self.precision)
                 machine.trim()
                 return
