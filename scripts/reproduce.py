@@ -234,16 +234,18 @@ def steps() -> None:
 
 
 def bleu() -> None:
-    """fp32 and int8 of every translation model that ships on Multi30k's test set of 2016, beam 4; figures and card."""
+    """fp32 and int8, in onnxruntime and native code, of every translation model that ships on Multi30k's test set, beam 4; cards."""
     folder = SHARED / "data" / "translation" / "multi30k"
     source, target = (folder / f"test_2016_flickr.{language}.gz" for language in ("en", "de"))
     if not source.is_file():
         raise RequestError(f"no test set at {source}; set ZOO_SHARED to the folder that holds data/translation/")
     for name in (name for name in zoo.names() if hub.Hub(zoo.SHIPPED).card(name).entry == "transformer-mt"):
-        found = zoo.evaluate(name, f"{source},{target}", engine="onnxruntime")
+        found, native = (zoo.evaluate(name, f"{source},{target}", engine=engine) for engine in ("onnxruntime", "native"))
+        found["native"] = {"metrics": native["metrics"]["int8"], **{key: native[key] for key in ("difference", "interval")}}
         report("bleu", found | {"data": f"Multi30k test_2016_flickr ({found['samples']:,} sentences), beam {found['beam']}"}, name)
         card = zoo.SHIPPED / name / "card.json"
         metrics = {kind: {key: round(value, 2) for key, value in each.items()} for kind, each in found["metrics"].items()}
+        metrics["native"] = {key: round(value, 2) for key, value in found["native"]["metrics"].items()}
         said = {
             "on": f"Multi30k test_2016_flickr, beam {found['beam']}, sacreBLEU {found['signatures']['bleu']}",
             "report": "reports/bleu.json",
