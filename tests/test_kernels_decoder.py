@@ -524,7 +524,7 @@ def test_python_runs_on_meanwhile():
     search(made, memories[:4], [200] * 4, end=-1)
     done.set()
     other.join()
-    assert len(ticks) > 5
+    assert len(ticks) >= 3  # with the interpreter held, it would be 1
 
 
 def test_threads_of_python_share_one_decoder():

@@ -374,7 +374,7 @@ def test_the_command_ends_as_scripts_want_it(
         (["run", folder, photos, "-o", tmp_path / "a.txt"], 2, "cannot tell the format"),
         (["run", folder, photos, "--batch-size", 0], 2, "must be 1 or more"),
         (["run", folder, photos, tmp_path / "bad.jpg", "--on-error", "raise", "-o", tmp_path / "a.csv"], 2, "bad.jpg is no image"),
-        (["run", folder, tmp_path / "bad.jpg", "-o", tmp_path / "a.csv"], 1, "none of 1 images"),
+        (["run", folder, tmp_path / "bad.jpg", "-o", tmp_path / "a.csv"], 2, "none of 1 images"),
         (["evaluate", folder, "--data", tmp_path / "empty"], 2, "found no images"),
         (["calibrate", folder, "--data", tmp_path / "nowhere"], 2, "nowhere"),
     ):
