@@ -440,11 +440,28 @@ def summary(name: str) -> list[str]:
     return lines
 
 
+def translated(name: str) -> list[str]:
+    """One line for README.md per report of translation from text to text: quality, and the gain over CTranslate2."""
+    lines = []
+    for path in sorted((PEERS / "reports").glob("translation-*.json")):
+        found = files.read_json(path)
+        for case in (case for case in found["cases"] if (case["model"], case["task"]) == (name, "text")):
+            rates = {each["engine"]: each["sentences_per_second"]["median"] for each in case["results"]}
+            measured = files.read_json(zoo.SHIPPED / name / "card.json")["metrics"]
+            gain = case["ratios"]["zoo-native"]["ctranslate2-int8"]
+            lines.append(
+                f"- **{name}** ({found['environment']['cpu']}, one thread): BLEU fp32 {measured['fp32']['bleu']:.2f}, "
+                f"int8 {measured['native']['bleu']:.2f} (beam {case['beam']}); from text to text {rates['zoo-native']:,.0f} sentences/s, "
+                f"{gain:.2f}x CTranslate2 int8."
+            )
+    return lines
+
+
 def readme(text: str) -> str:
     """README.md with the lines between its markers replaced."""
     start = text.index("\n", text.index("<!-- figures:")) + 1
     end = text.index("<!-- end of figures -->")
-    lines = [line for name in zoo.names() for line in summary(name)]
+    lines = [line for name in zoo.names() for line in (*summary(name), *translated(name))]
     return text[:start] + "\n".join(lines) + ("\n" if lines else "") + text[end:]
 
 
