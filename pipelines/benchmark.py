@@ -39,7 +39,7 @@ GRACE_SECONDS = 15.0  # for a worker to leave by itself; a loaded machine may ne
 class Configuration:
     """What is timed: one model file in one engine.
 
-    opener: "module:function" that opens something else at `path`, such as a whole pipeline, from (path, engine, threads, precision).
+    opener: "module:name" of what opens something else at `path`, such as a whole pipeline, from (path, engine, threads, precision).
     """
 
     engine: str
@@ -49,10 +49,10 @@ class Configuration:
 
     def open(self, threads: int) -> Runnable:
         """A session, or what the opener gives."""
-        module, _, function = self.opener.partition(":")
-        opened: Runnable = (getattr(importlib.import_module(module), function) if module else load)(
-            self.path, self.engine, threads, self.precision
-        )
+        if not self.opener:
+            return load(self.path, self.engine, threads, self.precision)
+        module, _, name = self.opener.partition(":")
+        opened: Runnable = getattr(importlib.import_module(module), name)(self.path, self.engine, threads, self.precision)
         return opened
 
 

@@ -220,7 +220,7 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
     if made is None or not path.is_file() or made.get("sha256") != files.sha256(path) or made["inputs"] != _digests(folder, stage):
         return False
     if stage == NATIVE:
-        data = path.with_name(f"{path.name}.data")
+        data = files.mapped(path)
         return _recipe(made.get("recipe")) == folder.recipe and data.is_file() and made.get("data_sha256") == files.sha256(data)
     if stage == "calibration.json" and made.get("reader") != _reader():
         try:  # other code may see another graph, or want another table, in the same files
@@ -277,7 +277,7 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
     if model is None:
         raise RequestError(f"{folder.card.name} does not run in the native kernels: {said['reason']}; choose another engine")
     path = graph.save_mapped(model, folder.path / NATIVE)
-    return {"recipe": recipe.to_json(), "data_sha256": files.sha256(graph.mapped(path)), **said}
+    return {"recipe": recipe.to_json(), "data_sha256": files.sha256(files.mapped(path)), **said}
 
 
 def derived(folder: ModelFolder, source: str, kind: str, form: str, make: Callable[[Path, Path], object], suffix: str = ".onnx") -> Path:
@@ -306,7 +306,7 @@ def derived(folder: ModelFolder, source: str, kind: str, form: str, make: Callab
         if place == folder.path:
             for old in place.glob(f"{stem}*{suffix}"):
                 if old != path:
-                    for each in (old, old.with_name(f"{old.name}.data")):
+                    for each in (old, files.mapped(old)):
                         each.unlink(missing_ok=True)
         return path
     raise RequestError(f"cannot write {places[-1]}: {fault}; set ZOO_HOME to a folder you may write")

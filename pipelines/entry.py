@@ -23,7 +23,8 @@ class QuantRecipe:
 
     observer: how activation ranges are chosen from the calibration samples: "minmax", "percentile" (99.99), "mse", "kl" (see
         `pipelines.observers`), or "auto": for each tensor the one of least quantization error.
-    quantize_tables: store embedding tables that feed an int8 operator as uint8 rows with that operator's input scale.
+    quantize_tables: store embedding tables as bytes: uint8 with the input scale of the int8 operator that they feed, else int8 with a
+    scale a row.
     keep_float: regular expressions; an operator whose name matches one in full stays float.
     reduced_range: 7-bit weights, for CPUs without VNNI, whose u8 x s8 products saturate in pairwise 16-bit sums.
     dynamic: regular expressions; a Gemm or MatMul whose name matches one in full has its input's range taken at run time.

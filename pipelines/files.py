@@ -92,3 +92,8 @@ def sha256(path: str | os.PathLike[str]) -> str:
 def code(*names: str) -> str:
     """Names what these files of `pipelines` compute: another name after every edit. names: paths below it."""
     return hashlib.sha256(b"".join((Path(__file__).parent / each).read_bytes() for each in names)).hexdigest()[:12]
+
+
+def mapped(path: Path) -> Path:
+    """The file of large initializers beside what `save_mapped` wrote."""
+    return path.with_name(f"{path.name}.data")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pipelines.errors import RequestError
 from pipelines.errors import one_line as one_line
+from pipelines.files import mapped as mapped
 from pipelines.files import replacing
 
 PRODUCER = "int8-zoo"
@@ -110,11 +111,6 @@ def save(model: ir.Model, path: str | Path) -> Path:
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return Path(path)
-
-
-def mapped(path: Path) -> Path:
-    """The file of large initializers beside what `save_mapped` wrote."""
-    return path.with_name(f"{path.name}.data")
 
 
 def save_mapped(model: ir.Model, path: str | Path, least: int = MAPPED) -> Path:

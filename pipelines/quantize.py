@@ -11,6 +11,7 @@ Intel's INT8 Wide & Deep):
 
 Where the table knows them, channels are equalized before (`EqualizeChannels`), W rounded otherwise and b corrected (`pipelines.correct`).
 What lies between layers is bytes too where that pays (`pipelines.quantizers.elementwise`), and what only moves values keeps their step.
+Embedding tables are bytes: in the step of the int8 operator that they feed, else with a scale a row (`pipelines.quantizers.rows`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pipelines import graph
 from pipelines.calibrate import CalibrationTable
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
-from pipelines.quantizers import biases, elementwise, layers, roundings
+from pipelines.quantizers import biases, elementwise, layers, roundings, rows
 from pipelines.quantizers.pairs import Pairs
 from pipelines.quantizers.steps import activation_parameters, given, weight_parameters
 from pipelines.rewrite import CleanUp
@@ -101,6 +102,8 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     early = QuantizeEarly(recipe.quantize_tables, recipe.keeps_float)
     while early(result).modified:
         pass
+    if recipe.quantize_tables:
+        int8 |= rows.convert(pairs)
     for node in list(main):  # last, for their readers may quantize them by now
         if int8.get(str(node.name)) == "" and _quantizable(node) and node.outputs[0].dtype == ir.DataType.FLOAT:
             pairs.result(node, always=node.op_type not in ("Gemm", "MatMul"))

@@ -21,7 +21,7 @@ from pipelines import files, graph, images, kernels, machine, native, page, plai
 from pipelines.batches import Batch, cut, joined, length
 from pipelines.build import ModelFolder
 from pipelines.calibrate import CalibrationTable
-from pipelines.engine import BF16, Port, Runnable, Session, available, computes, load, require_precision
+from pipelines.engine import BF16, Port, Session, available, computes, load, require_precision
 from pipelines.entry import Preprocess, QuantRecipe
 from pipelines.errors import RequestError, ZooError
 from pipelines.hub import CARD
@@ -135,12 +135,9 @@ def open_model(model: Model, preprocess: Model | None) -> ModelFolder:
     return zoo.load(model)
 
 
-def whole(path: str | Path, engine: str, threads: int = 1, precision: str = "int8") -> Runnable:
-    """The pipeline of a model folder, to be timed like a session; its batches have the size that it is given."""
-    return _Whole(path, engine, threads, precision)
+class Whole:
+    """The pipeline of a model folder, to be timed like a session (see `Runnable`); its batches have the size that it is given."""
 
-
-class _Whole:
     def __init__(self, path: str | Path, engine: str, threads: int, precision: str) -> None:
         self._asked = path, precision, engine, threads
         self._opened: dict[int, Any] = {}

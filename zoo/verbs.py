@@ -423,9 +423,9 @@ def _quickest(folder: ModelFolder, precision: str, batch: Batch, threads: int) -
 
 
 def _configuration(folder: ModelFolder, precision: str, engine: str) -> Configuration:
-    """A file of the folder, or the whole pipeline, opened by `zoo.toolkit.whole`."""
+    """A file of the folder, or the whole pipeline, opened as `zoo.toolkit.Whole`."""
     if not folder.entry.part("pipeline").ONE_CALL:
-        return Configuration(engine, precision, folder.path, "zoo.toolkit:whole")
+        return Configuration(engine, precision, folder.path, "zoo.toolkit:Whole")
     return Configuration(engine, precision, folder.ensure(model_file(precision, engine)))
 
 

@@ -155,8 +155,25 @@ OF_ENCODER = (Norm, Linear, Attention)
 OF_DECODER = (Norm, Linear, SelfAttention, CrossAttention)
 
 
+class _Embedded:
+    """What begins with an embedding."""
+
+    steps: Sequence[Step]
+
+    @property
+    def embedding(self) -> Embed:
+        """The first step."""
+        assert isinstance(self.steps[0], Embed)
+        return self.steps[0]
+
+    @property
+    def positions(self) -> int:
+        """So many tokens a sentence may have."""
+        return len(self.embedding.positions)
+
+
 @dataclass(frozen=True, eq=False)
-class Program:
+class Program(_Embedded):
     """The steps of a decoder, an `Embed` first, a `Vocabulary` last; memory_width: columns of the encoder's result.
 
     Raises RequestError, naming the step, where one does not fit those before it.
@@ -175,12 +192,6 @@ class Program:
             raise RequestError(f"a decoder has {self.words} words, and embeddings of {len(self.embedding.table)}")
 
     @property
-    def embedding(self) -> Embed:
-        """The first step."""
-        assert isinstance(self.steps[0], Embed)
-        return self.steps[0]
-
-    @property
     def vocabulary(self) -> Vocabulary:
         """The last step."""
         assert isinstance(self.steps[-1], Vocabulary)
@@ -191,14 +202,9 @@ class Program:
         """Size of the vocabulary."""
         return self.vocabulary.layer.outputs
 
-    @property
-    def positions(self) -> int:
-        """So many tokens a translation may have."""
-        return len(self.embedding.positions)
-
 
 @dataclass(frozen=True, eq=False)
-class EncoderProgram:
+class EncoderProgram(_Embedded):
     """The steps of an encoder, an `Embed` first; what the last one makes is its result.
 
     Raises RequestError, naming the step, where one does not fit those before it.
@@ -208,17 +214,6 @@ class EncoderProgram:
 
     def __post_init__(self) -> None:
         _follow("an encoder", self.steps, OF_ENCODER, 0)
-
-    @property
-    def embedding(self) -> Embed:
-        """The first step."""
-        assert isinstance(self.steps[0], Embed)
-        return self.steps[0]
-
-    @property
-    def positions(self) -> int:
-        """So many tokens a sentence may have."""
-        return len(self.embedding.positions)
 
 
 def _follow(what: str, steps: Sequence[Step], kinds: tuple[type[Any], ...], memory: int) -> None:

@@ -2,7 +2,7 @@
 
 Matched by structure: pre- or post-LN, any number of layers, heads and widths, float weights or int8 ones behind DequantizeLinear. What a
 linear layer takes is quantized as the Q/DQ pair before it says, or each row by itself where there is none; other pairs on activations are
-looked through.
+looked through. With a pair a decoder's biases count in steps of the product, as in a graph of one step.
 """
 
 from __future__ import annotations
@@ -82,6 +82,14 @@ class _Dense:
 
     def layer(self) -> RowLinear:
         return RowLinear(np.ascontiguousarray(self.integers), self.scale, self.shift, self.levels)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Embeddings: integers int8 [words, width], scale float32 [words]."""
+
+    integers: Array
+    scale: Floats
 
 
 @dataclass(frozen=True)
@@ -317,14 +325,18 @@ class _Mapper:
         return at
 
     def linear(self, dense: _Dense, relu: bool = False, residual: int | None = None) -> int:
+        if dense.levels is not None and self.memory:  # as in the graph of a step, see `FuseQuantizedLinear`: the same bytes follow
+            steps = np.float32(dense.levels.scale) * dense.scale  # 0 in columns that pad heads
+            count = np.rint(np.divide(dense.shift, steps, out=np.zeros_like(steps, np.float64), where=steps > 0))
+            dense = changed(dense, shift=count.astype(np.float32) * steps)
         layer = self.padded(dense).layer()
         return self.add(Linear, self.register(dense.x), layer, relu=relu, residual=residual)
 
     def sum(self, value: ir.Value, node: ir.Node) -> int:
         inputs = [self.real(each) for each in node.inputs]
         for one, other in (inputs, inputs[::-1]):
-            if (gather := self.lookup(one)) is not None:
-                return self.embed(value, *gather, other)
+            if (rows := self.lookup(one)) is not None:
+                return self.embed(value, rows, other)
         for one, other in (inputs, inputs[::-1]):
             before = one.producer()
             relu = before is not None and graph.standard(before, "Relu")
@@ -341,8 +353,8 @@ class _Mapper:
             self.refuse(value, "it picks other rows than that of the last token")
         return self.register(at)
 
-    def lookup(self, value: ir.Value) -> tuple[ir.Node, float] | None:
-        """The Gather of the embeddings, and what they are multiplied by."""
+    def lookup(self, value: ir.Value) -> _Rows | None:
+        """The embeddings' rows, where `value` is a Gather of them by tokens, maybe multiplied by a number."""
         times = 1.0
         while (node := value.producer()) is not None and graph.standard(node, "Mul", "Div"):
             factor = self.scalar(node.inputs[1])
@@ -350,35 +362,51 @@ class _Mapper:
             if factor is None and node.op_type == "Mul":
                 factor, given = self.scalar(node.inputs[0]), node.inputs[1]
             if factor is None or given is None:
-                return None
+                return self.scaled(node, times)
             times, value = (times * factor if node.op_type == "Mul" else times / factor), self.real(given)
+        if (table := self.table(value)) is None:
+            return None
+        if table.dtype.kind != "f":  # bytes, with one scale behind the Gather
+            step = next((use.node for use in value.uses() if use.node.op_type == "DequantizeLinear"), None)
+            one, zero = (None, None) if step is None else (graph.constant(each) for each in (*step.inputs[1:], None)[:2])
+            if one is None or one.size != 1:
+                self.refuse(value, "its table has no single scale")
+            table = (table.astype(np.int32) - (0 if zero is None else int(zero.item()))) * one.astype(np.float32)
+        scale, integers = weight_parameters(table.astype(np.float32), 0)
+        return _Rows(integers, scale * np.float32(times))
+
+    def scaled(self, node: ir.Node, times: float) -> _Rows | None:
+        """Rows of bytes multiplied by a scale each."""
+        found = [self.table(self.real(each)) for each in node.inputs]
+        for integers, scale in (found, found[::-1]):
+            if integers is not None and scale is not None and integers.dtype == np.int8 and scale.shape == (len(integers), 1):
+                return _Rows(integers, scale.ravel().astype(np.float32) * np.float32(times))
+        return None
+
+    def table(self, value: ir.Value) -> Array | None:
+        """The matrix of which a Gather takes rows by tokens."""
+        node = value.producer()
         if node is None or not graph.standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
             return None
         indices = self.real(node.inputs[1])
-        return (node, times) if indices.producer() is None and indices.name == self.names[-1] else None
-
-    def embed(self, value: ir.Value, gather: ir.Node, times: float, positions: ir.Value) -> int:
-        table = self.constant(gather.inputs[0])
+        if indices.producer() is not None or indices.name != self.names[-1]:
+            return None
+        table = self.constant(node.inputs[0])
         if table is None or table.ndim != 2:
-            self.refuse(gather.outputs[0], "its table is no constant matrix")
-        step = next((use.node for use in gather.outputs[0].uses() if use.node.op_type == "DequantizeLinear"), None)
-        if table.dtype.kind != "f":  # bytes, with one scale behind the Gather
-            scale, zero = (None, None) if step is None else (graph.constant(each) for each in (*step.inputs[1:], None)[:2])
-            if scale is None or scale.size != 1:
-                self.refuse(gather.outputs[0], "its table has no single scale")
-            table = (table.astype(np.int32) - (0 if zero is None else int(zero.item()))) * scale.astype(np.float32)
+            self.refuse(value, "its table is no constant matrix")
+        return table
+
+    def embed(self, value: ir.Value, rows: _Rows, positions: ir.Value) -> int:
+        width = rows.integers.shape[1]
         node = positions.producer()
         constants = [] if node is None else [self.constant(each) for each in node.inputs]
-        most = max(
-            (len(each) for each in constants if each is not None and each.ndim in (2, 3) and each.shape[-1] == table.shape[1]), default=0
-        )
+        most = max((len(each) for each in constants if each is not None and each.ndim in (2, 3) and each.shape[-1] == width), default=0)
         if not most:
             self.refuse(value, "what is added to the embeddings is no slice of a constant table of positions")
         found = self.tried(value, positions, most)
-        if found.size != most * table.shape[1] or not np.array_equal(found, self.tried(value, positions, most, 1)):
+        if found.size != most * width or not np.array_equal(found, self.tried(value, positions, most, 1)):
             self.refuse(value, "what is added to the embeddings is more than a position's row")
-        scale, integers = weight_parameters(table.astype(np.float32), 0)
-        return self.add(Embed, integers, scale * np.float32(times), np.ascontiguousarray(found.reshape(most, -1), np.float32))
+        return self.add(Embed, rows.integers, rows.scale, np.ascontiguousarray(found.reshape(most, -1), np.float32))
 
     def tried(self, value: ir.Value, wanted: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:
         """`wanted` of one sentence of `length` tokens, the same for source and target, computed; it depends on nothing else."""

@@ -363,7 +363,7 @@ def test_benchmark_times_whole_translations_in_both_engines(translator, texts, t
     for each in found:
         assert each["split_ms"].keys() == {"preprocess", "model", "postprocess"}
         assert each["samples_per_second"] > 1 and 30 < each["memory_mb"] < 3000
-        assert each["split_ms"]["model"] > 0.2  # encoder and several steps
+        assert each["split_ms"]["model"] > 0.05  # encoder and several steps
     (again,) = zoo.benchmark(translator, precisions=["fp32"], engines=["auto"], batch_sizes=[2], rounds=1)["results"]
     assert again["engine"] == "onnxruntime"
 

@@ -249,8 +249,9 @@ class TranslationPipeline(Pipeline):
             return Line(where, "", "is not UTF-8", ())
         text = tidy(text)
         parts: tuple[str, ...] = (text,) if text else ()
-        fault = strange(text) or self._unfit(text)
-        if split and fault and not strange(text) and len(sentences := SENTENCE_END.split(text)) > 1:
+        foreign = strange(text)
+        fault = foreign or self._unfit(text)
+        if split and fault and not foreign and len(sentences := SENTENCE_END.split(text)) > 1:
             parts, fault = tuple(sentences), next((f"holds a sentence that {why}" for why in map(self._unfit, sentences) if why), "")
         return Line(where, text, fault, () if fault else parts)
 

@@ -131,7 +131,7 @@ class CrossEntropy(torch.autograd.Function):
     """Cross entropy with label smoothing, summed over the labels that are no `PAD`; the gradient is made with it, in one table.
 
     logits float [n, vocabulary], labels int64 [n] -> (nats with smoothing, to be trained on; nats without, which take no gradient).
-    For vocabularies, torch's own backward pass of log_softmax takes ten times as long on a CPU.
+    A step of the preset deep-shallow takes a tenth less time on a CPU than with log_softmax, whose backward pass makes the table again.
     """
 
     @staticmethod
