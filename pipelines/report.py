@@ -26,6 +26,7 @@ from pipelines.errors import RequestError, ZooError
 from pipelines.progress import progress
 from pipelines.quantize import QuantReport
 from pipelines.rewrite import CleanUp
+from pipelines.rewrites.equalize_channels import scale_channels
 
 MEMORY = 256e6  # bytes of intermediate results held at once, of all graphs together
 CUT = 256  # samples run at once at most
@@ -46,8 +47,9 @@ def explain(
 ) -> dict[str, Any]:
     """Everything known of a quantized model, as plain JSON values.
 
-    float_model: the one that `quantize` turned into `int8_model` by `table`. samples: batches {graph input: array, first axis = samples},
-    read once. trials: what `pipelines.tune` tried, for the plot. Memory holds about `MEMORY` bytes of results, and those of one sample.
+    float_model: the one that `quantize` turned into `int8_model` by `table`; where channels were equalized, it is so before it is compared.
+    samples: batches {graph input: array, first axis = samples}, read once. trials: what `pipelines.tune` tried, for the plot. Memory holds
+    about `MEMORY` bytes of results, and those of one sample.
     Returns {"graph", "recipe", "samples", "counts", "outputs": {name: {"sqnr_db"}},
     "operators": [{"name", "type", "precision", "reason", "sqnr_db", "own_db"}], "damaging": [operator names, the worst first],
     "tensors": {name: {"scale", "zero_point", "minimum", "maximum", "low", "high" (what the codes reach), "saturated" (share of its values
@@ -95,7 +97,9 @@ def sqnr(signals: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> floa
 
 def _compare(float_model: ir.Model, int8_model: ir.Model, table: CalibrationTable, samples: Iterable[Batch]) -> _Pair:
     table.require(float_model)
-    pair = _Pair(float_model, int8_model, table)
+    equalized = float_model.clone()  # what lies between its layers is comparable
+    scale_channels(equalized, table.equalization)
+    pair = _Pair(equalized, int8_model, table)
     for feed in _cut(samples, pair.fixed, pair.probe):
         pair.measure(feed)
         pair.first = pair.first or {name: array[: pair.fixed or 1] for name, array in feed.items()}

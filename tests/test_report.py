@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -7,12 +8,13 @@ import onnx_ir as ir
 import pytest
 from rewriting import model, needs_vnni, run
 
-from pipelines import page, report
+from pipelines import graph, page, report
 from pipelines.calibrate import calibrate
 from pipelines.engine import Executed, available
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError, ZooError
 from pipelines.quantize import quantize
+from pipelines.rewrites.equalize_channels import scale_channels
 
 X = np.random.default_rng(1).normal(size=(40, 3, 6, 6)).astype(np.float32)
 
@@ -75,6 +77,22 @@ def test_a_layers_own_error_is_that_of_its_weights_and_the_rounding_of_its_input
     assert operator(what, "b")["own_db"] > operator(what, "b")["sqnr_db"]
     pair = db(run(alone, x=X)["a"], run(int8, x=X)["a"])
     assert own >= pair - 0.1  # the file's output is rounded once more
+
+
+def test_layers_whose_channels_were_equalized_are_compared_so():
+    net = model(
+        "(float[n,3,6,6] x) => (float[n,4,6,6] y) { a = Conv(x, w1) b = Relu(a) y = Conv(b, w2) }",
+        w1=weights(8, 3, 1, 1),
+        w2=weights(4, 8, 1, 1),
+    )
+    factors = {"a": tuple(float(each) for each in np.linspace(0.5, 2, 8))}
+    equalized = net.clone()
+    scale_channels(equalized, factors)
+    table = replace(calibrate(equalized, [{"x": X}], "minmax"), graph=graph.digest(net), equalization=factors)
+    int8, said = quantize(net, QuantRecipe(observer="minmax"), table)
+    layers = [each for each in report.explain(net, int8, said, table, [{"x": X}])["operators"] if each["type"] == "Conv"]
+    assert len(layers) == 2 and all(each["sqnr_db"] > 30 and each["own_db"] > 30 for each in layers)
+    assert min(report.noise_of_layers(net, int8, said, table, [{"x": X}]).values()) > 30
 
 
 def test_a_float_operator_has_its_reason(found):
