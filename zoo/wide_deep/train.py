@@ -23,7 +23,7 @@ from pipelines import graph
 from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import click_metrics
 from pipelines.files import read_json, replacing, sha256, write_json
-from pipelines.progress import progress, silent
+from pipelines.progress import console, progress, silent
 from zoo.training import Workers, plot_curves, require_output, require_same_run, require_settings
 from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Features, Floats, Rows, fit, timed
 from zoo.wide_deep.log import Log, arrays
@@ -372,11 +372,15 @@ def _fit(
         if not np.isfinite(loss):
             raise ZooError(f"training diverged in epoch {epoch} (LogLoss {loss}); train again with a lower learning_rate")
         saved.epoch, saved.batch, saved.loss = epoch, 0, 0.0
+        line = f"{saved.phase}: epoch {epoch}/{epochs}  LogLoss {loss:.4f}"
         if search:
             with saved.clock("evaluate"):
                 found = workers.agreed(lambda: trainer.evaluate(log.part(rows, log.rows), features))
             saved.note({"epoch": epoch, "train_logloss": loss, **found}, trainer.average.get_weights(), config.min_delta)
+            line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
         saved.save(path, trainer)
+        if workers.rank == 0:
+            console.print(line, highlight=False, soft_wrap=True)
     return list(trainer.average.get_weights())
 
 
