@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,12 +215,13 @@ def images(name: str) -> str:
             gain = f"{best['fp32'] / each['latency_ms']['p50']:.2f}x"
             offline = f"{each['offline']['images_per_second']:,.0f} ({each['offline']['batch_size']})"
             shares = [f"{100 * measured['metrics'][each['precision']][key]:.2f}" for key in ("top1", "top5")]
-            rows.append([each["precision"], each["engine"], *shares, latency, gain, split, offline])
+            memory = f"{each.get('model_mb', 0):.1f} / {each.get('memory_mb', 0):.0f}"
+            rows.append([each["precision"], each["engine"], *shares, latency, gain, split, offline, memory])
         columns = ["precision", "engine", "top-1 %", "top-5 %", "JPEG to label, p50 / p90 / p99 ms", "to the quicker fp32"]
         low, high = measured["interval"]["agreement"]
         parts.append(
             f"On {found['data']}; one photo at a time and one thread, on {place(found)} (`reports/{file}`):\n\n"
-            + table([*columns, "decode / resize / model / post ms", "images/s in a stream (batch)"], rows)
+            + table([*columns, "decode / resize / model / post ms", "images/s in a stream (batch)", "file / process MB"], rows)
             + f"\nint8 gives the same label as fp32 for {100 * measured['difference']['agreement']:.2f}% of the photos "
             f"(95% interval {100 * low:.2f} to {100 * high:.2f}).\n"
         )
@@ -414,6 +416,59 @@ def model(name: str) -> str:
     return "\n".join(part for part in parts if part)
 
 
+def overview() -> str:
+    """A line a model and precision, fp32 above int8: quality, speed in the quickest engine, memory, size."""
+    rows = [row for name in zoo.names() for row in (*_of_images(name), *_of_clicks(name), *_of_sentences(name))]
+    columns = ["model", "precision", "engine", "quality", "one pinned thread", "process MB", "file MB", "CPU (family/model)"]
+    return (
+        "## Overview\n\nfp32 above int8, each in its quickest engine. The numbers leave out the start of a process and the loading of a "
+        "model, which the first call pays, and for clicks the parsing of rows (`zoo run` below has it). Models that are not in the table "
+        "can be built, but their weights could not be had where these figures were made.\n\n" + table(columns, rows)
+    )
+
+
+def _of_images(name: str) -> Iterator[list[str]]:
+    for _, found in reports(name, "images"):
+        for precision in ("fp32", "int8"):
+            best = min((e for e in found["results"] if e["precision"] == precision), key=lambda each: each["latency_ms"]["p50"])
+            quality = f"top-1 {100 * found['quality']['metrics'][precision]['top1']:.2f}%"
+            rate = f"{best['latency_ms']['p50']:.2f} ms from JPEG to label, {best['offline']['images_per_second']:,.0f} images/s"
+            memory = f"{best['memory_mb']:.0f}", f"{best['model_mb']:.1f}"
+            yield [name, precision, best["engine"], quality, rate, *memory, found["environment"]["cpu_model"]]
+
+
+def _of_clicks(name: str) -> Iterator[list[str]]:
+    for (_, judged), (_, found) in itertools.product(reports(name, "quality")[:1], reports(name, "speed")):
+        size = max(each["batch_size"] for each in found["results"])
+        for precision in ("fp32", "int8"):
+            some = [each for each in found["results"] if each["precision"] == precision]
+            best = max((each for each in some if each["batch_size"] == size), key=lambda each: each["samples_per_second"])
+            single = min(each["latency_ms"]["p50"] for each in some if each["batch_size"] == 1)
+            quality = f"AUC {judged['metrics'][precision]['auc']:.4f}"
+            rate = f"{best['samples_per_second']:,.0f} rows/s in batches of {size}, {single:.3f} ms for one"
+            memory = f"{best['memory_mb']:.0f}", _stored(name, precision)
+            yield [name, precision, best["engine"], quality, rate, *memory, found["environment"]["cpu_model"]]
+
+
+def _of_sentences(name: str) -> Iterator[list[str]]:
+    for path in sorted((PEERS / "reports").glob("translation-*.json")):
+        found = files.read_json(path)
+        for case in (case for case in found["cases"] if (case["model"], case["task"]) == (name, "text")):
+            results = {each["engine"]: each for each in case["results"]}
+            for precision, engine in (("fp32", "onnxruntime"), ("int8", "native")):
+                if best := results.get("zoo-fp32" if precision == "fp32" else "zoo-native"):
+                    quality = f"BLEU {best['bleu']:.2f} (beam {case['beam']})"
+                    rate = f"{best['sentences_per_second']['median']:,.0f} sentences/s from text to text"
+                    memory = f"{best['memory_mb']['peak']:.0f}", _stored(name, precision)
+                    yield [name, precision, engine, quality, rate, *memory, found["environment"]["cpu_model"]]
+
+
+def _stored(name: str, precision: str) -> str:
+    """MB of a shipped model's file; fp32 ships as float16, half as large."""
+    kept = {file.name: (file.size or 0) / 1e6 for file in Hub(zoo.SHIPPED).card(name).files}
+    return f"{2 * kept['fp16.onnx'] if precision == 'fp32' else kept['int8.onnx']:.1f}"
+
+
 def summary(name: str) -> list[str]:
     """One line for README.md per report of speed: quality and the gain of int8, at the largest batch."""
     qualities = reports(name, "quality")
@@ -448,11 +503,12 @@ def translated(name: str) -> list[str]:
         for case in (case for case in found["cases"] if (case["model"], case["task"]) == (name, "text")):
             rates = {each["engine"]: each["sentences_per_second"]["median"] for each in case["results"]}
             measured = files.read_json(zoo.SHIPPED / name / "card.json")["metrics"]
-            gain = case["ratios"]["zoo-native"]["ctranslate2-int8"]
+            gains = case["ratios"]["zoo-native"]
+            default = f" ({gains['ctranslate2-default']:.2f}x as it is by default)" if "ctranslate2-default" in gains else ""
             lines.append(
                 f"- **{name}** ({found['environment']['cpu']}, one thread): BLEU fp32 {measured['fp32']['bleu']:.2f}, "
                 f"int8 {measured['native']['bleu']:.2f} (beam {case['beam']}); from text to text {rates['zoo-native']:,.0f} sentences/s, "
-                f"{gain:.2f}x CTranslate2 int8."
+                f"{gains['ctranslate2-int8']:.2f}x CTranslate2 int8 in batches of {case['batch_size']}{default}."
             )
     return lines
 
@@ -466,7 +522,7 @@ def readme(text: str) -> str:
 
 
 def main() -> None:
-    sections = [HEAD, *(model(name) for name in zoo.names()), photos(), quantizers(), translations(), rewrites()]
+    sections = [HEAD, overview(), *(model(name) for name in zoo.names()), photos(), quantizers(), translations(), rewrites()]
     wanted = {TARGET: "\n".join(filter(None, sections)), README: readme(README.read_text())}
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in wanted.items() if not path.is_file() or path.read_text() != text]

@@ -296,8 +296,9 @@ def benchmark(model: str, as_json: bool, **options: Any) -> None:
             rows.append([each["engine"], each["precision"], *(_percent(each.get(key)) for key in ("top1", "top5"))])
             rows[-1] += [_number(latency.get(key), 3) for key in ("mean", "p50", "p90", "p99")]
             rows[-1] += [" / ".join(f"{ms:.3f}" for ms in split.values())]
-            rows[-1] += [f"{offline['images_per_second']:,.1f}", str(offline["batch_size"]), _number(each.get("cost_per_million"), 2)]
-        _table([*columns, "images/s", "batch", "cost of 1M"], rows)
+            rows[-1] += [f"{offline['images_per_second']:,.1f}", str(offline["batch_size"]), f"{each['memory_mb']:.0f}"]
+            rows[-1] += [_number(each.get("cost_per_million"), 2)]
+        _table([*columns, "images/s", "batch", "MB", "cost of 1M"], rows)
         where = f"{found['images']:,} images timed, {found['samples']:,} judged"
         click.echo(f"{where}; {found['environment']['cpu']}, {options['threads']} thread(s) for the model")
 

@@ -12,8 +12,9 @@ sentences. Seconds are of processor time; "core_share" is its share of the clock
 rough. "search" leaves the tokenization out, "whole" has it. Memory is the process's: the peak while timed, and by shares (PSS) after it.
 This project's int8 comes in both forms: "zoo-native" decodes in the native kernels, "zoo-int8" has the whole search in the graph of
 int8.onnx, as "zoo-fp32" has it in float, both in onnxruntime. CTranslate2 is told to use AVX-512 where an AMD CPU has it, which it does not
-by itself. OpenVINO has a decoder with its state inside and weights in int8, by NNCF, the beam search in Python; torch likewise, in float32,
-"torch-naive" without any cache. An engine that cannot be opened is left out, and the report says why. Needs the `train` and `peers` extras.
+by itself; "ctranslate2-default" (task text) is not told how large a batch is, and makes one of all sentences. OpenVINO has a decoder with
+its state inside and weights in int8, by NNCF, the beam search in Python; torch likewise, in float32, "torch-naive" without any cache. An
+engine that cannot be opened is left out, and the report says why. Needs the `train` and `peers` extras.
 """
 
 from __future__ import annotations
@@ -274,7 +275,8 @@ def main() -> None:
                     prepared[key] = prepare(*key, peers, scratch)
                 work, left_out = prepared[key]
                 given = ([], []) if case.model in RANDOM else text
-                found = compare(case, work, [each for each in peers if each not in left_out], rounds, given, advance)
+                fit = [each for each in peers if each not in left_out and not (case.steps and PEERS[each].texts)]
+                found = compare(case, work, fit, rounds, given, advance)
                 return {**found, "left_out": left_out | found["left_out"]}
 
             report = common.gather("cases", wanted, measure, args.output, facts)

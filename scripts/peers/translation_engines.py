@@ -262,8 +262,8 @@ def isa() -> dict[str, str]:
     return {"CT2_FORCE_CPU_ISA": "AVX512"} if amd and "avx512f" in machine.cpu()["flags"] else {}
 
 
-def open_ctranslate2(precision: str) -> Callable[[Work, Case], System]:
-    """CTranslate2, which sorts and batches sentences by itself, with sentencepiece."""
+def open_ctranslate2(precision: str, batched: bool = True) -> Callable[[Work, Case], System]:
+    """CTranslate2, which sorts and batches sentences by itself, with sentencepiece. batched: in its own default all are one batch."""
 
     def open_translator(work: Work, case: Case) -> System:
         import ctranslate2  # type: ignore[import-untyped]
@@ -272,7 +272,9 @@ def open_ctranslate2(precision: str) -> Callable[[Work, Case], System]:
         path = work.made("ctranslate2-int8" if precision == "int8" else "ctranslate2-float32")
         translator = ctranslate2.Translator(str(path), compute_type=precision, intra_threads=1, inter_threads=1)
         text = sentencepiece.SentencePieceProcessor(model_file=str(work.folder / VOCABULARY))
-        options: dict[str, Any] = {"beam_size": case.beam, "length_penalty": 1, "max_batch_size": case.batch_size, "return_scores": True}
+        options: dict[str, Any] = {"beam_size": case.beam, "length_penalty": 1, "return_scores": True}
+        if batched:
+            options["max_batch_size"] = case.batch_size
         if case.steps:
             options |= {"max_decoding_length": case.steps, "min_decoding_length": case.steps}
         names = work.vocabulary.pieces
@@ -379,11 +381,12 @@ def open_openvino(work: Work, case: Case) -> System:
 
 
 class Peer(NamedTuple):
-    """How an engine is opened, and what it reads, if that is made for it beforehand: how, and a file of it."""
+    """How an engine is opened, what it reads, if that is made for it beforehand: how, and a file of it; whether it is for texts alone."""
 
     open: Callable[[Work, Case], System]
     make: Callable[[Work], None] | None = None
     reads: str = ""
+    texts: bool = False
 
 
 PEERS = {
@@ -391,6 +394,9 @@ PEERS = {
     "zoo-int8": Peer(open_zoo("int8", "onnxruntime")),
     "zoo-fp32": Peer(open_zoo("fp32", "onnxruntime")),
     "ctranslate2-int8": Peer(open_ctranslate2("int8"), partial(make_ctranslate2, quantization="int8"), "ctranslate2-int8/model.bin"),
+    "ctranslate2-default": Peer(
+        open_ctranslate2("int8", batched=False), partial(make_ctranslate2, quantization="int8"), "ctranslate2-int8/model.bin", texts=True
+    ),
     "ctranslate2-fp32": Peer(
         open_ctranslate2("float32"), partial(make_ctranslate2, quantization="float32"), "ctranslate2-float32/model.bin"
     ),

@@ -205,7 +205,7 @@ class Work:
 
 
 def ours(observer: str, *, correct: bool = True) -> Callable[[Work, Path], dict[str, Any]]:
-    """This project, as `zoo quantize --equalize` does it: shared passes, equalization where it pays, calibration, bias correction."""
+    """This project, as `zoo quantize --search` does it: shared passes, what the search keeps, calibration, corrections."""
 
     def make(work: Work, target: Path) -> dict[str, Any]:
         model, samples = graph.load(work.fp32), work.batches()

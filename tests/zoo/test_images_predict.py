@@ -511,6 +511,7 @@ def test_the_harness_judges_then_times(folder: Path, photos: Path, capsys: pytes
         assert tuple(each["split_ms"]) == STEPS
         assert sum(each["split_ms"].values()) == pytest.approx(each["latency_ms"]["mean"], abs=1e-3)
         assert each["offline"]["batch_size"] == max((1, 4, 16), key=lambda size: each["offline"]["by_batch"][str(size)])
+        assert each["memory_mb"] > 20 and 0 < each["model_mb"] < 20
         assert each["cost_per_million"] == pytest.approx(1000 / each["offline"]["images_per_second"], rel=1e-3)
     cli.call(["benchmark", str(folder), "--data", str(photos), "--scenario", "offline", "--precision", "int8", "--engine", "onnxruntime",
               "--count", "5"])  # fmt: skip

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.benchmark import Configuration, memory_mb
 from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import class_metrics
 from pipelines.images import decode, prepare
+from pipelines.pipeline import model_file
 from pipelines.progress import progress
 from zoo.images.data import Item
 from zoo.images.predict import INPUT, ImagePipeline, content, labelled, pictures, score
@@ -47,8 +49,8 @@ def harness(
 
     Returns {"scenario", "samples" (of the accuracy), "images" (of the times), "results": [{"engine", "precision", "threads", "top1",
     "top5", "latency_ms": {"mean", "p50", "p90", "p99"} from the bytes of a file to its classes, "split_ms": the mean of every step,
-    "offline": {"images_per_second", "batch_size", "workers" (that decode), "by_batch"}, "cost_per_million": of images, in the unit of
-    `price_per_hour`}]}.
+    "offline": {"images_per_second", "batch_size", "workers" (that decode), "by_batch"}, "model_mb" (the file), "memory_mb" (see
+    `pipelines.benchmark.memory_mb`, for a batch of one), "cost_per_million": of images, in the unit of `price_per_hour`}]}.
     Raises ZooError for a pipeline below what is wanted, RequestError for images that cannot be read, or missing labels where `least` asks.
     """
     if scenario not in SCENARIOS:
@@ -70,8 +72,11 @@ def harness(
             whole = times.sum(axis=1)
             found["latency_ms"] = _rounded({"mean": whole.mean()} | {f"p{q}": np.percentile(whole, q) for q in (50, 90, 99)})
             found["split_ms"] = _rounded(dict(zip(STEPS, times.mean(axis=0), strict=True)))
-    for found, offline in zip(results, _offline(pipelines, chosen), strict=True):
+    for each, found, offline in zip(pipelines, results, _offline(pipelines, chosen), strict=True):
         found["offline"] = offline
+        path = each.folder.ensure(model_file(each.precision, each.engine))
+        found["model_mb"] = round(path.stat().st_size / 1e6, 4)
+        found["memory_mb"] = memory_mb(Configuration(each.engine, each.precision, path), each.blank(), each.threads)
         if price_per_hour is not None:
             found["cost_per_million"] = round(price_per_hour / 3600 / offline["images_per_second"] * 1e6, 4)
     return {"scenario": scenario, "samples": 0 if labels is None else len(labels), "images": count, "results": results}
