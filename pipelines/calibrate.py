@@ -70,7 +70,7 @@ class TensorRange:
 class CalibrationTable:
     """Ranges of a graph's tensors, and what else samples told of its quantization. It belongs to one graph: `require` refuses another one.
 
-    clip: whether weights are clipped, see `weight_parameters`. equalization: {convolution's result: factor of each of its output channels},
+    clip: whether weights are clipped, see `weight_parameters`. equalization: {first layer's result: factor of each of its output channels},
     see `EqualizeChannels`; the ranges are of the graph so equalized. bias: {layer: what each output channel's mean lacks in int8, in the
     result's units}, see `pipelines.correct`. rounding: {layer: which weights are not rounded to nearest}, see `roundings.encoded`.
     recipe: by which the two were found; other recipes do without.

@@ -29,8 +29,8 @@ class QuantRecipe:
     reduced_range: 7-bit weights, for CPUs without VNNI, whose u8 x s8 products saturate in pairwise 16-bit sums.
     dynamic: regular expressions; a Gemm or MatMul whose name matches one in full has its input's range taken at run time.
     symmetric: activations with negatives get zero point 128, which saves engines a correction and costs part of the range.
-    search: equalize channels of convolutions, clip weights and choose other ranges where the outputs on the calibration samples say that it
-        helps (minutes for a large model).
+    search: equalize channels between convolutions and between linear layers or a LayerNormalization and linear layers (SmoothQuant), clip
+        weights and choose other ranges where the outputs on the calibration samples say that it helps (minutes for a large model).
     correct: round weights so that their errors cancel on the calibration samples, and take shifts of channel means out of the biases.
 
     Raises RequestError for an unknown observer or a broken expression.

@@ -59,7 +59,8 @@ def corrected(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, sam
 def search(
     model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]
 ) -> tuple[tuple[bool, dict[str, tuple[float, ...]]], dict[str, float]]:
-    """How `model` quantizes best: channels as they are, equalized before depthwise convolutions or between all; weights clipped or not.
+    """How `model` quantizes best: channels as they are, equalized before depthwise convolutions or before all convolutions and linear
+    layers; weights clipped or not.
 
     Returns (`clip` and `equalization` of a `CalibrationTable`) and {"none", "depthwise", "all", "clipped": SQNR in dB of the int8 outputs
     against those of `model`, biases corrected}; forms of equalization that the pass has no use for are left out. Judged by the first

@@ -1,17 +1,21 @@
 """Cross-layer equalization: exact in float, only where the closed form gains, and never past a value that a Clip cuts."""
 
+import re
+
 import numpy as np
 import onnx_ir as ir
 import pytest
-from rewriting import model, ops, reasons, rewritten, run
+from rewriting import EXACT, model, ops, reasons, rewritten, run
 
 from pipelines import graph
 from pipelines.calibrate import calibrate
+from pipelines.engine import load
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
-from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics
+from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics, scale_channels
+from pipelines.search import calibrated, search
 
 RNG = np.random.default_rng(0)
 SPREAD = (2.0 ** np.arange(-4, 4)).astype(np.float32)  # what the channels of an unequal layer differ by
@@ -205,3 +209,187 @@ def test_weights_that_are_computed_are_left_alone():
     report = rewrite(found, [each])
     assert each.fired == 0 and "not constant" in " ".join(reasons(report, "EqualizeChannels").values())
     assert ops(found) == ["Conv", "Relu", "Conv"]
+
+
+# --- linear layers
+
+ROWS = normal(48, 5, 16)  # more than the search judges by
+OUTLIERS = np.where(np.arange(16) % 8 == 3, 24, 1).astype(np.float32)
+NORM = """(float[N,T,16] x) => (float[N,T,24] y, float[N,T,8] z) {
+    h = LayerNormalization(x, g, s)
+    y = MatMul(h, V)
+    z = MatMul(h, W)
+}"""
+FEED = """(float[N,T,16] x) => (float[N,T,8] y) {
+    a = MatMul(x, V)
+    b = Add(a, c)
+    r = Relu(b)
+    y = MatMul(r, W)
+}"""
+GEMM = """(float[N,16] x) => (float[N,8] y) {
+    a = Gemm<transB=1>(x, V, c)
+    r = Relu(a)
+    y = Gemm<transB=TRANSPOSED, alpha=0.5>(r, W, d)
+}"""
+
+
+def norm(text=NORM, **weights):
+    """Outlier channels out of a LayerNormalization, that its readers' weights make up for."""
+    given = {
+        "g": OUTLIERS,
+        "s": normal(16) * OUTLIERS,
+        "V": normal(16, 24) / (4 * OUTLIERS[:, None]),
+        "W": normal(16, 8) / (4 * OUTLIERS[:, None]),
+    }
+    return model(text, **given | weights)
+
+
+def feed(text=FEED):
+    """Outlier channels between two linear layers."""
+    return model(text, V=normal(16, 16) * OUTLIERS / 4, c=normal(16) * OUTLIERS, W=normal(16, 8) / (4 * OUTLIERS[:, None]))
+
+
+def gemm(transposed=0):
+    last = normal(16, 8) / (4 * OUTLIERS[:, None])
+    text = GEMM.replace("TRANSPOSED", str(transposed))
+    return model(text, V=normal(16, 16) * OUTLIERS[:, None] / 4, c=normal(16) * OUTLIERS, W=last.T if transposed else last, d=normal(8))
+
+
+LINEAR = {
+    "norm": (norm, "h", ROWS),
+    "feed": (feed, "a", ROWS),
+    "gemm": (gemm, "a", ROWS[:, 0]),
+    "turned": (lambda: gemm(1), "a", ROWS[:, 0]),
+}
+
+
+def loss(found, rows, reference, table=None):
+    """SQNR of the int8 model against `reference`, in dB, all outputs together; and that model."""
+    int8, _ = quantize(found, QuantRecipe(observer="minmax"), table or calibrate(found, [{"x": rows}], "minmax"))
+    exact, rounded = run(reference, x=rows), run(int8, x=rows)
+    noise, power = (sum(np.square(each).sum() for each in found) for found in ([exact[k] - rounded[k] for k in exact], exact.values()))
+    return 10 * np.log10(power / noise), int8
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_outlier_channels_of_linear_layers_are_equalized_and_the_outputs_stay(name, tmp_path):
+    make, first, rows = LINEAR[name]
+    found = make()
+    reference, (before, _) = found.clone(), loss(found, rows, found)
+    each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
+    rewritten(found, each, x=rows)
+    assert each.fired == 1 and list(each.factors) == [first]
+    after, int8 = loss(found, rows, reference)
+    assert after > before + 5
+    again = reference.clone()
+    scale_channels(again, each.factors)
+    for key, value in run(found, x=rows).items():
+        np.testing.assert_allclose(run(again, x=rows)[key], value, rtol=1e-5, atol=1e-6)
+    exact, path = run(reference, x=rows), graph.save(int8, tmp_path / "int8.onnx")
+    for engine in EXACT:
+        for key, value in load(path, engine).run({"x": rows}).items():
+            assert np.square(value - exact[key]).sum() < np.square(exact[key]).sum() / 1000
+
+
+def test_statistics_of_linear_layers_are_those_of_numpy_and_do_not_depend_on_batches():
+    found = feed()
+    copy = found.clone()
+    copy.graph.outputs.append(next(node for node in copy.graph if node.op_type == "Relu").outputs[0])
+    r = run(copy, x=ROWS)["r"].astype(np.float64).reshape(-1, 16)
+    for batches in ([{"x": ROWS}], [{"x": ROWS[:10]}, {"x": ROWS[10:]}]):
+        known = channel_statistics(found, batches)
+        assert set(known) == {"r"}
+        np.testing.assert_allclose(known["r"].high, r.max(axis=0))
+        np.testing.assert_allclose(known["r"].low, np.minimum(r.min(axis=0), 0))
+        np.testing.assert_allclose(known["r"].square, np.square(r).mean(axis=0), rtol=1e-5)
+
+
+def test_channels_of_a_linear_layer_that_were_quiet_in_calibration_are_not_blown_up():
+    found, rows = feed(), ROWS.copy()
+    bias = graph.constant(found.graph.initializers["c"]).copy()
+    bias[0] = -4 * np.abs(graph.constant(found.graph.initializers["V"])[:, 0]).sum()  # its ReLU lets next to nothing pass
+    rows[0, 0] = 4.001 * np.sign(graph.constant(found.graph.initializers["V"])[:, 0])
+    found.graph.initializers["c"].const_value = ir.tensor(bias, name="c")
+    each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
+    assert 0 < channel_statistics(found, [{"x": rows}])["r"].peak[0] < 0.1
+    rewritten(found, each, x=rows)
+    assert each.fired == 1 and each.factors["a"][0] < 10
+
+
+PICKED = """(float[N,T,16] x, int64[N,1] at) => (float[N,8] y) {
+    h = LayerNormalization(x, g, s)
+    p = GatherND<batch_dims=1>(h, at)
+    y = MatMul(p, W)
+}"""
+
+
+def test_rows_that_are_picked_count_as_all_that_they_are_picked_from():
+    found = norm(PICKED)
+    feeds = {"x": ROWS, "at": np.zeros((48, 1), np.int64)}
+    known = channel_statistics(found, [feeds])
+    copy = found.clone()
+    copy.graph.outputs.append(next(node for node in copy.graph if node.op_type == "LayerNormalization").outputs[0])
+    np.testing.assert_allclose(known["p"].peak, np.abs(run(copy, **feeds)["h"]).max(axis=(0, 1)), rtol=1e-6)
+    each = EqualizeChannels(known)
+    rewritten(found, each, **feeds)
+    assert list(each.factors) == ["h"]
+
+
+SHARED = """(float[N,T,16] x) => (float[N,T,16] y, float[N,T,16] z) {
+    h = LayerNormalization(x, g, s)
+    y = MatMul(h, V)
+    k = LayerNormalization(x, g, s2)
+    k2 = Sigmoid(k)
+    z = MatMul(k2, V)
+}"""
+
+
+def test_shared_weights_of_linear_layers_are_not_scaled_for_others():
+    found = norm(SHARED, V=normal(16, 16) / (4 * OUTLIERS[:, None]), s2=normal(16))
+    each = EqualizeChannels(channel_statistics(found, [{"x": ROWS}]))
+    rewritten(found, each, x=ROWS)
+    assert list(each.factors) == ["h"]
+
+
+def around(body, outputs="float[N,T,16] y"):
+    return f"(float[N,T,16] x) => ({outputs}) {{ h = LayerNormalization(x, g, s)\n {body} }}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (around("a = MatMul(h, S)\n y = Add(a, h)"), "y is an input or output of the graph"),  # a residual sum
+        (around("a = Add(h, x)\n y = MatMul(a, S)"), "x is an input or output of the graph"),
+        (around("a = MatMul(h, S)\n y = MatMul(a, h)"), "MatMul .* is not the same when its channels are scaled"),
+        (around("y = MatMul(S, h)", "float[N,16,16] y"), "MatMul .* is not the same when its channels are scaled"),
+        (around("a = Tanh(h)\n y = MatMul(a, S)"), "Tanh .* is not the same"),
+        (around("a = MatMul(h, S)\n b = Add(a, h)\n y = LayerNormalization(b, g, s)"), "LayerNormalization .* is not the same"),
+        (around("a = Transpose<perm=[0,2,1]>(h)\n y = MatMul(a, L)", "float[N,16,8] y"), "may move the axis of the channels"),
+        (around("y = MatMul(h, T)", "float[2,N,16] y"), "no matrix"),
+    ],
+)
+def test_near_misses_of_linear_layers_say_why(text, why):
+    rows = normal(2, 16, 16)
+    found = model(text, g=OUTLIERS, s=normal(16), S=normal(16, 16), L=normal(16, 8), T=normal(2, 16, 16))
+    each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
+    report = rewritten(found, each, x=rows)
+    assert each.fired == 0
+    assert any(re.search(why, reason) for reason in reasons(report, "EqualizeChannels").values())
+
+
+def test_a_search_equalizes_linear_layers_and_its_table_belongs_to_the_graph():
+    found, rows = norm(), [{"x": np.tile(ROWS, (2, 1, 1))}]
+    recipe = QuantRecipe(observer="minmax", search=True, correct=False)
+    _, tried = search(found, recipe, rows)
+    assert list(tried) == ["none", "all", "clipped"] and tried["all"] > tried["none"] + 5
+    table = calibrated(found, recipe, rows)
+    assert list(table.equalization) == ["h"] and len(table.equalization["h"]) == 16
+    assert loss(found, ROWS, found, table)[0] > loss(found, ROWS, found)[0] + 5
+    with pytest.raises(RequestError, match="was made for the graph"):
+        quantize(norm(), recipe, table)  # other weights
+
+
+@pytest.mark.parametrize("factors", [{"y": (1.0,) * 24}, {"h": (1.0,) * 15}, {"h": (0.0,) * 16}, {"x": (1.0,) * 16}])
+def test_factors_that_do_not_fit_linear_layers_are_refused(factors):
+    with pytest.raises(RequestError, match="does not fit the graph; make the calibration table anew"):
+        scale_channels(norm(), factors)
