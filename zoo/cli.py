@@ -200,7 +200,7 @@ def rewrite(model: str, output: str | None, as_json: bool) -> None:
     "--samples",
     type=int,
     default=None,
-    help="How many samples to use. [default: all for an .onnx file; 256 images, 4096 rows, 128 sentences]",
+    help="How many samples to use. [default: all for an .onnx file; 256 images, 4096 rows, 256 sentences]",
 )
 @max_memory
 @together(observer, correct, search, preprocess, on_error, as_json)

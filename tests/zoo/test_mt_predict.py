@@ -327,8 +327,13 @@ def test_calibration_samples_are_what_the_decoder_sees_in_the_search(translator,
     opened = zoo.pipeline(translator, precision="fp32")
     samples = opened.calibration(str(tmp_path / "in.txt"), 12)
     hypotheses = opened.translate([row[row != PAD] for row in samples["source"]])
-    for row, (hypothesis,) in zip(samples["target"], hypotheses, strict=True):
-        assert row[row != PAD].tolist()[1:] == hypothesis.tokens
+    shorter = 0
+    for i, (row, (hypothesis,)) in enumerate(zip(samples["target"], hypotheses, strict=True)):
+        tokens = row[row != PAD].tolist()[1:]
+        assert tokens == hypothesis.tokens[: len(tokens)]
+        shorter += len(tokens) < len(hypothesis.tokens)
+        assert i % 2 or len(tokens) == len(hypothesis.tokens)
+    assert shorter >= 3  # of 6 that are cut anywhere
 
 
 def test_freezing_leaves_the_optimizer_behind_and_says_so(translator):

@@ -378,6 +378,16 @@ def padded(sentences: Sequence[Sequence[int] | Tokens]) -> NDArray[np.int64]:
     return found
 
 
+def decoder_samples(sentences: Sequence[Sequence[int] | Tokens], translations: Sequence[Sequence[int]]) -> dict[str, NDArray[np.int64]]:
+    """What calibrates a decoder: {"source", "target"}: int64 [n, tokens], of every other sentence a part of its translation.
+
+    A graph computes the logits of the last token alone: of whole translations all that is seen there would predict the end.
+    """
+    random = np.random.default_rng(0)
+    parts = [each[: int(random.integers(len(each) + 1))] if i % 2 else each for i, each in enumerate(translations)]
+    return {"source": padded(sentences), "target": padded([[START, *part] for part in parts])}
+
+
 # ---------------------------------------------------------------------------------------------------------------- the whole
 
 

@@ -41,6 +41,7 @@ from zoo.transformer_mt.data import (
     Tokens,
     Vocabulary,
     by_tokens,
+    decoder_samples,
     lines,
     open_lines,
     padded,
@@ -97,7 +98,7 @@ class TranslationPipeline(Pipeline):
     """
 
     BATCH_SIZE: ClassVar[int] = 32
-    CALIBRATION: ClassVar[int] = 128
+    CALIBRATION: ClassVar[int] = 256
     ON_ERROR: ClassVar[str] = "skip"
     ONE_CALL: ClassVar[bool] = False
     ENGINES: ClassVar[tuple[str, ...]] = ("onnxruntime", "native")  # that `zoo benchmark` times unless told
@@ -328,14 +329,14 @@ class TranslationPipeline(Pipeline):
                     logger.warning("%s %s", each.where, each.fault)
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
-        """The first `count` lines of text files as the decoder's inputs in the search: {"source", "target"}: int64 [n, tokens]."""
+        """The first `count` lines of text files as the decoder sees them in the search; see `decoder_samples`."""
         names = [os.fspath(each) for each in (data if isinstance(data, list | tuple) else [data])]
         found = list(itertools.islice((each for each in self._read(names) if each.text or each.fault), count))
         self._note(found, Faults(), on_error)
         sources = self.vocabulary.encode([each.text for each in found if not each.fault])
         if not sources:
             raise RequestError(f"found no sentences in {', '.join(names)}; calibration needs some")
-        return {"source": padded(sources), "target": padded([[START, *each[0].tokens] for each in self.translate(sources)])}
+        return decoder_samples(sources, [each[0].tokens for each in self.translate(sources)])
 
     def example(self, count: int, data: str | Path | None = None) -> list[str]:
         """`count` sentences, of the text file `data` or else in English, repeated if need be."""

@@ -37,6 +37,7 @@ from zoo.transformer_mt.data import (
     Vocabulary,
     batches,
     by_tokens,
+    decoder_samples,
     from_tokens,
     learn_vocabulary,
     open_text,
@@ -46,7 +47,7 @@ from zoo.transformer_mt.data import (
 from zoo.transformer_mt.model import FORMS, Transformer, build, translate
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
-CALIBRATION_SENTENCES = 128
+CALIBRATION_SENTENCES = 256
 DECODED = 8192  # tokens, padded sources of a batch that is translated
 
 State = dict[str, torch.Tensor]
@@ -321,9 +322,9 @@ def train(
     """Train on parallel text (whatever `zoo.transformer_mt.data.read_pairs` takes); returns {"bleu", "chrf", "loss"} on what is held out.
 
     `output` gets model.pt (the weights, averaged), vocabulary.model, train.json (features: what a user of the model must know, config,
-    metrics with sacreBLEU's signatures, ...), calibration.npz ({"source", "target"}: int64 [n, tokens], sentences and their greedy
-    translations), history.json, curves.png and, after every epoch, checkpoint/: from it `resume` goes on to the same result. One seed
-    gives the same weights on one machine with one number of processes and threads.
+    metrics with sacreBLEU's signatures, ...), calibration.npz (sentences and their greedy translations, see `decoder_samples`),
+    history.json, curves.png and, after every epoch, checkpoint/: from it `resume` goes on to the same result. One seed gives the same
+    weights on one machine with one number of processes and threads.
     `start_from` is a model folder whose network, weights and vocabulary are taken over. Under torchrun every process calls this alike;
     process 0 alone writes. Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
     """
@@ -485,8 +486,9 @@ def _write(
     chosen = np.sort(np.random.default_rng(config.seed).choice(len(text.train), count, replace=False))
     asked = [text.train.pair(int(i))[0] for i in chosen]
     said = [each[0].tokens for each in translate(trainer.model, asked, bf16=trainer.bf16)]
+    samples: dict[str, Any] = decoder_samples(asked, said)
     with replacing(output / "calibration.npz") as temporary:
-        np.savez(temporary, source=padded(asked), target=padded([[START, *each] for each in said]))
+        np.savez(temporary, **samples)
     write_json(output / "history.json", list(history))
     left = {"train_loss": ("loss, training", "C0--"), "loss": ("loss, held out", "C0-")}
     best = _groups(history, 1)["best"][0]
