@@ -286,8 +286,7 @@ def load(path: str | Path, engine: str, threads: int = 1, precision: str = "", m
         raise RequestError(f"unknown engine {engine!r}; choose auto, {' or '.join(ENGINES)}")
     if engine not in available():
         raise RequestError(f"{engine} is not installed; run: pip install {engine}")
-    if threads < 1:
-        raise RequestError(f"threads must be 1 or more, not {threads}")
+    machine.require_threads(threads)
     if not Path(path).is_file():
         raise RequestError(f"no model file at {path}")
     require_precision(precision, engine)

@@ -25,6 +25,24 @@ class DiskFull(ZooError):
         super().__init__(f"cannot write {target}: {os.strerror(error.errno or 0)}; free space, or choose another place")
 
 
+def require_place(path: str | os.PathLike[str]) -> None:
+    """Raise RequestError where `replacing` could not write `path`, before the work rather than after it. Makes nothing."""
+    _require_no_folder(target := Path(path))
+    folder = next(each for each in target.absolute().parents if os.path.exists(each))  # noqa: PTH110
+    if not os.path.isdir(folder):  # noqa: PTH112
+        fault = errno.ENOTDIR
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        fault = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+    else:
+        return
+    raise RequestError(f"cannot write {path}: {folder}: {os.strerror(fault)}; choose another output path")
+
+
+def _require_no_folder(target: Path) -> None:
+    if os.path.exists(target) and not os.path.isfile(target):  # noqa: PTH110, PTH113 (pathlib's raise for a name too long)
+        raise RequestError(f"cannot write {target}: it is a folder or a device; choose another output path")
+
+
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside `path`; move it there on success, delete it on any failure or Ctrl-C.
@@ -32,9 +50,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     The suffix is kept, because libraries choose a format by it. Raises RequestError where the folder cannot be made or written, or where
     `path` is no file (a device such as /dev/null would be replaced by one); DiskFull where there is no room for it.
     """
-    target = Path(path)
-    if os.path.exists(target) and not os.path.isfile(target):  # noqa: PTH110, PTH113 (pathlib's raise for a name too long)
-        raise RequestError(f"cannot write {target}: it is a folder or a device; choose another output path")
+    _require_no_folder(target := Path(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)

@@ -14,6 +14,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from pipelines.errors import RequestError
+
+THREADS = 1024  # no engine is asked for more
 ISA = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 PACKAGES = ("int8-zoo", "onnxruntime", "openvino", "onnx-ir", "onnx", "numpy", "pyarrow")
@@ -59,6 +62,13 @@ def has_bf16() -> bool:
 def cores() -> int:
     """How many processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def require_threads(threads: int) -> None:
+    """Raise RequestError for a number of threads that no machine runs; engines would start them all, and hang."""
+    if not 1 <= threads <= THREADS:
+        wanted = "1 or more" if threads < 1 else f"at most {THREADS:,}"
+        raise RequestError(f"threads must be {wanted}, not {threads}; this machine has {cores()} core(s)")
 
 
 def caches() -> dict[str, int]:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from pipelines import engine, graph, kernels
+from pipelines import engine, graph, kernels, machine
 from pipelines.batches import Batch
 from pipelines.engine import Executed, Port, Runnable, Session
 from pipelines.errors import RequestError, ZooError
@@ -36,8 +36,7 @@ def load(path: str | Path, name: str, threads: int = 1, precision: str = "") -> 
         if name not in ENGINES:
             raise RequestError(f"unknown engine {name!r}; choose auto, {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
         return engine.load(path, name, threads, precision)
-    if threads < 1:
-        raise RequestError(f"threads must be 1 or more, not {threads}")
+    machine.require_threads(threads)
     try:
         return NativeSession(Path(path), threads)
     except ZooError:

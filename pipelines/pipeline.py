@@ -96,6 +96,7 @@ class Pipeline(abc.ABC):
         batch_size = self.BATCH_SIZE if batch_size is None else batch_size
         if batch_size < 1 or threads < 1:
             raise RequestError(f"batch size and threads must be 1 or more, not {batch_size} and {threads}")
+        machine.require_threads(threads)
         self.folder, self.precision, self.threads, self.batch_size = folder, precision, threads, batch_size
         path = folder.ensure(name)
         if precision == "int8" and engine != "native" and not machine.has_vnni():

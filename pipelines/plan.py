@@ -81,7 +81,7 @@ def choose(digest: str, candidates: Mapping[str, Callable[[], Runnable]], batch:
     chosen = Plan(best, threads, size, {name: round(ms, 4) for name, ms in milliseconds.items()}, machine.fingerprint())
     try:
         files.write_json(kept, asdict(chosen))
-    except RequestError as error:
+    except ZooError as error:
         logger.warning("the choice of an engine is not remembered: %s", error)
     return chosen
 

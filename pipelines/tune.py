@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import re
 import shutil
 import tempfile
@@ -96,6 +97,10 @@ class Judge(Protocol):
         """Compare the two on all evaluation samples."""
 
 
+class Unjudged(RequestError):
+    """Evaluation samples or labels by which no model can be judged: the search ends, where a trial that fails is passed over."""
+
+
 class ArrayJudge:
     """Evaluation samples as arrays {graph input: [n, ...]}, with or without labels [n, ...].
 
@@ -123,6 +128,8 @@ class ArrayJudge:
         self._fp32 = self._fp32 or self._run(fp32)
         x, y = self._fp32, self._run(int8)
         first = next(iter(x))
+        if not np.isfinite(x[first]).all():
+            raise Unjudged("the float model computes NaN or infinity on the evaluation samples; check the samples and the model")
         if not np.isfinite(y[first]).all():
             return Verdict(float("inf"))
         self.metric, score = _metric(x[first], self._labels)
@@ -144,15 +151,20 @@ def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable
         size = max(float(np.linalg.norm(x.astype(np.float64))), 1e-30)
         return "closeness", lambda y: 1 - float(np.linalg.norm((y - x).astype(np.float64))) / size
     if classes and labels.dtype.kind in "iu" and labels.ndim == 1:
+        if not 0 <= labels.min() <= labels.max() < x.shape[1]:
+            raise Unjudged(f"found labels {labels.min()} to {labels.max()}; wanted 0 to {x.shape[1] - 1}, for outputs {list(x.shape)}")
         return "top1", lambda y: float((y.argmax(1) == labels).mean())
+    found = f"labels {labels.dtype} {list(labels.shape)} for outputs {list(x.shape)}"
+    wanted = "class numbers [n] for outputs [n, classes], or values like the output's"
+    if labels.dtype.kind not in "biuf" or not np.isfinite(labels).all():
+        raise Unjudged(f"found {found}, not all of them numbers; wanted {wanted}")
     if labels.size == x.size == len(x) and set(np.unique(labels)) == {0, 1}:
         return "auc", lambda y: auc(labels.ravel().astype(np.float64), y.ravel().astype(np.float64))
     if labels.shape == x.shape or labels.size == x.size:
         truth = labels.reshape(x.shape).astype(np.float64)
         spread = float(((truth - truth.mean()) ** 2).sum()) or 1.0
         return "r2", lambda y: 1 - float(((y - truth) ** 2).sum()) / spread
-    found = f"labels {labels.dtype} {list(labels.shape)} for outputs {list(x.shape)}"
-    raise RequestError(f"found {found}; wanted class numbers [n] for outputs [n, classes], or values like the output's")
+    raise Unjudged(f"found {found}; wanted {wanted}")
 
 
 class Maker:
@@ -226,8 +238,11 @@ def tune(
     output (`log_path`); Ctrl-C ends the search like the budget does.
     Returns {"path", "log", "met", "missed_by", "stopped": "done" | "time" | "interrupted", "metric", "max_drop", "engine", "fp32_ms",
     "best": a trial, "trials": [{"name", "settings", "drop", "sqnr_db", "metrics", "milliseconds", "seconds", "sha256", "best"}]}.
-    Raises RequestError where not even the first model could be made.
+    Raises RequestError for a budget or threads out of range, or where not even the first model could be made.
     """
+    machine.require_threads(threads)
+    if not 0 <= seconds < math.inf:
+        raise RequestError(f"the time budget is {seconds} seconds; give 0 (one trial) or more, such as 20m")
     search = _Search(Maker(model, samples, recipe, total), judge, Path(output), max_drop, seconds, threads)
     with tempfile.TemporaryDirectory() as folder, progress("tuning, seconds", round(seconds)) as advance:
         search.open(Path(folder), engine, recipe, advance)
@@ -359,6 +374,8 @@ class _Search:
                 path = graph.save(made[0], self.folder / "trial.onnx")
                 line["sha256"] = files.sha256(path)
                 line |= self._same(line["sha256"]) or self._measured(path)
+            except Unjudged:
+                raise
             except Exception as error:  # of whatever kind: the search goes on with what works
                 line["error"] = graph.one_line(error)
                 logger.warning("%s fails: %s", settings.name, line["error"])

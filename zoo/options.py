@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -59,9 +60,10 @@ class Duration(click.ParamType[Any]):
         """See click."""
         text = str(value)
         try:
-            return float(text.rstrip("smh")) * {"m": 60, "h": 3600}.get(text[-1:], 1)
+            seconds = float(text.rstrip("smh")) * {"m": 60, "h": 3600}.get(text[-1:], 1)
         except ValueError:
-            self.fail(f"{value!r} is not a time such as 90s, 20m or 1.5h", param, ctx)
+            seconds = -1.0
+        return seconds if 0 <= seconds < math.inf else self.fail(f"{value!r} is not a time such as 90s, 20m or 1.5h", param, ctx)
 
 
 def together(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:

@@ -65,11 +65,12 @@ def tune(
     A zoo model: both are raw data; the metric is the model's own, calibration_data by default the samples that training kept.
     report_path: also write the report of the model found (.json or .html). Raises RequestError for unusable data.
     """
-    if report_path is not None:
-        page.require_format(report_path)
     target = Path(output)
+    require_report(report_path, target, model, *listed(evaluation_data), *listed(calibration_data))
     if target.suffix != ".onnx":
         raise RequestError(f"the result is an ONNX model, not {target.name}; give it a name that ends in .onnx")
+    if batch_size < 1:
+        raise RequestError(f"batch size is {batch_size}; wanted 1 or more")
     if is_file(model):
         spare(target, model, evaluation_data, calibration_data)
         float_model, _ = rewritten(model)
@@ -229,6 +230,21 @@ def _ports(model: ir.Model) -> dict[str, Port]:
     return {str(each.name): Port(ir.DataType(each.dtype or 1).numpy(), tuple(graph.dimensions(each) or ())) for each in inputs}
 
 
+def _require_fit(model: ir.Model, arrays: Batch, source: Any, more: str = "") -> None:
+    """Raise RequestError unless `arrays`, read from `source`, are the graph's inputs, of its dtypes and shapes. more: what else may be."""
+    ports = _ports(model)
+
+    def fits(array: NDArray[Any], port: Port) -> bool:
+        dtype = array.dtype == port.dtype or (array.dtype.kind in "US" and port.dtype == object)
+        sizes = zip(array.shape[1:], port.shape[1:], strict=False)
+        return dtype and array.ndim == (len(port.shape) or array.ndim) and all(wanted in (None, size) for size, wanted in sizes)
+
+    if set(arrays) != set(ports) or not all(fits(arrays[name], port) for name, port in ports.items()):
+        found = ", ".join(f"{name} {each.dtype} [{', '.join(map(str, each.shape))}]" for name, each in arrays.items())
+        wanted = ", ".join(f"{name} {each.dtype} [{', '.join(str(size or 'n') for size in each.shape)}]" for name, each in ports.items())
+        raise RequestError(f"{source} holds {found or 'nothing'}; wanted the graph's inputs, {wanted}{more}")
+
+
 def _evaluation(model: ir.Model, data: Any, preprocess: Model | None) -> tuple[dict[str, Any], NDArray[Any] | None]:
     """Evaluation samples as arrays, and their labels, if there are any."""
     if not is_folder(data):
@@ -244,9 +260,7 @@ def _evaluation(model: ir.Model, data: Any, preprocess: Model | None) -> tuple[d
 def _arrays(model: ir.Model, evaluation: Any, calibration: Any, batch_size: int, preprocess: Model | None = None) -> tuple[Judge, Samples]:
     """Judge and calibration samples for an ONNX file."""
     arrays, labels = _evaluation(model, evaluation, preprocess)
-    inputs = {str(each.name): each for each in model.graph.inputs}
-    if set(arrays) != set(inputs):
-        raise RequestError(f"{evaluation} holds {', '.join(arrays)}; wanted the graph's inputs, {', '.join(inputs)}, and {LABEL} if known")
+    _require_fit(model, arrays, evaluation, f", and {LABEL} if known")
     fixed = fixed_batch(model)
     size = fixed or batch_size
     if calibration is None:
@@ -322,6 +336,7 @@ def plan(
     """
     if min((*threads, *(batch_sizes or ())), default=0) < 1:
         raise RequestError(f"threads {list(threads)} and batch sizes {list(batch_sizes or ())} must all be 1 or more")
+    machine.require_threads(max(threads))
     if unknown := [each for each in precisions or () if each not in (*PRECISIONS, AS_IT_IS)]:
         raise RequestError(f"unknown precision {', '.join(unknown)}; choose among {', '.join(PRECISIONS)}")
     for each in precisions or ():
@@ -331,11 +346,11 @@ def plan(
         raise RequestError(f"unknown engine {', '.join(unknown)}; choose among {', '.join(native.ENGINES)}")
     if is_file(model):
         path = Path(model)
+        target = Path(output) if output is not None else path.with_suffix(".plan")
+        spare(target, model, data)
         batches = _example(graph.load(path), data, batch_sizes or (1,))
         kinds = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
         candidates = _candidates({kind: path for kind in kinds}, names)
-        target = Path(output) if output is not None else path.with_suffix(".plan")
-        spare(target, model, data)
         found = build_plan(candidates, batches, threads, target, load)
         return {"model": path.name, "path": str(target), **found}
     folder = zoo.load(model)
@@ -344,6 +359,8 @@ def plan(
             f"{folder.card.name} computes its graph many times for one result, of which a plan file has no form; "
             "time its engines with: zoo benchmark MODEL, and name one with --engine"
         )
+    target = Path(output) if output is not None else folder.path / "model.plan"
+    spare(target, *used(folder), data)
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
     batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
     kinds = list(precisions or ("int8",))
@@ -357,8 +374,6 @@ def plan(
         for count in threads:
             for batch in batches:
                 choose_engine(folder, kind, batch, count, fresh=True)
-    target = Path(output) if output is not None else folder.path / "model.plan"
-    spare(target, *used(folder), data)
     found = build_plan(candidates, batches, threads, target, native.load)
     return {"model": folder.card.name, "path": str(target), **found}
 
@@ -376,6 +391,7 @@ def _example(model: ir.Model, data: Model | None, sizes: Sequence[int]) -> list[
     sizes = [fixed] if fixed else sizes
     if data is not None:
         arrays = _npz(data)
+        _require_fit(model, arrays, data)
         return [{name: np.resize(arrays[name], (size, *arrays[name].shape[1:])) for name in arrays} for size in sizes]
     ports = {}
     for name, each in inputs.items():
@@ -387,11 +403,9 @@ def _example(model: ir.Model, data: Model | None, sizes: Sequence[int]) -> list[
 
 
 def write_report(
-    path: Model, float_model: ir.Model, int8_model: ir.Model, said: QuantReport, table: CalibrationTable, samples: Iterable[Batch] | None
+    path: Model, float_model: ir.Model, int8_model: ir.Model, said: QuantReport, table: CalibrationTable, samples: Iterable[Batch]
 ) -> None:
     """Explain a quantized model on `samples` and write the report (.json or .html)."""
-    if samples is None:
-        raise RequestError("a report is measured on samples, and there are none; give them with --calibration-data FILE")
     page.save(report.explain(float_model, int8_model, said, table, samples), path)
 
 
@@ -404,9 +418,34 @@ def is_file(model: Model) -> bool:
 
 
 def spare(output: Model | None, *inputs: Any) -> None:
-    """Raise RequestError where `output` is the same file as one of the inputs (those that are no path are passed over)."""
-    if output is None or not os.path.exists(output):  # noqa: PTH110 (pathlib's raises for a name too long)
+    """Raise RequestError where `output` cannot be written, or is the same file as one of the inputs.
+
+    None and "-" (stdout) are no file; inputs that are no path are passed over.
+    """
+    if output is None or str(output) == "-":
         return
     for each in inputs:
-        if isinstance(each, str | os.PathLike) and os.path.exists(each) and os.path.samefile(each, output):  # noqa: PTH110, PTH121
+        if isinstance(each, str | os.PathLike) and _same(each, output):
             raise RequestError(f"the output {output} is the input {each}, which it would replace; choose another output path")
+    files.require_place(output)
+
+
+def require_report(report_path: Model | None, output: Model, *inputs: Any, samples: bool = True) -> None:
+    """Raise RequestError for a report that could not be measured, for want of samples, or not be written beside the model `output`."""
+    if report_path is None:
+        return
+    page.require_format(report_path)
+    if not samples:
+        raise RequestError(
+            "a report is measured on samples, and there are none; leave out --report, or give an .onnx file with --calibration-data"
+        )
+    if _same(report_path, output):
+        raise RequestError(f"the model and its report are both {output}; choose another name for one of them")
+    spare(report_path, *inputs)
+
+
+def _same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether two paths are of one file, which need not be there yet."""
+    if os.path.exists(one) and os.path.exists(other):  # noqa: PTH110 (pathlib's raises for a name too long)
+        return os.path.samefile(one, other)  # noqa: PTH121
+    return os.path.realpath(one) == os.path.realpath(other)

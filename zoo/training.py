@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pipelines import machine
 from pipelines.errors import RequestError, ZooError, one_line
-from pipelines.files import replacing
+from pipelines.files import replacing, require_place
 
 if TYPE_CHECKING:
     import torch
@@ -26,11 +26,12 @@ Made = TypeVar("Made")
 
 
 def require_output(output: Path, state: str, resume: bool) -> None:
-    """Raise RequestError unless `output` holds the checkpoint `state` to resume from, or else is new or empty."""
+    """Raise RequestError unless `output` holds the checkpoint `state` to resume from, or else is new or empty, and can be written."""
     if resume and not (output / state).is_file():
         raise RequestError(f"found no {state} in {output} to resume from; train without --resume")
     if not resume and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with --resume")
+    require_place(output / state)
 
 
 def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]) -> None:

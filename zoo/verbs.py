@@ -22,16 +22,15 @@ from pipelines.engine import BF16, available, computes
 from pipelines.engine import ENGINES as STOCK
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError, ZooError
-from pipelines.files import read_json, write_json
+from pipelines.files import read_json, require_place, write_json
 from pipelines.hub import CARD, Card, Hub
-from pipelines.page import require_format
 from pipelines.pipeline import PRECISIONS, choose_engine, model_file
 from pipelines.quantize import QuantReport
 from pipelines.quantize import quantize as quantize_model
 from pipelines.search import calibrated
 from zoo.toolkit import is_file as _is_file
 from zoo.toolkit import listed as _listed
-from zoo.toolkit import open_model, raw_samples, rewritten, samples_of, write_report
+from zoo.toolkit import open_model, raw_samples, require_report, rewritten, samples_of, write_report
 from zoo.toolkit import plan as plan
 from zoo.toolkit import spare as _spare
 from zoo.toolkit import tune as tune
@@ -161,7 +160,7 @@ def freeze(
         raise RequestError(f"{entry.name} cannot be read from a graph; these can: {', '.join(_readers())}")
     if data is None or not _listed(data):
         raise RequestError("int8 needs rows to calibrate on; give some thousand rows of the log with --data FILE")
-    target = _required(output, "a graph")
+    require_place((target := _required(output, "a graph")) / CARD)
     options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
     details = entry.part("from_graph")(from_pb, data, target, **options)
     _write_card(target, entry.name, f"{entry.title}; from the graph {Path(from_pb).name}", details)
@@ -173,6 +172,8 @@ def freeze(
 def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
     """fp32.onnx -> rewritten.onnx with the model's passes; or any ONNX file -> `output` with the shared ones. Returns what fired."""
     if not _is_file(model):
+        if output is not None:
+            raise RequestError(f"-o is for an .onnx file; {model} keeps its rewritten.onnx in its own folder, leave the option out")
         return _stage(model, "rewritten.onnx")
     target = _required(output)
     _spare(target, model)
@@ -260,8 +261,6 @@ def quantize(
     folder, or `output`; returns the quantization report.
     report_path: also measure the result on the calibration samples, and write what `pipelines.report.explain` finds (.json or .html).
     """
-    if report_path is not None:
-        require_format(report_path)
     if table is not None and calibration_data is not None:
         raise RequestError("give --table or --calibration-data, not both")
     if observer and (table is not None or (output is not None and not _is_file(model))):
@@ -273,6 +272,7 @@ def quantize(
     if _is_file(model):
         target = _required(output)
         _spare(target, model, calibration_data, table)
+        require_report(report_path, target, model, calibration_data, table, samples=table is None)
         recipe = _changed(QuantRecipe(), **changes)
         loaded, _ = rewritten(model)
         if table is not None:
@@ -288,7 +288,7 @@ def quantize(
             )
         graph.save(result, target)
         if report_path is not None:
-            write_report(report_path, loaded, result, report, ranges, samples if calibration_data is not None else None)
+            write_report(report_path, loaded, result, report, ranges, samples)
         return _report(report, target)
     folder = open_model(model, preprocess)
     if output is None and folder.given("int8.onnx"):
@@ -297,6 +297,7 @@ def quantize(
         raise RequestError(
             "a zoo model is calibrated on raw data; run: zoo calibrate MODEL --data FILE, then zoo quantize MODEL --table FILE"
         )
+    require_report(report_path, output or folder.path / "int8.onnx", *_used(folder), table, samples=(folder.path / road.SAMPLES).is_file())
     own = folder.entry.recipe
     changes |= {"keep_float": (*own.keep_float, *keep_float), "dynamic": (*own.dynamic, *dynamic)}
     recipe = _changed(folder.recipe, **changes)
@@ -384,6 +385,8 @@ def benchmark(
     if scenario is not None:
         if instances != 1 or batch_sizes is not None:
             raise RequestError("a scenario has batch sizes of its own, and one process; leave out --batch-size and --instances")
+        if price_per_hour is not None and not price_per_hour >= 0:
+            raise RequestError(f"the price is {price_per_hour} an hour; wanted 0 or more")
         least = {"top1": min_top1, "top5": min_top5}
         more = {"scenario": scenario, "count": count, "least": least, "price_per_hour": price_per_hour}
         return _scenario(folder, precisions, engines or ("auto",), threads, data, more)
@@ -502,10 +505,9 @@ def _stage(model: Model, stage: str) -> dict[str, Any]:
     return {"model": folder.card.name, "path": str(folder.path / stage), **folder.record.get(stage, {})}
 
 
-def _kept_samples(folder: ModelFolder) -> Iterable[Batch] | None:
-    """The samples that training kept for calibration, if any."""
-    path = folder.path / road.SAMPLES
-    return road.read_npz(path)[0] if path.is_file() else None
+def _kept_samples(folder: ModelFolder) -> Iterable[Batch]:
+    """The samples that training kept for calibration."""
+    return road.read_npz(folder.path / road.SAMPLES)[0]
 
 
 def _changed(recipe: QuantRecipe, **changes: Any) -> QuantRecipe:

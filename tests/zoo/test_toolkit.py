@@ -114,7 +114,9 @@ def test_requests_that_are_wrong(here: Path, arguments: dict[str, Any], said: st
 
 def test_a_wrong_input_name(here: Path) -> None:
     np.savez("z.npz", z=np.zeros((4, 8), np.float32))
-    with pytest.raises(RequestError, match=r"z.npz holds z; wanted the graph's inputs, x, and label if known"):
+    with pytest.raises(
+        RequestError, match=r"z.npz holds z float32 \[4, 8\]; wanted the graph's inputs, x float32 \[n, 8\], and label if known"
+    ):
         zoo.tune("mlp.onnx", "z.npz", "o.onnx")
 
 

@@ -1,0 +1,160 @@
+"""Bad days, fault by fault: one line, the right exit code, nothing half-written, nothing lost."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import zoo
+from pipelines import files, graph
+from pipelines.errors import RequestError
+from zoo import cli, training
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder to work in, with a small model and samples beside it."""
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.normal(size=(8, 4)).astype(np.float32), "w")
+    ends = [helper.make_tensor_value_info(name, 1, ["n", size]) for name, size in (("x", 8), ("y", 4))]
+    made = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "one", ends[:1], ends[1:], [weight])
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
+    x = rng.normal(size=(40, 8)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    np.savez(tmp_path / "wide.npz", x=x.astype(np.float64))
+    np.savez(tmp_path / "short.npz", x=x[:, :5])
+    np.savez(tmp_path / "text.npz", x=np.array(["a", "b"]))
+    np.savez(tmp_path / "nan.npz", x=np.where(np.arange(8) == 3, np.nan, x).astype(np.float32))
+    np.savez(tmp_path / "far.npz", x=x, label=np.full(40, 99))
+    np.savez(tmp_path / "words.npz", x=x, label=np.array(["cat"] * 40))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+def refused(capsys, *arguments, code=2):
+    """The one line that the command says; the folder is left as it was."""
+    before = {path: path.read_bytes() for path in Path("..").rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as end:
+        cli.call(list(map(str, arguments)))
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, len(err.splitlines())) == (code, "", 1), err
+    assert {path: path.read_bytes() for path in Path("..").rglob("*") if path.is_file()} == before
+    return err
+
+
+# ------------------------------------------------------------------------------------------- outputs that cannot be written
+
+
+OUTPUTS = {
+    "quantize": ["quantize", "../m.onnx", "--calibration-data", "../x.npz", "-o"],
+    "calibrate": ["calibrate", "../m.onnx", "--data", "../x.npz", "-o"],
+    "rewrite": ["rewrite", "../m.onnx", "-o"],
+    "plan": ["plan", "../m.onnx", "-o"],
+    "tune": ["tune", "../m.onnx", "--evaluation-data", "../x.npz", "-o"],
+    "a report": ["quantize", "../m.onnx", "--calibration-data", "../x.npz", "-o", "o.onnx", "--report"],
+    "a report of tune": ["tune", "../m.onnx", "--evaluation-data", "../x.npz", "-o", "o.onnx", "--report"],
+}
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS.values(), ids=OUTPUTS.keys())
+def test_an_output_below_a_file_is_refused_before_the_work(arguments, here, capsys, monkeypatch):
+    monkeypatch.setattr(graph, "load", lambda path: pytest.fail("the model was read before its output was looked at"))
+    said = refused(capsys, *arguments, "../file/o.html" if "--report" in arguments else "../file/o.onnx")
+    assert "cannot write ../file/o" in said and "Not a directory" in said
+
+
+def test_a_training_is_refused_before_it_begins(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="cannot write .*Not a directory; choose another output path"):
+        training.require_output(tmp_path / "file" / "model", "checkpoint/state", resume=False)
+    training.require_output(tmp_path / "new" / "model", "checkpoint/state", resume=False)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_without_permission_is_named_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(
+        RequestError, match=rf"cannot write .*o\.csv: {tmp_path}: (Permission denied|Read-only file system); choose another"
+    ):
+        files.require_place(tmp_path / "deep" / "o.csv")
+
+
+def test_a_report_replaces_neither_the_model_nor_what_it_is_made_of(here, capsys):
+    quantize = ["quantize", "../m.onnx", "--calibration-data", "../x.npz", "-o"]
+    assert "both o.json" in refused(capsys, *quantize, "o.json", "--report", "./o.json")
+    cli.call(["calibrate", "../m.onnx", "--data", "../x.npz", "-o", "../table.json"])
+    capsys.readouterr()
+    said = refused(capsys, "quantize", "../m.onnx", "--table", "../table.json", "-o", "o.onnx", "--report", "../table.json")
+    assert "measured on samples" in said
+    (here / "x.json").write_bytes((here / "x.npz").read_bytes())
+    said = refused(capsys, *quantize[:3], "../x.json", "-o", "o.onnx", "--report", "../x.json")
+    assert "is the input ../x.json" in said
+
+
+def test_rewrite_does_not_pass_over_an_output(here, capsys):
+    assert "-o is for an .onnx file" in refused(capsys, "rewrite", "wide-deep-criteo", "-o", "o.onnx")
+
+
+# ------------------------------------------------------------------------------------------------------- numbers out of range
+
+
+TUNE = ["tune", "../m.onnx", "--calibration-data", "../x.npz", "-o", "o.onnx", "--evaluation-data"]
+NUMBERS = {
+    "no batch": ([*TUNE, "../x.npz", "--batch-size", "0"], "batch size is 0"),
+    "less than a batch": ([*TUNE, "../x.npz", "--batch-size", "-1"], "batch size is -1"),
+    "no threads": ([*TUNE, "../x.npz", "--threads", "0"], "threads must be 1 or more"),
+    "no time": ([*TUNE, "../x.npz", "--time-budget", "nan"], "is not a time"),
+    "time run backwards": ([*TUNE, "../x.npz", "--time-budget", "-5s"], "is not a time"),
+    "time without end": ([*TUNE, "../x.npz", "--time-budget", "inf"], "is not a time"),
+    "threads to time": (["plan", "../m.onnx", "--threads", "100000"], "at most 1,024, not 100000"),
+    "threads that no machine has": (["run", "wide-deep-criteo", "SAMPLE", "-o", "o.csv", "--threads", "100000"], "not 100000"),
+    "a price below nothing": (
+        ["benchmark", "mobilenet-v1-cifar10", "--scenario", "offline", "--data", ".", "--price-per-hour", "-1"], "the price is -1.0"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "said"), NUMBERS.values(), ids=NUMBERS.keys())
+def test_numbers_out_of_range(arguments, said, here, capsys):
+    sample = str(zoo.SHIPPED / "wide-deep-criteo" / "sample.tsv.gz")
+    assert said in refused(capsys, *(sample if each == "SAMPLE" else each for each in arguments))
+
+
+# ------------------------------------------------------------------------------------------------------------- data that do not fit
+
+
+DATA = {
+    "names": (
+        ["plan", "../m.onnx", "--data", "../far.npz"],
+        "x float32 [40, 8], label int64 [40]; wanted the graph's inputs, x float32 [n, 8]",
+    ),
+    "text": (["plan", "../m.onnx", "--data", "../text.npz"], "x <U1 [2]; wanted the graph's inputs, x float32 [n, 8]"),
+    "shape": (["plan", "../m.onnx", "--data", "../short.npz"], "x float32 [40, 5]; wanted the graph's inputs, x float32 [n, 8]"),
+    "dtype": ([*TUNE, "../wide.npz"], "x float64 [40, 8]; wanted the graph's inputs, x float32 [n, 8], and label if known"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "said"), DATA.values(), ids=DATA.keys())
+def test_samples_that_do_not_fit_the_graph(arguments, said, here, capsys):
+    assert said in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("far", "found labels 99 to 99; wanted 0 to 3"),
+        ("words", "not all of them numbers; wanted class numbers"),
+        ("nan", "NaN or infinity on the evaluation samples"),
+    ],
+)
+def test_a_search_that_nothing_can_judge_ends_at_once(data, said, here, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.call([*TUNE, f"../{data}.npz"])
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and said in err and len(err.splitlines()) == 1
+    assert not Path("o.onnx").exists()
