@@ -18,13 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import filelock
 import numpy as np
 
 from pipelines import files, hub
 from pipelines.batches import Batch, cut
 from pipelines.entry import OBSERVERS, Entry, QuantRecipe
-from pipelines.errors import RequestError
+from pipelines.errors import RequestError, one_line
 from pipelines.hub import CARD, Card
 
 if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
@@ -175,15 +174,14 @@ def _build(folder: ModelFolder, stages: tuple[str, ...], force: bool = False) ->
 @contextlib.contextmanager
 def _locked(folder: ModelFolder) -> Iterator[None]:
     """Hold the folder's lock: one process at a time writes its files and build.json."""
-    lock = filelock.FileLock(folder.path / ".build.lock")
-    try:
-        lock.acquire()
-    except OSError as error:
-        raise RequestError(f"cannot write {folder.path}: {error.strerror or error}; copy the model to a folder you may write") from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(files.locked(folder.path / ".build.lock", f"another process builds {folder.path}"))
+        except OSError as error:
+            raise RequestError(
+                f"cannot write {folder.path}: {error.strerror or error}; copy the model to a folder you may write"
+            ) from error
         yield
-    finally:
-        lock.release()
 
 
 def _state(folder: ModelFolder, stage: str) -> str:
@@ -297,7 +295,9 @@ def derived(folder: ModelFolder, source: str, kind: str, form: str, make: Callab
         try:
             place.mkdir(parents=True, exist_ok=True)
             path = place / f"{stem}{digest}{suffix}"
-            with filelock.FileLock(place / ".derived.lock"):  # nobody writes a file that another has mapped
+            with files.locked(
+                place / ".derived.lock", f"another process writes into {place}"
+            ):  # nobody writes a file that another has mapped
                 if not path.is_file():
                     make(origin, path)
         except OSError as error:
@@ -463,10 +463,14 @@ def _other_table(folder: ModelFolder, recipe: QuantRecipe) -> bool:
 def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], int]:
     """(batches, number of samples) of an .npz with one array per graph input, first axis = samples; RequestError for anything else."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ValueError("it is one array, as numpy.save writes them")
+        with archive:
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except Exception as error:  # numpy, zipfile and zlib raise their own kinds for every sort of damage
-        raise RequestError(f"cannot read {path} as .npz: {error}; it must hold one array per graph input") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
+        raise RequestError(f"cannot read {path} as .npz: {why}; it must hold one array per graph input") from error
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if not counts or len(set(counts.values())) > 1 or 0 in counts.values():
         raise RequestError(

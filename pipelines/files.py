@@ -7,14 +7,20 @@ import errno
 import functools
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from pipelines.errors import RequestError, ZooError
 
+logger = logging.getLogger(__name__)
+
+PATIENCE = 2.0  # seconds in silence
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -74,6 +80,21 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Hold the lock file `path`: one process at a time is inside. Who waits is told what for. Raises OSError where it cannot be written."""
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=PATIENCE)
+    except filelock.Timeout:
+        logger.warning("waiting: %s", what)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:

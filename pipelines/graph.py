@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pipelines.errors import RequestError
 from pipelines.errors import one_line as one_line
 from pipelines.files import mapped as mapped
-from pipelines.files import replacing
+from pipelines.files import replacing, require_place
 
 PRODUCER = "int8-zoo"
 PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
@@ -119,6 +119,7 @@ def save_mapped(model: ir.Model, path: str | Path, least: int = MAPPED) -> Path:
     Large ones begin on pages of their own.
     """
     path = Path(path)
+    require_place(mapped(path))
     model.producer_name, model.producer_version, model.doc_string = PRODUCER, None, None
     with replacing(path) as temporary:
         ir.save(model, temporary, format="protobuf", external_data=mapped(path).name, size_threshold_bytes=least, alignment=PAGE)

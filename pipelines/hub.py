@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import functools
 import hashlib
 import json
@@ -21,16 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from pipelines import files as disk
 from pipelines.errors import RequestError, ZooError
 from pipelines.progress import progress
 
 ATTEMPTS = 5  # failed requests in a row, none of which brought the file further, before a download is given up
+PATIENCE = 40.0  # seconds in which they may begin
 BACKOFF = 0.5  # seconds before the second attempt; doubles with every further one
 CONNECT_TIMEOUT = 10.0  # seconds
-READ_TIMEOUT = 60.0  # seconds without a byte
+READ_TIMEOUT = 20.0  # seconds without a byte
 CHUNK = 1 << 16  # bytes; what a broken connection may lose
 
 CARD = "card.json"
@@ -154,6 +154,8 @@ class Hub:
         """The card of a model. Raises RequestError for an unknown name, with the nearest one and all known ones."""
         known = self.names()
         if name not in known:
+            if os.path.isfile(name):  # noqa: PTH113 (pathlib's raises for a name too long)
+                raise RequestError(f"found the file {name}, wanted a model folder, or one of: {', '.join(known) or 'none'}")
             near = difflib.get_close_matches(name, known, n=1)
             guess = f"did you mean {near[0]!r}? " if near else ""
             raise RequestError(f"no model {name!r}; {guess}known: {', '.join(known) or 'none'}")
@@ -298,14 +300,15 @@ def _fill(url: str, partial: _Partial, size: int | None, sha256: str | None) -> 
     import urllib3
 
     again = (_Transient, requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError)
-    failures, longest = 0, partial.size()
+    failures, longest, begun = 0, partial.size(), time.monotonic()
     while True:
         try:
             return _receive(url, partial, size, sha256)
         except again as error:
-            failures = failures + 1 if partial.size() <= longest else 1  # whatever brings the file further starts the count anew
-            longest = max(longest, partial.size())
-            if failures >= ATTEMPTS:
+            failures += 1
+            if partial.size() > longest:  # whatever brings the file further starts the count anew
+                failures, longest, begun = 1, partial.size(), time.monotonic()
+            if failures >= ATTEMPTS or time.monotonic() - begun > PATIENCE:
                 raise ZooError(f"cannot download {url}: {_why(error)} ({failures} attempts); run it again to go on") from error
             pause = BACKOFF * 2 ** (failures - 1)
             logger.info("%s: %s; next attempt in %g s", url, _why(error), pause)
@@ -414,23 +417,17 @@ def _fault(path: Path, size: int | None, sha256: str | None) -> str | None:
 @contextlib.contextmanager
 def _locked(target: Path) -> Iterator[None]:
     """Hold the lock beside `target`, so that one process at a time writes it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(target.with_name(f".{target.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        logger.info("waiting for another process that fetches %s", target)
-        lock.acquire()
-    try:
+    with disk.locked(target.with_name(f".{target.name}.lock"), f"another process fetches {target}"):
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager
 def _one_line(target: Path) -> Iterator[None]:
     """Turn what the disk refuses (space, rights) into one line."""
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         yield
     except OSError as error:
         if error.errno in disk.FULL:

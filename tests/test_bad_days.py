@@ -1,16 +1,22 @@
 """Bad days, fault by fault: one line, the right exit code, nothing half-written, nothing lost."""
 
+import errno
+import logging
 import os
+import socket
+import threading
+import time
 from pathlib import Path
 
+import filelock
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
 
 import zoo
-from pipelines import files, graph
-from pipelines.errors import RequestError
+from pipelines import engine, files, graph, hub, plan
+from pipelines.errors import RequestError, ZooError
 from zoo import cli, training
 
 
@@ -158,3 +164,110 @@ def test_a_search_that_nothing_can_judge_ends_at_once(data, said, here, capsys):
     err = capsys.readouterr().err
     assert end.value.code == 2 and said in err and len(err.splitlines()) == 1
     assert not Path("o.onnx").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- a cache that is damaged
+
+
+def test_a_cache_where_a_file_is_says_which_setting_to_change(zoo_home):
+    zoo_home.write_text("")
+    with pytest.raises(RequestError, match="Not a directory; set ZOO_HOME to another folder"):
+        hub.Hub(zoo.SHIPPED).fetch("wide-deep-criteo", ["quantization.json"])
+
+
+@pytest.mark.parametrize("name", ["card.json", "quantization.json"])
+def test_a_folder_where_a_cached_file_should_be(name):
+    shelf = hub.Hub(zoo.SHIPPED)
+    (found := shelf.folder("wide-deep-criteo") / name).mkdir(parents=True)
+    with pytest.raises(RequestError, match=f"^cannot read or write {found}: Is a directory; set ZOO_HOME to another folder$"):
+        shelf.fetch("wide-deep-criteo", ["quantization.json"])
+
+
+def test_a_folder_where_mapped_weights_should_be(here):
+    (here / "n.onnx.data").mkdir()
+    with pytest.raises(RequestError, match=r"cannot write .*n\.onnx\.data: it is a folder"):
+        graph.save_mapped(graph.load(here / "m.onnx"), here / "n.onnx")
+    assert not (here / "n.onnx").exists()
+
+
+def test_a_full_cache_does_not_end_a_run(here, monkeypatch):
+    def full(path, value):
+        raise files.DiskFull(path, OSError(errno.ENOSPC, ""))
+
+    monkeypatch.setattr(files, "write_json", full)
+    batch = {"x": np.zeros((2, 8), np.float32)}
+    assert plan.choose("digest", plan.stock(here / "m.onnx", 1), batch).engine in engine.available()
+
+
+# ------------------------------------------------------------------------------------------------------------ another process
+
+
+def test_who_waits_for_another_process_is_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(files, "PATIENCE", 0.05)
+    held = threading.Event()
+
+    def hold():
+        with filelock.FileLock(tmp_path / ".lock"):
+            held.set()
+            time.sleep(0.3)
+
+    threading.Thread(target=hold).start()
+    held.wait()
+    with files.locked(tmp_path / ".lock", "another process builds m"):
+        assert [each.message for each in caplog.records] == ["waiting: another process builds m"]
+    with files.locked(tmp_path / ".lock", "another process builds m"):
+        assert len(caplog.records) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------------- no network
+
+
+def test_a_server_that_says_nothing_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "READ_TIMEOUT", 0.2)
+    monkeypatch.setattr(hub, "PATIENCE", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begun = time.monotonic()
+        with pytest.raises(ZooError, match=r"timed out \(1 attempts\); run it again to go on"):
+            hub.download(f"http://127.0.0.1:{silent.getsockname()[1]}/x", tmp_path / "x", size=3)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_library_that_tries_again_says_nothing(caplog):
+    pytest.importorskip("datasets", reason="needs the train extra")
+    training.datasets()
+    logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+    assert not caplog.records
+
+
+# ------------------------------------------------------------------------------------------------------------------- wrong files
+
+
+@pytest.mark.parametrize("verb", ["info", "build", "download", "freeze", "benchmark"])
+def test_a_file_where_a_model_is_wanted(verb, here, capsys):
+    assert "found the file ../m.onnx, wanted a model folder, or one of: mobile" in refused(capsys, verb, "../m.onnx")
+
+
+def test_one_array_is_no_archive(here, capsys):
+    np.save(here / "x.npy", np.zeros((3, 8), np.float32))
+    quantize = ["quantize", "../m.onnx", "-o", "o.onnx", "--calibration-data"]
+    assert "cannot read ../x.npy as .npz: it is one array, as numpy.save writes them; it must hold" in refused(
+        capsys, *quantize, "../x.npy"
+    )
+    assert "cannot read nothing.npz as .npz: No such file or directory; it must hold" in refused(capsys, *quantize, "nothing.npz")
+
+
+# ----------------------------------------------------------------------------------------------------------------------- Ctrl-C
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_only_a_training_with_a_checkpoint_is_said_to_go_on(begun, tmp_path, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        if begun:
+            (tmp_path / "m" / "checkpoint").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("zoo.verbs.train", interrupted)
+    with pytest.raises(SystemExit) as end:
+        cli.call(["train", "wide-deep", "--data", "x", "-o", str(tmp_path / "m")])
+    said = capsys.readouterr().err.strip()  # the ^C of a terminal has no end of line
+    assert end.value.code == 130 and said.startswith("zoo: interrupted") and ("--resume" in said) == begun and len(said.splitlines()) == 1

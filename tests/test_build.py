@@ -162,11 +162,11 @@ def test_a_complete_folder_may_be_read_only(folder, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(road.filelock.FileLock, "acquire", lambda lock: refuse(lock.lock_file))
+        patch.setattr(road.files.filelock.FileLock, "acquire", lambda lock, **_: refuse(lock.lock_file))
         with pytest.raises(RequestError, match=r"cannot write .*model: Permission denied; copy the model to a folder you may write"):
             build(folder)
     build(folder)
-    monkeypatch.setattr(road.filelock.FileLock, "acquire", lambda lock: refuse(lock.lock_file))
+    monkeypatch.setattr(road.files.filelock.FileLock, "acquire", lambda lock, **_: refuse(lock.lock_file))
     assert outcome(folder) == "kkkk" and folder.ensure("int8.onnx").is_file()
 
 
@@ -341,7 +341,7 @@ def test_one_process_at_a_time_writes_the_record(folder, monkeypatch):
     """What changes build.json holds the lock while it does."""
     held = []
     write = road.files.write_json
-    lock = road.filelock.FileLock(folder.path / ".build.lock")
+    lock = road.files.filelock.FileLock(folder.path / ".build.lock")
 
     def watched(path, value):
         if path.name == road.RECORD:
@@ -349,7 +349,7 @@ def test_one_process_at_a_time_writes_the_record(folder, monkeypatch):
                 lock.acquire(timeout=0)
                 lock.release()
                 held.append(False)
-            except road.filelock.Timeout:
+            except road.files.filelock.Timeout:
                 held.append(True)
         return write(path, value)
 

@@ -420,9 +420,12 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
         settings[name.strip().replace("-", "_")] = value
     settings |= {name: str(options[name]) for name in NAMED if options[name] is not None}
     left = {name: value for name, value in options.items() if name not in NAMED}
+    output = left.pop("output")
     try:
-        found = verb(model, list(left.pop("data")), left.pop("output"), settings=settings, **left)
+        found = verb(model, list(left.pop("data")), output, settings=settings, **left)
     except KeyboardInterrupt:
+        if not os.path.isdir(os.path.join(output, "checkpoint")):  # noqa: PTH112, PTH118
+            raise
         _fail("interrupted; the same command with --resume goes on from the last checkpoint", INTERRUPTED)
     _show(found, as_json)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,6 +58,7 @@ def datasets() -> Any:
         import datasets
     except ImportError as error:
         raise RequestError('reading a data set needs the datasets library: pip install "int8-zoo[train]"') from error
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # two lines an attempt; what is wrong is said at the end
     return datasets
 
 
