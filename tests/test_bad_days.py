@@ -4,6 +4,8 @@ import errno
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -271,3 +273,10 @@ def test_only_a_training_with_a_checkpoint_is_said_to_go_on(begun, tmp_path, cap
         cli.call(["train", "wide-deep", "--data", "x", "-o", str(tmp_path / "m")])
     said = capsys.readouterr().err.strip()  # the ^C of a terminal has no end of line
     assert end.value.code == 130 and said.startswith("zoo: interrupted") and ("--resume" in said) == begun and len(said.splitlines()) == 1
+
+
+def test_an_interrupt_while_the_command_is_imported_is_one_line(tmp_path):
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(zoo.__file__).parent.parent}"}
+    done = subprocess.run([sys.executable, "-m", "zoo", "list"], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "zoo: interrupted\n")
