@@ -41,6 +41,7 @@ HALF = "fp16.onnx"  # the weights of a shipped model, see graph.compress_fp16
 SAMPLES = "calibration.npz"
 TRAINED = "qat.json"  # ranges of quantization-aware training: a table of no graph yet, with the recipe that they were trained for
 RECORD = "build.json"
+UNTOLD = "calibration.found.json"  # a table that was replaced, of which build.json told nothing
 QUANTIZATION = "quantization.json"
 
 
@@ -237,7 +238,9 @@ def _make(folder: ModelFolder, stage: str) -> None:
         case "rewritten.onnx":
             said = _rewrite(folder)
         case "calibration.json":
-            said = _save_table(folder, _calibrate(folder, folder.recipe))
+            table = _calibrate(folder, folder.recipe)
+            with _kept_unless_same(folder):
+                said = _save_table(folder, table)
         case "native.onnx":
             said = _native(folder)
         case _:
@@ -400,6 +403,23 @@ def _keep_own_data(folder: ModelFolder, observer: str) -> None:
             f"{folder.path} was calibrated on own data, which a new calibration needs; "
             f"run: zoo calibrate {folder.path} --data FILE --observer {observer}"
         )
+
+
+@contextlib.contextmanager
+def _kept_unless_same(folder: ModelFolder) -> Iterator[None]:
+    """Keep a table of which build.json tells nothing, where another takes its place: it may be of data that only its owner has."""
+    path, kept = folder.path / "calibration.json", folder.path / UNTOLD
+    if not path.is_file() or path.name in folder.record:
+        yield
+        return
+    before = path.read_bytes()
+    with files.replacing(kept) as temporary:
+        temporary.write_bytes(before)
+    yield
+    if path.read_bytes() == before:
+        kept.unlink()
+    else:
+        logger.warning("%s tells nothing of calibration.json, which was made anew; the one found is kept as %s", folder.path / RECORD, kept)
 
 
 def _save_table(folder: ModelFolder, table: CalibrationTable) -> dict[str, Any]:

@@ -280,3 +280,12 @@ def test_an_interrupt_while_the_command_is_imported_is_one_line(tmp_path):
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(zoo.__file__).parent.parent}"}
     done = subprocess.run([sys.executable, "-m", "zoo", "list"], capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "zoo: interrupted\n")
+
+
+def test_a_damaged_report_of_quantization_says_what_mends_it(capsys, zoo_home):
+    cli.call(["download", "wide-deep-criteo"])
+    (hub.Hub(zoo.SHIPPED).folder("wide-deep-criteo") / "quantization.json").write_text("{")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        cli.call(["info", "wide-deep-criteo"])
+    assert end.value.code == 2 and "make it anew with: zoo build wide-deep-criteo --force" in capsys.readouterr().err

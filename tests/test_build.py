@@ -493,3 +493,16 @@ def test_where_the_folder_may_not_be_written_the_cache_is(folder, monkeypatch, t
     path = road.derived_graph(folder, "int8.onnx", "other", "1", lambda found: found)
     assert path.is_relative_to(tmp_path / "home")
     assert road.derived_graph(folder, "int8.onnx", "other", "1", lambda found: found) == path
+
+
+def test_a_table_of_own_data_outlives_a_damaged_record(folder, caplog):
+    road.build(folder)
+    (folder.path / road.RECORD).write_text("{")
+    road.build(folder)  # the very same table is made anew: nothing to keep
+    assert not (folder.path / road.UNTOLD).exists() and not caplog.records
+    calibrated_on_own_data(folder, "auto")
+    own = (folder.path / "calibration.json").read_bytes()
+    (folder.path / road.RECORD).write_text("{")
+    road.build(folder)
+    assert (folder.path / road.UNTOLD).read_bytes() == own != (folder.path / "calibration.json").read_bytes()
+    assert [each.getMessage() for each in caplog.records if "the one found is kept as" in each.getMessage()]

@@ -63,7 +63,10 @@ def info(model: Model) -> dict[str, Any]:
         elif zoo.entry(card.entry).native:
             found["native"] = {"reason": f"not decided yet; run: zoo download {model}"}
         if (path / road.QUANTIZATION).is_file():
-            found["quantization"] = read_json(path / road.QUANTIZATION)
+            try:
+                found["quantization"] = read_json(path / road.QUANTIZATION)
+            except RequestError as error:
+                raise RequestError(f"{error}; make it anew with: zoo build {model} --force") from error
     return found
 
 
