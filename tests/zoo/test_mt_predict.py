@@ -170,6 +170,12 @@ def test_bad_lines_are_named_and_the_run_goes_on(translate, texts, caplog):
         translate(b"\n".join([texts[0].encode(), *bad]), on_error="raise")
 
 
+def test_a_file_without_a_line_that_can_be_translated_is_refused(translate, tmp_path):
+    with pytest.raises(RequestError, match="none of 2 lines could be translated"):
+        translate(b"\x89PNG\xff\xfe\n\xff\xff")
+    assert not [each for each in tmp_path.rglob("*") if "out" in each.name]
+
+
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
@@ -216,8 +222,8 @@ def test_a_line_longer_than_the_model_takes_is_cut_at_the_ends_of_sentences(tran
 def test_a_line_with_a_sentence_too_long_is_refused_with_its_number(translate, texts, caplog):
     parts = sentences_of(texts)
     with caplog.at_level(logging.WARNING):
-        _, found = translate(" ".join([*parts[:3], " ".join(texts[:30]).capitalize() + ".", *parts[3:]]).encode())
-    assert found == [""]
+        _, found = translate("\n".join([" ".join([*parts[:3], " ".join(texts[:30]).capitalize() + ".", *parts[3:]]), texts[0]]).encode())
+    assert [bool(line) for line in found] == [False, True]
     assert any("line 1 holds a sentence that has" in each.getMessage() for each in caplog.records)
     with pytest.raises(RequestError, match="line 1 holds a sentence that has .* tokens, the model takes 128; split it"):
         translate(" ".join([*parts, " ".join(texts[:30]).capitalize()]).encode(), on_error="raise")

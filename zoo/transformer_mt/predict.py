@@ -276,8 +276,8 @@ class TranslationPipeline(Pipeline):
         columns line (from 1), translation and score.
         A line longer than the model's maximum is cut at the ends of its sentences, and their translations are joined by a space. Lines that
         cannot be translated (not UTF-8, control characters, a sentence too long, an unknown script) become empty ones and are named on
-        stderr; on_error="raise" stops at the first. Returns {"sentences", "skipped", "seconds", "sentences_per_second",
-        "tokens_per_second" (of the translations), "engine", "precision"}.
+        stderr; on_error="raise" stops at the first. Raises RequestError where all are so. Returns {"sentences", "skipped", "seconds",
+        "sentences_per_second", "tokens_per_second" (of the translations), "engine", "precision"}.
         """
         self.beam, self.best = beam, n_best
         faults, start = Faults(), time.perf_counter()
@@ -299,6 +299,8 @@ class TranslationPipeline(Pipeline):
                 count["sentences"] += sum(bool(each.parts) for each in window)
                 count["tokens"] += sum(len(each[0].tokens) for each in translated)
                 advance(len(window))
+            if faults and not count["sentences"]:
+                raise RequestError(f"none of {faults.total():,} lines could be translated; wanted sentences, one a line, in UTF-8")
         seconds = time.perf_counter() - start
         if faults.total() > SHOWN:
             logger.warning("%d lines in all were not translated", faults.total())
