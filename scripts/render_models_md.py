@@ -300,7 +300,7 @@ def quantizers() -> str:
             for row in each["results"]:
                 for engine, figures in row["accuracy"].items():
                     times = [each["milliseconds"].get(at, {}).get(row["setting"], {}).get("median") for at in ("onnxruntime", "openvino")]
-                    shown = [f"{figures['drop']:.2f}", f"{figures['agreement']:.2f}", f"{figures['sqnr_db']:.1f}"]
+                    shown = [f"{figures[key]:.2f}" for key in ("drop", "agreement", "agreement_of_views")] + [f"{figures['sqnr_db']:.1f}"]
                     cost = [f"{row['peak_mb']:,.0f}"]
                     rows.append(
                         [each["model"], row["setting"], engine, *shown, *("" if ms is None else f"{ms:.2f}" for ms in times), *cost]
@@ -312,6 +312,7 @@ def quantizers() -> str:
             "judged in",
             "top-1 drop",
             "agreement %",
+            "of all views %",
             "SQNR dB",
             "ms in onnxruntime",
             "ms in OpenVINO",
@@ -319,8 +320,9 @@ def quantizers() -> str:
         ]
         return (
             f"Post-training quantization of the same float files, calibrated on {counts['calibration']} photos, judged on "
-            f"{counts['test']} others (agreement: share of labels equal to fp32's, one photo is .25 points; the SQNR of the logits tells "
-            "finer); batch 1, one thread, in turn; the last column is the peak memory of quantizing. `zoo` is `zoo quantize --search`. "
+            f"{counts['test']} others (agreement: share of labels equal to fp32's, one photo is .25 points; five views of each move less "
+            "by chance, and the SQNR of the logits least); batch 1, one thread, in turn; the last column is the peak memory of quantizing. "
+            "`zoo` is `zoo quantize --search`. "
             f"On {place(found)}; {others(found)} "
             f"(`{file}`, by `scripts/peers/vision.py`):\n\n" + table(columns, rows)
         )

@@ -3,11 +3,12 @@
     python scripts/peers/vision.py [MODEL,...] [--settings NAME,...] [--photos 500] [--rounds 9] [--work DIR] [-o FILE]
 
 Weights and photos are those of the development data ($ZOO_SHARED, by default ../shared): every fifth photo of data/imagenet/nips17
-calibrates, the rest tests. All settings are post-training only, calibrate on the same photos and are given the same float file, as tf2onnx
-and torch write it. Photos are decoded by PIL, the short side brought to 256 (bilinear), the middle 224 x 224 cut out.
+calibrates, the rest tests, in the middle of each and in `VIEWS` - 1 other views: mirrored, and at the corners. All settings are post-
+training only, calibrate on the same photos and are given the same float file, as tf2onnx and torch write it. Photos are decoded by PIL, the
+short side brought to 256 (bilinear), the middle 224 x 224 cut out.
 
-Told of each: top-1 and its drop, agreement (share of photos whose label is that of fp32), SQNR of the logits against fp32 in dB, seconds
-and peak memory of the quantization in a process of its own.
+Told of each: top-1 and its drop, agreement (share of photos whose label is that of fp32; and of all views, of which chance moves it less),
+SQNR of the logits against fp32 in dB, seconds and peak memory of the quantization in a process of its own.
 Then every int8 file is timed at batch 1 in onnxruntime and OpenVINO, in turn, on one thread and one core. NNCF's bias correction is skipped
 in silence on models of core.read_model(onnx); `openvino.convert_model` is used here, whose results only OpenVINO runs; "nncf-onnx" is its
 quantizer of ONNX files. Needs the `train` and `peers` extras. A setting that fails is told of as left out, with its error.
@@ -47,6 +48,7 @@ from scripts.peers import common
 Array = NDArray[Any]
 SHARED = Path(os.environ.get("ZOO_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 CALIBRATE_EVERY, CHUNK, OPSET = 5, 10, 17
+VIEWS = 5  # of a photo that tests
 SIZE, SHORT_SIDE = 224, 256
 TURN_SECONDS = 0.5
 PACKAGES = ("nncf", "pillow", "tf2onnx", "torch", "tensorflow-cpu")
@@ -167,7 +169,7 @@ NETWORKS = {
 
 
 def photos(limit: int) -> tuple[Array, Array]:
-    """(pixels uint8 [n, 224, 224, 3], labels int64 [n]) of the first `limit` photos."""
+    """(pixels uint8 [n, VIEWS, 224, 224, 3], labels int64 [n]) of the first `limit` photos; the first view is the middle."""
     from PIL import Image
 
     folder = SHARED / "data" / "imagenet" / "nips17"
@@ -175,14 +177,16 @@ def photos(limit: int) -> tuple[Array, Array]:
         raise RequestError(f"no photos at {folder}; set ZOO_SHARED to the folder that holds data/imagenet/nips17")
     with (folder / "labels.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))[:limit]
-    pixels = np.empty((len(rows), SIZE, SIZE, 3), np.uint8)
+    pixels = np.empty((len(rows), VIEWS, SIZE, SIZE, 3), np.uint8)
     for at, row in enumerate(rows):
         image = Image.open(folder / row["file"]).convert("RGB")
         scale = SHORT_SIDE / min(image.size)
         width, height = (round(side * scale) for side in image.size)
-        left, top = (width - SIZE) // 2, (height - SIZE) // 2
+        right, bottom = width - SIZE, height - SIZE
+        corners = (right // 2, bottom // 2), (right // 2, bottom // 2), (0, 0), (right, bottom), (right, 0)
         resized = image.resize((width, height), Image.Resampling.BILINEAR)
-        pixels[at] = np.asarray(resized.crop((left, top, left + SIZE, top + SIZE)))
+        pixels[at] = [np.asarray(resized.crop((left, top, left + SIZE, top + SIZE))) for left, top in corners]
+        pixels[at, 1] = pixels[at, 0, :, ::-1]
     return pixels, np.array([int(row["label"]) for row in rows])
 
 
@@ -336,13 +340,15 @@ ENGINES = {"onnxruntime": onnxruntime_session, "openvino": openvino_session}
 
 
 def outputs(path: Path, engine: str, network: Network, pixels: Array) -> Array:
-    """Of every photo by itself, float32 [n, classes], background classes left out."""
+    """Of every view by itself, float32 [n, VIEWS, classes], background classes left out."""
     run = ENGINES[engine](path, machine.cores())
-    return np.concatenate([run(network.prepare(pixels[at : at + 1])) for at in range(len(pixels))])[:, network.background :]
+    found = np.concatenate([run(network.prepare(view[None])) for photo in pixels for view in photo])[:, network.background :]
+    return found.reshape(*pixels.shape[:2], -1)
 
 
-def accuracy(y: Array, reference: Array, labels: Array) -> dict[str, float]:
+def accuracy(views: Array, reference_views: Array, labels: Array) -> dict[str, float]:
     """Top-1, its drop and the agreement in percent; SQNR in dB."""
+    y, reference = views[:, 0], reference_views[:, 0]
     found, wanted = y.argmax(axis=1), reference.argmax(axis=1)
     top1, exact = (100 * float((each == labels).mean()) for each in (found, wanted))
     sqnr = 10 * np.log10(np.square(reference).sum() / np.square(reference - y).sum())
@@ -350,6 +356,7 @@ def accuracy(y: Array, reference: Array, labels: Array) -> dict[str, float]:
         "top1": round(top1, 2),
         "drop": round(exact - top1, 2),
         "agreement": round(100 * float((found == wanted).mean()), 2),
+        "agreement_of_views": round(100 * float((views.argmax(axis=2) == reference_views.argmax(axis=2)).mean()), 2),
         "sqnr_db": round(float(sqnr), 2),
     }
 
@@ -388,11 +395,11 @@ def compare(name: str, settings: Sequence[str], limit: int, rounds: int, folder:
     pixels, labels = photos(limit)
     tested = np.arange(len(pixels)) % CALIBRATE_EVERY != 0
     work = Work(name, folder / f"{name}-fp32.onnx", folder / "calibration.npy")
-    np.save(work.pixels, pixels[~tested])
+    np.save(work.pixels, pixels[~tested, 0])
     if not work.fp32.is_file():
         _apart(_convert, name, work.fp32)
     reference = outputs(work.fp32, "onnxruntime", network, pixels[tested])
-    top1 = round(100 * float((reference.argmax(axis=1) == labels[tested]).mean()), 2)
+    top1 = round(100 * float((reference[:, 0].argmax(axis=1) == labels[tested]).mean()), 2)
     results: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
     paths = {"fp32": work.fp32}
@@ -436,7 +443,7 @@ def _made(folder: Path, name: str, setting: str) -> Path:
 def _ahead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """This project's agreement and SQNR less the best of its peers; the lower figure of its engines counts."""
     found = {}
-    for key in ("agreement", "sqnr_db"):
+    for key in ("agreement", "agreement_of_views", "sqnr_db"):
         own = [min(each[key] for each in row["accuracy"].values()) for row in results if row["setting"] == "zoo"]
         peers = [each[key] for row in results if not row["setting"].startswith("zoo") for each in row["accuracy"].values()]
         if own and peers:
@@ -446,13 +453,13 @@ def _ahead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def table(report: Mapping[str, Any]) -> str:
     """The results as text."""
-    line = "{:13} {:24} {:12} {:>6} {:>6} {:>9} {:>7} {:>7} {:>7} {:>8} {:>8}".format
-    lines = [line("model", "setting", "engine", "top-1", "drop", "agreement", "SQNR dB", "s", "MB", "ORT ms", "OV ms")]
+    line = "{:13} {:24} {:12} {:>6} {:>6} {:>9} {:>8} {:>7} {:>7} {:>7} {:>8} {:>8}".format
+    lines = [line("model", "setting", "engine", "top-1", "drop", "agreement", "of views", "SQNR dB", "s", "MB", "ORT ms", "OV ms")]
     for each in report["models"]:
         for row in each["results"]:
             speed = [each["milliseconds"].get(engine, {}).get(row["setting"], {}).get("median", "") for engine in ENGINES]
             for engine, found in row["accuracy"].items():
-                shown = (found[key] for key in ("top1", "drop", "agreement", "sqnr_db"))
+                shown = (found[key] for key in ("top1", "drop", "agreement", "agreement_of_views", "sqnr_db"))
                 lines.append(line(each["model"], row["setting"], engine, *shown, row["seconds"], row["peak_mb"], *speed))
         lines += [f"{each['model']}: {setting} left out: {why}" for setting, why in each["left_out"].items()]
         lines.append(f"{each['model']}: fp32 top-1 {each['fp32_top1']}; ahead of the best peer by {each['ahead']}")
