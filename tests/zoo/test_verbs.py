@@ -13,7 +13,7 @@ from rewriting import model
 
 import zoo
 from pipelines import build as road
-from pipelines import graph, machine, rewrite
+from pipelines import files, graph, machine, rewrite
 from pipelines.errors import RequestError
 from pipelines.hub import Hub
 from zoo import cli, verbs
@@ -256,7 +256,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path, monk
     def refuse(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(road.filelock.FileLock, "acquire", refuse)
+    monkeypatch.setattr(files.filelock.FileLock, "acquire", refuse)
     monkeypatch.setattr(graph, "save", refuse)
     found = zoo.run(NAMES[0], str(path / "sample.tsv.gz"), tmp_path / "scores.csv", engine="onnxruntime")
     assert found["rows"] == 10_000 and not (path / "fp32.onnx").exists()
