@@ -298,9 +298,8 @@ def derived(folder: ModelFolder, source: str, kind: str, form: str, make: Callab
         try:
             place.mkdir(parents=True, exist_ok=True)
             path = place / f"{stem}{digest}{suffix}"
-            with files.locked(
-                place / ".derived.lock", f"another process writes into {place}"
-            ):  # nobody writes a file that another has mapped
+            # nobody writes a file that another has mapped
+            with files.locked(place / ".derived.lock", f"another process writes into {place}"):
                 if not path.is_file():
                     make(origin, path)
         except OSError as error:

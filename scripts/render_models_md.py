@@ -215,7 +215,7 @@ def images(name: str) -> str:
             gain = f"{best['fp32'] / each['latency_ms']['p50']:.2f}x"
             offline = f"{each['offline']['images_per_second']:,.0f} ({each['offline']['batch_size']})"
             shares = [f"{100 * measured['metrics'][each['precision']][key]:.2f}" for key in ("top1", "top5")]
-            memory = f"{each.get('model_mb', 0):.1f} / {each.get('memory_mb', 0):.0f}"
+            memory = f"{each['model_mb']:.1f} / {each['memory_mb']:.0f}"
             rows.append([each["precision"], each["engine"], *shares, latency, gain, split, offline, memory])
         columns = ["precision", "engine", "top-1 %", "top-5 %", "JPEG to label, p50 / p90 / p99 ms", "to the quicker fp32"]
         low, high = measured["interval"]["agreement"]
@@ -453,16 +453,21 @@ def _of_clicks(name: str) -> Iterator[list[str]]:
 
 
 def _of_sentences(name: str) -> Iterator[list[str]]:
+    for found, case in _text_to_text(name):
+        results = {each["engine"]: each for each in case["results"]}
+        for precision, engine, ours in (("fp32", "onnxruntime", "zoo-fp32"), ("int8", "native", "zoo-native")):
+            if best := results.get(ours):
+                quality = f"BLEU {best['bleu']:.2f} (beam {case['beam']})"
+                rate = f"{best['sentences_per_second']['median']:,.0f} sentences/s from text to text"
+                memory = f"{best['memory_mb']['peak']:.0f}", _stored(name, precision)
+                yield [name, precision, engine, quality, rate, *memory, found["environment"]["cpu_model"]]
+
+
+def _text_to_text(name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(report, case) of every translation of a test set by this model."""
     for path in sorted((PEERS / "reports").glob("translation-*.json")):
         found = files.read_json(path)
-        for case in (case for case in found["cases"] if (case["model"], case["task"]) == (name, "text")):
-            results = {each["engine"]: each for each in case["results"]}
-            for precision, engine in (("fp32", "onnxruntime"), ("int8", "native")):
-                if best := results.get("zoo-fp32" if precision == "fp32" else "zoo-native"):
-                    quality = f"BLEU {best['bleu']:.2f} (beam {case['beam']})"
-                    rate = f"{best['sentences_per_second']['median']:,.0f} sentences/s from text to text"
-                    memory = f"{best['memory_mb']['peak']:.0f}", _stored(name, precision)
-                    yield [name, precision, engine, quality, rate, *memory, found["environment"]["cpu_model"]]
+        yield from ((found, case) for case in found["cases"] if (case["model"], case["task"]) == (name, "text"))
 
 
 def _stored(name: str, precision: str) -> str:
@@ -500,18 +505,16 @@ def summary(name: str) -> list[str]:
 def translated(name: str) -> list[str]:
     """One line for README.md per report of translation from text to text: quality, and the gain over CTranslate2."""
     lines = []
-    for path in sorted((PEERS / "reports").glob("translation-*.json")):
-        found = files.read_json(path)
-        for case in (case for case in found["cases"] if (case["model"], case["task"]) == (name, "text")):
-            rates = {each["engine"]: each["sentences_per_second"]["median"] for each in case["results"]}
-            measured = files.read_json(zoo.SHIPPED / name / "card.json")["metrics"]
-            gains = case["ratios"]["zoo-native"]
-            default = f" ({gains['ctranslate2-default']:.2f}x as it is by default)" if "ctranslate2-default" in gains else ""
-            lines.append(
-                f"- **{name}** ({found['environment']['cpu']}, one thread): BLEU fp32 {measured['fp32']['bleu']:.2f}, "
-                f"int8 {measured['native']['bleu']:.2f} (beam {case['beam']}); from text to text {rates['zoo-native']:,.0f} sentences/s, "
-                f"{gains['ctranslate2-int8']:.2f}x CTranslate2 int8 in batches of {case['batch_size']}{default}."
-            )
+    for found, case in _text_to_text(name):
+        rates = {each["engine"]: each["sentences_per_second"]["median"] for each in case["results"]}
+        measured = files.read_json(zoo.SHIPPED / name / "card.json")["metrics"]
+        gains = case["ratios"]["zoo-native"]
+        default = f" ({gains['ctranslate2-default']:.2f}x as it is by default)" if "ctranslate2-default" in gains else ""
+        lines.append(
+            f"- **{name}** ({found['environment']['cpu']}, one thread): BLEU fp32 {measured['fp32']['bleu']:.2f}, "
+            f"int8 {measured['native']['bleu']:.2f} (beam {case['beam']}); from text to text {rates['zoo-native']:,.0f} sentences/s, "
+            f"{gains['ctranslate2-int8']:.2f}x CTranslate2 int8 in batches of {case['batch_size']}{default}."
+        )
     return lines
 
 

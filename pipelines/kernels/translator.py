@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import kernels
+from pipelines import kernels, machine
 from pipelines.errors import RequestError, ZooError, one_line
 from pipelines.kernels import stored
 from pipelines.kernels.decoder import EncoderProgram, Program
@@ -34,8 +34,7 @@ class NativeTranslator:
     """
 
     def __init__(self, path: str | Path | ir.Model, threads: int = 1, isa: str = "") -> None:
-        if threads < 1:
-            raise RequestError(f"threads must be 1 or more, not {threads}")
+        machine.require_threads(threads)
         known = isinstance(path, str | Path) and Path(path).suffix == stored.SUFFIX
         encoder, decoder = stored.load(path) if known else _mapped(path)  # type: ignore[arg-type]
         self.threads = threads
