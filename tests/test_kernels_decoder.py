@@ -136,13 +136,28 @@ def test_layers_are_normalized_alike(isa, n, width, seed):
 
 
 @every_isa
+def test_all_halves_come_back_and_what_lies_between_goes_to_the_nearest(isa):
+    halves = np.arange(65536, dtype=np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)].astype(np.float32)
+    above = np.sort(np.abs(halves))
+    ties = (above[:-1] + above[1:]) / 2
+    x = np.concatenate([halves, ties, -ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(np.inf))])
+    x = np.concatenate([x, np.float32([65519.9, 65520, 1e38, -1e38, np.inf, -np.inf, 1e-45, 0])]).astype(np.float32)
+    x = np.concatenate([x, np.zeros(-len(x) % 16, np.float32)]).reshape(1, -1)
+    kept = np.concatenate([np.zeros_like(x), x], axis=1)  # alone, a key gives all of its values
+    same(native.attention(np.ones_like(x), kept, 1, isa), rowwise.halved(x) + np.float32(0))
+
+
+@every_isa
 @given(st.integers(0, 9), st.integers(1, 70), st.integers(1, 4), st.sampled_from([16, 32, 48, 64, 80]), st.integers(0, 2**32))
 @settings(deadline=None)
 def test_attention_is_alike(isa, n, count, heads, size, seed):
     rng = np.random.default_rng(seed)
     query, kept = floats(rng, n, heads * size), floats(rng, count, 2 * heads * size)
-    found, together = native.attention(query, kept, heads, isa), native.attention_to(query, kept, heads, isa)
     keys, values = np.split(kept, 2, axis=1)
+    same(native.attention_to(query, kept, heads, False, isa), rowwise.attention_to(query, keys, values, heads))
+    keys, values = np.split(rowwise.halved(kept), 2, axis=1)
+    found, together = native.attention(query, kept, heads, isa), native.attention_to(query, kept, heads, True, isa)
     same(together, rowwise.attention_to(query, keys, values, heads))
     for each, other, one in zip(found, together, query, strict=True):
         same(each, rowwise.attention(one, keys, values, heads))

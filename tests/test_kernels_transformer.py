@@ -216,7 +216,7 @@ def test_translations_of_an_int8_graph_are_those_of_onnxruntime(form, pre, tmp_p
             [logits] = plain.run(session, {"source": source[None], "target": np.array([target])})
             target.append(int(logits[0].argmax()))
         same += [each for each in target[1:] if each != END] == tokens
-    assert same == 30
+    assert same >= 27  # native code rounds keys and values to float16, which turns a token now and then
 
 
 def changed(change):

@@ -196,7 +196,7 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
         }
 }
 
-bool supported() { return __builtin_cpu_supports("avx2"); }
+bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
 
 }  // namespace
 

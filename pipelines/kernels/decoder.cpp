@@ -2,7 +2,6 @@
 #include "decoder.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace zoo {
 
@@ -67,9 +66,11 @@ void Decoder::remember(Workspace &work, const std::vector<std::unique_ptr<Senten
     for (size_t i = 0; i < sources_.size(); ++i) {
         const int64_t width = sources_[i]->outputs() / 2;
         work.pairs.size(n, 2 * width);
-        const float *from = work.pairs.real.data();
         const int64_t stride = work.pairs.stride;
         sources_[i]->run(memory, n, false, nullptr, 0, work.pairs.real.data(), stride);
+        work.halves.reserve(n * stride);
+        isa_.rows->halve(work.pairs.real.data(), n * stride, work.halves.data());
+        const Half *from = work.halves.data();
         for (const auto &each : sentences) {
             const int64_t rows = each->source, keys = width * round_up(rows, 16);
             each->memory[i].reserve(keys + width * rows);
@@ -79,7 +80,7 @@ void Decoder::remember(Workspace &work, const std::vector<std::unique_ptr<Senten
     }
 }
 
-const float *Decoder::key(const Workspace &work, const Sentence &sentence, int64_t layer, int64_t position, int64_t slot) const {
+Half *Decoder::key(const Workspace &work, const Sentence &sentence, int64_t layer, int64_t position, int64_t slot) const {
     const auto at = static_cast<size_t>(layer);
     const int64_t size = own_[at + 1] - own_[at];
     return sentence.pages[static_cast<size_t>(position / kPage)].data() + own_[at] * kPage * work.beam +
@@ -95,8 +96,9 @@ void Decoder::attend_self(Workspace &work, const Step &step, const Rows &in, con
         const float *query = in.real + r * in.stride;
         work.keys.resize(static_cast<size_t>(now) + 1);
         for (int64_t t = 0; t < now; ++t) work.keys[static_cast<size_t>(t)] = key(work, sentence, step.layer, t, ancestors[t]);
-        const float *own = work.keys[static_cast<size_t>(now)] = key(work, sentence, step.layer, now, beams[i].slot);
-        std::memcpy(const_cast<float *>(own), query + width, static_cast<size_t>(8 * width));  // the page is the sentence's own
+        Half *own = key(work, sentence, step.layer, now, beams[i].slot);
+        isa_.rows->halve(query + width, 2 * width, own);
+        work.keys[static_cast<size_t>(now)] = own;
         isa_.rows->attend(query, work.keys.data(), now + 1, step.heads, step.size, out.real + r * out.stride);
     }
 }
@@ -104,10 +106,11 @@ void Decoder::attend_self(Workspace &work, const Step &step, const Rows &in, con
 void Decoder::attend_cross(const Step &step, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const {
     for (size_t i = 0; i < beams.size();) {  // the beams of a sentence follow one another
         const Sentence &sentence = *beams[i].sentence;
-        const float *keys = sentence.memory[static_cast<size_t>(step.layer)].data();
+        const Half *keys = sentence.memory[static_cast<size_t>(step.layer)].data();
         const int64_t r = static_cast<int64_t>(i), rows = sentence.source;
-        isa_.rows->look(in.real + r * in.stride, in.stride, sentence.width, {keys, keys + step.width * round_up(rows, 16), rows, step.width},
-                        step.heads, step.size, out.real + r * out.stride, out.stride);
+        isa_.rows->look_at_halves(in.real + r * in.stride, in.stride, sentence.width,
+                                  {keys, keys + step.width * round_up(rows, 16), rows, step.width}, step.heads, step.size,
+                                  out.real + r * out.stride, out.stride);
         i += static_cast<size_t>(sentence.width);
     }
 }

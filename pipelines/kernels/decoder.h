@@ -17,10 +17,10 @@ constexpr int64_t kMaxSource = 1 << 20;
 struct Sentence {
     int64_t index = 0, limit = 0, position = 0, width = 1, source = 0;  // width: beams so far
     bool topped = false;
-    std::vector<Buffer<float>> pages, memory;  // memory: of each cross-attention keys, transposed, then values; see RowKernels::look
-    std::vector<uint8_t> ancestors, spare;     // [beam, limit]
-    std::vector<int32_t> tokens;               // fed at every position, [limit, beam]
-    std::vector<double> scores;                // [width]
+    std::vector<Buffer<Half>> pages, memory;  // memory: of each cross-attention keys, transposed, then values; see RowKernels::look
+    std::vector<uint8_t> ancestors, spare;    // [beam, limit]
+    std::vector<int32_t> tokens;              // fed at every position, [limit, beam]
+    std::vector<double> scores;               // [width]
     struct Hypothesis {
         std::vector<int32_t> tokens;
         double score;
@@ -43,11 +43,12 @@ struct Workspace {
     std::vector<Register> registers;
     Encoding encoding;
     Register given, pairs;  // what an encoder found, where that is given; keys and values of it
+    Buffer<Half> halves;    // the same, rounded
     Buffer<float> panel, values, sums, largest;
     Buffer<int32_t> tokens;
     Buffer<double> norms;
-    std::vector<const float *> keys;
-    std::vector<Buffer<float>> pages;                  // that finished sentences left
+    std::vector<const Half *> keys;
+    std::vector<Buffer<Half>> pages;                   // that finished sentences left
     std::vector<std::unique_ptr<Sentence>> sentences;  // likewise
 };
 
@@ -73,12 +74,12 @@ class Decoder : public Layers {
 
   private:
     friend struct Workspace;
-    const float *key(const Workspace &work, const Sentence &sentence, int64_t layer, int64_t position, int64_t slot) const;
+    Half *key(const Workspace &work, const Sentence &sentence, int64_t layer, int64_t position, int64_t slot) const;
     void attend_self(Workspace &work, const Step &step, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const;
     void attend_cross(const Step &step, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const;
 
     int64_t memory_width_;
-    std::vector<int64_t> own_;     // floats of one position and slot before each self-attention's, then in all
+    std::vector<int64_t> own_;  // halves of one position and slot before each self-attention's, then in all
     std::vector<const RowLinear *> sources_;
     mutable std::mutex lending_;
     mutable std::vector<std::unique_ptr<Workspace>> idle_;

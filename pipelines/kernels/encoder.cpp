@@ -2,15 +2,6 @@
 
 namespace zoo {
 
-void transpose(const float *rows, int64_t stride, int64_t n, int64_t width, float *keys) {
-    constexpr int64_t kBlock = 16;
-    const int64_t room = round_up(n, kBlock);
-    for (int64_t begin = 0; begin < width; begin += kBlock)
-        for (int64_t r = 0; r < room; r += kBlock)
-            for (int64_t j = begin; j < std::min(begin + kBlock, width); ++j)
-                for (int64_t i = r; i < r + kBlock; ++i) keys[j * room + i] = i < n ? rows[i * stride + j] : 0.0f;
-}
-
 void Encoder::attention(int64_t in, int64_t heads, int64_t out) { Layers::attention(Kind::kAttention, in, 3, heads, out, "attention"); }
 
 void Encoder::finish(int64_t in) {

@@ -1,5 +1,6 @@
 // An encoder of a Transformer over sentences of any lengths, one after the other: nothing is padded.
 #pragma once
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,15 @@ struct Encoding {
 };
 
 // Keys as RowKernels::look wants them, [width, room] of rows [n, stride]; what pads them is 0.
-void transpose(const float *rows, int64_t stride, int64_t n, int64_t width, float *keys);
+template <class T>
+void transpose(const T *rows, int64_t stride, int64_t n, int64_t width, T *keys) {
+    constexpr int64_t kBlock = 16;
+    const int64_t room = round_up(n, kBlock);
+    for (int64_t begin = 0; begin < width; begin += kBlock)
+        for (int64_t r = 0; r < room; r += kBlock)
+            for (int64_t j = begin; j < std::min(begin + kBlock, width); ++j)
+                for (int64_t i = r; i < r + kBlock; ++i) keys[j * room + i] = i < n ? rows[i * stride + j] : T{};
+}
 
 class Encoder : public Layers {
   public:

@@ -6,6 +6,11 @@
 #include <cstring>
 #include <type_traits>
 
+#include "network.h"
+#if defined(__F16C__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 namespace zoo {
 namespace {
 
@@ -75,8 +80,24 @@ template <class V>
 inline void fetch(V &v, const float *at) { std::memcpy(&v, at, sizeof v); }
 template <class T>
 inline void fetch(Pair<T> &v, const float *at) { fetch(v.lo, at), fetch(v.hi, at + sizeof(T) / sizeof(float)); }
-template <class V>
-inline V get(const float *at) {
+// Halves as floats, exact; there is no infinity and no NaN among them.
+inline void fetch(Part &v, const Half *at) {
+#if defined(__AVX512F__)
+    v = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(at)));
+#elif defined(__F16C__)
+    v = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
+#else
+    Vector<Half, kPart>::type halves;
+    std::memcpy(&halves, at, sizeof halves);
+    const Words bits = __builtin_convertvector(halves, Words);
+    const Part magnitude = reinterpret_cast<Part>((bits & 0x7FFF) << 13) * 0x1p112f;  // the exponents' biases differ by 112
+    v = reinterpret_cast<Part>(reinterpret_cast<Words>(magnitude) | (bits & 0x8000) << 16);
+#endif
+}
+template <class T>
+inline void fetch(Pair<T> &v, const Half *at) { fetch(v.lo, at), fetch(v.hi, at + sizeof(T) / sizeof(float)); }
+template <class V, class T>
+inline V get(const T *at) {
     V v;
     fetch(v, at);
     return v;
@@ -85,6 +106,20 @@ template <class V>
 inline void put(float *at, V v) { std::memcpy(at, &v, sizeof v); }
 template <class T>
 inline void put(float *at, Pair<T> v) { put(at, v.lo), put(at + sizeof(T) / sizeof(float), v.hi); }
+
+// A NaN becomes some number: who asks for its keys asks with a NaN, too.
+inline void halve(const float *x, Half *out) {
+    constexpr float kMost = 65504.0f;
+    Part value = get<Part>(x);
+    value = value > kMost ? all<Part>(kMost) : value;
+    value = value < -kMost ? all<Part>(-kMost) : value;
+    const Words bits = reinterpret_cast<Words>(value), magnitude = bits & 0x7FFFFFFF;
+    const Words normal = ((magnitude + 0xFFF + ((magnitude >> 13) & 1)) >> 13) - (112 << 10);
+    const Words small = reinterpret_cast<Words>(reinterpret_cast<Part>(magnitude) + 0.5f) - 0x3F000000;  // 0.5's last bit is a half's
+    const Words found = (magnitude < 0x38800000 ? small : normal) | ((bits >> 16) & 0x8000);
+    const auto halves = __builtin_convertvector(found, Vector<Half, kPart>::type);
+    std::memcpy(out, &halves, sizeof halves);
+}
 
 constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: added to |x| < 2^22, it leaves rint(x) in the lowest bits
 constexpr int32_t kWholeBits = 0x4B400000;

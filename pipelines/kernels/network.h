@@ -75,9 +75,12 @@ struct Ranking {
     int32_t *tokens;              // [n, count]
 };
 
-// What attention looks at: keys [width, count rounded up to 16], a column's together, and values [count, stride].
+using Half = uint16_t;  // a float16's bits
+
+// What attention looks at, floats or halves: keys [width, count rounded up to 16], a column's together, and values [count, stride].
+template <class T>
 struct Looked {
-    const float *keys, *values;
+    const T *keys, *values;
     int64_t count, stride;
 };
 
@@ -85,9 +88,13 @@ struct Looked {
 struct RowKernels {
     void (*quantize)(const Rows &rows, int64_t stride, const Levels &, int64_t n);
     void (*norm)(const Norm &, const float *x, int64_t x_stride, const Rows &out, int64_t n);
-    void (*attend)(const float *q, const float *const *keys, int64_t count, int64_t heads, int64_t size, float *out);
+    // Rounded to the nearest, of two equals the even, and to the largest where it is too large; count: whole sixteens.
+    void (*halve)(const float *x, int64_t count, Half *out);
+    void (*attend)(const float *q, const Half *const *keys, int64_t count, int64_t heads, int64_t size, float *out);
     // Attention of n queries, all to the same.
-    void (*look)(const float *q, int64_t q_stride, int64_t n, const Looked &at, int64_t heads, int64_t size, float *out, int64_t out_stride);
+    void (*look)(const float *q, int64_t q_stride, int64_t n, const Looked<float> &at, int64_t heads, int64_t size, float *out, int64_t out_stride);
+    void (*look_at_halves)(const float *q, int64_t q_stride, int64_t n, const Looked<Half> &at, int64_t heads, int64_t size, float *out,
+                           int64_t out_stride);
     void (*rank)(const float *logits, int64_t stride, int64_t first, int64_t count, const Ranking &, int64_t n);
     float (*rank_sum)(const float *sums);
 };

@@ -51,28 +51,50 @@ nb::tuple layer_norm(const Any &x, const Any &scale, const Any &bias, float epsi
                           array_of(out.scale.data(), in.n, 1, 1));
 }
 
+// Queries [n, width] that look at keys and values, float32 [rows, 2 width].
+struct Asked {
+    Input in, kept;
+    int64_t heads, size;
+    Buffer<float> out;
+    Asked(const Any &queries, const Any &keys_values, int64_t heads)
+        : in(queries, "queries"), kept(keys_values, "keys_values"), heads(heads), size(in.width / std::max<int64_t>(heads, 1)),
+          out(std::max<int64_t>(in.n * in.width, 1)) {
+        if (heads < 1 || heads > in.width || in.width % (16 * heads) || kept.width != 2 * in.width || !kept.n)
+            throw nb::value_error("queries, keys and values do not fit each other and the heads");
+    }
+    Buffer<Half> halves(const Isa &isa) const {
+        Buffer<Half> found(kept.n * kept.stride);
+        isa.rows->halve(kept.real.data(), kept.n * kept.stride, found.data());
+        return found;
+    }
+    template <class T, class Look>
+    void look(Look function, const T *rows) {
+        Buffer<T> keys(in.width * round_up(kept.n, 16));
+        transpose(rows, kept.stride, kept.n, in.width, keys.data());
+        function(in.real.data(), in.stride, in.n, {keys.data(), rows + in.width, kept.n, kept.stride}, heads, size, out.data(), in.width);
+    }
+    nb::object result() const { return array_of(out.data(), in.n, in.width, in.width); }
+};
+
 nb::object attention(const Any &queries, const Any &keys_values, int64_t heads, const std::string &isa) {
-    const Input in(queries, "queries"), kept(keys_values, "keys_values");
-    if (heads < 1 || heads > in.width || in.width % (16 * heads) || kept.width != 2 * in.width || !kept.n)
-        throw nb::value_error("queries, keys and values do not fit each other and the heads");
-    std::vector<const float *> keys;
-    for (int64_t t = 0; t < kept.n; ++t) keys.push_back(kept.real.data() + t * kept.stride);
-    Buffer<float> out(std::max<int64_t>(in.n * in.width, 1));
-    for (int64_t r = 0; r < in.n; ++r)
-        choose(isa).rows->attend(in.real.data() + r * in.stride, keys.data(), kept.n, heads, in.width / heads, out.data() + r * in.width);
-    return array_of(out.data(), in.n, in.width, in.width);
+    Asked asked(queries, keys_values, heads);
+    const Buffer<Half> halves = asked.halves(choose(isa));
+    std::vector<const Half *> keys;
+    for (int64_t t = 0; t < asked.kept.n; ++t) keys.push_back(halves.data() + t * asked.kept.stride);
+    for (int64_t r = 0; r < asked.in.n; ++r)
+        choose(isa).rows->attend(asked.in.real.data() + r * asked.in.stride, keys.data(), asked.kept.n, heads, asked.size,
+                                 asked.out.data() + r * asked.in.width);
+    return asked.result();
 }
 
-// All queries look at the same keys and values.
-nb::object attention_to(const Any &queries, const Any &keys_values, int64_t heads, const std::string &isa) {
-    const Input in(queries, "queries"), kept(keys_values, "keys_values");
-    if (heads < 1 || heads > in.width || in.width % (16 * heads) || kept.width != 2 * in.width || !kept.n)
-        throw nb::value_error("queries, keys and values do not fit each other and the heads");
-    Buffer<float> keys(in.width * round_up(kept.n, 16)), out(std::max<int64_t>(in.n * in.width, 1));
-    transpose(kept.real.data(), kept.stride, kept.n, in.width, keys.data());
-    choose(isa).rows->look(in.real.data(), in.stride, in.n, {keys.data(), kept.real.data() + in.width, kept.n, kept.stride}, heads,
-                           in.width / heads, out.data(), in.width);
-    return array_of(out.data(), in.n, in.width, in.width);
+// All queries look at the same keys and values, which are rounded to halves or not.
+nb::object attention_to(const Any &queries, const Any &keys_values, int64_t heads, bool halved, const std::string &isa) {
+    Asked asked(queries, keys_values, heads);
+    if (halved)
+        asked.look(choose(isa).rows->look_at_halves, asked.halves(choose(isa)).data());
+    else
+        asked.look(choose(isa).rows->look, asked.kept.real.data());
+    return asked.result();
 }
 
 class PyRowLinear {
@@ -123,7 +145,7 @@ void bind_rowwise(nb::module_ &module) {
     module.def("quantize_rows", &quantize_rows, "x"_a, "positive"_a, "isa"_a, "given"_a.none() = nb::none());
     module.def("layer_norm", &layer_norm, "x"_a, "scale"_a, "bias"_a, "epsilon"_a, "isa"_a, "given"_a.none() = nb::none());
     module.def("attention", &attention, "queries"_a, "keys_values"_a, "heads"_a, "isa"_a);
-    module.def("attention_to", &attention_to, "queries"_a, "keys_values"_a, "heads"_a, "isa"_a);
+    module.def("attention_to", &attention_to, "queries"_a, "keys_values"_a, "heads"_a, "halved"_a, "isa"_a);
     nb::class_<PyRowLinear>(module, "RowLinear")
         .def(nb::init<const Any &, const Any &, const Any &, bool, const std::string &, const Given &>(), "weight"_a, "scale"_a, "shift"_a,
              "positive"_a, "isa"_a, "given"_a.none() = nb::none())

@@ -83,9 +83,13 @@ void norm(const Norm &norm, const float *x, int64_t x_stride, const Rows &out, i
     }
 }
 
+void halve(const float *x, int64_t count, Half *out) {
+    for (int64_t j = 0; j < count; j += kPart) halve(x + j, out + j);
+}
+
 // Scores of `Count` keys: their dot products with the query in each head, [heads, room].
 template <int Count>
-inline void score(const float *q, const float *const *keys, int64_t heads, int64_t size, int64_t room, float *scores) {
+inline void score(const float *q, const Half *const *keys, int64_t heads, int64_t size, int64_t room, float *scores) {
     for (int64_t h = 0; h < heads; ++h, scores += room) {
         Lanes a = all<Lanes>(0), b = a, c = a, d = a;
         for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) {
@@ -102,7 +106,7 @@ inline void score(const float *q, const float *const *keys, int64_t heads, int64
 
 // Adds the values of `Count` keys, as weighted in each head, one after the other.
 template <int Count>
-inline void weigh(const float *weights, int64_t room, const float *const *keys, int64_t heads, int64_t size, float *out) {
+inline void weigh(const float *weights, int64_t room, const Half *const *keys, int64_t heads, int64_t size, float *out) {
     const int64_t width = heads * size;
     for (int64_t h = 0; h < heads; ++h, weights += room)
         for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) {
@@ -128,7 +132,7 @@ inline float soften(float *weights, int64_t count) {
 
 // q: heads * size floats; keys[t]: as many, the values behind them. Scores are dot products, a softmax over t, then the values so weighted.
 // Four keys at a time, all heads of them: memory is read in order.
-void attend(const float *q, const float *const *keys, int64_t count, int64_t heads, int64_t size, float *out) {
+void attend(const float *q, const Half *const *keys, int64_t count, int64_t heads, int64_t size, float *out) {
     const int64_t room = round_up(count, kLanes), fours = count / 4 * 4;
     auto *scores = static_cast<float *>(kernel_scratch((heads * room + heads) * 4)), *shares = scores + heads * room;
     for (int64_t t = 0; t < fours; t += 4) score<4>(q, keys + t, heads, size, room, scores + t);
@@ -142,8 +146,8 @@ void attend(const float *q, const float *const *keys, int64_t count, int64_t hea
 }
 
 // out[row][column] = share[row] * sum over i, in order, of times[row][i] * x[i][column]: Count rows, Wide vectors of columns.
-template <int Count, int Wide>
-inline void combine(const float *times, int64_t times_stride, int64_t count, const float *x, int64_t stride, const float *share, float *out,
+template <int Count, int Wide, class T>
+inline void combine(const float *times, int64_t times_stride, int64_t count, const T *x, int64_t stride, const float *share, float *out,
                     int64_t out_stride) {
     Part a = all<Part>(0), b = a, c = a, d = a, e = a, f = a, g = a, h = a;
     for (int64_t i = 0; i < count; ++i, ++times, x += stride) {
@@ -161,8 +165,8 @@ inline void combine(const float *times, int64_t times_stride, int64_t count, con
 }
 
 // The same for `width` columns, whole sixteens.
-template <int Count>
-inline void combine_all(const float *times, int64_t times_stride, int64_t count, const float *x, int64_t stride, int64_t width,
+template <int Count, class T>
+inline void combine_all(const float *times, int64_t times_stride, int64_t count, const T *x, int64_t stride, int64_t width,
                         const float *share, float *out, int64_t out_stride) {
     int64_t j = 0;
     for (; j + 2 * kPart <= width; j += 2 * kPart) combine<Count, 2>(times, times_stride, count, x + j, stride, share, out + j, out_stride);
@@ -170,8 +174,8 @@ inline void combine_all(const float *times, int64_t times_stride, int64_t count,
 }
 
 // Count queries in all heads.
-template <int Count>
-void look_some(const float *q, int64_t q_stride, const Looked &at, int64_t heads, int64_t size, float *out, int64_t out_stride) {
+template <int Count, class T>
+void look_some(const float *q, int64_t q_stride, const Looked<T> &at, int64_t heads, int64_t size, float *out, int64_t out_stride) {
     const int64_t room = round_up(at.count, kLanes);
     auto *scores = static_cast<float *>(kernel_scratch(Count * room * 4));
     constexpr float ones[] = {1, 1, 1, 1};
@@ -184,14 +188,15 @@ void look_some(const float *q, int64_t q_stride, const Looked &at, int64_t heads
 }
 
 // As `attend`, but that a dot product is summed from its first column to its last.
-void look(const float *q, int64_t q_stride, int64_t n, const Looked &at, int64_t heads, int64_t size, float *out, int64_t out_stride) {
+template <class T>
+void look(const float *q, int64_t q_stride, int64_t n, const Looked<T> &at, int64_t heads, int64_t size, float *out, int64_t out_stride) {
     const auto some = [&](auto function, int64_t count) {
         function(q, q_stride, at, heads, size, out, out_stride);
         q += count * q_stride, out += count * out_stride, n -= count;
     };
-    while (n >= 4) some(look_some<4>, 4);
-    if (n >= 2) some(look_some<2>, 2);
-    if (n >= 1) some(look_some<1>, 1);
+    while (n >= 4) some(look_some<4, T>, 4);
+    if (n >= 2) some(look_some<2, T>, 2);
+    if (n >= 1) some(look_some<1, T>, 1);
 }
 
 // Logits of every row, [n, stride], those of `count` tokens from `first` on, padded with -infinity to whole 64: the likeliest stay, all
@@ -226,7 +231,7 @@ void rank(const float *logits, int64_t stride, int64_t first, int64_t count, con
 
 float rank_sum(const float *sums) { return sum(get<Lanes>(sums)); }
 
-constexpr RowKernels kRowKernels = {quantize, norm, attend, look, rank, rank_sum};
+constexpr RowKernels kRowKernels = {quantize, norm, halve, attend, look<float>, look<Half>, rank, rank_sum};
 
 }  // namespace
 }  // namespace zoo

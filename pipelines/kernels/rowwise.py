@@ -99,6 +99,12 @@ def norm(x: Floats, scale: Floats, bias: Floats, epsilon: float) -> Floats:
     return found
 
 
+def halved(x: Floats) -> Floats:
+    """Rounded to float16 and to its largest number where it is too large, as a decoder keeps keys and values."""
+    most = np.float32(65504)
+    return np.clip(x, -most, most).astype(np.float16).astype(np.float32)
+
+
 def attention(query: Floats, keys: Floats, values: Floats, heads: int) -> Floats:
     """What one query [W] finds in keys and values [t, W]: [W]. The products are summed as in `lanes`."""
     scores = lanes(query.reshape(heads, -1) * keys.reshape(len(keys), heads, -1)).T
@@ -194,7 +200,7 @@ class Decoding:
     def __init__(self, program: Program, memories: Sequence[Floats]) -> None:
         self.program = program
         crosses = [step for step in program.steps if isinstance(step, CrossAttention)]
-        self.memories = [[np.split(linear(step.layer, each), 2, axis=1) for step in crosses] for each in memories]
+        self.memories = [[np.split(halved(linear(step.layer, each)), 2, axis=1) for step in crosses] for each in memories]
         self.sentences = list(range(len(memories)))
         self.caches: list[list[list[Floats]]] = [[] for _ in memories]  # of every row: [position][self-attention] key | value
 
@@ -227,7 +233,7 @@ class Decoding:
 
     def _own(self, cache: list[list[Floats]], x: Floats, heads: int) -> Floats:
         query, rest = np.split(x, [len(x) // 3])
-        cache[-1].append(rest)
+        cache[-1].append(halved(rest))
         at = len(cache[-1]) - 1
         keys, values = np.split(np.stack([each[at] for each in cache]), 2, axis=1)
         return attention(query, keys, values, heads)

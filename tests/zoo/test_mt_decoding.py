@@ -121,6 +121,16 @@ def test_a_step_computes_what_the_naive_graph_does(naive, rewritten, form):
         np.testing.assert_allclose(logits, wanted, atol=0.05 * np.abs(wanted).max() if form == "int8" else 1e-5)
 
 
+def test_keys_and_values_of_bytes_are_halves_and_those_of_floats_stay(rewritten, sentences):
+    for model, kind in ((rewritten, ir.DataType.FLOAT), (bytes_of(rewritten), ir.DataType.FLOAT16)):
+        found = incremental(model)
+        assert {each.dtype for each in found.caches} == {kind}
+        given = Opened(found.encoder).run({"source": padded(sentences)})
+        floats = [each for each in given.values() if each.dtype == np.float32 and each.ndim == 4 and np.ptp(each) < 1000]  # not the mask
+        assert len(floats) >= 2
+        assert all(np.array_equal(each, each.astype(np.float16)) == (kind == ir.DataType.FLOAT16) for each in floats)
+
+
 def test_a_step_has_no_trace_of_the_tokens_before(rewritten):
     step = incremental(rewritten).step
     assert not {"Trilu", "GatherND", "Expand", "Slice"} & {each.op_type for each in step.graph}

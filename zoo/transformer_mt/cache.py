@@ -28,7 +28,7 @@ BARRED = -1e4  # what a mask adds, at most, where nothing may be seen
 
 @dataclass(frozen=True)
 class Cache:
-    """An input and an output of a step: float32 or uint8 [rows, ..., tokens, ...]; `shape` has None for the rows and 0 for the tokens."""
+    """An input and an output of a step: floats, halves or bytes [rows, ..., tokens, ...]; `shape`: None for the rows, 0 for the tokens."""
 
     before: str
     after: str
@@ -57,6 +57,7 @@ def incremental(model: ir.Model) -> Incremental:
     Found by following every operator from the input `target` on, never by a name: what depends on the source alone is computed once a
     sentence; of what has a row for each target token the newest is computed; what a token sees of the ones before it (the keys and values
     of self-attention) is kept. Keys and values of the source serve all rows of a sentence, which stand where the naive graph has tokens.
+    What is kept, and the source's, is rounded to float16 where `model` is quantized, as in native code (`pipelines.kernels.decoder`).
     Raises RequestError that names the operator which cannot be computed so, and why.
     """
     return _Derivation(model).result()
@@ -141,6 +142,7 @@ class _Derivation:
     of_source: set[ir.Value] = field(default_factory=set)
     constants: dict[ir.Value, ir.Value] = field(default_factory=dict)
     given: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)  # of `given` what attention multiplies by: the source's keys and values
     caches: dict[ir.Value, tuple[Cache, ir.Value, ir.Value]] = field(default_factory=dict)
     shapes: dict[tuple[int | None, ...], ir.Value] = field(default_factory=dict)
     probes: dict[tuple[ir.Value, int], NDArray[Any]] = field(default_factory=dict)
@@ -158,6 +160,7 @@ class _Derivation:
         self.tokens, self.parents = (self._input(name, ["rows"]) for name in (TOKENS, PARENTS))
         self.position = self._input(POSITION, [])
         self.of_source.add(self.source)
+        self.halved = any(node.op_type == "QuantizeLinear" for node in self.naive.graph)
         self.kinds[self.target] = _Rows(self.target, 1, self.tokens)
 
     def _input(self, name: str, shape: Sequence[int | str | None], dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
@@ -181,7 +184,10 @@ class _Derivation:
         step = ir.Model(self.main, ir_version=self.naive.ir_version)
         rewrite(step, [ReshapeChains(), FuseLinear(), FuseQuantizedLinear()])
         given = [str(each.name) for each in self.given]
-        return Incremental(graph.part(self.naive, [SOURCE], given), step, given, [each for each, _, _ in self.caches.values()])
+        encoder = graph.part(self.naive, [SOURCE], given)
+        if self.halved:
+            _halve(encoder, self.seen)
+        return Incremental(encoder, step, given, [each for each, _, _ in self.caches.values()])
 
     # ------------------------------------------------------------------------------------------------------------ emission
 
@@ -409,6 +415,7 @@ class _Derivation:
             return [_Rows(result, a.axis, self._emit(node, [self._flat(a), self._constant(y)])[0])]
         if isinstance(a, _Rows) and b is None and a.axis == a.rank - 2 and _rank(y) == a.rank:
             given = self._given(y)
+            self.seen.add(str(given.name))
             return [_Rows(result, a.axis, folded=self._emit(node, [self._folded(a), given])[0])]
         if isinstance(a, _Rows) and isinstance(b, _Rows) and (a.axis, b.axis) == (rank - 2, rank - 1) and a.rank == b.rank == rank:
             query = self._new("Unsqueeze", [self._flat(a), self._array("one_query", [rank - 2])], f"{x.name}.query", x.dtype)
@@ -438,13 +445,20 @@ class _Derivation:
             if None in shape[1:]:
                 raise _No(f"{kept.name} has the shape {kept.shape}; more than the tokens is dynamic")
             dtype, along = kept.dtype or ir.DataType.FLOAT, order.index(axis)
+            halved = self.halved and dtype == ir.DataType.FLOAT
+            newest = self._flat(rows)
+            if halved:
+                dtype = ir.DataType.FLOAT16
+                newest = self._new("Cast", [newest], f"{kept.name}.half", dtype, to=dtype)
             before = self._input(
                 f"{kept.name}.before", ["before", *("length" if i == along else each for i, each in enumerate(shape) if i)], dtype
             )
             moved = self._new("Gather", [before, self.parents], f"{kept.name}.moved", dtype, axis=0)
-            newest = self._new("Unsqueeze", [self._flat(rows), self._array("token", [along])], f"{kept.name}.newest", dtype)
+            newest = self._new("Unsqueeze", [newest, self._array("token", [along])], f"{kept.name}.newest", dtype)
             after = self._new("Concat", [moved, newest], f"{kept.name}.after", dtype, axis=along)
             result = self._new("Transpose", [after], f"{kept.name}.all", dtype, perm=order) if last else after
+            if halved:
+                result = self._new("Cast", [result], f"{kept.name}.whole", ir.DataType.FLOAT, to=ir.DataType.FLOAT)
             self.caches[kept] = Cache(str(before.name), str(after.name), shape, dtype), after, result
         result = self.caches[kept][2]
         return self._emit(producer, [result, *map(self._operand, producer.inputs[1:])])[0] if bytes_ and producer is not None else result
@@ -520,6 +534,19 @@ class _Derivation:
         if any(self._probe(index, tokens).tolist() != [[tokens - 1]] for tokens in (2, 5)):
             raise _No("it does not pick the last token")
         return _Rows(node.outputs[0], None, self._flat(rows))
+
+
+def _halve(encoder: ir.Model, chosen: set[str]) -> None:
+    """Round these of its floats to float16."""
+    taken = graph.names(encoder.graph)
+    for index, value in enumerate(encoder.graph.outputs):
+        if value.name in chosen and value.dtype == ir.DataType.FLOAT:
+            name, value.name = str(value.name), graph.unique(f"{value.name}.whole", taken)
+            half = graph.node("Cast", [value], f"{name}.half", dtype=ir.DataType.FLOAT16, taken=taken, to=ir.DataType.FLOAT16)
+            rounded = graph.node("Cast", [half.outputs[0]], f"{name}.rounded", dtype=ir.DataType.FLOAT, taken=taken, to=ir.DataType.FLOAT)
+            encoder.graph.extend([half, rounded])
+            rounded.outputs[0].name, rounded.outputs[0].shape = name, value.shape
+            encoder.graph.outputs[index] = rounded.outputs[0]
 
 
 def _rank(value: ir.Value) -> int:
