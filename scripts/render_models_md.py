@@ -42,7 +42,8 @@ def place(found: dict[str, Any]) -> str:
     environment = found["environment"]
     versions = ", ".join(f"{key} {environment['versions'][key]}" for key in ("onnxruntime", "openvino", "python"))
     cpu = f"{environment['cpu']} (family/model {environment['cpu_model']}; {', '.join(environment['isa'])})"
-    return f"{cpu}, {environment.get('threads', 1)} thread, {versions}, commit {environment['commit']}"
+    threads = environment.get("threads", 1)
+    return f"{cpu}, {threads} thread{'s' * (threads > 1)}, {versions}, commit {environment['commit']}"
 
 
 def quality(name: str) -> str:
@@ -248,6 +249,17 @@ def bleu(name: str) -> str:
     return "\n".join(parts)
 
 
+def threads(name: str) -> str:
+    parts = []
+    for file, found in reports(name, "threads"):
+        rates = {count: f"{each['median']:,.0f}" for count, each in found["sentences_per_second"].items()}
+        parts.append(
+            f"On {place(found)}: {rates['2']} sentences/s from text to text in native code, {rates['1']} with one thread "
+            f"({found['times_as_fast']:.2f}x; {found['data']}; `reports/{file}`).\n"
+        )
+    return "\n".join(parts)
+
+
 def others(found: dict[str, Any]) -> str:
     """The versions of the other engines in a report."""
     return ", ".join(f"{key} {each}" for key, each in found["environment"]["peers"].items())
@@ -414,6 +426,7 @@ def model(name: str) -> str:
         runs(name),
         images(name),
         bleu(name),
+        threads(name),
     ]
     return "\n".join(part for part in parts if part)
 

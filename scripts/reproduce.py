@@ -10,10 +10,12 @@ test set: $ZOO_SHARED (by default ../shared) must hold data/criteo/, data/imagen
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import re
 import resource
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -39,6 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
 MODEL = "wide-deep-criteo"
 HELD_OUT = 1500
+ROUNDS = 9
 CALIBRATED = 5  # every so manieth photo made the tables that ship
 
 
@@ -224,8 +227,33 @@ def quantizers() -> None:
 
 def translation() -> None:
     """scripts/peers/translation.py: the same weights and sentences in CTranslate2, OpenVINO, torch and here, in turn, one pinned core."""
-    shipped = [name for name in zoo.names() if hub.Hub(zoo.SHIPPED).card(name).entry == "transformer-mt"]
-    measure_together("translation", ",".join(["base", "small", *shipped]))
+    measure_together("translation", ",".join(["base", "small", *translators()]))
+
+
+def threads() -> None:
+    """Multi30k's test set from text to text in native code, int8, beam 4: one thread and two, in turn, on two cores."""
+    source, _ = test_set()
+    texts = gzip.decompress(source.read_bytes()).decode().splitlines()
+    for name in translators():
+        opened = {count: zoo.pipeline(name, engine="native", threads=count) for count in (1, 2)}
+        results = {count: each(texts) for count, each in opened.items()}  # and warmed up
+        rates: dict[int, list[float]] = {count: [] for count in opened}
+        for _ in range(ROUNDS):
+            for count, each in opened.items():
+                start = time.perf_counter()
+                each(texts)
+                rates[count].append(len(texts) / (time.perf_counter() - start))
+        medians = {count: statistics.median(each) for count, each in rates.items()}
+        found = {
+            "data": f"Multi30k test_2016_flickr ({len(texts):,} sentences), beam {opened[1].beam}",
+            "sentences_per_second": {
+                str(count): {"median": round(medians[count], 1), "spread": [round(min(each), 1), round(max(each), 1)]}
+                for count, each in rates.items()
+            },
+            "times_as_fast": round(medians[2] / medians[1], 3),
+            "same_translations": results[1] == results[2],
+        }
+        report(f"threads-{cpu_slug()}", {**found, "environment": machine.environment(threads=2, rounds=ROUNDS)}, name)
 
 
 def steps() -> None:
@@ -233,13 +261,24 @@ def steps() -> None:
     measure_together("steps", "base,small", path=ROOT / "scripts" / "translation_steps.py")
 
 
-def bleu() -> None:
-    """fp32 and int8, in onnxruntime and native code, of every translation model that ships on Multi30k's test set, beam 4; cards."""
+def translators() -> list[str]:
+    """The translation models that ship."""
+    return [name for name in zoo.names() if hub.Hub(zoo.SHIPPED).card(name).entry == "transformer-mt"]
+
+
+def test_set() -> tuple[Path, Path]:
+    """Sentences of Multi30k's test_2016_flickr, English and German."""
     folder = SHARED / "data" / "translation" / "multi30k"
     source, target = (folder / f"test_2016_flickr.{language}.gz" for language in ("en", "de"))
     if not source.is_file():
         raise RequestError(f"no test set at {source}; set ZOO_SHARED to the folder that holds data/translation/")
-    for name in (name for name in zoo.names() if hub.Hub(zoo.SHIPPED).card(name).entry == "transformer-mt"):
+    return source, target
+
+
+def bleu() -> None:
+    """fp32 and int8, in onnxruntime and native code, of every translation model that ships on Multi30k's test set, beam 4; cards."""
+    source, target = test_set()
+    for name in translators():
         found, native = (zoo.evaluate(name, f"{source},{target}", engine=engine) for engine in ("onnxruntime", "native"))
         found["native"] = {"metrics": native["metrics"]["int8"], **{key: native[key] for key in ("difference", "interval")}}
         report("bleu", found | {"data": f"Multi30k test_2016_flickr ({found['samples']:,} sentences), beam {found['beam']}"}, name)
@@ -280,7 +319,7 @@ def peak_mb(pid: int) -> float:
 
 PARTS: dict[str, Callable[[], None]] = {
     each.__name__: each
-    for each in (quality, speed, stream, training, instances, peers, runs, images, photos, quantizers, bleu, translation, steps)
+    for each in (quality, speed, stream, training, instances, peers, runs, images, photos, quantizers, bleu, translation, threads, steps)
 }
 
 

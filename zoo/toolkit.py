@@ -221,7 +221,11 @@ def _spec(data: Any, preprocess: Model | None) -> Preprocess:
     if preprocess is None:
         example = json.dumps(Preprocess(224, 256).to_json())
         raise RequestError(f"{data} is a folder of images; say what the network takes with --preprocess FILE.json, such as {example}")
-    return Preprocess.from_json(files.read_json(Path(preprocess)))
+    value = files.read_json(Path(preprocess))
+    try:
+        return Preprocess.from_json(value)
+    except RequestError as error:
+        raise RequestError(f"{preprocess}: {error}") from error
 
 
 def _ports(model: ir.Model) -> dict[str, Port]:

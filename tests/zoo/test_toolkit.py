@@ -271,7 +271,7 @@ def test_tune_on_folders_of_images(photos: Path) -> None:
     [
         ({}, r'photos is a folder of images; say what the network takes with --preprocess FILE.json, such as {"size": 224, "resize": 256'),
         ({"preprocess": "none.json"}, "none.json"),
-        ({"preprocess": "bad.json"}, "preprocess: no size"),
+        ({"preprocess": "bad.json"}, "bad.json: preprocess: no size"),
         ({"calibration_data": "photos.npz", "preprocess": "spec.json"}, "describes a folder of images; photos.npz is none"),
         ({"calibration_data": "empty", "preprocess": "spec.json"}, "no images in the folder empty"),
     ],
