@@ -12,11 +12,12 @@ from trainings import COLORS, TwoProcesses, broken_off, write_images
 
 from pipelines.errors import RequestError, ZooError
 from pipelines.files import read_json
+from zoo.images.settings import FINETUNE, Settings
 
 training = pytest.importorskip("zoo.images.train", reason="needs the train extra")
 torch = pytest.importorskip("torch")
 nn = torch.nn
-fit, Settings = training.fit, training.Settings
+fit = training.fit
 torch.set_num_threads(1)  # such small work only waits for a second thread
 
 TINY = Settings(
@@ -115,7 +116,7 @@ def test_same_seed_same_weights_and_resuming_changes_nothing(tmp_path, pictures)
 
 def test_fine_tuning_keeps_the_network_and_renews_the_head(tmp_path, trained, pictures):
     other = write_images(tmp_path / "data", {"cyan": (60, 200, 200), "pink": (220, 120, 160)})
-    config = replace(training.FINETUNE, arch="tiny", epochs=1, batch_size=16, learning_rate=1e-9, ema=0.0, precision="fp32")
+    config = replace(FINETUNE, arch="tiny", epochs=1, batch_size=16, learning_rate=1e-9, ema=0.0, precision="fp32")
     fit(build, other, tmp_path / "new", config=config, start_from=trained[0])
     before, after = weights(trained[0]), weights(tmp_path / "new")
     assert after["9.weight"].shape == (2, 8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -23,9 +23,7 @@ from pipelines.qat import distillation_loss, freeze_ranges, weights
 from pipelines.rewrite import rewrite
 from zoo.images.export import export, path_of
 from zoo.images.rewrites import passes
-
-if TYPE_CHECKING:
-    from zoo.images.train import Settings
+from zoo.images.settings import Settings
 
 __all__ = ["FROZEN", "distillation_loss", "freeze_ranges", "prepare", "save_ranges", "settled", "weights"]
 RECIPE = QuantRecipe(observer="minmax", correct=False)  # what was trained is neither chosen nor corrected anew

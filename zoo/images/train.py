@@ -30,110 +30,15 @@ from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
 from zoo.images.plots import plot_confusion
-from zoo.training import Processes, choose_precision, fill, load_checkpoint, plot_curves, processes, require_output, require_settings
+from zoo.images.settings import Settings
+from zoo.training import Processes, choose_precision, fill, load_checkpoint, plot_curves, processes, require_output
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
 CALIBRATION_IMAGES = 256
 LARGE = 224
-WARMUP_STEPS = 200  # with fewer, a fresh deep network can be thrown so far off that it does not recover
 BUCKETS = (4.0, 16.0, 64.0)  # MB of gradients that are reduced at once: what is tried
 # Pixels minus 128, an integer: the zero point of a uint8 input then takes the subtraction over, and zero padding stays exact.
 PREPROCESSING = {"interpolation": "bilinear", "mean": [128 / 255] * 3, "std": [0.25] * 3, "channels": "RGB"}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The training recipe.
-
-    arch, width: of the network, which the family builds.
-    image_size: pixels a side of its final input; 0 takes that of the model that is fine-tuned, else `SMALL` for images up to that size
-    and `LARGE` for others.
-    progressive: smaller sizes that are trained first, as shares of image_size (rounded to multiples of 8). They take the share
-    `progressive_epochs` of all epochs, in equal parts.
-    learning_rate: for 256 images a batch, of all processes together; for others in proportion (Goyal et al. 2017). It rises from zero
-    over `warmup_epochs`, of small data sets over `WARMUP_STEPS` or a third of all steps, and falls linearly to zero.
-    clip: greatest norm of the gradient. Without a limit a wide head over few classes throws the first steps far off.
-    weight_decay: not of norms and biases.
-    randaugment_n, randaugment_m: operations an image, and their strength in 0..10.
-    augmix: share of the batches that are trained on three views with the Jensen-Shannon loss, weighed by `jsd`; each costs three.
-    ema: momentum of the average of the weights over steps; the average is evaluated and kept.
-    precision: auto, fp32 or bf16; auto takes bf16 on a GPU that has it, and times a step of each on a CPU that has it.
-    compress: send gradients in bf16 between processes.
-    validation: share held out where the data has no test split.
-    workers: processes that decode large images.
-    qat: fine-tune with the rounding of int8 (`zoo.images.qat`), whose ranges the model then keeps; in fp32, in one process, and where the
-    classes stay the same at a tenth of the learning rate.
-    distillation: with qat, share of the loss that is the difference from the float model that it starts from (Hinton et al. 2015).
-    Raises RequestError for values out of range.
-    """
-
-    arch: str = ""
-    width: float = 1.0
-    image_size: int = 0
-    progressive: tuple[float, ...] = (0.5, 0.75)
-    progressive_epochs: float = 0.5
-    epochs: int = 20
-    batch_size: int = 256
-    learning_rate: float = 0.2
-    momentum: float = 0.9
-    clip: float = 1.0
-    weight_decay: float = 5e-4
-    label_smoothing: float = 0.1
-    randaugment_n: int = 1
-    randaugment_m: float = 4.0
-    augmix: float = 0.0
-    jsd: float = 12.0
-    warmup_epochs: float = 2.0
-    ema: float = 0.998
-    precision: str = "auto"
-    compress: bool = True
-    validation: float = 0.1
-    workers: int = 2
-    qat: bool = False
-    distillation: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_settings(asdict(self), _fits)
-        if self.distillation and not self.qat:
-            raise RequestError(f"found distillation {self.distillation} without qat, to which it belongs; set both")
-
-    def size(self, epoch: int) -> int:
-        """Pixels a side in `epoch`, counted from 0."""
-        first = min(round(self.progressive_epochs * self.epochs), self.epochs - 1)  # the last epoch has the final size
-        if epoch >= first:
-            return self.image_size
-        return max(8, round(self.image_size * self.progressive[epoch * len(self.progressive) // first] / 8) * 8)
-
-    def rate(self, step: float, epoch_steps: int) -> float:
-        """The learning rate at `step` of the whole training."""
-        total = self.epochs * epoch_steps
-        warm = max(self.warmup_epochs * epoch_steps, min(WARMUP_STEPS, total / 3))
-        return self.learning_rate * self.batch_size / 256 * ((step + 1) / warm if step < warm else (total - step) / (total - warm + 1))
-
-
-def _fits(name: str, value: Any) -> bool:
-    if name == "precision":
-        return value in ("auto", "fp32", "bf16")
-    if isinstance(value, str | bool):
-        return True
-    if name == "progressive":
-        return bool(value) and all(0 < each <= 1 for each in value)
-    if not math.isfinite(value):
-        return False
-    if name in ("ema", "momentum", "label_smoothing", "validation"):
-        return bool(0 <= value < 1)
-    if name in ("progressive_epochs", "augmix", "distillation"):
-        return bool(0 <= value <= 1)
-    if name == "randaugment_m":
-        return bool(0 <= value <= 10)
-    if name == "seed":
-        return bool(0 <= value < 2**32)
-    return bool(value > 0 if name in ("epochs", "batch_size", "learning_rate", "width", "clip") else value >= 0)
-
-
-# Fine-tuning starts near a good minimum: few epochs, all at the model's own size, at a tenth of the rate.
-FINETUNE = Settings(progressive=(1.0,), epochs=10, batch_size=64, learning_rate=0.04, weight_decay=1e-4, warmup_epochs=1.0, ema=0.99)
 
 
 # ----------------------------------------------------------------------------------------------------------------- one step

@@ -9,19 +9,20 @@ from typing import Any
 from torch import nn
 
 from zoo.images import train as images
+from zoo.images.settings import FINETUNE, Settings
 from zoo.mobilenet.model import build
 
 # Small nets underfit in few epochs: no epoch at half size, where the last maps of small images have one pixel, and small batches.
-V1 = images.Settings(arch="mobilenet-v1", epochs=30, progressive=(0.75,), progressive_epochs=0.33, batch_size=128)
+V1 = Settings(arch="mobilenet-v1", epochs=30, progressive=(0.75,), progressive_epochs=0.33, batch_size=128)
 V2 = replace(V1, arch="mobilenet-v2")
-FINETUNE_V1 = replace(images.FINETUNE, arch="mobilenet-v1")
-FINETUNE_V2 = replace(images.FINETUNE, arch="mobilenet-v2")
+FINETUNE_V1 = replace(FINETUNE, arch="mobilenet-v1")
+FINETUNE_V2 = replace(FINETUNE, arch="mobilenet-v2")
 
 
-def train(data: Any, output: str | Path, *, config: images.Settings = V1, **options: Any) -> dict[str, Any]:
+def train(data: Any, output: str | Path, *, config: Settings = V1, **options: Any) -> dict[str, Any]:
     """Train a MobileNet by the recipe of the image classifiers; see `zoo.images.train.fit`."""
 
-    def network(settings: images.Settings, classes: int) -> nn.Module:
+    def network(settings: Settings, classes: int) -> nn.Module:
         return build(settings.arch, classes, settings.width)
 
     return images.fit(network, data, output, config=config, **options)
