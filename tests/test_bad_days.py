@@ -81,6 +81,17 @@ def test_a_training_is_refused_before_it_begins(tmp_path):
     with pytest.raises(RequestError, match="cannot write .*Not a directory; choose another output path"):
         training.require_output(tmp_path / "file" / "model", "checkpoint/state", resume=False)
     training.require_output(tmp_path / "new" / "model", "checkpoint/state", resume=False)
+
+
+def test_two_processes_do_not_train_into_one_folder(tmp_path):
+    code = "import sys, pathlib; from zoo.training import require_output as r; r(pathlib.Path(sys.argv[1]), 'state', False)"
+    output = tmp_path / "model"
+    for _ in range(2):  # one process may, one training after the other
+        training.require_output(output, "state", resume=False)
+    found = subprocess.run([sys.executable, "-c", code, tmp_path / "work" / ".." / "model"], capture_output=True, text=True)
+    assert "another process that trains into" in found.stderr
+    found = subprocess.run([sys.executable, "-c", code, tmp_path / "other"], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")
     assert not (tmp_path / "new").exists()
 
 

@@ -4,6 +4,7 @@ and torch (torchrun), torch's checkpoints."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -13,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import filelock
 import numpy as np
 import numpy.typing as npt
 
-from pipelines import machine
+from pipelines import hub, machine
 from pipelines.errors import RequestError, ZooError, one_line
 from pipelines.files import replacing, require_place
 
@@ -24,15 +26,32 @@ if TYPE_CHECKING:
     import torch
 
 Made = TypeVar("Made")
+_CLAIMED: dict[Path, filelock.BaseFileLock] = {}  # output folders of this process's trainings
 
 
 def require_output(output: Path, state: str, resume: bool) -> None:
-    """Raise RequestError unless `output` holds the checkpoint `state` to resume from, or else is new or empty, and can be written."""
+    """Raise RequestError unless `output` holds the checkpoint `state` to resume from, or else is new or empty, and can be written.
+
+    From here on no other process may train there until this one ends.
+    """
     if resume and not (output / state).is_file():
         raise RequestError(f"found no {state} in {output} to resume from; train without --resume")
     if not resume and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with --resume")
     require_place(output / state)
+    if is_first():
+        _claim(output.resolve())
+
+
+def _claim(output: Path) -> None:
+    lock = hub.home() / "locks" / f"{hashlib.sha256(bytes(output)).hexdigest()[:16]}.lock"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        _CLAIMED.setdefault(output, filelock.FileLock(lock)).acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise RequestError(f"found another process that trains into {output}; wait for it, or choose another folder") from error
+    except OSError:
+        return  # a cache that cannot be written keeps nobody from training
 
 
 def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]) -> None:
