@@ -531,11 +531,29 @@ def translated(name: str) -> list[str]:
     return lines
 
 
+def classified(name: str) -> list[str]:
+    """One line for README.md per report of photos: images a second from JPEG to label, and the gain over the peers' pipelines."""
+    lines = []
+    for path in sorted((PEERS / "reports").glob("images-*.json")):
+        found = files.read_json(path)
+        for each in (each for each in found["models"] if each["model"] == name):
+            rows = {row["system"]: row for row in each["results"]}
+            same = {system: f"{100 * row['labels_as_fp32']:.1f}%" for system, row in rows.items()}
+            gains = [
+                f"{beside['times_as_fast']:.2f}x Pillow and {peer} ({same[peer]})" for peer, beside in each["ours"].items() if "int8" in peer
+            ]
+            lines.append(
+                f"- **{name}** ({found['environment']['cpu']}, one thread): from JPEG to label {rows['zoo-int8']['images_per_second']:,.0f} "
+                f"images/s, fp32's label on {same['zoo-int8']} of the photos; {', '.join(gains)}."
+            )
+    return lines
+
+
 def readme(text: str) -> str:
     """README.md with the lines between its markers replaced."""
     start = text.index("\n", text.index("<!-- figures:")) + 1
     end = text.index("<!-- end of figures -->")
-    lines = [line for name in zoo.names() for line in (*summary(name), *translated(name))]
+    lines = [line for name in zoo.names() for line in (*summary(name), *classified(name), *translated(name))]
     return text[:start] + "\n".join(lines) + ("\n" if lines else "") + text[end:]
 
 
