@@ -539,12 +539,11 @@ def classified(name: str) -> list[str]:
         for each in (each for each in found["models"] if each["model"] == name):
             rows = {row["system"]: row for row in each["results"]}
             same = {system: f"{100 * row['labels_as_fp32']:.1f}%" for system, row in rows.items()}
-            gains = [
-                f"{beside['times_as_fast']:.2f}x Pillow and {peer} ({same[peer]})" for peer, beside in each["ours"].items() if "int8" in peer
-            ]
+            peers = {peer: beside["times_as_fast"] for peer, beside in each["ours"].items() if "int8" in peer}
+            gains = [f"{times:.2f}x Pillow and {peer} ({same[peer]})" for peer, times in peers.items()]
             lines.append(
-                f"- **{name}** ({found['environment']['cpu']}, one thread): from JPEG to label {rows['zoo-int8']['images_per_second']:,.0f} "
-                f"images/s, fp32's label on {same['zoo-int8']} of the photos; {', '.join(gains)}."
+                f"- **{name}** ({found['environment']['cpu']}, one thread): from JPEG to label "
+                f"{rows['zoo-int8']['images_per_second']:,.0f} images/s, fp32's label on {same['zoo-int8']} of the photos; {', '.join(gains)}."
             )
     return lines
 
