@@ -543,7 +543,8 @@ def classified(name: str) -> list[str]:
             gains = [f"{times:.2f}x Pillow and {peer} ({same[peer]})" for peer, times in peers.items()]
             lines.append(
                 f"- **{name}** ({found['environment']['cpu']}, one thread): from JPEG to label "
-                f"{rows['zoo-int8']['images_per_second']:,.0f} images/s, fp32's label on {same['zoo-int8']} of the photos; {', '.join(gains)}."
+                f"{rows['zoo-int8']['images_per_second']:,.0f} images/s, "
+                f"fp32's label on {same['zoo-int8']} of the photos; {', '.join(gains)}."
             )
     return lines
 
