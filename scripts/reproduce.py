@@ -213,6 +213,10 @@ def classify(name: str, folder: Path, data: str) -> None:
     quality = zoo.evaluate(name, str(folder), engine="openvino")
     said = {key: quality[key] for key in ("samples", "metrics", "difference", "interval")}
     report(f"images-{cpu_slug()}", {**found, "data": data, "quality": said}, name)
+    card = files.read_json(path := zoo.SHIPPED / name / "card.json")
+    if "metrics" in card:
+        metrics = {"on": card["metrics"]["on"], "report": f"reports/images-{cpu_slug()}.json", **quality["metrics"]}
+        files.write_json(path, card | {"metrics": metrics})
 
 
 def photos() -> None:

@@ -38,7 +38,11 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 def test_a_shipped_model_is_complete_and_its_files_match_the_card(name: str) -> None:
     card = Hub(zoo.SHIPPED).card(name)
     assert {"data", "licence", "preprocessing", "metrics", "calibration"} <= set(card.details)
-    assert {"fp32", "int8"} <= set(card.details["metrics"])
+    told = card.details["metrics"]
+    found = files.read_json(zoo.SHIPPED / name / told["report"])
+    for precision in ("fp32", "int8"):
+        measured = found.get("quality", found)["metrics"][precision]
+        assert told[precision] == pytest.approx({key: measured[key] for key in told[precision]}, abs=0.005)  # BLEU is told to two places
     for file in card.files:
         path = zoo.SHIPPED / name / file.name
         assert (path.stat().st_size, files.sha256(path)) == (file.size, file.sha256)
