@@ -137,6 +137,19 @@ class OnnxRuntimeSession:
         return found
 
 
+def openvino() -> Any:
+    """The library, without the telemetry to Google Analytics that it begins when it is imported."""
+    try:
+        from openvino_telemetry.utils.opt_in_checker import ConsentCheckResult, OptInChecker
+    except ImportError:
+        pass  # there is none
+    else:
+        OptInChecker.check = lambda *_, **__: ConsentCheckResult.DECLINED
+    import openvino
+
+    return openvino
+
+
 class OpenVinoSession:
     """OpenVINO's CPU plugin. Shapes are compiled static, one compilation a batch size, since dynamic ones cost it a third of its speed.
 
@@ -149,8 +162,7 @@ class OpenVinoSession:
     cached = True
 
     def __init__(self, path: Path, threads: int, model: bytes | None = None, precision: str = "") -> None:
-        import openvino as ov
-
+        ov = openvino()
         self.path, self.threads = path, threads
         self._float_type = precision if precision == BF16 else "f32"  # some machines would compute in bf16 unless told
         self._model: str | bytes = model if model is not None else str(path)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pipelines import files, hub, machine
 from pipelines.batches import Batch, cut, joined, length
-from pipelines.engine import OnnxRuntimeSession, OpenVinoSession, Port, Runnable, Session, available, computes, exact, load
+from pipelines.engine import OnnxRuntimeSession, OpenVinoSession, Port, Runnable, Session, available, computes, exact, load, openvino
 from pipelines.errors import RequestError, ZooError, one_line
 from pipelines.progress import progress
 
@@ -284,8 +284,7 @@ class _Imported(OpenVinoSession):
     """OpenVINO over a model that it has compiled before, for one batch size; smaller batches are padded."""
 
     def __init__(self, path: Path, threads: int, blob: bytes, size: int, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        import openvino as ov
-
+        ov = openvino()
         self.path, self.threads, self._fixed, self._outputs = path, threads, size, outputs
         try:
             compiled = ov.Core().import_model(io.BytesIO(blob), "CPU", {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False})

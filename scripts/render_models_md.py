@@ -522,7 +522,7 @@ def translated(name: str) -> list[str]:
         rates = {each["engine"]: each["sentences_per_second"]["median"] for each in case["results"]}
         measured = files.read_json(zoo.SHIPPED / name / "card.json")["metrics"]
         gains = case["ratios"]["zoo-native"]
-        default = f" ({gains['ctranslate2-default']:.2f}x as it is by default)" if "ctranslate2-default" in gains else ""
+        default = f" ({gains['ctranslate2-default']:.2f}x its default, all in one batch)" if "ctranslate2-default" in gains else ""
         lines.append(
             f"- **{name}** ({found['environment']['cpu']}, one thread): BLEU fp32 {measured['fp32']['bleu']:.2f}, "
             f"int8 {measured['native']['bleu']:.2f} (beam {case['beam']}); from text to text {rates['zoo-native']:,.0f} sentences/s, "

@@ -300,3 +300,14 @@ def test_a_damaged_report_of_quantization_says_what_mends_it(capsys, zoo_home):
     with pytest.raises(SystemExit) as end:
         cli.call(["info", "wide-deep-criteo"])
     assert end.value.code == 2 and "make it anew with: zoo build wide-deep-criteo --force" in capsys.readouterr().err
+
+
+def test_no_engine_reports_to_its_maker(here):
+    """Both keep an id and a queue in the home directory where they do."""
+    home = here / "home"
+    home.mkdir()
+    code = "import sys; from pathlib import Path; from pipelines.engine import load; [load(Path(sys.argv[1]), e) for e in sys.argv[2:]]"
+    chosen = {key: each for key, each in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"} | {"HOME": str(home)}
+    engines = [each for each in ("onnxruntime", "openvino") if each in engine.available()]
+    subprocess.run([sys.executable, "-c", code, here / "m.onnx", *engines], env=chosen, check=True)
+    assert not [path for path in home.rglob("*") if path.is_file()]

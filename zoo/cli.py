@@ -492,6 +492,9 @@ def call(arguments: Sequence[str]) -> None:
     """Run the command with these arguments; SystemExit with the exit code, and one line on stderr, where it fails."""
     try:
         cli(list(arguments), prog_name="zoo", standalone_mode=False)
+    except getattr(click.exceptions, "NoArgsIsHelpError", ()) as error:  # click 8.2 and later
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "zoo"
         _fail(f"{error.format_message().rstrip('.')}; see: {where} --help", 2)
