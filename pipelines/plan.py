@@ -147,6 +147,8 @@ def build(
     quickest of every batch size, with "path", "outputs" and "compiled" (bytes of the compiled model, 0 where the engine has none)}; paths
     are relative to the file's folder. Candidates that do not run are left out and stand under "failed". Raises ZooError where none runs.
     """
+    if not candidates:
+        raise RequestError(f"none of the engines asked for computes this model; choose among {', '.join(available())}")
     output = Path(output)
     folder = output.resolve().parent
     with files.replacing(output) as temporary:

@@ -311,3 +311,14 @@ def test_no_engine_reports_to_its_maker(here):
     engines = [each for each in ("onnxruntime", "openvino") if each in engine.available()]
     subprocess.run([sys.executable, "-c", code, here / "m.onnx", *engines], env=chosen, check=True)
     assert not [path for path in home.rglob("*") if path.is_file()]
+
+
+def test_a_plan_needs_an_engine_that_computes_the_model(here, capsys):
+    assert "none of the engines asked for" in refused(capsys, "plan", "../m.onnx", "--engine", "native")
+
+
+def test_the_bare_command_prints_its_help(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.call([])
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and "Commands:\n  benchmark" in out + err

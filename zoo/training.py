@@ -100,14 +100,16 @@ def plot_curves(
 ) -> None:
     """Draw lines over "epoch" as a PNG: {key of the history: (label, style)} to either scale. axes: their names. best: an epoch to mark."""
     from matplotlib.figure import Figure  # without pyplot: no window system is asked for
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     epochs, first = [each["epoch"] for each in history], figure.subplots()
     for scale, lines, name in ((first, left, axes[0]), (first.twinx(), right, axes[1])):
         for key, (label, style) in lines.items():
-            scale.plot(epochs, [each[key] for each in history], style, label=label)
+            scale.plot(epochs, [each[key] for each in history], style, label=label, marker="o" if len(epochs) == 1 else "")
         scale.set_ylabel(name)
     first.set_xlabel("epoch")
+    first.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if best is not None:
         first.axvline(best, color="grey", linewidth=0.8)
     figure.legend(loc="outside upper center", ncols=len(left) + len(right))
