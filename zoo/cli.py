@@ -43,7 +43,16 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings of training with an option of their own
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class Verbs(click.Group):
+    """A group whose help wraps what its commands do, instead of cutting it."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See click.Group."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=1000)) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="int8-zoo", prog_name="zoo")
 def cli() -> None:
     """Optimized INT8 models for CPUs. MODEL is a name from `zoo list` or a folder that a verb wrote."""
