@@ -38,6 +38,11 @@ def reports(name: str, kind: str) -> list[tuple[str, dict[str, Any]]]:
     return [(path.name, files.read_json(path)) for path in sorted(folder.glob(f"{kind}*.json"))]
 
 
+def beside_peers(script: str) -> list[tuple[str, dict[str, Any]]]:
+    """(file, content) of the reports of a script that measures this project beside others, one per CPU."""
+    return [(str(path.relative_to(ROOT)), files.read_json(path)) for path in sorted((PEERS / "reports").glob(f"{script}-*.json"))]
+
+
 def place(found: dict[str, Any]) -> str:
     environment = found["environment"]
     versions = ", ".join(f"{key} {environment['versions'][key]}" for key in ("onnxruntime", "openvino", "python"))
@@ -267,8 +272,7 @@ def others(found: dict[str, Any]) -> str:
 
 def section(title: str, script: str, one: Callable[[str, dict[str, Any]], str]) -> str:
     """What `one` makes of (file, report) of each of a script's reports, one per CPU; "" where there is none."""
-    paths = sorted((PEERS / "reports").glob(f"{script}-*.json"))
-    parts = [one(str(path.relative_to(ROOT)), files.read_json(path)) for path in paths]
+    parts = [one(*each) for each in beside_peers(script)]
     return "\n".join([f"## {title}\n", *parts]) if parts else ""
 
 
@@ -478,8 +482,7 @@ def _of_sentences(name: str) -> Iterator[list[str]]:
 
 def _text_to_text(name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(report, case) of every translation of a test set by this model."""
-    for path in sorted((PEERS / "reports").glob("translation-*.json")):
-        found = files.read_json(path)
+    for _, found in beside_peers("translation"):
         yield from ((found, case) for case in found["cases"] if (case["model"], case["task"]) == (name, "text"))
 
 
@@ -534,8 +537,7 @@ def translated(name: str) -> list[str]:
 def classified(name: str) -> list[str]:
     """One line for README.md per report of photos: images a second from JPEG to label, and the gain over the peers' pipelines."""
     lines = []
-    for path in sorted((PEERS / "reports").glob("images-*.json")):
-        found = files.read_json(path)
+    for _, found in beside_peers("images"):
         for each in (each for each in found["models"] if each["model"] == name):
             rows = {row["system"]: row for row in each["results"]}
             same = {system: f"{100 * row['labels_as_fp32']:.1f}%" for system, row in rows.items()}

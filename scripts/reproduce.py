@@ -15,7 +15,6 @@ import json
 import os
 import re
 import resource
-import statistics
 import subprocess
 import sys
 import tarfile
@@ -35,7 +34,8 @@ from pipelines.native import ENGINES, load
 from pipelines.pipeline import model_file
 from zoo.wide_deep.data import Rows
 
-from peers.wide_deep import stock_quantize  # isort: skip  # beside this file
+from peers.common import median  # isort: skip  # beside this file
+from peers.wide_deep import stock_quantize  # isort: skip
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
@@ -229,6 +229,20 @@ def quantizers() -> None:
     measure_together("vision")
 
 
+def translators() -> list[str]:
+    """The translation models that ship."""
+    return [name for name in zoo.names() if hub.Hub(zoo.SHIPPED).card(name).entry == "transformer-mt"]
+
+
+def test_set() -> tuple[Path, Path]:
+    """Sentences of Multi30k's test_2016_flickr, English and German."""
+    folder = SHARED / "data" / "translation" / "multi30k"
+    source, target = (folder / f"test_2016_flickr.{language}.gz" for language in ("en", "de"))
+    if not source.is_file():
+        raise RequestError(f"no test set at {source}; set ZOO_SHARED to the folder that holds data/translation/")
+    return source, target
+
+
 def translation() -> None:
     """scripts/peers/translation.py: the same weights and sentences in CTranslate2, OpenVINO, torch and here, in turn, one pinned core."""
     measure_together("translation", ",".join(["base", "small", *translators()]))
@@ -247,14 +261,11 @@ def threads() -> None:
                 start = time.perf_counter()
                 each(texts)
                 rates[count].append(len(texts) / (time.perf_counter() - start))
-        medians = {count: statistics.median(each) for count, each in rates.items()}
+        told = {str(count): median(each, 1) for count, each in rates.items()}
         found = {
             "data": f"Multi30k test_2016_flickr ({len(texts):,} sentences), beam {opened[1].beam}",
-            "sentences_per_second": {
-                str(count): {"median": round(medians[count], 1), "spread": [round(min(each), 1), round(max(each), 1)]}
-                for count, each in rates.items()
-            },
-            "times_as_fast": round(medians[2] / medians[1], 3),
+            "sentences_per_second": told,
+            "times_as_fast": round(told["2"]["median"] / told["1"]["median"], 3),
             "same_translations": results[1] == results[2],
         }
         report(f"threads-{cpu_slug()}", {**found, "environment": machine.environment(threads=2, rounds=ROUNDS)}, name)
@@ -263,20 +274,6 @@ def threads() -> None:
 def steps() -> None:
     """scripts/translation_steps.py: what each rewrite of translation is worth in ms a step, fp32 and int8, one pinned thread."""
     measure_together("steps", "base,small", path=ROOT / "scripts" / "translation_steps.py")
-
-
-def translators() -> list[str]:
-    """The translation models that ship."""
-    return [name for name in zoo.names() if hub.Hub(zoo.SHIPPED).card(name).entry == "transformer-mt"]
-
-
-def test_set() -> tuple[Path, Path]:
-    """Sentences of Multi30k's test_2016_flickr, English and German."""
-    folder = SHARED / "data" / "translation" / "multi30k"
-    source, target = (folder / f"test_2016_flickr.{language}.gz" for language in ("en", "de"))
-    if not source.is_file():
-        raise RequestError(f"no test set at {source}; set ZOO_SHARED to the folder that holds data/translation/")
-    return source, target
 
 
 def bleu() -> None:

@@ -81,6 +81,7 @@ def test_a_training_is_refused_before_it_begins(tmp_path):
     with pytest.raises(RequestError, match="cannot write .*Not a directory; choose another output path"):
         training.require_output(tmp_path / "file" / "model", "checkpoint/state", resume=False)
     training.require_output(tmp_path / "new" / "model", "checkpoint/state", resume=False)
+    assert not (tmp_path / "new").exists()
 
 
 def test_two_processes_do_not_train_into_one_folder(tmp_path):
@@ -92,7 +93,6 @@ def test_two_processes_do_not_train_into_one_folder(tmp_path):
     assert "another process that trains into" in found.stderr
     found = subprocess.run([sys.executable, "-c", code, tmp_path / "other"], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_without_permission_is_named_with_the_reason(tmp_path, monkeypatch):

@@ -8,9 +8,9 @@ zero point that the graph has for it, as its QuantizeLinear, or else each row by
     s   = max_k x_k / 255,    u_k = rint(x_k (255 / max))              and s = 1 for a row of zeros (all |x_k| < 1e-30)
     y_j = float32(sum_k (u_k - zero) weight[k, j]) (s scale_j) + shift_j,     then the ReLU, then the residual, where asked for
 
-A decoder keeps keys and values as float16 (`rowwise.halved`): half of the memory that a step reads, 12-25% of its time where sentences are
-long. Everything else is float32, every operation rounded alone, sums in the order of `rowwise.lanes`, so that all instruction sets and
-`rowwise`, the same in numpy, return the same bits.
+A decoder keeps keys and values as float16 (`rowwise.halved`), half of what a step reads of them. Everything else is float32, every
+operation rounded alone, sums in the order of `rowwise.lanes`, so that all instruction sets and `rowwise`, the same in numpy, return the
+same bits.
 """
 
 from __future__ import annotations
