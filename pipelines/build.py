@@ -13,6 +13,7 @@ import hashlib
 import importlib.metadata
 import logging
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -271,12 +272,12 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
     from pipelines import graph
 
     if not folder.entry.native:
-        raise RequestError(f"{folder.entry.name} has no form for the native kernels; choose another engine")
+        raise RequestError(f"{folder.entry.name} has no form for the native kernels; it runs in onnxruntime and openvino")
     table = _table(folder.path / "calibration.json")
     recipe = folder.recipe
     model, said = folder.entry.part("native")(_graph(folder.path / "rewritten.onnx"), table, recipe)
     if model is None:
-        raise RequestError(f"{folder.card.name} does not run in the native kernels: {said['reason']}; choose another engine")
+        raise RequestError(f"{folder.card.name} does not run in the native kernels: {said['reason']}; it runs in onnxruntime and openvino")
     path = graph.save_mapped(model, folder.path / NATIVE)
     return {"recipe": recipe.to_json(), "data_sha256": files.sha256(files.mapped(path)), **said}
 
@@ -482,10 +483,9 @@ def _other_table(folder: ModelFolder, recipe: QuantRecipe) -> bool:
 def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], int]:
     """(batches, number of samples) of an .npz with one array per graph input, first axis = samples; RequestError for anything else."""
     try:
-        archive = np.load(path, allow_pickle=False)
-        if isinstance(archive, np.ndarray):
-            raise ValueError("it is one array, as numpy.save writes them")
-        with archive:
+        if Path(path).is_file() and not zipfile.is_zipfile(path):
+            raise ValueError("it is no archive as numpy.savez writes them")
+        with np.load(path, allow_pickle=False) as archive:
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except Exception as error:  # numpy, zipfile and zlib raise their own kinds for every sort of damage
         why = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)

@@ -1,29 +1,47 @@
-"""Progress on long work: on stderr, and only where a person looks at it."""
+"""Progress on long work, on stderr: a bar where a person looks at it, else a line now and then."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+SECONDS = 30.0  # between lines
 
 console = Console(stderr=True)
 
 
 @contextlib.contextmanager
 def progress(title: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
-    """Show a bar titled `title` with time left; yields `advance(amount)`. Silent where stderr is no terminal.
+    """Show a bar titled `title` with time left; yields `advance(amount)`. Where stderr is no terminal: a line every `SECONDS`.
 
     `total` is in whatever unit `advance` counts (rows, bytes, samples); None shows a running count.
     """
     if not console.is_terminal:
-        yield lambda amount: None
+        yield _lines(title, total)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda amount: bar.advance(task, amount)
+
+
+def _lines(title: str, total: float | None) -> Callable[[float], None]:
+    begin = said = time.monotonic()
+    done = 0.0
+
+    def advance(amount: float) -> None:
+        nonlocal done, said
+        done += amount
+        if (now := time.monotonic()) - said >= SECONDS:
+            said = now
+            of = "" if total is None else f" of {total:,.0f}"
+            console.print(f"{title}: {done:,.0f}{of}, {now - begin:.0f} s", markup=False, highlight=False, soft_wrap=True)
+
+    return advance
 
 
 @contextlib.contextmanager

@@ -140,7 +140,7 @@ def training(name: str) -> str:
         versions = ", ".join(f"{key} {found['environment']['versions'][key]}" for key in ("tensorflow", "keras", "numpy"))
         parts.append(
             f"Training for an epoch over {rows:,} rows (`{found['data']}`), layers {size}, batches of {found['batch_size']:,}, one thread "
-            f"of TensorFlow, not pinned, load average {found['load_average'][1]:.1f} of {found['environment']['cores']} cores; {versions}; "
+            f"of TensorFlow, not pinned, load average {found['load_average'][1]:.1f}; {versions}; "
             f"{place(found)} (`reports/{file}`):\n\n" + table(["", ""], facts)
         )
     return "\n".join(parts)
@@ -417,7 +417,7 @@ def model(name: str) -> str:
     facts = [["family", card.entry], *([key, str(details[key])] for key in ("data", "licence", "origin", "limits") if key in details)]
     calibration = {key: value for key, value in details.get("calibration", {}).items() if key in ("observer", "samples")}
     facts += [["calibration", ", ".join(f"{key} {value}" for key, value in calibration.items())]] if calibration else []
-    facts += [["files", ", ".join(f"{file.name} {(file.size or 0) / 1e3:,.0f} kB" for file in card.files)]]
+    facts += [["files", ", ".join(f"{file.name} {file.size / 1e3:,.0f} kB" if file.size else file.name for file in card.files)]]
     parts = [
         f"## {name}\n\n{card.description}\n",
         table(["", ""], facts),

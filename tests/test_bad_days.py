@@ -18,6 +18,7 @@ from onnx import helper, numpy_helper
 
 import zoo
 from pipelines import engine, files, graph, hub, plan
+from pipelines.entry import Entry
 from pipelines.errors import RequestError, ZooError
 from zoo import cli, training
 
@@ -82,6 +83,17 @@ def test_a_training_is_refused_before_it_begins(tmp_path):
         training.require_output(tmp_path / "file" / "model", "checkpoint/state", resume=False)
     training.require_output(tmp_path / "new" / "model", "checkpoint/state", resume=False)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("verb", [["train", "transformer-mt"], ["finetune", "wide-deep-criteo"]])
+def test_a_used_folder_is_refused_before_a_framework_is_imported(verb, tmp_path, capsys, monkeypatch):
+    part = Entry.part
+    slow = {"train", "settings", "finetune_settings"}
+    monkeypatch.setattr(Entry, "part", lambda self, name: pytest.fail("too late") if name in slow else part(self, name))
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("")
+    said = refused(capsys, *verb, "--data", "pairs.tsv", "-o", str(tmp_path / "used"))
+    assert "in use, wanted a new or empty folder" in said
 
 
 def test_two_processes_do_not_train_into_one_folder(tmp_path):
@@ -263,7 +275,7 @@ def test_a_file_where_a_model_is_wanted(verb, here, capsys):
 def test_one_array_is_no_archive(here, capsys):
     np.save(here / "x.npy", np.zeros((3, 8), np.float32))
     quantize = ["quantize", "../m.onnx", "-o", "o.onnx", "--calibration-data"]
-    assert "cannot read ../x.npy as .npz: it is one array, as numpy.save writes them; it must hold" in refused(
+    assert "cannot read ../x.npy as .npz: it is no archive as numpy.savez writes them; it must hold" in refused(
         capsys, *quantize, "../x.npy"
     )
     assert "cannot read nothing.npz as .npz: No such file or directory; it must hold" in refused(capsys, *quantize, "nothing.npz")

@@ -1,6 +1,7 @@
 """The face: exit codes, one line per error, one JSON document on stdout."""
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,7 @@ WRONG = {
     "train nothing": ["train", "wide-shallow", "--data", "rows.tsv", "-o", "out"],
     "train on a missing file": ["train", "wide-deep", "--data", "nothing-here.tsv", "-o", "out"],
     "unknown setting": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--set", "depth=3"],
+    "a setting of other families": ["finetune", "wide-deep-criteo", "--data", "SAMPLE", "-o", "out", "--qat"],
     "setting that is no number": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--set", "dropout=much"],
     "finetune nothing": ["finetune", "nothing", "--data", "SAMPLE", "-o", "out"],
     "freeze a shipped model's missing folder": ["freeze", "nothing"],
@@ -121,6 +123,21 @@ def test_a_wrong_request_gets_one_line_exit_code_2_and_leaves_nothing(
     assert len(err.strip().splitlines()) == 1, err
     assert err.startswith("zoo: ")
     assert [path.name for path in empty.iterdir()] == ["calibration.npz"]
+
+
+def test_a_warning_comes_once() -> None:
+    once = cli.Once()
+    records = [logging.makeLogRecord({"msg": "line %d", "args": (number,)}) for number in (1, 2, 1)]
+    assert [once.filter(each) for each in records] == [True, True, False]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_process_of_a_training_prints_metrics(
+    rank: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setattr("zoo.verbs.train", lambda *_, **__: {"top1": 0.5})
+    assert call(capsys, "train", "resnet26d", "--data", "folder", "-o", "out") == (0, "" if rank else "top1: 0.5\n", "")
 
 
 def test_any_onnx_model_is_quantized_from_the_command_line(mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

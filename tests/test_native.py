@@ -549,7 +549,7 @@ def test_a_model_that_does_not_fold_says_why(shipped, tmp_path, monkeypatch):
     monkeypatch.setattr("zoo.wide_deep.fold.LIMIT", 1000)
     with pytest.raises(RequestError) as error:
         zoo.pipeline(path, engine="native")
-    one_line(error, "does not run in the native kernels", "choose another engine")
+    one_line(error, "does not run in the native kernels", "it runs in onnxruntime")
     assert not (path / NATIVE).exists()
 
 

@@ -52,6 +52,21 @@ class Verbs(click.Group):
             formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=1000)) for name in self.list_commands(ctx)])
 
 
+class Once(logging.Filter):
+    """Lets each message through once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See logging.Filter."""
+        text = record.getMessage()
+        new = text not in self._said
+        self._said.add(text)
+        return new
+
+
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="int8-zoo", prog_name="zoo")
 def cli() -> None:
@@ -421,6 +436,8 @@ def doctor(as_json: bool) -> None:
 
 
 def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **options: Any) -> None:
+    from zoo.training import is_first
+
     settings: dict[str, str] = {}
     for text in options.pop("settings"):
         name, equals, value = text.partition("=")
@@ -436,7 +453,8 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
         if not os.path.isdir(os.path.join(output, "checkpoint")):  # noqa: PTH112, PTH118
             raise
         _fail("interrupted; the same command with --resume goes on from the last checkpoint", INTERRUPTED)
-    _show(found, as_json)
+    if is_first():
+        _show(found, as_json)
 
 
 def _percent(share: float | None) -> str:
@@ -484,7 +502,9 @@ def _tree(value: Mapping[str, Any], depth: int = 0) -> None:
 
 def main() -> None:
     """Entry point of the `zoo` command."""
-    logging.basicConfig(level=logging.WARNING, format="zoo: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler()
+    handler.addFilter(Once())
+    logging.basicConfig(level=logging.WARNING, format="zoo: %(message)s", handlers=[handler])
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what is wrong with an image is said where it is read
     warnings.filterwarnings("ignore", module="PIL")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that clean-up runs

@@ -7,12 +7,13 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import filelock
 import numpy as np
@@ -29,6 +30,12 @@ Made = TypeVar("Made")
 _CLAIMED: dict[Path, filelock.BaseFileLock] = {}  # output folders of this process's trainings
 
 
+def require_free(output: Path) -> None:
+    """Raise RequestError unless `output` is new or an empty folder."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with --resume")
+
+
 def require_output(output: Path, state: str, resume: bool) -> None:
     """Raise RequestError unless `output` holds the checkpoint `state` to resume from, or else is new or empty, and can be written.
 
@@ -36,8 +43,8 @@ def require_output(output: Path, state: str, resume: bool) -> None:
     """
     if resume and not (output / state).is_file():
         raise RequestError(f"found no {state} in {output} to resume from; train without --resume")
-    if not resume and output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with --resume")
+    if not resume:
+        require_free(output)
     require_place(output / state)
     if is_first():
         _claim(output.resolve())
@@ -65,9 +72,31 @@ def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]
         )
 
 
-def require_settings(settings: Mapping[str, Any], fits: Callable[[str, Any], bool]) -> None:
-    """Raise RequestError that names all settings of a training that do not fit."""
-    if wrong := [f"{name} {value}" for name, value in settings.items() if not fits(name, value)]:
+class Range(NamedTuple):
+    """The values that a setting of training may have: in words, and as a test of one (of a tuple: of each)."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+ABOVE_0 = Range("above 0", lambda value: value > 0)
+FROM_0 = Range("0 or more", lambda value: value >= 0)
+BELOW_1 = Range("0 or more, below 1", lambda value: 0 <= value < 1)
+SHARE = Range("0 to 1", lambda value: 0 <= value <= 1)
+SEED = Range("0 to 4294967295", lambda value: 0 <= value < 2**32)
+PRECISION = Range("auto, fp32 or bf16", lambda value: value in ("auto", "fp32", "bf16"))
+
+
+def require_settings(settings: Mapping[str, Any], ranges: Mapping[str, Range]) -> None:
+    """Raise RequestError that names all settings of a training that do not fit. Numbers without a range are `ABOVE_0`, and all finite."""
+    wrong = []
+    for name, value in settings.items():
+        wanted = ranges.get(name, Range("", lambda value: True) if isinstance(value, str | bool) else ABOVE_0)
+        values = value if isinstance(value, tuple) else (value,)
+        finite = all(not isinstance(each, float) or math.isfinite(each) for each in values)
+        if not (values and finite and all(map(wanted.holds, values))):
+            wrong.append(f"{name} {value} (wanted {wanted.words})")
+    if wrong:
         raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
 
 

@@ -35,7 +35,7 @@ from zoo.toolkit import plan as plan
 from zoo.toolkit import spare as _spare
 from zoo.toolkit import tune as tune
 from zoo.toolkit import used as _used
-from zoo.training import is_first
+from zoo.training import is_first, require_free
 
 Model = str | Path
 
@@ -109,7 +109,9 @@ def train(
     Returns the metrics. Raises RequestError for unknown settings, unusable data, or an output folder that holds something else.
     """
     entry = zoo.entry(family)
-    config = _configured(entry.part("settings"), settings or {})
+    if not resume and is_first():
+        require_free(Path(output))  # before the seconds that importing a framework takes
+    config = _configured(entry.name, entry.part("settings"), settings or {})
     result: dict[str, Any] = entry.part("train")(data, Path(output), config=config, resume=resume, on_error=on_error)
     _write_trained_card(Path(output), entry.name, f"{entry.title}; trained by its user")
     return result
@@ -125,9 +127,11 @@ def finetune(
     folder = zoo.load(model)
     if "from" in folder.card.details.get("weights", {}):
         raise RequestError(f"{folder.card.name} came as a graph (zoo freeze --from-pb), which cannot be trained; start with: zoo train")
+    if not resume and is_first():
+        require_free(Path(output))
     folder.ensure("fp32.onnx")
     entry = folder.entry
-    config = _configured(entry.part("finetune_settings"), settings or {})
+    config = _configured(entry.name, entry.part("finetune_settings"), settings or {})
     result: dict[str, Any] = entry.part("train")(
         data, Path(output), config=config, resume=resume, start_from=folder.path, on_error=on_error
     )
@@ -532,11 +536,11 @@ def _report(report: QuantReport, path: Path) -> dict[str, Any]:
     return {**report.to_json(), "path": str(path), "bytes": path.stat().st_size}
 
 
-def _configured(defaults: Any, settings: Mapping[str, str]) -> Any:
-    """`defaults` (a dataclass instance) with `settings`, given as text, converted to the types of the defaults."""
+def _configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
+    """`defaults` of a family (a dataclass instance) with `settings`, given as text, converted to the types of the defaults."""
     known = {each.name: getattr(defaults, each.name) for each in dataclasses.fields(defaults)}
     if unknown := [name for name in settings if name not in known]:
-        raise RequestError(f"unknown setting {', '.join(unknown)}; choose among {', '.join(known)}")
+        raise RequestError(f"{family} has no training setting {', '.join(unknown)}; choose among {', '.join(known)}")
     return dataclasses.replace(defaults, **{name: _convert(name, text, known[name]) for name, text in settings.items()})
 
 

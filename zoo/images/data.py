@@ -198,7 +198,7 @@ def _reason(error: BaseException) -> str:
         return error.strerror
     if type(error).__name__ == "UnidentifiedImageError":
         return "not an image"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":")
 
 
 def _share(text: str) -> float:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from pipelines.errors import RequestError
-from zoo.training import require_settings
+from zoo.training import BELOW_1, FROM_0, PRECISION, SEED, SHARE, Range, require_settings
 
 WARMUP_STEPS = 200  # with fewer, a fresh deep network can be thrown so far off that it does not recover
+RANGES = {
+    "progressive": Range("shares above 0, up to 1", lambda share: 0 < share <= 1),
+    "randaugment_m": Range("0 to 10", lambda strength: 0 <= strength <= 10),
+    "precision": PRECISION,
+    "seed": SEED,
+    **dict.fromkeys(("ema", "momentum", "label_smoothing", "validation"), BELOW_1),
+    **dict.fromkeys(("progressive_epochs", "augmix", "distillation"), SHARE),
+    **dict.fromkeys(("image_size", "weight_decay", "randaugment_n", "jsd", "warmup_epochs", "workers"), FROM_0),
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_settings(asdict(self), _fits)
+        require_settings(asdict(self), RANGES)
         if self.distillation and not self.qat:
             raise RequestError(f"found distillation {self.distillation} without qat, to which it belongs; set both")
 
@@ -81,26 +88,6 @@ class Settings:
         total = self.epochs * epoch_steps
         warm = max(self.warmup_epochs * epoch_steps, min(WARMUP_STEPS, total / 3))
         return self.learning_rate * self.batch_size / 256 * ((step + 1) / warm if step < warm else (total - step) / (total - warm + 1))
-
-
-def _fits(name: str, value: Any) -> bool:
-    if name == "precision":
-        return value in ("auto", "fp32", "bf16")
-    if isinstance(value, str | bool):
-        return True
-    if name == "progressive":
-        return bool(value) and all(0 < each <= 1 for each in value)
-    if not math.isfinite(value):
-        return False
-    if name in ("ema", "momentum", "label_smoothing", "validation"):
-        return bool(0 <= value < 1)
-    if name in ("progressive_epochs", "augmix", "distillation"):
-        return bool(0 <= value <= 1)
-    if name == "randaugment_m":
-        return bool(0 <= value <= 10)
-    if name == "seed":
-        return bool(0 <= value < 2**32)
-    return bool(value > 0 if name in ("epochs", "batch_size", "learning_rate", "width", "clip") else value >= 0)
 
 
 # Fine-tuning starts near a good minimum: few epochs, all at the model's own size, at a tenth of the rate.

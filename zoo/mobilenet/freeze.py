@@ -27,7 +27,8 @@ def read_tflite(file: Path) -> images.State:
 
     It keeps kernels as [outputs, height, width, inputs], depthwise ones as [1, height, width, channels]; the head is a 1x1 convolution.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # tf2onnx imports tensorflow, which talks
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # tf2onnx imports tensorflow, which talks, and oneDNN in it
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     from tf2onnx.tflite.Model import Model  # the format's schema
 
     model = Model.GetRootAsModel(file.read_bytes(), 0)

@@ -24,7 +24,21 @@ from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import signatures, translation_metrics
 from pipelines.files import read_json, replacing, sha256, write_json
 from pipelines.progress import console, progress
-from zoo.training import Processes, choose_precision, fill, load_checkpoint, plot_curves, processes, require_output, require_settings
+from zoo.training import (
+    BELOW_1,
+    FROM_0,
+    PRECISION,
+    SEED,
+    Processes,
+    Range,
+    choose_precision,
+    fill,
+    load_checkpoint,
+    plot_curves,
+    processes,
+    require_output,
+    require_settings,
+)
 from zoo.transformer_mt.data import (
     PAD,
     POSITIONS,
@@ -47,6 +61,14 @@ from zoo.transformer_mt.data import (
 from zoo.transformer_mt.model import FORMS, Transformer, build, translate
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
+RANGES = {
+    "languages": Range("source-target, as en-de", lambda languages: languages.count("-") == 1),
+    "max_length": Range(f"2 to {POSITIONS}", lambda tokens: 2 <= tokens <= POSITIONS),
+    "precision": PRECISION,
+    "seed": SEED,
+    **dict.fromkeys(("dropout", "label_smoothing"), BELOW_1),
+    **dict.fromkeys(("warmup", "weight_decay", "max_ratio"), FROM_0),
+}
 CALIBRATION_SENTENCES = 256
 DECODED = 8192  # tokens, padded sources of a batch that is translated
 
@@ -97,30 +119,12 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_settings(asdict(self), _fits)
+        require_settings(asdict(self), RANGES)
 
     def rate(self, step: int, epoch_steps: int) -> float:
         """The learning rate at `step`, counted from 0."""
         warm = max(1, min(self.warmup, self.epochs * epoch_steps // 3))
         return self.learning_rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
-
-
-def _fits(name: str, value: Any) -> bool:
-    if name == "precision":
-        return value in ("auto", "fp32", "bf16")
-    if name == "languages":
-        return str(value).count("-") == 1
-    if isinstance(value, str | bool):
-        return True
-    if not math.isfinite(value):
-        return False
-    if name in ("dropout", "label_smoothing"):
-        return bool(0 <= value < 1)
-    if name == "max_length":
-        return bool(1 < value <= POSITIONS)
-    if name == "seed":
-        return bool(0 <= value < 2**32)
-    return bool(value >= 0 if name in ("warmup", "weight_decay", "max_ratio") else value > 0)
 
 
 TRAIN = Settings()

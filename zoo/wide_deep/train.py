@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import os
 import platform
 import tempfile
@@ -24,7 +23,7 @@ from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import click_metrics
 from pipelines.files import read_json, replacing, sha256, write_json
 from pipelines.progress import console, progress, silent
-from zoo.training import Workers, plot_curves, require_output, require_same_run, require_settings
+from zoo.training import BELOW_1, FROM_0, SEED, Workers, plot_curves, require_output, require_same_run, require_settings
 from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Features, Floats, Rows, fit, timed
 from zoo.wide_deep.log import Log, arrays
 
@@ -38,6 +37,7 @@ Weights = Mapping[str, Floats]  # by variable path
 WEIGHTS, STATE = "model.weights.h5", "checkpoint/state.npz"
 CALIBRATION_ROWS = 4096
 CHECKPOINT_SECONDS = 300.0  # between checkpoints within an epoch
+RANGES = {"seed": SEED, "dropout": BELOW_1, "ema": BELOW_1, **dict.fromkeys(("l2_embeddings", "l2_wide", "min_delta"), FROM_0)}
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        def fits(name: str, value: Any) -> bool:
-            if isinstance(value, float) and not math.isfinite(value):
-                return False
-            if name == "seed":
-                return bool(0 <= value < 2**32)
-            if name in ("dropout", "ema"):
-                return bool(0 <= value < 1)
-            least = min(value, default=0) if name == "hidden" else value
-            return bool(least >= 0 if name in ("l2_embeddings", "l2_wide", "min_delta", "refit") else least > 0)
-
-        require_settings(asdict(self), fits)
+        require_settings(asdict(self), RANGES)
 
 
 TRAIN = TrainConfig()
