@@ -179,6 +179,7 @@ class Observation:
         first = {(shape[0] if isinstance(shape[0], int) else 0) if shape else -1 for shape in self._shapes.values()}  # 0: dynamic
         self._fixed = first.pop() if len(first) == 1 else -1  # -1: no batch that all inputs share, so nothing is cut
         self._inputs = [str(each.name) for each in model.graph.inputs if each.dtype == ir.DataType.FLOAT and each.name in self._shapes]
+        self._outputs = {str(each.name) for each in model.graph.outputs}
         self._rest: Batch = {}
         self._plans: dict[Any, tuple[int, list[list[str]]]] = {}
         self._sessions: dict[tuple[str, ...], ort.InferenceSession] = {}
@@ -187,7 +188,8 @@ class Observation:
     def feed(self, batch: Batch) -> None:
         """Observe {graph input: array, first axis = samples}; any number of samples, which run cut to the graph's own, where that is fixed.
 
-        Raises RequestError for wrong inputs and for NaN in what the model computes.
+        Raises RequestError for wrong inputs and for NaN or infinity in the model's outputs. A tensor within that holds them, as attention
+        masked by -infinity does, gets no range.
         """
         if set(batch) != set(self._shapes):
             raise RequestError(f"calibration samples hold {', '.join(sorted(batch))}; the graph takes {', '.join(self._shapes)}")
@@ -222,7 +224,7 @@ class Observation:
         tensors = {}
         with progress("choosing ranges", len(self.histograms)) as advance:
             for name, each in self.histograms.items():
-                if each.count:
+                if each.count and each.finite:
                     method, low, high = choose(each, observer, symmetric)
                     tensors[name] = TensorRange(each.low, each.high, low, high, each.count, method, each.summary())
                 advance(1)
@@ -264,6 +266,8 @@ class Observation:
     def _add(self, arrays: Batch) -> None:
         for name, array in arrays.items():
             self.histograms.setdefault(name, Histogram()).add(array)
+            if name in self._outputs and not self.histograms[name].finite:
+                raise RequestError("the model computes NaN or infinity on the calibration samples; check the samples and the model")
 
 
 def observe(model: ir.Model, samples: Iterable[Batch], total: int | None = None, *, max_memory: str | int = MEMORY) -> Observation:

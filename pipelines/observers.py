@@ -62,21 +62,23 @@ class Histogram:
     """Counts of x in bins of one power-of-two width, anchored at zero: bins of a wider range are exact sums of finer ones.
 
     So the result does not depend on how samples are batched. At most `2 * BINS` bins are kept, BINS on either side of zero.
+    finite: whether neither NaN nor infinity came; else nothing is told of x.
     """
 
     def __init__(self) -> None:
-        self.low, self.high, self.count, self.zeros = np.inf, -np.inf, 0, 0
+        self.low, self.high, self.count, self.zeros, self.finite = np.inf, -np.inf, 0, 0, True
         self.exponent: int | None = None  # bin width 2**exponent
         self.bins = np.zeros(2 * BINS, np.int64)  # bin i holds [(i - BINS) w, (i - BINS + 1) w)
 
     def add(self, x: NDArray[Any]) -> None:
-        """Count every element of `x` (float32). Raises RequestError on NaN or infinity."""
-        if x.size == 0:
+        """Count every element of `x` (float32)."""
+        if x.size == 0 or not self.finite:
             return
         x = x.ravel()
         low, high = float(x.min()), float(x.max())
-        if not np.isfinite([low, high]).all():
-            raise RequestError("the model computes NaN or infinity on the calibration samples; check the samples and the model")
+        self.finite = bool(np.isfinite([low, high]).all())
+        if not self.finite:
+            return
         self.low, self.high, self.count = min(self.low, low), max(self.high, high), self.count + x.size
         self.zeros += x.size - int(np.count_nonzero(x))
         reach = max(-low, high)

@@ -165,7 +165,7 @@ class _Tensor:
 
 def _stem(name: str) -> str:
     """The float tensor that a value of the int8 model stands for."""
-    return re.sub(r"\.(de)?quantized(\.\d+)?(_\d+)?$", "", name)
+    return re.sub(r"(\.(de)?quantized(_\d+)?)+$", "", name)
 
 
 def _end(node: ir.Node, known: set[str]) -> str:

@@ -187,6 +187,12 @@ def test_samples_that_cannot_be_used(batches, what):
         calibrate(mlp(), batches)
 
 
+def test_what_holds_infinity_within_gets_no_range():
+    text = "(float[n,4] x) => (float[n,4] y) { h = MatMul(x, w) m = Add(h, mask) y = Softmax(m) }"
+    net = model(text, w=RNG.standard_normal((4, 4)).astype(np.float32), mask=np.array([0, 0, -np.inf, 0], np.float32))
+    assert set(calibrate(net, [{"x": samples()["x"]}]).tensors) == {"x", "h", "y"}
+
+
 def test_an_unknown_observer():
     with pytest.raises(RequestError, match="unknown observer 'median'; choose one of auto, minmax, percentile, mse, kl"):
         calibrate(mlp(), [samples()], "median")

@@ -12,7 +12,7 @@ from rewriting import EXACT, model, ops, run
 
 from pipelines import graph
 from pipelines.calibrate import calibrate
-from pipelines.engine import load
+from pipelines.engine import load, openvino
 from pipelines.entry import QuantRecipe
 from pipelines.errors import RequestError
 from pipelines.quantize import quantize
@@ -31,6 +31,7 @@ WEIGHTS = {
     **{"axes": np.array([2, 3]), "twice": np.array([1, 1, 2, 2], np.float32), "even": np.array([0, 2, 4]), "rows": np.array([0, 8, -1])},
     **{"image": np.array([0, 8, 8, 8]), "around": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "slope": np.full((8, 1, 1), 0.1, np.float32)},
     **{"one": np.array([1]), "same": np.array([1, 8, 1, 1]), "two": np.array([2]), "w4": normal(64, 8, scale=0.2)},
+    **{"flat": np.array([0, 8, 9]), "first": np.array([0]), "sizes": np.array([1, 8]), "token": normal(1, 1, 8)},
 }
 
 
@@ -231,9 +232,9 @@ ATTENTION = """(float[n,16,64] x) => (float y) {
     o1 = Transpose<perm=[0,2,1,3]>(o) o2 = Reshape(o1, joined) z = MatMul(o2, wo) z1 = Add(z, b) y = Add(z1, x) }"""
 
 
-def attention():
+def attention(text=ATTENTION, **more):
     weights = {name: normal(64, 64, scale=0.12) for name in ("wq", "wk", "wv", "wo")}
-    found = model(ATTENTION, **weights, b=normal(64, scale=0.2), heads=np.array([0, 16, 4, 16]), joined=np.array([0, 16, 64]))
+    found = model(text, **weights, b=normal(64, scale=0.2), heads=np.array([0, 16, 4, 16]), joined=np.array([0, 16, 64]), **more)
     found.graph.outputs[0].shape = None
     return found
 
@@ -247,6 +248,33 @@ def test_products_of_two_activations(tmp_path):
     assert sum(kinds.count(each) for each in ("MatMulIntegerToFloat", "QLinearMatMul")) == 6
     if "openvino" in EXACT:
         assert [precision for kind, precision in ran["openvino"] if kind == "FullyConnected"] == ["u8"] * 4
+
+
+def test_attention_masked_by_infinity(tmp_path):
+    found = attention(
+        ATTENTION.replace("p = Softmax<axis=-1>(s)", "m = Add(s, mask) p = Softmax<axis=-1>(m)"),
+        mask=np.triu(np.full((16, 16), -np.inf, np.float32), 1),
+    )
+    report, _ = check(found, 30, tmp_path, x=normal(16, 16, 64))
+    assert all(each.precision == "int8" for each in report.operators if each.type == "MatMul")
+    assert "m" not in calibrate(found, [{"x": normal(16, 16, 64)}]).tensors
+
+
+@pytest.mark.parametrize("shaped", ["t", "x"])
+def test_a_token_before_the_patches_of_an_image(tmp_path, shaped):
+    """As a vision transformer begins. OpenVINO must not lose the channels' biases where it is given no batch size."""
+    found = image(
+        f"""a = Conv<strides=[2,2]>(x, k, kb) f = Reshape(a, flat) t = Transpose<perm=[0,2,1]>(f)
+            s = Shape({shaped}) n = Gather(s, first) e = Concat<axis=0>(n, sizes) c = Expand(token, e)
+            j = Concat<axis=1>(c, t) o = LayerNormalization<axis=-1>(j, b) z = MatMul(o, w) y = Neg(z)"""
+    )
+    x = np.abs(normal(16, 3, 8, 8))
+    report, ran = check(found, 30, tmp_path, x=x)
+    assert next(each for each in report.operators if each.type == "Conv").precision == "int8"
+    assert "QLinearConv" in [kind for kind, _ in ran["onnxruntime"]]
+    if "openvino" in EXACT:
+        compiled = openvino().Core().compile_model(tmp_path / "int8.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        assert decibels(compiled({"x": x})[0], run(found, x=x)["y"]) > 30
 
 
 # --- recipes

@@ -170,6 +170,19 @@ def test_tables_of_embeddings_and_bytes_between_operators():
     assert all(each["precision"] == "int8" for each in what["operators"])
 
 
+def test_bytes_that_are_moved_before_a_product_stand_for_their_own_tensors():
+    net = model(
+        """(float[n,4,6] x) => (float[n,2,4,4] y) { q0 = MatMul(x, w) q1 = Reshape(q0, heads) q = Transpose<perm=[0,2,1,3]>(q1)
+            k1 = Reshape(q0, heads) k = Transpose<perm=[0,2,3,1]>(k1) y = MatMul(q, k) }""",
+        w=weights(6, 6),
+        heads=np.array([0, 4, 2, 3]),
+    )
+    x = np.random.default_rng(3).normal(size=(40, 4, 6)).astype(np.float32)
+    what = explained(net, x)[2]
+    assert what["outputs"]["y"]["sqnr_db"] > 30
+    assert operator(what, "q1")["sqnr_db"] == pytest.approx(operator(what, "q")["sqnr_db"]) and operator(what, "q")["sqnr_db"] > 30
+
+
 @needs_vnni
 def test_products_with_ranges_of_run_time():
     """One reads a tensor called like what the report itself feeds to the other."""

@@ -92,8 +92,8 @@ class Pairs:
         if x is None or dq is None or y.dtype != ir.DataType.UINT8:
             return
         step = dq.inputs[1:]
-        before = graph.node("DequantizeLinear", [x, *step], f"{y.name}.float", dtype=ir.DataType.FLOAT, taken=self.taken)
-        after = graph.node("QuantizeLinear", [y, *step], f"{y.name}.again", dtype=ir.DataType.UINT8, taken=self.taken)
+        before = graph.node("DequantizeLinear", [x, *step], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken)
+        after = graph.node("QuantizeLinear", [y, *step], f"{y.name}.quantized", dtype=ir.DataType.UINT8, taken=self.taken)
         before.outputs[0].shape, after.outputs[0].shape, y.type = x.shape, y.shape, ir.TensorType(ir.DataType.FLOAT)
         y.replace_all_uses_with(after.outputs[0], replace_graph_outputs=True)
         after.replace_input_with(0, y)
@@ -127,6 +127,7 @@ class Pairs:
             q = found[0]
             dq = next((each for each in q.outputs[0].consumers() if each.op_type == "DequantizeLinear"), None) or self._back(y, q)
         else:
+            y = _before_token(y)
             q, dq = self._pair(y, *step)
         y.replace_all_uses_with(dq.outputs[0], replace_graph_outputs=True)
         q.replace_input_with(0, y)
@@ -181,3 +182,30 @@ class Pairs:
         dq.outputs[0].shape = q.shape
         self.main.insert_before(before, dq)
         return dq.outputs[0]
+
+
+def _before_token(y: ir.Value) -> ir.Value:
+    """Where a Reshape of `y` is joined to a token that Expand repeats for a batch of any size, as in vision transformers: its result.
+
+    OpenVINO (2026.4) gives all channels of a convolution the bias of the first where the pair stands right behind it there; onnxruntime
+    moves the pair back.
+    """
+    reshape = _reader(y)
+    if reshape is None or reshape.op_type != "Reshape":
+        return y
+    after: ir.Node | None = reshape
+    while after is not None and after.op_type in ("Reshape", "Transpose"):
+        after = _reader(after.outputs[0])
+    joined = after is not None and after.op_type == "Concat" and any(x is not None and _op_type(x) == "Expand" for x in after.inputs)
+    return reshape.outputs[0] if joined else y
+
+
+def _reader(x: ir.Value) -> ir.Node | None:
+    """The one node that reads the values of `x`, whatever else reads its shape."""
+    readers = [each for each in x.consumers() if each.op_type != "Shape"]
+    return readers[0] if len(readers) == 1 and not x.is_graph_output() else None
+
+
+def _op_type(x: ir.Value) -> str:
+    producer = x.producer()
+    return "" if producer is None else producer.op_type

@@ -81,7 +81,7 @@ class QuantizeEarly(Rewrite):
         if any(each is not None and each.op_type == "DequantizeLinear" and not _equal(_step(each), step) for each in sources):
             self.refuse(move, "its parts are bytes of other steps")
             return 0
-        inputs = [self._bytes(main, value, quantize, index, move) for index, value in enumerate(data)] + list(move.inputs[len(data) :])
+        inputs = [self._bytes(main, value, quantize, move) for value in data] + list(move.inputs[len(data) :])
         if move.op_type == "Pad":
             inputs[2:3] = [quantize.inputs[2]]  # zero is the zero point
         self._replace(main, move, inputs, quantize)
@@ -95,13 +95,13 @@ class QuantizeEarly(Rewrite):
         main.remove(quantize, safe=True)
         return 1
 
-    def _bytes(self, main: ir.Graph, value: ir.Value, quantize: ir.Node, index: int, move: ir.Node) -> ir.Value:
+    def _bytes(self, main: ir.Graph, value: ir.Value, quantize: ir.Node, move: ir.Node) -> ir.Value:
         """`value` quantized as `quantize` does it, by the step that does so already where there is one."""
         for each in value.consumers():
             if each.op_type == "QuantizeLinear" and each.graph is main and _equal(_step(each), _step(quantize)):
                 return each.outputs[0]
         dtype = quantize.outputs[0].dtype
-        q = graph.node("QuantizeLinear", [value, *quantize.inputs[1:]], f"{quantize.name}.{index}", dtype=dtype, taken=self._taken)
+        q = graph.node("QuantizeLinear", [value, *quantize.inputs[1:]], f"{value.name}.quantized", dtype=dtype, taken=self._taken)
         q.outputs[0].shape = value.shape
         main.insert_before(move, q)
         return q.outputs[0]
