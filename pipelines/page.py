@@ -221,12 +221,14 @@ def _engine(name: str, found: Mapping[str, Any]) -> str:
     if "error" in found:
         return f"<p><b>{_text(name)}</b>: {_text(found['error'])}</p>"
     ran = ", ".join(f"{count} {kind}" for kind, count in found["ran"].items())
+    near = ", ".join(f"{output} {_decibels(db)}" for output, db in found["outputs"].items())
+    run = f"It ran {ran}." + (f" SQNR of its outputs: {near}." if near else "")
     fallen = found["fallbacks"]
     said = (
         "every int8 operator ran in integers, or as a part of one that did" if not fallen else f"{len(fallen)} int8 operators ran in float:"
     )
     table = _html_table(["operator", "kernel", "precision"], [[each["name"], each["type"], each["precision"]] for each in fallen])
-    return f"<p><b>{_text(name)}</b>: {said}</p>{table if fallen else ''}<p>It ran {_text(ran)}.</p>"
+    return f"<p><b>{_text(name)}</b>: {said}</p>{table if fallen else ''}<p>{_text(run)}</p>"
 
 
 def _ranges(tensors: Mapping[str, Mapping[str, Any]]) -> str:

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 REPEATS = 9
 BUDGET_MS = 300.0  # a slow model is repeated less often
 FORMAT = 1  # of a plan file
+REFERENCE = "onnxruntime"  # whose results others are held to; the first that runs where it does not
+ALIKE = 0.1  # 10 dB; int8 in two engines was seen to differ by 1e-3 and less
 CONTENTS = "plan.json"
 Opener = Callable[[Path, str, int, str], Session]  # model file, engine, threads, precision
 
@@ -92,19 +94,35 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
     Raises ZooError where none does.
     """
     sessions: dict[str, Runnable] = {}
+    wanted: Batch = {}
     problems = []
-    for name, opener in candidates.items():
+    for name, opener in sorted(candidates.items(), key=lambda each: each[0] != REFERENCE):
         try:
             session = opener()
-            session.run(batch)
+            found = session.run(batch)
+            require_alike(found, wanted)
         except ZooError as error:
             problems.append(str(error))
             logger.warning("the engine %s is left out: %s", name, error)
         else:
             sessions[name] = session
+            wanted = wanted or found
     if not sessions:
         raise ZooError(f"no engine runs the model: {'; '.join(problems)}")
     return dict(zip(sessions, measure(list(sessions.values()), batch), strict=True))
+
+
+def require_alike(found: Batch, wanted: Batch) -> None:
+    """Raise ZooError where a float output of an engine differs from that of another by more than `ALIKE` of its power (sum of squares).
+
+    Engines round differently, but one that computes something else, as OpenVINO 2026.4 makes of a few quantized graphs, is not for use.
+    """
+    for name in wanted.keys() & found.keys():
+        x, y = wanted[name], found[name]
+        if x.dtype.kind == "f" and x.shape == y.shape:
+            power, difference = (float(np.square(each, dtype=np.float64).sum()) for each in (x, x - y))
+            if 0 < power < np.inf and not difference <= ALIKE * power:  # NaN is none either
+                raise ZooError(f"its output {name} differs from that of other engines by {difference / power:.0%} of its power")
 
 
 def size_class(batch: Batch) -> int:
@@ -311,13 +329,15 @@ def _open_all(
 ) -> tuple[list[Session], list[dict[str, Any]]]:
     """Every candidate with every thread count, opened and run once, and what names it; those that fail are noted in `failed`."""
     sessions, rows = [], []
+    results: dict[Path, Batch] = {}
     for count in threads:
-        for each in candidates:
+        for each in sorted(candidates, key=lambda each: each.engine != REFERENCE):
             try:
                 session = opener(each.path, each.engine, count, each.precision)
-                session.run(batch)
+                found = session.run(batch)
+                require_alike(found, results.setdefault(each.path, found))
             except ZooError as error:
-                failed.append(str(error))
+                failed.append(f"{each.engine}: {error}")
                 continue
             sessions.append(session)
             rows.append({"engine": each.engine, "precision": each.precision, "threads": count, "batch_size": length(batch)})

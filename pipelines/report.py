@@ -33,6 +33,7 @@ CUT = 256  # samples run at once at most
 FLOATS = ("f32", "f16", "bf16", "f64")
 INTEGER_KERNELS = ("DynamicQuantize", "MatMulInteger", "ConvInteger", "QLinear", "QGemm")  # whatever type their first input has
 STEPS = ("QuantizeLinear", "DequantizeLinear")
+FIRST = 16  # samples that engines run
 GIVEN = "@float"  # ends the names of inputs that bring the float model's results
 
 
@@ -55,7 +56,8 @@ def explain(
     "tensors": {name: {"scale", "zero_point", "minimum", "maximum", "low", "high" (what the codes reach), "saturated" (share of its values
     beyond that), "sqnr_db" (of its rounding alone), "method" (what chose the range), "edges" and "counts" (of all values but exact zeros;
     none where the table is of an old kind)}},
-    "engines": {engine: {"ran": {"type precision": count}, "fallbacks": [{"name", "type", "precision"}]} or {"error"}}, "trials"}.
+    "engines": {engine: {"outputs": {name: SQNR in dB of what it computes of the first samples}, "ran": {"type precision": count},
+    "fallbacks": [{"name", "type", "precision"}]} or {"error"}}, "trials"}.
     SQNR is None where nothing was lost or nothing could be compared. Raises RequestError for no samples, or ones that do not fit.
     """
     pair = _compare(float_model, int8_model, table, samples)
@@ -64,6 +66,7 @@ def explain(
         chain, own = pair.chain.get(pair.outputs.get(each["name"], "")), pair.own.get(pair.outputs.get(each["name"], ""))
         operators.append({**each, "sqnr_db": chain.db() if chain else None, "own_db": own.db() if own else None})
     lossy = [each for each in operators if each["precision"] == "int8" and each["own_db"] is not None]
+    expected = dict(zip(pair.results, _run(_session(pair.float, list(pair.results)), pair.first), strict=True))
     return {
         "graph": report.graph,
         "recipe": report.recipe.to_json(),
@@ -73,7 +76,7 @@ def explain(
         "operators": operators,
         "damaging": [each["name"] for each in sorted(lossy, key=lambda each: each["own_db"])],
         "tensors": {name: each.to_json(table.tensors[name]) for name, each in pair.tensors.items()},
-        "engines": {name: _ran(name, int8_model, operators, pair.first) for name in engine.available()},
+        "engines": {name: _ran(name, int8_model, operators, pair.first, expected) for name in engine.available()},
         "trials": list(trials),
     }
 
@@ -102,7 +105,7 @@ def _compare(float_model: ir.Model, int8_model: ir.Model, table: CalibrationTabl
     pair = _Pair(equalized, int8_model, table)
     for feed in _cut(samples, pair.fixed, pair.probe):
         pair.measure(feed)
-        pair.first = pair.first or {name: array[: pair.fixed or 1] for name, array in feed.items()}
+        pair.first = pair.first or {name: array[: pair.fixed or FIRST] for name, array in feed.items()}
         pair.seen += length(feed)
     if not pair.first:
         raise RequestError("no samples to explain the model on; pass at least one")
@@ -323,11 +326,14 @@ def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:
                 advance(min(size, total - start))
 
 
-def _ran(name: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], batch: Batch) -> dict[str, Any]:
-    """What one engine made of the model, from its own profile; a fallback is an operator that is int8 in the file and ran in float."""
+def _ran(name: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], batch: Batch, expected: Batch) -> dict[str, Any]:
+    """What one engine made of the model: its outputs against the float ones, and from its own profile what it ran.
+
+    A fallback is an operator that is int8 in the file and ran in float.
+    """
     try:
         session = engine.ENGINES[name](Path("int8.onnx"), 1, ir.to_proto(model).SerializeToString())
-        executed = session.executed(batch)
+        executed, outputs = session.executed(batch), session.run(batch)
     except ZooError as error:
         return {"error": str(error)}
     int8 = {each["name"] for each in operators if each["precision"] == "int8"}
@@ -339,7 +345,8 @@ def _ran(name: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], bat
             found = _operator(each.name, int8)
             if found is not None:
                 fallbacks.append({"name": found, "type": each.type, "precision": each.precision})
-    return {"ran": dict(sorted(ran.items(), key=lambda item: (-item[1], item[0]))), "fallbacks": fallbacks}
+    said = {each: sqnr([x], [outputs[each]]) for each, x in expected.items()}
+    return {"outputs": said, "ran": dict(sorted(ran.items(), key=lambda item: (-item[1], item[0]))), "fallbacks": fallbacks}
 
 
 def _operator(kernel: str, names: set[str]) -> str | None:

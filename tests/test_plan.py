@@ -24,6 +24,7 @@ class Fake:
     """A session that takes its time."""
 
     ran: list[str] = []  # noqa: RUF012
+    results: dict[str, np.ndarray] = {}  # noqa: RUF012  # of engines that differ
 
     def __init__(self, name, milliseconds):
         self.name, self.milliseconds = name, milliseconds
@@ -31,13 +32,14 @@ class Fake:
     def run(self, batch):
         Fake.ran.append(self.name)
         Fake.clock += self.milliseconds / 1e3
+        return {"y": Fake.results.get(self.name, np.ones(3, np.float32))}
 
 
 @pytest.fixture
 def timed(monkeypatch):
     """Engines of known speed on a clock of their own; returns {engine: ms}, to be changed."""
     speeds = {"onnxruntime": 2.0, "openvino": 1.0}
-    Fake.ran, Fake.clock = [], 0.0
+    Fake.ran, Fake.results, Fake.clock = [], {}, 0.0
     monkeypatch.setattr(plan.time, "perf_counter", lambda: Fake.clock)
     monkeypatch.setattr(plan, "load", lambda path, name, *options: Fake(name, speeds[name]))
     monkeypatch.setattr(plan, "available", lambda: list(speeds))
@@ -57,6 +59,19 @@ def test_the_quickest_engine_is_chosen(path, timed):
     assert plan.plan(path, FEEDS, 2) == Plan("openvino", 2, 4, {"onnxruntime": 2.0, "openvino": 1.0}, machine.fingerprint())
     timed["openvino"] = 3.0
     assert plan.plan(path, FEEDS, 2, fresh=True).engine == "onnxruntime"
+
+
+@pytest.mark.parametrize(
+    ("found", "chosen"),
+    [([1.2, 1.0, 0.8], "openvino"), ([0.0, 1.0, 2.0], "onnxruntime"), ([np.nan, 1.0, 1.0], "onnxruntime")],
+)
+def test_an_engine_that_computes_something_else_is_not_chosen(path, timed, caplog, found, chosen):
+    Fake.results["openvino"] = np.array(found, np.float32)
+    assert plan.plan(path, FEEDS).engine == chosen
+    assert ("openvino is left out: its output y differs from that of other engines by" in caplog.text) == (chosen == "onnxruntime")
+    candidates = [Candidate(name, "int8", path) for name in ("openvino", "onnxruntime")]
+    built = plan.build(candidates, [FEEDS], [1], path.with_suffix(".plan"), plan.load)
+    assert built["profiles"][0]["engine"] == chosen and len(built["failed"]) == (chosen == "onnxruntime")
 
 
 def test_a_plan_is_remembered(path, timed, zoo_home):
