@@ -110,6 +110,8 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     for node in list(main):
         if node.op_type == "Transpose":
             pairs.transposed(node)
+        elif node.op_type.startswith("Reduce"):
+            pairs.reduced(node)
     if recipe.correct and (table.bias or table.rounding):
         if not recipe.same_but_observer(table.recipe):
             logger.warning("the table's corrections were found by another recipe and are left out; for new ones run: zoo calibrate")

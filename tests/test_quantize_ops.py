@@ -277,6 +277,17 @@ def test_a_token_before_the_patches_of_an_image(tmp_path, shaped):
         assert decibels(compiled({"x": x})[0], run(found, x=x)["y"]) > 30
 
 
+@pytest.mark.parametrize(
+    "reduce", ["ReduceMean<axes=[1],keepdims=0>(h)", "ReduceMax<axes=[1],keepdims=0>(h)", "ReduceSum<keepdims=0>(h, one)"]
+)
+@pytest.mark.parametrize("rest", ["z = MatMul(r, w) y = Neg(z)", "y = Identity(r)"])
+def test_products_without_bias_that_are_reduced(tmp_path, reduce, rest):
+    """OpenVINO must not take the steps of the channels along another axis."""
+    text = f"(float[n,6,8] x) => (float[n,8] y) {{ h = MatMul(x, w) r = {reduce} {rest} }}"
+    report, _ = check(model(text, **{name: WEIGHTS[name] for name in ("w", "one")}), 25, tmp_path, x=normal(16, 6, 8))
+    assert [each.type for each in report.operators[:2]] == ["MatMul", reduce.split("<")[0]]
+
+
 # --- recipes
 
 

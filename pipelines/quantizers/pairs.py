@@ -101,6 +101,26 @@ class Pairs:
         self.main.insert_before(node, before)
         self.main.insert_after(node, after)
 
+    def reduced(self, node: ir.Node) -> None:
+        """Let a reduction of an int8 product keep the axes, for a Squeeze to drop: OpenVINO (2026.4) would use the steps of the product's
+        channels along another axis."""
+        x, y = node.inputs[0], node.outputs[0]
+        axes = graph.constant(node.inputs[1]) if len(node.inputs) > 1 else np.array(node.attributes.get_ints("axes", []), np.int64)
+        product = x.producer() if x is not None else None
+        if product is None or product.op_type != "MatMul" or _op_type(product.inputs[1]) != "DequantizeLinear":
+            return
+        if axes is None or not axes.size or node.attributes.get_int("keepdims", 1) != 0:
+            return
+        dropped = graph.initializer(self.main, f"{y.name}.axes", axes.astype(np.int64), self.taken)
+        squeeze = graph.node("Squeeze", [y, dropped], f"{y.name}.squeezed", dtype=ir.DataType.FLOAT, taken=self.taken)
+        node.attributes["keepdims"] = ir.AttrInt64("keepdims", 1)
+        squeeze.outputs[0].shape, y.shape = y.shape, None
+        y.replace_all_uses_with(squeeze.outputs[0], replace_graph_outputs=True)
+        squeeze.replace_input_with(0, y)
+        y.name, squeeze.outputs[0].name = squeeze.outputs[0].name, y.name
+        self.main.insert_after(node, squeeze)
+        self.helpers.add(str(squeeze.name))
+
     def result(self, node: ir.Node, always: bool) -> None:
         """Feed all readers of an int8 operator's result through one Q/DQ pair, where engines would compute in float without.
 
@@ -196,7 +216,7 @@ def _before_token(y: ir.Value) -> ir.Value:
     after: ir.Node | None = reshape
     while after is not None and after.op_type in ("Reshape", "Transpose"):
         after = _reader(after.outputs[0])
-    joined = after is not None and after.op_type == "Concat" and any(x is not None and _op_type(x) == "Expand" for x in after.inputs)
+    joined = after is not None and after.op_type == "Concat" and any(_op_type(x) == "Expand" for x in after.inputs)
     return reshape.outputs[0] if joined else y
 
 
@@ -206,6 +226,6 @@ def _reader(x: ir.Value) -> ir.Node | None:
     return readers[0] if len(readers) == 1 and not x.is_graph_output() else None
 
 
-def _op_type(x: ir.Value) -> str:
-    producer = x.producer()
+def _op_type(x: ir.Value | None) -> str:
+    producer = x.producer() if x is not None else None
     return "" if producer is None else producer.op_type
