@@ -483,8 +483,9 @@ def _other_table(folder: ModelFolder, recipe: QuantRecipe) -> bool:
 def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], int]:
     """(batches, number of samples) of an .npz with one array per graph input, first axis = samples; RequestError for anything else."""
     try:
-        if Path(path).is_file() and not zipfile.is_zipfile(path):
-            raise ValueError("it is no archive as numpy.savez writes them")
+        with Path(path).open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is no archive as numpy.savez writes them")
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except Exception as error:  # numpy, zipfile and zlib raise their own kinds for every sort of damage

@@ -107,9 +107,8 @@ class CalibrationTable:
         for what, mine, its in (("graphs", self.graph[:12], other.graph[:12]), ("observers", self.observer, other.observer)):
             if mine != its:
                 raise RequestError(f"cannot merge calibration tables of different {what}, {mine} and {its}; make both alike: zoo calibrate")
-        tensors = self.tensors | other.tensors
-        for name in self.tensors.keys() & other.tensors.keys():
-            tensors[name] = self.tensors[name].merge(other.tensors[name], self.observer)
+        both = [name for name in self.tensors if name in other.tensors]  # the rest hold infinity, or nothing, in one of the two
+        tensors = {name: self.tensors[name].merge(other.tensors[name], self.observer) for name in both}
         samples = self.samples + other.samples
         more = max(self, other, key=lambda each: (each.samples, each.samples_digest))
         digest = hashlib.sha256("".join(sorted([self.samples_digest, other.samples_digest])).encode()).hexdigest()
@@ -254,6 +253,8 @@ class Observation:
         return self._plans[key]
 
     def _run(self, feed: Batch, groups: list[list[str]]) -> None:
+        if wrong := [name for name in self._inputs if np.isnan(feed[name]).any()]:
+            raise RequestError(f"the calibration samples hold NaN in {wrong[0]}; check the samples")
         self._add({name: feed[name] for name in self._inputs})
         for names in groups:
             if tuple(names) not in self._sessions:

@@ -170,6 +170,8 @@ def _correct(layer: ir.Node, twin: ir.Node | None, exact: Walk, rounded: Walk) -
     for y, x in pairs():
         if len(y) != len(total):
             return Correction(name, kind, reason="the sum that it is part of has other channels")
+        if not np.isfinite(x).all():
+            return Correction(name, kind, reason="the sum that it is part of holds NaN or infinity")
         x = np.clip(x, target.least, target.most)
         free = (x > target.least) & (x < target.most) & (y > target.least) & (y < target.most)
         total += np.where(free, x - y, 0).sum(axis=1, dtype=np.float64)

@@ -182,6 +182,7 @@ class OpenVinoSession:
             )
             for port in found.inputs
         }
+        self._outputs = [port.any_name for port in found.outputs]  # a compiled one may have names of others, too
         self._compiled: dict[int, Any] = {}
 
     def _size(self, count: int) -> int:
@@ -223,8 +224,11 @@ class OpenVinoSession:
             results = request.infer(padded, share_inputs=True)
         except RuntimeError as error:
             raise RequestError(f"openvino cannot run {self.path} on this batch: {_line(error)}") from error
-        # outputs are copied by infer; every one starts with the batch axis
-        return {port.any_name: array[:count] for port, array in results.items()}
+        # outputs are copied by infer
+        return {
+            name: array[:count] if array.shape[:1] == (size,) else array
+            for name, array in zip(self._outputs, results.values(), strict=True)
+        }
 
     def exported(self, size: int) -> bytes:
         """The model as it is compiled for this machine and batch size."""

@@ -69,7 +69,7 @@ def choose(digest: str, candidates: Mapping[str, Callable[[], Runnable]], batch:
     library versions; `fresh` times anew. A candidate that cannot be opened or does not run is left out. Raises ZooError where none runs.
     """
     size = size_class(batch)
-    key = hashlib.sha256(f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()} {ALIKE}".encode()).hexdigest()[:16]
     kept = hub.home() / "plans" / f"{key}.json"
     if kept.is_file() and not fresh:
         try:
@@ -100,7 +100,7 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
         try:
             session = opener()
             found = session.run(batch)
-            require_alike(found, wanted)
+            require_alike(name, found, wanted)
         except ZooError as error:
             problems.append(str(error))
             logger.warning("the engine %s is left out: %s", name, error)
@@ -112,17 +112,17 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
     return dict(zip(sessions, measure(list(sessions.values()), batch), strict=True))
 
 
-def require_alike(found: Batch, wanted: Batch) -> None:
+def require_alike(engine: str, found: Batch, wanted: Batch) -> None:
     """Raise ZooError where a float output of an engine differs from that of another by more than `ALIKE` of its power (sum of squares).
 
     Engines round differently, but one that computes something else, as OpenVINO 2026.4 makes of a few quantized graphs, is not for use.
     """
     for name in wanted.keys() & found.keys():
         x, y = wanted[name], found[name]
-        if x.dtype.kind == "f" and x.shape == y.shape:
+        if x is not y and isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.shape == np.shape(y):
             power, difference = (float(np.square(each, dtype=np.float64).sum()) for each in (x, x - y))
             if 0 < power < np.inf and not difference <= ALIKE * power:  # NaN is none either
-                raise ZooError(f"its output {name} differs from that of other engines by {difference / power:.0%} of its power")
+                raise ZooError(f"output {name} of {engine} differs from that of other engines by {difference / power:.0%} of its power")
 
 
 def size_class(batch: Batch) -> int:
@@ -305,7 +305,7 @@ class _Imported(OpenVinoSession):
 
     def __init__(self, path: Path, threads: int, blob: bytes, size: int, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         ov = openvino()
-        self.path, self.threads, self._fixed, self._outputs = path, threads, size, outputs
+        self.path, self.threads, self._fixed, self._outputs = path, threads, size, list(outputs)
         try:
             compiled = ov.Core().import_model(io.BytesIO(blob), "CPU", {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False})
         except Exception as error:  # openvino raises RuntimeError with a page of text
@@ -315,10 +315,6 @@ class _Imported(OpenVinoSession):
             for port in compiled.inputs
         }
         self._compiled = {size: compiled.create_infer_request()}
-
-    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """See `Session`."""
-        return dict(zip(self._outputs, super().run(batch).values(), strict=True))
 
     def _size(self, count: int) -> int:
         return self._fixed
@@ -335,9 +331,9 @@ def _open_all(
             try:
                 session = opener(each.path, each.engine, count, each.precision)
                 found = session.run(batch)
-                require_alike(found, results.setdefault(each.path, found))
+                require_alike(each.engine, found, results.setdefault(each.path, found))
             except ZooError as error:
-                failed.append(f"{each.engine}: {error}")
+                failed.append(str(error))
                 continue
             sessions.append(session)
             rows.append({"engine": each.engine, "precision": each.precision, "threads": count, "batch_size": length(batch)})

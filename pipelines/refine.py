@@ -73,14 +73,18 @@ def before_softmax(model: ir.Model) -> ir.Model:
 
 
 def _error(results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> float:
-    """Squared error of float outputs relative to their squares, the mean of the outputs; results: (wanted, found) of every batch."""
+    """Squared error of float outputs relative to their squares, the mean of the outputs; results: (wanted, found) of every batch.
+
+    What is wanted to be infinite, as a masked input of a Softmax, does not count.
+    """
     noise, power = dict[int, float](), dict[int, float]()
     for wanted, found in results:
         for at, (x, y) in enumerate(zip(wanted, found, strict=True)):
             if x.dtype == np.float32:
+                x, y = (each[np.isfinite(x)] for each in (x, y))
                 noise[at] = noise.get(at, 0.0) + float(np.square(np.subtract(x, y, dtype=np.float64)).sum())
                 power[at] = power.get(at, 0.0) + float(np.square(x, dtype=np.float64).sum())
-    return float(np.mean([noise[at] / power[at] for at in noise if power[at] > 0] or [0.0]))
+    return float(np.nan_to_num(np.mean([noise[at] / power[at] for at in noise if power[at] > 0] or [0.0]), nan=np.inf))
 
 
 def _best(model: ir.Model, value: ir.Value, observed: TensorRange, symmetric: bool, samples: Sequence[Batch]) -> TensorRange:

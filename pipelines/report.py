@@ -66,7 +66,8 @@ def explain(
         chain, own = pair.chain.get(pair.outputs.get(each["name"], "")), pair.own.get(pair.outputs.get(each["name"], ""))
         operators.append({**each, "sqnr_db": chain.db() if chain else None, "own_db": own.db() if own else None})
     lossy = [each for each in operators if each["precision"] == "int8" and each["own_db"] is not None]
-    expected = dict(zip(pair.results, _run(_session(pair.float, list(pair.results)), pair.first), strict=True))
+    floats = list(pair.results)
+    expected = dict(zip(floats, _run(_session(pair.float, floats), pair.first), strict=True)) if floats else {}
     return {
         "graph": report.graph,
         "recipe": report.recipe.to_json(),
@@ -254,7 +255,7 @@ class _Pair:
             for name in group.compared:
                 for noise, found in ((self.chain[name], chain), (self.own[name], own)):
                     signal = x[_stem(name)]
-                    if found[name].shape == signal.shape:
+                    if found[name].shape == signal.shape and np.isfinite(signal).all():
                         noise.add(signal, signal - found[name])
 
 
@@ -345,7 +346,8 @@ def _ran(name: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], bat
             found = _operator(each.name, int8)
             if found is not None:
                 fallbacks.append({"name": found, "type": each.type, "precision": each.precision})
-    said = {each: sqnr([x], [outputs[each]]) for each, x in expected.items()}
+    alike = [each for each, x in expected.items() if each in outputs and outputs[each].shape == x.shape]
+    said = {each: sqnr([expected[each]], [outputs[each]]) for each in alike}
     return {"outputs": said, "ran": dict(sorted(ran.items(), key=lambda item: (-item[1], item[0]))), "fallbacks": fallbacks}
 
 

@@ -18,6 +18,7 @@ from onnx import helper, numpy_helper
 
 import zoo
 from pipelines import engine, files, graph, hub, plan
+from pipelines.build import read_npz
 from pipelines.entry import Entry
 from pipelines.errors import RequestError, ZooError
 from zoo import cli, training
@@ -86,7 +87,7 @@ def test_a_training_is_refused_before_it_begins(tmp_path):
 
 
 @pytest.mark.parametrize("verb", [["train", "transformer-mt"], ["finetune", "wide-deep-criteo"]])
-def test_a_used_folder_is_refused_before_a_framework_is_imported(verb, tmp_path, capsys, monkeypatch):
+def test_a_used_folder_is_refused_before_a_framework_is_imported(verb, here, tmp_path, capsys, monkeypatch):
     part = Entry.part
     slow = {"train", "settings", "finetune_settings"}
     monkeypatch.setattr(Entry, "part", lambda self, name: pytest.fail("too late") if name in slow else part(self, name))
@@ -94,6 +95,12 @@ def test_a_used_folder_is_refused_before_a_framework_is_imported(verb, tmp_path,
     (tmp_path / "used" / "file").write_text("")
     said = refused(capsys, *verb, "--data", "pairs.tsv", "-o", str(tmp_path / "used"))
     assert "in use, wanted a new or empty folder" in said
+
+
+def test_samples_that_may_not_be_read_are_named_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "open", lambda path, *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "Permission denied", str(path))))
+    with pytest.raises(RequestError, match=r"cannot read .*x\.npz as \.npz: Permission denied"):
+        read_npz(tmp_path / "x.npz")
 
 
 def test_two_processes_do_not_train_into_one_folder(tmp_path):

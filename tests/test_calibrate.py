@@ -177,7 +177,7 @@ def test_what_onnxruntime_says_of_the_samples_is_not_cut_short():
         ([samples() | {"x": np.zeros((100, 5), np.float32)}], "the calibration samples do not fit the graph: .*"),
         ([samples() | {"x": np.zeros((100, 4))}], "the calibration samples do not fit the graph: .*"),
         ([samples() | {"i": np.full(100, 9)}], "the calibration samples do not fit the graph: .*"),
-        ([samples(), samples() | {"x": np.full((100, 4), np.nan, np.float32)}], "the model computes NaN or infinity on .*"),
+        ([samples(), samples() | {"x": np.full((100, 4), np.nan, np.float32)}], "the calibration samples hold NaN in x; check the samples"),
         ([samples() | {"x": np.full((100, 4), 3e38, np.float32)}], "the model computes NaN or infinity on .*"),
     ],
     ids=range(9),
@@ -191,6 +191,14 @@ def test_what_holds_infinity_within_gets_no_range():
     text = "(float[n,4] x) => (float[n,4] y) { h = MatMul(x, w) m = Add(h, mask) y = Softmax(m) }"
     net = model(text, w=RNG.standard_normal((4, 4)).astype(np.float32), mask=np.array([0, 0, -np.inf, 0], np.float32))
     assert set(calibrate(net, [{"x": samples()["x"]}]).tensors) == {"x", "h", "y"}
+
+
+def test_infinity_within_the_samples_of_one_table_is_remembered_by_both():
+    net = model("(float[n,4] x, float[n,4] m) => (float[n,4] y) { a = Add(x, m) y = Softmax(a) }")
+    x, m = (RNG.standard_normal((20, 4)).astype(np.float32) for _ in range(2))
+    tables = [calibrate(net, [{"x": x, "m": each}]) for each in (m, np.where(np.eye(20, 4, dtype=bool), -np.inf, m).astype(np.float32))]
+    assert set(tables[0].tensors) == {"x", "m", "a", "y"} and set(tables[1].tensors) == {"x", "y"}
+    assert tables[0].merge(tables[1]).tensors.keys() == tables[1].merge(tables[0]).tensors.keys() == {"x", "y"}
 
 
 def test_an_unknown_observer():

@@ -260,7 +260,7 @@ def test_attention_masked_by_infinity(tmp_path):
     assert "m" not in calibrate(found, [{"x": normal(16, 16, 64)}]).tensors
 
 
-@pytest.mark.parametrize("shaped", ["t", "x"])
+@pytest.mark.parametrize("shaped", ["t", "x", "a"])
 def test_a_token_before_the_patches_of_an_image(tmp_path, shaped):
     """As a vision transformer begins. OpenVINO must not lose the channels' biases where it is given no batch size."""
     found = image(
@@ -271,7 +271,7 @@ def test_a_token_before_the_patches_of_an_image(tmp_path, shaped):
     x = np.abs(normal(16, 3, 8, 8))
     report, ran = check(found, 30, tmp_path, x=x)
     assert next(each for each in report.operators if each.type == "Conv").precision == "int8"
-    assert "QLinearConv" in [kind for kind, _ in ran["onnxruntime"]]
+    assert shaped == "a" or "QLinearConv" in [kind for kind, _ in ran["onnxruntime"]]
     if "openvino" in EXACT:
         compiled = openvino().Core().compile_model(tmp_path / "int8.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         assert decibels(compiled({"x": x})[0], run(found, x=x)["y"]) > 30
@@ -280,7 +280,7 @@ def test_a_token_before_the_patches_of_an_image(tmp_path, shaped):
 @pytest.mark.parametrize(
     "reduce", ["ReduceMean<axes=[1],keepdims=0>(h)", "ReduceMax<axes=[1],keepdims=0>(h)", "ReduceSum<keepdims=0>(h, one)"]
 )
-@pytest.mark.parametrize("rest", ["z = MatMul(r, w) y = Neg(z)", "y = Identity(r)"])
+@pytest.mark.parametrize("rest", ["z = MatMul(r, w) y = Neg(z)", "y = Neg(r)"])
 def test_products_without_bias_that_are_reduced(tmp_path, reduce, rest):
     """OpenVINO must not take the steps of the channels along another axis."""
     text = f"(float[n,6,8] x) => (float[n,8] y) {{ h = MatMul(x, w) r = {reduce} {rest} }}"

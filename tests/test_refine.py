@@ -60,3 +60,12 @@ def test_a_softmax_is_looked_behind_and_idle_tensors_are_left_alone():
     table = calibrate(found, [feeds], "minmax")
     assert set(refined(found, RECIPE, table, [feeds]).tensors) == set(table.tensors)
     assert run(found, **feeds)["y"].shape == (8, 16)
+
+
+def test_infinity_before_a_softmax_does_not_count():
+    text = "(float[N,16] x) => (float[N,16] y) {{ h = Gemm(x, W)\n m = {} \n y = Softmax(m) }}"
+    weights, feeds, mask = normal(16, 16), {"x": normal(32, 16)}, np.where(np.arange(16) % 4, 0, -np.inf).astype(np.float32)
+    masked = model(text.format("Add(h, mask)"), W=weights, mask=mask)
+    table = calibrate(masked, [feeds], "minmax")
+    assert 25 < output_sqnr(masked, quantize(masked, RECIPE, table)[0], [feeds]) < 60
+    assert refined(masked, RECIPE, table, [feeds]).tensors["x"].high > 0.7 * table.tensors["x"].high

@@ -202,6 +202,19 @@ def test_products_with_ranges_of_run_time():
     assert operator(what, "y")["own_db"] > operator(what, "y")["sqnr_db"] and operator(what, "h")["own_db"] > 30
 
 
+@pytest.mark.parametrize(
+    ("end", "shape", "told"),
+    [("y = ReduceMean<keepdims=0>(h)", "", {"y"}), ("y = Reshape(h, wide)", "2,m", {"y"}), ("y = ArgMax<axis=1>(h)", "n,1", set())],
+)
+def test_outputs_of_any_shape(end, shape, told):
+    kind = "int64" if "ArgMax" in end else "float"
+    net = model(f"(float[n,6] x) => ({kind}[{shape}] y) {{ h = MatMul(x, w) {end} }}", w=weights(6, 8), wide=np.array([2, -1]))
+    net.graph.outputs[0].shape = None
+    what = explained(net, np.random.default_rng(3).normal(size=(40, 6)).astype(np.float32))[2]
+    for each in what["engines"].values():
+        assert "error" not in each and set(each["outputs"]) <= told and each["fallbacks"] == []
+
+
 def test_no_samples(net):
     table = calibrate(net, [{"x": X}])
     int8, said = quantize(net, QuantRecipe(), table)

@@ -95,7 +95,7 @@ def require_settings(settings: Mapping[str, Any], ranges: Mapping[str, Range]) -
         values = value if isinstance(value, tuple) else (value,)
         finite = all(not isinstance(each, float) or math.isfinite(each) for each in values)
         if not (values and finite and all(map(wanted.holds, values))):
-            wrong.append(f"{name} {value} (wanted {wanted.words})")
+            wrong.append(f"{name} {value} (wanted {wanted.words}{'' if finite else ', finite'})")
     if wrong:
         raise RequestError(f"found training settings out of range: {', '.join(wrong)}")
 

@@ -25,7 +25,7 @@ class Pairs:
         self.done: dict[str, ir.Value] = {}
         self.strided: dict[tuple[str, tuple[int, ...]], ir.Value] = {}
         self.run_time: dict[str, ir.Node] = {}  # what quantizes an input at run time
-        self.helpers: set[str] = set()  # nodes that are part of another one quantized at run time
+        self.helpers: set[str] = set()  # nodes that are part of another one, of a product quantized at run time or a reduction
         self.taken = graph.names(main)
 
     def step(self, x: ir.Value) -> Step:
@@ -208,7 +208,7 @@ def _before_token(y: ir.Value) -> ir.Value:
     """Where a Reshape of `y` is joined to a token that Expand repeats for a batch of any size, as in vision transformers: its result.
 
     OpenVINO (2026.4) gives all channels of a convolution the bias of the first where the pair stands right behind it there; onnxruntime
-    moves the pair back.
+    moves the pair back, unless the shape of `y` itself is read.
     """
     reshape = _reader(y)
     if reshape is None or reshape.op_type != "Reshape":
@@ -221,9 +221,9 @@ def _before_token(y: ir.Value) -> ir.Value:
 
 
 def _reader(x: ir.Value) -> ir.Node | None:
-    """The one node that reads the values of `x`, whatever else reads its shape."""
+    """The one node of its graph that reads the values of `x`, whatever else reads its shape."""
     readers = [each for each in x.consumers() if each.op_type != "Shape"]
-    return readers[0] if len(readers) == 1 and not x.is_graph_output() else None
+    return readers[0] if len(readers) == 1 and not x.is_graph_output() and readers[0].graph is x.graph else None
 
 
 def _op_type(x: ir.Value | None) -> str:
