@@ -194,21 +194,24 @@ class OpenVinoSession:
 
     def _compile(self, size: int) -> Any:
         if size not in self._compiled:
-            model = self._core.read_model(self._model)
-            shapes = {name: [size, *(-1 if d is None else d for d in port.shape[1:])] for name, port in self.inputs.items()}
-            options = {
-                "INFERENCE_NUM_THREADS": self.threads,
-                "NUM_STREAMS": 1,
-                "PERFORMANCE_HINT": "LATENCY",
-                "INFERENCE_PRECISION_HINT": self._float_type,
-                "ENABLE_CPU_PINNING": False,  # the caller's own pinning (taskset) holds
-            }
-            try:
-                model.reshape(shapes)
-                self._compiled[size] = self._core.compile_model(model, "CPU", options).create_infer_request()
-            except RuntimeError as error:
-                raise ZooError(f"openvino cannot compile {self.path} for batch size {size}: {_line(error)}") from error
+            self._compiled[size] = self._made(self._core, size).create_infer_request()
         return self._compiled[size]
+
+    def _made(self, core: Any, size: int) -> Any:
+        model = core.read_model(self._model)
+        shapes = {name: [size, *(-1 if d is None else d for d in port.shape[1:])] for name, port in self.inputs.items()}
+        options = {
+            "INFERENCE_NUM_THREADS": self.threads,
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": self._float_type,
+            "ENABLE_CPU_PINNING": False,  # the caller's own pinning (taskset) holds
+        }
+        try:
+            model.reshape(shapes)
+            return core.compile_model(model, "CPU", options)
+        except RuntimeError as error:
+            raise ZooError(f"openvino cannot compile {self.path} for batch size {size}: {_line(error)}") from error
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """See `Session`."""
@@ -232,7 +235,8 @@ class OpenVinoSession:
 
     def exported(self, size: int) -> bytes:
         """The model as it is compiled for this machine and batch size."""
-        found: bytes = self._compile(size).get_compiled_model().export_model().getvalue()
+        fresh = self._made(openvino().Core(), size)  # what comes from the cache is exported as something that cannot be read (2026.4)
+        found: bytes = fresh.export_model().getvalue()
         return found
 
     def executed(self, batch: Batch) -> list[Executed]:

@@ -200,6 +200,14 @@ def test_a_plan_runs_batches_of_any_size_from_its_compiled_models(path, tmp_path
     np.testing.assert_array_equal(opened.run({"x": x})["y"], np.maximum(x, 0))
 
 
+@pytest.mark.parametrize("name", available())
+def test_a_plan_made_again_can_be_opened(path, tmp_path, name):
+    """What an engine has compiled before comes from its cache, which OpenVINO cannot export."""
+    for _ in range(2):
+        plan.build([Candidate(name, "fp32", path)], [FEEDS], [1], tmp_path / "m.plan")
+    np.testing.assert_array_equal(plan.open_plan(tmp_path / "m.plan").run(FEEDS)["y"], FEEDS["x"])
+
+
 def test_a_plan_of_another_machine_says_so_and_is_built_anew(planned, caplog, monkeypatch):
     output, found = planned
     elsewhere = {**found["environment"], "cpu": "Elbrus", "versions": {**found["environment"]["versions"], "openvino": "1.0"}}
