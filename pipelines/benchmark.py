@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.batches import Batch, length
+from pipelines.core.batches import Batch, length
+from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.progress import progress
 from pipelines.engine import Runnable
-from pipelines.errors import RequestError, ZooError, one_line
 from pipelines.native import load
-from pipelines.progress import progress
 
 ROUND_SECONDS = 0.1  # one turn of one configuration
 WINDOW_SECONDS = 1.0  # one turn of all instances of one configuration

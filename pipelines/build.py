@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines import files, hub
-from pipelines.batches import Batch, cut
+from pipelines.core import files, settings
+from pipelines.core.batches import Batch, cut
+from pipelines.core.errors import RequestError, one_line
 from pipelines.entry import OBSERVERS, Entry, QuantRecipe
-from pipelines.errors import RequestError, one_line
 from pipelines.hub import CARD, Card
 
 if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
@@ -292,7 +292,7 @@ def derived(folder: ModelFolder, source: str, kind: str, form: str, make: Callab
     origin = folder.ensure(source)
     digest = hashlib.sha256(f"{files.sha256(origin)} {form}".encode()).hexdigest()[:12]
     stem = f"{origin.stem}.{kind}-"
-    places = [folder.path, hub.home() / "derived"]
+    places = [folder.path, settings.home() / "derived"]
     if found := next((path for each in places if (path := each / f"{stem}{digest}{suffix}").is_file()), None):
         return found
     for place in places:

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from pipelines import graph, plain
-from pipelines.batches import Batch, joined, length
+from pipelines.core.batches import Batch, joined, length
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json, write_text
+from pipelines.core.progress import progress
 from pipelines.entry import OBSERVERS
-from pipelines.errors import RequestError
-from pipelines.files import read_json, write_text
 from pipelines.observers import Histogram, Summary, choose, errors
-from pipelines.progress import progress
 
 BATCH = 256  # samples run at once, where the memory allows it
 MEMORY = "1GB"

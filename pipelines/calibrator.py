@@ -12,8 +12,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines import graph
-from pipelines.batches import Batch
 from pipelines.calibrate import MEMORY, CalibrationTable, Observation
+from pipelines.core.batches import Batch
 from pipelines.entry import QuantRecipe
 from pipelines.quantize import QuantReport, quantize
 from pipelines.rewrite import rewrite

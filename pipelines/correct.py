@@ -24,10 +24,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines import graph
-from pipelines.batches import Batch, length
 from pipelines.calibrate import rounded_to_float32
-from pipelines.errors import RequestError
-from pipelines.progress import progress
+from pipelines.core.batches import Batch, length
+from pipelines.core.errors import RequestError
+from pipelines.core.progress import progress
 from pipelines.quantizers.biases import Bias
 from pipelines.quantizers.roundings import Weights, encoded
 from pipelines.rounding import rounded_together

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import hub, machine
-from pipelines.batches import Batch, length
-from pipelines.errors import RequestError, ZooError
+from pipelines.core import machine, settings
+from pipelines.core.batches import Batch, length
+from pipelines.core.errors import RequestError, ZooError
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class OpenVinoSession:
         self._core = ov.Core()
         try:
             if self.cached:
-                self._core.set_property({"CACHE_DIR": str(hub.home() / "openvino")})
+                self._core.set_property({"CACHE_DIR": str(settings.home() / "openvino")})
         except RuntimeError as error:
             logger.warning("openvino compiles without a cache: %s", _line(error))
         try:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 
 OBSERVERS = ("auto", "minmax", "percentile", "mse", "kl")
 INTERPOLATIONS = ("bilinear", "bicubic")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 
 Floats = NDArray[np.floating[Any]]
 EPSILON = 1e-7  # probabilities are clipped to [EPSILON, 1 - EPSILON] before the logarithm

@@ -14,10 +14,8 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.errors import RequestError
-from pipelines.errors import one_line as one_line
-from pipelines.files import mapped as mapped
-from pipelines.files import replacing, require_place
+from pipelines.core.errors import RequestError, one_line
+from pipelines.core.files import mapped, replacing, require_place
 
 PRODUCER = "int8-zoo"
 PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own

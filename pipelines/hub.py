@@ -1,7 +1,6 @@
 """Find, download, verify and cache the files of a model, as its card lists them; `pipelines` knows no model by name.
 
-Settings, read at every call: `ZOO_HOME` (the cache), `ZOO_OFFLINE=1` (no network), `ZOO_MIRROR` (a folder or an http(s) base URL that is
-looked at before the public address; files lie flat in it under the card's file names).
+The settings ZOO_HOME, ZOO_OFFLINE and ZOO_MIRROR: see `pipelines.core.settings`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines import files as disk
-from pipelines.errors import RequestError, ZooError
-from pipelines.progress import progress
+from pipelines.core import files as disk
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
+from pipelines.core.settings import home, mirror, offline
 
 ATTEMPTS = 5  # failed requests in a row, none of which brought the file further, before a download is given up
 PATIENCE = 40.0  # seconds in which they may begin
@@ -40,24 +40,6 @@ _URL = re.compile(r"https?://\S+")
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 logger = logging.getLogger(__name__)
-
-
-def home() -> Path:
-    """The cache: $ZOO_HOME, else int8-zoo under $XDG_CACHE_HOME (where that is absolute, as its specification asks) or ~/.cache."""
-    if chosen := os.environ.get("ZOO_HOME"):
-        return Path(chosen).expanduser().absolute()
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (cache if cache.is_absolute() else Path.home() / ".cache") / "int8-zoo"
-
-
-def offline() -> bool:
-    """Whether $ZOO_OFFLINE forbids the network (any value but an empty one, 0, false, no and off)."""
-    return os.environ.get("ZOO_OFFLINE", "").strip().lower() not in ("", "0", "false", "no", "off")
-
-
-def mirror() -> str | None:
-    """$ZOO_MIRROR as it stands, a folder or an http(s) base URL; None where it is not set."""
-    return os.environ.get("ZOO_MIRROR", "").strip() or None
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from pipelines import kernels
+from pipelines.core.errors import RequestError
 from pipelines.entry import Preprocess
-from pipelines.errors import RequestError
 from pipelines.kernels import reference
 from pipelines.kernels.operators import Resize
 

@@ -17,10 +17,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from pipelines import engine, graph, kernels, machine
-from pipelines.batches import Batch
+from pipelines import engine, graph, kernels
+from pipelines.core import machine
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.engine import Executed, Port, Runnable, Session
-from pipelines.errors import RequestError, ZooError
 from pipelines.kernels.graphs import EMBEDDING, dense_layers, embedding_layer
 from pipelines.kernels.operators import DOMAIN
 from pipelines.plan import choose, size_class
@@ -42,7 +43,7 @@ def load(path: str | Path, name: str, threads: int = 1, precision: str = "") -> 
     except ZooError:
         raise
     except Exception as error:  # a damaged graph fails anywhere
-        raise RequestError(f"{path} is not readable ({graph.one_line(error)}); remove it, and it is made anew") from error
+        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
 
 
 class NativeSession:
@@ -83,7 +84,7 @@ class NativeSession:
         except IndexError as error:
             raise RequestError(str(error)) from error
         except (TypeError, ValueError, KeyError) as error:
-            raise RequestError(f"the native kernels cannot run {self.path} on this batch: {graph.one_line(error)}") from error
+            raise RequestError(f"the native kernels cannot run {self.path} on this batch: {one_line(error)}") from error
 
     def executed(self, batch: Batch) -> list[Executed]:
         """See `Session`."""

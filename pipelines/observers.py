@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pipelines.core.errors import RequestError
 from pipelines.entry import OBSERVERS
-from pipelines.errors import RequestError
 
 BINS = 2048
 KEPT = 0.99  # kl clips no more than the rest

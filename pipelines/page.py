@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import files
+from pipelines.core import files
+from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
 
 FORMATS = (".json", ".html")
 

@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import files, kernels, machine
-from pipelines.batches import Batch, cut, joined
+from pipelines import kernels
 from pipelines.build import NATIVE, ModelFolder
+from pipelines.core import files, machine
+from pipelines.core.batches import Batch, cut, joined
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.engine import BF16, Session, require_precision
-from pipelines.errors import RequestError, ZooError
 from pipelines.plan import Plan, choose, stock
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from pipelines import graph
-from pipelines.batches import Batch
-from pipelines.errors import RequestError
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError, one_line
 
 LARGEST = 64  # batch size that an exporter is expected to leave in a graph
 
@@ -32,7 +32,7 @@ def session(model: ir.Model, needed_by: str, chosen: ort.SessionOptions | None =
     try:
         return ort.InferenceSession(ir.to_proto(model).SerializeToString(), chosen or options(), providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises its own kinds
-        raise RequestError(f"onnxruntime cannot run the model, which {needed_by}: {graph.one_line(error)}") from error
+        raise RequestError(f"onnxruntime cannot run the model, which {needed_by}: {one_line(error)}") from error
 
 
 def run(opened: ort.InferenceSession, batch: Batch, what: str = "samples") -> list[NDArray[Any]]:
@@ -40,7 +40,7 @@ def run(opened: ort.InferenceSession, batch: Batch, what: str = "samples") -> li
     try:
         found: list[NDArray[Any]] = opened.run(None, dict(batch))
     except Exception as error:  # onnxruntime raises its own kinds
-        raise RequestError(f"the {what} do not fit the graph: {graph.one_line(error)}") from error
+        raise RequestError(f"the {what} do not fit the graph: {one_line(error)}") from error
     return found
 
 

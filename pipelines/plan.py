@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import files, hub, machine
-from pipelines.batches import Batch, cut, joined, length
+from pipelines.core import files, machine, settings
+from pipelines.core.batches import Batch, cut, joined, length
+from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.progress import progress
 from pipelines.engine import OnnxRuntimeSession, OpenVinoSession, Port, Runnable, Session, available, computes, exact, load, openvino
-from pipelines.errors import RequestError, ZooError, one_line
-from pipelines.progress import progress
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def choose(digest: str, candidates: Mapping[str, Callable[[], Runnable]], batch:
     """
     size = size_class(batch)
     key = hashlib.sha256(f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()} {ALIKE}".encode()).hexdigest()[:16]
-    kept = hub.home() / "plans" / f"{key}.json"
+    kept = settings.home() / "plans" / f"{key}.json"
     if kept.is_file() and not fresh:
         try:
             return Plan(**files.read_json(kept))

@@ -32,8 +32,8 @@ from torch.fx.passes.shape_prop import ShapeProp
 
 from pipelines import graph
 from pipelines.calibrate import CalibrationTable, TensorRange
+from pipelines.core.errors import RequestError, one_line
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.quantize import quantize
 from pipelines.quantizers.steps import NOTHING, activation_parameters
 
@@ -176,7 +176,7 @@ def prepare(
     try:
         traced = fx.symbolic_trace(copy.deepcopy(module))
     except Exception as error:  # whatever the module's own code does with proxies
-        raise RequestError(f"torch.fx cannot trace {type(module).__name__} ({graph.one_line(error)}); prepare a part of it") from error
+        raise RequestError(f"torch.fx cannot trace {type(module).__name__} ({one_line(error)}); prepare a part of it") from error
     traced.graph.eliminate_dead_code()
     for each in traced.modules():
         if getattr(each, "inplace", False):

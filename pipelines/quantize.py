@@ -26,8 +26,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from pipelines import graph
 from pipelines.calibrate import CalibrationTable
+from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.quantizers import biases, elementwise, layers, roundings, rows
 from pipelines.quantizers.pairs import Pairs
 from pipelines.quantizers.steps import activation_parameters, given, weight_parameters

@@ -16,11 +16,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines import plain
-from pipelines.batches import Batch
 from pipelines.calibrate import CalibrationTable, TensorRange
+from pipelines.core.batches import Batch
+from pipelines.core.progress import progress
 from pipelines.entry import QuantRecipe
 from pipelines.observers import steps
-from pipelines.progress import progress
 from pipelines.quantize import quantize
 from pipelines.walk import chunks, piece, reads
 

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from pipelines import engine, graph, plain
-from pipelines.batches import Batch, length
 from pipelines.calibrate import CalibrationTable, TensorRange
+from pipelines.core.batches import Batch, length
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
 from pipelines.correct import decibel
-from pipelines.errors import RequestError, ZooError
-from pipelines.progress import progress
 from pipelines.quantize import QuantReport
 from pipelines.rewrite import CleanUp
 from pipelines.rewrites.equalize_channels import scale_channels

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from pipelines import graph
-from pipelines.errors import ZooError
+from pipelines.core.errors import ZooError
 
 LIMIT = 20  # rounds; a pass that still fires after so many undoes another one's work
 

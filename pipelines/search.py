@@ -10,11 +10,11 @@ from typing import Any
 import onnx_ir as ir
 
 from pipelines import graph
-from pipelines.batches import Batch
 from pipelines.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
+from pipelines.core.batches import Batch
+from pipelines.core.progress import progress
 from pipelines.correct import correct
 from pipelines.entry import QuantRecipe
-from pipelines.progress import progress
 from pipelines.quantize import quantize
 from pipelines.refine import output_sqnr, refined
 from pipelines.rewrite import rewrite

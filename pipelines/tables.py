@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines import kernels
-from pipelines.errors import RequestError
-from pipelines.files import replacing
+from pipelines.core.errors import RequestError
+from pipelines.core.files import replacing
 
 Columns = Mapping[str, NDArray[Any] | Sequence[Any]]
 FORMATS = (".csv", ".csv.gz", ".jsonl", ".parquet")

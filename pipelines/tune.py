@@ -30,16 +30,17 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines import files, graph, machine, page, report
-from pipelines.batches import Batch, cut, joined, length
+from pipelines import graph, page, report
 from pipelines.calibrate import CalibrationTable, Observation, observe
+from pipelines.core import files, machine
+from pipelines.core.batches import Batch, cut, joined, length
+from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.progress import progress
 from pipelines.correct import correct
 from pipelines.engine import ENGINES, OnnxRuntimeSession, OpenVinoSession, Session, available
 from pipelines.entry import OBSERVERS, QuantRecipe
-from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import auc
 from pipelines.plan import measure, time_each
-from pipelines.progress import progress
 from pipelines.quantize import QuantReport, quantize
 from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics
 
@@ -377,7 +378,7 @@ class _Search:
             except Unjudged:
                 raise
             except Exception as error:  # of whatever kind: the search goes on with what works
-                line["error"] = graph.one_line(error)
+                line["error"] = one_line(error)
                 logger.warning("%s fails: %s", settings.name, line["error"])
             line["seconds"] = round(time.monotonic() - before, 2)
             self.trials[settings] = line

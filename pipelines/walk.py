@@ -13,8 +13,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from pipelines import graph, plain
-from pipelines.batches import Batch, cut, joined, length
-from pipelines.errors import RequestError
+from pipelines.core.batches import Batch, cut, joined, length
+from pipelines.core.errors import RequestError
 
 Array = NDArray[Any]
 CHUNK = 8  # samples computed at once

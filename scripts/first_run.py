@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 import zoo
-from pipelines import machine
+from pipelines.core import machine
 
 MODEL = "wide-deep-criteo"
 SCORES = Path("scores.csv")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import zoo
-from pipelines import files
+from pipelines.core import files
 from pipelines.hub import Hub
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 
 import zoo
-from pipelines import build, files, hub, machine
-from pipelines.errors import RequestError, ZooError
+from pipelines import build, hub
+from pipelines.core import files, machine, settings
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.evaluate import click_metrics
 from pipelines.native import ENGINES, load
 from pipelines.pipeline import model_file
@@ -330,7 +331,7 @@ def main() -> None:
     parts = parser.parse_args().parts or list(PARTS)
     if unknown := set(parts) - set(PARTS):
         sys.exit(f"reproduce: unknown part {', '.join(unknown)}; choose among {', '.join(PARTS)}")
-    hub.home().mkdir(parents=True, exist_ok=True)
+    settings.home().mkdir(parents=True, exist_ok=True)
     try:
         for part in parts:
             print(f"{part}: {(PARTS[part].__doc__ or '').splitlines()[0]}")

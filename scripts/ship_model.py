@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import zoo
-from pipelines import build, files, graph
-from pipelines.errors import ZooError
+from pipelines import build, graph
+from pipelines.core import files
+from pipelines.core.errors import ZooError
 from pipelines.hub import CARD, Card, CardFile
 
 VOCABULARY = "vocabulary.model"  # of a translation model

@@ -26,9 +26,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from pipelines.errors import RequestError
-from pipelines.files import replacing
-from pipelines.progress import progress
+from pipelines.core.errors import RequestError
+from pipelines.core.files import replacing
+from pipelines.core.progress import progress
 
 Array = npt.NDArray[Any]
 

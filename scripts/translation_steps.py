@@ -29,12 +29,13 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import zoo
-from pipelines import graph, machine
+from pipelines import graph
 from pipelines.build import ModelFolder, open_folder, read_npz
 from pipelines.calibrate import calibrate
+from pipelines.core import machine
+from pipelines.core.errors import RequestError
+from pipelines.core.progress import progress
 from pipelines.engine import Session, load
-from pipelines.errors import RequestError
-from pipelines.progress import progress
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from scripts.peers import common

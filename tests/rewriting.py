@@ -6,8 +6,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from pipelines.core.machine import has_vnni
 from pipelines.engine import ENGINES, exact
-from pipelines.machine import has_vnni
 from pipelines.rewrite import rewrite
 
 EXACT = [name for name in ENGINES if exact(name)]

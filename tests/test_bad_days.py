@@ -17,10 +17,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 import zoo
-from pipelines import engine, files, graph, hub, plan
+from pipelines import engine, graph, hub, plan
 from pipelines.build import read_npz
+from pipelines.core import files
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.entry import Entry
-from pipelines.errors import RequestError, ZooError
 from zoo import cli, training
 
 

@@ -14,7 +14,7 @@ from rewriting import model
 from pipelines import benchmark as module
 from pipelines import graph
 from pipelines.benchmark import Configuration, Stages, benchmark, instances, memory_mb, pinned
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 from zoo import cli
 
 FEEDS = {"x": np.ones((8, 64), np.float32)}

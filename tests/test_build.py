@@ -12,9 +12,9 @@ from pipelines import build as road
 from pipelines import graph
 from pipelines.build import ROAD, ModelFolder, build, open_folder, read_npz, set_recipe
 from pipelines.calibrate import CalibrationTable
+from pipelines.core.errors import RequestError
+from pipelines.core.files import mapped, sha256, write_json
 from pipelines.entry import Entry, QuantRecipe
-from pipelines.errors import RequestError
-from pipelines.files import sha256, write_json
 from pipelines.hub import Card, CardFile
 from pipelines.rewrites import SHARED
 
@@ -476,7 +476,7 @@ def test_another_form_of_a_file_is_derived_once_for_each_source_and_form(folder)
     (folder.path / "seed.txt").write_text("2")
     assert road.derived_graph(folder, "int8.onnx", "other", "2", make) != newer
     last = road.derived_graph(folder, "int8.onnx", "other", "2", make)
-    assert sorted(folder.path.glob("int8.other-*")) == [last, graph.mapped(last)]
+    assert sorted(folder.path.glob("int8.other-*")) == [last, mapped(last)]
 
 
 def test_where_the_folder_may_not_be_written_the_cache_is(folder, monkeypatch, tmp_path):

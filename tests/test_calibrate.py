@@ -11,8 +11,8 @@ from rewriting import model
 
 from pipelines import graph
 from pipelines.calibrate import CalibrationTable, Observation, TensorRange, calibrate, memory, observe
+from pipelines.core.errors import RequestError
 from pipelines.entry import OBSERVERS, QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.observers import Histogram, Summary, choose
 
 RNG = np.random.default_rng(0)

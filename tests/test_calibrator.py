@@ -4,8 +4,8 @@ from rewriting import model, run
 
 from pipelines import graph
 from pipelines.calibrator import Calibrator
+from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.quantize import quantize
 from pipelines.search import calibrated
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import zoo
-from pipelines import machine
+from pipelines.core import machine
 from zoo import cli
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,10 +10,10 @@ from rewriting import EXACT, model, run
 
 from pipelines import graph, search
 from pipelines.calibrate import CalibrationTable, calibrate
+from pipelines.core.errors import RequestError
 from pipelines.correct import correct
 from pipelines.engine import load
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.quantize import quantize
 from pipelines.refine import output_sqnr
 from pipelines.rewrites.equalize_channels import channel_statistics, scale_channels

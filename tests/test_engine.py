@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 from rewriting import EXACT, model
 
-from pipelines import engine, graph, machine
+from pipelines import engine, graph
 from pipelines.calibrate import calibrate
+from pipelines.core import machine
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError, ZooError
 from pipelines.quantize import quantize
 
 RNG = np.random.default_rng(0)

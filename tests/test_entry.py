@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
+from pipelines.core.errors import RequestError
 from pipelines.entry import OBSERVERS, Entry, QuantRecipe
-from pipelines.errors import RequestError
 
 PARTS = ("train", "settings", "finetune_settings", "freeze", "rewrites", "evaluate", "pipeline")
 

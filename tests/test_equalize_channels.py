@@ -9,9 +9,9 @@ from rewriting import EXACT, model, ops, reasons, rewritten, run
 
 from pipelines import graph
 from pipelines.calibrate import calibrate
+from pipelines.core.errors import RequestError
 from pipelines.engine import load
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics, scale_channels

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.evaluate import Ranked, auc, class_metrics, click_metrics, compare_classes, compare_clicks, logloss, rank
 
 

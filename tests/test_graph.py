@@ -10,7 +10,8 @@ import pytest
 from rewriting import model, ops, run
 
 from pipelines import graph
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
+from pipelines.core.files import mapped
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED
 
@@ -449,12 +450,12 @@ def test_a_model_too_large_for_one_file_keeps_its_weights_beside_it(tmp_path, mo
     monkeypatch.setattr(graph, "WHOLE", 1000)
     found = model("(float[n,512] x) => (float[n,520] y) { y = MatMul(x, w) }", w=RNG.standard_normal((512, 520)).astype(np.float32))
     path, x = graph.save(found, tmp_path / "m.onnx"), RNG.standard_normal((2, 512)).astype(np.float32)
-    assert path.stat().st_size < 1000 and graph.mapped(path).stat().st_size >= 2**20
-    before = (path.read_bytes(), graph.mapped(path).read_bytes())
+    assert path.stat().st_size < 1000 and mapped(path).stat().st_size >= 2**20
+    before = (path.read_bytes(), mapped(path).read_bytes())
     again = graph.load(path)
     np.testing.assert_array_equal(run(again, x=x)["y"], run(found, x=x)["y"])
     graph.save(again, tmp_path / "m.onnx")
-    assert (path.read_bytes(), graph.mapped(path).read_bytes()) == before
+    assert (path.read_bytes(), mapped(path).read_bytes()) == before
 
 
 def test_weights_listed_as_inputs_are_weights(tmp_path):

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from pipelines import hub
-from pipelines.errors import RequestError, ZooError
+from pipelines.core import settings
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.hub import Card, CardFile, Hub, download
 
 BODY = random.Random(0).randbytes(300_000)  # some chunks long, so that a broken connection leaves a partial file
@@ -117,7 +118,7 @@ def server():
 
 
 @pytest.fixture(autouse=True)
-def settings(monkeypatch, tmp_path):
+def environment(monkeypatch, tmp_path):
     for name in ("ZOO_OFFLINE", "ZOO_MIRROR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ZOO_HOME", str(tmp_path / "home"))
@@ -179,28 +180,28 @@ def interrupt_after(monkeypatch, chunks):
 
 
 def test_home_follows_its_settings(monkeypatch, tmp_path):
-    assert hub.home() == tmp_path / "home"
+    assert settings.home() == tmp_path / "home"
     monkeypatch.delenv("ZOO_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert hub.home() == tmp_path / "xdg" / "int8-zoo"
+    assert settings.home() == tmp_path / "xdg" / "int8-zoo"
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
-    assert hub.home() == tmp_path / ".cache" / "int8-zoo"
+    assert settings.home() == tmp_path / ".cache" / "int8-zoo"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert hub.home() == tmp_path / ".cache" / "int8-zoo"
+    assert settings.home() == tmp_path / ".cache" / "int8-zoo"
     monkeypatch.setenv("ZOO_HOME", "~/zoo")
-    assert hub.home() == tmp_path / "zoo"
+    assert settings.home() == tmp_path / "zoo"
 
 
 def test_offline_and_mirror(monkeypatch):
-    assert not hub.offline() and hub.mirror() is None
+    assert not settings.offline() and settings.mirror() is None
     for value, expected in {"1": True, "true": True, "0": False, "": False}.items():
         monkeypatch.setenv("ZOO_OFFLINE", value)
-        assert hub.offline() is expected
+        assert settings.offline() is expected
     monkeypatch.setenv("ZOO_MIRROR", "http://there/models")
-    assert hub.mirror() == "http://there/models"
+    assert settings.mirror() == "http://there/models"
     monkeypatch.setenv("ZOO_MIRROR", "")
-    assert hub.mirror() is None
+    assert settings.mirror() is None
 
 
 # Cards
@@ -597,7 +598,7 @@ def test_shipped_files_come_without_network(server, shipped, monkeypatch):
     monkeypatch.setenv("ZOO_OFFLINE", "1")
     catalogue = Hub(shipped)
     working = catalogue.fetch("toy")
-    assert working == hub.home() / "models" / "toy" / catalogue.card("toy").digest()[:12]
+    assert working == settings.home() / "models" / "toy" / catalogue.card("toy").digest()[:12]
     assert visible(working) == ["card.json", "int8.onnx", "table.json"]
     assert (working / "int8.onnx").read_bytes() == BODY
     assert Card.read(working / "card.json") == catalogue.card("toy")

@@ -13,9 +13,9 @@ import simplejpeg
 from PIL import Image, ImageOps, features
 
 from pipelines import images, kernels
+from pipelines.core.errors import RequestError
 from pipelines.engine import Port
 from pipelines.entry import Preprocess
-from pipelines.errors import RequestError
 from pipelines.images import batches, decode, labelled, listed, normalized, prepare
 
 RNG = np.random.default_rng(0)

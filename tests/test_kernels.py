@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import kernels
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from pipelines.kernels import reference
 from pipelines.kernels.operators import FIELDS, EmbeddingLayer, LinearLayer
 

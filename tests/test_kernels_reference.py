@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from pipelines import graph
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from pipelines.kernels.graphs import embedding_layer
 from pipelines.kernels.graphs import parallel_embedding as node_of
 from pipelines.kernels.operators import EmbeddingLayer, LinearLayer

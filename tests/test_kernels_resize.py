@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pipelines import kernels
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from pipelines.kernels import reference
 from pipelines.kernels.operators import Resize
 

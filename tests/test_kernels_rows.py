@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipelines import kernels
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from zoo.wide_deep import sources
 from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows
 from zoo.wide_deep.hashing import buckets_of, fingerprints

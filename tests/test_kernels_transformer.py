@@ -9,7 +9,7 @@ import torch
 
 from pipelines import graph, kernels, plain
 from pipelines.calibrator import Calibrator
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.kernels import rowwise, stored
 from pipelines.kernels.decoder import Attention, CrossAttention, Embed, Levels, Linear, Norm, SelfAttention, Vocabulary
 from pipelines.kernels.transformer import encoder_program, program, programs

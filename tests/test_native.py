@@ -16,12 +16,14 @@ import pytest
 from rewriting import EXACT, model, run
 
 import zoo
-from pipelines import graph, kernels, machine, native
+from pipelines import graph, kernels, native
 from pipelines.benchmark import Configuration, benchmark
 from pipelines.build import NATIVE, build
 from pipelines.calibrate import calibrate
+from pipelines.core import machine
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import mapped
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError, ZooError
 from pipelines.kernels import reference
 from pipelines.kernels.graphs import dense_layers, embedding_layer
 from pipelines.native import CHUNK, SMALL, NativeSession, load
@@ -84,7 +86,7 @@ def folder(tmp_path_factory):
     result, float32 = folded()
     graph.save_mapped(result, path / NATIVE)
     graph.save(float32, path / "float.onnx")
-    assert graph.mapped(path / NATIVE).stat().st_size > 1 << 20
+    assert mapped(path / NATIVE).stat().st_size > 1 << 20
     return path
 
 
@@ -334,7 +336,7 @@ def copy(folder, tmp_path):
 
 
 def test_data_that_is_missing_or_too_short_is_refused(copy):
-    data = graph.mapped(copy)
+    data = mapped(copy)
     for size in (data.stat().st_size - 1, 4096, 0):
         with data.open("r+b") as file:
             file.truncate(size)
@@ -374,8 +376,8 @@ def test_the_table_is_the_mapped_file(copy):
     """Loading does not copy it: what is written to the file afterwards is what the kernel reads."""
     opened = load(copy, "native")
     before = opened.run(feeds(8))["y"]
-    with graph.mapped(copy).open("r+b") as file:
-        file.write(bytes([200]) * graph.mapped(copy).stat().st_size)
+    with mapped(copy).open("r+b") as file:
+        file.write(bytes([200]) * mapped(copy).stat().st_size)
     assert not np.array_equal(before, opened.run(feeds(8))["y"])
 
 
@@ -438,7 +440,7 @@ def test_two_processes_may_build_at_once(shipped, tmp_path):
         each.join(120)
     assert [each.exitcode for each in both] == [0, 0]
     assert (path / NATIVE).read_bytes() == (shipped.path / NATIVE).read_bytes()
-    assert graph.mapped(path / NATIVE).read_bytes() == graph.mapped(shipped.path / NATIVE).read_bytes()
+    assert mapped(path / NATIVE).read_bytes() == mapped(shipped.path / NATIVE).read_bytes()
     assert not list(path.glob("*tmp*"))
 
 

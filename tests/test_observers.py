@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pipelines.calibrate import TensorRange
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from pipelines.observers import (
     BINS,
     KEPT,

@@ -12,7 +12,7 @@ import pytest
 import zoo
 from pipelines import kernels
 from pipelines.build import open_folder
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from scripts import render_models_md as render
 from scripts import translation_steps as steps
 from scripts.peers import common, translation

@@ -3,7 +3,7 @@ import pytest
 from rewriting import model
 
 from pipelines import graph, plain
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 
 RNG = np.random.default_rng(0)
 NET = """(float[n,3,8,8] x) => (float[n,10] y) { a = Conv<pads=[1,1,1,1]>(x, w) p = GlobalAveragePool(a) flat = Reshape(p, s)

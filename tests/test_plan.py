@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from rewriting import model
 
-from pipelines import files, graph, machine, plan
+from pipelines import graph, plan
 from pipelines.calibrate import calibrate
+from pipelines.core import files, machine
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.engine import available, load
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError, ZooError
 from pipelines.plan import Candidate, Plan, measure
 from pipelines.quantize import quantize
 

@@ -8,8 +8,8 @@ from rewriting import run
 
 from pipelines import graph
 from pipelines.calibrate import CalibrationTable, calibrate
+from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.quantize import activation_parameters, quantize, weight_parameters
 
 torch = pytest.importorskip("torch", reason="needs the train extra")

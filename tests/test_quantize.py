@@ -14,9 +14,9 @@ from rewriting import EXACT, model, ops, run
 
 from pipelines import graph
 from pipelines.calibrate import CalibrationTable, TensorRange, calibrate
+from pipelines.core.errors import RequestError
 from pipelines.engine import load
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.quantize import activation_parameters, quantize, weight_parameters
 from pipelines.rewrite import rewrite
 from pipelines.rewrites.fuse_linear import FuseLinear

@@ -12,9 +12,9 @@ from rewriting import EXACT, model, ops, run
 
 from pipelines import graph
 from pipelines.calibrate import calibrate
+from pipelines.core.errors import RequestError
 from pipelines.engine import load, openvino
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.quantize import quantize
 
 RNG = np.random.default_rng(0)

@@ -10,9 +10,9 @@ from rewriting import EXACT, model, needs_vnni, run
 
 from pipelines import graph, page, report
 from pipelines.calibrate import calibrate
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.engine import Executed, available
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError, ZooError
 from pipelines.quantize import quantize
 from pipelines.rewrites.equalize_channels import scale_channels
 

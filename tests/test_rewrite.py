@@ -3,7 +3,7 @@ import pytest
 from rewriting import model, ops, rewritten, run
 
 from pipelines import graph
-from pipelines.errors import ZooError
+from pipelines.core.errors import ZooError
 from pipelines.rewrite import LIMIT, CleanUp, Rewrite, rewrite
 
 MESSY = """(float[n,3] x) => (float[n,2] y) {

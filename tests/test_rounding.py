@@ -8,9 +8,9 @@ from rewriting import model, run
 
 from pipelines import graph
 from pipelines.calibrate import CalibrationTable, calibrate
+from pipelines.core.errors import RequestError
 from pipelines.correct import correct
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.quantize import quantize
 from pipelines.quantizers.roundings import Weights, encoded
 from pipelines.rounding import compensated

@@ -8,7 +8,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from pipelines import kernels
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from pipelines.tables import writing
 
 COLUMNS = {"row": np.int64, "probability": np.float32, "click": np.bool_}

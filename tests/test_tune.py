@@ -6,9 +6,9 @@ import pytest
 from rewriting import model, run
 
 from pipelines import graph, tune
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json, sha256
 from pipelines.engine import available, load
-from pipelines.errors import RequestError, ZooError
-from pipelines.files import read_json, sha256
 from pipelines.tune import ArrayJudge, Settings, Verdict, log_path
 
 RNG = np.random.default_rng(0)

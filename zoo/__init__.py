@@ -62,7 +62,7 @@ def names() -> list[str]:
 
 def entry(name: str) -> Entry:
     """The entry (architecture) called `name`, e.g. "wide-deep". Raises RequestError for an unknown one."""
-    from pipelines.errors import RequestError
+    from pipelines.core.errors import RequestError
 
     if name not in ENTRIES:
         raise RequestError(f"unknown model family {name!r}; choose one of {', '.join(ENTRIES)}")
@@ -78,7 +78,7 @@ def load(model: str | Path) -> ModelFolder:
     Raises RequestError for an unknown name or a folder that holds no model.
     """
     from pipelines.build import build, open_folder
-    from pipelines.errors import ZooError
+    from pipelines.core.errors import ZooError
     from pipelines.hub import Hub
 
     if Path(model).is_dir():

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import click
 
 import zoo
-from pipelines.errors import ZooError
+from pipelines.core.errors import ZooError
 from zoo.options import (
     Duration,
     Numbers,

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 import zoo
 from pipelines import build as road
-from pipelines import files, graph, images, kernels, machine, native, page, plain, report
-from pipelines.batches import Batch, cut, joined, length
+from pipelines import graph, images, kernels, native, page, plain, report
 from pipelines.build import ModelFolder
 from pipelines.calibrate import CalibrationTable
+from pipelines.core import files, machine
+from pipelines.core.batches import Batch, cut, joined, length
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.engine import BF16, Port, Session, available, computes, load, require_precision
 from pipelines.entry import Preprocess, QuantRecipe
-from pipelines.errors import RequestError, ZooError
 from pipelines.hub import CARD
 from pipelines.pipeline import PRECISIONS, choose_engine
 from pipelines.plan import Candidate

@@ -19,9 +19,9 @@ import filelock
 import numpy as np
 import numpy.typing as npt
 
-from pipelines import hub, machine
-from pipelines.errors import RequestError, ZooError, one_line
-from pipelines.files import replacing, require_place
+from pipelines.core import machine, settings
+from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.files import replacing, require_place
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ def require_output(output: Path, state: str, resume: bool) -> None:
 
 
 def _claim(output: Path) -> None:
-    lock = hub.home() / "locks" / f"{hashlib.sha256(bytes(output)).hexdigest()[:16]}.lock"
+    lock = settings.home() / "locks" / f"{hashlib.sha256(bytes(output)).hexdigest()[:16]}.lock"
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         _CLAIMED.setdefault(output, filelock.FileLock(lock)).acquire(timeout=0)

@@ -11,18 +11,19 @@ from typing import Any
 
 import zoo
 from pipelines import build as road
-from pipelines import graph, hub, kernels, machine
-from pipelines.batches import Batch
+from pipelines import graph, kernels
 from pipelines.benchmark import BATCHES, Configuration, Stages, pinned
 from pipelines.benchmark import benchmark as time_configurations
 from pipelines.benchmark import instances as time_instances
 from pipelines.build import ModelFolder
 from pipelines.calibrate import MEMORY, CalibrationTable
+from pipelines.core import machine, settings
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json, require_place, write_json
 from pipelines.engine import BF16, available, computes
 from pipelines.engine import ENGINES as STOCK
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError, ZooError
-from pipelines.files import read_json, require_place, write_json
 from pipelines.hub import CARD, Card, Hub
 from pipelines.pipeline import PRECISIONS, choose_engine, model_file
 from pipelines.quantize import QuantReport
@@ -447,7 +448,7 @@ def build(model: Model, *, force: bool = False) -> dict[str, Any]:
 
 def doctor() -> dict[str, Any]:
     """CPU, instruction sets and what they mean, versions, settings, cache, and a quick check of int8 against float in every engine."""
-    cache = hub.home()
+    cache = settings.home()
     files = [each for each in cache.rglob("*") if each.is_file()] if cache.is_dir() else []
     return {
         "cpu": machine.cpu()["name"],
@@ -460,7 +461,7 @@ def doctor() -> dict[str, Any]:
         "kernels": f"{reason}; until then onnxruntime and openvino compute all"
         if (reason := kernels.missing())
         else f"ok: {', '.join(kernels.isas())}",
-        "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": hub.offline(), "ZOO_MIRROR": hub.mirror()},
+        "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": settings.offline(), "ZOO_MIRROR": settings.mirror()},
         "cache": {"files": len(files), "megabytes": round(sum(each.stat().st_size for each in files) / 1e6, 1)},
         "models": zoo.names(),
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from pipelines.kernels.decoder import EncoderProgram, Program, build
 from pipelines.kernels.operators import EmbeddingLayer, LinearLayer, Resize
 

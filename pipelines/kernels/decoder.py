@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from pipelines.kernels.operators import Array, require
 
 LANES = 16  # a head of attention has a multiple of so many columns

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines import graph
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from pipelines.kernels.operators import DOMAIN, EmbeddingLayer, LinearLayer
 
 VERSION = 1  # of the domain, as the opset imports name it

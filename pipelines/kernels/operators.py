@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 
 DOMAIN = "int8.zoo"
 COLUMNS = 64  # table rows are padded to whole cache lines

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.errors import RequestError, one_line
-from pipelines.files import code, replacing
+from pipelines.core.errors import RequestError, one_line
+from pipelines.core.files import code, replacing
 from pipelines.kernels import decoder
 from pipelines.kernels.decoder import EncoderProgram, Program
 from pipelines.kernels.operators import Array

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines import graph, plain
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from pipelines.kernels.decoder import (
     LANES,
     MEMORY,

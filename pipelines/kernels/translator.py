@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import kernels, machine
-from pipelines.errors import RequestError, ZooError, one_line
+from pipelines import kernels
+from pipelines.core import machine
+from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.kernels import stored
 from pipelines.kernels.decoder import EncoderProgram, Program
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines import graph
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 
 
 def encoded(changes: NDArray[np.int8]) -> str:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines import graph, plain, sites
-from pipelines.batches import length
-from pipelines.errors import RequestError
-from pipelines.progress import progress
+from pipelines.core.batches import length
+from pipelines.core.errors import RequestError, one_line
+from pipelines.core.progress import progress
 from pipelines.rewrite import Rewrite
 from pipelines.sites import Site
 
@@ -96,7 +96,7 @@ def channel_statistics(model: ir.Model, samples: Iterable[Mapping[str, NDArray[A
                     seen[name] += len(square)
                 advance(length(batch))
     except Exception as error:  # onnxruntime raises its own kinds
-        raise RequestError(f"onnxruntime cannot run the model on these samples: {graph.one_line(error)}") from error
+        raise RequestError(f"onnxruntime cannot run the model on these samples: {one_line(error)}") from error
     return {name: Channels(each.low, each.high, each.square / seen[name]) for name, each in found.items()}
 
 

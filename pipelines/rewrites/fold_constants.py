@@ -11,6 +11,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from pipelines import graph, plain
+from pipelines.core.errors import one_line
 from pipelines.rewrite import Rewrite
 
 LIMIT = 1 << 24  # bytes of a result that is larger than what it was computed from
@@ -67,7 +68,7 @@ class FoldConstants(Rewrite):
             lone = onnx.helper.make_model(body, opset_imports=opsets, ir_version=10).SerializeToString()
             (array,) = ort.InferenceSession(lone, options, providers=["CPUExecutionProvider"]).run(None, feeds)
         except Exception as error:  # onnxruntime raises its own kinds; ml_dtypes it does not know
-            self.refuse(node, f"onnxruntime cannot compute it: {graph.one_line(error)[:200]}")
+            self.refuse(node, f"onnxruntime cannot compute it: {one_line(error)[:200]}")
             return None
         if not isinstance(array, np.ndarray) or array.dtype == object:
             return None

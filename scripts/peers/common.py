@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import errors, files
-from pipelines.errors import RequestError, ZooError
+from pipelines.core import errors, files
+from pipelines.core.errors import RequestError, ZooError
 
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",

@@ -23,10 +23,11 @@ import numpy as np
 from wide_deep import Work, stock_quantize
 
 import zoo
-from pipelines import files, kernels, machine
-from pipelines.errors import RequestError, ZooError
+from pipelines import kernels
+from pipelines.core import files, machine
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
 from pipelines.native import ENGINES
-from pipelines.progress import progress
 
 MODEL = "wide-deep-criteo"
 HERE = Path(__file__).resolve().parent

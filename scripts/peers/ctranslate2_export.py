@@ -25,7 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import zoo
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 from zoo.transformer_mt.data import END, POSITIONS, START, UNKNOWN, Tokens, Vocabulary, lines, open_lines
 from zoo.transformer_mt.decode import Hypothesis, limit
 

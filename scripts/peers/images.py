@@ -37,11 +37,12 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import zoo
-from pipelines import graph, machine
+from pipelines import graph
+from pipelines.core import machine
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
 from pipelines.entry import Preprocess
-from pipelines.errors import RequestError, ZooError
 from pipelines.images import labelled
-from pipelines.progress import progress
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED as PASSES
 from scripts.peers import common, vision

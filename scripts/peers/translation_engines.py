@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import zoo
-from pipelines import files, machine
-from pipelines.errors import RequestError
+from pipelines.core import files, machine
+from pipelines.core.errors import RequestError
 from pipelines.hub import CARD, Card
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, VOCABULARY, Tokens, Vocabulary, by_tokens, padded
 from zoo.transformer_mt.decode import Step, beam_search, limit, naive_step

@@ -35,10 +35,11 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pipelines import files, graph, machine
+from pipelines import graph
+from pipelines.core import files, machine
+from pipelines.core.errors import RequestError
+from pipelines.core.progress import progress
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
-from pipelines.progress import progress
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED as PASSES

@@ -33,10 +33,11 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import zoo
-from pipelines import files, graph, machine
-from pipelines.batches import Batch
-from pipelines.errors import RequestError, ZooError
-from pipelines.progress import progress
+from pipelines import graph
+from pipelines.core import files, machine
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
 from scripts.peers import common
 
 Array = NDArray[Any]

@@ -7,9 +7,10 @@ import onnx
 import pytest
 
 import zoo
-from pipelines import build, files, graph
+from pipelines import build, graph
 from pipelines.calibrate import CalibrationTable
-from pipelines.errors import RequestError
+from pipelines.core import files
+from pipelines.core.errors import RequestError
 from pipelines.hub import Hub
 
 LIMIT = 32_000_000

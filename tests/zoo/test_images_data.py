@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 from zoo.images import augment
 from zoo.images.augment import Views
 from zoo.images.data import decode, open_images, prepare

@@ -14,9 +14,10 @@ import pytest
 from rewriting import ops, run
 
 import zoo
-from pipelines import files, graph
+from pipelines import graph
+from pipelines.core import files
+from pipelines.core.errors import RequestError
 from pipelines.entry import Preprocess
-from pipelines.errors import RequestError
 from pipelines.rewrite import rewrite
 from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
 from zoo.images.export import export

@@ -18,8 +18,9 @@ from PIL import Image
 from rewriting import model
 
 import zoo
-from pipelines import files, graph, images
-from pipelines.errors import RequestError, ZooError
+from pipelines import graph, images
+from pipelines.core import files
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.hub import Card, CardFile
 from zoo import cli
 from zoo.images import predict

@@ -14,9 +14,9 @@ import zoo
 from pipelines import graph
 from pipelines.build import _trained
 from pipelines.calibrate import CalibrationTable
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json
 from pipelines.entry import Preprocess, QuantRecipe
-from pipelines.errors import RequestError
-from pipelines.files import read_json
 from pipelines.quantize import activation_parameters, quantize
 from pipelines.rewrite import rewrite
 from zoo import cli

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from trainings import COLORS, TwoProcesses, broken_off, write_images
 
-from pipelines.errors import RequestError, ZooError
-from pipelines.files import read_json
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json
 from zoo.images.settings import FINETUNE, Settings
 
 training = pytest.importorskip("zoo.images.train", reason="needs the train extra")

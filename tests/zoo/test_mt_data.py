@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from zoo.transformer_mt import data
 from zoo.transformer_mt.data import Faults, Vocabulary, learn_vocabulary, open_text, read_pairs
 

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 from zoo.transformer_mt.decode import beam_search, limit
 
 START, END, WORDS = 2, 3, 12

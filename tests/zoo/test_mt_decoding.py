@@ -11,7 +11,7 @@ import pytest
 import zoo
 from pipelines import graph, plain
 from pipelines.calibrate import calibrate
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from zoo.transformer_mt import ENTRY

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 from pipelines import engine, graph
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, padded
 from zoo.transformer_mt.decode import beam_search, limit, naive_step
 

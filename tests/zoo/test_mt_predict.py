@@ -14,8 +14,8 @@ import pytest
 import zoo
 from pipelines import kernels
 from pipelines.build import open_folder
-from pipelines.errors import RequestError
-from pipelines.files import read_json
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json
 from zoo import cli
 from zoo.transformer_mt import predict
 from zoo.transformer_mt.data import PAD, Vocabulary

@@ -10,9 +10,9 @@ import pytest
 from trainings import TwoProcesses, broken_off
 
 import zoo
-from pipelines import machine
-from pipelines.errors import RequestError, ZooError
-from pipelines.files import read_json, write_json
+from pipelines.core import machine
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json, write_json
 from zoo.training import Processes
 
 torch = pytest.importorskip("torch", reason="needs the train extra")

@@ -11,11 +11,12 @@ from PIL import Image
 from rewriting import model, run
 
 import zoo
-from pipelines import files, graph, images
-from pipelines.batches import joined, length
+from pipelines import graph, images
+from pipelines.core import files
+from pipelines.core.batches import joined, length
+from pipelines.core.errors import RequestError
 from pipelines.engine import Port
 from pipelines.entry import Preprocess
-from pipelines.errors import RequestError
 from pipelines.plan import open_plan
 from zoo import cli, toolkit
 

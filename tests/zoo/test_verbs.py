@@ -13,8 +13,9 @@ from rewriting import model
 
 import zoo
 from pipelines import build as road
-from pipelines import files, graph, machine, rewrite
-from pipelines.errors import RequestError
+from pipelines import graph, rewrite
+from pipelines.core import files, machine
+from pipelines.core.errors import RequestError
 from pipelines.hub import Hub
 from zoo import cli, verbs
 

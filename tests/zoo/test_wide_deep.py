@@ -21,8 +21,8 @@ from rewriting import needs_vnni
 
 import zoo
 from pipelines import kernels, pipeline
+from pipelines.core.errors import RequestError
 from pipelines.engine import ENGINES, load
-from pipelines.errors import RequestError
 from pipelines.plan import Plan
 from zoo.wide_deep import predict
 from zoo.wide_deep.data import Features
@@ -340,7 +340,7 @@ def test_int8_is_at_least_three_times_as_fast_at_batch_512() -> None:
 
 
 def test_a_cpu_without_vnni_is_said_at_load(trained: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from pipelines import machine
+    from pipelines.core import machine
 
     monkeypatch.setattr(machine, "has_vnni", lambda: False)
     zoo.pipeline(trained, precision="fp32", engine="onnxruntime")

@@ -19,7 +19,7 @@ from feature_columns import PROBABILITY, classifier, examples, fc, features, fro
 import zoo
 from pipelines import graph as onnx_graph
 from pipelines import kernels
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from zoo import cli
 from zoo.wide_deep.columns import optimize, read_graph
 from zoo.wide_deep.data import read_rows

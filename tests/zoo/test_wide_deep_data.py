@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 from zoo.wide_deep import sources
 from zoo.wide_deep.data import ErrorLog, Features, Rows, fit, read_rows
 from zoo.wide_deep.hashing import buckets_of, fingerprint64, hash_buckets

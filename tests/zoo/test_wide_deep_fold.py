@@ -10,10 +10,11 @@ import pytest
 from rewriting import model, ops, run
 
 import zoo
-from pipelines import graph, machine
+from pipelines import graph
 from pipelines.calibrate import CalibrationTable, TensorRange, calibrate
+from pipelines.core import machine
+from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.evaluate import auc
 from pipelines.kernels.graphs import embedding_layer
 from pipelines.kernels.reference import parallel_embedding

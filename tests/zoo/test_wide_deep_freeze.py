@@ -8,8 +8,8 @@ import onnxruntime
 import pytest
 from google.protobuf import text_format
 
-from pipelines.errors import RequestError, ZooError
-from pipelines.files import read_json
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json
 
 freezing = pytest.importorskip("zoo.wide_deep.freeze", reason="needs the train extra")  # before tensorflow, which it quiets
 training = pytest.importorskip("zoo.wide_deep.train")

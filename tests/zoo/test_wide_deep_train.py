@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.errors import RequestError, ZooError
-from pipelines.files import read_json, sha256
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json, sha256
 from zoo.wide_deep.data import Counts, Features, Rows, read_rows
 
 training = pytest.importorskip("zoo.wide_deep.train", reason="needs the train extra")

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.errors import RequestError
-from pipelines.files import read_json
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json
 from zoo.training import is_first
 
 tests = pytest.importorskip("test_wide_deep_train", reason="needs the train extra")

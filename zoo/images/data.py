@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
 from pipelines.entry import Preprocess
-from pipelines.errors import RequestError, ZooError
 from pipelines.images import SUFFIXES
 from pipelines.images import decode as decode_pixels
 from pipelines.images import prepare as prepare_pixels
-from pipelines.progress import progress
 from zoo.training import datasets, load_dataset
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3], RGB
@@ -219,7 +219,7 @@ def _items(name: str) -> Iterator[Item]:
     if path.is_file():
         return _labelled(name, _archive(path))
     if _HUB_ID.fullmatch(name) and not name.startswith("."):
-        from pipelines.hub import offline
+        from pipelines.core.settings import offline
 
         if offline():
             raise RequestError(f"found no folder {name}, and ZOO_OFFLINE forbids to look for it on the hub")

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines import graph
+from pipelines.core.errors import RequestError
 from pipelines.entry import Preprocess
-from pipelines.errors import RequestError
 
 if TYPE_CHECKING:
     from torch import fx, nn

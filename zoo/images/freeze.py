@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from pipelines import graph
+from pipelines.core.errors import RequestError, one_line
+from pipelines.core.files import read_json
 from pipelines.entry import Preprocess
-from pipelines.errors import RequestError
-from pipelines.files import read_json
 from pipelines.hub import CARD
 from zoo.images.export import export
 from zoo.training import fill
@@ -74,7 +74,7 @@ def _read(reader: Callable[[Path], State], file: Path) -> State:
     except ModuleNotFoundError as error:
         raise RequestError(f"{file} needs {error.name}, which is not installed; run: pip install 'int8-zoo[train]'") from error
     except Exception as error:  # torch, pickle, safetensors, h5py and flatbuffers raise their own kinds for every sort of damage
-        raise RequestError(f"cannot read the weights in {file} ({graph.one_line(error)}); train or download the model again") from error
+        raise RequestError(f"cannot read the weights in {file} ({one_line(error)}); train or download the model again") from error
 
 
 def read_torch(file: Path) -> State:

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.benchmark import Configuration, memory_mb
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
 from pipelines.evaluate import class_metrics
 from pipelines.images import decode, prepare
 from pipelines.pipeline import model_file
-from pipelines.progress import progress
 from zoo.images.data import Item
 from zoo.images.predict import INPUT, ImagePipeline, content, labelled, pictures, score
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.files import replacing
+from pipelines.core.files import replacing
 
 
 def plot_confusion(path: Path, classes: Sequence[str], labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64]) -> None:

@@ -17,17 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipelines import machine
-from pipelines.batches import Batch
 from pipelines.build import ModelFolder
+from pipelines.core import machine
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json
+from pipelines.core.ordered_map import ordered_map
+from pipelines.core.progress import progress
 from pipelines.entry import Preprocess
-from pipelines.errors import RequestError, ZooError
 from pipelines.evaluate import Ranked, compare_classes, rank
-from pipelines.files import read_json
 from pipelines.images import SUFFIXES, decode, listed, prepare
 from pipelines.pipeline import Pipeline
-from pipelines.preload import in_order
-from pipelines.progress import progress
 from pipelines.tables import on_terminal, writing
 from zoo.images.data import HELD_OUT, TRAIN, Item, find_images
 
@@ -175,7 +175,7 @@ class ImagePipeline(Pipeline):
         """Images in order, `batch_size` at a time, from `workers` threads that decode ahead; close it to end it early."""
         left = iter(images)
         groups = iter(lambda: list(itertools.islice(left, self.batch_size)), [])
-        return in_order(lambda some: self.load(some, on_error), groups, self.workers)
+        return ordered_map(lambda some: self.load(some, on_error), groups, self.workers)
 
     def run(self, inputs: Any, output: str | Path, on_error: str = "skip") -> dict[str, Any]:
         """Classify images (see `pipelines.images.listed`) of any number in constant memory, in input order.

@@ -17,8 +17,8 @@ from torch import fx, nn
 
 from pipelines import qat
 from pipelines.build import TRAINED
+from pipelines.core.errors import RequestError
 from pipelines.entry import Preprocess, QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.qat import distillation_loss, freeze_ranges, weights
 from pipelines.rewrite import rewrite
 from zoo.images.export import export, path_of

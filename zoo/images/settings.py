@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from zoo.training import BELOW_1, FROM_0, PRECISION, SEED, SHARE, Range, require_settings
 
 WARMUP_STEPS = 200  # with fewer, a fresh deep network can be thrown so far off that it does not recover

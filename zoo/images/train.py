@@ -22,10 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from pipelines import graph
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json, replacing, sha256, write_json
+from pipelines.core.progress import console, progress
 from pipelines.evaluate import class_metrics, rank
-from pipelines.files import read_json, replacing, sha256, write_json
-from pipelines.progress import console, progress
 from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from zoo.images import freeze as images
 from zoo.mobilenet.model import V1, build
 

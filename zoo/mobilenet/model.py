@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 
 V1 = ((64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2))  # channels, blocks, stride of the first
 V2 = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))  # expansion, then as V1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 
 WIDTHS = (64, 128, 256, 512)
 EXPANSION = 4  # a block's output has so many times the channels of its 3x3

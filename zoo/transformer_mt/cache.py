@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines import graph, plain
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from pipelines.rewrite import rewrite
 from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.fuse_quantized_linear import FuseQuantizedLinear

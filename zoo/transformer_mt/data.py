@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 from zoo.training import load_dataset
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3  # of every vocabulary
@@ -93,7 +93,7 @@ def _raw_pairs(source: str, languages: str, held_out: bool) -> Iterator[Pair | s
     if comma and Path(first).is_file() and Path(second).is_file():
         return _side_by_side(Path(first), Path(second))
     if _HUB_ID.fullmatch(source) and not source.startswith("."):
-        from pipelines.hub import offline
+        from pipelines.core.settings import offline
 
         if offline():
             raise RequestError(f"found no file {source}, and ZOO_OFFLINE forbids to look for it on the hub")

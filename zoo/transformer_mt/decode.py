@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 from zoo.transformer_mt.data import PAD, POSITIONS
 
 NEVER = -1e30  # the score of what is no hypothesis

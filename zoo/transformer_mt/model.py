@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, padded
 from zoo.transformer_mt.decode import Hypothesis, beam_search, limit
 

@@ -17,17 +17,18 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import kernels, machine
-from pipelines.batches import Batch
+from pipelines import kernels
 from pipelines.build import ModelFolder, derived, derived_graph
+from pipelines.core import machine
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError
+from pipelines.core.files import replacing
+from pipelines.core.progress import progress
 from pipelines.engine import BF16, Session, load
-from pipelines.errors import RequestError
 from pipelines.evaluate import compare_translations
-from pipelines.files import replacing
 from pipelines.kernels import stored
 from pipelines.kernels.translator import NativeTranslator, store
 from pipelines.pipeline import Pipeline, model_file
-from pipelines.progress import progress
 from pipelines.tables import FORMATS, writing
 from zoo.transformer_mt.data import (
     END,

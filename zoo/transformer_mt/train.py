@@ -20,10 +20,10 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipelines import graph
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json, replacing, sha256, write_json
+from pipelines.core.progress import console, progress
 from pipelines.evaluate import signatures, translation_metrics
-from pipelines.files import read_json, replacing, sha256, write_json
-from pipelines.progress import console, progress
 from zoo.training import (
     BELOW_1,
     FROM_0,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from zoo.wide_deep import rules
 from zoo.wide_deep.tensors import Feature, Pair, Refused, Source, flat
 from zoo.wide_deep.terms import Apply, Column, Dense, Row, columns_of, fields_of

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines import kernels
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from zoo.wide_deep import sources as places
 from zoo.wide_deep.hashing import buckets_of, fingerprints, hash_buckets, overlapping, per_field
 

@@ -10,10 +10,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines import graph, machine
+from pipelines import graph
 from pipelines.calibrate import CalibrationTable
+from pipelines.core import machine
+from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
-from pipelines.errors import RequestError
 from pipelines.kernels.graphs import parallel_embedding
 from pipelines.kernels.operators import COLUMNS, FIELDS, NUMBER_LIMIT, ZERO, EmbeddingLayer
 from pipelines.quantize import activation_parameters, quantize

@@ -17,8 +17,8 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedOps
 
 from pipelines import graph as onnx_graph
 from pipelines.build import SAMPLES
-from pipelines.errors import RequestError, ZooError
-from pipelines.files import read_json, replacing, write_json
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json, replacing, write_json
 from pipelines.hub import CARD
 from zoo.wide_deep.columns import Network, optimize, read_graph
 from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines import preload
-from pipelines.errors import RequestError, ZooError
-from pipelines.files import FULL, DiskFull
-from pipelines.progress import progress
+from pipelines.core import ordered_map
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import FULL, DiskFull
+from pipelines.core.progress import progress
 from zoo.wide_deep.data import Counts, ErrorLog, Features, Floats, Rows, read_rows
 
 Batch = tuple[npt.NDArray[np.int32], Floats, Floats]  # ids [n, categorical], numbers [n, numeric], labels [n]
@@ -115,7 +115,7 @@ class Log:
             rows = _rows(self._records(begins, ends)[np.concatenate(mine)])
             return arrays(rows, features), np.cumsum([0, *map(len, mine)]).tolist(), counts
 
-        for (ids, numbers, labels), cuts, counts in preload.in_order(load, blocks(), 1):
+        for (ids, numbers, labels), cuts, counts in ordered_map.ordered_map(load, blocks(), 1):
             for begin, end, count in zip(cuts[:-1], cuts[1:], counts, strict=True):
                 yield (ids[begin:end], numbers[begin:end], labels[begin:end]), count
 

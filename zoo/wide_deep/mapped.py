@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from zoo.wide_deep.data import Counts, Features, Rows
 
 Array = npt.NDArray[Any]

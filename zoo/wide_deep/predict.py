@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import machine
-from pipelines.batches import Batch
 from pipelines.build import ModelFolder
-from pipelines.errors import RequestError
+from pipelines.core import machine
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError
+from pipelines.core.ordered_map import ordered_map
+from pipelines.core.progress import progress
 from pipelines.evaluate import compare_clicks
 from pipelines.native import load
 from pipelines.pipeline import Pipeline, model_file, open_quickest
-from pipelines.preload import in_order
-from pipelines.progress import progress
 from pipelines.tables import writing
 from zoo.wide_deep import sources
 from zoo.wide_deep.data import ErrorLog, Rows, read_rows, timed
@@ -129,7 +129,7 @@ class ClickPipeline(Pipeline):
                     idle.put(scorer)
 
             workers = 0 if len(scorers) == machine.cores() == 1 else len(scorers)
-            with closing(in_order(score, itertools.chain([first], encoded), workers)) as scored:
+            with closing(ordered_map(score, itertools.chain([first], encoded), workers)) as scored:
                 for index, probability, took in scored:
                     before = time.perf_counter()
                     write({"row": index, "probability": probability})

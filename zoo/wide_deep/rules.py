@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from zoo.wide_deep import terms
 from zoo.wide_deep.hashing import buckets_of, fingerprint64
 from zoo.wide_deep.layers import LAYERS

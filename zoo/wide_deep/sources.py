@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 from zoo.training import datasets
 
 BLOCK = 1 << 19  # bytes a block: it and its arrays stay in the cache, and the overhead a call vanishes
@@ -160,7 +160,7 @@ def _saved(name: str, path: Path, split: str | None) -> Iterator[Any]:
 
 
 def _hub(name: str, repository: str, split: str) -> Iterator[Any]:
-    from pipelines.hub import offline
+    from pipelines.core.settings import offline
 
     if offline():
         raise RequestError(f"found no file {name}, and ZOO_OFFLINE forbids to look for it on the hub")

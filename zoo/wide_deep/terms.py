@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from pipelines import graph
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 from zoo.wide_deep.mapped import Number, Step, apply
 
 Array = npt.NDArray[Any]

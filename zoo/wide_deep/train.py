@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from pipelines import graph
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json, replacing, sha256, write_json
+from pipelines.core.progress import console, progress, silent
 from pipelines.evaluate import click_metrics
-from pipelines.files import read_json, replacing, sha256, write_json
-from pipelines.progress import console, progress, silent
 from zoo.training import BELOW_1, FROM_0, SEED, Workers, plot_curves, require_output, require_same_run, require_settings
 from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Features, Floats, Rows, fit, timed
 from zoo.wide_deep.log import Log, arrays

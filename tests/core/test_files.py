@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import files
-from pipelines.errors import RequestError, ZooError
+from pipelines.core import files
+from pipelines.core.errors import RequestError, ZooError
 
 
 def listing(folder):

@@ -11,7 +11,7 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
-def in_order(function: Callable[[Given], Made], items: Iterable[Given], workers: int) -> Generator[Made, None, None]:
+def ordered_map(function: Callable[[Given], Made], items: Iterable[Given], workers: int) -> Generator[Made, None, None]:
     """`function` of every item, in order, from `workers` threads while the caller makes the next items; 0: from the caller's thread.
 
     At most two items a thread are under way. Whatever ends the iteration, an exception of `function` or of `items` too, it ends with all

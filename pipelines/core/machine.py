@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import RequestError
+from pipelines.core.errors import RequestError
 
 THREADS = 1024  # no engine is asked for more
 ISA = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
@@ -99,7 +99,7 @@ def versions() -> dict[str, str]:
 @functools.cache
 def commit() -> str | None:
     """The commit of the source tree this code runs from, with "+" where Python or C++ files differ; None outside a checkout."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
     try:

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from pipelines.preload import in_order
+from pipelines.core.ordered_map import ordered_map
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
@@ -14,9 +14,9 @@ def test_in_order_is_a_map(workers: int) -> None:
         time.sleep(0.02 if x % 4 == 0 else 0)
         return x * x
 
-    assert list(in_order(slow_first, iter(range(30)), workers)) == [x * x for x in range(30)]
+    assert list(ordered_map(slow_first, iter(range(30)), workers)) == [x * x for x in range(30)]
     made = []
-    some = in_order(slow_first, (made.append(x) or x for x in range(30)), workers)
+    some = ordered_map(slow_first, (made.append(x) or x for x in range(30)), workers)
     assert [next(some), next(some)] == [0, 1]
     assert len(made) <= 2 * workers + 2, "what is under way is bounded"
     some.close()

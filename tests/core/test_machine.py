@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from pipelines import machine
+from pipelines.core import machine
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +80,8 @@ def test_fingerprint_follows_cpu_cores_and_versions(monkeypatch):
 
 
 def checkout(tmp_path, monkeypatch):
-    (tmp_path / "pipelines").mkdir()
-    monkeypatch.setattr(machine, "__file__", str(tmp_path / "pipelines" / "machine.py"))
+    (tmp_path / "pipelines" / "core").mkdir(parents=True)
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "pipelines" / "core" / "machine.py"))
 
 
 def test_commit_of_a_checkout(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines import progress
+from pipelines.core import progress
 
 
 @pytest.mark.parametrize(

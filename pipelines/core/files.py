@@ -16,7 +16,7 @@ from typing import Any
 
 import filelock
 
-from pipelines.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def sha256(path: str | os.PathLike[str]) -> str:
 @functools.cache
 def code(*names: str) -> str:
     """Names what these files of `pipelines` compute: another name after every edit. names: paths below it."""
-    return hashlib.sha256(b"".join((Path(__file__).parent / each).read_bytes() for each in names)).hexdigest()[:12]
+    return hashlib.sha256(b"".join((Path(__file__).parents[1] / each).read_bytes() for each in names)).hexdigest()[:12]
 
 
 def mapped(path: Path) -> Path:
