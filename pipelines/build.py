@@ -263,13 +263,13 @@ def _table(path: Path) -> CalibrationTable:
 
 
 def _graph(path: Path) -> ir.Model:
-    from pipelines import graph
+    from pipelines.graph import io
 
-    return graph.load(path)
+    return io.load(path)
 
 
 def _native(folder: ModelFolder) -> dict[str, Any]:
-    from pipelines import graph
+    from pipelines.graph import io
 
     if not folder.entry.native:
         raise RequestError(f"{folder.entry.name} has no form for the native kernels; it runs in onnxruntime and openvino")
@@ -278,7 +278,7 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
     model, said = folder.entry.part("native")(_graph(folder.path / "rewritten.onnx"), table, recipe)
     if model is None:
         raise RequestError(f"{folder.card.name} does not run in the native kernels: {said['reason']}; it runs in onnxruntime and openvino")
-    path = graph.save_mapped(model, folder.path / NATIVE)
+    path = io.save_mapped(model, folder.path / NATIVE)
     return {"recipe": recipe.to_json(), "data_sha256": files.sha256(files.mapped(path)), **said}
 
 
@@ -320,9 +320,9 @@ def derived_graph(folder: ModelFolder, source: str, kind: str, form: str, make: 
     keeps a second copy."""
 
     def write(origin: Path, path: Path) -> None:
-        from pipelines import graph
+        from pipelines.graph import io
 
-        graph.save_mapped(make(graph.load(origin)), path, graph.PAGE)
+        io.save_mapped(make(io.load(origin)), path, io.PAGE)
 
     return derived(folder, source, kind, form, write)
 
@@ -340,21 +340,21 @@ def native_form(folder: ModelFolder) -> dict[str, Any]:
 
 
 def _expand(folder: ModelFolder) -> dict[str, Any]:
-    from pipelines import graph
+    from pipelines.graph import io
 
     model = _graph(folder.verify(HALF))
-    graph.expand_fp16(model)
-    graph.save(model, folder.path / "fp32.onnx")
+    io.expand_fp16(model)
+    io.save(model, folder.path / "fp32.onnx")
     return {"weights": "float16 values"}
 
 
 def _rewrite(folder: ModelFolder) -> dict[str, Any]:
-    from pipelines import graph
+    from pipelines.graph import io
     from pipelines.rewrite import rewrite
 
     model = _graph(folder.path / "fp32.onnx")
     report = rewrite(model, folder.entry.part("rewrites")(folder.preprocessing))
-    graph.save(model, folder.path / "rewritten.onnx")
+    io.save(model, folder.path / "rewritten.onnx")
     return report.to_json()
 
 
@@ -373,8 +373,8 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
     """The table of `model` with the very ranges that were trained; those of tensors that have none are observed on the kept samples."""
     import onnx_ir as ir
 
-    from pipelines import graph
     from pipelines.calibrate import calibrate
+    from pipelines.graph import io
 
     values = [value for node in model.graph if node.op_type != "DequantizeLinear" for value in node.outputs]  # that is bytes already
     names = [str(value.name) for value in values if value.dtype == ir.DataType.FLOAT]
@@ -385,7 +385,7 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
         logger.warning("%s: no trained range for %s, observed on %s instead", folder.card.name, ", ".join(missing), SAMPLES)
         found |= {name: each for name, each in calibrate(model, _samples(folder)[0], trained.observer).tensors.items() if name in missing}
     tensors = {name: found[name] for name in names if name in found}
-    return replace(trained, graph=graph.digest(model), tensors=tensors, recipe={})
+    return replace(trained, graph=io.digest(model), tensors=tensors, recipe={})
 
 
 def _samples(folder: ModelFolder) -> tuple[list[Batch], int]:
@@ -439,9 +439,9 @@ def _quantize(folder: ModelFolder, recipe: QuantRecipe, table: CalibrationTable)
 
 
 def _save_int8(folder: ModelFolder, model: ir.Model, report: QuantReport) -> dict[str, Any]:
-    from pipelines import graph
+    from pipelines.graph import io
 
-    graph.save(model, folder.path / "int8.onnx")
+    io.save(model, folder.path / "int8.onnx")
     files.write_json(folder.path / QUANTIZATION, report.to_json())
     return {"recipe": report.recipe.to_json(), "precisions": report.counts()}
 

@@ -16,12 +16,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from pipelines import graph, plain
 from pipelines.core.batches import Batch, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, write_text
 from pipelines.core.progress import progress
 from pipelines.entry import OBSERVERS
+from pipelines.graph import io, reference_session
 from pipelines.observers import Histogram, Summary, choose, errors
 
 BATCH = 256  # samples run at once, where the memory allows it
@@ -89,7 +89,7 @@ class CalibrationTable:
 
     def require(self, model: ir.Model) -> None:
         """Raise RequestError unless the table was made for `model`."""
-        found = graph.digest(model)
+        found = io.digest(model)
         if found != self.graph:
             raise RequestError(
                 f"the calibration table was made for the graph {self.graph[:12]}, this one is {found[:12]}; "
@@ -160,11 +160,11 @@ class Observation:
     """
 
     def __init__(self, model: ir.Model, *, max_memory: str | int = MEMORY) -> None:
-        graph.require_opset(model)
+        io.require_opset(model)
         self.samples, self.histograms = 0, dict[str, Histogram]()
-        self._graph = graph.digest(model)
+        self._graph = io.digest(model)
         self._model = model.clone()
-        graph.expand_fp16(self._model)  # weights are no activations
+        io.expand_fp16(self._model)  # weights are no activations
         ShapeInferencePass()(self._model)  # an exporter may leave the types of inner values out
         self._names = [str(out.name) for node in self._model.graph for out in node.outputs if out.dtype == ir.DataType.FLOAT]
         if not self._names:
@@ -238,7 +238,7 @@ class Observation:
         key = most, *(array.shape for array in feed.values())
         if key not in self._plans:
             count = length(feed)
-            shapes = plain.run(self._sizes, feed, "calibration samples")
+            shapes = reference_session.run(self._sizes, feed, "calibration samples")
             bytes_of = {name: 4 * int(np.prod(shape)) for name, shape in zip(self._names, shapes, strict=True)}
             size = max(min(self._budget // max(sum(bytes_of.values()), 1) * count, most), count)
             groups: list[list[str]] = []
@@ -259,7 +259,7 @@ class Observation:
         for names in groups:
             if tuple(names) not in self._sessions:
                 self._sessions[tuple(names)] = _session(self._model, self._lent, names)
-            self._add(dict(zip(names, plain.run(self._sessions[tuple(names)], feed, "calibration samples"), strict=True)))
+            self._add(dict(zip(names, reference_session.run(self._sessions[tuple(names)], feed, "calibration samples"), strict=True)))
         for name, sha in self._digests.items():
             sha.update(feed[name].tobytes())
         self.samples += length(feed)
@@ -322,18 +322,18 @@ def _session(model: ir.Model, lent: Mapping[str, ort.OrtValue], names: Sequence[
     for value in values.values():
         value.shape = None  # an output's shape is checked against the run's, and inference may have guessed
     if shapes:
-        taken = graph.names(copy.graph)
-        nodes = [graph.node("Shape", [value], f"{value.name}.shape", dtype=ir.DataType.INT64, taken=taken) for value in wanted]
+        taken = io.names(copy.graph)
+        nodes = [io.node("Shape", [value], f"{value.name}.shape", dtype=ir.DataType.INT64, taken=taken) for value in wanted]
         copy.graph.extend(nodes)
         wanted = [each.outputs[0] for each in nodes]
     copy.graph.outputs[:] = wanted
     RemoveUnusedNodesPass()(copy)
-    options = plain.options()
+    options = reference_session.options()
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # they keep more than is in use
     options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of the weights
     used = [name for name in lent if name in copy.graph.initializers]
     options.add_external_initializers(used, [lent[name] for name in used])
-    return plain.session(copy, "calibration needs", options)
+    return reference_session.session(copy, "calibration needs", options)
 
 
 def _lend(main: ir.Graph) -> dict[str, ort.OrtValue]:

@@ -11,10 +11,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines import graph
 from pipelines.calibrate import MEMORY, CalibrationTable, Observation
 from pipelines.core.batches import Batch
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.quantize import QuantReport, quantize
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED
@@ -51,7 +51,7 @@ class Calibrator:
 
     def __init__(self, model: str | Path | ir.Model, recipe: QuantRecipe | None = None, *, max_memory: str | int = MEMORY) -> None:
         self.recipe = recipe or QuantRecipe()
-        self.model = model.clone() if isinstance(model, ir.Model) else graph.load(model)
+        self.model = model.clone() if isinstance(model, ir.Model) else io.load(model)
         rewrite(self.model, [each() for each in SHARED])
         self.observation = Observation(self.model, max_memory=max_memory)
         self._folder = tempfile.TemporaryDirectory()
@@ -73,5 +73,5 @@ class Calibrator:
     def save(self, path: str | Path) -> QuantReport:
         """Quantize by the recipe, write the int8 model to `path`; returns what became of every operator."""
         result, report = quantize(self.model, self.recipe, self.table())
-        graph.save(result, path)
+        io.save(result, path)
         return report

@@ -17,11 +17,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from pipelines import engine, graph, kernels
+from pipelines import engine, kernels
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.engine import Executed, Port, Runnable, Session
+from pipelines.graph import io
 from pipelines.kernels.graphs import EMBEDDING, dense_layers, embedding_layer
 from pipelines.kernels.operators import DOMAIN
 from pipelines.plan import choose, size_class
@@ -58,7 +59,7 @@ class NativeSession:
 
     def __init__(self, path: Path, threads: int) -> None:
         self.path, self.threads = path, threads
-        model = graph.load_mapped(path)
+        model = io.load_mapped(path)
         first = next((node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, EMBEDDING)), None)
         if first is None:
             raise RequestError(f"{path} has no {EMBEDDING} operator; the engine native runs the native.onnx of a model folder")

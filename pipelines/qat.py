@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
-from pipelines import graph
 from pipelines.calibrate import CalibrationTable, TensorRange
 from pipelines.core.errors import RequestError, one_line
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io as graph
 from pipelines.quantize import quantize
 from pipelines.quantizers.steps import NOTHING, activation_parameters
 

@@ -24,10 +24,10 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from pipelines import graph
 from pipelines.calibrate import CalibrationTable
 from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.quantizers import biases, elementwise, layers, roundings, rows
 from pipelines.quantizers.pairs import Pairs
 from pipelines.quantizers.steps import activation_parameters, given, weight_parameters
@@ -77,7 +77,7 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     The table's corrections count only for the recipe that they were found by, observers aside.
     Raises RequestError where the table belongs to another graph, the opset is older than 13, or keep_float or dynamic matches nothing.
     """
-    graph.require_opset(model)
+    io.require_opset(model)
     table.require(model)
     result = model.clone()
     scale_channels(result, table.equalization)
@@ -178,7 +178,7 @@ def _describe(node: ir.Node, reasons: dict[str, str], int8: dict[str, str]) -> O
         return Operator(name, node.op_type, "int8", "fused by engines into the operator before it")
     if name in reasons:
         return Operator(name, node.op_type, "float", reasons[name])
-    x, reader = node.inputs[0], graph.sole_user(node.outputs[0])
+    x, reader = node.inputs[0], io.sole_user(node.outputs[0])
     between = x is not None and given(x) is not None and reader is not None and reader.op_type == "QuantizeLinear"
     if between and node.op_type == "Transpose":
         return Operator(name, node.op_type, "int8")
@@ -194,6 +194,6 @@ def _inside(node: ir.Node) -> list[Operator]:
 
 def _fused(node: ir.Node, int8: dict[str, str]) -> bool:
     """Whether `node` stands between an int8 operator and a quantize step; engines make the three one."""
-    x, reader = node.inputs[0], graph.sole_user(node.outputs[0])
-    layer = x.producer() if x is not None and graph.sole_user(x) is node else None
+    x, reader = node.inputs[0], io.sole_user(node.outputs[0])
+    layer = x.producer() if x is not None and io.sole_user(x) is node else None
     return layer is not None and str(layer.name) in int8 and reader is not None and reader.op_type == "QuantizeLinear"

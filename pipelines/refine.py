@@ -15,11 +15,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines import plain
 from pipelines.calibrate import CalibrationTable, TensorRange
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
 from pipelines.entry import QuantRecipe
+from pipelines.graph import reference_session
 from pipelines.observers import steps
 from pipelines.quantize import quantize
 from pipelines.walk import chunks, piece, reads
@@ -56,8 +56,8 @@ def output_sqnr(float_model: ir.Model, other: ir.Model, samples: Iterable[Batch]
     quick: for two float models, see `plain.options`. Raises RequestError for samples that do not fit.
     """
     models = (before_softmax(each) for each in (float_model, other))
-    exact, found_by = (plain.session(each, "its search needs", plain.options(quick)) for each in models)
-    found = _error((plain.run(exact, batch), plain.run(found_by, batch)) for batch in chunks(float_model, samples))
+    exact, found_by = (reference_session.session(each, "its search needs", reference_session.options(quick)) for each in models)
+    found = _error((reference_session.run(exact, batch), reference_session.run(found_by, batch)) for batch in chunks(float_model, samples))
     return float(-10 * np.log10(found)) if found > 0 else np.inf
 
 
@@ -99,7 +99,7 @@ def _best(model: ir.Model, value: ir.Value, observed: TensorRange, symmetric: bo
     rows: list[list[Array]] = []
     for batch in samples:
         if sum(each.nbytes for row in rows for each in row) < MOST:
-            rows.append(plain.run(before, batch))
+            rows.append(reference_session.run(before, batch))
     after = piece(model, fed, outputs, rows[0], quick=True)
     names = [str(each.name) for each in fed]
 
@@ -109,7 +109,10 @@ def _best(model: ir.Model, value: ir.Value, observed: TensorRange, symmetric: bo
         def results() -> Iterator[tuple[Sequence[Array], Sequence[Array]]]:
             for row in rows:
                 x = (np.clip(np.rint(row[0] / scale) + zero, 0, 255) - zero) * scale
-                yield row[len(fed) :], plain.run(after, dict(zip(names, [x.astype(np.float32), *row[1 : len(fed)]], strict=True)))
+                yield (
+                    row[len(fed) :],
+                    reference_session.run(after, dict(zip(names, [x.astype(np.float32), *row[1 : len(fed)]], strict=True))),
+                )
 
         return _error(results())
 

@@ -18,12 +18,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from pipelines import engine, graph, plain
+from pipelines import engine
 from pipelines.calibrate import CalibrationTable, TensorRange
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from pipelines.correct import decibel
+from pipelines.graph import io, reference_session
 from pipelines.quantize import QuantReport
 from pipelines.rewrite import CleanUp
 from pipelines.rewrites.equalize_channels import scale_channels
@@ -176,7 +177,7 @@ def _end(node: ir.Node, known: set[str]) -> str:
     """The float tensor that a product whose input's range is taken at run time ends in, some steps later; "" where there is none."""
     out = node.outputs[0]
     while str(out.name) not in known:
-        if (user := graph.sole_user(out)) is None:
+        if (user := io.sole_user(out)) is None:
             return ""
         out = user.outputs[0]
     return str(out.name)
@@ -212,7 +213,7 @@ class _Pair:
         self.tensors: dict[str, _Tensor] = {}
         for node in self.int8.graph:
             name = _stem(str(node.inputs[0].name)) if node.op_type == "QuantizeLinear" and node.inputs[0] is not None else ""
-            scale, zero = (graph.constant(each) for each in (*node.inputs[1:3], None, None)[:2])
+            scale, zero = (io.constant(each) for each in (*node.inputs[1:3], None, None)[:2])
             if name in known | inputs and name in table.tensors and scale is not None and zero is not None and scale.size == 1:
                 reach = np.iinfo(zero.dtype)
                 self.tensors.setdefault(name, _Tensor(float(scale.item()), int(zero.item()), int(reach.min), int(reach.max)))
@@ -307,12 +308,12 @@ def _session(model: ir.Model, names: Sequence[str]) -> Any:
         values[name].shape = None  # an output's shape is checked against the run's, and inference may have guessed
         copy.graph.outputs.append(values[name])
     RemoveUnusedNodesPass()(copy)
-    return plain.session(copy, "the report needs")
+    return reference_session.session(copy, "the report needs")
 
 
 def _run(session: Any, feed: Batch) -> list[Any]:
     wanted = {each.name for each in session.get_inputs()}
-    return plain.run(session, {name: array for name, array in feed.items() if name in wanted})
+    return reference_session.run(session, {name: array for name, array in feed.items() if name in wanted})
 
 
 def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:

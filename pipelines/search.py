@@ -9,12 +9,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from pipelines import graph
 from pipelines.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
 from pipelines.correct import correct
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.quantize import quantize
 from pipelines.refine import output_sqnr, refined
 from pipelines.rewrite import rewrite
@@ -40,7 +40,7 @@ def calibrated(
     table = calibrate(equalized, samples, recipe.observer, total, **options)
     if recipe.search:
         table = refined(equalized, recipe, table, _few(model, samples))
-    table = replace(table, graph=graph.digest(model), clip=clip, equalization=factors)
+    table = replace(table, graph=io.digest(model), clip=clip, equalization=factors)
     return corrected(model, recipe, table, samples) if recipe.correct else table
 
 

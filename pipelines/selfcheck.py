@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from pipelines import graph
 from pipelines.calibrate import calibrate
 from pipelines.engine import load
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.quantize import quantize
 
 
@@ -25,14 +25,14 @@ def largest_error(engine: str, reduced_range: bool = False) -> float:
     weight = rng.uniform(0.5, 1.0, (256, 64)).astype(np.float32)
     source = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["n", 256]))
     main = ir.Graph([source], [], nodes=[], opset_imports={"": 17}, name="layer")
-    layer = graph.node("MatMul", [source, graph.initializer(main, "w", weight)], "y", dtype=ir.DataType.FLOAT)
+    layer = io.node("MatMul", [source, io.initializer(main, "w", weight)], "y", dtype=ir.DataType.FLOAT)
     main.append(layer)
     main.outputs.extend(layer.outputs)
     model = ir.Model(main, ir_version=9)
     table = calibrate(model, [{"x": x}])
     quantized, _ = quantize(model, QuantRecipe(reduced_range=reduced_range), table)
     with tempfile.TemporaryDirectory() as folder:
-        path = graph.save(quantized, Path(folder) / "int8.onnx")
+        path = io.save(quantized, Path(folder) / "int8.onnx")
         found = load(path, engine).run({"x": x})["y"]
     expected = x @ weight
     return float(np.abs(found - expected).max() / np.abs(expected).max())

@@ -30,7 +30,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines import graph, page, report
+from pipelines import page, report
 from pipelines.calibrate import CalibrationTable, Observation, observe
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, length
@@ -40,6 +40,7 @@ from pipelines.correct import correct
 from pipelines.engine import ENGINES, OnnxRuntimeSession, OpenVinoSession, Session, available
 from pipelines.entry import OBSERVERS, QuantRecipe
 from pipelines.evaluate import auc
+from pipelines.graph import io
 from pipelines.plan import measure, time_each
 from pipelines.quantize import QuantReport, quantize
 from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics
@@ -293,9 +294,9 @@ class _Search:
         self.folder, self.advance = folder, advance
         fp32 = self.maker.floating(False)
         assert fp32 is not None
-        self.float_path = graph.save(fp32.clone(), folder / "fp32.onnx")
+        self.float_path = io.save(fp32.clone(), folder / "fp32.onnx")
         what = {
-            "model": graph.digest(fp32),
+            "model": io.digest(fp32),
             "evaluation": self.judge.digest,
             "calibration": _digest(self.maker.samples()),
             "recipe": recipe.to_json(),
@@ -325,7 +326,7 @@ class _Search:
         files.write_text(self.log, json.dumps({**what, "engine": self.engine, "fp32_ms": self.fp32_ms}) + "\n")
 
     def _quickest(self) -> str:
-        path = graph.save(self.maker.make(Settings())[0], self.folder / "first.onnx")
+        path = io.save(self.maker.make(Settings())[0], self.folder / "first.onnx")
         times = time_each({name: functools.partial(_open, path, name, self.threads) for name in available()}, self.judge.example)
         return min(times, key=times.__getitem__)
 
@@ -372,7 +373,7 @@ class _Search:
             line: dict[str, Any] = {"name": settings.name, "settings": settings.to_json(), "drop": None, "sqnr_db": None}
             try:
                 made = self.maker.make(settings)
-                path = graph.save(made[0], self.folder / "trial.onnx")
+                path = io.save(made[0], self.folder / "trial.onnx")
                 line["sha256"] = files.sha256(path)
                 line |= self._same(line["sha256"]) or self._measured(path)
             except Unjudged:
@@ -461,7 +462,7 @@ class _Search:
                 self._in_time()
                 try:
                     without = self.maker.make(dataclasses.replace(base, correct=False, keep_float=(name,)))[0]
-                    found = OnnxRuntimeSession(graph.save(without, self.folder / "probe.onnx"), self.threads).run(few)
+                    found = OnnxRuntimeSession(io.save(without, self.folder / "probe.onnx"), self.threads).run(few)
                 except ZooError as error:
                     logger.warning("%s cannot be tried in float: %s", name, error)
                     continue
@@ -486,7 +487,7 @@ class _Search:
         if (lost or report_path is not None) and (self.kept is None or self.kept[0] != settings):  # of a run before this one
             self.kept = settings, self.maker.make(settings)
         if lost and self.kept is not None:
-            graph.save(self.kept[1][0], self.output)
+            io.save(self.kept[1][0], self.output)
         met = self._meets(best)
         shared = {"max_drop": self.max_drop, "fp32_ms": self.fp32_ms}
         trials = [{**line, **shared, "best": line is best} for line in self.trials.values()]

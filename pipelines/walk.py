@@ -12,9 +12,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from pipelines import graph, plain
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError
+from pipelines.graph import io, reference_session
 
 Array = NDArray[Any]
 CHUNK = 8  # samples computed at once
@@ -24,7 +24,7 @@ def chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
     """The samples `CHUNK` at a time, or as many as the graph fixes; as they come where its inputs share no such number."""
     inputs = [each for each in model.graph.inputs if not each.is_initializer()]
     wanted = {str(each.name) for each in inputs}
-    first = {(graph.dimensions(each) or [0])[0] for each in inputs}  # None: dynamic, 0: no axis
+    first = {(io.dimensions(each) or [0])[0] for each in inputs}  # None: dynamic, 0: no axis
     size = (first.pop() or CHUNK) if len(first) == 1 and 0 not in first else 0
     rest: list[Batch] = []
     for batch in samples:
@@ -53,7 +53,7 @@ def piece(
         each.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
     for each in (*part.inputs, *part.outputs):
         each.shape = None  # inference may have guessed
-    return plain.session(ir.Model(part, ir_version=model.ir_version), "its correction needs", plain.options(quick))
+    return reference_session.session(ir.Model(part, ir_version=model.ir_version), "its correction needs", reference_session.options(quick))
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
@@ -152,7 +152,7 @@ class Walk:
     def _run(self, inputs: list[ir.Value], outputs: list[ir.Value]) -> Iterator[list[Array]]:
         opened = piece(self.model, inputs, outputs, [self._read(each, 0) for each in inputs])
         for chunk in range(self.chunks):
-            yield plain.run(opened, {str(each.name): self._read(each, chunk) for each in inputs})
+            yield reference_session.run(opened, {str(each.name): self._read(each, chunk) for each in inputs})
 
     def _file(self, value: ir.Value, chunk: int) -> Path:
         return self.stored[value].with_suffix(f".{chunk}.npy")

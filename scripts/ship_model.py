@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import zoo
-from pipelines import build, graph
+from pipelines import build
 from pipelines.core import files
 from pipelines.core.errors import ZooError
+from pipelines.graph import io
 from pipelines.hub import CARD, Card, CardFile
 
 VOCABULARY = "vocabulary.model"  # of a translation model
@@ -30,9 +31,9 @@ def ship(trained: Path, name: str) -> Card:
     source = zoo.load(trained)
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
-        model = graph.load(source.ensure("fp32.onnx"))
-        graph.compress_fp16(model)
-        graph.save(model, work / build.HALF)
+        model = io.load(source.ensure("fp32.onnx"))
+        io.compress_fp16(model)
+        io.save(model, work / build.HALF)
         for each in (build.SAMPLES, VOCABULARY):
             if (source.path / each).is_file():
                 shutil.copy(source.path / each, work)

@@ -29,13 +29,13 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import zoo
-from pipelines import graph
 from pipelines.build import ModelFolder, open_folder, read_npz
 from pipelines.calibrate import calibrate
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.engine import Session, load
+from pipelines.graph import io
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from scripts.peers import common
@@ -71,27 +71,27 @@ class Row(NamedTuple):
 def gather_nd(model: Incremental) -> None:
     """Reorder the caches by GatherND."""
     for node in [each for each in model.step.graph if each.op_type == "Gather" and str(each.inputs[1].name) == cache.PARENTS]:  # type: ignore[union-attr]
-        index = graph.node("Unsqueeze", [node.inputs[1], _axes(model)], f"{node.outputs[0].name}.index", dtype=ir.DataType.INT64)
+        index = io.node("Unsqueeze", [node.inputs[1], _axes(model)], f"{node.outputs[0].name}.index", dtype=ir.DataType.INT64)
         model.step.graph.insert_before(node, index)
-        graph.substitute([node], graph.node("GatherND", [node.inputs[0], index.outputs[0]], f"{node.outputs[0].name}"))
+        io.substitute([node], io.node("GatherND", [node.inputs[0], index.outputs[0]], f"{node.outputs[0].name}"))
 
 
 def _axes(model: Incremental) -> ir.Value:
-    return graph.initializer(model.step.graph, "last_axis", np.array([-1]), graph.names(model.step.graph))
+    return io.initializer(model.step.graph, "last_axis", np.array([-1]), io.names(model.step.graph))
 
 
 def copied_source(model: Incremental) -> None:
     """Keys and values of the source once for every beam: each row is a sentence to the step."""
     main, inputs = model.step.graph, {str(each.name): each for each in model.step.graph.inputs}
-    taken, first = graph.names(main), next(iter(main))
+    taken, first = io.names(main), next(iter(main))
 
     def add(op: str, values: list[ir.Value | None], dtype: ir.DataType, **attributes: Any) -> ir.Value:
-        node = graph.node(op, values, f"copied/{op}", dtype=dtype, taken=taken, **attributes)
+        node = io.node(op, values, f"copied/{op}", dtype=dtype, taken=taken, **attributes)
         main.insert_before(first, node)
         return node.outputs[0]
 
     integer = ir.DataType.INT64
-    zero, one = (graph.initializer(main, "copied/constant", np.array(each), taken) for each in (0, 1))
+    zero, one = (io.initializer(main, "copied/constant", np.array(each), taken) for each in (0, 1))
     rows = add("Shape", [inputs[cache.TOKENS]], integer, start=0, end=1)
     sentences = add("Shape", [inputs[model.given[0]]], integer, start=0, end=1)
     owners = add("Range", [zero, add("Squeeze", [rows], integer), one], integer)
@@ -131,7 +131,7 @@ def skip_normalization(model: Incremental) -> None:
 def all_normalized(model: Incremental) -> None:
     """Log probabilities of all words, before the likeliest are looked for."""
     (logits,) = (each for each in model.step.graph.outputs if each.name == cache.LOGITS)
-    node = graph.node("LogSoftmax", [logits], "log_probabilities", dtype=ir.DataType.FLOAT, axis=-1)
+    node = io.node("LogSoftmax", [logits], "log_probabilities", dtype=ir.DataType.FLOAT, axis=-1)
     model.step.graph.append(node)
     model.step.graph.outputs[list(model.step.graph.outputs).index(logits)] = node.outputs[0]
     logits.name, node.outputs[0].name = "step/unnormalized", cache.LOGITS
@@ -157,7 +157,7 @@ class Forms:
 
     def rewritten(self, without: str = "") -> ir.Model:
         """The graph in this precision, one pass left out."""
-        model = graph.load(self.folder.ensure("fp32.onnx"))
+        model = io.load(self.folder.ensure("fp32.onnx"))
         rewrite(model, [each for each in passes() if each.name != without])
         if self.precision == "fp32":
             return model
@@ -166,7 +166,7 @@ class Forms:
 
     def opened(self, model: ir.Model) -> Session:
         """In onnxruntime, one thread."""
-        return load(self.folder.path / "fp32.onnx", "onnxruntime", 1, self.precision, graph.serialized(model))
+        return load(self.folder.path / "fp32.onnx", "onnxruntime", 1, self.precision, io.serialized(model))
 
     def drawn(self, lengths: Sequence[int]) -> Array:
         """Sentences of random words, padded."""
@@ -227,15 +227,15 @@ def rows(forms: Forms) -> Iterator[Row]:
     model = incremental(forms.whole)
     first, step = forms.opened(model.encoder), forms.opened(model.step)
     in_python = forms.python(lambda source: cached_step(step, first.run({"source": source}), model.caches))
-    encoder = forms.opened(graph.part(forms.whole, *ENCODER))
+    encoder = forms.opened(io.part(forms.whole, *ENCODER))
 
-    naive = forms.opened(graph.part(forms.whole, ["source", "memory", "target"], ["logits"]))
+    naive = forms.opened(io.part(forms.whole, ["source", "memory", "target"], ["logits"]))
     yield Row("all caches (in Python)", in_python, forms.recomputed(naive, encoder))
-    decoder = forms.opened(graph.part(forms.whole, ["target", *model.given], ["logits"]))
+    decoder = forms.opened(io.part(forms.whole, ["target", *model.given], ["logits"]))
     yield Row("keys and values of self-attention cached (in Python)", in_python, forms.recomputed(decoder, first))
 
     computed = [name for name in model.given if "source" not in _needs(forms.whole, name)]
-    keys = forms.opened(graph.part(forms.whole, ["memory"], computed))
+    keys = forms.opened(io.part(forms.whole, ["memory"], computed))
 
     def anew(source: Array) -> Step:
         memory, cached = encoder.run({"source": source}), cached_step(step, first.run({"source": source}), model.caches)
@@ -293,7 +293,7 @@ def rows(forms: Forms) -> Iterator[Row]:
 def _needs(model: ir.Model, name: str) -> set[str]:
     """Which of the graph's inputs a value depends on where `memory` is given."""
     with contextlib.suppress(RequestError):
-        graph.part(model, ["memory"], [name])
+        io.part(model, ["memory"], [name])
         return set()
     return {"source"}
 

@@ -17,11 +17,12 @@ import pytest
 from onnx import helper, numpy_helper
 
 import zoo
-from pipelines import engine, graph, hub, plan
+from pipelines import engine, hub, plan
 from pipelines.build import read_npz
 from pipelines.core import files
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.entry import Entry
+from pipelines.graph import io
 from zoo import cli, training
 
 
@@ -74,7 +75,7 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("arguments", OUTPUTS.values(), ids=OUTPUTS.keys())
 def test_an_output_below_a_file_is_refused_before_the_work(arguments, here, capsys, monkeypatch):
-    monkeypatch.setattr(graph, "load", lambda path: pytest.fail("the model was read before its output was looked at"))
+    monkeypatch.setattr(io, "load", lambda path: pytest.fail("the model was read before its output was looked at"))
     said = refused(capsys, *arguments, "../file/o.html" if "--report" in arguments else "../file/o.onnx")
     assert "cannot write ../file/o" in said and "Not a directory" in said
 
@@ -219,7 +220,7 @@ def test_a_folder_where_a_cached_file_should_be(name):
 def test_a_folder_where_mapped_weights_should_be(here):
     (here / "n.onnx.data").mkdir()
     with pytest.raises(RequestError, match=r"cannot write .*n\.onnx\.data: it is a folder"):
-        graph.save_mapped(graph.load(here / "m.onnx"), here / "n.onnx")
+        io.save_mapped(io.load(here / "m.onnx"), here / "n.onnx")
     assert not (here / "n.onnx").exists()
 
 

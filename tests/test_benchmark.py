@@ -12,9 +12,9 @@ import pytest
 from rewriting import model
 
 from pipelines import benchmark as module
-from pipelines import graph
 from pipelines.benchmark import Configuration, Stages, benchmark, instances, memory_mb, pinned
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.graph import io
 from zoo import cli
 
 FEEDS = {"x": np.ones((8, 64), np.float32)}
@@ -23,7 +23,7 @@ FEEDS = {"x": np.ones((8, 64), np.float32)}
 @pytest.fixture
 def path(tmp_path):
     weight = np.ones((64, 64), np.float32)
-    return graph.save(model("(float[n,64] x) => (float[n,64] y) { y = MatMul(x, w) }", w=weight), tmp_path / "m.onnx")
+    return io.save(model("(float[n,64] x) => (float[n,64] y) { y = MatMul(x, w) }", w=weight), tmp_path / "m.onnx")
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_memory_is_that_of_the_model_and_not_of_the_process_that_asks(path):
     assert 20 < small < 400
     ballast = np.ones(int((small + 300) * 1e6), np.uint8)
     weight = np.ones((4000, 5000), np.float32)  # 80 MB
-    big = graph.save(model("(float[n,4000] x) => (float[n,5000] y) { y = MatMul(x, w) }", w=weight), path.parent / "big.onnx")
+    big = io.save(model("(float[n,4000] x) => (float[n,5000] y) { y = MatMul(x, w) }", w=weight), path.parent / "big.onnx")
     large = memory_mb(Configuration("onnxruntime", "fp32", big), {"x": np.ones((2, 4000), np.float32)}, 1)
     assert small + 60 < large < small + 280
     del ballast

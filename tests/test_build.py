@@ -9,12 +9,12 @@ import pytest
 from rewriting import model, run
 
 from pipelines import build as road
-from pipelines import graph
 from pipelines.build import ROAD, ModelFolder, build, open_folder, read_npz, set_recipe
 from pipelines.calibrate import CalibrationTable
 from pipelines.core.errors import RequestError
 from pipelines.core.files import mapped, sha256, write_json
 from pipelines.entry import Entry, QuantRecipe
+from pipelines.graph import io
 from pipelines.hub import Card, CardFile
 from pipelines.rewrites import SHARED
 
@@ -32,7 +32,7 @@ def samples(count=50):
 
 def freeze(folder):
     """The part "freeze": the checkpoint is a seed."""
-    graph.save(model(TEXT, **weights(int((folder / "seed.txt").read_text()))), folder / "fp32.onnx")
+    io.save(model(TEXT, **weights(int((folder / "seed.txt").read_text()))), folder / "fp32.onnx")
     with (folder / "frozen.log").open("a") as log:
         log.write("frozen\n")
     return {"nodes": 4}
@@ -84,7 +84,7 @@ def test_every_stage_is_made_once(folder):
 
 def test_the_int8_model_computes_what_the_float_one_does(folder):
     build(folder)
-    float32, int8 = (run(graph.load(folder.path / name), x=samples())["y"] for name in ("fp32.onnx", "int8.onnx"))
+    float32, int8 = (run(io.load(folder.path / name), x=samples())["y"] for name in ("fp32.onnx", "int8.onnx"))
     assert 0 < np.abs(int8 - float32).max() < 0.05 * np.abs(float32).max()
 
 
@@ -141,7 +141,7 @@ def test_only_what_is_stale_is_made(folder, change, expected):
 def test_what_a_failed_stage_leaves_is_made_next_time(folder, monkeypatch):
     build(folder, until="fp32.onnx")
     with monkeypatch.context() as patch:
-        patch.setattr(graph, "save", lambda model, path: 1 / 0)
+        patch.setattr(io, "save", lambda model, path: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build(folder)
     assert not (folder.path / "rewritten.onnx").exists()
@@ -150,8 +150,8 @@ def test_what_a_failed_stage_leaves_is_made_next_time(folder, monkeypatch):
 
 def test_a_table_of_another_graph_is_made_anew(folder, monkeypatch):
     build(folder)
-    digest = graph.digest
-    monkeypatch.setattr(graph, "digest", lambda model: digest(model)[::-1])  # as a change of its code does
+    digest = io.digest
+    monkeypatch.setattr(io, "digest", lambda model: digest(model)[::-1])  # as a change of its code does
     monkeypatch.setattr(road, "_reader", lambda: "changed")
     assert outcome(folder) == "kkmm"
     assert outcome(folder) == "kkkk"
@@ -216,14 +216,14 @@ def shipped(folder, *names):
 
 def test_files_of_the_card_are_given(folder):
     build(folder)
-    model_ = graph.load(folder.path / "fp32.onnx")
-    graph.compress_fp16(model_)
-    graph.save(model_, folder.path / road.HALF)
+    model_ = io.load(folder.path / "fp32.onnx")
+    io.compress_fp16(model_)
+    io.save(model_, folder.path / road.HALF)
     for name in ("fp32.onnx", "rewritten.onnx", "seed.txt", road.RECORD):
         (folder.path / name).unlink()
     given = shipped(folder, road.HALF, "int8.onnx", "calibration.json")
     assert build(given) == {"fp32.onnx": "made", "rewritten.onnx": "made", "calibration.json": "given", "int8.onnx": "given"}
-    w = graph.constant(graph.load(given.path / "fp32.onnx").graph.initializers["w"])
+    w = io.constant(io.load(given.path / "fp32.onnx").graph.initializers["w"])
     np.testing.assert_array_equal(w, weights(1)["w"].astype(np.float16).astype(np.float32))
 
 
@@ -235,9 +235,9 @@ def test_a_given_file_is_not_touched(folder):
 
 def test_a_given_file_that_is_not_the_one_of_the_card_is_named(folder):
     build(folder)
-    model_ = graph.load(folder.path / "fp32.onnx")
-    graph.compress_fp16(model_, minimum=8)
-    graph.save(model_, folder.path / road.HALF)
+    model_ = io.load(folder.path / "fp32.onnx")
+    io.compress_fp16(model_, minimum=8)
+    io.save(model_, folder.path / road.HALF)
     given = shipped(folder, road.HALF, "int8.onnx")
     for name, use in (("int8.onnx", lambda: given.ensure("int8.onnx")), (road.HALF, lambda: given.ensure("fp32.onnx"))):
         body = bytearray((folder.path / name).read_bytes())
@@ -255,8 +255,8 @@ def test_a_given_file_that_is_not_the_one_of_the_card_is_named(folder):
 
 def observer_and_bits(folder):
     table = json.loads((folder.path / "calibration.json").read_text())
-    stored = graph.load(folder.path / "int8.onnx").graph.initializers
-    return table["observer"], max(int(np.abs(graph.constant(v)).max()) for k, v in stored.items() if k.endswith("w.quantized"))
+    stored = io.load(folder.path / "int8.onnx").graph.initializers
+    return table["observer"], max(int(np.abs(io.constant(v)).max()) for k, v in stored.items() if k.endswith("w.quantized"))
 
 
 def test_a_recipe_makes_int8_anew_and_is_kept(folder):
@@ -304,7 +304,7 @@ def calibrated_on_own_data(folder, observer):
     from pipelines.calibrate import calibrate
 
     folder.ensure("rewritten.onnx")
-    table = calibrate(graph.load(folder.path / "rewritten.onnx"), [{"x": 2 * samples()}], observer)
+    table = calibrate(io.load(folder.path / "rewritten.onnx"), [{"x": 2 * samples()}], observer)
     road.set_table(folder, table, own_data=True)
 
 
@@ -482,14 +482,14 @@ def test_another_form_of_a_file_is_derived_once_for_each_source_and_form(folder)
 def test_where_the_folder_may_not_be_written_the_cache_is(folder, monkeypatch, tmp_path):
     build(folder)
     monkeypatch.setenv("ZOO_HOME", str(tmp_path / "home"))
-    save = graph.save_mapped
+    save = io.save_mapped
 
     def refuse(found, path, least):
         if path.parent == folder.path:
             raise PermissionError(13, "Permission denied")
         return save(found, path, least)
 
-    monkeypatch.setattr(graph, "save_mapped", refuse)
+    monkeypatch.setattr(io, "save_mapped", refuse)
     path = road.derived_graph(folder, "int8.onnx", "other", "1", lambda found: found)
     assert path.is_relative_to(tmp_path / "home")
     assert road.derived_graph(folder, "int8.onnx", "other", "1", lambda found: found) == path

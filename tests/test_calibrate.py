@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from rewriting import model
 
-from pipelines import graph
 from pipelines.calibrate import CalibrationTable, Observation, TensorRange, calibrate, memory, observe
 from pipelines.core.errors import RequestError
 from pipelines.entry import OBSERVERS, QuantRecipe
+from pipelines.graph import io
 from pipelines.observers import Histogram, Summary, choose
 
 RNG = np.random.default_rng(0)
@@ -52,14 +52,14 @@ def test_minmax_sees_every_float_tensor_that_is_no_weight():
         found = table.tensors[name]
         np.testing.assert_allclose([found.minimum, found.maximum], [array.min(), array.max()], rtol=1e-5)
         assert (found.low, found.high, found.count) == (found.minimum, found.maximum, array.size)
-    assert (table.observer, table.samples, table.graph) == ("minmax", 100, graph.digest(mlp()))
+    assert (table.observer, table.samples, table.graph) == ("minmax", 100, io.digest(mlp()))
 
 
 def test_the_model_is_left_as_it_is():
     found = mlp()
-    before = graph.digest(found)
+    before = io.digest(found)
     calibrate(found, [samples()])
-    assert graph.digest(found) == before and [each.name for each in found.graph.outputs] == ["y"]
+    assert io.digest(found) == before and [each.name for each in found.graph.outputs] == ["y"]
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
@@ -148,7 +148,7 @@ def test_a_model_without_float32_activations():
 
 def test_weights_stored_as_float16_are_no_activations():
     found = mlp()
-    graph.compress_fp16(found, minimum=1)
+    io.compress_fp16(found, minimum=1)
     assert list(calibrate(found, [samples()]).tensors) == ["x", "e", "a", "h", "r", "y"]
 
 
@@ -223,7 +223,7 @@ def test_a_table_belongs_to_one_graph():
     other = model(MLP, **WEIGHTS | {"two": np.float32(3)})
     with pytest.raises(RequestError) as caught:
         table.require(other)
-    assert table.graph[:12] in str(caught.value) and graph.digest(other)[:12] in str(caught.value)
+    assert table.graph[:12] in str(caught.value) and io.digest(other)[:12] in str(caught.value)
     assert "zoo calibrate" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -344,7 +344,7 @@ def test_tables_that_cannot_be_merged():
 def test_histograms_serve_every_observer_without_another_run(monkeypatch):
     batch = samples(300)
     observation = observe(mlp(), [batch])
-    monkeypatch.setattr("pipelines.plain.run", None)  # nothing may run
+    monkeypatch.setattr("pipelines.graph.reference_session.run", None)  # nothing may run
     for observer in OBSERVERS:
         assert observation.table(observer).tensors == {
             name: TensorRange(each.low, each.high, *choose(each, observer)[1:], each.count, choose(each, observer)[0], each.summary())

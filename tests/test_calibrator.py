@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from rewriting import model, run
 
-from pipelines import graph
 from pipelines.calibrator import Calibrator
 from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.quantize import quantize
 from pipelines.search import calibrated
 
@@ -20,14 +20,14 @@ def batches():
 
 def test_three_lines(tmp_path):
     samples = batches()
-    source = graph.save(model(TEXT, **WEIGHTS), tmp_path / "model.onnx")
+    source = io.save(model(TEXT, **WEIGHTS), tmp_path / "model.onnx")
     calibrator = Calibrator(source)
     for batch in samples:
         calibrator.feed(batch)
     report = calibrator.save(tmp_path / "int8.onnx")
     assert report.counts()["int8"] == 3 and report.recipe.observer == "auto" == calibrator.table().observer
     x = np.concatenate([each["x"] for each in samples])
-    expected, found = (run(graph.load(tmp_path / name), x=x)["y"] for name in ("model.onnx", "int8.onnx"))
+    expected, found = (run(io.load(tmp_path / name), x=x)["y"] for name in ("model.onnx", "int8.onnx"))
     assert 0 < np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
     first = (tmp_path / "int8.onnx").read_bytes()
     calibrator.save(tmp_path / "int8.onnx")
@@ -36,12 +36,12 @@ def test_three_lines(tmp_path):
 
 def test_a_model_in_memory_is_left_as_it_is(tmp_path):
     found = model(TEXT, **WEIGHTS)
-    before = graph.digest(found)
+    before = io.digest(found)
     calibrator = Calibrator(found, QuantRecipe(observer="kl", symmetric=True), max_memory="100MB")
     calibrator.feed(batches()[0])
     calibrator.save(tmp_path / "int8.onnx")
     x = calibrator.table().tensors["x"]
-    assert graph.digest(found) == before and x.low == -x.high and x.method == "kl"
+    assert io.digest(found) == before and x.low == -x.high and x.method == "kl"
 
 
 def test_it_is_what_quantizing_the_file_on_these_samples_gives(tmp_path):
@@ -53,7 +53,7 @@ def test_it_is_what_quantizing_the_file_on_these_samples_gives(tmp_path):
         calibrator.save(tmp_path / "int8.onnx")
         table = calibrated(calibrator.model, recipe, samples)
         assert bool(table.recipe) == recipe.correct and calibrator.table() == table
-        graph.save(quantize(calibrator.model, recipe, table)[0], tmp_path / "expected.onnx")
+        io.save(quantize(calibrator.model, recipe, table)[0], tmp_path / "expected.onnx")
         assert (tmp_path / "int8.onnx").read_bytes() == (tmp_path / "expected.onnx").read_bytes()
 
 

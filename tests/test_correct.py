@@ -8,12 +8,13 @@ import onnx_ir as ir
 import pytest
 from rewriting import EXACT, model, run
 
-from pipelines import graph, search
+from pipelines import search
 from pipelines.calibrate import CalibrationTable, calibrate
 from pipelines.core.errors import RequestError
 from pipelines.correct import correct
 from pipelines.engine import load
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.quantize import quantize
 from pipelines.refine import output_sqnr
 from pipelines.rewrites.equalize_channels import channel_statistics, scale_channels
@@ -39,9 +40,9 @@ def quantized(found, feeds, **ranges):
 
 def corrected(found, int8, feeds):
     """(corrected model, {layer: what became of it}); the result must be sound, and the models given unchanged."""
-    before = graph.digest(found), graph.digest(int8)
+    before = io.digest(found), io.digest(int8)
     result, report = correct(found, int8, [feeds], weights=False)
-    assert (graph.digest(found), graph.digest(int8)) == before
+    assert (io.digest(found), io.digest(int8)) == before
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
     assert report.samples == len(next(iter(feeds.values())))
     return result, {each.name: each for each in report.layers}
@@ -52,14 +53,14 @@ def layers(found):
 
 
 def bias(layer):
-    return graph.constant(layer.inputs[2].producer().inputs[0])
+    return io.constant(layer.inputs[2].producer().inputs[0])
 
 
 def shifted(int8, steps):
     """A copy whose first layer's bias is off by so many of its steps."""
     copy = int8.clone()
     value = layers(copy)[0].inputs[2].producer().inputs[0]
-    value.const_value = ir.tensor((graph.constant(value) + steps).astype(np.int32), name=value.name)
+    value.const_value = ir.tensor((io.constant(value) + steps).astype(np.int32), name=value.name)
     return copy
 
 
@@ -95,7 +96,7 @@ def test_a_shift_is_removed():
 def test_engines_load_what_it_writes(engine, tmp_path):
     found, int8 = conv()
     result, _ = corrected(found, shifted(int8, np.array([900, -700, 0, 400])), IMAGES)
-    session = load(graph.save(result, tmp_path / "int8.onnx"), engine)
+    session = load(io.save(result, tmp_path / "int8.onnx"), engine)
     np.testing.assert_allclose(session.run(IMAGES)["y"], run(found, **IMAGES)["y"], atol=0.4)
 
 
@@ -119,7 +120,7 @@ def test_a_perfect_model_stays_as_it_is():
     found = model("(float[N,6] x) => (float[N,5] y) { y = Gemm(x, W, b) }", W=weight, b=RNG.integers(-99, 99, 5).astype(np.float32))
     int8 = quantized(found, {"x": x})
     result, report = corrected(found, int8, {"x": x})
-    assert graph.digest(result) == graph.digest(int8)
+    assert io.digest(result) == io.digest(int8)
     (layer,) = report.values()
     assert (layer.channels, layer.corrected, layer.reason) == (5, 0, "")
 
@@ -139,7 +140,7 @@ def test_what_a_relu_stops_does_not_count():
     assert (before - rounded).mean() < -1, "the naive correction would be large"
     result, report = corrected(found, int8, feeds)
     layer = report[str(layers(int8)[0].name)]
-    step = float(graph.constant(layers(int8)[0].inputs[2].producer().inputs[1])[0])
+    step = float(io.constant(layers(int8)[0].inputs[2].producer().inputs[1])[0])
     assert abs(float((bias(layers(result)[0]) - bias(layers(int8)[0]))[0]) * step) < 0.05
     assert layer.sqnr_after >= layer.sqnr_before
     assert error(found, result, feeds) <= 1.1 * error(found, int8, feeds)
@@ -250,9 +251,9 @@ def unequal(spread):
 
 def test_equalization_is_kept_where_the_sqnr_rises():
     found, samples = unequal(7)
-    before = graph.digest(found)
+    before = io.digest(found)
     (_, factors), tried = search.search(found, RECIPE, samples)
-    assert graph.digest(found) == before
+    assert io.digest(found) == before
     assert list(factors) == ["a"] and len(factors["a"]) == 8
     assert tried["depthwise"] > tried["none"] + 3
 
@@ -293,14 +294,14 @@ def test_a_table_carries_what_was_found_so_that_quantizing_needs_no_samples(tmp_
     int8, report = quantize(found, recipe, table)
     equalized = found.clone()
     scale_channels(equalized, table.equalization)
-    direct = replace(table, graph=graph.digest(equalized), equalization={}, bias={}, rounding={})
+    direct = replace(table, graph=io.digest(equalized), equalization={}, bias={}, rounding={})
     expected, said = correct(equalized, quantize(equalized, recipe, direct)[0], samples)
-    assert graph.digest(int8) == graph.digest(expected)
+    assert io.digest(int8) == io.digest(expected)
     assert sum(each.corrected for each in said.layers) > 0 and "bias corrected" in " ".join(each.reason for each in report.operators)
     for changes in ({"correct": False}, {"keep_float": ("y",)}):
         other, report = quantize(found, replace(recipe, **changes), table)
         assert "bias corrected" not in " ".join(each.reason for each in report.operators)
-        assert graph.digest(other) == graph.digest(quantize(found, replace(recipe, **changes), replace(table, bias={}, rounding={}))[0])
+        assert io.digest(other) == io.digest(quantize(found, replace(recipe, **changes), replace(table, bias={}, rounding={}))[0])
 
 
 def test_corrections_by_another_recipe_are_left_out_with_a_word(caplog):

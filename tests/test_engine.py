@@ -2,11 +2,12 @@ import numpy as np
 import pytest
 from rewriting import EXACT, model
 
-from pipelines import engine, graph
+from pipelines import engine
 from pipelines.calibrate import calibrate
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.quantize import quantize
 
 RNG = np.random.default_rng(0)
@@ -19,7 +20,7 @@ MLP = "(float[n,32] x) => (float[n,8] y) { h = Gemm(x, w, b) r = Relu(h) k = Gem
 
 @pytest.fixture
 def mixed(tmp_path):
-    return graph.save(model(MIXED, c=np.int64(1), T=T, w=W), tmp_path / "mixed.onnx")
+    return io.save(model(MIXED, c=np.int64(1), T=T, w=W), tmp_path / "mixed.onnx")
 
 
 def batch(n):
@@ -99,7 +100,7 @@ def mlps(tmp_path_factory):
     normal = lambda *shape: RNG.standard_normal(shape).astype(np.float32)  # noqa: E731
     found = model(MLP, w=normal(32, 64), b=normal(64), v=normal(64, 64), u=normal(64, 8), d=normal(8))
     int8, _ = quantize(found, QuantRecipe(), calibrate(found, [{"x": normal(64, 32)}]))
-    return graph.save(found, folder / "fp32.onnx"), graph.save(int8, folder / "int8.onnx")
+    return io.save(found, folder / "fp32.onnx"), io.save(int8, folder / "int8.onnx")
 
 
 def gemms(session):
@@ -165,7 +166,7 @@ def test_a_truncated_model(mlps, tmp_path, name):
 
 @ENGINES
 def test_an_operator_that_no_engine_knows_is_named(tmp_path, name):
-    path = graph.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
+    path = io.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
     refused(RequestError, lambda: engine.load(path, name), "Foo")
 
 
@@ -206,7 +207,7 @@ def test_an_index_beyond_the_table(mixed):
 
 def test_openvino_says_which_batch_size_a_model_cannot_have(tmp_path):
     fixed = model("(float[2,3] x) => (float[3,2] y) { y = Reshape(x, s) }", s=np.array([3, 2]))
-    session = engine.load(graph.save(fixed, tmp_path / "fixed.onnx"), "openvino")
+    session = engine.load(io.save(fixed, tmp_path / "fixed.onnx"), "openvino")
     refused(ZooError, lambda: session.run({"x": np.ones((5, 3), np.float32)}), "cannot compile", "for batch size 5")
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from pipelines import graph
 from pipelines.core.errors import RequestError
+from pipelines.graph import io
 from pipelines.kernels.graphs import embedding_layer
 from pipelines.kernels.graphs import parallel_embedding as node_of
 from pipelines.kernels.operators import EmbeddingLayer, LinearLayer
@@ -214,7 +214,7 @@ def graph_of(of):
     ids = ir.Value(name="ids", type=ir.TensorType(ir.DataType.INT32), shape=ir.Shape(["n", 3]))
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["n", of.step.size]))
     main = ir.Graph([ids, x], [], nodes=[], name="g", opset_imports={"": 17})
-    node = node_of(main, of, ids, x if of.step.size else None, "e", graph.names(main))
+    node = node_of(main, of, ids, x if of.step.size else None, "e", io.names(main))
     main.append(node)
     main.outputs.extend(node.outputs)
     return ir.Model(main, ir_version=9)
@@ -223,7 +223,7 @@ def graph_of(of):
 @pytest.mark.parametrize(("numbers", "wide"), [(4, True), (0, True), (4, False), (0, False)])
 def test_a_node_keeps_its_layer_in_a_file(tmp_path, numbers, wide):
     of = layer(numbers=numbers, wide=wide)
-    found = graph.load(graph.save(graph_of(of), tmp_path / "m.onnx"))
+    found = io.load(io.save(graph_of(of), tmp_path / "m.onnx"))
     assert found.opset_imports["int8.zoo"] == 1 and len(found.graph.outputs) == 1 + wide
     back = embedding_layer(found.graph[0])
     for name, array in vars(of).items():

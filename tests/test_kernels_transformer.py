@@ -7,9 +7,10 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from pipelines import graph, kernels, plain
+from pipelines import kernels
 from pipelines.calibrator import Calibrator
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.graph import io, reference_session
 from pipelines.kernels import rowwise, stored
 from pipelines.kernels.decoder import Attention, CrossAttention, Embed, Levels, Linear, Norm, SelfAttention, Vocabulary
 from pipelines.kernels.transformer import encoder_program, program, programs
@@ -52,12 +53,12 @@ def sentences(count, rng, longest=12):
 
 
 def memories(model, sources):
-    session = plain.session(graph.part(model, ["source"], ["memory"]), "the test needs")
-    return [plain.run(session, {"source": each[None]})[0][0] for each in sources]
+    session = reference_session.session(io.part(model, ["source"], ["memory"]), "the test needs")
+    return [reference_session.run(session, {"source": each[None]})[0][0] for each in sources]
 
 
 def logits_of(model, source, target):
-    [found] = plain.run(plain.session(model, "the test needs"), {"source": source[None], "target": target[None]})
+    [found] = reference_session.run(reference_session.session(model, "the test needs"), {"source": source[None], "target": target[None]})
     return found[0]
 
 
@@ -66,7 +67,7 @@ def calibrated(model, path):
     calibrator, rng = Calibrator(model, ENTRY.recipe), np.random.default_rng(0)
     calibrator.feed({"source": rng.integers(4, WORDS, (8, 7)), "target": rng.integers(4, WORDS, (8, 6))})
     calibrator.save(path)
-    return graph.load(path)
+    return io.load(path)
 
 
 @pytest.mark.parametrize("form", list(FORMS))
@@ -114,7 +115,7 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
     rewritten = model.clone()
     rewrite(rewritten, passes())
     half = model.clone()
-    graph.compress_fp16(half)
+    io.compress_fp16(half)
     small = {"rewritten": 0, "half": 0.009, "int8": 0.03}  # of the largest weight: a step, a few steps
     quantized = calibrated(model, tmp_path / "int8.onnx")
     for kind, other in (("rewritten", rewritten), ("half", half), ("int8", quantized)):
@@ -132,7 +133,7 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
                 elif not isinstance(value, np.ndarray):
                     assert value == same
     last = quantized.graph.outputs[0].producer()
-    integers, scale, _ = graph.dequantized(last.inputs[1])
+    integers, scale, _ = io.dequantized(last.inputs[1])
     np.testing.assert_array_equal(found.steps[-1].layer.weight, integers)  # as the graph has them
     np.testing.assert_array_equal(found.steps[-1].layer.scale, scale)
 
@@ -165,7 +166,7 @@ def test_translations_are_those_of_the_reference_and_near_the_float_model(pre, b
 def pairs_of(model, value):
     """The scale and zero point of the QuantizeLinear of a value."""
     [node] = [each for each in model.graph if each.op_type == "QuantizeLinear" and each.inputs[0].name == value]
-    return Levels(*(graph.constant(each).item() for each in node.inputs[1:]))
+    return Levels(*(io.constant(each).item() for each in node.inputs[1:]))
 
 
 @pytest.mark.parametrize("pre", [True, False])
@@ -209,11 +210,11 @@ def test_translations_of_an_int8_graph_are_those_of_onnxruntime(form, pre, tmp_p
         np.testing.assert_allclose(embedding.scale, scale * np.float32(net.form.width**0.5), rtol=1e-6)
     sources = sentences(30, np.random.default_rng(1))
     found = NativeTranslator(model).translate(sources, [12] * 30, start=START, end=END, beam=1)
-    session, same = plain.session(model, "the test needs"), 0
+    session, same = reference_session.session(model, "the test needs"), 0
     for source, [(tokens, _)] in zip(sources, found, strict=True):
         target = [START]
         while len(target) < 13 and END not in target:
-            [logits] = plain.run(session, {"source": source[None], "target": np.array([target])})
+            [logits] = reference_session.run(session, {"source": source[None], "target": np.array([target])})
             target.append(int(logits[0].argmax()))
         same += [each for each in target[1:] if each != END] == tokens
     assert same >= 27  # native code rounds keys and values to float16, which turns a token now and then
@@ -227,7 +228,7 @@ def changed(change):
 
 
 def op(model, before, kind, inputs, **attributes):
-    node = graph.node(kind, inputs, f"new.{kind}", **attributes)
+    node = io.node(kind, inputs, f"new.{kind}", **attributes)
     model.graph.insert_before(before, node)
     return node.outputs[0]
 
@@ -248,11 +249,11 @@ def other_norm(model, nodes):
 
 def first_token(model, nodes):
     last = nodes["last"]
-    last.replace_input_with(1, graph.initializer(model.graph, "zero", np.zeros((1, 1), np.int64)))
+    last.replace_input_with(1, io.initializer(model.graph, "zero", np.zeros((1, 1), np.int64)))
 
 
 def crossed_heads(model, nodes):
-    shape = graph.initializer(model.graph, "other", np.array([0, 0, 4, -1]))
+    shape = io.initializer(model.graph, "other", np.array([0, 0, 4, -1]))
     nodes["decoder.0.cross.key.heads"].replace_input_with(1, shape)
 
 
@@ -298,7 +299,7 @@ def test_what_cannot_be_mapped_is_refused_with_the_operator_and_the_reason(chang
 def test_a_graph_that_is_no_decoder_is_refused():
     model = export(network())
     with pytest.raises(RequestError, match="no value"):
-        program(graph.part(model, ["source"], ["memory"]))
+        program(io.part(model, ["source"], ["memory"]))
     with pytest.raises(RequestError, match="cannot map"):
         program(model, memory="elsewhere")
 
@@ -355,9 +356,9 @@ def test_the_vocabulary_serves_as_the_table_of_embeddings_where_its_weights_are_
 
 
 def test_stored_programs_are_the_same_and_share_what_they_shared(tmp_path):
-    path = graph.save(export(network()), tmp_path / "model.onnx")
+    path = io.save(export(network()), tmp_path / "model.onnx")
     store(path, tmp_path / "model.zoo")
-    given, found = programs(graph.load(path)), stored.load(tmp_path / "model.zoo")
+    given, found = programs(io.load(path)), stored.load(tmp_path / "model.zoo")
     for one, other in zip(given, found, strict=True):
         assert [type(each) for each in one.steps] == [type(each) for each in other.steps]
         for a, b in zip(one.steps, other.steps, strict=True):
@@ -374,7 +375,7 @@ def test_stored_programs_are_the_same_and_share_what_they_shared(tmp_path):
 @pytest.mark.parametrize("damage", ["nothing", "cut", "header", "other"])
 def test_damaged_stored_programs_are_refused_in_one_line(tmp_path, damage):
     path = tmp_path / "model.zoo"
-    store(graph.save(export(network()), tmp_path / "model.onnx"), path)
+    store(io.save(export(network()), tmp_path / "model.onnx"), path)
     content = path.read_bytes()
     other = {"nothing": b"", "cut": content[:9000], "header": content[:20], "other": content.replace(stored.FORM.encode(), b"-" * 12, 1)}
     path.write_bytes(other[damage])

@@ -16,7 +16,7 @@ import pytest
 from rewriting import EXACT, model, run
 
 import zoo
-from pipelines import graph, kernels, native
+from pipelines import kernels, native
 from pipelines.benchmark import Configuration, benchmark
 from pipelines.build import NATIVE, build
 from pipelines.calibrate import calibrate
@@ -24,6 +24,7 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import mapped
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.kernels import reference
 from pipelines.kernels.graphs import dense_layers, embedding_layer
 from pipelines.native import CHUNK, SMALL, NativeSession, load
@@ -84,8 +85,8 @@ def folder(tmp_path_factory):
     """native.onnx of the small model, and float.onnx."""
     path = tmp_path_factory.mktemp("native")
     result, float32 = folded()
-    graph.save_mapped(result, path / NATIVE)
-    graph.save(float32, path / "float.onnx")
+    io.save_mapped(result, path / NATIVE)
+    io.save(float32, path / "float.onnx")
     assert mapped(path / NATIVE).stat().st_size > 1 << 20
     return path
 
@@ -108,7 +109,7 @@ def mild(monkeypatch):
 
 def by_reference(path, batch):
     """The logits in numpy."""
-    first = next(node for node in graph.load_mapped(path).graph if node.domain)
+    first = next(node for node in io.load_mapped(path).graph if node.domain)
     layers, sigmoid = dense_layers(first)
     assert not sigmoid
     value, wide = reference.parallel_embedding(embedding_layer(first), batch["ids"], batch["x"])
@@ -132,7 +133,7 @@ def test_the_native_way_is_the_reference_and_near_float(session, folder):
     found = session._open("native").run(batch)["y"]
     expected, _ = by_reference(folder / NATIVE, batch)
     assert found.dtype == np.float32 and found.tobytes() == expected.tobytes()
-    float32 = run(graph.load(folder / "float.onnx"), **batch)["y"]
+    float32 = run(io.load(folder / "float.onnx"), **batch)["y"]
     assert 0 < np.abs(found - float32).max() < 0.03 * np.ptp(float32)
 
 
@@ -170,7 +171,7 @@ def test_batches_of_all_sizes_in_any_order_give_the_rows_results(session, monkey
 )
 def test_models_without_numbers_or_a_wide_part(tmp_path, mild, changes):
     result, float32 = folded(**changes)
-    path = graph.save_mapped(result, tmp_path / NATIVE)
+    path = io.save_mapped(result, tmp_path / NATIVE)
     batch = feeds(300, **{key: value for key, value in changes.items() if key in ("dense", "ids")})
     opened = NativeSession(path, 1)
     found = opened.run(batch)["y"]
@@ -186,7 +187,7 @@ def test_models_without_numbers_or_a_wide_part(tmp_path, mild, changes):
 @pytest.mark.parametrize("changes", [{"outputs": 2, "wide": False}, {"middle": "Tanh"}], ids=str)
 def test_other_layers_run_in_a_stock_engine_at_all_sizes(tmp_path, changes):
     result, float32 = folded(**changes)
-    opened = NativeSession(graph.save_mapped(result, tmp_path / NATIVE), 1)
+    opened = NativeSession(io.save_mapped(result, tmp_path / NATIVE), 1)
     for count in (1, 300):
         batch = feeds(count)
         expected = run(float32, **batch)["y"]
@@ -311,7 +312,7 @@ def test_a_wrong_batch_is_refused_in_one_line(session, mild, change, count):
 
 @pytest.mark.parametrize("text", ["ids = Identity(x)", "h = Relu(x) ids = Neg(h)"])
 def test_a_graph_without_the_operator_is_refused(tmp_path, text):
-    path = graph.save(model(f"(float[n,4] x) => (float[n,4] ids) {{ {text} }}"), tmp_path / "int8.onnx")
+    path = io.save(model(f"(float[n,4] x) => (float[n,4] ids) {{ {text} }}"), tmp_path / "int8.onnx")
     with pytest.raises(RequestError) as error:
         load(path, "native")
     one_line(error, "no ParallelEmbedding operator", "native.onnx")
@@ -556,7 +557,7 @@ def test_a_model_that_does_not_fold_says_why(shipped, tmp_path, monkeypatch):
 
 
 def test_the_operator_survives_saving(folder):
-    loaded = graph.load_mapped(folder / NATIVE)
+    loaded = io.load_mapped(folder / NATIVE)
     layer = embedding_layer(next(node for node in loaded.graph if node.domain))
     assert layer.rows.tolist() == list(ROWS) and layer.table.shape == (sum(ROWS), 64)
     assert not layer.table.flags.writeable

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from rewriting import model
 
-from pipelines import graph, plan
+from pipelines import plan
 from pipelines.calibrate import calibrate
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engine import available, load
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.plan import Candidate, Plan, measure
 from pipelines.quantize import quantize
 
@@ -49,7 +50,7 @@ def timed(monkeypatch):
 
 @pytest.fixture
 def path(tmp_path):
-    return graph.save(model("(float[n,3] x) => (float[n,3] y) { y = Relu(x) }"), tmp_path / "m.onnx")
+    return io.save(model("(float[n,3] x) => (float[n,3] y) { y = Relu(x) }"), tmp_path / "m.onnx")
 
 
 def kept(zoo_home):
@@ -99,7 +100,7 @@ def test_another_machine_model_batch_or_thread_count_has_another_plan(path, time
         patch.setattr(machine, "fingerprint", lambda: "another")
         other = plan.plan(path, FEEDS)
         assert (other.engine, other.machine) == ("onnxruntime", "another")
-    graph.save(model("(float[n,3] x) => (float[n,3] y) { y = Abs(x) }"), path)
+    io.save(model("(float[n,3] x) => (float[n,3] y) { y = Abs(x) }"), path)
     assert plan.plan(path, FEEDS).engine == "onnxruntime"
     assert len(kept(zoo_home)) == 5
 
@@ -126,7 +127,7 @@ def test_an_engine_that_fails_is_passed_over(path, timed, monkeypatch):
 
 
 def test_no_engine_runs_it(tmp_path):
-    path = graph.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
+    path = io.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
     each = "onnxruntime cannot load .*foo.onnx: .*; openvino cannot load .*foo.onnx"
     with pytest.raises(ZooError, match=f"no engine runs the model: {each}") as caught:
         plan.plan(path, FEEDS)
@@ -232,7 +233,7 @@ def test_a_plan_of_a_model_that_has_changed_is_built_anew(planned, caplog):
     model_file = output.parent / "m.onnx"
     os.utime(model_file, (1, 1))
     assert plan.stale(output, plan.read_plan(output)) == ""  # touched only
-    graph.save(model("(float[n,3] x) => (float[n,3] y) { y = Neg(x) }"), model_file)
+    io.save(model("(float[n,3] x) => (float[n,3] y) { y = Neg(x) }"), model_file)
     np.testing.assert_array_equal(plan.open_plan(output).run(FEEDS)["y"], -FEEDS["x"])
     assert "m.onnx has changed since; building it anew" in caplog.text
 
@@ -261,7 +262,7 @@ def test_a_file_that_is_no_plan(tmp_path, body):
 
 
 def test_a_candidate_that_fails_is_named_in_the_plan(path, tmp_path):
-    broken = graph.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
+    broken = io.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
     found = plan.build([Candidate("onnxruntime", "a", broken), Candidate("onnxruntime", "b", path)], [FEEDS], [1], tmp_path / "m.plan")
     assert found["profiles"][0]["precision"] == "b" and "foo.onnx" in found["failed"][0]
     with pytest.raises(ZooError, match="no engine runs the model"):
@@ -276,7 +277,7 @@ def test_a_plan_loads_faster_than_its_model(tmp_path, name, depth):
     layers = " ".join(f"c{i} = Conv<pads=[1,1,1,1]>(h{i}, w{i}) h{i + 1} = Relu(c{i})" for i in range(depth))
     deep = model(f"(float[n,8,8,8] x) => (float[n,8,8,8] h{depth}) {{ h0 = Identity(x) {layers} }}", **weights)
     batch = {"x": np.ones((1, 8, 8, 8), np.float32)}
-    path = graph.save(quantize(deep, QuantRecipe(), calibrate(deep, [batch]))[0], tmp_path / "deep.onnx")
+    path = io.save(quantize(deep, QuantRecipe(), calibrate(deep, [batch]))[0], tmp_path / "deep.onnx")
     plan.build([Candidate(name, "fp32", path)], [batch], [1], tmp_path / "m.plan")
 
     def seconds(opener):
@@ -298,7 +299,7 @@ def test_a_plan_loads_faster_than_its_model(tmp_path, name, depth):
 def test_a_plan_of_bf16_stays_bf16(tmp_path, monkeypatch, compiled):
     rng = np.random.default_rng(0)
     x, w = (rng.normal(size=(64, 64)).astype(np.float32) for _ in range(2))
-    path = graph.save(model("(float[n,64] x) => (float[n,64] y) { y = MatMul(x, w) }", w=w), tmp_path / "m.onnx")
+    path = io.save(model("(float[n,64] x) => (float[n,64] y) { y = MatMul(x, w) }", w=w), tmp_path / "m.onnx")
     if not compiled:
         monkeypatch.setattr(plan, "_compiled", lambda *_: b"")
     found = plan.build([Candidate("openvino", "bf16", path)], [{"x": x}], [1], tmp_path / "m.plan")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from rewriting import run
 
-from pipelines import graph
 from pipelines.calibrate import CalibrationTable, calibrate
 from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.quantize import activation_parameters, quantize, weight_parameters
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
@@ -100,7 +100,7 @@ def fake_quantized(module, named, inputs):
 
 def test_torch_and_int8_onnx_agree_within_one_step(trained):
     module, path, table = trained
-    int8, report = quantize(graph.load(path), RECIPE, table)
+    int8, report = quantize(io.load(path), RECIPE, table)
     assert {each.type for each in report.operators if each.precision == "float"} <= {"Flatten"}
     wanted, logits = fake_quantized(module, qat._frozen(module, images(2))[1], images(32, seed=99))
     steps = quantized_tensors(int8)
@@ -120,7 +120,7 @@ def test_torch_and_int8_onnx_agree_within_one_step(trained):
         # a step of the last layer's input in every feature, at the very most
         bound = max(scales.values()) * np.abs(module.last.inner.weight.detach().numpy()).sum(axis=1).max()
         assert np.abs(found["output"] - logits).max() <= bound / 4
-    assert np.abs(logits - run(graph.load(path), image=images(32, seed=99).numpy())["output"]).max() > 1e-3  # it does round
+    assert np.abs(logits - run(io.load(path), image=images(32, seed=99).numpy())["output"]).max() > 1e-3  # it does round
 
 
 def test_ranges_and_scales_are_those_trained(trained, tmp_path):
@@ -130,7 +130,7 @@ def test_ranges_and_scales_are_those_trained(trained, tmp_path):
     assert table.tensors.keys() == named.keys()
     for name, index in named.items():
         assert [table.tensors[name].low, table.tensors[name].high] == ranges[index].ends.tolist()
-    int8, _ = quantize(graph.load(path), RECIPE, table)
+    int8, _ = quantize(io.load(path), RECIPE, table)
     for name, node in quantized_tensors(int8).items():
         scale, zero = activation_parameters(ranges[named[name]].range())
         assert (node.inputs[1].const_value.numpy(), node.inputs[2].const_value.numpy()) == (scale, zero)
@@ -160,7 +160,7 @@ def test_the_exported_graph_is_the_float_model_with_batch_norm_folded():
         wanted = network(images(4)).numpy()
     model, _ = qat._frozen(module, images(2))
     layers = {"Conv": 3, "Relu": 2, "Clip": 1, "Add": 1, "GlobalAveragePool": 1, "Flatten": 1, "Gemm": 1}
-    assert {name: count for name, count in graph.operators(model).items() if name != "Constant"} == layers
+    assert {name: count for name, count in io.operators(model).items() if name != "Constant"} == layers
     assert np.allclose(run(model, image=images(4).numpy())["output"], wanted, atol=1e-5)
 
 
@@ -196,7 +196,7 @@ def test_only_those_read_rounded_values_that_do_so_in_the_int8_model(recipe, tmp
     module = qat.prepare(Residual().train(), x, recipe)
     module(x)
     path, table = qat.export(module.eval(), x, tmp_path / "fp32.onnx")
-    int8, report = quantize(graph.load(path), recipe, table)
+    int8, report = quantize(io.load(path), recipe, table)
     assert [each.type for each in report.operators if each.precision == "int8"] == ["MatMul", "MatMul"]
     with torch.no_grad():
         assert np.abs(run(int8, x=x.numpy())["output"] - module(x).numpy()).max() < 1e-5
@@ -294,7 +294,7 @@ def test_training_gets_back_what_post_training_quantization_loses(tmp_path):
         fp32 = accuracy(network(x).numpy(), y)
 
     path, _ = qat.export(_seen(qat.prepare(network, x[:2], RECIPE), x[:1]), x[:2], tmp_path / "fp32.onnx")
-    model = graph.load(path)
+    model = io.load(path)
     ptq = {}
     for observer in ("minmax", "auto"):
         int8, _ = quantize(model, RECIPE, calibrate(model, [{"image": examples(256, 500)[0].numpy()}], observer))
@@ -313,7 +313,7 @@ def test_training_gets_back_what_post_training_quantization_loses(tmp_path):
         qat.distillation_loss(student(batch), wanted, 2.0).backward()
         optimizer.step()
     path, table = qat.export(student, x[:2], tmp_path / "qat.onnx")
-    int8, _ = quantize(graph.load(path), RECIPE, table)
+    int8, _ = quantize(io.load(path), RECIPE, table)
     trained = accuracy(run(int8, image=x.numpy())["output"], y)
     lost = fp32 - max(ptq.values())
     assert fp32 > 0.9 and lost > 0.1

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewriting import EXACT, model, ops, run
 
-from pipelines import graph
 from pipelines.calibrate import CalibrationTable, TensorRange, calibrate
 from pipelines.core.errors import RequestError
 from pipelines.engine import load
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.quantize import activation_parameters, quantize, weight_parameters
 from pipelines.rewrite import rewrite
 from pipelines.rewrites.fuse_linear import FuseLinear
@@ -30,9 +30,9 @@ def normal(*shape, scale=1.0):
 
 def quantized(found, recipe=None, observer="minmax", **feeds):
     """(int8 model, report), calibrated on `feeds`; what must hold for every result is checked on the way."""
-    before = graph.digest(found)
+    before = io.digest(found)
     result, report = quantize(found, recipe or QuantRecipe(), calibrate(found, [feeds], observer))
-    assert graph.digest(found) == before, "the input model changed"
+    assert io.digest(found) == before, "the input model changed"
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
     check_steps(result)
     check_report(result, report)
@@ -66,7 +66,7 @@ LAYERS = {
 
 def check_executed(result, report, folder, **feeds):
     """Every layer that the report calls int8 runs on bytes in both engines, and no other one does."""
-    path = graph.save(result, folder / "executed.onnx")
+    path = io.save(result, folder / "executed.onnx")
     expected = sorted("u8" if each.precision == "int8" else "f32" for each in report.operators if each.type in ("Gemm", "MatMul", "Conv"))
     for engine in EXACT:
         ran = [each for each in load(path, engine).executed(feeds) if each.type in LAYERS[engine]]
@@ -83,7 +83,7 @@ def weights_of(result):
     for node in result.graph:
         if node.op_type in ("Gemm", "MatMul", "Conv"):
             q, s, _ = node.inputs[1].producer().inputs
-            found[q.name.removesuffix(".quantized").split("/", 1)[1]] = (graph.constant(q), graph.constant(s))
+            found[q.name.removesuffix(".quantized").split("/", 1)[1]] = (io.constant(q), io.constant(s))
     return found
 
 
@@ -182,7 +182,7 @@ def test_convolution_against_integers(tmp_path, groups, bias, signed):
         sums = sums + np.rint(b / step.ravel()).astype(np.int64)[:, None, None]
     exact = sums * step
     y_scale, y_zero = input_step(np.asarray(run(found, x=x)["y"]))
-    path = graph.save(result, tmp_path / "int8.onnx")
+    path = io.save(result, tmp_path / "int8.onnx")
     for output in (run(result, x=x)["y"], *(load(path, engine).run({"x": x})["y"] for engine in EXACT)):
         off = np.abs(np.rint(output / y_scale) + y_zero - to_bytes(exact, y_scale, y_zero))
         assert off.max() <= 1 and (off > 0).mean() < 0.01
@@ -314,7 +314,7 @@ def test_parameters_are_those_of_onnxruntimes_quantizer(tmp_path):
     found = model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5))
     x = normal(500, 24)
     result, _ = quantized(found, x=x)
-    source = graph.save(found, tmp_path / "m.onnx")
+    source = io.save(found, tmp_path / "m.onnx")
     oracle.quantize_static(
         str(source),
         str(tmp_path / "q.onnx"),
@@ -327,7 +327,7 @@ def test_parameters_are_those_of_onnxruntimes_quantizer(tmp_path):
         extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
     )
     theirs = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(tmp_path / "q.onnx").graph.initializer}
-    ours = {name: graph.constant(value) for name, value in result.graph.initializers.items()}
+    ours = {name: io.constant(value) for name, value in result.graph.initializers.items()}
     for name, layer in (("w", "h"), ("v", "y")):
         # onnxruntime widens the range by a hair in float32, so a value that lies between two steps may fall on the other side
         np.testing.assert_allclose(ours[f"{layer}/{name}.scale"], theirs[f"{name}_scale"], rtol=1e-6)
@@ -352,11 +352,11 @@ def test_same_inputs_same_bytes(tmp_path):
     found, x = mlp(), normal(64, 24)
     table = calibrate(found, [{"x": x}])
     first, second = (
-        graph.save(quantize(each, QuantRecipe(), table)[0], tmp_path / f"{number}.onnx").read_bytes()
+        io.save(quantize(each, QuantRecipe(), table)[0], tmp_path / f"{number}.onnx").read_bytes()
         for number, each in enumerate((found, found.clone()))
     )
-    again = graph.load(graph.save(found, tmp_path / "float.onnx"))
-    third = graph.save(quantize(again, QuantRecipe(), calibrate(again, [{"x": x}]))[0], tmp_path / "2.onnx").read_bytes()
+    again = io.load(io.save(found, tmp_path / "float.onnx"))
+    third = io.save(quantize(again, QuantRecipe(), calibrate(again, [{"x": x}]))[0], tmp_path / "2.onnx").read_bytes()
     assert first == second == third
 
 
@@ -368,7 +368,7 @@ def test_a_table_of_another_graph_is_refused():
 
 def test_an_old_opset_is_refused():
     found = model("(float[n,3] x) => (float[n,3] y) { y = MatMul(x, w) }", opset=12, w=normal(3, 3))
-    table = CalibrationTable(graph.digest(found), "minmax", 1, "", {"x": TensorRange(-1, 1, -1, 1, 3)})
+    table = CalibrationTable(io.digest(found), "minmax", 1, "", {"x": TensorRange(-1, 1, -1, 1, 3)})
     for refuse in (lambda: quantize(found, QuantRecipe(), table), lambda: calibrate(found, iter([{"never": "run"}]))):
         with pytest.raises(RequestError, match="the model has opset 12, int8 per channel needs 13 or newer"):
             refuse()
@@ -378,7 +378,7 @@ def test_the_report():
     found, x = mlp(), normal(64, 24)
     recipe = QuantRecipe(observer="kl")
     _, report = quantized(found, recipe, observer="kl", x=x)
-    assert report.counts() == {"int8": 3} and report.graph == graph.digest(found)
+    assert report.counts() == {"int8": 3} and report.graph == io.digest(found)
     assert report.to_json() == {
         "graph": report.graph,
         "recipe": recipe.to_json(),
@@ -593,7 +593,7 @@ def layer_weights():
 def check_runs_as_reported(found, folder, **feeds):
     result, report = quantized(found, **feeds)
     check_executed(result, report, folder, **feeds)
-    path, expected = graph.save(result, folder / "int8.onnx"), run(found, **feeds)
+    path, expected = io.save(result, folder / "int8.onnx"), run(found, **feeds)
     for engine in EXACT:
         output = load(path, engine).run(feeds)
         assert list(output) == list(expected)
@@ -667,7 +667,7 @@ def test_an_activation_that_is_bytes_already_is_used_as_it_is(tmp_path, step, re
         return
     assert precisions(report) == [("Gemm", "int8")]
     if reused:
-        ran = load(graph.save(result, tmp_path / "m.onnx"), "onnxruntime").executed({"q": q})
+        ran = load(io.save(result, tmp_path / "m.onnx"), "onnxruntime").executed({"q": q})
         assert [each.precision for each in ran if each.type in LAYERS["onnxruntime"]] == ["u8"]
         sums, steps = layer(q.astype(np.int64), int(step[1].item()), np.float32(step[0].item()), w, b)
         np.testing.assert_allclose(run(result, q=q)["y"], sums * steps, rtol=1e-4, atol=1e-4)
@@ -683,12 +683,12 @@ def test_an_operator_of_another_domain_stays_and_its_bytes_feed_the_next_layer(t
     found = ir.from_proto(proto)
     found.graph[0].outputs[0].type, found.graph[0].outputs[0].shape = ir.TensorType(ir.DataType.UINT8), ir.Shape(["n", 24])
     x = TensorRange(0, 25.5, 0, 25.5, 1)
-    table = CalibrationTable(graph.digest(found), "minmax", 1, "", {"x": x})
+    table = CalibrationTable(io.digest(found), "minmax", 1, "", {"x": x})
     result, report = quantize(found, QuantRecipe(), table)
     assert [(each.type, each.precision) for each in report.operators] == [("Lookup", "int8"), ("Gemm", "int8")]
     assert "QuantizeLinear" not in ops(result) and len(result.graph[0].outputs) == 1 + wide
-    loaded = graph.load(graph.save(result, tmp_path / "m.onnx"))
-    assert graph.digest(loaded) == graph.digest(result) and loaded.opset_imports == {"": 17, "other": 1}
+    loaded = io.load(io.save(result, tmp_path / "m.onnx"))
+    assert io.digest(loaded) == io.digest(result) and loaded.opset_imports == {"": 17, "other": 1}
 
 
 def test_a_relu_kept_float(tmp_path):
@@ -712,7 +712,7 @@ def test_a_bias_of_one_row(text):
 
 def test_weights_stored_as_float16():
     found, x = model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5)), normal(64, 24)
-    graph.compress_fp16(found, minimum=1)
+    io.compress_fp16(found, minimum=1)
     for name in list(found.graph.initializers):  # as another exporter may call them
         found.graph.initializers[name].name = name.replace(".fp16", "_half")
     found = ir.from_proto(ir.to_proto(found))
@@ -806,7 +806,7 @@ def test_random_networks(tmp_path_factory, case, fuse, tables):
     result, report = quantized(found, QuantRecipe(quantize_tables=tables), **feeds)
     layers = [each for each in report.operators if each.type in ("Gemm", "MatMul")]
     assert layers and all(each.precision == "int8" for each in layers)
-    path = graph.save(result, tmp_path_factory.mktemp("random") / "int8.onnx")
+    path = io.save(result, tmp_path_factory.mktemp("random") / "int8.onnx")
     expected = run(found, **feeds)["y"].astype(np.float64)
     check_executed(result, report, path.parent, **feeds)
     outputs = {engine: load(path, engine).run(feeds)["y"] for engine in EXACT}

@@ -8,11 +8,12 @@ import onnx_ir as ir
 import pytest
 from rewriting import EXACT, model, needs_vnni, run
 
-from pipelines import graph, page, report
+from pipelines import page, report
 from pipelines.calibrate import calibrate
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engine import Executed, available
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.quantize import quantize
 from pipelines.rewrites.equalize_channels import scale_channels
 
@@ -88,7 +89,7 @@ def test_layers_whose_channels_were_equalized_are_compared_so():
     factors = {"a": tuple(float(each) for each in np.linspace(0.5, 2, 8))}
     equalized = net.clone()
     scale_channels(equalized, factors)
-    table = replace(calibrate(equalized, [{"x": X}], "minmax"), graph=graph.digest(net), equalization=factors)
+    table = replace(calibrate(equalized, [{"x": X}], "minmax"), graph=io.digest(net), equalization=factors)
     int8, said = quantize(net, QuantRecipe(observer="minmax"), table)
     layers = [each for each in report.explain(net, int8, said, table, [{"x": X}])["operators"] if each["type"] == "Conv"]
     assert len(layers) == 2 and all(each["sqnr_db"] > 30 and each["own_db"] > 30 for each in layers)

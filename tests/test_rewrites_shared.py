@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from rewriting import model, ops, reasons, rewritten, run
 
-from pipelines import graph
+from pipelines.graph import io
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
@@ -633,13 +633,13 @@ def test_the_shared_passes_on_a_small_net(opset, tmp_path):
     found = model(NET, opset, **SIDE)
     rewritten(found, *[each() for each in SHARED], image=normal(2, 16, 16, 3))
     assert ops(found) == ["Transpose", "Conv", "Clip", "Conv", "Relu", "Add", "Tanh", "Add", "GlobalAveragePool", "Reshape", "Gemm"]
-    once = graph.save(found, tmp_path / "once.onnx").read_bytes()
+    once = io.save(found, tmp_path / "once.onnx").read_bytes()
     again = model(NET, opset, **SIDE)
     rewrite(again, [each() for each in SHARED])
-    assert graph.save(again, tmp_path / "again.onnx").read_bytes() == once
-    loaded = graph.load(tmp_path / "once.onnx")
+    assert io.save(again, tmp_path / "again.onnx").read_bytes() == once
+    loaded = io.load(tmp_path / "once.onnx")
     rewrite(loaded, [each() for each in SHARED])
-    assert graph.save(loaded, tmp_path / "loaded.onnx").read_bytes() == once
+    assert io.save(loaded, tmp_path / "loaded.onnx").read_bytes() == once
 
 
 def random_net(seed):
@@ -739,4 +739,4 @@ def test_shared_keeps_what_mobilenet_computes(shared):
     rewrite(found, [each() for each in SHARED])
     for name, value in run(found, input=x).items():
         np.testing.assert_allclose(value, before[name], atol=1e-4)
-    assert graph.operators(found) == {"Conv": 28, "Clip": 27, "AveragePool": 1, "Reshape": 1, "Softmax": 1, "Transpose": 1}
+    assert io.operators(found) == {"Conv": 28, "Clip": 27, "AveragePool": 1, "Reshape": 1, "Softmax": 1, "Transpose": 1}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from rewriting import model, run
 
-from pipelines import graph
 from pipelines.calibrate import CalibrationTable, calibrate
 from pipelines.core.errors import RequestError
 from pipelines.correct import correct
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.quantize import quantize
 from pipelines.quantizers.roundings import Weights, encoded
 from pipelines.rounding import compensated
@@ -105,8 +105,8 @@ def test_a_table_carries_them(tmp_path):
     loaded = CalibrationTable.load(table.save(tmp_path / "calibration.json"))
     assert loaded == table
     direct = quantize(found, QuantRecipe(), calibrate(found, samples, "auto"))[0]
-    assert graph.digest(quantize(found, QuantRecipe(), loaded)[0]) == graph.digest(correct(found, direct, samples)[0])
-    assert graph.digest(quantize(found, QuantRecipe(correct=False), loaded)[0]) == graph.digest(direct)
+    assert io.digest(quantize(found, QuantRecipe(), loaded)[0]) == io.digest(correct(found, direct, samples)[0])
+    assert io.digest(quantize(found, QuantRecipe(correct=False), loaded)[0]) == io.digest(direct)
 
 
 def test_what_does_not_fit_or_is_broken(tmp_path):
@@ -116,7 +116,7 @@ def test_what_does_not_fit_or_is_broken(tmp_path):
     (name,) = table.rounding
     plain = CalibrationTable(**{**vars(table), "rounding": {}})
     other = CalibrationTable(**{**vars(table), "rounding": {name: encoded(np.ones(5, np.int8))}})
-    assert graph.digest(quantize(found, QuantRecipe(), other)[0]) == graph.digest(quantize(found, QuantRecipe(), plain)[0])
+    assert io.digest(quantize(found, QuantRecipe(), other)[0]) == io.digest(quantize(found, QuantRecipe(), plain)[0])
     for text in ("no base 64", "AAAA"):
         broken = CalibrationTable(**{**vars(table), "rounding": {name: text}})
         with pytest.raises(RequestError, match=f"the rounding of {name} is broken .*zoo calibrate"):

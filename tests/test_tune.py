@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from rewriting import model, run
 
-from pipelines import graph, tune
+from pipelines import tune
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, sha256
 from pipelines.engine import available, load
+from pipelines.graph import io
 from pipelines.tune import ArrayJudge, Settings, Verdict, log_path
 
 RNG = np.random.default_rng(0)
@@ -72,8 +73,8 @@ class Scripted:
 
 def floats(path):
     """How many layers of the file have float weights."""
-    main = graph.load(path).graph
-    return sum(node.op_type in ("Conv", "Gemm") and graph.constant(node.inputs[1]) is not None for node in main)
+    main = io.load(path).graph
+    return sum(node.op_type in ("Conv", "Gemm") and io.constant(node.inputs[1]) is not None for node in main)
 
 
 def test_the_search_keeps_a_model_that_meets_the_goal(net, data, tmp_path, all_observers):
@@ -197,7 +198,7 @@ def test_ctrl_c_leaves_the_best_model(net, data, tmp_path):
 
 def test_histograms_are_collected_once_for_every_graph(net, data, tmp_path, monkeypatch):
     runs, observe = [], tune.observe
-    monkeypatch.setattr(tune, "observe", lambda model, *args: runs.append(graph.digest(model)) or observe(model, *args))
+    monkeypatch.setattr(tune, "observe", lambda model, *args: runs.append(io.digest(model)) or observe(model, *args))
     search(net, data, tmp_path / "int8.onnx")
     assert len(runs) == len(set(runs)) <= 2
 
@@ -294,7 +295,7 @@ def mlp():
 
 
 def kinds(path):
-    return [node.op_type for node in graph.load(path).graph]
+    return [node.op_type for node in io.load(path).graph]
 
 
 def test_products_are_tried_with_ranges_of_run_time(mlp, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import zoo
 from pipelines import build as road
-from pipelines import graph, images, kernels, native, page, plain, report
+from pipelines import images, kernels, native, page, report
 from pipelines.build import ModelFolder
 from pipelines.calibrate import CalibrationTable
 from pipelines.core import files, machine
@@ -25,6 +25,7 @@ from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engine import BF16, Port, Session, available, computes, load, require_precision
 from pipelines.entry import Preprocess, QuantRecipe
+from pipelines.graph import io, reference_session
 from pipelines.hub import CARD
 from pipelines.pipeline import PRECISIONS, choose_engine
 from pipelines.plan import Candidate
@@ -80,7 +81,7 @@ def tune(
     else:
         folder = open_model(model, preprocess)
         spare(target, *used(folder), *listed(evaluation_data), *listed(calibration_data))
-        float_model = graph.load(folder.ensure("rewritten.onnx"))
+        float_model = io.load(folder.ensure("rewritten.onnx"))
         samples = raw_samples(folder, calibration_data, "--calibration-data")
         example = {name: array[:batch_size] for name, array in next(iter(samples)).items()}
         judge, recipe = FolderJudge(folder, evaluation_data, example), folder.recipe
@@ -117,9 +118,9 @@ def rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
 
     Its weights are float32, the shared passes are applied, and its inputs have the batch size that the graph fixes, if it does.
     """
-    loaded = graph.load(model)
+    loaded = io.load(model)
     said = rewrite(loaded, [each() for each in SHARED])
-    if fixed := plain.fix_batch(loaded):
+    if fixed := reference_session.fix_batch(loaded):
         logger.warning("%s: %s", model, fixed)
     return loaded, said
 
@@ -209,7 +210,7 @@ def _evenly(total: int, count: int) -> list[int]:
 
 def fixed_batch(model: ir.Model) -> int | None:
     """The number of samples that the inputs of a graph fix; None where it is dynamic, or not the same for all."""
-    found = {(graph.dimensions(each) or [None])[0] for each in model.graph.inputs if each.name not in model.graph.initializers}
+    found = {(io.dimensions(each) or [None])[0] for each in model.graph.inputs if each.name not in model.graph.initializers}
     return found.pop() if len(found) == 1 else None
 
 
@@ -232,7 +233,7 @@ def _spec(data: Any, preprocess: Model | None) -> Preprocess:
 def _ports(model: ir.Model) -> dict[str, Port]:
     """dtype and shape of every input of a graph, as `Session.inputs` has them."""
     inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
-    return {str(each.name): Port(ir.DataType(each.dtype or 1).numpy(), tuple(graph.dimensions(each) or ())) for each in inputs}
+    return {str(each.name): Port(ir.DataType(each.dtype or 1).numpy(), tuple(io.dimensions(each) or ())) for each in inputs}
 
 
 def _require_fit(model: ir.Model, arrays: Batch, source: Any, more: str = "") -> None:
@@ -353,7 +354,7 @@ def plan(
         path = Path(model)
         target = Path(output) if output is not None else path.with_suffix(".plan")
         spare(target, model, data)
-        batches = _example(graph.load(path), data, batch_sizes or (1,))
+        batches = _example(io.load(path), data, batch_sizes or (1,))
         kinds = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
         candidates = _candidates({kind: path for kind in kinds}, names)
         found = build_plan(candidates, batches, threads, target, load)
@@ -400,7 +401,7 @@ def _example(model: ir.Model, data: Model | None, sizes: Sequence[int]) -> list[
         return [{name: np.resize(arrays[name], (size, *arrays[name].shape[1:])) for name in arrays} for size in sizes]
     ports = {}
     for name, each in inputs.items():
-        known = graph.dimensions(each) or []
+        known = io.dimensions(each) or []
         if not known or None in known[1:] or each.dtype is None:
             raise RequestError(f"input {name} has the shape {each.shape}, which leaves sizes open; give an example with --data FILE.npz")
         ports[name] = [size or 0 for size in known[1:]], each.dtype.numpy()

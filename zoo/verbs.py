@@ -11,7 +11,7 @@ from typing import Any
 
 import zoo
 from pipelines import build as road
-from pipelines import graph, kernels
+from pipelines import kernels
 from pipelines.benchmark import BATCHES, Configuration, Stages, pinned
 from pipelines.benchmark import benchmark as time_configurations
 from pipelines.benchmark import instances as time_instances
@@ -24,6 +24,7 @@ from pipelines.core.files import read_json, require_place, write_json
 from pipelines.engine import BF16, available, computes
 from pipelines.engine import ENGINES as STOCK
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.hub import CARD, Card, Hub
 from pipelines.pipeline import PRECISIONS, choose_engine, model_file
 from pipelines.quantize import QuantReport
@@ -186,7 +187,7 @@ def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
     target = _required(output)
     _spare(target, model)
     loaded, report = rewritten(model)
-    graph.save(loaded, target)
+    io.save(loaded, target)
     return report.to_json()
 
 
@@ -235,7 +236,7 @@ def calibrate(
         )
     given = raw_samples(folder, data, "--data", samples, on_error)
     recipe = _changed(folder.recipe, observer=observer, correct=correct, search=search)
-    table = calibrated(graph.load(folder.ensure("rewritten.onnx")), recipe, given, given.total, max_memory=max_memory)
+    table = calibrated(io.load(folder.ensure("rewritten.onnx")), recipe, given, given.total, max_memory=max_memory)
     path = table.save(output) if output is not None else road.set_table(folder, table, own_data=data is not None)
     return {"observer": table.observer, "samples": table.samples, "path": str(path)}
 
@@ -294,7 +295,7 @@ def quantize(
             raise RequestError(
                 "int8 needs the ranges of the activations; give --calibration-data (.npz or a folder of images) or --table calibration.json"
             )
-        graph.save(result, target)
+        io.save(result, target)
         if report_path is not None:
             write_report(report_path, loaded, result, report, ranges, samples)
         return _report(report, target)
@@ -315,14 +316,14 @@ def quantize(
         road.set_recipe(folder, recipe)
         path = folder.ensure("int8.onnx")
         if report_path is not None:
-            loaded, ranges = graph.load(folder.ensure("rewritten.onnx")), CalibrationTable.load(folder.ensure("calibration.json"))
+            loaded, ranges = io.load(folder.ensure("rewritten.onnx")), CalibrationTable.load(folder.ensure("calibration.json"))
             write_report(report_path, loaded, *quantize_model(loaded, recipe, ranges), ranges, _kept_samples(folder))
         return {**read_json(folder.path / road.QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
     _spare(output, *_used(folder), table)
-    loaded = graph.load(folder.ensure("rewritten.onnx"))
+    loaded = io.load(folder.ensure("rewritten.onnx"))
     ranges = CalibrationTable.load(table or folder.ensure("calibration.json"))
     result, report = quantize_model(loaded, recipe, ranges)
-    graph.save(result, output)
+    io.save(result, output)
     if report_path is not None:
         write_report(report_path, loaded, result, report, ranges, _kept_samples(folder))
     return _report(report, Path(output))

@@ -86,7 +86,7 @@ class NativeTranslator:
 
 def _mapped(model: str | Path | ir.Model) -> tuple[EncoderProgram, Program]:
     """The programs of a frozen graph. Needs onnx and onnxruntime, which a stored one does not."""
-    from pipelines import graph
+    from pipelines.graph import io
     from pipelines.kernels.transformer import programs
 
-    return programs(graph.load(model) if isinstance(model, str | Path) else model)
+    return programs(io.load(model) if isinstance(model, str | Path) else model)

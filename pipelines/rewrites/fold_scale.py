@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pipelines import graph
+from pipelines.graph import io
 from pipelines.rewrite import Rewrite
 
 MOVES = ("Reshape", "Transpose")
@@ -20,18 +20,16 @@ class FoldScale(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        return sum(self._fold(model.graph, each) for each in list(model.graph) if graph.standard(each, "Mul", "Div"))
+        return sum(self._fold(model.graph, each) for each in list(model.graph) if io.standard(each, "Mul", "Div"))
 
     def _fold(self, main: ir.Graph, scale: ir.Node) -> int:
-        product, *others = (
-            scale.inputs if scale.op_type == "Div" else sorted(scale.inputs, key=lambda each: graph.constant(each) is not None)
-        )
-        factor = graph.scalar(others[0])
+        product, *others = scale.inputs if scale.op_type == "Div" else sorted(scale.inputs, key=lambda each: io.constant(each) is not None)
+        factor = io.scalar(others[0])
         matmul = product.producer() if product is not None else None
-        if factor is None or not factor or product is None or not graph.standard(matmul, "MatMul") or graph.rank(others[0]):
+        if factor is None or not factor or product is None or not io.standard(matmul, "MatMul") or io.rank(others[0]):
             return 0
         assert matmul is not None
-        if graph.sole_user(product) is not scale or graph.constant(matmul.inputs[1]) is not None:
+        if io.sole_user(product) is not scale or io.constant(matmul.inputs[1]) is not None:
             return 0
         found = _layer(matmul.inputs[0])
         if found is None:
@@ -40,25 +38,25 @@ class FoldScale(Rewrite):
         times = np.float64(factor if scale.op_type == "Mul" else 1 / factor)
         for node, index in found:
             value = node.inputs[index]
-            array = graph.constant(value)
+            array = io.constant(value)
             assert value is not None and array is not None
-            node.replace_input_with(index, graph.initializer(main, f"{value.name}.scaled", (array * times).astype(array.dtype)))
-        graph.bypass(scale, product)
+            node.replace_input_with(index, io.initializer(main, f"{value.name}.scaled", (array * times).astype(array.dtype)))
+        io.bypass(scale, product)
         return 1
 
 
 def _layer(value: ir.Value | None) -> list[tuple[ir.Node, int]] | None:
     """(node, input) of the weights and the bias that `value` is linear in; None where there is no such layer, or it has other readers."""
     found: list[tuple[ir.Node, int]] = []
-    while value is not None and (node := value.producer()) is not None and graph.sole_user(value) is not None:
-        constants = [index for index, each in enumerate(node.inputs) if graph.constant(each) is not None]
-        if graph.standard(node, *MOVES):
+    while value is not None and (node := value.producer()) is not None and io.sole_user(value) is not None:
+        constants = [index for index, each in enumerate(node.inputs) if io.constant(each) is not None]
+        if io.standard(node, *MOVES):
             value = node.inputs[0]
-        elif graph.standard(node, "Add") and len(constants) == 1 and not found:
+        elif io.standard(node, "Add") and len(constants) == 1 and not found:
             found, value = [(node, constants[0])], node.inputs[1 - constants[0]]
-        elif graph.standard(node, "MatMul") and constants == [1]:
+        elif io.standard(node, "MatMul") and constants == [1]:
             return [*found, (node, 1)]
-        elif graph.standard(node, "Gemm") and constants == list(range(1, len(node.inputs))):
+        elif io.standard(node, "Gemm") and constants == list(range(1, len(node.inputs))):
             return [*found, *((node, index) for index in constants)]
         else:
             return None

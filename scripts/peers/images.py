@@ -37,11 +37,11 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import zoo
-from pipelines import graph
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from pipelines.entry import Preprocess
+from pipelines.graph import io as graph
 from pipelines.images import labelled
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED as PASSES

@@ -35,11 +35,11 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pipelines import graph
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.entry import QuantRecipe
+from pipelines.graph import io
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED as PASSES
@@ -205,7 +205,7 @@ class Work:
     def batches(self, size: int = CHUNK) -> list[dict[str, Array]]:
         """The calibration samples."""
         pixels = np.load(self.pixels)
-        name = str(graph.load(self.fp32).graph.inputs[0].name)
+        name = str(io.load(self.fp32).graph.inputs[0].name)
         return [{name: NETWORKS[self.model].prepare(pixels[at : at + size])} for at in range(0, len(pixels), size)]
 
 
@@ -213,12 +213,12 @@ def ours(observer: str, *, correct: bool = True) -> Callable[[Work, Path], dict[
     """This project, as `zoo quantize --search` does it: shared passes, what the search keeps, calibration, corrections."""
 
     def make(work: Work, target: Path) -> dict[str, Any]:
-        model, samples = graph.load(work.fp32), work.batches()
+        model, samples = io.load(work.fp32), work.batches()
         rewrite(model, [each() for each in PASSES])
         recipe = QuantRecipe(observer=observer, search=correct, correct=correct)
         table = calibrated(model, recipe, samples)
         int8, report = quantize(model, recipe, table)
-        graph.save(int8, target.with_suffix(".onnx"))
+        io.save(int8, target.with_suffix(".onnx"))
         return {"equalized": len(table.equalization), "layers_corrected": len(table.bias), "operators": report.counts()}
 
     return make

@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import zoo
-from pipelines import graph
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
+from pipelines.graph import io
 from scripts.peers import common
 
 Array = NDArray[Any]
@@ -147,7 +147,7 @@ class Network(NamedTuple):
     @staticmethod
     def read(path: Path, fields: int) -> Network:
         """The network in an fp32.onnx. Raises RequestError where the graph's initializers are not those of a frozen Wide & Deep model."""
-        found = {name: value.const_value for name, value in graph.load(path).graph.initializers.items()}
+        found = {name: value.const_value for name, value in io.load(path).graph.initializers.items()}
         weights = {name: value.numpy() for name, value in found.items() if value is not None}
         hidden = sorted((name.split("/")[0] for name in weights if name.startswith("hidden_") and name.endswith("/kernel")), key=_number)
         try:

@@ -7,10 +7,11 @@ import onnx
 import pytest
 
 import zoo
-from pipelines import build, graph
+from pipelines import build
 from pipelines.calibrate import CalibrationTable
 from pipelines.core import files
 from pipelines.core.errors import RequestError
+from pipelines.graph import io
 from pipelines.hub import Hub
 
 LIMIT = 32_000_000
@@ -67,7 +68,7 @@ def test_the_graphs_of_a_shipped_model_are_stock_onnx_with_the_same_inputs_and_a
 def test_the_shipped_int8_model_is_what_this_code_makes_of_the_shipped_weights(name: str, tmp_path: Path) -> None:
     """The table belongs to the rewritten graph, and quantizing again gives the same scales (and the same bytes with the same packages)."""
     folder = zoo.load(name)
-    rewritten = graph.load(folder.ensure("rewritten.onnx"))
+    rewritten = io.load(folder.ensure("rewritten.onnx"))
     CalibrationTable.load(folder.ensure("calibration.json")).require(rewritten)
     zoo.quantize(name, tmp_path / "again.onnx")
     assert files.sha256(tmp_path / "again.onnx") == files.sha256(folder.ensure("int8.onnx"))
@@ -75,9 +76,9 @@ def test_the_shipped_int8_model_is_what_this_code_makes_of_the_shipped_weights(n
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_fp32_holds_float16_values(name: str) -> None:
-    model = graph.load(zoo.load(name).ensure("fp32.onnx"))
+    model = io.load(zoo.load(name).ensure("fp32.onnx"))
     for value in model.graph.initializers.values():
-        array = graph.constant(value)
+        array = io.constant(value)
         if array is not None and array.dtype == np.float32 and array.size >= 64:
             assert np.array_equal(array, array.astype(np.float16).astype(np.float32)), value.name
 

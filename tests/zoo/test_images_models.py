@@ -14,10 +14,10 @@ import pytest
 from rewriting import ops, run
 
 import zoo
-from pipelines import graph
 from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.entry import Preprocess
+from pipelines.graph import io
 from pipelines.rewrite import rewrite
 from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
 from zoo.images.export import export
@@ -159,18 +159,18 @@ def test_names_come_from_module_paths() -> None:
         name for name in build("resnet26d").state_dict() if name.endswith("num_batches_tracked")
     }
     (image,), (logits,) = exported.graph.inputs, exported.graph.outputs
-    assert (image.name, image.dtype, graph.symbols(image)) == ("image", ir.DataType.UINT8, ["batch", 3, 64, 64])
-    assert (logits.name, logits.dtype, graph.symbols(logits)) == ("logits", ir.DataType.FLOAT, ["batch", 10])
+    assert (image.name, image.dtype, io.symbols(image)) == ("image", ir.DataType.UINT8, ["batch", 3, 64, 64])
+    assert (logits.name, logits.dtype, io.symbols(logits)) == ("logits", ir.DataType.FLOAT, ["batch", 10])
 
 
 def test_the_digest_depends_on_the_weights_alone() -> None:
     model = build("mobilenet-v1")
-    first = graph.digest(export(model, Preprocess.from_json(PREPROCESSING)))
-    assert graph.digest(export(build("mobilenet-v1").train(), Preprocess.from_json(PREPROCESSING))) == first
+    first = io.digest(export(model, Preprocess.from_json(PREPROCESSING)))
+    assert io.digest(export(build("mobilenet-v1").train(), Preprocess.from_json(PREPROCESSING))) == first
     exported = export(model, Preprocess.from_json(PREPROCESSING))
     model.conv_stem.weight.data[0, 0, 0, 0] += 1
-    assert graph.digest(exported) == first, "the graph holds its own copy of the weights"
-    assert graph.digest(export(model, Preprocess.from_json(PREPROCESSING))) != first
+    assert io.digest(exported) == first, "the graph holds its own copy of the weights"
+    assert io.digest(export(model, Preprocess.from_json(PREPROCESSING))) != first
 
 
 class Odd(nn.Module):
@@ -280,7 +280,7 @@ def test_a_trained_folder_freezes_to_the_same_bytes(tmp_path: Path) -> None:
     first = files.sha256(tmp_path / "fp32.onnx")
     mobilenet_freeze.freeze(tmp_path)
     assert files.sha256(tmp_path / "fp32.onnx") == first
-    assert graph.symbols(graph.load(tmp_path / "fp32.onnx").graph.outputs[0]) == ["batch", 3]
+    assert io.symbols(io.load(tmp_path / "fp32.onnx").graph.outputs[0]) == ["batch", 3]
 
 
 def published(folder: Path, file: str, **weights: Any) -> Path:
@@ -299,8 +299,8 @@ def test_published_weights_freeze_by_what_the_card_says(kind: str, tmp_path: Pat
     else:
         torch.save(state, tmp_path / f"w.{kind}")
     mobilenet_freeze.freeze(published(tmp_path, f"w.{kind}"))
-    found = graph.load(tmp_path / "fp32.onnx").graph.initializers["features.18.0.weight"]
-    assert np.array_equal(graph.constant(found), state["features.18.0.weight"].numpy())
+    found = io.load(tmp_path / "fp32.onnx").graph.initializers["features.18.0.weight"]
+    assert np.array_equal(io.constant(found), state["features.18.0.weight"].numpy())
 
 
 def test_the_road_starts_from_the_file_that_the_card_names(tmp_path: Path) -> None:
@@ -461,7 +461,7 @@ def test_published_weights_classify_as_where_they_came_from(
     folder, (pixels, labels) = zoo.load(name), twenty
     expected = reference(name, folder.path / folder.weights, pixels, monkeypatch)
     for file in ("fp32.onnx", "rewritten.onnx"):
-        logits = run(graph.load(folder.ensure(file)), optimized=True, image=pixels)["logits"]
+        logits = run(io.load(folder.ensure(file)), optimized=True, image=pixels)["logits"]
         assert (logits.argmax(1) == expected.argmax(1)).all()
         assert (logits.argmax(1) - (name == "mobilenet-v1-imagenet") == labels).mean() >= 0.75
         if name == "mobilenet-v1-imagenet":  # TFLite ends with a softmax

@@ -18,9 +18,10 @@ from PIL import Image
 from rewriting import model
 
 import zoo
-from pipelines import graph, images
+from pipelines import images
 from pipelines.core import files
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.graph import io as graph
 from pipelines.hub import Card, CardFile
 from zoo import cli
 from zoo.images import predict

@@ -11,12 +11,12 @@ from rewriting import run
 from trainings import broken_off, write_images
 
 import zoo
-from pipelines import graph
 from pipelines.build import _trained
 from pipelines.calibrate import CalibrationTable
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.entry import Preprocess, QuantRecipe
+from pipelines.graph import io
 from pipelines.quantize import activation_parameters, quantize
 from pipelines.rewrite import rewrite
 from zoo import cli
@@ -112,7 +112,7 @@ def layer_by_layer(int8, given, pixels):
     cut, made, feeds = int8.clone(), {}, {"image": pixels}
     read = [node.inputs for node in cut.graph if node.op_type == "DequantizeLinear" and node.inputs[0].producer() is not None]
     for value, scale in {each: scale for each, scale, _ in read if not each.name.endswith(".image.padded")}.items():
-        name, shape = scale.name.removesuffix(".scale").removesuffix(".strided"), graph.dimensions(value)[1:]
+        name, shape = scale.name.removesuffix(".scale").removesuffix(".strided"), io.dimensions(value)[1:]
         array = given[name]
         array = array[..., ::2, ::2] if array[0].size == 4 * np.prod(shape) else array  # a stride taken before the layer
         feeds[f"{value.name}.given"] = array.reshape(-1, *shape)  # a Flatten may stand between
@@ -141,10 +141,10 @@ def assert_one_step(student, int8, pixels, x):
 def test_the_int8_model_of_the_road_computes_what_was_trained(tuned):
     student, features = student_of(tuned)
     pixels = np.load(tuned / "calibration.npz")["image"]
-    int8 = graph.load(tuned / "int8.onnx")
+    int8 = io.load(tuned / "int8.onnx")
     logits = assert_one_step(student, int8, pixels, normalized(pixels, features))
     found = run(int8, optimized=True, image=pixels)["logits"]
-    fp32 = run(graph.load(tuned / "fp32.onnx"), image=pixels)["logits"]
+    fp32 = run(io.load(tuned / "fp32.onnx"), image=pixels)["logits"]
     # what lies between two steps may fall to either side, and all layers after it spread that
     assert np.abs(found - logits).max() < 0.05 * np.abs(logits).max()
     assert np.square(found - logits).mean() < 0.1 * np.square(fp32 - logits).mean()
@@ -153,14 +153,14 @@ def test_the_int8_model_of_the_road_computes_what_was_trained(tuned):
 def test_the_table_holds_the_very_ranges_trained(tuned):
     student, _ = student_of(tuned)
     table = CalibrationTable.load(tuned / "calibration.json")
-    table.require(graph.load(tuned / "rewritten.onnx"))
+    table.require(io.load(tuned / "rewritten.onnx"))
     assert {each.method for each in table.tensors.values()} == {"qat"}
     assert not (table.bias or table.rounding or table.equalization or table.clip)
     ranges = {each.tensor: each for each in student.modules() if isinstance(each, Range)}
     for name, each in table.tensors.items():
         assert [each.low, each.high] == ranges[name].ends.tolist(), name
     assert table.samples == 9 * 12  # ranges stood still in the last 3 of 12 steps
-    for node in graph.load(tuned / "int8.onnx").graph:
+    for node in io.load(tuned / "int8.onnx").graph:
         if node.op_type == "QuantizeLinear":
             scale, zero = activation_parameters(table.tensors[str(node.inputs[1].name).removesuffix(".scale")])
             assert (node.inputs[1].const_value.numpy(), node.inputs[2].const_value.numpy()) == (scale, zero)
@@ -198,7 +198,7 @@ def test_a_tensor_without_a_trained_range_is_observed_and_named(tuned, caplog):
     folder = zoo.load(tuned)
     trained = folder.trained
     fewer = replace(trained, tensors={name: each for name, each in trained.tensors.items() if name != "act1"})
-    table = _trained(folder, fewer, graph.load(tuned / "rewritten.onnx"))
+    table = _trained(folder, fewer, io.load(tuned / "rewritten.onnx"))
     assert "no trained range for act1, observed on calibration.npz" in caplog.text
     assert {name for name, each in table.tensors.items() if each.method != "qat"} == {"act1"}
 
@@ -250,7 +250,7 @@ def test_new_classes_train_at_the_full_rate(start, tmp_path):
     zoo.finetune(start, others, tmp_path / "new", settings={"qat": "true", "epochs": "1", "batch_size": "16", "workers": "0"})
     assert read_json(tmp_path / "new" / "train.json")["config"]["learning_rate"] == FINETUNE_V1.learning_rate
     zoo.build(tmp_path / "new")
-    assert graph.symbols(graph.load(tmp_path / "new" / "int8.onnx").graph.outputs[0])[1] == 2
+    assert io.symbols(io.load(tmp_path / "new" / "int8.onnx").graph.outputs[0])[1] == 2
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_every_network_rounds_what_its_int8_form_does(arch, channels):
     model = export(fresh, Preprocess.from_json(features))
     rewrite(model, passes())
     ranges = {each.tensor: each.range() for each in student.modules() if isinstance(each, Range) and each.tensor}
-    int8, report = quantize(model, QuantRecipe(correct=False), CalibrationTable(graph.digest(model), "minmax", 1, "", ranges))
+    int8, report = quantize(model, QuantRecipe(correct=False), CalibrationTable(io.digest(model), "minmax", 1, "", ranges))
     assert {each.type for each in report.operators if each.precision == "float"} <= {"Flatten"}
     assert_one_step(student.eval(), int8, pixels, x)
 

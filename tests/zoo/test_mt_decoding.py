@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 
 import zoo
-from pipelines import graph, plain
 from pipelines.calibrate import calibrate
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.graph import io, reference_session
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from zoo.transformer_mt import ENTRY
@@ -85,7 +85,7 @@ class Opened:
     """A model in onnxruntime, as the pipeline runs it."""
 
     def __init__(self, model, optimize=True):
-        self._session = plain.session(model, "the test needs", plain.options(quick=optimize))
+        self._session = reference_session.session(model, "the test needs", reference_session.options(quick=optimize))
 
     def run(self, batch):
         return dict(zip([each.name for each in self._session.get_outputs()], self._session.run(None, batch), strict=True))
@@ -159,7 +159,7 @@ def test_the_search_in_the_graph_finds_what_the_reference_does(rewritten, senten
 
 
 def test_the_naive_decoder_finds_the_same(naive, rewritten, sentences):
-    encoder, decoder = (graph.part(naive, *each) for each in ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"])))
+    encoder, decoder = (io.part(naive, *each) for each in ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"])))
     source = padded(sentences)
     step = naive_step(Opened(decoder), source, Opened(encoder).run({"source": source})["memory"])
     limits = np.array([limit(len(each), POSITIONS) for each in sentences])
@@ -199,7 +199,7 @@ def test_layers_of_bytes_stay_so_inside_the_loop(rewritten, tmp_path):
     model = search(incremental(bytes_of(rewritten)))
     chosen = onnxruntime.SessionOptions()
     chosen.optimized_model_filepath, chosen.log_severity_level = str(tmp_path / "optimized.onnx"), 3
-    onnxruntime.InferenceSession(graph.serialized(model), chosen, providers=["CPUExecutionProvider"])
+    onnxruntime.InferenceSession(io.serialized(model), chosen, providers=["CPUExecutionProvider"])
     nodes = list(ir.traversal.RecursiveGraphIterator(ir.load(tmp_path / "optimized.onnx").graph))
     made = {name: sum(each.op_type == name for each in nodes) for name in ("Gemm", "FusedGemm", "DequantizeLinear", "QGemm")}
     layers = sum(each.op_type == "Softmax" for each in incremental(rewritten).step.graph) // 2

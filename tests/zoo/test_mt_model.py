@@ -7,8 +7,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from pipelines import engine, graph
+from pipelines import engine
 from pipelines.core.errors import RequestError
+from pipelines.graph import io
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, padded
 from zoo.transformer_mt.decode import beam_search, limit, naive_step
 
@@ -89,7 +90,7 @@ def test_padding_changes_nothing_and_no_word_sees_the_next(network, batch):
 
 @pytest.fixture(scope="module")
 def frozen(network, tmp_path_factory):
-    return graph.save(freezing.export(network), tmp_path_factory.mktemp("frozen") / "fp32.onnx")
+    return io.save(freezing.export(network), tmp_path_factory.mktemp("frozen") / "fp32.onnx")
 
 
 @torch.no_grad()
@@ -114,7 +115,7 @@ def test_cut_at_the_memory_it_is_an_encoder_and_a_decoder(network, frozen, batch
     found = decoder.run({"source": batch[0], "memory": memory, "target": batch[1]})["logits"]
     np.testing.assert_allclose(found, wanted(network, batch), atol=2e-5)
     with pytest.raises(RequestError, match="no part from target to logits"):
-        graph.part(graph.load(frozen), ["target"], ["logits"])
+        io.part(io.load(frozen), ["target"], ["logits"])
 
 
 def test_the_frozen_graph_is_stock_onnx_with_weights_alone_under_their_names(network, frozen, tmp_path):
@@ -125,15 +126,15 @@ def test_the_frozen_graph_is_stock_onnx_with_weights_alone_under_their_names(net
     assert set(network.state_dict()) <= names
     parameters = sum(each.numel() for each in network.parameters())
     assert frozen.stat().st_size < 4 * (parameters + POSITIONS * FORM.width) + 60_000
-    assert graph.save(freezing.export(network), tmp_path / "again.onnx").read_bytes() == frozen.read_bytes()
+    assert io.save(freezing.export(network), tmp_path / "again.onnx").read_bytes() == frozen.read_bytes()
 
 
 def test_training_can_start_from_the_frozen_weights_also_rounded_to_float16(network, frozen, tmp_path):
     for half in (False, True):
-        loaded = graph.load(frozen)
+        loaded = io.load(frozen)
         if half:
-            graph.compress_fp16(loaded)
-        found = train._state(graph.save(loaded, tmp_path / "fp32.onnx"), network)
+            io.compress_fp16(loaded)
+        found = train._state(io.save(loaded, tmp_path / "fp32.onnx"), network)
         assert found.keys() == network.state_dict().keys()
         for name, each in network.state_dict().items():
             rounded = each.half().float() if half and each.numel() >= 64 else each

@@ -11,12 +11,13 @@ from PIL import Image
 from rewriting import model, run
 
 import zoo
-from pipelines import graph, images
+from pipelines import images
 from pipelines.core import files
 from pipelines.core.batches import joined, length
 from pipelines.core.errors import RequestError
 from pipelines.engine import Port
 from pipelines.entry import Preprocess
+from pipelines.graph import io
 from pipelines.plan import open_plan
 from zoo import cli, toolkit
 
@@ -28,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """mlp.onnx, e.npz with labels that are the float model's, and c.npz."""
     rng = np.random.default_rng(0)
     made = model(TEXT, w=rng.standard_normal((8, 16)).astype(np.float32), v=rng.standard_normal((16, 4)).astype(np.float32))
-    graph.save(made, tmp_path / "mlp.onnx")
+    io.save(made, tmp_path / "mlp.onnx")
     x = rng.standard_normal((200, 8)).astype(np.float32)
     np.savez(tmp_path / "e.npz", x=x, label=run(made, x=x)["y"].argmax(1))
     np.savez(tmp_path / "unlabelled.npz", x=x)
@@ -90,7 +91,7 @@ def test_a_missed_goal_is_an_exit_code_and_one_line(
 
 
 def test_without_calibration_data_every_fifth_sample_calibrates(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    judge, samples = toolkit._arrays(graph.load("mlp.onnx"), "e.npz", None, 1)
+    judge, samples = toolkit._arrays(io.load("mlp.onnx"), "e.npz", None, 1)
     x = np.load("e.npz")["x"]
     for _ in range(2):
         np.testing.assert_array_equal(np.concatenate([each["x"] for each in samples]), x[::5])
@@ -135,7 +136,7 @@ def test_plan_an_onnx_file(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     found = json.loads(out)
     assert [each["batch_size"] for each in found["profiles"]] == [1, 8] and found["path"] == "mlp.plan"
     x = np.load("c.npz")["x"]
-    np.testing.assert_allclose(open_plan("mlp.plan").run({"x": x})["y"], run(graph.load("mlp.onnx"), x=x)["y"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(open_plan("mlp.plan").run({"x": x})["y"], run(io.load("mlp.onnx"), x=x)["y"], rtol=1e-4, atol=1e-5)
 
 
 def test_plan_shows_what_was_chosen(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +159,7 @@ def test_plans_that_are_wrong(here: Path, arguments: dict[str, Any], said: str) 
 
 
 def test_an_open_shape_asks_for_an_example(here: Path) -> None:
-    graph.save(model("(float[n,m] x) => (float[n,m] y) { y = Relu(x) }"), "open.onnx")
+    io.save(model("(float[n,m] x) => (float[n,m] y) { y = Relu(x) }"), "open.onnx")
     with pytest.raises(RequestError, match=r"input x has the shape .*; give an example with --data FILE.npz"):
         zoo.plan("open.onnx")
     assert zoo.plan("open.onnx", data="c.npz", engines=("onnxruntime",))["inputs"] == [{"x": ["float32", [1, 8]]}]
@@ -214,8 +215,8 @@ def photos(here: Path) -> Path:
     """net.onnx, spec.json, and photos/ with 20 images, one of them broken in all/, in one folder a class in classes/."""
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((8, 3, 3, 3)).astype(np.float32), "v": rng.standard_normal((8, 4)).astype(np.float32)}
-    graph.save(model(CONVNET, **weights), "net.onnx")
-    graph.save(model(CONVNET.replace("[n,", "[3,"), **weights), "three.onnx")
+    io.save(model(CONVNET, **weights), "net.onnx")
+    io.save(model(CONVNET.replace("[n,", "[3,"), **weights), "three.onnx")
     Path("spec.json").write_text(json.dumps(SPEC))
     for index in range(20):
         image = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
@@ -298,7 +299,7 @@ def test_a_graph_that_computes_only_some_batch_size(here: Path, caplog: pytest.L
     rng = np.random.default_rng(0)
     text = "(float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) s = Reshape(h, t) r = Relu(s) y = MatMul(r, v) }"
     weights = {"w": rng.standard_normal((8, 16)).astype(np.float32), "v": rng.standard_normal((16, 4)).astype(np.float32)}
-    graph.save(model(text, t=np.array([size, 16]), **weights), "fixed.onnx")
+    io.save(model(text, t=np.array([size, 16]), **weights), "fixed.onnx")
     report = zoo.quantize("fixed.onnx", "int8.onnx", calibration_data="c.npz", search=True, report_path="r.json")
     assert f"fixed.onnx: the graph computes only batches of {size} (Reshape" in caplog.text
     assert report["recipe"]["search"] and json.loads(Path("r.json").read_text())["samples"] == 64

@@ -13,9 +13,10 @@ from rewriting import model
 
 import zoo
 from pipelines import build as road
-from pipelines import graph, rewrite
+from pipelines import rewrite
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError
+from pipelines.graph import io
 from pipelines.hub import Hub
 from zoo import cli, verbs
 
@@ -35,9 +36,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     weights = {name: rng.standard_normal(shape).astype(np.float16).astype(np.float32) for name, shape in
                (("w", (8, 16)), ("b", (16,)), ("v", (16, 2)))}  # fmt: skip
     made = model(TEXT, **weights)
-    graph.save(made, tmp_path / "mlp.onnx")
-    graph.compress_fp16(made, minimum=1)
-    graph.save(made, tmp_path / "half.onnx")
+    io.save(made, tmp_path / "mlp.onnx")
+    io.compress_fp16(made, minimum=1)
+    io.save(made, tmp_path / "half.onnx")
     np.savez(tmp_path / "s.npz", x=rng.standard_normal((64, 8)).astype(np.float32))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -258,7 +259,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path, monk
         raise error
 
     monkeypatch.setattr(files.filelock.FileLock, "acquire", refuse)
-    monkeypatch.setattr(graph, "save", refuse)
+    monkeypatch.setattr(io, "save", refuse)
     found = zoo.run(NAMES[0], str(path / "sample.tsv.gz"), tmp_path / "scores.csv", engine="onnxruntime")
     assert found["rows"] == 10_000 and not (path / "fp32.onnx").exists()
     with pytest.raises(RequestError, match="cannot write"):

@@ -17,9 +17,9 @@ pytest.importorskip("tensorflow", reason="graphs are read by TensorFlow")
 from feature_columns import PROBABILITY, classifier, examples, fc, features, frozen, run, tf, v1
 
 import zoo
-from pipelines import graph as onnx_graph
 from pipelines import kernels
 from pipelines.core.errors import RequestError
+from pipelines.graph import io as onnx_graph
 from zoo import cli
 from zoo.wide_deep.columns import optimize, read_graph
 from zoo.wide_deep.data import read_rows

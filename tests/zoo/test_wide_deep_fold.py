@@ -10,12 +10,12 @@ import pytest
 from rewriting import model, ops, run
 
 import zoo
-from pipelines import graph
 from pipelines.calibrate import CalibrationTable, TensorRange, calibrate
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
 from pipelines.evaluate import auc
+from pipelines.graph import io
 from pipelines.kernels.graphs import embedding_layer
 from pipelines.kernels.reference import parallel_embedding
 from pipelines.rewrite import rewrite
@@ -137,8 +137,8 @@ def folded(found, feeds, fuse=True):
     report = rewrite(result, [rule])
     assert report.fired(FOLD) == 1 and ops(result).count("ParallelEmbedding") == 1
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
-    before = graph.digest(result)
-    assert rewrite(result, [FoldParallelEmbedding(table, CACHES)]).fired(FOLD) == 0 and graph.digest(result) == before
+    before = io.digest(result)
+    assert rewrite(result, [FoldParallelEmbedding(table, CACHES)]).fired(FOLD) == 0 and io.digest(result) == before
     outputs = executor(with_hidden(result))(**feeds)
     step = table.tensors["h"].high / 255
     assert (np.abs(outputs["h"] - expected["h"]) <= roundings(layer_of(result)) * step).all()
@@ -217,7 +217,7 @@ def test_variants(changes, fuse):
 def test_the_algebra_is_exact():
     """In float64, rows times weights, less their middles, are the layer; so are the integers, to their steps."""
     found, feeds = network()
-    weights = {name: graph.constant(value).astype(np.float64) for name, value in found.graph.initializers.items()}
+    weights = {name: io.constant(value).astype(np.float64) for name, value in found.graph.initializers.items()}
     w = np.split(weights["W"], [6, 12, 18])
     fields = [folding._Field(f, weights[f"E{f}"].astype(np.float32), w[f]) for f in range(3)]
     step, hidden = np.full(4, 2048.0), 0.01
@@ -239,10 +239,10 @@ def test_a_wide_part_that_the_numbers_depend_on_stays():
     found, feeds = network(wide=False, dense=(("x", 1),))
     text_sum = {"S": normal(21, 1), "o": np.array([0, 7, 10], np.int32), "a": np.array([1], np.int64)}
     main = found.graph
-    values = {name: graph.initializer(main, name, array) for name, array in text_sum.items()}
-    rows = graph.node("Add", [main.inputs[0], values["o"]], "rows", dtype=ir.DataType.INT32)
-    gathered = graph.node("Gather", [values["S"], rows.outputs[0]], "gathered", dtype=ir.DataType.FLOAT, axis=0)
-    total = graph.node("ReduceSum", [gathered.outputs[0], values["a"]], "total", dtype=ir.DataType.FLOAT, keepdims=0)
+    values = {name: io.initializer(main, name, array) for name, array in text_sum.items()}
+    rows = io.node("Add", [main.inputs[0], values["o"]], "rows", dtype=ir.DataType.INT32)
+    gathered = io.node("Gather", [values["S"], rows.outputs[0]], "gathered", dtype=ir.DataType.FLOAT, axis=0)
+    total = io.node("ReduceSum", [gathered.outputs[0], values["a"]], "total", dtype=ir.DataType.FLOAT, keepdims=0)
     concat = next(node for node in main if node.op_type == "Concat")
     main.insert_before(concat, [rows, gathered, total])
     concat.replace_input_with(len(concat.inputs) - 1, total.outputs[0])
@@ -270,7 +270,7 @@ def test_wide_parts_that_stay(change, reason):
         node.inputs[1].const_value = ir.tensor(np.array([2], np.int64))
     else:
         node.inputs[0].producer().inputs[1].producer().inputs[1].const_value = ir.tensor(np.array([0, 6, 10], np.int32))
-    report = rewrite(found, [FoldParallelEmbedding(replace(table, graph=graph.digest(found)), CACHES)])
+    report = rewrite(found, [FoldParallelEmbedding(replace(table, graph=io.digest(found)), CACHES)])
     assert report.fired(FOLD) == 1 and list(report.passes[0][2].values()) == [reason]
     assert "ReduceSum" in ops(found) and layer_of(found).wide is None
 
@@ -280,10 +280,10 @@ def test_wide_parts_that_stay(change, reason):
 
 def refused(found, feeds, reason, fuse=True, change=lambda table: table, caches=CACHES):
     found, table = prepared(found, feeds, fuse)
-    before = graph.digest(found)
+    before = io.digest(found)
     rule = FoldParallelEmbedding(change(table), caches)
     report = rewrite(found, [rule])
-    assert report.fired(FOLD) == 0 and graph.digest(found) == before
+    assert report.fired(FOLD) == 0 and io.digest(found) == before
     assert reason in next(iter(report.passes[0][2].values()))
 
 
@@ -323,7 +323,7 @@ def test_ids_of_two_inputs_are_left_alone():
 
 def test_ids_that_are_computed_are_left_alone():
     found, feeds = network(wide=False)
-    negative = graph.node("Abs", [found.graph.inputs[0]], "abs", dtype=ir.DataType.INT32)
+    negative = io.node("Abs", [found.graph.inputs[0]], "abs", dtype=ir.DataType.INT32)
     negative.outputs[0].shape = found.graph.inputs[0].shape
     for node in [node for node in found.graph if node.op_type == "Gather" and node.inputs[0] is found.graph.inputs[0]]:
         node.replace_input_with(0, negative.outputs[0])
@@ -361,8 +361,8 @@ def test_weights_that_are_no_constants_are_left_alone(gemm):
         ("P", 1, "its weights are no constant float32 matrix") if "P" in gemm else ("B", 2, "its bias is not a constant row")
     )
     value = found.graph.initializers[name]
-    same = graph.node("Identity", [value], "same", dtype=ir.DataType.FLOAT)
-    product = graph.node("Mul", [same.outputs[0], value], "square", dtype=ir.DataType.FLOAT)
+    same = io.node("Identity", [value], "same", dtype=ir.DataType.FLOAT)
+    product = io.node("Mul", [same.outputs[0], value], "square", dtype=ir.DataType.FLOAT)
     node = next(node for node in found.graph if node.outputs[0].name == "g")
     found.graph.insert_before(found.graph[0], [same, product])
     node.replace_input_with(place, product.outputs[0])
@@ -378,7 +378,7 @@ def test_tables_that_are_not_finite_are_left_alone():
     found, table = prepared(*network())
     name = next(name for name in found.graph.initializers if name.endswith("embeddings.table"))
     value = found.graph.initializers[name]
-    array = graph.constant(value).copy()
+    array = io.constant(value).copy()
     array[3, 2] = np.inf
     value.const_value = ir.tensor(array, name=name)
     with np.errstate(invalid="ignore"):
@@ -465,9 +465,9 @@ def test_what_does_not_pay_computes_no_table(monkeypatch):
 
 def test_the_native_graph(tmp_path):
     found, table = prepared(*(made := network(dense=(("x", 4), ("p", 2)))))
-    before = graph.digest(found)
+    before = io.digest(found)
     result, report = fold(found, table, QuantRecipe())
-    assert graph.digest(found) == before
+    assert io.digest(found) == before
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
     kinds = [(each["type"], each["precision"]) for each in report["quantization"]["operators"]]
     assert ("ParallelEmbedding", "int8") in kinds and kinds.count(("Gemm", "int8")) == 2
@@ -476,10 +476,10 @@ def test_the_native_graph(tmp_path):
     back = second.inputs[0].producer()
     assert back.op_type == "DequantizeLinear" and back.inputs[0].producer().op_type == "ParallelEmbedding"
     again, _ = fold(found, table, QuantRecipe())
-    paths = [graph.save(each, tmp_path / f"{number}.onnx") for number, each in enumerate((result, again))]
+    paths = [io.save(each, tmp_path / f"{number}.onnx") for number, each in enumerate((result, again))]
     assert paths[0].read_bytes() == paths[1].read_bytes()
-    loaded = graph.load(paths[0])
-    assert graph.digest(loaded) == graph.digest(result)
+    loaded = io.load(paths[0])
+    assert io.digest(loaded) == io.digest(result)
     plain = run(found, **made[1])["y"]
     assert np.abs(executor(loaded)(**made[1])["y"] - plain).max() < 0.03
 
@@ -511,7 +511,7 @@ def shipped(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setenv("ZOO_HOME", str(tmp_path_factory.mktemp("shipped") / "home"))
     folder = zoo.load(NAME)
-    found = graph.load(folder.path / "rewritten.onnx")
+    found = io.load(folder.path / "rewritten.onnx")
     table = CalibrationTable.load(folder.path / "calibration.json")
     alone = found.clone()
     rewrite(alone, [FoldParallelEmbedding(table, CACHES)])

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipelines import graph
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import read_json
 from pipelines.entry import Preprocess
+from pipelines.graph import io
 from pipelines.hub import CARD
 from zoo.images.export import export
 from zoo.training import fill
@@ -45,11 +45,11 @@ def freeze(
         raise RequestError(f"{folder / CARD}: weights are in the format {kind!r}; known: {', '.join(readers)}")
     fill(model, _read(readers[kind], file), file)
     exported = export(model, preprocess)
-    path = graph.save(exported, folder / "fp32.onnx")
+    path = io.save(exported, folder / "fp32.onnx")
     return {
         "network": arch,
         "parameters": sum(each.numel() for each in model.parameters()),
-        "operators": graph.operators(exported),
+        "operators": io.operators(exported),
         "bytes": {each.name: each.stat().st_size for each in (file, path)},
     }
 

@@ -21,11 +21,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from pipelines import graph
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress
 from pipelines.evaluate import class_metrics, rank
+from pipelines.graph import io
 from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
@@ -386,8 +386,8 @@ def _fill(model: nn.Module, about: dict[str, Any], classes: Sequence[str]) -> st
     if source.name == MODEL:
         state = torch.load(source, map_location="cpu", weights_only=True)["state_dict"]
     else:
-        loaded = graph.load(source)
-        graph.expand_fp16(loaded)
+        loaded = io.load(source)
+        io.expand_fp16(loaded)
         values = {name: each.const_value for name, each in loaded.graph.initializers.items()}
         state = {name: torch.from_numpy(each.numpy().copy()) for name, each in values.items() if name in own and each is not None}
     head = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 from torch import nn
 
-from pipelines import graph
+from pipelines.graph import io
 from zoo.transformer_mt.data import PAD, VOCABULARY
 from zoo.transformer_mt.model import Attention, FeedForward, Layer, Residual, Transformer
 from zoo.transformer_mt.train import MODEL, STATE, load_model
@@ -31,11 +31,11 @@ def freeze(folder: str | Path) -> dict[str, Any]:
     folder = Path(folder)
     model, _ = load_model(folder)
     exported = export(model)
-    path = graph.save(exported, folder / "fp32.onnx")
+    path = io.save(exported, folder / "fp32.onnx")
     files = (folder / STATE, folder / MODEL, folder / VOCABULARY, path)
     return {
         "parameters": sum(each.numel() for each in model.parameters()),
-        "operators": graph.operators(exported),
+        "operators": io.operators(exported),
         "bytes": {each.name: each.stat().st_size for each in files if each.is_file()},
     }
 
@@ -100,7 +100,7 @@ class _Writer:
         if found is not None:
             return found
         value = np.array(array, np.float32) if isinstance(array, float) else np.asarray(array)
-        return graph.initializer(self.main, name, value, self.taken)
+        return io.initializer(self.main, name, value, self.taken)
 
     def state(self, name: str, transposed: bool = False) -> ir.Value:
         """A weight of the network."""
@@ -111,7 +111,7 @@ class _Writer:
         self, op: str, inputs: Sequence[ir.Value | None], name: str, dtype: ir.DataType = ir.DataType.FLOAT, **attributes: Any
     ) -> ir.Value:
         """Append an operator; returns its result."""
-        node = graph.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **attributes)
+        node = io.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **attributes)
         self.main.append(node)
         return node.outputs[0]
 

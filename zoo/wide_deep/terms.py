@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from pipelines import graph
 from pipelines.core.errors import RequestError
+from pipelines.graph import io
 from zoo.wide_deep.mapped import Number, Step, apply
 
 Array = npt.NDArray[Any]
@@ -201,7 +201,7 @@ class Emitter:
     def model(self, logit: Dense) -> ir.Model:
         """The model whose output `probability`, float32 [batch, 1], is the sigmoid of `logit`."""
         value = self._dense(logit)
-        output = graph.node("Sigmoid", [value], "probability", dtype=ir.DataType.FLOAT)
+        output = io.node("Sigmoid", [value], "probability", dtype=ir.DataType.FLOAT)
         output.outputs[0].shape = ir.Shape(["batch", 1])
         self.main.append(output)
         self.main.outputs.append(output.outputs[0])
@@ -279,7 +279,7 @@ class Emitter:
     def _lookup(self, part: Lookup, where: str) -> ir.Value:
         column = self._constant(np.array(self.fields[part.field], np.int64), f"{where}/{part.field}/column")
         ids = self._add(
-            graph.node("Gather", [self.ids, column], f"{where}/{part.field}/ids", dtype=ir.DataType.INT32, taken=self.taken, axis=1)
+            io.node("Gather", [self.ids, column], f"{where}/{part.field}/ids", dtype=ir.DataType.INT32, taken=self.taken, axis=1)
         )
         ids.shape = ir.Shape(["batch"])
         name = "weights" if where == "wide" else "embeddings"
@@ -288,10 +288,10 @@ class Emitter:
 
     def _constant(self, array: Array, name: str) -> ir.Value:
         array = np.array(array, array.dtype if array.dtype.kind == "i" else np.float32, order="C")
-        return graph.initializer(self.main, name, array, self.taken)
+        return io.initializer(self.main, name, array, self.taken)
 
     def _node(self, op: str, inputs: Sequence[ir.Value], width: int, name: str = "", **attributes: Any) -> ir.Value:
-        made = graph.node(op, list(inputs), name or op, dtype=ir.DataType.FLOAT, taken=self.taken, **attributes)
+        made = io.node(op, list(inputs), name or op, dtype=ir.DataType.FLOAT, taken=self.taken, **attributes)
         made.outputs[0].shape = ir.Shape(["batch", width])
         return self._add(made)
 

@@ -9,9 +9,9 @@ import onnx_ir as ir
 import pytest
 from rewriting import model, ops, run
 
-from pipelines import graph
 from pipelines.core.errors import RequestError
 from pipelines.core.files import mapped
+from pipelines.graph import io
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED
 
@@ -32,20 +32,20 @@ def mlp():
 
 @pytest.fixture
 def saved(tmp_path):
-    return graph.save(mlp(), tmp_path / "m.onnx")
+    return io.save(mlp(), tmp_path / "m.onnx")
 
 
 def test_a_model_survives_saving(saved):
-    found, x = graph.load(saved), RNG.standard_normal((3, 8)).astype(np.float32)
-    assert ops(found) == ["Gemm", "LeakyRelu", "MatMul"] and graph.operators(found) == {"Gemm": 1, "LeakyRelu": 1, "MatMul": 1}
-    again = graph.save(found, saved.parent / "again" / "m.onnx")
+    found, x = io.load(saved), RNG.standard_normal((3, 8)).astype(np.float32)
+    assert ops(found) == ["Gemm", "LeakyRelu", "MatMul"] and io.operators(found) == {"Gemm": 1, "LeakyRelu": 1, "MatMul": 1}
+    again = io.save(found, saved.parent / "again" / "m.onnx")
     assert again.read_bytes() == saved.read_bytes()
-    np.testing.assert_array_equal(run(found, x=x)["y"], run(graph.load(again), x=x)["y"])
+    np.testing.assert_array_equal(run(found, x=x)["y"], run(io.load(again), x=x)["y"])
 
 
 def one_line(path, *parts):
     with pytest.raises(RequestError) as caught:
-        graph.load(path)
+        io.load(path)
     text = str(caught.value)
     assert "\n" not in text and str(path) in text and all(part in text for part in parts), text
 
@@ -77,7 +77,7 @@ def test_damaged_files_are_refused_in_one_line_or_read(saved):
             damaged[noise.randrange(len(body))] = noise.randrange(256)
         saved.write_bytes(damaged)
         try:
-            graph.load(saved)
+            io.load(saved)
         except RequestError as error:
             refused += 1
             assert "\n" not in str(error)
@@ -106,13 +106,13 @@ def test_an_invalid_graph_says_what_is_wrong(tmp_path, text, what):
 
 def test_digest_ignores_who_made_the_file_and_notes():
     proto = ir.to_proto(mlp())
-    before = graph.digest(ir.from_proto(proto))
+    before = io.digest(ir.from_proto(proto))
     proto.producer_name, proto.producer_version, proto.doc_string, proto.model_version = "else", "9", "note", 7
     proto.graph.name, proto.graph.doc_string = "other", "note"
     for number, node in enumerate(proto.graph.node):
         node.name, node.doc_string = f"node{number}", "note"
     proto.metadata_props.add(key="author", value="nobody")
-    assert graph.digest(ir.from_proto(proto)) == before
+    assert io.digest(ir.from_proto(proto)) == before
 
 
 def change_weight(proto):
@@ -156,9 +156,9 @@ def swap_inputs(proto):
 )
 def test_digest_changes_with_what_the_graph_computes(change):
     proto = ir.to_proto(mlp())
-    before = graph.digest(ir.from_proto(proto))
+    before = io.digest(ir.from_proto(proto))
     change(proto)
-    assert graph.digest(ir.from_proto(proto)) != before
+    assert io.digest(ir.from_proto(proto)) != before
 
 
 def made_in_memory():
@@ -179,22 +179,22 @@ def made_in_memory():
     ids=["plain", "float attribute", "branches", "string attribute", "tensor attribute"],
 )
 def test_digest_survives_copying_and_saving(found, tmp_path):
-    before = graph.digest(found)
-    assert graph.digest(found.clone()) == before
-    assert graph.digest(graph.load(graph.save(found, tmp_path / "m.onnx"))) == before
+    before = io.digest(found)
+    assert io.digest(found.clone()) == before
+    assert io.digest(io.load(io.save(found, tmp_path / "m.onnx"))) == before
 
 
 def test_digest_looks_into_branches():
-    before = graph.digest(model(BRANCH))
-    assert graph.digest(model(BRANCH)) == before
-    assert graph.digest(model(BRANCH.replace("{2}", "{3}"))) != before
-    assert graph.digest(model(BRANCH.replace("Relu", "Abs"))) != before
+    before = io.digest(model(BRANCH))
+    assert io.digest(model(BRANCH)) == before
+    assert io.digest(model(BRANCH.replace("{2}", "{3}"))) != before
+    assert io.digest(model(BRANCH.replace("Relu", "Abs"))) != before
 
 
 def test_digest_is_the_same_in_another_process(saved):
     code = "import sys; from pipelines import graph; print(graph.digest(graph.load(sys.argv[1])))"
     found = subprocess.run([sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=True).stdout.strip()
-    assert found == graph.digest(graph.load(saved))
+    assert found == io.digest(io.load(saved))
 
 
 # --- float16 weights
@@ -202,57 +202,57 @@ def test_digest_is_the_same_in_another_process(saved):
 
 def test_float16_round_trip(tmp_path):
     found, x = mlp(), RNG.standard_normal((5, 8)).astype(np.float32)
-    before = {name: graph.constant(value) for name, value in found.graph.initializers.items()}
+    before = {name: io.constant(value) for name, value in found.graph.initializers.items()}
     full = run(found, x=x)["y"]
 
-    graph.compress_fp16(found)
-    small = graph.save(found, tmp_path / "half.onnx")
-    half = graph.load(small)
-    stored = {name: graph.constant(value).dtype for name, value in half.graph.initializers.items()}
+    io.compress_fp16(found)
+    small = io.save(found, tmp_path / "half.onnx")
+    half = io.load(small)
+    stored = {name: io.constant(value).dtype for name, value in half.graph.initializers.items()}
     assert stored == {"w.fp16": np.float16, "b": np.float32, "v": np.float32}  # those of 64 elements or more
     rounded = run(half, x=x)["y"]
     assert 0 < np.abs(rounded - full).max() < 0.05
 
-    graph.expand_fp16(half)
-    back = graph.load(graph.save(half, tmp_path / "full.onnx"))
+    io.expand_fp16(half)
+    back = io.load(io.save(half, tmp_path / "full.onnx"))
     assert ops(back) == ["Gemm", "LeakyRelu", "MatMul"] and set(back.graph.initializers) == set(before)
     for name, value in back.graph.initializers.items():
         expected = before[name].astype(np.float16).astype(np.float32) if name == "w" else before[name]
-        np.testing.assert_array_equal(graph.constant(value), expected)
+        np.testing.assert_array_equal(io.constant(value), expected)
     np.testing.assert_array_equal(run(back, x=x)["y"], rounded)
 
 
 def test_float16_halves_a_file_and_can_be_done_again(tmp_path):
     weight = RNG.standard_normal((200, 300)).astype(np.float32)
     found = model("(float[n,200] x) => (float[n,300] y) { y = MatMul(x, w) }", w=weight)
-    full = graph.save(found, tmp_path / "full.onnx").stat().st_size
-    graph.compress_fp16(found)
-    first = graph.save(found, tmp_path / "half.onnx").read_bytes()
+    full = io.save(found, tmp_path / "full.onnx").stat().st_size
+    io.compress_fp16(found)
+    first = io.save(found, tmp_path / "half.onnx").read_bytes()
     assert len(first) < 0.51 * full
-    graph.expand_fp16(found)
-    graph.compress_fp16(found)
-    assert graph.save(found, tmp_path / "half.onnx").read_bytes() == first
+    io.expand_fp16(found)
+    io.compress_fp16(found)
+    assert io.save(found, tmp_path / "half.onnx").read_bytes() == first
 
 
 def test_float16_of_a_weight_with_two_readers():
     found = model("(float[n,9] x) => (float[n,9] y) { h = MatMul(x, w) y = MatMul(h, w) }", w=np.eye(9, dtype=np.float32) / 3)
-    graph.compress_fp16(found)
+    io.compress_fp16(found)
     assert ops(found) == ["Cast", "MatMul", "MatMul"]
-    graph.expand_fp16(found)
+    io.expand_fp16(found)
     assert ops(found) == ["MatMul", "MatMul"] and list(found.graph.initializers) == ["w"]
 
 
 def test_a_weight_beyond_float16_is_refused(recwarn):
     found = model("(float[n,9] x) => (float[n,9] y) { y = MatMul(x, w) }", w=np.full((9, 9), 70000, np.float32))
     with pytest.raises(RequestError, match=r"weight w does not fit float16 \(largest magnitude 70000\)"):
-        graph.compress_fp16(found)
+        io.compress_fp16(found)
     assert not recwarn.list
 
 
 def test_expanding_leaves_other_casts_alone():
     text = "(float[n,9] x) => (double[9] y, float16[n,9] z) { y = Cast<to=11>(h) z = Cast<to=10>(x) }"
     found = model(text, h=np.ones(9, np.float16))
-    graph.expand_fp16(found)
+    io.expand_fp16(found)
     assert ops(found) == ["Cast", "Cast"] and list(found.graph.initializers) == ["h"]
 
 
@@ -261,7 +261,7 @@ def test_expanding_float16_weights_of_other_exporters():
         "(float[n,3] x) => (float[n,3] y, float[3,3] z) { w = Cast<to=1>(half) y = MatMul(x, w) z = Cast<to=1>(half) }",
         half=np.eye(3, dtype=np.float16),
     )
-    graph.expand_fp16(found)
+    io.expand_fp16(found)
     assert ops(found) == ["MatMul", "Cast"]  # the second one leaves the graph
     np.testing.assert_array_equal(run(found, x=np.ones((2, 3), np.float32))["y"], np.ones((2, 3)))
 
@@ -271,38 +271,38 @@ def test_expanding_float16_weights_of_other_exporters():
 
 def test_new_initializers_get_names_of_their_own():
     found = mlp()
-    names = [graph.initializer(found.graph, "w", np.zeros(1, np.float32)).name for _ in range(2)]
+    names = [io.initializer(found.graph, "w", np.zeros(1, np.float32)).name for _ in range(2)]
     assert names == ["w_1", "w_2"] and {"w", *names} <= set(found.graph.initializers)
 
 
 def test_new_names_are_not_those_of_values_or_nodes():
     found = model(BRANCH)
-    taken = graph.names(found.graph)
+    taken = io.names(found.graph)
     used = [value.name for node in ir.traversal.RecursiveGraphIterator(found.graph) for value in node.outputs]
     for name in (*used, *(each.name for each in found.graph.inputs)):
-        assert name in taken and graph.initializer(found.graph, name, np.zeros(1, np.float32)).name == f"{name}_1"
+        assert name in taken and io.initializer(found.graph, name, np.zeros(1, np.float32)).name == f"{name}_1"
     source = found.graph.inputs[0]
-    made = [graph.node("Relu", [source], used[0], taken=taken) for _ in range(2)]
+    made = [io.node("Relu", [source], used[0], taken=taken) for _ in range(2)]
     assert [each.name for each in made] == [each.outputs[0].name for each in made] == [f"{used[0]}_1", f"{used[0]}_2"]
-    assert graph.node("Relu", [source], used[0]).name == used[0]  # takes another one's place
+    assert io.node("Relu", [source], used[0]).name == used[0]  # takes another one's place
 
 
 def test_sole_user_stays_in_its_graph():
     text = """(float[n] x, bool c) => (float[n] y) {
         h = Abs(x) y = If(c) <then_branch = t () => (float[n] a) { a = Relu(h) }, else_branch = e () => (float[n] b) { b = Neg(x) }> }"""
-    assert graph.sole_user(model(text).graph[0].outputs[0]) is None
+    assert io.sole_user(model(text).graph[0].outputs[0]) is None
 
 
 def test_constant_reads_initializers_and_constant_nodes_only():
     found = model("(float[n] x) => (float[n] y) { k = Constant<value_float=2.0>() a = Mul(x, k) y = Add(a, w) }", w=np.float32(3))
     values = {value.name: value for node in found.graph for value in node.inputs}
-    assert graph.constant(values["k"]) == 2 and graph.constant(values["w"]) == 3
-    assert graph.constant(values["x"]) is None and graph.constant(None) is None
+    assert io.constant(values["k"]) == 2 and io.constant(values["w"]) == 3
+    assert io.constant(values["x"]) is None and io.constant(None) is None
 
 
 def test_sole_user():
     found = model("(float[n] x) => (float[n] y, float[n] b) { a = Relu(x) b = Abs(a) c = Neg(b) d = Mul(c, c) y = Add(d, x) }")
-    users = {node.outputs[0].name: graph.sole_user(node.outputs[0]) for node in found.graph}
+    users = {node.outputs[0].name: io.sole_user(node.outputs[0]) for node in found.graph}
     found_users = {name: user and user.op_type for name, user in users.items()}
     # b also leaves the graph, c is read twice, by one node
     assert found_users == {"a": "Abs", "b": None, "c": None, "d": "Add", "y": None}
@@ -342,7 +342,7 @@ def test_table_lookup(body, found):
     built = model(LOOKUP.format(body), **weights)
     ir.passes.common.ShapeInferencePass()(built)
     value = next(node for node in built.graph if node.op_type == "Relu" and node.outputs[0].name == "y").inputs[0]
-    lookup = graph.table_lookup(value)
+    lookup = io.table_lookup(value)
     assert (lookup is not None) == found
     if lookup is not None:
         assert lookup.gather.op_type == "Gather" and lookup.table.name == "T"
@@ -350,13 +350,13 @@ def test_table_lookup(body, found):
 
 def test_a_lookup_that_leaves_the_graph_is_none():
     found = model("(int64[n] i) => (float[n,4] y, float[n,4] e) { e = Gather(T, i) y = Relu(e) }", T=np.ones((5, 4), np.float32))
-    assert graph.table_lookup(found.graph[0].outputs[0]) is None
-    assert graph.table_lookup(None) is None and graph.table_lookup(found.graph.inputs[0]) is None
+    assert io.table_lookup(found.graph[0].outputs[0]) is None
+    assert io.table_lookup(None) is None and io.table_lookup(found.graph.inputs[0]) is None
 
 
 def test_operators_counts_most_first():
     found = model("(float[n] x) => (float[n] y) { a = Abs(x) b = Relu(a) y = Relu(b) }")
-    assert json.dumps(graph.operators(found)) == '{"Relu": 2, "Abs": 1}'
+    assert json.dumps(io.operators(found)) == '{"Relu": 2, "Abs": 1}'
 
 
 # --- any graph
@@ -387,7 +387,7 @@ def test_opsets_from_11_on_are_read(opset, tmp_path, caplog):
     body = body.replace("q = Squeeze<axes=[0]>(u) u = Unsqueeze<axes=[0]>(s)", "u = Unsqueeze<axes=[0]>(s) q = Squeeze<axes=[0]>(u)")
     body = body.replace("Clip(a", "Clip(q") if opset < 13 else body
     proto = parsed(body, opset, **WEIGHTS)
-    found, x = graph.load(keep(proto, tmp_path / "m.onnx")), RNG.standard_normal((3, 8)).astype(np.float32)
+    found, x = io.load(keep(proto, tmp_path / "m.onnx")), RNG.standard_normal((3, 8)).astype(np.float32)
     assert found.opset_imports[""] == max(opset, 13)
     assert (f"opset {opset}; it is read as opset 13" in caplog.text) == (opset < 13)
     np.testing.assert_allclose(run(found, x=x)["y"], run(ir.from_proto(proto), x=x)["y"], rtol=1e-6)
@@ -401,7 +401,7 @@ def test_opsets_from_11_on_are_read(opset, tmp_path, caplog):
 def test_other_opsets_are_refused(opset, what, tmp_path):
     path = keep(parsed("(float[n] x) => (float[n] y) { y = Relu(x) }", opset), tmp_path / "m.onnx")
     with pytest.raises(RequestError, match=what):
-        graph.load(path)
+        io.load(path)
 
 
 def test_a_conversion_that_fails_is_one_line(tmp_path, monkeypatch):
@@ -423,11 +423,11 @@ def outside(tmp_path):
 def test_weights_beside_the_model_are_read(outside, tmp_path):
     path, _ = outside
     assert (path.parent / "weights.bin").stat().st_size >= 144
-    found, x = graph.load(path), RNG.standard_normal((3, 8)).astype(np.float32)
+    found, x = io.load(path), RNG.standard_normal((3, 8)).astype(np.float32)
     rewrite(found, [each() for each in SHARED])
-    alone = graph.save(found, tmp_path / "other" / "m.onnx")
+    alone = io.save(found, tmp_path / "other" / "m.onnx")
     (path.parent / "weights.bin").unlink()
-    assert ops(graph.load(alone)) == ["Gemm", "Relu"] and run(found, x=x)["y"].shape == (3, 4)
+    assert ops(io.load(alone)) == ["Gemm", "Relu"] and run(found, x=x)["y"].shape == (3, 4)
 
 
 def test_weights_that_are_not_there_are_named(outside):
@@ -447,14 +447,14 @@ def test_weights_outside_the_folder_are_refused(outside):
 
 
 def test_a_model_too_large_for_one_file_keeps_its_weights_beside_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(graph, "WHOLE", 1000)
+    monkeypatch.setattr(io, "WHOLE", 1000)
     found = model("(float[n,512] x) => (float[n,520] y) { y = MatMul(x, w) }", w=RNG.standard_normal((512, 520)).astype(np.float32))
-    path, x = graph.save(found, tmp_path / "m.onnx"), RNG.standard_normal((2, 512)).astype(np.float32)
+    path, x = io.save(found, tmp_path / "m.onnx"), RNG.standard_normal((2, 512)).astype(np.float32)
     assert path.stat().st_size < 1000 and mapped(path).stat().st_size >= 2**20
     before = (path.read_bytes(), mapped(path).read_bytes())
-    again = graph.load(path)
+    again = io.load(path)
     np.testing.assert_array_equal(run(again, x=x)["y"], run(found, x=x)["y"])
-    graph.save(again, tmp_path / "m.onnx")
+    io.save(again, tmp_path / "m.onnx")
     assert (path.read_bytes(), mapped(path).read_bytes()) == before
 
 
@@ -462,10 +462,10 @@ def test_weights_listed_as_inputs_are_weights(tmp_path):
     proto = parsed(DENSE, 13, 3, **WEIGHTS)  # IR version 3 asks for it
     for name, array in WEIGHTS.items():
         proto.graph.input.append(onnx.helper.make_tensor_value_info(name, 1, array.shape))
-    found = graph.load(keep(proto, tmp_path / "m.onnx"))
+    found = io.load(keep(proto, tmp_path / "m.onnx"))
     rewrite(found, [each() for each in SHARED])
     assert ops(found) == ["Gemm", "Relu"] and [each.name for each in found.graph.inputs] == ["x"]
-    again = graph.load(graph.save(found, tmp_path / "again.onnx"))
+    again = io.load(io.save(found, tmp_path / "again.onnx"))
     assert run(again, x=np.ones((2, 8), np.float32))["y"].shape == (2, 4)
 
 
@@ -473,7 +473,7 @@ def test_several_inputs_dynamic_batch_and_shared_weights(tmp_path):
     text = """(float[n,8] x, float[m,8] z, float[n,m] k) => (float[n,m] y) { a = MatMul(x, w) b = Add(a, b1) c = MatMul(z, w) d = Add(c, b1)
         e = Transpose(d) f = MatMul(b, e) y = Mul(f, k) }"""
     proto = parsed(text, w=WEIGHTS["w"], b1=WEIGHTS["b"])
-    found = graph.load(keep(proto, tmp_path / "m.onnx"))
+    found = io.load(keep(proto, tmp_path / "m.onnx"))
     rewrite(found, [each() for each in SHARED])
     assert ops(found) == ["Gemm", "Gemm", "Transpose", "MatMul", "Mul"] and set(found.graph.initializers) == {"w", "b1"}
     for n, m in ((1, 1), (3, 5)):
@@ -486,7 +486,7 @@ def test_operators_of_other_domains_are_left_alone(tmp_path):
         { a = com.example.Clip(x) h = MatMul(a, w) y = com.example.Add(h, b) }"""
     proto = onnx.parser.parse_model(text)
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(WEIGHTS[name], name) for name in "wb")
-    found = graph.load(keep(proto, tmp_path / "m.onnx"))
+    found = io.load(keep(proto, tmp_path / "m.onnx"))
     rewrite(found, [each() for each in SHARED])
     assert ops(found) == ["Clip", "MatMul", "Add"] and [node.domain for node in found.graph] == ["com.example", "", "com.example"]
 

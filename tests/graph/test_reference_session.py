@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from rewriting import model
 
-from pipelines import graph, plain
 from pipelines.core.errors import RequestError
+from pipelines.graph import io, reference_session
 
 RNG = np.random.default_rng(0)
 NET = """(float[n,3,8,8] x) => (float[n,10] y) { a = Conv<pads=[1,1,1,1]>(x, w) p = GlobalAveragePool(a) flat = Reshape(p, s)
@@ -18,14 +18,14 @@ def net(*shape, text=NET):
 @pytest.mark.parametrize("size", [1, 4])
 def test_a_batch_size_fixed_inside_becomes_that_of_the_inputs(size, capfd):
     found = net(size, 16)
-    said = plain.fix_batch(found)
+    said = reference_session.fix_batch(found)
     assert said.startswith(f"the graph computes only batches of {size} (Reshape") and capfd.readouterr().err == ""
-    assert [graph.dimensions(each) for each in (found.graph.inputs[0], found.graph.outputs[0])] == [[size, 3, 8, 8], [size, 10]]
-    assert plain.fix_batch(found) == ""
+    assert [io.dimensions(each) for each in (found.graph.inputs[0], found.graph.outputs[0])] == [[size, 3, 8, 8], [size, 10]]
+    assert reference_session.fix_batch(found) == ""
 
 
 def test_an_operator_that_fails_later_is_named():
-    assert "(MatMul" in plain.fix_batch(net(1, -1))
+    assert "(MatMul" in reference_session.fix_batch(net(1, -1))
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_an_operator_that_fails_later_is_named():
 )
 def test_other_graphs_stay_as_they_are(shape, text):
     found = net(*shape, text=text)
-    before = [graph.dimensions(each) for each in found.graph.inputs]
-    assert plain.fix_batch(found) == "" and [graph.dimensions(each) for each in found.graph.inputs] == before
+    before = [io.dimensions(each) for each in found.graph.inputs]
+    assert reference_session.fix_batch(found) == "" and [io.dimensions(each) for each in found.graph.inputs] == before
 
 
 def test_errors_are_one_line():
-    opened = plain.session(net(-1, 16), "a test needs")
+    opened = reference_session.session(net(-1, 16), "a test needs")
     with pytest.raises(RequestError, match="^the rows do not fit the graph: ") as caught:
-        plain.run(opened, {"x": np.zeros((1, 2), np.float32)}, "rows")
+        reference_session.run(opened, {"x": np.zeros((1, 2), np.float32)}, "rows")
     assert "\n" not in str(caught.value)
