@@ -340,10 +340,10 @@ def native_form(folder: ModelFolder) -> dict[str, Any]:
 
 
 def _expand(folder: ModelFolder) -> dict[str, Any]:
-    from pipelines.graph import io
+    from pipelines.graph import edit, io
 
     model = _graph(folder.verify(HALF))
-    io.expand_fp16(model)
+    edit.expand_fp16(model)
     io.save(model, folder.path / "fp32.onnx")
     return {"weights": "float16 values"}
 
@@ -429,7 +429,7 @@ def _save_table(folder: ModelFolder, table: CalibrationTable) -> dict[str, Any]:
 
 def _reader() -> str:
     """Names the code that reads a table and its graph: what it found to belong together needs no second look."""
-    return f"{files.code('calibrate.py', 'graph.py')} {importlib.metadata.version('onnx-ir')}"
+    return f"{files.code('calibrate.py', 'graph/io.py')} {importlib.metadata.version('onnx-ir')}"
 
 
 def _quantize(folder: ModelFolder, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:

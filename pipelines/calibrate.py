@@ -21,7 +21,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, write_text
 from pipelines.core.progress import progress
 from pipelines.entry import OBSERVERS
-from pipelines.graph import io, reference_session
+from pipelines.graph import edit, io, query, reference_session
 from pipelines.observers import Histogram, Summary, choose, errors
 
 BATCH = 256  # samples run at once, where the memory allows it
@@ -164,7 +164,7 @@ class Observation:
         self.samples, self.histograms = 0, dict[str, Histogram]()
         self._graph = io.digest(model)
         self._model = model.clone()
-        io.expand_fp16(self._model)  # weights are no activations
+        edit.expand_fp16(self._model)  # weights are no activations
         ShapeInferencePass()(self._model)  # an exporter may leave the types of inner values out
         self._names = [str(out.name) for node in self._model.graph for out in node.outputs if out.dtype == ir.DataType.FLOAT]
         if not self._names:
@@ -322,8 +322,8 @@ def _session(model: ir.Model, lent: Mapping[str, ort.OrtValue], names: Sequence[
     for value in values.values():
         value.shape = None  # an output's shape is checked against the run's, and inference may have guessed
     if shapes:
-        taken = io.names(copy.graph)
-        nodes = [io.node("Shape", [value], f"{value.name}.shape", dtype=ir.DataType.INT64, taken=taken) for value in wanted]
+        taken = query.names(copy.graph)
+        nodes = [edit.node("Shape", [value], f"{value.name}.shape", dtype=ir.DataType.INT64, taken=taken) for value in wanted]
         copy.graph.extend(nodes)
         wanted = [each.outputs[0] for each in nodes]
     copy.graph.outputs[:] = wanted

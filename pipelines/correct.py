@@ -27,7 +27,7 @@ from pipelines.calibrate import rounded_to_float32
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.quantizers.biases import Bias
 from pipelines.quantizers.roundings import Weights, encoded
 from pipelines.rounding import rounded_together
@@ -107,17 +107,17 @@ def _cut(float_model: ir.Model, int8_model: ir.Model) -> ir.Model:
     result = float_model.clone()
     main = result.graph
     values = {str(value.name): value for node in main for value in (*node.inputs, *node.outputs) if value is not None}
-    taken = io.names(main)
+    taken = query.names(main)
     for node in int8_model.graph:
         value = values.get(str(node.inputs[0].name)) if node.op_type == "QuantizeLinear" and node.inputs[0] is not None else None
         ends = _steps_end(node) if value is not None else (-np.inf, np.inf)
         if value is None or value.is_graph_output() or not np.isfinite(ends).all():
             continue
         limits = [
-            io.initializer(main, f"{value.name}.{key}", np.asarray(end, np.float32), taken)
+            edit.initializer(main, f"{value.name}.{key}", np.asarray(end, np.float32), taken)
             for key, end in zip(("least", "most"), ends, strict=True)
         ]
-        clip = io.node("Clip", [value, *limits], f"{value.name}.cut", dtype=ir.DataType.FLOAT, taken=taken)
+        clip = edit.node("Clip", [value, *limits], f"{value.name}.cut", dtype=ir.DataType.FLOAT, taken=taken)
         producer = value.producer()
         value.replace_all_uses_with(clip.outputs[0])
         clip.replace_input_with(0, value)
@@ -130,13 +130,13 @@ def _cut(float_model: ir.Model, int8_model: ir.Model) -> ir.Model:
 
 def _is_int8(node: ir.Node) -> bool:
     """Whether `node` is a layer with constant int8 weights."""
-    weight = io.dequantized(node.inputs[1]) if node.op_type in LAYERS else None
+    weight = query.dequantized(node.inputs[1]) if node.op_type in LAYERS else None
     return weight is not None and weight[0].dtype == np.int8
 
 
 def _round(layer: ir.Node, twin: ir.Node, rounded: Walk) -> tuple[str, int]:
     """Round a layer's weights together; returns the `Correction.rounding` and how many weights it changes."""
-    mine, original, x = Weights.of(layer), io.constant(twin.inputs[1]), layer.inputs[0]
+    mine, original, x = Weights.of(layer), query.constant(twin.inputs[1]), layer.inputs[0]
     if mine is None or original is None or x is None or original.shape != mine.integers.shape:
         return "", 0
     most = int(np.abs(mine.integers.astype(np.int16)).max())
@@ -229,7 +229,7 @@ class _Target:
     def behind(cls, layer: ir.Node) -> _Target:
         node, value = layer, layer.outputs[0]
         least, most, activated = -np.inf, np.inf, False
-        while (user := io.sole_user(value)) is not None:
+        while (user := query.sole_user(value)) is not None:
             if user.op_type == "Add" and node is layer and not activated:
                 node, least, most = user, -np.inf, np.inf
             elif user.op_type in ("Relu", "Clip", "QuantizeLinear"):
@@ -246,13 +246,13 @@ def _ends(node: ir.Node) -> tuple[float, float]:
     """What a Relu or Clip cuts its input to; infinite where that is not constant."""
     if node.op_type == "Relu":
         return 0.0, np.inf
-    low, high = (io.constant(each) for each in (*node.inputs[1:], None, None)[:2])
+    low, high = (query.constant(each) for each in (*node.inputs[1:], None, None)[:2])
     return -np.inf if low is None else float(low.item()), np.inf if high is None else float(high.item())
 
 
 def _steps_end(node: ir.Node) -> tuple[float, float]:
     """The least and the greatest value that a QuantizeLinear can give."""
-    scale, zero = (io.constant(each) for each in (*node.inputs[1:], None)[:2])
+    scale, zero = (query.constant(each) for each in (*node.inputs[1:], None)[:2])
     if scale is None or scale.size != 1:
         return -np.inf, np.inf
     zero = np.zeros((), np.uint8) if zero is None else zero

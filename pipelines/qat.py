@@ -34,6 +34,7 @@ from pipelines.calibrate import CalibrationTable, TensorRange
 from pipelines.core.errors import RequestError, one_line
 from pipelines.entry import QuantRecipe
 from pipelines.graph import io as graph
+from pipelines.graph import query
 from pipelines.quantize import quantize
 from pipelines.quantizers.steps import NOTHING, activation_parameters
 
@@ -276,7 +277,7 @@ def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe) -> 
     floats: dict[int, set[str | None]] = {}  # range -> who reads its tensor unrounded
     for node in int8.graph:
         x = node.inputs[0] if node.op_type == "QuantizeLinear" else None
-        if x is not None and (scale := graph.scalar(node.inputs[1])) in steps:
+        if x is not None and (scale := query.scalar(node.inputs[1])) in steps:
             ranges[steps[scale]].active = True
             readers = floats.setdefault(steps[scale], set())
             readers |= {each.name for each in x.consumers()} | ({None} if x.is_graph_output() else set())

@@ -27,7 +27,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from pipelines.calibrate import CalibrationTable
 from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import io, query
 from pipelines.quantizers import biases, elementwise, layers, roundings, rows
 from pipelines.quantizers.pairs import Pairs
 from pipelines.quantizers.steps import activation_parameters, given, weight_parameters
@@ -178,7 +178,7 @@ def _describe(node: ir.Node, reasons: dict[str, str], int8: dict[str, str]) -> O
         return Operator(name, node.op_type, "int8", "fused by engines into the operator before it")
     if name in reasons:
         return Operator(name, node.op_type, "float", reasons[name])
-    x, reader = node.inputs[0], io.sole_user(node.outputs[0])
+    x, reader = node.inputs[0], query.sole_user(node.outputs[0])
     between = x is not None and given(x) is not None and reader is not None and reader.op_type == "QuantizeLinear"
     if between and node.op_type == "Transpose":
         return Operator(name, node.op_type, "int8")
@@ -194,6 +194,6 @@ def _inside(node: ir.Node) -> list[Operator]:
 
 def _fused(node: ir.Node, int8: dict[str, str]) -> bool:
     """Whether `node` stands between an int8 operator and a quantize step; engines make the three one."""
-    x, reader = node.inputs[0], io.sole_user(node.outputs[0])
-    layer = x.producer() if x is not None and io.sole_user(x) is node else None
+    x, reader = node.inputs[0], query.sole_user(node.outputs[0])
+    layer = x.producer() if x is not None and query.sole_user(x) is node else None
     return layer is not None and str(layer.name) in int8 and reader is not None and reader.op_type == "QuantizeLinear"

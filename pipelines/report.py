@@ -24,7 +24,7 @@ from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from pipelines.correct import decibel
-from pipelines.graph import io, reference_session
+from pipelines.graph import query, reference_session
 from pipelines.quantize import QuantReport
 from pipelines.rewrite import CleanUp
 from pipelines.rewrites.equalize_channels import scale_channels
@@ -177,7 +177,7 @@ def _end(node: ir.Node, known: set[str]) -> str:
     """The float tensor that a product whose input's range is taken at run time ends in, some steps later; "" where there is none."""
     out = node.outputs[0]
     while str(out.name) not in known:
-        if (user := io.sole_user(out)) is None:
+        if (user := query.sole_user(out)) is None:
             return ""
         out = user.outputs[0]
     return str(out.name)
@@ -213,7 +213,7 @@ class _Pair:
         self.tensors: dict[str, _Tensor] = {}
         for node in self.int8.graph:
             name = _stem(str(node.inputs[0].name)) if node.op_type == "QuantizeLinear" and node.inputs[0] is not None else ""
-            scale, zero = (io.constant(each) for each in (*node.inputs[1:3], None, None)[:2])
+            scale, zero = (query.constant(each) for each in (*node.inputs[1:3], None, None)[:2])
             if name in known | inputs and name in table.tensors and scale is not None and zero is not None and scale.size == 1:
                 reach = np.iinfo(zero.dtype)
                 self.tensors.setdefault(name, _Tensor(float(scale.item()), int(zero.item()), int(reach.min), int(reach.max)))

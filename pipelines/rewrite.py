@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from pipelines.core.errors import ZooError
-from pipelines.graph import io
+from pipelines.graph import edit, query
 
 LIMIT = 20  # rounds; a pass that still fires after so many undoes another one's work
 
@@ -38,7 +38,7 @@ class Rewrite(ir.passes.InPlacePass):
 
     def refuse(self, node: ir.Node | ir.Value, why: str) -> None:
         """Note why a near match was left alone."""
-        self.refused[io.label(node)] = why
+        self.refused[query.label(node)] = why
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run once (onnx_ir's pass protocol)."""
@@ -58,9 +58,9 @@ class CleanUp(Rewrite):
             common.RemoveInitializersFromInputsPass(),  # old files list every weight as an input
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         )(model)
-        io.expand_fp16(model)
+        edit.expand_fp16(model)
         for each in list(model.graph):
-            if io.standard(each, "Identity"):
+            if query.standard(each, "Identity"):
                 _drop_identity(each)
         ir.passes.Sequential(
             common.CommonSubexpressionEliminationPass(),
@@ -110,7 +110,7 @@ class RewriteReport:
 
 def rewrite(model: ir.Model, passes: Sequence[Rewrite]) -> RewriteReport:
     """Apply `passes` in order, in place, with a clean-up between rounds, until none fires. Raises ZooError where they never settle."""
-    before = io.operators(model)
+    before = query.operators(model)
     clean = CleanUp()
     clean(model)
     for _ in range(LIMIT):
@@ -120,4 +120,4 @@ def rewrite(model: ir.Model, passes: Sequence[Rewrite]) -> RewriteReport:
     else:
         raise ZooError(f"rewrites do not settle after {LIMIT} rounds: {', '.join(each.name for each in passes)}")
     ran = (*passes, clean)
-    return RewriteReport(tuple((each.name, each.fired, dict(each.refused)) for each in ran), before, io.operators(model))
+    return RewriteReport(tuple((each.name, each.fired, dict(each.refused)) for each in ran), before, query.operators(model))

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from pipelines.calibrate import calibrate
 from pipelines.engine import load
 from pipelines.entry import QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import edit, io
 from pipelines.quantize import quantize
 
 
@@ -25,7 +25,7 @@ def largest_error(engine: str, reduced_range: bool = False) -> float:
     weight = rng.uniform(0.5, 1.0, (256, 64)).astype(np.float32)
     source = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["n", 256]))
     main = ir.Graph([source], [], nodes=[], opset_imports={"": 17}, name="layer")
-    layer = io.node("MatMul", [source, io.initializer(main, "w", weight)], "y", dtype=ir.DataType.FLOAT)
+    layer = edit.node("MatMul", [source, edit.initializer(main, "w", weight)], "y", dtype=ir.DataType.FLOAT)
     main.append(layer)
     main.outputs.extend(layer.outputs)
     model = ir.Model(main, ir_version=9)

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.graph import io
+from pipelines.graph import query
 
 LINEAR = ("MatMul", "Gemm")
 STARTS = ("Conv", "LayerNormalization", *LINEAR)  # what can scale the channels of its result
@@ -39,7 +39,7 @@ class Site:
     @property
     def channels(self) -> set[int]:
         """The numbers of channels of its layers, one if these fit each other. Readers count where channels are last."""
-        written = {np.asarray(io.constant(node.inputs[1])).shape[scaled(node)[1]] for node in self.sources if node.op_type != "Add"}
+        written = {np.asarray(query.constant(node.inputs[1])).shape[scaled(node)[1]] for node in self.sources if node.op_type != "Add"}
         return written | {outputs_first(node).shape[1] for node in self.readers if self.linear}
 
     @property
@@ -65,7 +65,7 @@ def find(start: ir.Node) -> Site | str:
         for node in (producer, *value.consumers()):
             reads = node is not producer and node.op_type in reading and [*node.inputs].count(value) == 1 and node.inputs[0] is value
             if reads or (node is producer and node.op_type in writing):
-                if node.graph is not start.graph or any(io.constant(each) is None for each in node.inputs[1:] if each is not None):
+                if node.graph is not start.graph or any(query.constant(each) is None for each in node.inputs[1:] if each is not None):
                     return f"weights of {node.name} are not constant"
                 if node.op_type in LINEAR and (why := _misfit(node)):
                     return why
@@ -80,7 +80,7 @@ def find(start: ir.Node) -> Site | str:
                 parts = node.inputs[: 2 if node.op_type == "Add" else 1]
                 if site.linear and node.op_type == "Add" and scaled(node):
                     site.sources[node] = None
-                    parts = [each for each in parts if io.constant(each) is None]
+                    parts = [each for each in parts if query.constant(each) is None]
                 todo += [each for each in (*node.outputs, *parts) if each is not None]
     if site.linear and len(site.channels) > 1:
         return f"its layers have {' and '.join(map(str, sorted(site.channels)))} channels"
@@ -90,7 +90,7 @@ def find(start: ir.Node) -> Site | str:
 def scaled(node: ir.Node) -> dict[int, int]:
     """{input: its axis of channels} of the constants of a source that are scaled with the channels of its result."""
     if node.op_type == "Add":
-        axes = {at: -1 for at, value in enumerate(node.inputs) if io.constant(value) is not None}
+        axes = {at: -1 for at, value in enumerate(node.inputs) if query.constant(value) is not None}
     elif node.op_type == "Conv":
         axes = dict.fromkeys(range(1, len(node.inputs)), 0)
     else:
@@ -100,7 +100,7 @@ def scaled(node: ir.Node) -> dict[int, int]:
 
 def outputs_first(node: ir.Node, weight: NDArray[Any] | None = None) -> NDArray[Any]:
     """The constant weights of a convolution or linear layer, or others that lie alike, as [out, in / groups, ...]; its own inverse."""
-    weight = np.asarray(io.constant(node.inputs[1]) if weight is None else weight)
+    weight = np.asarray(query.constant(node.inputs[1]) if weight is None else weight)
     return weight.T if node.op_type in LINEAR and not node.attributes.get_int("transB", 0) else weight
 
 
@@ -113,17 +113,17 @@ def picked_from(value: ir.Value) -> ir.Value:
 
 def _misfit(node: ir.Node) -> str:
     """Why a MatMul or Gemm of constants is no linear layer, "" where it is one."""
-    weight = io.constant(node.inputs[1])
+    weight = query.constant(node.inputs[1])
     if weight is None or weight.ndim != 2:
         return f"weights of {node.name} are no matrix"
-    if node.attributes.get_int("transA", 0) or io.rank(node.inputs[0]) == 1:
+    if node.attributes.get_int("transA", 0) or query.rank(node.inputs[0]) == 1:
         return f"{node.name} reads no rows"
     return ""
 
 
 def _last_stays(node: ir.Node) -> bool:
     """Whether an operator that moves values leaves those of the last axis together, in their order."""
-    before, after, rank = io.dimensions(node.inputs[0]), io.dimensions(node.outputs[0]), io.rank(node.inputs[0])
+    before, after, rank = query.dimensions(node.inputs[0]), query.dimensions(node.outputs[0]), query.rank(node.inputs[0])
     if not before or not after or not rank:
         return False
     if node.op_type == "Reshape":
@@ -132,5 +132,5 @@ def _last_stays(node: ir.Node) -> bool:
         return (node.attributes["perm"].as_ints() if "perm" in node.attributes else [0])[-1] == rank - 1
     if node.op_type == "Gather":
         return node.attributes.get_int("axis", 0) % rank != rank - 1
-    width = (io.dimensions(node.inputs[1]) or [None])[-1]
+    width = (query.dimensions(node.inputs[1]) or [None])[-1]
     return width is not None and node.attributes.get_int("batch_dims", 0) + width < rank

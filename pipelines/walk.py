@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError
-from pipelines.graph import io, reference_session
+from pipelines.graph import query, reference_session
 
 Array = NDArray[Any]
 CHUNK = 8  # samples computed at once
@@ -24,7 +24,7 @@ def chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
     """The samples `CHUNK` at a time, or as many as the graph fixes; as they come where its inputs share no such number."""
     inputs = [each for each in model.graph.inputs if not each.is_initializer()]
     wanted = {str(each.name) for each in inputs}
-    first = {(io.dimensions(each) or [0])[0] for each in inputs}  # None: dynamic, 0: no axis
+    first = {(query.dimensions(each) or [0])[0] for each in inputs}  # None: dynamic, 0: no axis
     size = (first.pop() or CHUNK) if len(first) == 1 and 0 not in first else 0
     rest: list[Batch] = []
     for batch in samples:

@@ -18,7 +18,7 @@ import zoo
 from pipelines import build
 from pipelines.core import files
 from pipelines.core.errors import ZooError
-from pipelines.graph import io
+from pipelines.graph import edit, io
 from pipelines.hub import CARD, Card, CardFile
 
 VOCABULARY = "vocabulary.model"  # of a translation model
@@ -32,7 +32,7 @@ def ship(trained: Path, name: str) -> Card:
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
         model = io.load(source.ensure("fp32.onnx"))
-        io.compress_fp16(model)
+        edit.compress_fp16(model)
         io.save(model, work / build.HALF)
         for each in (build.SAMPLES, VOCABULARY):
             if (source.path / each).is_file():

@@ -35,7 +35,7 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.engine import Session, load
-from pipelines.graph import io
+from pipelines.graph import edit, io, query
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from scripts.peers import common
@@ -71,27 +71,27 @@ class Row(NamedTuple):
 def gather_nd(model: Incremental) -> None:
     """Reorder the caches by GatherND."""
     for node in [each for each in model.step.graph if each.op_type == "Gather" and str(each.inputs[1].name) == cache.PARENTS]:  # type: ignore[union-attr]
-        index = io.node("Unsqueeze", [node.inputs[1], _axes(model)], f"{node.outputs[0].name}.index", dtype=ir.DataType.INT64)
+        index = edit.node("Unsqueeze", [node.inputs[1], _axes(model)], f"{node.outputs[0].name}.index", dtype=ir.DataType.INT64)
         model.step.graph.insert_before(node, index)
-        io.substitute([node], io.node("GatherND", [node.inputs[0], index.outputs[0]], f"{node.outputs[0].name}"))
+        edit.substitute([node], edit.node("GatherND", [node.inputs[0], index.outputs[0]], f"{node.outputs[0].name}"))
 
 
 def _axes(model: Incremental) -> ir.Value:
-    return io.initializer(model.step.graph, "last_axis", np.array([-1]), io.names(model.step.graph))
+    return edit.initializer(model.step.graph, "last_axis", np.array([-1]), query.names(model.step.graph))
 
 
 def copied_source(model: Incremental) -> None:
     """Keys and values of the source once for every beam: each row is a sentence to the step."""
     main, inputs = model.step.graph, {str(each.name): each for each in model.step.graph.inputs}
-    taken, first = io.names(main), next(iter(main))
+    taken, first = query.names(main), next(iter(main))
 
     def add(op: str, values: list[ir.Value | None], dtype: ir.DataType, **attributes: Any) -> ir.Value:
-        node = io.node(op, values, f"copied/{op}", dtype=dtype, taken=taken, **attributes)
+        node = edit.node(op, values, f"copied/{op}", dtype=dtype, taken=taken, **attributes)
         main.insert_before(first, node)
         return node.outputs[0]
 
     integer = ir.DataType.INT64
-    zero, one = (io.initializer(main, "copied/constant", np.array(each), taken) for each in (0, 1))
+    zero, one = (edit.initializer(main, "copied/constant", np.array(each), taken) for each in (0, 1))
     rows = add("Shape", [inputs[cache.TOKENS]], integer, start=0, end=1)
     sentences = add("Shape", [inputs[model.given[0]]], integer, start=0, end=1)
     owners = add("Range", [zero, add("Squeeze", [rows], integer), one], integer)
@@ -131,7 +131,7 @@ def skip_normalization(model: Incremental) -> None:
 def all_normalized(model: Incremental) -> None:
     """Log probabilities of all words, before the likeliest are looked for."""
     (logits,) = (each for each in model.step.graph.outputs if each.name == cache.LOGITS)
-    node = io.node("LogSoftmax", [logits], "log_probabilities", dtype=ir.DataType.FLOAT, axis=-1)
+    node = edit.node("LogSoftmax", [logits], "log_probabilities", dtype=ir.DataType.FLOAT, axis=-1)
     model.step.graph.append(node)
     model.step.graph.outputs[list(model.step.graph.outputs).index(logits)] = node.outputs[0]
     logits.name, node.outputs[0].name = "step/unnormalized", cache.LOGITS
@@ -227,15 +227,15 @@ def rows(forms: Forms) -> Iterator[Row]:
     model = incremental(forms.whole)
     first, step = forms.opened(model.encoder), forms.opened(model.step)
     in_python = forms.python(lambda source: cached_step(step, first.run({"source": source}), model.caches))
-    encoder = forms.opened(io.part(forms.whole, *ENCODER))
+    encoder = forms.opened(edit.part(forms.whole, *ENCODER))
 
-    naive = forms.opened(io.part(forms.whole, ["source", "memory", "target"], ["logits"]))
+    naive = forms.opened(edit.part(forms.whole, ["source", "memory", "target"], ["logits"]))
     yield Row("all caches (in Python)", in_python, forms.recomputed(naive, encoder))
-    decoder = forms.opened(io.part(forms.whole, ["target", *model.given], ["logits"]))
+    decoder = forms.opened(edit.part(forms.whole, ["target", *model.given], ["logits"]))
     yield Row("keys and values of self-attention cached (in Python)", in_python, forms.recomputed(decoder, first))
 
     computed = [name for name in model.given if "source" not in _needs(forms.whole, name)]
-    keys = forms.opened(io.part(forms.whole, ["memory"], computed))
+    keys = forms.opened(edit.part(forms.whole, ["memory"], computed))
 
     def anew(source: Array) -> Step:
         memory, cached = encoder.run({"source": source}), cached_step(step, first.run({"source": source}), model.caches)
@@ -293,7 +293,7 @@ def rows(forms: Forms) -> Iterator[Row]:
 def _needs(model: ir.Model, name: str) -> set[str]:
     """Which of the graph's inputs a value depends on where `memory` is given."""
     with contextlib.suppress(RequestError):
-        io.part(model, ["memory"], [name])
+        edit.part(model, ["memory"], [name])
         return set()
     return {"source"}
 

@@ -14,7 +14,7 @@ from pipelines.calibrate import CalibrationTable
 from pipelines.core.errors import RequestError
 from pipelines.core.files import mapped, sha256, write_json
 from pipelines.entry import Entry, QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import edit, io, query
 from pipelines.hub import Card, CardFile
 from pipelines.rewrites import SHARED
 
@@ -102,7 +102,7 @@ def test_force_makes_everything_again(folder):
     assert before == {name: (folder.path / name).read_bytes() for name in ROAD}  # the same bytes
 
 
-def edit(path, stage, change):
+def edit_record(path, stage, change):
     """Change what build.json says of a stage."""
     record = json.loads((path / road.RECORD).read_text())
     write_json(path / road.RECORD, {**record, stage: change(record[stage])})
@@ -122,11 +122,11 @@ def edit(path, stage, change):
         (lambda path: (path / road.RECORD).write_text("null"), "mmmm"),
         (lambda path: (path / road.RECORD).write_text("[1]"), "mmmm"),
         (lambda path: (path / road.RECORD).write_text((path / road.RECORD).read_text()[:-9]), "mmmm"),
-        (lambda path: edit(path, "int8.onnx", lambda said: 3), "kkkm"),
-        (lambda path: edit(path, "int8.onnx", lambda said: {**said, "recipe": [1]}), "kkkm"),
-        (lambda path: edit(path, "int8.onnx", lambda said: {**said, "recipe": {**said["recipe"], "bits": 4}}), "kkkm"),
-        (lambda path: edit(path, "calibration.json", lambda said: {**said, "observer": [1]}), "kkmk"),
-        (lambda path: edit(path, "rewritten.onnx", lambda said: {"sha256": said["sha256"]}), "kmkk"),
+        (lambda path: edit_record(path, "int8.onnx", lambda said: 3), "kkkm"),
+        (lambda path: edit_record(path, "int8.onnx", lambda said: {**said, "recipe": [1]}), "kkkm"),
+        (lambda path: edit_record(path, "int8.onnx", lambda said: {**said, "recipe": {**said["recipe"], "bits": 4}}), "kkkm"),
+        (lambda path: edit_record(path, "calibration.json", lambda said: {**said, "observer": [1]}), "kkmk"),
+        (lambda path: edit_record(path, "rewritten.onnx", lambda said: {"sha256": said["sha256"]}), "kmkk"),
         (lambda path: (path / road.RECORD).unlink(), "mmmm"),
         (lambda path: (path / road.SAMPLES).unlink(), "kkkk"),  # not needed any more
     ],
@@ -217,13 +217,13 @@ def shipped(folder, *names):
 def test_files_of_the_card_are_given(folder):
     build(folder)
     model_ = io.load(folder.path / "fp32.onnx")
-    io.compress_fp16(model_)
+    edit.compress_fp16(model_)
     io.save(model_, folder.path / road.HALF)
     for name in ("fp32.onnx", "rewritten.onnx", "seed.txt", road.RECORD):
         (folder.path / name).unlink()
     given = shipped(folder, road.HALF, "int8.onnx", "calibration.json")
     assert build(given) == {"fp32.onnx": "made", "rewritten.onnx": "made", "calibration.json": "given", "int8.onnx": "given"}
-    w = io.constant(io.load(given.path / "fp32.onnx").graph.initializers["w"])
+    w = query.constant(io.load(given.path / "fp32.onnx").graph.initializers["w"])
     np.testing.assert_array_equal(w, weights(1)["w"].astype(np.float16).astype(np.float32))
 
 
@@ -236,7 +236,7 @@ def test_a_given_file_is_not_touched(folder):
 def test_a_given_file_that_is_not_the_one_of_the_card_is_named(folder):
     build(folder)
     model_ = io.load(folder.path / "fp32.onnx")
-    io.compress_fp16(model_, minimum=8)
+    edit.compress_fp16(model_, minimum=8)
     io.save(model_, folder.path / road.HALF)
     given = shipped(folder, road.HALF, "int8.onnx")
     for name, use in (("int8.onnx", lambda: given.ensure("int8.onnx")), (road.HALF, lambda: given.ensure("fp32.onnx"))):
@@ -256,7 +256,7 @@ def test_a_given_file_that_is_not_the_one_of_the_card_is_named(folder):
 def observer_and_bits(folder):
     table = json.loads((folder.path / "calibration.json").read_text())
     stored = io.load(folder.path / "int8.onnx").graph.initializers
-    return table["observer"], max(int(np.abs(io.constant(v)).max()) for k, v in stored.items() if k.endswith("w.quantized"))
+    return table["observer"], max(int(np.abs(query.constant(v)).max()) for k, v in stored.items() if k.endswith("w.quantized"))
 
 
 def test_a_recipe_makes_int8_anew_and_is_kept(folder):

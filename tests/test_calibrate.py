@@ -12,7 +12,7 @@ from rewriting import model
 from pipelines.calibrate import CalibrationTable, Observation, TensorRange, calibrate, memory, observe
 from pipelines.core.errors import RequestError
 from pipelines.entry import OBSERVERS, QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import edit, io
 from pipelines.observers import Histogram, Summary, choose
 
 RNG = np.random.default_rng(0)
@@ -148,7 +148,7 @@ def test_a_model_without_float32_activations():
 
 def test_weights_stored_as_float16_are_no_activations():
     found = mlp()
-    io.compress_fp16(found, minimum=1)
+    edit.compress_fp16(found, minimum=1)
     assert list(calibrate(found, [samples()]).tensors) == ["x", "e", "a", "h", "r", "y"]
 
 

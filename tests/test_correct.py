@@ -14,7 +14,7 @@ from pipelines.core.errors import RequestError
 from pipelines.correct import correct
 from pipelines.engine import load
 from pipelines.entry import QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import io, query
 from pipelines.quantize import quantize
 from pipelines.refine import output_sqnr
 from pipelines.rewrites.equalize_channels import channel_statistics, scale_channels
@@ -53,14 +53,14 @@ def layers(found):
 
 
 def bias(layer):
-    return io.constant(layer.inputs[2].producer().inputs[0])
+    return query.constant(layer.inputs[2].producer().inputs[0])
 
 
 def shifted(int8, steps):
     """A copy whose first layer's bias is off by so many of its steps."""
     copy = int8.clone()
     value = layers(copy)[0].inputs[2].producer().inputs[0]
-    value.const_value = ir.tensor((io.constant(value) + steps).astype(np.int32), name=value.name)
+    value.const_value = ir.tensor((query.constant(value) + steps).astype(np.int32), name=value.name)
     return copy
 
 
@@ -140,7 +140,7 @@ def test_what_a_relu_stops_does_not_count():
     assert (before - rounded).mean() < -1, "the naive correction would be large"
     result, report = corrected(found, int8, feeds)
     layer = report[str(layers(int8)[0].name)]
-    step = float(io.constant(layers(int8)[0].inputs[2].producer().inputs[1])[0])
+    step = float(query.constant(layers(int8)[0].inputs[2].producer().inputs[1])[0])
     assert abs(float((bias(layers(result)[0]) - bias(layers(int8)[0]))[0]) * step) < 0.05
     assert layer.sqnr_after >= layer.sqnr_before
     assert error(found, result, feeds) <= 1.1 * error(found, int8, feeds)

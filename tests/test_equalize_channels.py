@@ -11,7 +11,7 @@ from pipelines.calibrate import calibrate
 from pipelines.core.errors import RequestError
 from pipelines.engine import load
 from pipelines.entry import QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import io, query
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics, scale_channels
@@ -130,7 +130,7 @@ def test_a_channel_that_its_clip_cuts_keeps_its_scale_and_the_others_stay_below_
     np.testing.assert_array_equal(after[before == 6], 6)
     assert (after[before < 6] <= 6 / 1.4999).all() or (after >= before).all()
     np.testing.assert_allclose(after[before < 4], 4, rtol=1e-5)  # 6 less the headroom
-    kept = [io.constant(value) for value in next(node for node in found.graph if node.op_type == "Clip").inputs[1:]]
+    kept = [query.constant(value) for value in next(node for node in found.graph if node.op_type == "Clip").inputs[1:]]
     assert kept == [0, 6]
 
 
@@ -149,7 +149,7 @@ def test_all_parts_of_a_residual_sum_get_the_same_factors():
     }
     found = model(text, **weights)
     assert equalized(found)[0].fired == 1
-    v, d = (io.constant(node.inputs[1]) for node in found.graph if node.op_type == "Conv" and node.outputs[0].name in "ac")
+    v, d = (query.constant(node.inputs[1]) for node in found.graph if node.op_type == "Conv" and node.outputs[0].name in "ac")
     k = (v / weights["V"])[:, 0, 0, 0]
     assert k.std() > 0
     np.testing.assert_allclose(d, weights["D"], rtol=1e-6)  # read and written with the same factors
@@ -306,9 +306,9 @@ def test_statistics_of_linear_layers_are_those_of_numpy_and_do_not_depend_on_bat
 
 def test_channels_of_a_linear_layer_that_were_quiet_in_calibration_are_not_blown_up():
     found, rows = feed(), ROWS.copy()
-    bias = io.constant(found.graph.initializers["c"]).copy()
-    bias[0] = -4 * np.abs(io.constant(found.graph.initializers["V"])[:, 0]).sum()  # its ReLU lets next to nothing pass
-    rows[0, 0] = 4.001 * np.sign(io.constant(found.graph.initializers["V"])[:, 0])
+    bias = query.constant(found.graph.initializers["c"]).copy()
+    bias[0] = -4 * np.abs(query.constant(found.graph.initializers["V"])[:, 0]).sum()  # its ReLU lets next to nothing pass
+    rows[0, 0] = 4.001 * np.sign(query.constant(found.graph.initializers["V"])[:, 0])
     found.graph.initializers["c"].const_value = ir.tensor(bias, name="c")
     each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
     assert 0 < channel_statistics(found, [{"x": rows}])["r"].peak[0] < 0.1

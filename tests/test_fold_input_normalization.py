@@ -7,7 +7,7 @@ from rewriting import EXACT, model, ops, reasons, rewritten, run
 from pipelines import engine
 from pipelines.calibrate import calibrate
 from pipelines.entry import QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import io, query
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
@@ -68,7 +68,7 @@ def test_with_padding_a_channel_that_says_where_the_image_is_makes_it_exact(chai
     found = made(chain, weights)
     rewritten(found, FoldInputNormalization(), x=photo())
     assert ops(found) == ["Pad", "DequantizeLinear", "Conv"]
-    assert io.constant(found.graph[2].inputs[1]).shape == (5, 4, 3, 3)
+    assert query.constant(found.graph[2].inputs[1]).shape == (5, 4, 3, 3)
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=CHAINS.values())
@@ -93,9 +93,9 @@ def test_the_zero_point_is_the_mean_and_the_level_the_least_that_widens_no_weigh
     weights["w"][:3, 0, 0, 0] = 0.01, -0.02, 0.03  # what is left at a tap is one mean's part; two outputs are dead
     found = made(f"{text} z = Div(c, white)", weights | {"half": np.float32(constant)})
     rewritten(found, FoldInputNormalization(), x=photo())
-    inside, point = (int(io.scalar(node.inputs[2])) for node in list(found.graph)[:2])
+    inside, point = (int(query.scalar(node.inputs[2])) for node in list(found.graph)[:2])
     assert (point, inside - point) == (zero, level)
-    weight = np.abs(io.constant(found.graph[2].inputs[1]))
+    weight = np.abs(query.constant(found.graph[2].inputs[1]))
     assert constant == 5000 or (weight[:, 3] <= weight[:, :3].max(axis=1) * (1 + 1e-6)).all()
 
 
@@ -156,7 +156,7 @@ def test_the_quantizer_takes_the_pixels_as_they_are(chain, weights, tmp_path):
     made_int8, report = quantize(found, QuantRecipe(observer="minmax"), calibrate(found, [{"x": samples}]))
     assert {each.precision for each in report.operators} == {"int8"}
     first = next(node for node in made_int8.graph if node.op_type == "QuantizeLinear")
-    assert io.label(first) == "r.quantized", "no step is left before the first convolution"
+    assert query.label(first) == "r.quantized", "no step is left before the first convolution"
     path = io.save(made_int8, tmp_path / "int8.onnx")
     for name in EXACT:
         session = engine.load(path, name)

@@ -10,7 +10,7 @@ import torch
 from pipelines import kernels
 from pipelines.calibrator import Calibrator
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.graph import io, reference_session
+from pipelines.graph import edit, io, query, reference_session
 from pipelines.kernels import rowwise, stored
 from pipelines.kernels.decoder import Attention, CrossAttention, Embed, Levels, Linear, Norm, SelfAttention, Vocabulary
 from pipelines.kernels.transformer import encoder_program, program, programs
@@ -53,7 +53,7 @@ def sentences(count, rng, longest=12):
 
 
 def memories(model, sources):
-    session = reference_session.session(io.part(model, ["source"], ["memory"]), "the test needs")
+    session = reference_session.session(edit.part(model, ["source"], ["memory"]), "the test needs")
     return [reference_session.run(session, {"source": each[None]})[0][0] for each in sources]
 
 
@@ -115,7 +115,7 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
     rewritten = model.clone()
     rewrite(rewritten, passes())
     half = model.clone()
-    io.compress_fp16(half)
+    edit.compress_fp16(half)
     small = {"rewritten": 0, "half": 0.009, "int8": 0.03}  # of the largest weight: a step, a few steps
     quantized = calibrated(model, tmp_path / "int8.onnx")
     for kind, other in (("rewritten", rewritten), ("half", half), ("int8", quantized)):
@@ -133,7 +133,7 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
                 elif not isinstance(value, np.ndarray):
                     assert value == same
     last = quantized.graph.outputs[0].producer()
-    integers, scale, _ = io.dequantized(last.inputs[1])
+    integers, scale, _ = query.dequantized(last.inputs[1])
     np.testing.assert_array_equal(found.steps[-1].layer.weight, integers)  # as the graph has them
     np.testing.assert_array_equal(found.steps[-1].layer.scale, scale)
 
@@ -166,7 +166,7 @@ def test_translations_are_those_of_the_reference_and_near_the_float_model(pre, b
 def pairs_of(model, value):
     """The scale and zero point of the QuantizeLinear of a value."""
     [node] = [each for each in model.graph if each.op_type == "QuantizeLinear" and each.inputs[0].name == value]
-    return Levels(*(io.constant(each).item() for each in node.inputs[1:]))
+    return Levels(*(query.constant(each).item() for each in node.inputs[1:]))
 
 
 @pytest.mark.parametrize("pre", [True, False])
@@ -228,7 +228,7 @@ def changed(change):
 
 
 def op(model, before, kind, inputs, **attributes):
-    node = io.node(kind, inputs, f"new.{kind}", **attributes)
+    node = edit.node(kind, inputs, f"new.{kind}", **attributes)
     model.graph.insert_before(before, node)
     return node.outputs[0]
 
@@ -249,11 +249,11 @@ def other_norm(model, nodes):
 
 def first_token(model, nodes):
     last = nodes["last"]
-    last.replace_input_with(1, io.initializer(model.graph, "zero", np.zeros((1, 1), np.int64)))
+    last.replace_input_with(1, edit.initializer(model.graph, "zero", np.zeros((1, 1), np.int64)))
 
 
 def crossed_heads(model, nodes):
-    shape = io.initializer(model.graph, "other", np.array([0, 0, 4, -1]))
+    shape = edit.initializer(model.graph, "other", np.array([0, 0, 4, -1]))
     nodes["decoder.0.cross.key.heads"].replace_input_with(1, shape)
 
 
@@ -299,7 +299,7 @@ def test_what_cannot_be_mapped_is_refused_with_the_operator_and_the_reason(chang
 def test_a_graph_that_is_no_decoder_is_refused():
     model = export(network())
     with pytest.raises(RequestError, match="no value"):
-        program(io.part(model, ["source"], ["memory"]))
+        program(edit.part(model, ["source"], ["memory"]))
     with pytest.raises(RequestError, match="cannot map"):
         program(model, memory="elsewhere")
 

@@ -9,7 +9,7 @@ from rewriting import run
 from pipelines.calibrate import CalibrationTable, calibrate
 from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import io, query
 from pipelines.quantize import activation_parameters, quantize, weight_parameters
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
@@ -160,7 +160,7 @@ def test_the_exported_graph_is_the_float_model_with_batch_norm_folded():
         wanted = network(images(4)).numpy()
     model, _ = qat._frozen(module, images(2))
     layers = {"Conv": 3, "Relu": 2, "Clip": 1, "Add": 1, "GlobalAveragePool": 1, "Flatten": 1, "Gemm": 1}
-    assert {name: count for name, count in io.operators(model).items() if name != "Constant"} == layers
+    assert {name: count for name, count in query.operators(model).items() if name != "Constant"} == layers
     assert np.allclose(run(model, image=images(4).numpy())["output"], wanted, atol=1e-5)
 
 

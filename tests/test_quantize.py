@@ -16,7 +16,7 @@ from pipelines.calibrate import CalibrationTable, TensorRange, calibrate
 from pipelines.core.errors import RequestError
 from pipelines.engine import load
 from pipelines.entry import QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import edit, io, query
 from pipelines.quantize import activation_parameters, quantize, weight_parameters
 from pipelines.rewrite import rewrite
 from pipelines.rewrites.fuse_linear import FuseLinear
@@ -83,7 +83,7 @@ def weights_of(result):
     for node in result.graph:
         if node.op_type in ("Gemm", "MatMul", "Conv"):
             q, s, _ = node.inputs[1].producer().inputs
-            found[q.name.removesuffix(".quantized").split("/", 1)[1]] = (io.constant(q), io.constant(s))
+            found[q.name.removesuffix(".quantized").split("/", 1)[1]] = (query.constant(q), query.constant(s))
     return found
 
 
@@ -327,7 +327,7 @@ def test_parameters_are_those_of_onnxruntimes_quantizer(tmp_path):
         extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
     )
     theirs = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(tmp_path / "q.onnx").graph.initializer}
-    ours = {name: io.constant(value) for name, value in result.graph.initializers.items()}
+    ours = {name: query.constant(value) for name, value in result.graph.initializers.items()}
     for name, layer in (("w", "h"), ("v", "y")):
         # onnxruntime widens the range by a hair in float32, so a value that lies between two steps may fall on the other side
         np.testing.assert_allclose(ours[f"{layer}/{name}.scale"], theirs[f"{name}_scale"], rtol=1e-6)
@@ -712,7 +712,7 @@ def test_a_bias_of_one_row(text):
 
 def test_weights_stored_as_float16():
     found, x = model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5)), normal(64, 24)
-    io.compress_fp16(found, minimum=1)
+    edit.compress_fp16(found, minimum=1)
     for name in list(found.graph.initializers):  # as another exporter may call them
         found.graph.initializers[name].name = name.replace(".fp16", "_half")
     found = ir.from_proto(ir.to_proto(found))

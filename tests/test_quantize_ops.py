@@ -14,7 +14,7 @@ from pipelines.calibrate import calibrate
 from pipelines.core.errors import RequestError
 from pipelines.engine import load, openvino
 from pipelines.entry import QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import edit, io, query
 from pipelines.quantize import quantize
 
 RNG = np.random.default_rng(0)
@@ -175,7 +175,7 @@ def test_steps_that_cancel_are_removed():
     for node in result.graph:
         source = node.inputs[0].producer() if node.op_type == "QuantizeLinear" else None
         if source is not None and source.op_type == "DequantizeLinear":
-            assert [io.constant(each).item() for each in source.inputs[1:]] != [io.constant(each).item() for each in node.inputs[1:]]
+            assert [query.constant(each).item() for each in source.inputs[1:]] != [query.constant(each).item() for each in node.inputs[1:]]
 
 
 def test_a_relu_beside_another_reader(tmp_path):
@@ -205,7 +205,7 @@ def test_several_inputs(tmp_path):
 
 def test_weights_in_half_precision(tmp_path):
     found = image("a = Conv(r, m, kb) s = Add(a, r) " + LAST.format("s"))
-    io.compress_fp16(found, minimum=1)
+    edit.compress_fp16(found, minimum=1)
     report, _ = check(found, 30, tmp_path, x=normal(16, 3, 8, 8))
     assert report.counts() == {"int8": 5, "float": 1}
 
@@ -328,9 +328,9 @@ def test_symmetric_activations(tmp_path):
     found, x = image("a = Conv(h, m) s = Add(a, r) z = Conv(s, m) y = Neg(z)"), normal(16, 3, 8, 8)
     check(found, 24, tmp_path, QuantRecipe(symmetric=True), x=x)
     result, _ = quantized(found, QuantRecipe(symmetric=True), x=x)
-    zeros = {name: int(io.constant(value)) for name, value in result.graph.initializers.items() if name[1:] == ".zero_point"}
+    zeros = {name: int(query.constant(value)) for name, value in result.graph.initializers.items() if name[1:] == ".zero_point"}
     assert zeros["x"[0] + ".zero_point"] == 128 and zeros["r.zero_point"] == 0 and set(zeros.values()) == {0, 128}
-    scale = io.constant(result.graph.initializers["x.scale"])
+    scale = query.constant(result.graph.initializers["x.scale"])
     np.testing.assert_allclose(scale, np.abs(x).max() / 127, rtol=1e-6)
 
 
@@ -347,8 +347,8 @@ def test_reduced_range_avoids_the_saturation_of_16_bit_pairs(reduced):
     x = np.abs(normal(64, 32, scale=0.1)) + 1
     found = model("(float[n,32] x) => (float[n,6] y) { y = MatMul(x, w) }", w=w)
     result, _ = quantized(found, QuantRecipe(reduced_range=reduced), x=x)
-    q, scale = (io.constant(result.graph.initializers[f"y/w.{each}"]) for each in ("quantized", "scale"))
-    step = io.constant(result.graph.initializers["x.scale"])
+    q, scale = (query.constant(result.graph.initializers[f"y/w.{each}"]) for each in ("quantized", "scale"))
+    step = query.constant(result.graph.initializers["x.scale"])
     x_q = np.clip(np.rint(x / step), 0, 255).astype(np.uint8)
     exact, found_sums = x_q.astype(np.int64) @ q.astype(np.int64), vpmaddubsw(x_q, q)
     if reduced:

@@ -3,7 +3,7 @@ import pytest
 from rewriting import model, ops, rewritten, run
 
 from pipelines.core.errors import ZooError
-from pipelines.graph import io
+from pipelines.graph import query
 from pipelines.rewrite import LIMIT, CleanUp, Rewrite, rewrite
 
 MESSY = """(float[n,3] x) => (float[n,2] y) {
@@ -32,7 +32,7 @@ def test_clean_up_lifts_constants_and_drops_what_is_repeated_or_unused():
     assert ops(found) == ["MatMul", "Add"]
     assert list(found.graph.initializers) == ["w"]
     assert report.fired("CleanUp") == 5
-    assert found.graph.outputs[0].name == "y" and io.rank(found.graph[0].outputs[0]) == 2
+    assert found.graph.outputs[0].name == "y" and query.rank(found.graph[0].outputs[0]) == 2
 
 
 def test_clean_up_twice_finds_nothing():
@@ -46,7 +46,9 @@ def test_clean_up_expands_float16_weights():
         k = Constant<value = float16[2] {1, 2}>() c = Cast<to=1>(k) w = Cast<to=1>(half) h = MatMul(x, w) y = Add(h, c) }"""
     found = model(text, half=np.eye(2, dtype=np.float16))
     rewritten(found, x=np.ones((3, 2), np.float32), exact=True)
-    assert ops(found) == ["MatMul", "Add"] and {io.constant(each).dtype.name for each in found.graph.initializers.values()} == {"float32"}
+    assert ops(found) == ["MatMul", "Add"] and {query.constant(each).dtype.name for each in found.graph.initializers.values()} == {
+        "float32"
+    }
 
 
 def test_passes_run_in_order_until_none_fires():

@@ -7,7 +7,7 @@ from rewriting import model, ops, reasons, rewritten, run
 
 from pipelines.calibrate import TensorRange, calibrate
 from pipelines.entry import QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import query
 from pipelines.quantize import activation_parameters, quantize, weight_parameters
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED
@@ -106,7 +106,7 @@ def test_fuse_linear(text, shape):
     found = model(text, w=normal(3, 2), b=normal(*shape))
     report = rewritten(found, FuseLinear(), x=normal(4, 3))
     assert report.fired("FuseLinear") == 1 and ops(found) == ["Gemm"]
-    assert found.graph[0].name == "y" and io.constant(found.graph[0].inputs[2]).shape == (2,)
+    assert found.graph[0].name == "y" and query.constant(found.graph[0].inputs[2]).shape == (2,)
 
 
 def test_fuse_linear_of_layers_that_share_weights_and_bias():
@@ -187,7 +187,7 @@ def rows(count=64):
 )
 def test_equalize_concat_changes_no_bit_of_the_output(text):
     found = embedded(text, **({"b": normal(6)} if "Gemm" in text else {}), **({"shape": integers(-1, 8)} if "Reshape" in text else {}))
-    kept, before = ops(found), {name: io.constant(found.graph.initializers[name]) for name in ("T", "U", "w")}
+    kept, before = ops(found), {name: query.constant(found.graph.initializers[name]) for name in ("T", "U", "w")}
     feeds = rows()
     if "Reshape" in text:
         feeds["i"] = feeds["i"][:, None]
@@ -195,10 +195,10 @@ def test_equalize_concat_changes_no_bit_of_the_output(text):
     assert report.fired("EqualizeConcat") == 1 and ops(found) == kept
     factors = []
     for name in ("T", "U"):
-        k = np.abs(io.constant(found.graph.initializers[name])).max(axis=0) / np.abs(before[name]).max(axis=0)
+        k = np.abs(query.constant(found.graph.initializers[name])).max(axis=0) / np.abs(before[name]).max(axis=0)
         assert (np.log2(k) % 1 == 0).all() and (k > 2).any()
         factors.append(k)
-    scaled = io.constant(found.graph.initializers["y.equalized"])
+    scaled = query.constant(found.graph.initializers["y.equalized"])
     np.testing.assert_array_equal(scaled * np.concatenate([factors[0], np.ones(3), factors[1]])[:, None], before["w"])
     assert "w" not in found.graph.initializers
 
@@ -244,12 +244,12 @@ def test_equalize_concat_changes_no_bit_of_the_output(text):
 )
 def test_equalize_concat_refuses(text, changes, ranges, reason):
     found = embedded(text, **changes)
-    before = {name: io.constant(value).tobytes() for name, value in found.graph.initializers.items()}
+    before = {name: query.constant(value).tobytes() for name, value in found.graph.initializers.items()}
     feeds = rows() | ({"w": normal(15, 6)} if changes.get("w", 1) is None else {})
     report = rewritten(found, EqualizeConcat(ranges), exact=True, **feeds)
     assert report.fired("EqualizeConcat") == 0
     assert list(reasons(report, "EqualizeConcat").values()) == [reason]
-    after = {name: io.constant(value).tobytes() for name, value in found.graph.initializers.items()}
+    after = {name: query.constant(value).tobytes() for name, value in found.graph.initializers.items()}
     assert {name: before[name] for name in after} == after
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rewriting import model, ops, reasons, rewritten
 
-from pipelines.graph import io
+from pipelines.graph import query
 from pipelines.rewrites.fold_scale import FoldScale
 from pipelines.rewrites.fuse_quantized_linear import FuseQuantizedLinear
 
@@ -72,7 +72,7 @@ def test_a_product_of_bytes_takes_its_bias_along():
     m = quantized_linear([1.0, -0.5, 2.5])  # whole steps of the product
     rewritten(m, FuseQuantizedLinear(), exact=True, x=np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32))
     assert sorted(ops(m)) == ["DequantizeLinear"] * 3 + ["Gemm", "QuantizeLinear"]
-    assert io.constant(m.graph.initializers["y.bias.quantized"]).tolist() == [8, -2, 5]
+    assert query.constant(m.graph.initializers["y.bias.quantized"]).tolist() == [8, -2, 5]
 
 
 def test_what_is_added_to_a_product_of_bytes_may_be_computed():

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from rewriting import model, ops, reasons, rewritten, run
 
-from pipelines.graph import io
+from pipelines.graph import io, query
 from pipelines.rewrite import rewrite
 from pipelines.rewrites import SHARED
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
@@ -739,4 +739,4 @@ def test_shared_keeps_what_mobilenet_computes(shared):
     rewrite(found, [each() for each in SHARED])
     for name, value in run(found, input=x).items():
         np.testing.assert_allclose(value, before[name], atol=1e-4)
-    assert io.operators(found) == {"Conv": 28, "Clip": 27, "AveragePool": 1, "Reshape": 1, "Softmax": 1, "Transpose": 1}
+    assert query.operators(found) == {"Conv": 28, "Clip": 27, "AveragePool": 1, "Reshape": 1, "Softmax": 1, "Transpose": 1}

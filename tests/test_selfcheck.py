@@ -19,13 +19,13 @@ def test_the_layer_would_saturate_sums_of_16_bits(monkeypatch):
     """What a CPU without VNNI computes: pairs of products, added with saturation."""
     import numpy as np
 
-    from pipelines.graph import io
+    from pipelines.graph import io, query
 
     seen = {}
 
     class Saturating:
         def __init__(self, path, engine):
-            self.weights = {k: io.constant(v) for k, v in io.load(path).graph.initializers.items()}
+            self.weights = {k: query.constant(v) for k, v in io.load(path).graph.initializers.items()}
 
         def run(self, feeds):
             found = {name.split("/")[-1]: array for name, array in self.weights.items()}

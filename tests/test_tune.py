@@ -9,7 +9,7 @@ from pipelines import tune
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, sha256
 from pipelines.engine import available, load
-from pipelines.graph import io
+from pipelines.graph import io, query
 from pipelines.tune import ArrayJudge, Settings, Verdict, log_path
 
 RNG = np.random.default_rng(0)
@@ -74,7 +74,7 @@ class Scripted:
 def floats(path):
     """How many layers of the file have float weights."""
     main = io.load(path).graph
-    return sum(node.op_type in ("Conv", "Gemm") and io.constant(node.inputs[1]) is not None for node in main)
+    return sum(node.op_type in ("Conv", "Gemm") and query.constant(node.inputs[1]) is not None for node in main)
 
 
 def test_the_search_keeps_a_model_that_meets_the_goal(net, data, tmp_path, all_observers):

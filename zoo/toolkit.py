@@ -25,7 +25,7 @@ from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engine import BF16, Port, Session, available, computes, load, require_precision
 from pipelines.entry import Preprocess, QuantRecipe
-from pipelines.graph import io, reference_session
+from pipelines.graph import io, query, reference_session
 from pipelines.hub import CARD
 from pipelines.pipeline import PRECISIONS, choose_engine
 from pipelines.plan import Candidate
@@ -210,7 +210,7 @@ def _evenly(total: int, count: int) -> list[int]:
 
 def fixed_batch(model: ir.Model) -> int | None:
     """The number of samples that the inputs of a graph fix; None where it is dynamic, or not the same for all."""
-    found = {(io.dimensions(each) or [None])[0] for each in model.graph.inputs if each.name not in model.graph.initializers}
+    found = {(query.dimensions(each) or [None])[0] for each in model.graph.inputs if each.name not in model.graph.initializers}
     return found.pop() if len(found) == 1 else None
 
 
@@ -233,7 +233,7 @@ def _spec(data: Any, preprocess: Model | None) -> Preprocess:
 def _ports(model: ir.Model) -> dict[str, Port]:
     """dtype and shape of every input of a graph, as `Session.inputs` has them."""
     inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
-    return {str(each.name): Port(ir.DataType(each.dtype or 1).numpy(), tuple(io.dimensions(each) or ())) for each in inputs}
+    return {str(each.name): Port(ir.DataType(each.dtype or 1).numpy(), tuple(query.dimensions(each) or ())) for each in inputs}
 
 
 def _require_fit(model: ir.Model, arrays: Batch, source: Any, more: str = "") -> None:
@@ -401,7 +401,7 @@ def _example(model: ir.Model, data: Model | None, sizes: Sequence[int]) -> list[
         return [{name: np.resize(arrays[name], (size, *arrays[name].shape[1:])) for name in arrays} for size in sizes]
     ports = {}
     for name, each in inputs.items():
-        known = io.dimensions(each) or []
+        known = query.dimensions(each) or []
         if not known or None in known[1:] or each.dtype is None:
             raise RequestError(f"input {name} has the shape {each.shape}, which leaves sizes open; give an example with --data FILE.npz")
         ports[name] = [size or 0 for size in known[1:]], each.dtype.numpy()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
-from pipelines.graph import io
+from pipelines.graph import query
 
 LARGEST = 64  # batch size that an exporter is expected to leave in a graph
 
@@ -51,8 +51,8 @@ def fix_batch(model: ir.Model) -> str:
     Reshape are run, on zeros, and only for sizes up to `LARGEST`.
     """
     inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
-    shapes = [io.dimensions(each) or [0] for each in inputs]  # [0]: no batch to try
-    targets = (io.constant(node.inputs[1]) for node in model.graph if node.op_type == "Reshape")
+    shapes = [query.dimensions(each) or [0] for each in inputs]  # [0]: no batch to try
+    targets = (query.constant(node.inputs[1]) for node in model.graph if node.op_type == "Reshape")
     sizes = {int(each[0]) for each in targets if each is not None and each.size and 0 < each[0] <= LARGEST}
     if not sizes or any(shape[0] is not None or None in shape[1:] for shape in shapes):
         return ""
@@ -76,7 +76,7 @@ def fix_batch(model: ir.Model) -> str:
     if not (problem := fault(other)) or (size := next((each for each in sorted(sizes) if not fault(each)), 0)) == 0:
         return ""
     for value in (*inputs, *model.graph.outputs):
-        if (known := io.dimensions(value)) and known[0] is None and value.shape is not None:
+        if (known := query.dimensions(value)) and known[0] is None and value.shape is not None:
             value.shape = ir.Shape([size, *value.shape[1:]])
     named = re.search(r"while running (\w+) node\. Name:'([^']*)'", problem)
     return f"the graph computes only batches of {size}" + (f" ({' '.join(named.groups()).strip()})" if named else "")

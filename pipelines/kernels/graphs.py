@@ -9,7 +9,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.kernels.operators import DOMAIN, EmbeddingLayer, LinearLayer
 
 VERSION = 1  # of the domain, as the opset imports name it
@@ -30,7 +30,7 @@ def parallel_embedding(
     arrays: list[ir.Value | None] = []
     for each in ARRAYS:
         array = getattr(layer, each)
-        arrays.append(None if array is None else io.initializer(main, f"{name}.{each}", array, taken))
+        arrays.append(None if array is None else edit.initializer(main, f"{name}.{each}", array, taken))
     made = ir.node(
         EMBEDDING,
         [ids, numbers, *arrays],
@@ -52,7 +52,7 @@ def embedding_layer(node: ir.Node) -> EmbeddingLayer:
     """The layer that a `ParallelEmbedding` node holds. Raises RequestError for another node, or one that is no valid layer."""
     if (node.domain, node.op_type) != (DOMAIN, EMBEDDING):
         raise RequestError(f"the operator {node.name or '?'} is {node.op_type}; wanted {EMBEDDING} of {DOMAIN}")
-    found = zip(ARRAYS, (io.constant(value) for value in node.inputs[2:]), strict=False)
+    found = zip(ARRAYS, (query.constant(value) for value in node.inputs[2:]), strict=False)
     arrays = {name: np.ascontiguousarray(array) for name, array in found if array is not None}
     if missing := [name for name in ARRAYS if name not in arrays and name != "wide"]:
         raise RequestError(f"the operator {node.name or '?'} has no constant {missing[0]}; build the model again")
@@ -67,7 +67,7 @@ def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
     """
     value, layers = first.outputs[0], []
     while (step := _only(value, "DequantizeLinear")) is not None:
-        x_scale, x_zero = (io.constant(each) for each in step.inputs[1:3])
+        x_scale, x_zero = (query.constant(each) for each in step.inputs[1:3])
         dense = _only(step.outputs[0], "Gemm") or _only(step.outputs[0], "MatMul")
         weight = None if dense is None else _symmetric(dense.inputs[1])
         if (
@@ -96,7 +96,7 @@ def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
         value = dense.outputs[0]
         relu = _only(value, "Relu")
         last = _only(relu.outputs[0] if relu is not None else value, "QuantizeLinear")
-        y_scale, y_zero = (None, None) if last is None else (io.constant(each) for each in last.inputs[1:3])
+        y_scale, y_zero = (None, None) if last is None else (query.constant(each) for each in last.inputs[1:3])
         try:
             if last is None:
                 layers.append(LinearLayer(w, b.astype(np.int32), scale.astype(np.float32)))
@@ -125,11 +125,11 @@ def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
 
 def _only(value: ir.Value, kind: str) -> ir.Node | None:
     """The one reader of `value`, where it is of this type."""
-    user = io.sole_user(value)
+    user = query.sole_user(value)
     return user if user is not None and user.op_type == kind else None
 
 
 def _symmetric(value: ir.Value | None) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """(integers, scale) of a constant behind a DequantizeLinear with zero point 0."""
-    found = io.dequantized(value)
+    found = query.dequantized(value)
     return None if found is None or (found[2] is not None and found[2].any()) else found[:2]

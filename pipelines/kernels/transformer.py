@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from pipelines.graph import io, reference_session
+from pipelines.graph import edit, query, reference_session
 from pipelines.kernels.decoder import (
     LANES,
     MEMORY,
@@ -153,7 +153,7 @@ class _Mapper:
 
     def refuse(self, value: ir.Value, why: str) -> NoReturn:
         node = value.producer()
-        what = f"the input {value.name}" if node is None else f"{node.op_type} {io.label(node)}"
+        what = f"the input {value.name}" if node is None else f"{node.op_type} {query.label(node)}"
         raise RequestError(f"the native decoder cannot map {what}: {why}; use another engine")
 
     # ------------------------------------------------------------------------------------------------------------ values
@@ -162,7 +162,7 @@ class _Mapper:
         """The value before Q/DQ pairs, casts and the like."""
         assert value is not None
         while (node := value.producer()) is not None and value.name != self.memory:
-            through = io.standard(node, "QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
+            through = query.standard(node, "QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
             if not through or node.inputs[0] is None or self.constant(node.inputs[0]) is not None:
                 break
             value = node.inputs[0]
@@ -171,15 +171,15 @@ class _Mapper:
     def constant(self, value: ir.Value | None) -> Array | None:
         """The array behind a DequantizeLinear, Transpose, Identity or a Cast to float32, or as it is."""
         node = value.producer() if value is not None else None
-        if (array := io.constant(value)) is not None or node is None:
+        if (array := query.constant(value)) is not None or node is None:
             return array
-        if (found := io.dequantized(value)) is not None:
+        if (found := query.dequantized(value)) is not None:
             integers, scale, zero = found
             axis = node.attributes.get_int("axis", 1)
             shape = [-1 if i == axis % integers.ndim else 1 for i in range(integers.ndim)] if scale.size > 1 else []
             offset = 0 if zero is None else zero.astype(np.int32).reshape(shape if zero.size > 1 else [])
             return np.asarray((integers.astype(np.int32) - offset) * scale.reshape(shape), np.float32)
-        if io.standard(node, "Identity", "Transpose", "Cast") and (array := self.constant(node.inputs[0])) is not None:
+        if query.standard(node, "Identity", "Transpose", "Cast") and (array := self.constant(node.inputs[0])) is not None:
             if node.op_type == "Cast":
                 return array.astype(np.float32) if node.attributes.get_int("to", 0) == ir.DataType.FLOAT else None
             return array.transpose(node.attributes.get_ints("perm", range(array.ndim)[::-1])) if node.op_type == "Transpose" else array
@@ -191,7 +191,7 @@ class _Mapper:
 
     def weights(self, value: ir.Value | None, transposed: bool) -> tuple[Array, Floats] | None:
         """(int8 [K, N], scale [N]) of a constant matrix."""
-        found = io.dequantized(value)
+        found = query.dequantized(value)
         if found is not None and found[0].dtype == np.int8 and found[0].ndim == 2 and (found[2] is None or not found[2].any()):
             integers, scale, _ = found
             node = value.producer() if value is not None else None
@@ -210,16 +210,16 @@ class _Mapper:
         node = value.producer()
         if node is None:
             return None
-        if io.standard(node, "Split"):
+        if query.standard(node, "Split"):
             return self.split(value, node)
-        if io.standard(node, "Add"):
+        if query.standard(node, "Add"):
             for at, other in ((0, 1), (1, 0)):
                 bias, found = self.constant(node.inputs[at]), self.dense(self.real(node.inputs[other]))
                 if bias is not None and found is not None and bias.size in (1, len(found.scale)):
                     return changed(found, shift=found.shift + bias.astype(np.float32).ravel())
             return None
-        gemm = io.standard(node, "Gemm")
-        if not gemm and not io.standard(node, "MatMul"):
+        gemm = query.standard(node, "Gemm")
+        if not gemm and not query.standard(node, "MatMul"):
             return None
         weights = self.weights(node.inputs[1], gemm and node.attributes.get_int("transB", 0) != 0)
         if weights is None:
@@ -239,11 +239,11 @@ class _Mapper:
         """How the Q/DQ pair before a linear layer quantizes its input; None where there is none, or none with one uint8 zero point."""
         pair: list[list[Any]] = []
         while value is not None and (node := value.producer()) is not None:
-            if io.standard(node, "DequantizeLinear" if not pair else "QuantizeLinear"):
-                pair.append([io.constant(each) for each in (*node.inputs[1:], None)[:2]])
+            if query.standard(node, "DequantizeLinear" if not pair else "QuantizeLinear"):
+                pair.append([query.constant(each) for each in (*node.inputs[1:], None)[:2]])
                 if len(pair) == 2:
                     break
-            elif not io.standard(node, "Identity", *(("Transpose", "Reshape", "GatherND") if pair else ("Cast",))):
+            elif not query.standard(node, "Identity", *(("Transpose", "Reshape", "GatherND") if pair else ("Cast",))):
                 return None
             value = node.inputs[0]
         if len(pair) < 2 or any(each is None or each.size != 1 or not np.array_equal(each, pair[1][i]) for i, each in enumerate(pair[0])):
@@ -257,9 +257,9 @@ class _Mapper:
         if whole is None:
             return None
         count, at = len(node.outputs), list(node.outputs).index(value)
-        sizes = io.integers(node, "split", 1) or [len(whole.scale) // count] * count
+        sizes = query.integers(node, "split", 1) or [len(whole.scale) // count] * count
         axis = node.attributes.get_int("axis", 0)
-        if sum(sizes) != len(whole.scale) or axis not in (-1, (io.rank(node.inputs[0]) or 0) - 1):
+        if sum(sizes) != len(whole.scale) or axis not in (-1, (query.rank(node.inputs[0]) or 0) - 1):
             self.refuse(value, "it splits a linear layer otherwise than by columns")
         return whole.columns(sum(sizes[:at]), sum(sizes[: at + 1]))
 
@@ -286,27 +286,27 @@ class _Mapper:
         node = value.producer()
         if node is None or value.name == self.memory:
             self.refuse(value, "it is read otherwise than by the keys and values of attention")
-        if io.standard(node, "LayerNormalization"):
+        if query.standard(node, "LayerNormalization"):
             return self.norm(value, node)
-        if io.standard(node, "Relu"):
+        if query.standard(node, "Relu"):
             dense = self.dense(self.real(node.inputs[0]))
             if dense is None:
                 self.refuse(value, "a ReLU after something else than a linear layer")
             return self.linear(dense, relu=True)
         if (dense := self.dense(value)) is not None:
             return self.linear(dense)
-        if io.standard(node, "Add"):
+        if query.standard(node, "Add"):
             return self.sum(value, node)
-        if self.memory and io.standard(node, "GatherND", "Gather"):
+        if self.memory and query.standard(node, "GatherND", "Gather"):
             return self.newest(value, node)
-        if io.standard(node, "Reshape"):
+        if query.standard(node, "Reshape"):
             return self.attention(value, node)
         self.refuse(value, f"no step of the {self.what} computes this")
 
     def norm(self, value: ir.Value, node: ir.Node) -> int:
         scale = self.constant(node.inputs[1])
         bias = self.constant(node.inputs[2]) if len(node.inputs) > 2 else None
-        rank = io.rank(node.inputs[0])
+        rank = query.rank(node.inputs[0])
         if scale is None or scale.ndim != 1 or (len(node.inputs) > 2 and bias is None):
             self.refuse(value, "its scale and bias are no constant vectors")
         if node.attributes.get_int("axis", -1) not in (-1, (rank or 0) - 1):
@@ -339,7 +339,7 @@ class _Mapper:
                 return self.embed(value, rows, other)
         for one, other in (inputs, inputs[::-1]):
             before = one.producer()
-            relu = before is not None and io.standard(before, "Relu")
+            relu = before is not None and query.standard(before, "Relu")
             dense = self.dense(self.real(before.inputs[0]) if relu and before is not None else one)
             if dense is not None:
                 return self.linear(dense, relu, self.plain(value, other))
@@ -356,7 +356,7 @@ class _Mapper:
     def lookup(self, value: ir.Value) -> _Rows | None:
         """The embeddings' rows, where `value` is a Gather of them by tokens, maybe multiplied by a number."""
         times = 1.0
-        while (node := value.producer()) is not None and io.standard(node, "Mul", "Div"):
+        while (node := value.producer()) is not None and query.standard(node, "Mul", "Div"):
             factor = self.scalar(node.inputs[1])
             given = node.inputs[0]
             if factor is None and node.op_type == "Mul":
@@ -368,7 +368,7 @@ class _Mapper:
             return None
         if table.dtype.kind != "f":  # bytes, with one scale behind the Gather
             step = next((use.node for use in value.uses() if use.node.op_type == "DequantizeLinear"), None)
-            one, zero = (None, None) if step is None else (io.constant(each) for each in (*step.inputs[1:], None)[:2])
+            one, zero = (None, None) if step is None else (query.constant(each) for each in (*step.inputs[1:], None)[:2])
             if one is None or one.size != 1:
                 self.refuse(value, "its table has no single scale")
             table = (table.astype(np.int32) - (0 if zero is None else int(zero.item()))) * one.astype(np.float32)
@@ -386,7 +386,7 @@ class _Mapper:
     def table(self, value: ir.Value) -> Array | None:
         """The matrix of which a Gather takes rows by tokens."""
         node = value.producer()
-        if node is None or not io.standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+        if node is None or not query.standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
             return None
         indices = self.real(node.inputs[1])
         if indices.producer() is not None or indices.name != self.names[-1]:
@@ -415,7 +415,7 @@ class _Mapper:
             return known
         inputs = {each.name: each for each in self.model.graph.inputs}
         try:
-            part = io.part(self.model, [name for name in self.names if name in inputs], [str(wanted.name)])
+            part = edit.part(self.model, [name for name in self.names if name in inputs], [str(wanted.name)])
         except RequestError:
             self.refuse(value, f"{wanted.name} depends on more than the tokens")
         tokens = np.full((1, length), token + 1, np.int64)
@@ -427,11 +427,11 @@ class _Mapper:
     def attention(self, value: ir.Value, node: ir.Node) -> int:
         joined = self.real(node.inputs[0])
         product = self.transposed(value, joined, [0, 2, 1, 3]).producer()
-        soft = None if product is None or not io.standard(product, "MatMul") else self.real(product.inputs[0]).producer()
-        if product is None or soft is None or not io.standard(soft, "Softmax") or soft.attributes.get_int("axis", -1) not in (-1, 3):
+        soft = None if product is None or not query.standard(product, "MatMul") else self.real(product.inputs[0]).producer()
+        if product is None or soft is None or not query.standard(soft, "Softmax") or soft.attributes.get_int("axis", -1) not in (-1, 3):
             self.refuse(value, f"no step of the {self.what} reshapes, but attention that joins heads: Softmax, MatMul, Transpose, Reshape")
         times, masks, scores = 1.0, [], self.real(soft.inputs[0])
-        while (each := scores.producer()) is not None and io.standard(each, "Div", "Mul", "Add"):
+        while (each := scores.producer()) is not None and query.standard(each, "Div", "Mul", "Add"):
             factor = self.scalar(each.inputs[1])
             if each.op_type == "Add":
                 at = next((i for i in (0, 1) if (one := self.real(each.inputs[i]).producer()) is not None and self.product(one)), None)
@@ -444,24 +444,24 @@ class _Mapper:
                 self.refuse(scores, "products of attention scaled by more than one number")
             times = times / factor if each.op_type == "Div" else times * factor
             scores = self.real(each.inputs[0])
-        if each is None or not io.standard(each, "MatMul"):
+        if each is None or not query.standard(each, "MatMul"):
             self.refuse(scores, "wanted the products of queries and keys before a Softmax")
-        query, heads, more = self.part(each.inputs[0], [0, 2, 1, 3])
-        key, key_heads, most = self.part(each.inputs[1], [0, 2, 3, 1])
+        queries, heads, more = self.part(each.inputs[0], [0, 2, 1, 3])
+        keys, key_heads, most = self.part(each.inputs[1], [0, 2, 3, 1])
         values, value_heads, factor = self.part(product.inputs[1], [0, 2, 1, 3])
         if not heads == key_heads == value_heads or factor != 1:
             self.refuse(value, "queries, keys and values have other heads than each other")
-        query, key, values = heads.dense(query, times * more * most), heads.dense(key), heads.dense(values)
-        own = key.x is values.x and key.x is query.x
+        queries, keys, values = heads.dense(queries, times * more * most), heads.dense(keys), heads.dense(values)
+        own = keys.x is values.x and keys.x is queries.x
         self.check(value, masks, own and bool(self.memory))
         if own:
-            out = self.add(SelfAttention if self.memory else Attention, self.linear(_merged(query, key, values)), heads.count)
-        elif key.x is values.x and self.memory and key.x.name == self.memory:
-            layer = _merged(key, values).layer()
+            out = self.add(SelfAttention if self.memory else Attention, self.linear(_merged(queries, keys, values)), heads.count)
+        elif keys.x is values.x and self.memory and keys.x.name == self.memory:
+            layer = _merged(keys, values).layer()
             if self.width not in (0, layer.inputs):
                 self.refuse(value, f"it takes a memory of width {layer.inputs}, others {self.width}")
             self.width = layer.inputs
-            out = self.add(CrossAttention, self.linear(query), layer, heads.count)
+            out = self.add(CrossAttention, self.linear(queries), layer, heads.count)
         else:
             self.refuse(value, f"its keys and values come neither from its queries' input nor from {self.memory or 'elsewhere'}")
         if heads.room != heads.size:
@@ -470,32 +470,32 @@ class _Mapper:
 
     def product(self, node: ir.Node) -> bool:
         """Whether products of queries and keys come out of this, scaled or masked."""
-        while io.standard(node, "Div", "Mul", "Add"):
+        while query.standard(node, "Div", "Mul", "Add"):
             before = [self.real(each).producer() for each in node.inputs]
             found = next((each for each in before if each is not None and self.product(each)), None)
             if found is None:
                 return False
             node = found
-        return io.standard(node, "MatMul") and all(self.constant(each) is None for each in node.inputs)
+        return query.standard(node, "MatMul") and all(self.constant(each) is None for each in node.inputs)
 
     def transposed(self, value: ir.Value, given: ir.Value, perm: list[int]) -> ir.Value:
         node = given.producer()
-        if node is None or not io.standard(node, "Transpose") or list(node.attributes.get_ints("perm", [])) != perm:
+        if node is None or not query.standard(node, "Transpose") or list(node.attributes.get_ints("perm", [])) != perm:
             self.refuse(value, f"wanted a Transpose {perm} of the heads before it")
         return self.real(node.inputs[0])
 
     def part(self, given: ir.Value | None, perm: list[int]) -> tuple[_Dense, _Heads, float]:
         """The linear layer behind queries, keys or values, their heads, and what they are multiplied by."""
         value, times = self.real(given), 1.0
-        while (node := value.producer()) is not None and io.standard(node, "Mul", "Div"):
+        while (node := value.producer()) is not None and query.standard(node, "Mul", "Div"):
             if not (factor := self.scalar(node.inputs[1])):
                 self.refuse(value, "heads of attention scaled by more than one number")
             times, value = (times * factor if node.op_type == "Mul" else times / factor), self.real(node.inputs[0])
-        if node is not None and io.standard(node, "Transpose") and list(node.attributes.get_ints("perm", [])) == [0, 1, 3, 2]:
+        if node is not None and query.standard(node, "Transpose") and list(node.attributes.get_ints("perm", [])) == [0, 1, 3, 2]:
             value, perm = self.real(node.inputs[0]), [0, 2, 1, 3]
         split = self.transposed(value, value, perm)
         reshape = split.producer()
-        shape = io.elements(reshape.inputs[1]) if reshape is not None and io.standard(reshape, "Reshape") else None
+        shape = query.elements(reshape.inputs[1]) if reshape is not None and query.standard(reshape, "Reshape") else None
         dense = self.dense(self.real(reshape.inputs[0])) if reshape is not None and shape is not None and len(shape) == 4 else None
         if shape is None or dense is None:
             self.refuse(split, "wanted a Reshape of a linear layer into heads")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.quantizers.pairs import BIAS
 from pipelines.quantizers.steps import Array
 
@@ -42,14 +42,14 @@ class Bias:
         """None where the layer has none and can be given none, or shares it."""
         given = layer.inputs[2] if len(layer.inputs) > 2 else None
         if given is not None:
-            found, producer = io.dequantized(given), given.producer()
+            found, producer = query.dequantized(given), given.producer()
             if found is None or found[0].dtype != np.int32 or producer is None or producer.inputs[0] is None:
                 return None
-            alone = io.sole_user(given) is layer and len(producer.inputs[0].uses()) == 1
+            alone = query.sole_user(given) is layer and len(producer.inputs[0].uses()) == 1
             return cls(layer, found[1].astype(np.float64), found[0]) if alone else None
-        weight, x = io.dequantized(layer.inputs[1]), layer.inputs[0]
+        weight, x = query.dequantized(layer.inputs[1]), layer.inputs[0]
         source = x.producer() if x is not None else None
-        scale = io.constant(source.inputs[1]) if source is not None and source.op_type == "DequantizeLinear" else None
+        scale = query.constant(source.inputs[1]) if source is not None and source.op_type == "DequantizeLinear" else None
         if layer.op_type == "MatMul" or weight is None or scale is None or scale.size != 1:
             return None
         return cls(layer, (scale.astype(np.float32) * weight[1]).astype(np.float64).ravel(), None)
@@ -72,12 +72,12 @@ class Bias:
             return
         stem, scale = f"{layer.outputs[0].name}/bias", self.step.astype(np.float32)
         parts = {"quantized": steps.astype(np.int32), "scale": scale, "zero_point": np.zeros(len(scale), np.int32)}
-        made = io.node(
+        made = edit.node(
             "DequantizeLinear",
-            [io.initializer(main, f"{stem}.{key}", array) for key, array in parts.items()],
+            [edit.initializer(main, f"{stem}.{key}", array) for key, array in parts.items()],
             f"{stem}.dequantized",
             dtype=ir.DataType.FLOAT,
-            taken=io.names(main),
+            taken=query.names(main),
             axis=0,
         )
         main.insert_before(layer, made)

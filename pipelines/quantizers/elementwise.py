@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.quantizers import layers
 from pipelines.quantizers.pairs import Pairs
 from pipelines.quantizers.steps import given
@@ -24,7 +24,7 @@ def activations(node: ir.Node) -> list[int]:
     if node.op_type in layers.LAYERS:
         return layers.activations(node)
     if node.op_type in ("Add", "Mul", "Concat"):
-        return [index for index, value in enumerate(node.inputs) if io.constant(value) is None]
+        return [index for index, value in enumerate(node.inputs) if query.constant(value) is None]
     return [0]
 
 
@@ -92,9 +92,9 @@ def _friend(node: ir.Node) -> bool:
 
 def _over_image(node: ir.Node) -> bool:
     """Whether a ReduceMean is a GlobalAveragePool of [n, c, h, w]."""
-    axes = io.constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    axes = query.constant(node.inputs[1]) if len(node.inputs) > 1 else None
     found = [int(each) for each in axes.ravel()] if axes is not None else list(node.attributes.get_ints("axes", []))
-    return io.rank(node.inputs[0]) == 4 and sorted(each % 4 for each in found) == [2, 3]
+    return query.rank(node.inputs[0]) == 4 and sorted(each % 4 for each in found) == [2, 3]
 
 
 def convert(pairs: Pairs, node: ir.Node) -> None:
@@ -104,10 +104,10 @@ def convert(pairs: Pairs, node: ir.Node) -> None:
     """
     if node.op_type == "ReduceMean":
         node = _pooled(pairs, node)
-    if node.op_type == "Concat" and all(value is not None and io.sole_user(value) is node for value in node.inputs):
+    if node.op_type == "Concat" and all(value is not None and query.sole_user(value) is node for value in node.inputs):
         return
     for index in range(len(node.inputs) if node.op_type in ("Add", "Mul", "Concat") else 1):
-        if io.constant(node.inputs[index]) is None:
+        if query.constant(node.inputs[index]) is None:
             pairs.activation(node, index)
         else:
             pairs.constant(node, index)
@@ -116,10 +116,10 @@ def convert(pairs: Pairs, node: ir.Node) -> None:
 def _pooled(pairs: Pairs, mean: ir.Node) -> ir.Node:
     """ReduceMean over height and width as GlobalAveragePool, which engines have in int8, and a Flatten where the two axes go."""
     x, y = mean.inputs[0], mean.outputs[0]
-    pool = io.node("GlobalAveragePool", [x], f"{y.name}.pooled", dtype=ir.DataType.FLOAT, taken=pairs.taken)
+    pool = edit.node("GlobalAveragePool", [x], f"{y.name}.pooled", dtype=ir.DataType.FLOAT, taken=pairs.taken)
     made = [pool]
     if not mean.attributes.get_int("keepdims", 1):
-        made.append(io.node("Flatten", [pool.outputs[0]], f"{y.name}.flat", dtype=ir.DataType.FLOAT, taken=pairs.taken))
+        made.append(edit.node("Flatten", [pool.outputs[0]], f"{y.name}.flat", dtype=ir.DataType.FLOAT, taken=pairs.taken))
     made[-1].outputs[0].shape = y.shape
     pool.name = mean.name
     assert x is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.quantizers.pairs import Pairs
 from pipelines.quantizers.steps import given, weight_parameters
 
@@ -22,11 +22,11 @@ def _refuse_gemm(node: ir.Node) -> str:
         return "its input is transposed (transA)"
     if any(node.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta")):
         return "alpha or beta is not 1"
-    weight = io.constant(node.inputs[1])
+    weight = query.constant(node.inputs[1])
     if weight is None:
         return "its weights are not constant"
     if len(node.inputs) > 2 and node.inputs[2] is not None:
-        bias = io.constant(node.inputs[2])
+        bias = query.constant(node.inputs[2])
         columns = weight.shape[0 if node.attributes.get_int("transB", 0) else 1]
         if bias is None or bias.shape not in ((columns,), (1, columns)):
             return "its bias is not a constant row"
@@ -34,24 +34,24 @@ def _refuse_gemm(node: ir.Node) -> str:
 
 
 def _refuse_matmul(node: ir.Node) -> str:
-    weight = io.constant(node.inputs[1])
+    weight = query.constant(node.inputs[1])
     if weight is not None and weight.ndim < 2:
         return "its weights are a vector"
-    if io.constant(node.inputs[0]) is not None:
+    if query.constant(node.inputs[0]) is not None:
         return "its first factor is constant"
     return ""
 
 
 def _refuse_conv(node: ir.Node) -> str:
-    constant = io.constant(node.inputs[1]) is not None
-    if not constant or (len(node.inputs) > 2 and node.inputs[2] is not None and io.constant(node.inputs[2]) is None):
+    constant = query.constant(node.inputs[1]) is not None
+    if not constant or (len(node.inputs) > 2 and node.inputs[2] is not None and query.constant(node.inputs[2]) is None):
         return "its weights or bias are not constant"
     return ""
 
 
 def activations(node: ir.Node) -> list[int]:
     """Which inputs of a layer are activations."""
-    return [0, 1] if node.op_type == "MatMul" and io.constant(node.inputs[1]) is None else [0]
+    return [0, 1] if node.op_type == "MatMul" and query.constant(node.inputs[1]) is None else [0]
 
 
 def convert(pairs: Pairs, node: ir.Node) -> None:
@@ -61,11 +61,11 @@ def convert(pairs: Pairs, node: ir.Node) -> None:
     if len(activations(node)) > 1:
         pairs.second(node)
         return
-    weight = io.constant(node.inputs[1])
+    weight = query.constant(node.inputs[1])
     assert weight is not None
     if node.op_type == "MatMul":
-        after = io.sole_user(node.outputs[0])
-        if weight.ndim == 2 and io.rank(node.inputs[0]) == 2 and after is not None and after.op_type == "Add":
+        after = query.sole_user(node.outputs[0])
+        if weight.ndim == 2 and query.rank(node.inputs[0]) == 2 and after is not None and after.op_type == "Add":
             node.op_type = "Gemm"  # the same; onnxruntime would make a float Gemm of MatMul and Add
         pairs.weight(node, 1 if weight.ndim == 2 else None, scale)
     else:
@@ -86,7 +86,7 @@ def _stride_first(pairs: Pairs, node: ir.Node) -> None:
         return
     key = (str(x.name), strides)
     if key not in pairs.strided:
-        pool = io.node(
+        pool = edit.node(
             "MaxPool", [x], f"{x.name}.strided", dtype=ir.DataType.FLOAT, taken=pairs.taken, kernel_shape=[1, 1], strides=list(strides)
         )
         if x.shape is not None:
@@ -106,7 +106,7 @@ def dynamic(pairs: Pairs, node: ir.Node) -> str:
     x_q, s_x, z_x = DynamicQuantizeLinear(x) over the whole batch, y = float(MatMulInteger(x_q, W_q, z_x)) s_x s_w + b, with int8 weights
     per column: onnxruntime runs all of it as one operator.
     """
-    weight = io.constant(node.inputs[1])
+    weight = query.constant(node.inputs[1])
     if node.op_type == "Conv" or weight is None or weight.ndim != 2:
         return "only a product with a constant matrix is quantized at run time"
     main, taken, x, y = pairs.main, pairs.taken, node.inputs[0], node.outputs[0]
@@ -116,7 +116,7 @@ def dynamic(pairs: Pairs, node: ir.Node) -> str:
     made: list[ir.Node] = []
 
     def add(op: str, inputs: list[ir.Value | None], stem: str, dtype: ir.DataType, **attributes: int) -> ir.Value:
-        made.append(io.node(op, inputs, stem, dtype=dtype, taken=taken, **attributes))
+        made.append(edit.node(op, inputs, stem, dtype=dtype, taken=taken, **attributes))
         return made[-1].outputs[0]
 
     if x.name not in pairs.run_time:
@@ -130,8 +130,8 @@ def dynamic(pairs: Pairs, node: ir.Node) -> str:
     q, s, z = pairs.run_time[str(x.name)].outputs
     scale, array = weight_parameters(weight, 1, pairs.bits, clip=pairs.clip)
     stem = str(y.name)
-    w = io.initializer(main, f"{stem}/{node.inputs[1].name}.quantized", array, taken)  # type: ignore[union-attr]
-    t = io.initializer(main, f"{stem}/{node.inputs[1].name}.scale", scale, taken)  # type: ignore[union-attr]
+    w = edit.initializer(main, f"{stem}/{node.inputs[1].name}.quantized", array, taken)  # type: ignore[union-attr]
+    t = edit.initializer(main, f"{stem}/{node.inputs[1].name}.scale", scale, taken)  # type: ignore[union-attr]
     product = add("MatMulInteger", [q, w, z], f"{stem}.integer", ir.DataType.INT32)
     made[-1].name = node.name
     value = add("Cast", [product], f"{stem}.float", ir.DataType.FLOAT, to=int(ir.DataType.FLOAT))

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from pipelines.calibrate import CalibrationTable
 from pipelines.entry import QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.observers import steps
 from pipelines.quantizers.steps import Array, Step, activation_parameters, given, saturates, step_of, stored, weight_parameters
 from pipelines.rewrites.quantize_early import moves
@@ -26,14 +26,14 @@ class Pairs:
         self.strided: dict[tuple[str, tuple[int, ...]], ir.Value] = {}
         self.run_time: dict[str, ir.Node] = {}  # what quantizes an input at run time
         self.helpers: set[str] = set()  # nodes that are part of another one, of a product quantized at run time or a reduction
-        self.taken = io.names(main)
+        self.taken = query.names(main)
 
     def step(self, x: ir.Value) -> Step:
         """Scale and zero point of `x`. What moves values that others read too keeps theirs, so that one quantize step does for all."""
         source = x
         while (producer := source.producer()) is not None and moves(producer):
             moved = producer.inputs[0]
-            if moved is None or moved.name not in self.ranges or io.sole_user(moved) is producer:
+            if moved is None or moved.name not in self.ranges or query.sole_user(moved) is producer:
                 break
             source = moved
         return given(source) or activation_parameters(self.ranges[str(source.name)], self.recipe.symmetric)
@@ -58,9 +58,9 @@ class Pairs:
         x = node.inputs[1]
         assert x is not None and x.name is not None
         source = x
-        while io.sole_user(source) is not None and (producer := source.producer()) is not None and moves(producer):
+        while query.sole_user(source) is not None and (producer := source.producer()) is not None and moves(producer):
             source = producer.inputs[0] or x
-        if given(x) is not None or io.sole_user(source) is None:
+        if given(x) is not None or query.sole_user(source) is None:
             self.activation(node, 1)
             return
         observed = self.ranges[x.name]
@@ -70,15 +70,17 @@ class Pairs:
         node.replace_input_with(1, dq.outputs[0])
 
     def _pair(self, x: ir.Value, scale: np.float32, zero: np.uint8 | np.int8) -> tuple[ir.Node, ir.Node]:
-        s = io.initializer(self.main, f"{x.name}.scale", np.asarray(scale), self.taken)
-        z = io.initializer(self.main, f"{x.name}.zero_point", np.asarray(zero), self.taken)
+        s = edit.initializer(self.main, f"{x.name}.scale", np.asarray(scale), self.taken)
+        z = edit.initializer(self.main, f"{x.name}.zero_point", np.asarray(zero), self.taken)
         dtype = ir.DataType.UINT8 if isinstance(zero, np.uint8) else ir.DataType.INT8
-        q = io.node("QuantizeLinear", [x, s, z], f"{x.name}.quantized", dtype=dtype, taken=self.taken)
+        q = edit.node("QuantizeLinear", [x, s, z], f"{x.name}.quantized", dtype=dtype, taken=self.taken)
         q.outputs[0].shape = x.shape
         return q, self._back(x, q)
 
     def _back(self, x: ir.Value, q: ir.Node) -> ir.Node:
-        dq = io.node("DequantizeLinear", [q.outputs[0], *q.inputs[1:]], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken)
+        dq = edit.node(
+            "DequantizeLinear", [q.outputs[0], *q.inputs[1:]], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken
+        )
         dq.outputs[0].shape = x.shape
         return dq
 
@@ -90,8 +92,8 @@ class Pairs:
         if x is None or dq is None or y.dtype != ir.DataType.UINT8:
             return
         step = dq.inputs[1:]
-        before = io.node("DequantizeLinear", [x, *step], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken)
-        after = io.node("QuantizeLinear", [y, *step], f"{y.name}.quantized", dtype=ir.DataType.UINT8, taken=self.taken)
+        before = edit.node("DequantizeLinear", [x, *step], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken)
+        after = edit.node("QuantizeLinear", [y, *step], f"{y.name}.quantized", dtype=ir.DataType.UINT8, taken=self.taken)
         before.outputs[0].shape, after.outputs[0].shape, y.type = x.shape, y.shape, ir.TensorType(ir.DataType.FLOAT)
         y.replace_all_uses_with(after.outputs[0], replace_graph_outputs=True)
         after.replace_input_with(0, y)
@@ -103,14 +105,14 @@ class Pairs:
         """Let a reduction of an int8 product keep the axes, for a Squeeze to drop: OpenVINO (2026.4) would use the steps of the product's
         channels along another axis."""
         x, y = node.inputs[0], node.outputs[0]
-        axes = io.constant(node.inputs[1]) if len(node.inputs) > 1 else np.array(node.attributes.get_ints("axes", []), np.int64)
+        axes = query.constant(node.inputs[1]) if len(node.inputs) > 1 else np.array(node.attributes.get_ints("axes", []), np.int64)
         product = x.producer() if x is not None else None
         if product is None or product.op_type != "MatMul" or _op_type(product.inputs[1]) != "DequantizeLinear":
             return
         if axes is None or not axes.size or node.attributes.get_int("keepdims", 1) != 0:
             return
-        dropped = io.initializer(self.main, f"{y.name}.axes", axes.astype(np.int64), self.taken)
-        squeeze = io.node("Squeeze", [y, dropped], f"{y.name}.squeezed", dtype=ir.DataType.FLOAT, taken=self.taken)
+        dropped = edit.initializer(self.main, f"{y.name}.axes", axes.astype(np.int64), self.taken)
+        squeeze = edit.node("Squeeze", [y, dropped], f"{y.name}.squeezed", dtype=ir.DataType.FLOAT, taken=self.taken)
         node.attributes["keepdims"] = ir.AttrInt64("keepdims", 1)
         squeeze.outputs[0].shape, y.shape = y.shape, None
         y.replace_all_uses_with(squeeze.outputs[0], replace_graph_outputs=True)
@@ -127,7 +129,7 @@ class Pairs:
         range after it.
         """
         x = node.outputs[0]
-        after = io.sole_user(x)
+        after = query.sole_user(x)
         if after is None or after.op_type not in ("Relu", "Clip"):
             if not always:
                 return
@@ -158,10 +160,10 @@ class Pairs:
     def weight(self, node: ir.Node, axis: int | None, x_scale: np.float32) -> None:
         """Replace weight (input 1) and bias (input 2, if any) of `node` by int8 / int32 constants behind DequantizeLinear."""
         weight = node.inputs[1]
-        w = io.constant(weight)
+        w = query.constant(weight)
         assert weight is not None and w is not None
         bias = node.inputs[2] if len(node.inputs) > 2 else None
-        b = io.constant(bias)
+        b = query.constant(bias)
         b = None if b is None else b.ravel()  # a Gemm's may be [1, N]
         # a bias that int32 cannot hold in steps of s_x s_w widens its channel's step
         least = 0.0 if b is None else np.abs(b.astype(np.float64)) / (float(x_scale) * BIAS)
@@ -181,7 +183,7 @@ class Pairs:
     def constant(self, node: ir.Node, index: int) -> None:
         """Replace the constant input `index` of an elementwise operator by bytes behind DequantizeLinear, one step for all of it."""
         x = node.inputs[index]
-        array = io.constant(x)
+        array = query.constant(x)
         assert x is not None and array is not None
         scale, zero = steps(array.min(), array.max())
         z = np.uint8(zero)
@@ -192,11 +194,11 @@ class Pairs:
     ) -> ir.Value:
         stem = f"{before.outputs[0].name}/{name}"  # a weight may be shared by operators with other scales
         zeros = np.zeros(scale.shape, quantized.dtype) if zero is None else np.asarray(zero)
-        q = io.initializer(self.main, f"{stem}.quantized", quantized, self.taken)
-        s = io.initializer(self.main, f"{stem}.scale", scale, self.taken)
-        z = io.initializer(self.main, f"{stem}.zero_point", zeros, self.taken)
+        q = edit.initializer(self.main, f"{stem}.quantized", quantized, self.taken)
+        s = edit.initializer(self.main, f"{stem}.scale", scale, self.taken)
+        z = edit.initializer(self.main, f"{stem}.zero_point", zeros, self.taken)
         along = {} if axis is None else {"axis": axis}
-        dq = io.node("DequantizeLinear", [q, s, z], f"{stem}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken, **along)
+        dq = edit.node("DequantizeLinear", [q, s, z], f"{stem}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken, **along)
         dq.outputs[0].shape = q.shape
         self.main.insert_before(before, dq)
         return dq.outputs[0]

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from pipelines.graph import io
+from pipelines.graph import query
 
 
 def encoded(changes: NDArray[np.int8]) -> str:
@@ -52,11 +52,11 @@ class Weights:
     def of(cls, layer: ir.Node) -> Weights | None:
         """None where it has none, or shares them."""
         weight = layer.inputs[1] if len(layer.inputs) > 1 else None
-        found, producer = io.dequantized(weight), weight.producer() if weight is not None else None
+        found, producer = query.dequantized(weight), weight.producer() if weight is not None else None
         stored = producer.inputs[0] if producer is not None else None
         if found is None or found[0].dtype != np.int8 or weight is None or stored is None:
             return None
-        if len(stored.uses()) > 1 or io.sole_user(weight) is None:
+        if len(stored.uses()) > 1 or query.sole_user(weight) is None:
             return None
         return cls(found[0], found[1], stored)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.quantizers.pairs import Pairs
 from pipelines.quantizers.steps import weight_parameters
 
@@ -22,7 +22,7 @@ def convert(pairs: Pairs) -> dict[str, str]:
     stored: dict[str, tuple[ir.Value, ir.Value]] = {}
     notes: dict[str, str] = {}
     for gather in list(pairs.main):
-        table = io.constant(gather.inputs[0]) if io.standard(gather, "Gather") else None
+        table = query.constant(gather.inputs[0]) if query.standard(gather, "Gather") else None
         if table is None or table.ndim != 2 or table.dtype != np.float32 or gather.attributes.get_int("axis", 0) != 0:
             continue
         if table.shape[1] < NARROWEST or table.nbytes < SMALLEST or pairs.recipe.keeps_float(str(gather.name)):
@@ -31,7 +31,7 @@ def convert(pairs: Pairs) -> dict[str, str]:
         if stem not in stored:
             scale, integers = weight_parameters(table, 0)
             kinds = (("quantized", integers), ("scale", scale[:, None]))
-            rows, scales = (io.initializer(pairs.main, f"{stem}.{kind}", array, pairs.taken) for kind, array in kinds)
+            rows, scales = (edit.initializer(pairs.main, f"{stem}.{kind}", array, pairs.taken) for kind, array in kinds)
             stored[stem] = rows, scales
         _replace(pairs, gather, *stored[stem])
         notes[str(gather.name)] = NOTE
@@ -43,7 +43,7 @@ def _replace(pairs: Pairs, gather: ir.Node, rows: ir.Value, scales: ir.Value) ->
     made: list[ir.Node] = []
 
     def add(op: str, inputs: list[ir.Value | None], kind: str, dtype: ir.DataType, columns: int, **attributes: int) -> ir.Value:
-        node = io.node(op, inputs, f"{y.name}.{kind}", dtype=dtype, taken=pairs.taken, **attributes)
+        node = edit.node(op, inputs, f"{y.name}.{kind}", dtype=dtype, taken=pairs.taken, **attributes)
         node.outputs[0].shape = None if y.shape is None else ir.Shape([*y.shape[:-1], columns])
         made.append(node)
         return node.outputs[0]

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.calibrate import TensorRange
-from pipelines.graph import io
+from pipelines.graph import query
 from pipelines.observers import steps
 
 Array = NDArray[Any]
@@ -66,7 +66,7 @@ def stored(array: Array, scale: Array | np.float32, zero: Array | np.integer[Any
 
 def step_of(node: ir.Node) -> Step | None:
     """(scale, zero point) of a QuantizeLinear or DequantizeLinear of an activation that is like those made here: one for all, 8 bits."""
-    scale, zero = (io.constant(each) for each in (*node.inputs[1:], None, None)[:2])
+    scale, zero = (query.constant(each) for each in (*node.inputs[1:], None, None)[:2])
     if scale is None or zero is None or scale.size != 1 or zero.dtype not in (np.uint8, np.int8):
         return None
     return np.float32(scale.item()), zero.dtype.type(zero.item())
@@ -85,7 +85,7 @@ def saturates(node: ir.Node, scale: np.float32, zero: np.integer[Any]) -> bool:
         return low == 0
     bounds = []
     for value, unbounded in zip((*node.inputs[1:], None, None), (-np.inf, np.inf), strict=False):
-        bound = io.constant(value)
+        bound = query.constant(value)
         if value is not None and bound is None:
             return False
         bounds.append(unbounded if bound is None else bound.item())

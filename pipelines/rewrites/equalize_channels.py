@@ -16,7 +16,7 @@ from pipelines import sites
 from pipelines.core.batches import length
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.progress import progress
-from pipelines.graph import io, reference_session
+from pipelines.graph import edit, query, reference_session
 from pipelines.rewrite import Rewrite
 from pipelines.sites import Site
 
@@ -59,7 +59,7 @@ def channel_statistics(model: ir.Model, samples: Iterable[Mapping[str, NDArray[A
     """
     copy = model.clone()
     ShapeInferencePass()(copy)
-    taken = io.names(copy.graph)
+    taken = query.names(copy.graph)
     read = [value for node in copy.graph if node.op_type == "Conv" and (value := node.inputs[0]) is not None]
     summed = [
         node.outputs[0]
@@ -78,8 +78,8 @@ def channel_statistics(model: ir.Model, samples: Iterable[Mapping[str, NDArray[A
         ends = []
         x = _channels_second(copy.graph, *last[value], taken) if value in last else value
         for op, inputs, pool in (("Identity", [x], "Max"), ("Neg", [x], "Max"), ("Mul", [x, x], "Average")):
-            inner = io.node(op, [*inputs], f"{value.name}.{op}", dtype=ir.DataType.FLOAT, taken=taken)
-            ends.append(io.node(f"Global{pool}Pool", [inner.outputs[0]], f"{inner.name}.{pool}", dtype=ir.DataType.FLOAT, taken=taken))
+            inner = edit.node(op, [*inputs], f"{value.name}.{op}", dtype=ir.DataType.FLOAT, taken=taken)
+            ends.append(edit.node(f"Global{pool}Pool", [inner.outputs[0]], f"{inner.name}.{pool}", dtype=ir.DataType.FLOAT, taken=taken))
             copy.graph.extend([inner, ends[-1]])
         copy.graph.outputs.extend(each.outputs[0] for each in ends)
     copy.graph.sort()
@@ -105,9 +105,9 @@ def channel_statistics(model: ir.Model, samples: Iterable[Mapping[str, NDArray[A
 
 def _channels_second(main: ir.Graph, value: ir.Value, channels: int, taken: set[str]) -> ir.Value:
     """`value`, whose channels are last, as [first axis, channels, all others], computed in `main`."""
-    shape = io.initializer(main, f"{value.name}.rows", np.array([0, -1, channels]), taken)
-    rows = io.node("Reshape", [value, shape], f"{value.name}.reshaped", dtype=ir.DataType.FLOAT, taken=taken)
-    turned = io.node("Transpose", [rows.outputs[0]], f"{value.name}.turned", dtype=ir.DataType.FLOAT, taken=taken, perm=[0, 2, 1])
+    shape = edit.initializer(main, f"{value.name}.rows", np.array([0, -1, channels]), taken)
+    rows = edit.node("Reshape", [value, shape], f"{value.name}.reshaped", dtype=ir.DataType.FLOAT, taken=taken)
+    turned = edit.node("Transpose", [rows.outputs[0]], f"{value.name}.turned", dtype=ir.DataType.FLOAT, taken=taken, perm=[0, 2, 1])
     main.extend([rows, turned])
     return turned.outputs[0]
 
@@ -179,7 +179,7 @@ class EqualizeChannels(Rewrite):
             return 0  # another round would take from its `QUIET` channels what that leaves them
         limit = np.full(len(readers[0].channels.peak), np.inf)
         for clip in site.clips:
-            low, high = (io.constant(each) for each in (*clip.inputs[1:], None, None)[:2])
+            low, high = (query.constant(each) for each in (*clip.inputs[1:], None, None)[:2])
             known = self.ranges.get(str(clip.outputs[0].name))
             if low is None or high is None or low.item() != 0 or known is None:
                 self.refuse(first, f"Clip {clip.name} does not cut at 0 and a constant right before a layer")
@@ -226,7 +226,7 @@ def _scale(main: ir.Graph, site: Site, readers: Sequence[_Reader], k: Floats) ->
     """Multiply the channels of a site by `k`."""
     for node in site.sources:
         for at, axis in sites.scaled(node).items():
-            array = np.asarray(io.constant(node.inputs[at]))
+            array = np.asarray(query.constant(node.inputs[at]))
             _replace(main, node, at, array * (k if axis else k.reshape(-1, *[1] * (array.ndim - 1))))
     for reader in readers:
         weight = sites.outputs_first(reader.node) / reader.spread(k)  # scaled by now where it is a source, too
@@ -235,7 +235,7 @@ def _scale(main: ir.Graph, site: Site, readers: Sequence[_Reader], k: Floats) ->
 
 def _replace(main: ir.Graph, node: ir.Node, at: int, array: Floats) -> None:
     """Give `node` weights of its own: others may share the old ones."""
-    node.replace_input_with(at, io.initializer(main, f"{node.outputs[0].name}.equalized{at}", array.astype(np.float32, order="C")))
+    node.replace_input_with(at, edit.initializer(main, f"{node.outputs[0].name}.equalized{at}", array.astype(np.float32, order="C")))
 
 
 @dataclass(frozen=True)

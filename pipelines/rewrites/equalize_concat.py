@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 Floats = NDArray[np.float64]
@@ -41,17 +41,17 @@ class EqualizeConcat(Rewrite):
         return sum(self._equalize(model.graph, each) for each in model.graph if each.op_type == "Concat")
 
     def _equalize(self, main: ir.Graph, concat: ir.Node) -> int:
-        lookups = [io.table_lookup(part) for part in concat.inputs]
+        lookups = [query.table_lookup(part) for part in concat.inputs]
         if not any(lookups):
             return 0
-        if concat.attributes.get_int("axis", 0) not in (-1, (io.rank(concat.outputs[0]) or 0) - 1):
+        if concat.attributes.get_int("axis", 0) not in (-1, (query.rank(concat.outputs[0]) or 0) - 1):
             self.refuse(concat, "it does not join columns")
             return 0
-        reader = io.sole_user(concat.outputs[0])
+        reader = query.sole_user(concat.outputs[0])
         if reader is None or reader.op_type not in ("MatMul", "Gemm") or reader.inputs[0] is not concat.outputs[0]:
             self.refuse(concat, "its only reader is not a MatMul or Gemm")
             return 0
-        weight = io.constant(reader.inputs[1])
+        weight = query.constant(reader.inputs[1])
         if weight is None or weight.ndim != 2 or any(reader.attributes.get_int(key, 0) for key in ("transA", "transB")):
             self.refuse(concat, "the weights that read it are not a constant, untransposed matrix")
             return 0
@@ -71,11 +71,11 @@ class EqualizeConcat(Rewrite):
         ends = np.cumsum([len(part[0]) for part in parts])[:-1]
         for lookup, k in zip(lookups, np.split(factors, ends), strict=True):
             if lookup is not None:
-                table = io.constant(lookup.table)
+                table = query.constant(lookup.table)
                 assert table is not None
                 lookup.table.const_value = ir.tensor((table * k).astype(table.dtype), name=lookup.table.name)
         scaled = (weight / factors[:, None]).astype(weight.dtype)
-        reader.replace_input_with(1, io.initializer(main, f"{reader.outputs[0].name}.equalized", scaled))
+        reader.replace_input_with(1, edit.initializer(main, f"{reader.outputs[0].name}.equalized", scaled))
         return 1
 
 
@@ -96,9 +96,11 @@ class _Columns:
         return float(step**2 * (w**2).sum() + (column_steps**2).sum() * (k**2 * self.square).sum()) / 12
 
 
-def _part(value: ir.Value | None, lookup: io.Lookup | None, ranges: Mapping[str, tuple[float, float]]) -> tuple[NDArray[Any], ...] | None:
+def _part(
+    value: ir.Value | None, lookup: query.Lookup | None, ranges: Mapping[str, tuple[float, float]]
+) -> tuple[NDArray[Any], ...] | None:
     if lookup is not None:
-        t = np.asarray(io.constant(lookup.table), np.float64)
+        t = np.asarray(query.constant(lookup.table), np.float64)
         return t.min(axis=0), t.max(axis=0), (t**2).mean(axis=0), np.ones(t.shape[1], bool)
     width = None if value is None or value.shape is None else value.shape[-1]
     bounds = ranges.get(str(value.name)) if value is not None else None

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ class FoldBatchNorm(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        layers = [each for each in model.graph if io.standard(each, *LAYERS) and io.constant(each.inputs[1]) is not None]
+        layers = [each for each in model.graph if query.standard(each, *LAYERS) and query.constant(each.inputs[1]) is not None]
         return sum(self._fold(layer) for layer in layers)
 
     def _fold(self, layer: ir.Node) -> int:
@@ -48,8 +48,8 @@ class FoldBatchNorm(Rewrite):
         reader, affine = next((each for each in found if each[1] is not None), (layer, None))
         if affine is None:
             return None
-        if io.sole_user(result) is None:
-            self.refuse(layer, f"its result is read by others than {reader.op_type} {io.label(reader)}")
+        if query.sole_user(result) is None:
+            self.refuse(layer, f"its result is read by others than {reader.op_type} {query.label(reader)}")
             return None
         if layer.op_type == "MatMul" and affine.shift.any():
             return None
@@ -61,37 +61,39 @@ class FoldBatchNorm(Rewrite):
         before = x.producer() if x is not None else None
         if x is None or weight is None or before is None or layer.op_type == "ConvTranspose" or layer.attributes.get_int("transA", 0) != 0:
             return None
-        source = next((each for each in before.inputs if each is not None and io.constant(each) is None), None)
+        source = next((each for each in before.inputs if each is not None and query.constant(each) is None), None)
         affine = as_affine(before, source, weight.inputs, weight.rank) if source is not None else None
-        if affine is None or io.rank(x) is None:
+        if affine is None or query.rank(x) is None:
             return None
-        if io.sole_user(x) is not layer:
+        if query.sole_user(x) is not layer:
             self.refuse(before, "its result has several readers")
             return None
         gate = source.producer() if source is not None else None
-        if io.standard(gate, "Mul") and gate is not None and all(io.constant(each) is None for each in gate.inputs):
+        if query.standard(gate, "Mul") and gate is not None and all(query.constant(each) is None for each in gate.inputs):
             self.refuse(before, "it may end a Gelu, which engines fuse whole")
             return None
         if affine.shift.any() and (layer.op_type == "MatMul" or pads(layer)):
-            self.refuse(before, f"{layer.op_type} {io.label(layer)} pads its input with zeros" if pads(layer) else "a MatMul has no bias")
+            self.refuse(
+                before, f"{layer.op_type} {query.label(layer)} pads its input with zeros" if pads(layer) else "a MatMul has no bias"
+            )
             return None
         array, moved = weight.absorbed(affine)
         return self._replace([before, layer], layer, source, array, weight.bias + moved)
 
     def _replace(self, nodes: list[ir.Node], layer: ir.Node, x: ir.Value | None, array: Floats, bias: Floats) -> ir.Node | None:
         main, name = layer.graph, str(nodes[-1].outputs[0].name)
-        old = io.constant(layer.inputs[1])
+        old = query.constant(layer.inputs[1])
         assert isinstance(main, ir.Graph) and old is not None
         with np.errstate(over="ignore", invalid="ignore"):
             weights, biases = array.astype(old.dtype), bias.astype(old.dtype)
         if not (np.isfinite(weights).all() and np.isfinite(biases).all()):
             self.refuse(layer, f"the folded weights leave the range of {old.dtype}")
             return None
-        inputs: list[ir.Value | None] = [x, io.initializer(main, f"{name}.weight", weights)]
+        inputs: list[ir.Value | None] = [x, edit.initializer(main, f"{name}.weight", weights)]
         if layer.op_type != "MatMul" and (len(layer.inputs) > 2 or biases.any()):
-            inputs.append(io.initializer(main, f"{name}.bias", biases))
+            inputs.append(edit.initializer(main, f"{name}.bias", biases))
         new = ir.Node("", layer.op_type, inputs, layer.attributes.values(), num_outputs=1, name=layer.name)
-        io.substitute(nodes, new)
+        edit.substitute(nodes, new)
         return new
 
 
@@ -106,17 +108,17 @@ class Affine:
 def as_affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None) -> Affine | None:
     """scale and shift where `node` computes scale * x + shift channel by channel; channels lie on axis 1, or last in a `rank` of None."""
     ones = np.ones(channels)
-    if io.standard(node, "BatchNormalization") and node.inputs[0] is x and rank is not None:
-        constants = [io.constant(each) for each in node.inputs[1:5]]
+    if query.standard(node, "BatchNormalization") and node.inputs[0] is x and rank is not None:
+        constants = [query.constant(each) for each in node.inputs[1:5]]
         if node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1 or any(each is None for each in constants):
             return None
         gamma, beta, mean, variance = (np.asarray(each, np.float64) for each in constants)
         scale = gamma / np.sqrt(variance + np.float32(node.attributes.get_float("epsilon", 1e-5)))
         return Affine(scale, beta - scale * mean)
-    if not io.standard(node, "Mul", "Div", "Add", "Sub") or len(set(node.inputs)) < 2:
+    if not query.standard(node, "Mul", "Div", "Add", "Sub") or len(set(node.inputs)) < 2:
         return None
     first = node.inputs[0] is x
-    c = _per_channel(io.constant(node.inputs[1 if first else 0]), channels, rank)
+    c = _per_channel(query.constant(node.inputs[1 if first else 0]), channels, rank)
     if c is None or not (first or node.op_type in ("Mul", "Add")):
         return None
     if node.op_type == "Div" and not c.all():
@@ -161,9 +163,9 @@ class _Weights:
     @classmethod
     def of(cls, layer: ir.Node) -> _Weights | None:
         """The weights of `layer`; None where they are not constant floats."""
-        array = io.constant(layer.inputs[1])
+        array = query.constant(layer.inputs[1])
         given = layer.inputs[2] if len(layer.inputs) > 2 else None
-        bias = io.constant(given)
+        bias = query.constant(given)
         if array is None or array.dtype.kind != "f" or (given is not None and bias is None):
             return None
         group, w = layer.attributes.get_int("group", 1), array.astype(np.float64)

@@ -11,7 +11,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from pipelines.core.errors import one_line
-from pipelines.graph import io, reference_session
+from pipelines.graph import edit, io, query, reference_session
 from pipelines.rewrite import Rewrite
 
 LIMIT = 1 << 24  # bytes of a result that is larger than what it was computed from
@@ -32,13 +32,13 @@ class FoldConstants(Rewrite):
         """See the class."""
         count = 0
         for node in list(model.graph):
-            if len(node.outputs) != 1 or not io.standard(node, node.op_type) or node.op_type in SKIPPED:
+            if len(node.outputs) != 1 or not query.standard(node, node.op_type) or node.op_type in SKIPPED:
                 continue
             array = _shape_arithmetic(node)
             if array is None:
                 array = self._computed(model, node)
             if array is not None:
-                io.bypass(node, io.initializer(model.graph, f"{node.outputs[0].name}.folded", array))
+                edit.bypass(node, edit.initializer(model.graph, f"{node.outputs[0].name}.folded", array))
                 count += 1
         return count
 
@@ -46,7 +46,7 @@ class FoldConstants(Rewrite):
         feeds: dict[str, NDArray[Any]] = {}
         for each in node.inputs:
             if each is not None:
-                array = io.constant(each)
+                array = query.constant(each)
                 if array is None:
                     return None
                 feeds[str(each.name)] = array
@@ -82,12 +82,12 @@ def _shape_arithmetic(node: ir.Node) -> NDArray[np.int64] | None:
     """The result of `node` where all of it follows from static dimensions."""
     result = node.outputs[0]
     if node.op_type == "Size":
-        static = io.static_shape(node.inputs[0])
+        static = query.static_shape(node.inputs[0])
         return None if static is None else np.asarray(np.prod(static, dtype=np.int64))
-    if node.op_type not in ("Shape", "Gather", "Slice") or io.rank(result) not in (0, 1) or result.dtype != ir.DataType.INT64:
+    if node.op_type not in ("Shape", "Gather", "Slice") or query.rank(result) not in (0, 1) or result.dtype != ir.DataType.INT64:
         return None
-    found = io.elements(result)
+    found = query.elements(result)
     if found is None or not all(isinstance(each, int) for each in found):
         return None
     array = np.array(found, np.int64)
-    return array.reshape(()) if io.rank(result) == 0 else array
+    return array.reshape(()) if query.rank(result) == 0 else array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import query
 from pipelines.rewrite import Rewrite
 
 
@@ -55,7 +55,7 @@ def _selection(value: ir.Value | None) -> tuple[ir.Value, int] | None:
     add = wrapped.producer()
     if add is None or add.op_type != "Add" or index not in add.inputs:
         return None
-    length = io.constant(next((each for each in add.inputs if each is not index), None))
+    length = query.constant(next((each for each in add.inputs if each is not index), None))
     return (index, int(length.item())) if length is not None and length.size == 1 else None
 
 
@@ -86,7 +86,7 @@ def _is_negative(condition: ir.Value | None, index: ir.Value) -> bool:
     less = condition.producer() if condition is not None else None
     if less is None or less.op_type != "Less" or _uncast(less.inputs[0]) is not _uncast(index):
         return False
-    zero = io.constant(less.inputs[1])
+    zero = query.constant(less.inputs[1])
     return zero is not None and zero.size == 1 and zero.item() == 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 from pipelines.rewrites.fold_batch_norm import Floats, as_affine, pads
 
@@ -41,21 +41,21 @@ class FoldInputNormalization(Rewrite):
 
     def _fold(self, main: ir.Graph, cast: ir.Node) -> int:
         image = cast.inputs[0]
-        sides = io.dimensions(image)
+        sides = query.dimensions(image)
         assert image is not None
         if sides is None or len(sides) != 4 or sides[1] is None:
             self.refuse(cast, f"the channels of {image.name} are not known")
             return 0
         nodes, normalized = _follow(cast, sides[1])
         last = nodes[-1].outputs[0]
-        conv = io.sole_user(last)
+        conv = query.sole_user(last)
         if conv is None:
             self.refuse(nodes[-1], "its result has several readers, or none")
             return 0
-        weight = io.constant(conv.inputs[1]) if io.standard(conv, "Conv") and conv.inputs[0] is last else None
-        bias = io.constant(conv.inputs[2]) if len(conv.inputs) > 2 and conv.inputs[2] is not None else np.zeros(1)
+        weight = query.constant(conv.inputs[1]) if query.standard(conv, "Conv") and conv.inputs[0] is last else None
+        bias = query.constant(conv.inputs[2]) if len(conv.inputs) > 2 and conv.inputs[2] is not None else np.zeros(1)
         if weight is None or weight.dtype != np.float32 or bias is None or conv.attributes.get_int("group", 1) != 1:
-            self.refuse(cast, f"{conv.op_type} {io.label(conv)} is no Conv with constant weights and one group")
+            self.refuse(cast, f"{conv.op_type} {query.label(conv)} is no Conv with constant weights and one group")
             return 0
         self._replace(main, [*nodes, conv], normalized, weight.astype(np.float64), bias.astype(np.float64))
         return 1
@@ -63,32 +63,32 @@ class FoldInputNormalization(Rewrite):
     def _replace(self, main: ir.Graph, nodes: list[ir.Node], normalized: _Normalized, weight: Floats, bias: Floats) -> None:
         image, conv = nodes[0].inputs[0], nodes[-1]
         assert image is not None
-        stem, taken = f"{conv.outputs[0].name}", io.names(main)
+        stem, taken = f"{conv.outputs[0].name}", query.names(main)
         zero = normalized.middle()
         folded, rest = normalized.absorbed(weight, zero)
         if pads(conv):
             level = _level(folded, rest, zero)
             folded = np.concatenate([folded, rest[:, None] / level], axis=1)
-            widths = io.initializer(main, f"{stem}.image.widths", np.array([0, 0, 0, 0, 0, 1, 0, 0], np.int64), taken)
-            inside = io.initializer(main, f"{stem}.image.inside", np.array(zero + level, np.uint8), taken)
-            pad = io.node("Pad", [image, widths, inside], f"{stem}.image.padded", dtype=ir.DataType.UINT8, taken=taken)
-            batch, _, *sides = io.symbols(image) or []
+            widths = edit.initializer(main, f"{stem}.image.widths", np.array([0, 0, 0, 0, 0, 1, 0, 0], np.int64), taken)
+            inside = edit.initializer(main, f"{stem}.image.inside", np.array(zero + level, np.uint8), taken)
+            pad = edit.node("Pad", [image, widths, inside], f"{stem}.image.padded", dtype=ir.DataType.UINT8, taken=taken)
+            batch, _, *sides = query.symbols(image) or []
             pad.outputs[0].shape = ir.Shape([batch, folded.shape[1], *sides])
             main.insert_before(nodes[0], pad)
             image = pad.outputs[0]
         else:
             bias = bias + rest.sum(axis=(1, 2))
-        scale = io.initializer(main, f"{stem}.image.scale", np.array(1, np.float32), taken)
-        point = io.initializer(main, f"{stem}.image.zero_point", np.array(zero, np.uint8), taken)
-        pixels = io.node("DequantizeLinear", [image, scale, point], f"{stem}.image", dtype=ir.DataType.FLOAT, taken=taken)
+        scale = edit.initializer(main, f"{stem}.image.scale", np.array(1, np.float32), taken)
+        point = edit.initializer(main, f"{stem}.image.zero_point", np.array(zero, np.uint8), taken)
+        pixels = edit.node("DequantizeLinear", [image, scale, point], f"{stem}.image", dtype=ir.DataType.FLOAT, taken=taken)
         pixels.outputs[0].shape = image.shape
         main.insert_before(nodes[0], pixels)
         inputs = [
             pixels.outputs[0],
-            io.initializer(main, f"{stem}.weight", folded.astype(np.float32), taken),
-            io.initializer(main, f"{stem}.bias", np.broadcast_to(bias, len(weight)).astype(np.float32), taken),
+            edit.initializer(main, f"{stem}.weight", folded.astype(np.float32), taken),
+            edit.initializer(main, f"{stem}.bias", np.broadcast_to(bias, len(weight)).astype(np.float32), taken),
         ]
-        io.substitute(nodes, ir.Node("", "Conv", inputs, conv.attributes.values(), num_outputs=1, name=conv.name))
+        edit.substitute(nodes, ir.Node("", "Conv", inputs, conv.attributes.values(), num_outputs=1, name=conv.name))
 
 
 @dataclass(frozen=True)
@@ -126,18 +126,18 @@ def _level(folded: Floats, rest: Floats, zero: int) -> int:
 
 
 def _is_float_of_bytes(node: ir.Node) -> bool:
-    to = node.attributes.get_int("to", 0) if io.standard(node, "Cast") else 0
+    to = node.attributes.get_int("to", 0) if query.standard(node, "Cast") else 0
     return to == ir.DataType.FLOAT and node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.UINT8
 
 
 def _follow(cast: ir.Node, channels: int) -> tuple[list[ir.Node], _Normalized]:
     """`cast` and what normalizes after it, as far as each has one reader; and what that computes."""
     nodes, found = [cast], _Normalized(channels, np.arange(channels), np.ones(channels), np.zeros(channels))
-    while (node := io.sole_user(value := nodes[-1].outputs[0])) is not None:
+    while (node := query.sole_user(value := nodes[-1].outputs[0])) is not None:
         if (affine := as_affine(node, value, len(found.order), 4)) is not None:
             found = _Normalized(channels, found.order, affine.scale * found.scale, affine.scale * found.shift + affine.shift)
-        elif io.standard(node, "Gather") and node.inputs[0] is value and node.attributes.get_int("axis", 0) in (1, -3):
-            picks = io.constant(node.inputs[1])
+        elif query.standard(node, "Gather") and node.inputs[0] is value and node.attributes.get_int("axis", 0) in (1, -3):
+            picks = query.constant(node.inputs[1])
             if picks is None or picks.ndim != 1:
                 break
             found = _Normalized(channels, found.order[picks], found.scale[picks], found.shift[picks])

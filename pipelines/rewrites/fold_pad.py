@@ -6,7 +6,7 @@ import math
 
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 POSITIVE = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Softplus")
@@ -22,18 +22,18 @@ class FoldPad(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        return sum(self._fold(each) for each in list(model.graph) if io.standard(each, "Pad"))
+        return sum(self._fold(each) for each in list(model.graph) if query.standard(each, "Pad"))
 
     def _fold(self, pad: ir.Node) -> int:
         x, reader = pad.inputs[0], next(iter(pad.outputs[0].consumers()), None)
         if (
             x is None
             or reader is None
-            or not io.standard(reader, "Conv", "AveragePool", "MaxPool")
+            or not query.standard(reader, "Conv", "AveragePool", "MaxPool")
             or reader.inputs[0] is not pad.outputs[0]
         ):
             return 0
-        pads = _pads(pad, io.rank(pad.outputs[0]))
+        pads = _pads(pad, query.rank(pad.outputs[0]))
         why = self._why_not(pad, reader, pads)
         if why or pads is None:
             self.refuse(pad, why)
@@ -44,48 +44,48 @@ class FoldPad(Rewrite):
         reader.attributes["pads"] = ir.AttrInt64s("pads", [a + b for a, b in zip(own, [*before, *after], strict=True)])
         if reader.op_type == "AveragePool":
             reader.attributes["count_include_pad"] = ir.AttrInt64("count_include_pad", 1)
-        io.bypass(pad, x)
+        edit.bypass(pad, x)
         return 1
 
     def _why_not(self, pad: ir.Node, reader: ir.Node, pads: list[int] | None) -> str:
-        value = io.scalar(pad.inputs[2]) if len(pad.inputs) > 2 and pad.inputs[2] is not None else 0.0
-        if io.sole_user(pad.outputs[0]) is not reader:
+        value = query.scalar(pad.inputs[2]) if len(pad.inputs) > 2 and pad.inputs[2] is not None else 0.0
+        if query.sole_user(pad.outputs[0]) is not reader:
             return "its result has several readers"
         if pad.attributes.get_string("mode", "constant") != "constant" or pads is None:
             return "it does not pad with constants by constant widths"
         if min(pads) < 0 or any(pads[:2]) or any(pads[len(pads) // 2 :][:2]):
             return "it pads batch or channels, or cuts"
         if reader.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or reader.attributes.get_int("ceil_mode", 0) != 0:
-            return f"{reader.op_type} {io.label(reader)} has auto_pad or ceil_mode"
+            return f"{reader.op_type} {query.label(reader)} has auto_pad or ceil_mode"
         own, kernel = reader.attributes.get_ints("pads", ()) or [0] * (len(pads) - 4), reader.attributes.get_ints("kernel_shape", ())
         both = zip((*pads[2 : len(pads) // 2], *pads[len(pads) // 2 + 2 :]), own, (*kernel, *kernel), strict=False)
         if reader.op_type != "Conv" and any(a + b >= k for a, b, k in both):
-            return f"{reader.op_type} {io.label(reader)} would have windows of padding alone"
+            return f"{reader.op_type} {query.label(reader)} would have windows of padding alone"
         if reader.op_type == "MaxPool":
             if any(each != 1 for each in reader.attributes.get_ints("dilations", ())) or len(reader.outputs) > 1:
-                return f"MaxPool {io.label(reader)} has dilations or returns indices"
+                return f"MaxPool {query.label(reader)} has dilations or returns indices"
             if any(own):
-                return f"MaxPool {io.label(reader)} pads with its own value already"
+                return f"MaxPool {query.label(reader)} pads with its own value already"
             if value == -math.inf or (value == 0 and _positive(pad.inputs[0])):
                 return ""
             return (
-                f"MaxPool {io.label(reader)} pads with the lowest value, not {value:g}"
+                f"MaxPool {query.label(reader)} pads with the lowest value, not {value:g}"
                 if value is not None
                 else "its value is not constant"
             )
         if value != 0:
-            return f"{reader.op_type} {io.label(reader)} pads with 0"
+            return f"{reader.op_type} {query.label(reader)} pads with 0"
         if reader.op_type == "AveragePool" and any(own) and not reader.attributes.get_int("count_include_pad", 0):
-            return f"AveragePool {io.label(reader)} does not count its own padding"
+            return f"AveragePool {query.label(reader)} does not count its own padding"
         return ""
 
 
 def _pads(pad: ir.Node, rank: int | None) -> list[int] | None:
     """Begin and end of every axis, where constant."""
-    given = io.integers(pad, "pads", 1)
+    given = query.integers(pad, "pads", 1)
     if rank is None or rank < 3 or given is None:
         return None
-    axes = io.integers(pad, "axes", 3) if len(pad.inputs) > 3 and pad.inputs[3] is not None else list(range(rank))
+    axes = query.integers(pad, "axes", 3) if len(pad.inputs) > 3 and pad.inputs[3] is not None else list(range(rank))
     if axes is None:
         return None
     pads = [0] * (2 * rank)
@@ -99,9 +99,9 @@ def _positive(value: ir.Value | None) -> bool:
     node = value.producer() if value is not None else None
     if node is None:
         return False
-    if io.standard(node, "Clip"):
-        low = io.scalar(node.inputs[1]) if len(node.inputs) > 1 else None
+    if query.standard(node, "Clip"):
+        low = query.scalar(node.inputs[1]) if len(node.inputs) > 1 else None
         return low is not None and low >= 0
-    if io.standard(node, "MaxPool", "AveragePool", "GlobalAveragePool", "Identity"):
+    if query.standard(node, "MaxPool", "AveragePool", "GlobalAveragePool", "Identity"):
         return _positive(node.inputs[0])
-    return io.standard(node, *POSITIVE)
+    return query.standard(node, *POSITIVE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 MOVES = ("Reshape", "Transpose")
@@ -20,16 +20,18 @@ class FoldScale(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        return sum(self._fold(model.graph, each) for each in list(model.graph) if io.standard(each, "Mul", "Div"))
+        return sum(self._fold(model.graph, each) for each in list(model.graph) if query.standard(each, "Mul", "Div"))
 
     def _fold(self, main: ir.Graph, scale: ir.Node) -> int:
-        product, *others = scale.inputs if scale.op_type == "Div" else sorted(scale.inputs, key=lambda each: io.constant(each) is not None)
-        factor = io.scalar(others[0])
+        product, *others = (
+            scale.inputs if scale.op_type == "Div" else sorted(scale.inputs, key=lambda each: query.constant(each) is not None)
+        )
+        factor = query.scalar(others[0])
         matmul = product.producer() if product is not None else None
-        if factor is None or not factor or product is None or not io.standard(matmul, "MatMul") or io.rank(others[0]):
+        if factor is None or not factor or product is None or not query.standard(matmul, "MatMul") or query.rank(others[0]):
             return 0
         assert matmul is not None
-        if io.sole_user(product) is not scale or io.constant(matmul.inputs[1]) is not None:
+        if query.sole_user(product) is not scale or query.constant(matmul.inputs[1]) is not None:
             return 0
         found = _layer(matmul.inputs[0])
         if found is None:
@@ -38,25 +40,25 @@ class FoldScale(Rewrite):
         times = np.float64(factor if scale.op_type == "Mul" else 1 / factor)
         for node, index in found:
             value = node.inputs[index]
-            array = io.constant(value)
+            array = query.constant(value)
             assert value is not None and array is not None
-            node.replace_input_with(index, io.initializer(main, f"{value.name}.scaled", (array * times).astype(array.dtype)))
-        io.bypass(scale, product)
+            node.replace_input_with(index, edit.initializer(main, f"{value.name}.scaled", (array * times).astype(array.dtype)))
+        edit.bypass(scale, product)
         return 1
 
 
 def _layer(value: ir.Value | None) -> list[tuple[ir.Node, int]] | None:
     """(node, input) of the weights and the bias that `value` is linear in; None where there is no such layer, or it has other readers."""
     found: list[tuple[ir.Node, int]] = []
-    while value is not None and (node := value.producer()) is not None and io.sole_user(value) is not None:
-        constants = [index for index, each in enumerate(node.inputs) if io.constant(each) is not None]
-        if io.standard(node, *MOVES):
+    while value is not None and (node := value.producer()) is not None and query.sole_user(value) is not None:
+        constants = [index for index, each in enumerate(node.inputs) if query.constant(each) is not None]
+        if query.standard(node, *MOVES):
             value = node.inputs[0]
-        elif io.standard(node, "Add") and len(constants) == 1 and not found:
+        elif query.standard(node, "Add") and len(constants) == 1 and not found:
             found, value = [(node, constants[0])], node.inputs[1 - constants[0]]
-        elif io.standard(node, "MatMul") and constants == [1]:
+        elif query.standard(node, "MatMul") and constants == [1]:
             return [*found, (node, 1)]
-        elif io.standard(node, "Gemm") and constants == list(range(1, len(node.inputs))):
+        elif query.standard(node, "Gemm") and constants == list(range(1, len(node.inputs))):
             return [*found, *((node, index) for index in constants)]
         else:
             return None

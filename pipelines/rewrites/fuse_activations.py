@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, io, query
 from pipelines.rewrite import Rewrite
 
 HARD_SWISH = 14  # the first opset that has it
@@ -44,8 +44,8 @@ class FuseActivations(Rewrite):
         before = x.producer()
         inner = _clamp(before) if before is not None else None
         if before is not None and inner is not None:
-            if io.sole_user(x) is not node:
-                self.refuse(node, f"{before.op_type} {io.label(before)} before it has another reader")
+            if query.sole_user(x) is not node:
+                self.refuse(node, f"{before.op_type} {query.label(before)} before it has another reader")
             else:
                 x, nodes = inner[0], [before, node]
                 low, high = (min(max(each, low), high) for each in inner[1:])
@@ -57,23 +57,23 @@ class FuseActivations(Rewrite):
         bounds: list[ir.Value | None] = []
         if wanted == "Clip":
             for label, bound in (("min", low), ("max", high)):
-                bounds.append(None if math.isinf(bound) else io.initializer(main, f"{name}.{label}", np.array(bound, np.float32)))
+                bounds.append(None if math.isinf(bound) else edit.initializer(main, f"{name}.{label}", np.array(bound, np.float32)))
         if wanted == "Clip" and bounds[1] is None:
             bounds.pop()
-        io.substitute(nodes, ir.node(wanted, [x, *bounds], name=node.name))
+        edit.substitute(nodes, ir.node(wanted, [x, *bounds], name=node.name))
         return 1
 
     def _leaky(self, node: ir.Node) -> int:
-        if not io.standard(node, "Max") or len(node.inputs) != 2:
+        if not query.standard(node, "Max") or len(node.inputs) != 2:
             return 0
         for x, scaled in (node.inputs, node.inputs[::-1]):
             product = scaled.producer() if scaled is not None else None
-            if x is None or product is None or not io.standard(product, "Mul") or x not in product.inputs:
+            if x is None or product is None or not query.standard(product, "Mul") or x not in product.inputs:
                 continue
-            slope = io.scalar(next((each for each in product.inputs if each is not x), None))
-            if slope is None or not 0 < slope < 1 or io.sole_user(product.outputs[0]) is not node or not _same_shape(x, node.outputs[0]):
+            slope = query.scalar(next((each for each in product.inputs if each is not x), None))
+            if slope is None or not 0 < slope < 1 or query.sole_user(product.outputs[0]) is not node or not _same_shape(x, node.outputs[0]):
                 continue
-            io.substitute([product, node], ir.node("LeakyRelu", [x], {"alpha": slope}, name=node.name))
+            edit.substitute([product, node], ir.node("LeakyRelu", [x], {"alpha": slope}, name=node.name))
             return 1
         return 0
 
@@ -84,46 +84,46 @@ class FuseActivations(Rewrite):
             return 0
         value = scaled[0]
         inner, between = value.producer(), None
-        if inner is not None and io.standard(inner, "Mul"):  # x * clip / 6 = x * (clip / 6)
+        if inner is not None and query.standard(inner, "Mul"):  # x * clip / 6 = x * (clip / 6)
             between = inner
             value = next((each for each in inner.inputs if each is not None and _six(each) is not None), value)
         clip = _six(value)
-        if clip is None or io.sole_user(value) is None or (between is not None and io.sole_user(between.outputs[0]) is not node):
+        if clip is None or query.sole_user(value) is None or (between is not None and query.sole_user(between.outputs[0]) is not node):
             return 0
         add = clip.inputs[0].producer() if clip.inputs[0] is not None else None
-        if add is None or not io.standard(add, "Add") or io.sole_user(add.outputs[0]) is not clip:
+        if add is None or not query.standard(add, "Add") or query.sole_user(add.outputs[0]) is not clip:
             return 0
-        x = next((each for each in add.inputs if io.scalar(each) is None), None)
-        three = next((io.scalar(each) for each in add.inputs if io.scalar(each) is not None), None)
+        x = next((each for each in add.inputs if query.scalar(each) is None), None)
+        three = next((query.scalar(each) for each in add.inputs if query.scalar(each) is not None), None)
         if x is None or three != 3 or not _same_shape(x, value):
             return 0
         sigmoid = ir.node("HardSigmoid", [x], {"alpha": 1 / 6, "beta": 0.5}, name=f"{node.outputs[0].name}.gate")
         if between is None:
-            io.substitute([add, clip, node], sigmoid)
+            edit.substitute([add, clip, node], sigmoid)
             return 1
         other = next((each for each in between.inputs if each is not value), None)
         main = node.graph
         assert isinstance(main, ir.Graph) and other is not None
         gate = sigmoid.outputs[0]
-        gate.name, gate.type, gate.shape = io.unique(str(sigmoid.name), io.names(main)), value.type, value.shape
+        gate.name, gate.type, gate.shape = edit.unique(str(sigmoid.name), query.names(main)), value.type, value.shape
         main.insert_before(node, sigmoid)
-        io.substitute([add, clip, between, node], ir.node("Mul", [other, gate], name=node.name))
+        edit.substitute([add, clip, between, node], ir.node("Mul", [other, gate], name=node.name))
         return 1
 
     def _hard_swish(self, node: ir.Node) -> int:
-        if not io.standard(node, "Mul"):
+        if not query.standard(node, "Mul"):
             return 0
         for x, gate in (node.inputs, node.inputs[::-1]):
             sigmoid = gate.producer() if gate is not None else None
-            if gate is None or sigmoid is None or not io.standard(sigmoid, "HardSigmoid") or sigmoid.inputs[0] is not x:
+            if gate is None or sigmoid is None or not query.standard(sigmoid, "HardSigmoid") or sigmoid.inputs[0] is not x:
                 continue
             slopes = [sigmoid.attributes.get_float(key, default) for key, default in (("alpha", 0.2), ("beta", 0.5))]
             if not np.allclose(slopes, (1 / 6, 0.5), rtol=1e-6):
                 self.refuse(node, f"its HardSigmoid has alpha {slopes[0]:g} and beta {slopes[1]:g}; HardSwish has 1/6 and 1/2")
-            elif io.sole_user(gate) is not node:
+            elif query.sole_user(gate) is not node:
                 self.refuse(node, "its HardSigmoid has another reader")
             else:
-                io.substitute([sigmoid, node], ir.node("HardSwish", [x], name=node.name))
+                edit.substitute([sigmoid, node], ir.node("HardSwish", [x], name=node.name))
                 return 1
         return 0
 
@@ -133,18 +133,18 @@ def _clamp(node: ir.Node | None) -> tuple[ir.Value, float, float] | None:
     x = node.inputs[0] if node is not None and node.inputs else None
     if node is None or x is None:
         return None
-    if io.standard(node, "Relu"):
+    if query.standard(node, "Relu"):
         return x, 0.0, math.inf
-    if io.standard(node, "Clip") and "min" not in node.attributes and "max" not in node.attributes:
+    if query.standard(node, "Clip") and "min" not in node.attributes and "max" not in node.attributes:
         bounds = [*node.inputs[1:], None, None][:2]
-        low, high = (None if value is not None and io.scalar(value) is None else io.scalar(value) for value in bounds)
-        if any(value is not None and io.scalar(value) is None for value in bounds):
+        low, high = (None if value is not None and query.scalar(value) is None else query.scalar(value) for value in bounds)
+        if any(value is not None and query.scalar(value) is None for value in bounds):
             return None
         low, high = -math.inf if low is None else low, math.inf if high is None else high
-    elif io.standard(node, "Max", "Min") and len(node.inputs) == 2:
-        x = next((each for each in node.inputs if io.constant(each) is None), None)
+    elif query.standard(node, "Max", "Min") and len(node.inputs) == 2:
+        x = next((each for each in node.inputs if query.constant(each) is None), None)
         other = next((each for each in node.inputs if each is not x), None)
-        bound = io.scalar(other)
+        bound = query.scalar(other)
         if x is None or bound is None or not _same_shape(x, node.outputs[0]):
             return None
         low, high = (bound, math.inf) if node.op_type == "Max" else (-math.inf, bound)
@@ -163,16 +163,16 @@ def _six(value: ir.Value) -> ir.Node | None:
 
 def _times(node: ir.Node) -> tuple[ir.Value, float] | None:
     """(x, c) where `node` computes c x for a constant c."""
-    if not io.standard(node, "Mul", "Div"):
+    if not query.standard(node, "Mul", "Div"):
         return None
     first, second = node.inputs
-    c = io.scalar(second)
+    c = query.scalar(second)
     if c is not None and first is not None and _same_shape(first, node.outputs[0]):
         return (first, c) if node.op_type == "Mul" else ((first, 1 / c) if c else None)
-    c = io.scalar(first)
+    c = query.scalar(first)
     return (second, c) if c is not None and second is not None and node.op_type == "Mul" and _same_shape(second, node.outputs[0]) else None
 
 
 def _same_shape(a: ir.Value, b: ir.Value) -> bool:
     """Whether `b`, computed from `a` and a constant of one element, has the rank of `a`: its shape is then the same."""
-    return io.rank(a) is not None and io.rank(a) == io.rank(b)
+    return query.rank(a) is not None and query.rank(a) == query.rank(b)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 
@@ -20,25 +20,25 @@ class FuseLinear(Rewrite):
         count = 0
         for matmul in [each for each in model.graph if each.op_type == "MatMul"]:
             x, weight = matmul.inputs
-            w = io.constant(weight)
+            w = query.constant(weight)
             if w is None or w.ndim != 2:
                 continue
-            add = io.sole_user(matmul.outputs[0])
+            add = query.sole_user(matmul.outputs[0])
             if add is None or add.op_type != "Add":
                 continue
-            if io.rank(x) != 2:
-                self.refuse(matmul, f"input is not known to be 2-D (rank {io.rank(x)})")
+            if query.rank(x) != 2:
+                self.refuse(matmul, f"input is not known to be 2-D (rank {query.rank(x)})")
                 continue
             bias = next(value for value in add.inputs if value is not matmul.outputs[0])
-            b = io.constant(bias)
+            b = query.constant(bias)
             columns = w.shape[1]
             if b is None or b.shape not in ((columns,), (1, columns)):
                 self.refuse(matmul, "what is added is not a constant row of one value per output")
                 continue
             result = add.outputs[0]
             if b.ndim != 1:
-                bias = io.initializer(model.graph, f"{result.name}.bias", b.reshape(columns))
-            gemm = io.node("Gemm", [x, weight, bias], str(result.name), dtype=result.dtype)
+                bias = edit.initializer(model.graph, f"{result.name}.bias", b.reshape(columns))
+            gemm = edit.node("Gemm", [x, weight, bias], str(result.name), dtype=result.dtype)
             gemm.outputs[0].shape = result.shape
             ir.convenience.replace_nodes_and_values(model.graph, add, [matmul, add], [gemm], [result], gemm.outputs)
             count += 1

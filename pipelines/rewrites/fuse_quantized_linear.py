@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 
@@ -20,22 +20,22 @@ class FuseQuantizedLinear(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        count, taken = 0, io.names(model.graph)
-        for matmul in [each for each in model.graph if io.standard(each, "MatMul")]:
+        count, taken = 0, query.names(model.graph)
+        for matmul in [each for each in model.graph if query.standard(each, "MatMul")]:
             x, weight = matmul.inputs
-            add, step, known = io.sole_user(matmul.outputs[0]), _step(x), io.dequantized(weight)
-            if x is None or step is None or known is None or not io.standard(add, "Add") or add is None:
+            add, step, known = query.sole_user(matmul.outputs[0]), _step(x), query.dequantized(weight)
+            if x is None or step is None or known is None or not query.standard(add, "Add") or add is None:
                 continue
             quantized, scale, _ = known
             bias = next(each for each in add.inputs if each is not matmul.outputs[0])
-            b, columns, result = io.constant(bias), quantized.shape[-1], add.outputs[0]
-            if io.rank(x) != 2 or quantized.ndim != 2 or scale.size not in (1, columns) or (scale.size > 1 and _axis(weight) != 1):
+            b, columns, result = query.constant(bias), quantized.shape[-1], add.outputs[0]
+            if query.rank(x) != 2 or quantized.ndim != 2 or scale.size not in (1, columns) or (scale.size > 1 and _axis(weight) != 1):
                 self.refuse(matmul, "it is not 2-D, or its steps are not one a column")
                 continue
             if b is None:
                 product = matmul.outputs[0]
-                gemm = io.node("Gemm", [x, weight], str(product.name), dtype=product.dtype)
-                io.substitute([matmul], gemm)
+                gemm = edit.node("Gemm", [x, weight], str(product.name), dtype=product.dtype)
+                edit.substitute([matmul], gemm)
                 count += 1
                 continue
             if b.shape not in ((columns,), (1, columns)):
@@ -47,11 +47,11 @@ class FuseQuantizedLinear(Rewrite):
                 self.refuse(matmul, "its bias does not fit 32 bits in steps of the product")
                 continue
             q, s = (
-                io.initializer(model.graph, f"{result.name}.bias.{kind}", array, taken)
+                edit.initializer(model.graph, f"{result.name}.bias.{kind}", array, taken)
                 for kind, array in (("quantized", integers.astype(np.int32)), ("scale", steps))
             )
-            dq = io.node("DequantizeLinear", [q, s], f"{result.name}.bias", dtype=ir.DataType.FLOAT, taken=taken, axis=0)
-            gemm = io.node("Gemm", [x, weight, dq.outputs[0]], str(result.name), dtype=result.dtype)
+            dq = edit.node("DequantizeLinear", [q, s], f"{result.name}.bias", dtype=ir.DataType.FLOAT, taken=taken, axis=0)
+            gemm = edit.node("Gemm", [x, weight, dq.outputs[0]], str(result.name), dtype=result.dtype)
             gemm.outputs[0].shape = result.shape
             ir.convenience.replace_nodes_and_values(model.graph, add, [matmul, add], [dq, gemm], [result], gemm.outputs)
             count += 1
@@ -61,7 +61,7 @@ class FuseQuantizedLinear(Rewrite):
 def _step(value: ir.Value | None) -> np.float32 | None:
     """The one scale of what was bytes just before."""
     producer = value.producer() if value is not None else None
-    scale = io.constant(producer.inputs[1]) if producer is not None and producer.op_type == "DequantizeLinear" else None
+    scale = query.constant(producer.inputs[1]) if producer is not None and producer.op_type == "DequantizeLinear" else None
     return None if scale is None or scale.size != 1 else np.float32(scale.item())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 GEOMETRY = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
@@ -43,7 +43,7 @@ class MergeSiblings(Rewrite):
         for concat, start, run in _joined(branches):
             merged = _together(main, run)
             inputs = [*concat.inputs[:start], merged, *concat.inputs[start + len(run) :]]
-            io.substitute([concat], ir.node("Concat", inputs, concat.attributes, name=concat.name))
+            edit.substitute([concat], ir.node("Concat", inputs, concat.attributes, name=concat.name))
             for each in run:
                 main.remove(list(each.nodes)[::-1], safe=True)
                 branches.remove(each)
@@ -55,7 +55,7 @@ class MergeSiblings(Rewrite):
             self.refuse(first, f"it has {len(branches) - 1} siblings; to split their joint result costs what one call saves")
             return count
         merged = _together(main, branches)
-        widths = io.initializer(main, f"{merged.name}.widths", np.array([each.width for each in branches], np.int64))
+        widths = edit.initializer(main, f"{merged.name}.widths", np.array([each.width for each in branches], np.int64))
         split = ir.node(
             "Split",
             [merged, widths],
@@ -96,16 +96,16 @@ class _Branch:
     @classmethod
     def of(cls, node: ir.Node) -> _Branch | None:
         """The branch that starts at `node`, if any."""
-        if not io.standard(node, "Gemm", "MatMul", "Conv") or io.constant(node.inputs[0]) is not None:
+        if not query.standard(node, "Gemm", "MatMul", "Conv") or query.constant(node.inputs[0]) is not None:
             return None
-        weight, nodes = io.constant(node.inputs[1]), [node]
+        weight, nodes = query.constant(node.inputs[1]), [node]
         given = node.inputs[2] if len(node.inputs) > 2 else None
-        bias = io.constant(given)
+        bias = query.constant(given)
         if weight is None or weight.dtype.kind != "f" or (given is not None and bias is None):
             return None
         axis = 0 if node.op_type == "Conv" or node.attributes.get_int("transB", 0) != 0 else 1
-        if node.op_type == "MatMul" and (add := io.sole_user(node.outputs[0])) is not None and io.standard(add, "Add"):
-            found = next((array for each in add.inputs if (array := io.constant(each)) is not None), None)
+        if node.op_type == "MatMul" and (add := query.sole_user(node.outputs[0])) is not None and query.standard(add, "Add"):
+            found = next((array for each in add.inputs if (array := query.constant(each)) is not None), None)
             if found is not None and found.ndim == 1:
                 bias, nodes = found, [node, add]
         plain = node.op_type == "Conv" or (
@@ -117,9 +117,9 @@ class _Branch:
         if not plain or node.attributes.get_int("group", 1) != 1 or (bias is not None and bias.size != weight.shape[axis]):
             return None
         clamp: tuple[Hashable, ...] = ()
-        following = io.sole_user(nodes[-1].outputs[0])
-        if following is not None and io.standard(following, "Relu", "Clip"):
-            bounds = [None if each is None else io.scalar(each) for each in following.inputs[1:]]
+        following = query.sole_user(nodes[-1].outputs[0])
+        if following is not None and query.standard(following, "Relu", "Clip"):
+            bounds = [None if each is None else query.scalar(each) for each in following.inputs[1:]]
             if None not in [bound for each, bound in zip(following.inputs[1:], bounds, strict=True) if each is not None]:
                 nodes.append(following)
                 clamp = (following.op_type, *bounds)
@@ -134,10 +134,10 @@ def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]
     """(Concat, position, branches) for the longest run of neighbouring inputs of each Concat that are results of `branches`."""
     found: list[tuple[ir.Node, int, list[_Branch]]] = []
     by_result = {each.result: each for each in branches}
-    concats = dict.fromkeys(reader for each in branches if io.standard(reader := io.sole_user(each.result), "Concat"))
+    concats = dict.fromkeys(reader for each in branches if query.standard(reader := query.sole_user(each.result), "Concat"))
     for concat in concats:
         assert concat is not None
-        rank = io.rank(concat.outputs[0])
+        rank = query.rank(concat.outputs[0])
         axis = concat.attributes.get_int("axis", 0)
         wanted = 1 if branches[0].nodes[0].op_type == "Conv" else None if rank is None else rank - 1
         if axis != wanted and (rank is None or axis + rank != wanted):
@@ -157,20 +157,20 @@ def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]
 
 def _together(main: ir.Graph, branches: list[_Branch]) -> ir.Value:
     """One layer that computes the results of all, side by side; inserted before the first of them."""
-    first, taken = branches[0], io.names(main)
+    first, taken = branches[0], query.names(main)
     layer, stem, dtype = first.nodes[0], f"{branches[0].result.name}.merged", branches[0].result.dtype
     arrays = np.concatenate([each.weight for each in branches], axis=first.axis)
-    inputs = [layer.inputs[0], io.initializer(main, f"{stem}.weight", arrays, taken)]
+    inputs = [layer.inputs[0], edit.initializer(main, f"{stem}.weight", arrays, taken)]
     biases = [each.bias for each in branches if each.bias is not None]
-    bias = io.initializer(main, f"{stem}.bias", np.concatenate(biases), taken) if biases else None
+    bias = edit.initializer(main, f"{stem}.bias", np.concatenate(biases), taken) if biases else None
     if bias is not None and layer.op_type != "MatMul":
         inputs.append(bias)
-    made = [ir.Node("", layer.op_type, inputs, layer.attributes.values(), num_outputs=1, name=io.unique(stem, taken))]
+    made = [ir.Node("", layer.op_type, inputs, layer.attributes.values(), num_outputs=1, name=edit.unique(stem, taken))]
     if bias is not None and layer.op_type == "MatMul":
-        made.append(ir.node("Add", [made[0].outputs[0], bias], name=io.unique(f"{stem}.biased", taken)))
+        made.append(ir.node("Add", [made[0].outputs[0], bias], name=edit.unique(f"{stem}.biased", taken)))
     if first.clamped:
         clamp = first.nodes[-1]
-        made.append(ir.node(clamp.op_type, [made[-1].outputs[0], *clamp.inputs[1:]], name=io.unique(f"{stem}.clamped", taken)))
+        made.append(ir.node(clamp.op_type, [made[-1].outputs[0], *clamp.inputs[1:]], name=edit.unique(f"{stem}.clamped", taken)))
     shape = first.result.shape
     for each in made:
         each.outputs[0].name, each.outputs[0].type = each.name, None if dtype is None else ir.TensorType(dtype)

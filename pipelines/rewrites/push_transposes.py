@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 UNARY = (
@@ -26,7 +26,7 @@ class PushTransposes(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        count, pending = 0, [each for each in model.graph if io.standard(each, "Transpose")]
+        count, pending = 0, [each for each in model.graph if query.standard(each, "Transpose")]
         while pending:
             node = pending.pop(0)
             if node.graph is None:
@@ -44,18 +44,18 @@ class PushTransposes(Rewrite):
         before = x.producer()
         if before is not None and (first := _perm(before)) is not None and (source := before.inputs[0]) is not None:
             new = ir.node("Transpose", [source], {"perm": [first[axis] for axis in perm]}, name=node.name)
-            io.substitute([node], new)
+            edit.substitute([node], new)
             _drop(before)
             if _perm(new) == sorted(perm):
-                io.bypass(new, source)
+                edit.bypass(new, source)
             return [each for each in (before, *source.consumers()) if _perm(each) is not None]
         if perm == sorted(perm):
-            io.bypass(node, x)
+            edit.bypass(node, x)
             return []
         return None
 
     def _push(self, node: ir.Node) -> list[ir.Node] | None:
-        perm, reader = _perm(node), io.sole_user(node.outputs[0])
+        perm, reader = _perm(node), query.sole_user(node.outputs[0])
         if perm is None or reader is None:
             if perm is not None and any(_after(each, perm) is not None for each in node.outputs[0].consumers()):
                 self.refuse(node, "its result has several readers")
@@ -70,7 +70,7 @@ class PushTransposes(Rewrite):
         ]
         inner = _moved(reader, perm, main)
         inner.outputs[0].type = result.type
-        inner.outputs[0].name = io.unique(f"{result.name}.untransposed", io.names(main))
+        inner.outputs[0].name = edit.unique(f"{result.name}.untransposed", query.names(main))
         if result.shape is not None:
             inner.outputs[0].shape = ir.Shape([result.shape[after.index(axis)] for axis in range(len(after))])
         last = ir.node("Transpose", [inner.outputs[0]], {"perm": after}, name=f"{result.name}.transposed")
@@ -83,9 +83,9 @@ class PushTransposes(Rewrite):
 
 def _perm(node: ir.Node | None) -> list[int] | None:
     """The permutation of a Transpose; reversed axes where it says none."""
-    if node is None or not io.standard(node, "Transpose"):
+    if node is None or not query.standard(node, "Transpose"):
         return None
-    given, rank = list(node.attributes.get_ints("perm", ())), io.rank(node.outputs[0]) or io.rank(node.inputs[0])
+    given, rank = list(node.attributes.get_ints("perm", ())), query.rank(node.outputs[0]) or query.rank(node.inputs[0])
     return given or (list(range(rank))[::-1] if rank else None)
 
 
@@ -98,23 +98,23 @@ def _drop(node: ir.Node) -> None:
 def _after(node: ir.Node, perm: list[int]) -> list[int] | None:
     """The permutation after `node` that does the same as `perm` on all its inputs that are not constant; None where there is none."""
     values = [each for each in node.inputs if each is not None]
-    constants = [each for each in values if io.constant(each) is not None]
+    constants = [each for each in values if query.constant(each) is not None]
     data = [each for each in values if each not in constants]
     if not data or any(_perm(each.producer()) != perm for each in data) or len(node.outputs) != 1:
         return None
-    if io.standard(node, *UNARY, "Pad", *REDUCE):
+    if query.standard(node, *UNARY, "Pad", *REDUCE):
         if len(data) > 1 or data[0] is not node.inputs[0]:
             return None
-        if node.op_type == "Pad" and (io.integers(node, "pads", 1) is None or (len(node.inputs) > 3 and node.inputs[3] is not None)):
+        if node.op_type == "Pad" and (query.integers(node, "pads", 1) is None or (len(node.inputs) > 3 and node.inputs[3] is not None)):
             return None
-    elif io.standard(node, *BINARY):
-        if any((io.rank(each) or 0) > len(perm) for each in constants):
+    elif query.standard(node, *BINARY):
+        if any((query.rank(each) or 0) > len(perm) for each in constants):
             return None
-    elif not io.standard(node, "Concat") or constants:
+    elif not query.standard(node, "Concat") or constants:
         return None
-    if not io.standard(node, *REDUCE):
+    if not query.standard(node, *REDUCE):
         return perm
-    axes = io.integers(node, "axes", 1)
+    axes = query.integers(node, "axes", 1)
     if axes is None:
         return None
     if node.attributes.get_int("keepdims", 1):
@@ -134,7 +134,7 @@ def _pays(node: ir.Node, perm: list[int]) -> bool:
     readers = result.consumers()
     if any(_perm(each) is not None for each in readers):
         return True
-    following = io.sole_user(result)
+    following = query.sole_user(result)
     return following is not None and _pays_through(following, result, after)
 
 
@@ -157,17 +157,17 @@ def _moved(node: ir.Node, perm: list[int], main: ir.Graph) -> ir.Node:
     inputs: list[ir.Value | None] = []
     for index, value in enumerate(node.inputs):
         producer = value.producer() if value is not None else None
-        array = io.constant(value)
+        array = query.constant(value)
         if producer is not None and _perm(producer) == perm:
             value = producer.inputs[0]
         elif node.op_type in BINARY and array is not None and array.size > 1:
             full = array.reshape([1] * (len(perm) - array.ndim) + list(array.shape))
-            value = io.initializer(main, f"{node.outputs[0].name}.{index}.transposed", np.ascontiguousarray(full.transpose(inverse)))
+            value = edit.initializer(main, f"{node.outputs[0].name}.{index}.transposed", np.ascontiguousarray(full.transpose(inverse)))
         elif node.op_type == "Pad" and index == 1 and array is not None:
             both = array.reshape(2, -1)[:, inverse].ravel()
-            value = io.initializer(main, f"{node.outputs[0].name}.pads", both)
+            value = edit.initializer(main, f"{node.outputs[0].name}.pads", both)
         elif node.op_type in REDUCE and index == 1 and array is not None:
-            value = io.initializer(main, f"{node.outputs[0].name}.axes", np.array([perm[axis] for axis in array.ravel()], np.int64))
+            value = edit.initializer(main, f"{node.outputs[0].name}.axes", np.array([perm[axis] for axis in array.ravel()], np.int64))
         inputs.append(value)
     if node.op_type == "Concat":
         attributes["axis"] = ir.AttrInt64("axis", perm[node.attributes.get_int("axis", 0)])

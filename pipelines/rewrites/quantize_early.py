@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 MOVES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Slice", "Expand", "MaxPool", "Gather", "Resize", "Pad")
@@ -25,7 +25,7 @@ def moves(node: ir.Node) -> bool:
         mode = node.attributes.get_string("mode", "nearest")
         return mode in ("nearest", "linear") and node.attributes.get_string("coordinate_transformation_mode") != "tf_crop_and_resize"
     if node.op_type == "Pad":
-        value = io.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.float32(0)
+        value = query.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.float32(0)
         return value is not None and not value.any()
     return node.op_type in MOVES
 
@@ -47,7 +47,7 @@ class QuantizeEarly(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        self._taken = io.names(model.graph)
+        self._taken = query.names(model.graph)
         count = sum(self._lift(model.graph, each) for each in list(model.graph) if each.op_type == "QuantizeLinear")
         if count:
             model.graph.sort()  # a quantize step that is used again may stand further down
@@ -66,10 +66,10 @@ class QuantizeEarly(Rewrite):
         if self.keep(str(move.name)):
             self.refuse(move, "kept float by the recipe")
             return 0
-        if io.sole_user(x) is not quantize:
+        if query.sole_user(x) is not quantize:
             self.refuse(move, "its result is also read as float")
             return 0
-        if move.op_type == "Gather" and io.constant(move.inputs[0]) is not None:
+        if move.op_type == "Gather" and query.constant(move.inputs[0]) is not None:
             return self._table(main, move, quantize)
         if move.op_type != "Concat" and not moves(move):
             return 0
@@ -101,13 +101,13 @@ class QuantizeEarly(Rewrite):
             if each.op_type == "QuantizeLinear" and each.graph is main and _equal(_step(each), _step(quantize)):
                 return each.outputs[0]
         dtype = quantize.outputs[0].dtype
-        q = io.node("QuantizeLinear", [value, *quantize.inputs[1:]], f"{value.name}.quantized", dtype=dtype, taken=self._taken)
+        q = edit.node("QuantizeLinear", [value, *quantize.inputs[1:]], f"{value.name}.quantized", dtype=dtype, taken=self._taken)
         q.outputs[0].shape = value.shape
         main.insert_before(move, q)
         return q.outputs[0]
 
     def _table(self, main: ir.Graph, gather: ir.Node, quantize: ir.Node) -> int:
-        table, step = io.constant(gather.inputs[0]), _step(quantize)
+        table, step = query.constant(gather.inputs[0]), _step(quantize)
         assert table is not None and step is not None
         if not self.tables:
             self.refuse(gather, "the recipe keeps tables float")
@@ -115,7 +115,7 @@ class QuantizeEarly(Rewrite):
         scale, zero = step
         limits = np.iinfo(zero.dtype)
         stored = np.clip(np.rint(table / scale) + zero.astype(np.int32), limits.min, limits.max).astype(zero.dtype)  # halves round to even
-        stored_table = io.initializer(main, f"{quantize.name}.table", stored, self._taken)
+        stored_table = edit.initializer(main, f"{quantize.name}.table", stored, self._taken)
         self._replace(main, gather, [stored_table, *gather.inputs[1:]], quantize)
         return 1
 
@@ -128,7 +128,7 @@ class QuantizeEarly(Rewrite):
 
 def _step(node: ir.Node) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """The constant (scale, zero point) of a quantize or dequantize step."""
-    scale, zero = (io.constant(each) for each in (*node.inputs[1:], None, None)[:2])
+    scale, zero = (query.constant(each) for each in (*node.inputs[1:], None, None)[:2])
     return None if scale is None or zero is None else (scale, zero)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 
@@ -20,25 +20,25 @@ class RemoveDeadBranches(Rewrite):
         return sum(self._remove(each) for each in list(model.graph))
 
     def _remove(self, node: ir.Node) -> int:
-        if io.standard(node, "If"):
+        if query.standard(node, "If"):
             return self._inline(node)
         x = node.inputs[0] if node.inputs else None
-        if io.standard(node, "Cast") and x is not None and x.dtype is not None and x.dtype == node.attributes.get_int("to", 0):
-            io.bypass(node, x)
+        if query.standard(node, "Cast") and x is not None and x.dtype is not None and x.dtype == node.attributes.get_int("to", 0):
+            edit.bypass(node, x)
             return 1
-        if io.standard(node, "Dropout") and x is not None:
-            training = io.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else False
+        if query.standard(node, "Dropout") and x is not None:
+            training = query.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else False
             if training is None or training or any(each.uses() or each.is_graph_output() for each in node.outputs[1:]):
                 self.refuse(node, "it is in training mode, or may be" if training is None or training else "its mask is read")
                 return 0
             if node.outputs[0].is_graph_output() and len(node.outputs) > 1:
                 node.resize_outputs(1)
-            io.bypass(node, x)
+            edit.bypass(node, x)
             return 1
         return 0
 
     def _inline(self, node: ir.Node) -> int:
-        condition = io.constant(node.inputs[0])
+        condition = query.constant(node.inputs[0])
         if condition is None or condition.size != 1:
             self.refuse(node, "its condition is computed: both branches stay as they are")
             return 0
@@ -49,16 +49,16 @@ class RemoveDeadBranches(Rewrite):
         results = list(branch.outputs)
         branch.outputs.clear()
         branch.remove(inner)
-        taken = io.names(main)
+        taken = query.names(main)
         for name, value in list(branch.initializers.items()):
             del branch.initializers[name]
-            value.name = io.unique(name, taken)
+            value.name = edit.unique(name, taken)
             main.register_initializer(value)
         for each in inner:
-            each.name = io.unique(str(each.name or each.outputs[0].name), taken)
+            each.name = edit.unique(str(each.name or each.outputs[0].name), taken)
             for value in each.outputs:
                 if value.name:
-                    value.name = io.unique(value.name, taken)
+                    value.name = edit.unique(value.name, taken)
         main.insert_before(node, inner)
         for result, value in zip(node.outputs, results, strict=True):
             copy = ir.node("Identity", [value])

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -24,43 +24,43 @@ class ReshapeChains(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        return sum(self._shorten(each) for each in list(model.graph) if io.standard(each, *RESHAPES))
+        return sum(self._shorten(each) for each in list(model.graph) if query.standard(each, *RESHAPES))
 
     def _shorten(self, node: ir.Node) -> int:
         x, result = node.inputs[0], node.outputs[0]
         if x is None:
             return 0
         wanted = _result(node)
-        if wanted is not None and None not in wanted and wanted == io.symbols(x):
-            io.bypass(node, x)
+        if wanted is not None and None not in wanted and wanted == query.symbols(x):
+            edit.bypass(node, x)
             return 1
         before = x.producer()
-        chain = io.standard(before, *RESHAPES)
-        computed = node.op_type == "Reshape" and io.constant(node.inputs[1]) is None
+        chain = query.standard(before, *RESHAPES)
+        computed = node.op_type == "Reshape" and query.constant(node.inputs[1]) is None
         if not chain and not computed:
             return 0
         nodes = [node]
-        if chain and before is not None and io.sole_user(x) is node and before.inputs[0] is not None:
+        if chain and before is not None and query.sole_user(x) is node and before.inputs[0] is not None:
             nodes, x = [before, node], before.inputs[0]
         elif not computed:
             self.refuse(node, "the reshape before it has another reader")
             return 0
-        target = None if wanted is None else _written(wanted, io.symbols(x) or [])
+        target = None if wanted is None else _written(wanted, query.symbols(x) or [])
         if target is None:
             self.refuse(node, "two dimensions of its result are not static")
             return 0
         main = node.graph
         assert isinstance(main, ir.Graph)
-        shape = io.initializer(main, f"{result.name}.shape", np.array(target, np.int64))
-        io.substitute(nodes, ir.node("Reshape", [x, shape], name=node.name))
+        shape = edit.initializer(main, f"{result.name}.shape", np.array(target, np.int64))
+        edit.substitute(nodes, ir.node("Reshape", [x, shape], name=node.name))
         return 1
 
 
 def _result(node: ir.Node) -> list[int | str | None] | None:
     """The dimensions of what `node` returns, as `graph.symbols`; None where one may be 0 or their number is not known."""
-    source, inferred = io.symbols(node.inputs[0]), io.symbols(node.outputs[0])
+    source, inferred = query.symbols(node.inputs[0]), query.symbols(node.outputs[0])
     found = inferred
-    given = io.elements(node.inputs[1]) if node.op_type == "Reshape" and not node.attributes.get_int("allowzero", 0) else None
+    given = query.elements(node.inputs[1]) if node.op_type == "Reshape" and not node.attributes.get_int("allowzero", 0) else None
     if given is not None:
         copied = [source[i] if each == 0 and source is not None and i < len(source) else each for i, each in enumerate(given)]
         found = [None if each in (-1, 0) else each for each in copied]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 
@@ -17,46 +17,46 @@ class SimplifyConcat(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        return sum(self._concat(each) if io.standard(each, "Concat") else self._split(each) for each in list(model.graph))
+        return sum(self._concat(each) if query.standard(each, "Concat") else self._split(each) for each in list(model.graph))
 
     def _concat(self, node: ir.Node) -> int:
         parts = list(node.inputs)
         if len(parts) == 1 and parts[0] is not None:
-            io.bypass(node, parts[0])
+            edit.bypass(node, parts[0])
             return 1
         axis = _axis(node, node.outputs[0])
         split = parts[0].producer() if parts and parts[0] is not None else None
-        if split is not None and io.standard(split, "Split") and tuple(parts) == tuple(split.outputs) and split.inputs[0] is not None:
+        if split is not None and query.standard(split, "Split") and tuple(parts) == tuple(split.outputs) and split.inputs[0] is not None:
             if _axis(split, split.inputs[0], 0) == axis is not None:
-                io.bypass(node, split.inputs[0])
+                edit.bypass(node, split.inputs[0])
                 return 1
             self.refuse(node, "it joins the parts of a Split on another axis")
         for index, part in enumerate(parts):
             inner = part.producer() if part is not None else None
-            if inner is None or not io.standard(inner, "Concat") or len(inner.inputs) < 2:
+            if inner is None or not query.standard(inner, "Concat") or len(inner.inputs) < 2:
                 continue
             if _axis(inner, inner.outputs[0]) != axis or axis is None:
-                self.refuse(node, f"Concat {io.label(inner)} before it joins another axis")
-            elif io.sole_user(inner.outputs[0]) is not node:
-                self.refuse(node, f"Concat {io.label(inner)} before it has another reader")
+                self.refuse(node, f"Concat {query.label(inner)} before it joins another axis")
+            elif query.sole_user(inner.outputs[0]) is not node:
+                self.refuse(node, f"Concat {query.label(inner)} before it has another reader")
             else:
                 new = ir.node("Concat", [*parts[:index], *inner.inputs, *parts[index + 1 :]], {"axis": axis}, name=node.name)
-                io.substitute([inner, node], new)
+                edit.substitute([inner, node], new)
                 return 1
         return 0
 
     def _split(self, node: ir.Node) -> int:
-        joined = node.inputs[0] if io.standard(node, "Split") else None
+        joined = node.inputs[0] if query.standard(node, "Split") else None
         concat = joined.producer() if joined is not None else None
-        if joined is None or concat is None or not io.standard(concat, "Concat") or len(concat.inputs) != len(node.outputs):
+        if joined is None or concat is None or not query.standard(concat, "Concat") or len(concat.inputs) != len(node.outputs):
             return 0
         axis = _axis(concat, joined)
-        shapes = [io.dimensions(each) for each in (*concat.inputs, *node.outputs)]
+        shapes = [query.dimensions(each) for each in (*concat.inputs, *node.outputs)]
         if axis is None or axis != _axis(node, joined, 0) or any(each is None or each[axis] is None for each in shapes):
             return 0
         widths = [each[axis] for each in shapes if each is not None]
         if widths[: len(concat.inputs)] != widths[len(concat.inputs) :]:
-            self.refuse(node, f"it cuts Concat {io.label(concat)} at other places than its seams")
+            self.refuse(node, f"it cuts Concat {query.label(concat)} at other places than its seams")
             return 0
         main = node.graph
         assert isinstance(main, ir.Graph)
@@ -74,5 +74,5 @@ class SimplifyConcat(Rewrite):
 
 def _axis(node: ir.Node, value: ir.Value, default: int | None = None) -> int | None:
     """The axis it works on, counted from the front."""
-    axis, rank = node.attributes.get_int("axis", default), io.rank(value)
+    axis, rank = node.attributes.get_int("axis", default), query.rank(value)
     return axis if axis is None or axis >= 0 else None if rank is None else axis + rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 
 HALF, FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
@@ -22,29 +22,31 @@ class WidenHalf(Rewrite):
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
         main = model.graph
-        readers = [each for each in main if not io.standard(each, "Cast") and any(v is not None and v.dtype == HALF for v in each.inputs)]
+        readers = [
+            each for each in main if not query.standard(each, "Cast") and any(v is not None and v.dtype == HALF for v in each.inputs)
+        ]
         if not readers:
             return 0
         for node in main:
             halves = any(value is not None and value.dtype == HALF for value in (*node.inputs, *node.outputs))
             if any(each.type == ir.AttributeType.GRAPH for each in node.attributes.values()):
                 self.refuse(node, "it has subgraphs: the float16 graph stays float16")
-            elif halves and (not io.standard(node, node.op_type) or node.op_type in STUBBORN):
+            elif halves and (not query.standard(node, node.op_type) or node.op_type in STUBBORN):
                 self.refuse(node, f"{node.op_type} may need float16: the graph stays float16")
         if self.refused:
             return 0
         for value in main.initializers.values():
             if value.dtype == HALF and not value.is_graph_output():
-                array = io.constant(value)
+                array = query.constant(value)
                 assert array is not None
                 value.const_value = ir.tensor(array.astype(np.float32), name=value.name)
                 value.type = ir.TensorType(FLOAT)
         for node in list(main):
             self._widen(node)
-        taken = io.names(main)
+        taken = query.names(main)
         for value in main.inputs:
             if value.dtype == HALF and (uses := list(value.uses())):
-                cast = io.node("Cast", [value], f"{value.name}.float32", dtype=FLOAT, taken=taken, to=int(FLOAT))
+                cast = edit.node("Cast", [value], f"{value.name}.float32", dtype=FLOAT, taken=taken, to=int(FLOAT))
                 cast.outputs[0].shape = value.shape
                 for reader, index in uses:
                     reader.replace_input_with(index, cast.outputs[0])
@@ -64,8 +66,8 @@ class WidenHalf(Rewrite):
             value.type = ir.TensorType(FLOAT)
             if value.is_graph_output():
                 name = str(value.name)
-                value.name = io.unique(f"{name}.float32", io.names(main))
-                cast = io.node("Cast", [value], name, dtype=HALF, to=int(HALF))
+                value.name = edit.unique(f"{name}.float32", query.names(main))
+                cast = edit.node("Cast", [value], name, dtype=HALF, to=int(HALF))
                 cast.outputs[0].shape = value.shape
                 main.insert_after(node, cast)
                 main.outputs[list(main.outputs).index(value)] = cast.outputs[0]

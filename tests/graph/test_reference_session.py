@@ -3,7 +3,7 @@ import pytest
 from rewriting import model
 
 from pipelines.core.errors import RequestError
-from pipelines.graph import io, reference_session
+from pipelines.graph import query, reference_session
 
 RNG = np.random.default_rng(0)
 NET = """(float[n,3,8,8] x) => (float[n,10] y) { a = Conv<pads=[1,1,1,1]>(x, w) p = GlobalAveragePool(a) flat = Reshape(p, s)
@@ -20,7 +20,7 @@ def test_a_batch_size_fixed_inside_becomes_that_of_the_inputs(size, capfd):
     found = net(size, 16)
     said = reference_session.fix_batch(found)
     assert said.startswith(f"the graph computes only batches of {size} (Reshape") and capfd.readouterr().err == ""
-    assert [io.dimensions(each) for each in (found.graph.inputs[0], found.graph.outputs[0])] == [[size, 3, 8, 8], [size, 10]]
+    assert [query.dimensions(each) for each in (found.graph.inputs[0], found.graph.outputs[0])] == [[size, 3, 8, 8], [size, 10]]
     assert reference_session.fix_batch(found) == ""
 
 
@@ -41,8 +41,8 @@ def test_an_operator_that_fails_later_is_named():
 )
 def test_other_graphs_stay_as_they_are(shape, text):
     found = net(*shape, text=text)
-    before = [io.dimensions(each) for each in found.graph.inputs]
-    assert reference_session.fix_batch(found) == "" and [io.dimensions(each) for each in found.graph.inputs] == before
+    before = [query.dimensions(each) for each in found.graph.inputs]
+    assert reference_session.fix_batch(found) == "" and [query.dimensions(each) for each in found.graph.inputs] == before
 
 
 def test_errors_are_one_line():

@@ -11,7 +11,7 @@ from pipelines import build
 from pipelines.calibrate import CalibrationTable
 from pipelines.core import files
 from pipelines.core.errors import RequestError
-from pipelines.graph import io
+from pipelines.graph import io, query
 from pipelines.hub import Hub
 
 LIMIT = 32_000_000
@@ -78,7 +78,7 @@ def test_the_shipped_int8_model_is_what_this_code_makes_of_the_shipped_weights(n
 def test_fp32_holds_float16_values(name: str) -> None:
     model = io.load(zoo.load(name).ensure("fp32.onnx"))
     for value in model.graph.initializers.values():
-        array = io.constant(value)
+        array = query.constant(value)
         if array is not None and array.dtype == np.float32 and array.size >= 64:
             assert np.array_equal(array, array.astype(np.float16).astype(np.float32)), value.name
 

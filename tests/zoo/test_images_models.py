@@ -17,7 +17,7 @@ import zoo
 from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.entry import Preprocess
-from pipelines.graph import io
+from pipelines.graph import io, query
 from pipelines.rewrite import rewrite
 from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
 from zoo.images.export import export
@@ -159,8 +159,8 @@ def test_names_come_from_module_paths() -> None:
         name for name in build("resnet26d").state_dict() if name.endswith("num_batches_tracked")
     }
     (image,), (logits,) = exported.graph.inputs, exported.graph.outputs
-    assert (image.name, image.dtype, io.symbols(image)) == ("image", ir.DataType.UINT8, ["batch", 3, 64, 64])
-    assert (logits.name, logits.dtype, io.symbols(logits)) == ("logits", ir.DataType.FLOAT, ["batch", 10])
+    assert (image.name, image.dtype, query.symbols(image)) == ("image", ir.DataType.UINT8, ["batch", 3, 64, 64])
+    assert (logits.name, logits.dtype, query.symbols(logits)) == ("logits", ir.DataType.FLOAT, ["batch", 10])
 
 
 def test_the_digest_depends_on_the_weights_alone() -> None:
@@ -280,7 +280,7 @@ def test_a_trained_folder_freezes_to_the_same_bytes(tmp_path: Path) -> None:
     first = files.sha256(tmp_path / "fp32.onnx")
     mobilenet_freeze.freeze(tmp_path)
     assert files.sha256(tmp_path / "fp32.onnx") == first
-    assert io.symbols(io.load(tmp_path / "fp32.onnx").graph.outputs[0]) == ["batch", 3]
+    assert query.symbols(io.load(tmp_path / "fp32.onnx").graph.outputs[0]) == ["batch", 3]
 
 
 def published(folder: Path, file: str, **weights: Any) -> Path:
@@ -300,7 +300,7 @@ def test_published_weights_freeze_by_what_the_card_says(kind: str, tmp_path: Pat
         torch.save(state, tmp_path / f"w.{kind}")
     mobilenet_freeze.freeze(published(tmp_path, f"w.{kind}"))
     found = io.load(tmp_path / "fp32.onnx").graph.initializers["features.18.0.weight"]
-    assert np.array_equal(io.constant(found), state["features.18.0.weight"].numpy())
+    assert np.array_equal(query.constant(found), state["features.18.0.weight"].numpy())
 
 
 def test_the_road_starts_from_the_file_that_the_card_names(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pipelines.calibrate import CalibrationTable
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.entry import Preprocess, QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import io, query
 from pipelines.quantize import activation_parameters, quantize
 from pipelines.rewrite import rewrite
 from zoo import cli
@@ -112,7 +112,7 @@ def layer_by_layer(int8, given, pixels):
     cut, made, feeds = int8.clone(), {}, {"image": pixels}
     read = [node.inputs for node in cut.graph if node.op_type == "DequantizeLinear" and node.inputs[0].producer() is not None]
     for value, scale in {each: scale for each, scale, _ in read if not each.name.endswith(".image.padded")}.items():
-        name, shape = scale.name.removesuffix(".scale").removesuffix(".strided"), io.dimensions(value)[1:]
+        name, shape = scale.name.removesuffix(".scale").removesuffix(".strided"), query.dimensions(value)[1:]
         array = given[name]
         array = array[..., ::2, ::2] if array[0].size == 4 * np.prod(shape) else array  # a stride taken before the layer
         feeds[f"{value.name}.given"] = array.reshape(-1, *shape)  # a Flatten may stand between
@@ -250,7 +250,7 @@ def test_new_classes_train_at_the_full_rate(start, tmp_path):
     zoo.finetune(start, others, tmp_path / "new", settings={"qat": "true", "epochs": "1", "batch_size": "16", "workers": "0"})
     assert read_json(tmp_path / "new" / "train.json")["config"]["learning_rate"] == FINETUNE_V1.learning_rate
     zoo.build(tmp_path / "new")
-    assert io.symbols(io.load(tmp_path / "new" / "int8.onnx").graph.outputs[0])[1] == 2
+    assert query.symbols(io.load(tmp_path / "new" / "int8.onnx").graph.outputs[0])[1] == 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import zoo
 from pipelines.calibrate import calibrate
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.graph import io, reference_session
+from pipelines.graph import edit, io, reference_session
 from pipelines.quantize import quantize
 from pipelines.rewrite import rewrite
 from zoo.transformer_mt import ENTRY
@@ -159,7 +159,7 @@ def test_the_search_in_the_graph_finds_what_the_reference_does(rewritten, senten
 
 
 def test_the_naive_decoder_finds_the_same(naive, rewritten, sentences):
-    encoder, decoder = (io.part(naive, *each) for each in ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"])))
+    encoder, decoder = (edit.part(naive, *each) for each in ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"])))
     source = padded(sentences)
     step = naive_step(Opened(decoder), source, Opened(encoder).run({"source": source})["memory"])
     limits = np.array([limit(len(each), POSITIONS) for each in sentences])

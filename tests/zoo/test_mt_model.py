@@ -9,7 +9,7 @@ import pytest
 
 from pipelines import engine
 from pipelines.core.errors import RequestError
-from pipelines.graph import io
+from pipelines.graph import edit, io
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, padded
 from zoo.transformer_mt.decode import beam_search, limit, naive_step
 
@@ -115,7 +115,7 @@ def test_cut_at_the_memory_it_is_an_encoder_and_a_decoder(network, frozen, batch
     found = decoder.run({"source": batch[0], "memory": memory, "target": batch[1]})["logits"]
     np.testing.assert_allclose(found, wanted(network, batch), atol=2e-5)
     with pytest.raises(RequestError, match="no part from target to logits"):
-        io.part(io.load(frozen), ["target"], ["logits"])
+        edit.part(io.load(frozen), ["target"], ["logits"])
 
 
 def test_the_frozen_graph_is_stock_onnx_with_weights_alone_under_their_names(network, frozen, tmp_path):
@@ -133,7 +133,7 @@ def test_training_can_start_from_the_frozen_weights_also_rounded_to_float16(netw
     for half in (False, True):
         loaded = io.load(frozen)
         if half:
-            io.compress_fp16(loaded)
+            edit.compress_fp16(loaded)
         found = train._state(io.save(loaded, tmp_path / "fp32.onnx"), network)
         assert found.keys() == network.state_dict().keys()
         for name, each in network.state_dict().items():

@@ -16,7 +16,7 @@ from pipelines import build as road
 from pipelines import rewrite
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError
-from pipelines.graph import io
+from pipelines.graph import edit, io
 from pipelines.hub import Hub
 from zoo import cli, verbs
 
@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                (("w", (8, 16)), ("b", (16,)), ("v", (16, 2)))}  # fmt: skip
     made = model(TEXT, **weights)
     io.save(made, tmp_path / "mlp.onnx")
-    io.compress_fp16(made, minimum=1)
+    edit.compress_fp16(made, minimum=1)
     io.save(made, tmp_path / "half.onnx")
     np.savez(tmp_path / "s.npz", x=rng.standard_normal((64, 8)).astype(np.float32))
     monkeypatch.chdir(tmp_path)

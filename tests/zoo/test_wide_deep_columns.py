@@ -20,6 +20,7 @@ import zoo
 from pipelines import kernels
 from pipelines.core.errors import RequestError
 from pipelines.graph import io as onnx_graph
+from pipelines.graph import query
 from zoo import cli
 from zoo.wide_deep.columns import optimize, read_graph
 from zoo.wide_deep.data import read_rows
@@ -195,7 +196,7 @@ def batch_norm(x: Any) -> Any:
 def test_batch_normalization_leaves_no_operator_behind() -> None:
     deep = [fc.embedding_column(hashed("a"), 4), fc.numeric_column("u", normalizer_fn=normalized)]
     model = check(graph_of(lambda: classifier(features("a", "u"), deep, [hashed("a")], activation=batch_norm)), "a", "u")
-    assert set(onnx_graph.operators(model)) == {"Gather", "Concat", "MatMul", "Add", "Relu", "Sum", "Sigmoid"}
+    assert set(query.operators(model)) == {"Gather", "Concat", "MatMul", "Add", "Relu", "Sum", "Sigmoid"}
 
 
 def test_shared_embeddings_wide_numbers_and_the_two_class_output() -> None:
@@ -496,7 +497,7 @@ def test_the_rewritten_graph_is_that_of_a_model_trained_here(trained: Path) -> N
     _, model = converted(graph)
     rewrite(model, passes())
     own = onnx_graph.load(trained / "rewritten.onnx")
-    assert onnx_graph.operators(model) == onnx_graph.operators(own)
+    assert query.operators(model) == query.operators(own)
     assert sum(node.op not in ("Const", "Placeholder") for node in graph.node) > 100 * len(model.graph)
 
 

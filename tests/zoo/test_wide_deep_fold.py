@@ -15,7 +15,7 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
 from pipelines.evaluate import auc
-from pipelines.graph import io
+from pipelines.graph import edit, io, query
 from pipelines.kernels.graphs import embedding_layer
 from pipelines.kernels.reference import parallel_embedding
 from pipelines.rewrite import rewrite
@@ -217,7 +217,7 @@ def test_variants(changes, fuse):
 def test_the_algebra_is_exact():
     """In float64, rows times weights, less their middles, are the layer; so are the integers, to their steps."""
     found, feeds = network()
-    weights = {name: io.constant(value).astype(np.float64) for name, value in found.graph.initializers.items()}
+    weights = {name: query.constant(value).astype(np.float64) for name, value in found.graph.initializers.items()}
     w = np.split(weights["W"], [6, 12, 18])
     fields = [folding._Field(f, weights[f"E{f}"].astype(np.float32), w[f]) for f in range(3)]
     step, hidden = np.full(4, 2048.0), 0.01
@@ -239,10 +239,10 @@ def test_a_wide_part_that_the_numbers_depend_on_stays():
     found, feeds = network(wide=False, dense=(("x", 1),))
     text_sum = {"S": normal(21, 1), "o": np.array([0, 7, 10], np.int32), "a": np.array([1], np.int64)}
     main = found.graph
-    values = {name: io.initializer(main, name, array) for name, array in text_sum.items()}
-    rows = io.node("Add", [main.inputs[0], values["o"]], "rows", dtype=ir.DataType.INT32)
-    gathered = io.node("Gather", [values["S"], rows.outputs[0]], "gathered", dtype=ir.DataType.FLOAT, axis=0)
-    total = io.node("ReduceSum", [gathered.outputs[0], values["a"]], "total", dtype=ir.DataType.FLOAT, keepdims=0)
+    values = {name: edit.initializer(main, name, array) for name, array in text_sum.items()}
+    rows = edit.node("Add", [main.inputs[0], values["o"]], "rows", dtype=ir.DataType.INT32)
+    gathered = edit.node("Gather", [values["S"], rows.outputs[0]], "gathered", dtype=ir.DataType.FLOAT, axis=0)
+    total = edit.node("ReduceSum", [gathered.outputs[0], values["a"]], "total", dtype=ir.DataType.FLOAT, keepdims=0)
     concat = next(node for node in main if node.op_type == "Concat")
     main.insert_before(concat, [rows, gathered, total])
     concat.replace_input_with(len(concat.inputs) - 1, total.outputs[0])
@@ -323,7 +323,7 @@ def test_ids_of_two_inputs_are_left_alone():
 
 def test_ids_that_are_computed_are_left_alone():
     found, feeds = network(wide=False)
-    negative = io.node("Abs", [found.graph.inputs[0]], "abs", dtype=ir.DataType.INT32)
+    negative = edit.node("Abs", [found.graph.inputs[0]], "abs", dtype=ir.DataType.INT32)
     negative.outputs[0].shape = found.graph.inputs[0].shape
     for node in [node for node in found.graph if node.op_type == "Gather" and node.inputs[0] is found.graph.inputs[0]]:
         node.replace_input_with(0, negative.outputs[0])
@@ -361,8 +361,8 @@ def test_weights_that_are_no_constants_are_left_alone(gemm):
         ("P", 1, "its weights are no constant float32 matrix") if "P" in gemm else ("B", 2, "its bias is not a constant row")
     )
     value = found.graph.initializers[name]
-    same = io.node("Identity", [value], "same", dtype=ir.DataType.FLOAT)
-    product = io.node("Mul", [same.outputs[0], value], "square", dtype=ir.DataType.FLOAT)
+    same = edit.node("Identity", [value], "same", dtype=ir.DataType.FLOAT)
+    product = edit.node("Mul", [same.outputs[0], value], "square", dtype=ir.DataType.FLOAT)
     node = next(node for node in found.graph if node.outputs[0].name == "g")
     found.graph.insert_before(found.graph[0], [same, product])
     node.replace_input_with(place, product.outputs[0])
@@ -378,7 +378,7 @@ def test_tables_that_are_not_finite_are_left_alone():
     found, table = prepared(*network())
     name = next(name for name in found.graph.initializers if name.endswith("embeddings.table"))
     value = found.graph.initializers[name]
-    array = io.constant(value).copy()
+    array = query.constant(value).copy()
     array[3, 2] = np.inf
     value.const_value = ir.tensor(array, name=name)
     with np.errstate(invalid="ignore"):

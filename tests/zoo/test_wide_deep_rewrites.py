@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rewriting import model, ops, reasons, rewritten, run
 
-from pipelines.graph import io
+from pipelines.graph import query
 from pipelines.rewrite import rewrite
 from zoo.wide_deep.rewrites import FuseParallelEmbedding, FuseParallelSum, passes
 
@@ -80,7 +80,7 @@ def test_tables_of_unequal_heights_are_stacked():
     assert ops(found) == ONE_GATHER
     shapes = {name: value.shape for name, value in found.graph.initializers.items()}
     assert shapes["y.embeddings.table"] == (215, 4)
-    assert io.constant(found.graph.initializers["y.embeddings.offsets"]).tolist() == [0, 3, 14, 15]
+    assert query.constant(found.graph.initializers["y.embeddings.offsets"]).tolist() == [0, 3, 14, 15]
 
 
 @pytest.mark.parametrize("order", [[2, 0, 1], [1, 0], [2], [0, 2], [1, 2]])
@@ -92,7 +92,7 @@ def test_permuted_and_partial_columns_are_gathered_first(order):
         assert list(reasons(report, EMBEDDINGS).values()) == ["e2 has no neighbour of the same input and width"]
     else:
         assert ops(found) == ["Gather", *ONE_GATHER]
-        assert io.constant(found.graph[0].inputs[1]).tolist() == order
+        assert query.constant(found.graph[0].inputs[1]).tolist() == order
 
 
 def test_other_parts_stay_where_they_are():

@@ -15,7 +15,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core.errors import RequestError
 from pipelines.entry import Preprocess
-from pipelines.graph import io
+from pipelines.graph import edit, query
 
 if TYPE_CHECKING:
     from torch import fx, nn
@@ -80,7 +80,7 @@ def _normalize(writer: _Writer, image: ir.Value, preprocess: Preprocess) -> ir.V
 
 def _columns(logits: ir.Value) -> int:
     gemm = logits.producer()
-    weight = io.constant(gemm.inputs[1]) if gemm is not None and gemm.op_type == "Gemm" else None
+    weight = query.constant(gemm.inputs[1]) if gemm is not None and gemm.op_type == "Gemm" else None
     if weight is None:
         raise RequestError("the network does not end with a linear layer; wanted is a classifier")
     return int(weight.shape[0])
@@ -89,7 +89,7 @@ def _columns(logits: ir.Value) -> int:
 def _drop_ceil(pool: ir.Node) -> None:
     """A pool whose windows end with the picture does the same without ceil_mode, and then engines have an int8 form for it."""
     sides, kernel, strides = (
-        io.dimensions(pool.inputs[0] if pool.inputs else None),
+        query.dimensions(pool.inputs[0] if pool.inputs else None),
         *(pool.attributes.get_ints(key, ()) for key in ("kernel_shape", "strides")),
     )
     if sides is None or not pool.attributes.get_int("ceil_mode", 0) or any(pool.attributes.get_ints("pads", ())):
@@ -103,16 +103,16 @@ class _Writer:
 
     def __init__(self, main: ir.Graph) -> None:
         self.main = main
-        self.taken = io.names(main)
+        self.taken = query.names(main)
 
     def weight(self, name: str, array: NDArray[Any]) -> ir.Value:
         """An initializer, made at its first use."""
         found = self.main.initializers.get(name)
-        return io.initializer(self.main, name, array, self.taken) if found is None else found
+        return edit.initializer(self.main, name, array, self.taken) if found is None else found
 
     def add(self, op: str, inputs: Sequence[ir.Value | None], name: str, **attributes: Any) -> ir.Value:
         """Append an operator; returns its result."""
-        node = io.node(op, list(inputs), name, dtype=ir.DataType.FLOAT, taken=self.taken, **attributes)
+        node = edit.node(op, list(inputs), name, dtype=ir.DataType.FLOAT, taken=self.taken, **attributes)
         self.main.append(node)
         return node.outputs[0]
 

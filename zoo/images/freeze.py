@@ -12,7 +12,7 @@ from torch import nn
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import read_json
 from pipelines.entry import Preprocess
-from pipelines.graph import io
+from pipelines.graph import io, query
 from pipelines.hub import CARD
 from zoo.images.export import export
 from zoo.training import fill
@@ -49,7 +49,7 @@ def freeze(
     return {
         "network": arch,
         "parameters": sum(each.numel() for each in model.parameters()),
-        "operators": io.operators(exported),
+        "operators": query.operators(exported),
         "bytes": {each.name: each.stat().st_size for each in (file, path)},
     }
 

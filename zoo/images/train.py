@@ -25,7 +25,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress
 from pipelines.evaluate import class_metrics, rank
-from pipelines.graph import io
+from pipelines.graph import edit, io
 from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
@@ -387,7 +387,7 @@ def _fill(model: nn.Module, about: dict[str, Any], classes: Sequence[str]) -> st
         state = torch.load(source, map_location="cpu", weights_only=True)["state_dict"]
     else:
         loaded = io.load(source)
-        io.expand_fp16(loaded)
+        edit.expand_fp16(loaded)
         values = {name: each.const_value for name, each in loaded.graph.initializers.items()}
         state = {name: torch.from_numpy(each.numpy().copy()) for name, each in values.items() if name in own and each is not None}
     head = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]

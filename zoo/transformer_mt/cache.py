@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from pipelines.graph import io, reference_session
+from pipelines.graph import edit, query, reference_session
 from pipelines.rewrite import rewrite
 from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.fuse_quantized_linear import FuseQuantizedLinear
@@ -164,7 +164,7 @@ class _Derivation:
         self.kinds[self.target] = _Rows(self.target, 1, self.tokens)
 
     def _input(self, name: str, shape: Sequence[int | str | None], dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
-        value = ir.Value(name=io.unique(name, self.taken), type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        value = ir.Value(name=edit.unique(name, self.taken), type=ir.TensorType(dtype), shape=ir.Shape(shape))
         self.main.inputs.append(value)
         return value
 
@@ -184,7 +184,7 @@ class _Derivation:
         step = ir.Model(self.main, ir_version=self.naive.ir_version)
         rewrite(step, [ReshapeChains(), FuseLinear(), FuseQuantizedLinear()])
         given = [str(each.name) for each in self.given]
-        encoder = io.part(self.naive, [SOURCE], given)
+        encoder = edit.part(self.naive, [SOURCE], given)
         if self.halved:
             _halve(encoder, self.seen)
         return Incremental(encoder, step, given, [each for each, _, _ in self.caches.values()])
@@ -196,19 +196,19 @@ class _Derivation:
         attributes = {**node.attributes, **{key: ir.convenience.convert_attribute(key, value) for key, value in changed.items()}}
         made = ir.Node(node.domain, node.op_type, inputs, list(attributes.values()), num_outputs=len(node.outputs))
         for old, new in zip(node.outputs, made.outputs, strict=True):
-            new.name = io.unique(f"step/{old.name}", self.taken)
+            new.name = edit.unique(f"step/{old.name}", self.taken)
             new.type = old.type
         made.name = made.outputs[0].name
         self.main.append(made)
         return list(made.outputs)
 
     def _new(self, op: str, inputs: list[ir.Value | None], name: str, dtype: ir.DataType | None = None, **attributes: Any) -> ir.Value:
-        node = io.node(op, inputs, f"step/{name}", dtype=dtype, taken=self.taken, **attributes)
+        node = edit.node(op, inputs, f"step/{name}", dtype=dtype, taken=self.taken, **attributes)
         self.main.append(node)
         return node.outputs[0]
 
     def _array(self, name: str, array: Any) -> ir.Value:
-        return io.initializer(self.main, f"step/{name}", np.asarray(array), self.taken)
+        return edit.initializer(self.main, f"step/{name}", np.asarray(array), self.taken)
 
     def _constant(self, value: ir.Value) -> ir.Value:
         """A constant of the naive graph, or what is computed from constants alone."""
@@ -220,7 +220,7 @@ class _Derivation:
             else:
                 tensor = value.const_value
                 assert tensor is not None
-                name = io.unique(f"step/{value.name}", self.taken)
+                name = edit.unique(f"step/{value.name}", self.taken)
                 self.constants[value] = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=value.shape)
                 self.main.register_initializer(self.constants[value])
         return self.constants[value]
@@ -228,7 +228,7 @@ class _Derivation:
     def _given(self, value: ir.Value) -> ir.Value:
         """A value of the source, computed once a sentence."""
         if value not in self.given:
-            shape = ["sentences", *(io.dimensions(value) or [])[1:]]
+            shape = ["sentences", *(query.dimensions(value) or [])[1:]]
             self.given[value] = self._input(str(value.name), shape, value.dtype or ir.DataType.FLOAT)
         return self.given[value]
 
@@ -237,7 +237,7 @@ class _Derivation:
         if rows.flat is None and rows.unfold is not None:
             rows.flat = rows.unfold()
         if rows.flat is None:
-            value, axis, dims = rows.folded, rows.axis, io.dimensions(rows.naive) or []
+            value, axis, dims = rows.folded, rows.axis, query.dimensions(rows.naive) or []
             assert value is not None and axis is not None
             rest = [each for i, each in enumerate(dims) if i not in (0, axis)]
             if None in rest:
@@ -262,7 +262,7 @@ class _Derivation:
 
     def _gathered(self, flat: ir.Value, naive: ir.Value) -> ir.Value:
         """Rows [rows, ...] of any shape as [sentences, rows of one, ...] of the naive value's."""
-        dims = io.dimensions(naive) or []
+        dims = query.dimensions(naive) or []
         rest = tuple(dims[2:])
         if None in rest:
             raise _No(f"{naive.name} has the shape {naive.shape}; more than the tokens is dynamic")
@@ -279,7 +279,7 @@ class _Derivation:
         """What the naive graph computes for `value`, for one sentence of so many target tokens."""
         if (value, tokens) not in self.probes:
             try:
-                found = io.part(self.naive, [TARGET], [str(value.name)])
+                found = edit.part(self.naive, [TARGET], [str(value.name)])
             except RequestError as error:
                 raise _No(f"{value.name} depends on more than the target") from error
             opened = reference_session.session(found, "decoding needs")
@@ -302,12 +302,12 @@ class _Derivation:
                 found = [self._last(node)]
             elif unknown := next((each for each in kinds if isinstance(each, _Unknown)), None):
                 found = [unknown] * len(node.outputs)
-            elif (handler := _HANDLERS.get(node.op_type)) is None or not io.standard(node, node.op_type):
+            elif (handler := _HANDLERS.get(node.op_type)) is None or not query.standard(node, node.op_type):
                 raise _No("the operator is not known")
             else:
                 found = handler(self, node, kinds)
         except _No as why:
-            found = [_Unknown(f"{node.op_type} {io.label(node)}: {why}")] * len(node.outputs)
+            found = [_Unknown(f"{node.op_type} {query.label(node)}: {why}")] * len(node.outputs)
         self.kinds |= dict(zip(node.outputs, found, strict=True))
 
     def _operand(self, value: ir.Value | None) -> ir.Value | None:
@@ -318,7 +318,7 @@ class _Derivation:
 
     def _elementwise(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
         y = node.outputs[0]
-        constants = [io.constant(each) for each, kind in zip(node.inputs, kinds, strict=True) if kind is None and each is not None]
+        constants = [query.constant(each) for each, kind in zip(node.inputs, kinds, strict=True) if kind is None and each is not None]
         if node.op_type in UNARY and any(each is None or each.size > 1 for each in constants):
             raise _No("its parameters are not constant, or not one for all")
         if scores := next((each for each in kinds if isinstance(each, _Scores)), None):
@@ -338,7 +338,7 @@ class _Derivation:
             if axis is None or any(isinstance(each, _Sizes) for each in kinds):
                 raise _No("it mixes source and target in another way than attention does")
             for each in node.inputs:
-                if each in self.of_source and (_rank(each) != rank or (io.dimensions(each) or [])[axis] != 1):
+                if each in self.of_source and (_rank(each) != rank or (query.dimensions(each) or [])[axis] != 1):
                     raise _No(f"{each.name} differs from token to token")
             return [_Rows(y, axis, folded=self._beside(node, kinds))]
         if node.op_type in UNARY or (len(rows) == 1 and rows[0].flat is None and all(each is None or each.size == 1 for each in constants)):
@@ -400,7 +400,7 @@ class _Derivation:
         own = -1 if axis is None or value is None else axis - rank + _rank(value)
         if own < 0 or value is None:
             return self._operand(value)
-        array = io.constant(value)
+        array = query.constant(value)
         if array is None or array.shape[own] != 1:
             raise _No(f"{value.name} differs from token to token")
         return self._array(f"{value.name}.flat", array.squeeze(own))
@@ -418,8 +418,8 @@ class _Derivation:
             self.seen.add(str(given.name))
             return [_Rows(result, a.axis, folded=self._emit(node, [self._folded(a), given])[0])]
         if isinstance(a, _Rows) and isinstance(b, _Rows) and (a.axis, b.axis) == (rank - 2, rank - 1) and a.rank == b.rank == rank:
-            query = self._new("Unsqueeze", [self._flat(a), self._array("one_query", [rank - 2])], f"{x.name}.query", x.dtype)
-            return [_Scores(self._emit(node, [query, self._cached(b)])[0])]
+            row = self._new("Unsqueeze", [self._flat(a), self._array("one_query", [rank - 2])], f"{x.name}.query", x.dtype)
+            return [_Scores(self._emit(node, [row, self._cached(b)])[0])]
         if isinstance(a, _Scores) and isinstance(b, _Rows) and b.axis == b.rank - 2 and b.rank == rank:
             found = self._emit(node, [a.value, self._cached(b)])[0]
             return [_Rows(result, rank - 2, self._new("Squeeze", [found, self._array("one_query", [rank - 2])], f"{result.name}.flat"))]
@@ -437,7 +437,7 @@ class _Derivation:
             rows = found
         kept = rows.naive
         if kept not in self.caches:
-            dims = io.dimensions(kept)
+            dims = query.dimensions(kept)
             assert axis is not None and dims is not None
             rank, last = len(dims), axis == len(dims) - 1
             order = [*range(rank - 2), rank - 1, rank - 2] if last else list(range(rank))  # a token's numbers lie together
@@ -470,7 +470,7 @@ class _Derivation:
         return [_Rows(node.outputs[0], None, self._emit(node, [self._flat(a), *map(self._operand, node.inputs[1:])])[0])]
 
     def _reshape(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
-        x, target = kinds[0], io.constant(node.inputs[1])
+        x, target = kinds[0], query.constant(node.inputs[1])
         if not isinstance(x, _Rows) or target is None or x.axis is None or target[: x.axis + 1].any():
             raise _No("it reshapes what is not a row of its own for each token")
         axis, result = x.axis, node.outputs[0]
@@ -538,19 +538,19 @@ class _Derivation:
 
 def _halve(encoder: ir.Model, chosen: set[str]) -> None:
     """Round these of its floats to float16."""
-    taken = io.names(encoder.graph)
+    taken = query.names(encoder.graph)
     for index, value in enumerate(encoder.graph.outputs):
         if value.name in chosen and value.dtype == ir.DataType.FLOAT:
-            name, value.name = str(value.name), io.unique(f"{value.name}.whole", taken)
-            half = io.node("Cast", [value], f"{name}.half", dtype=ir.DataType.FLOAT16, taken=taken, to=ir.DataType.FLOAT16)
-            rounded = io.node("Cast", [half.outputs[0]], f"{name}.rounded", dtype=ir.DataType.FLOAT, taken=taken, to=ir.DataType.FLOAT)
+            name, value.name = str(value.name), edit.unique(f"{value.name}.whole", taken)
+            half = edit.node("Cast", [value], f"{name}.half", dtype=ir.DataType.FLOAT16, taken=taken, to=ir.DataType.FLOAT16)
+            rounded = edit.node("Cast", [half.outputs[0]], f"{name}.rounded", dtype=ir.DataType.FLOAT, taken=taken, to=ir.DataType.FLOAT)
             encoder.graph.extend([half, rounded])
             rounded.outputs[0].name, rounded.outputs[0].shape = name, value.shape
             encoder.graph.outputs[index] = rounded.outputs[0]
 
 
 def _rank(value: ir.Value) -> int:
-    found = io.rank(value)
+    found = query.rank(value)
     if found is None:
         raise _No(f"the rank of {value.name} is not known")
     return found

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 from torch import nn
 
-from pipelines.graph import io
+from pipelines.graph import edit, io, query
 from zoo.transformer_mt.data import PAD, VOCABULARY
 from zoo.transformer_mt.model import Attention, FeedForward, Layer, Residual, Transformer
 from zoo.transformer_mt.train import MODEL, STATE, load_model
@@ -35,7 +35,7 @@ def freeze(folder: str | Path) -> dict[str, Any]:
     files = (folder / STATE, folder / MODEL, folder / VOCABULARY, path)
     return {
         "parameters": sum(each.numel() for each in model.parameters()),
-        "operators": io.operators(exported),
+        "operators": query.operators(exported),
         "bytes": {each.name: each.stat().st_size for each in files if each.is_file()},
     }
 
@@ -100,7 +100,7 @@ class _Writer:
         if found is not None:
             return found
         value = np.array(array, np.float32) if isinstance(array, float) else np.asarray(array)
-        return io.initializer(self.main, name, value, self.taken)
+        return edit.initializer(self.main, name, value, self.taken)
 
     def state(self, name: str, transposed: bool = False) -> ir.Value:
         """A weight of the network."""
@@ -111,7 +111,7 @@ class _Writer:
         self, op: str, inputs: Sequence[ir.Value | None], name: str, dtype: ir.DataType = ir.DataType.FLOAT, **attributes: Any
     ) -> ir.Value:
         """Append an operator; returns its result."""
-        node = io.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **attributes)
+        node = edit.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **attributes)
         self.main.append(node)
         return node.outputs[0]
 
@@ -166,8 +166,8 @@ class _Writer:
             parts = self.add("Reshape", [self.linear(x, f"{path}.{kind}"), heads], f"{path}.{kind}.heads")
             return self.add("Transpose", [parts], f"{path}.{kind}.split", perm=order)
 
-        query, keys, values = split(y, "query", [0, 2, 1, 3]), split(given, "key", [0, 2, 3, 1]), split(given, "value", [0, 2, 1, 3])
-        scores = self.add("MatMul", [query, keys], f"{path}.products")
+        queries, keys, values = split(y, "query", [0, 2, 1, 3]), split(given, "key", [0, 2, 3, 1]), split(given, "value", [0, 2, 1, 3])
+        scores = self.add("MatMul", [queries, keys], f"{path}.products")
         scale = math.sqrt(self.model.form.width // attention.heads)
         scores = self.add("Div", [scores, self.constant("attention.scale", scale)], f"{path}.scaled")
         scores = self.add("Add", [scores, mask], f"{path}.masked")

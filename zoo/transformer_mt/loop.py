@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from zoo.transformer_mt.cache import LOGITS, PARENTS, POSITION, TOKENS, Incremental
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START
 from zoo.transformer_mt.decode import NEVER
@@ -244,12 +244,12 @@ class _Graph:
     def __init__(self, main: ir.Graph, prefix: str = "", taken: set[str] | None = None) -> None:
         self.graph, self.prefix = main, prefix
         self.taken = set() if taken is None else taken  # one for all graphs: no name hides another
-        self.taken |= io.names(main)
+        self.taken |= query.names(main)
         self.known: dict[tuple[Any, ...], ir.Value] = {}
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int] | None) -> ir.Value:
         """Another input; shape None: any."""
-        value = ir.Value(name=io.unique(name, self.taken), type=ir.TensorType(dtype), shape=None if shape is None else ir.Shape(shape))
+        value = ir.Value(name=edit.unique(name, self.taken), type=ir.TensorType(dtype), shape=None if shape is None else ir.Shape(shape))
         self.graph.inputs.append(value)
         return value
 
@@ -259,14 +259,14 @@ class _Graph:
         array = array.astype(np.float32) if array.dtype == np.float64 else array
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self.known:
-            self.known[key] = io.initializer(self.graph, f"{self.prefix}search.constant", array, self.taken)
+            self.known[key] = edit.initializer(self.graph, f"{self.prefix}search.constant", array, self.taken)
         return self.known[key]
 
     def __call__(self, op: str, *inputs: Any, dtype: ir.DataType = FLOAT, **attributes: Any) -> ir.Value:
         if op == "Cast":
             attributes["to"] = int(dtype)
         values = [each if isinstance(each, ir.Value) else self.constant(each) for each in inputs]
-        node = io.node(op, list(values), f"{self.prefix}search.{op.lower()}", dtype=dtype, taken=self.taken, **attributes)
+        node = edit.node(op, list(values), f"{self.prefix}search.{op.lower()}", dtype=dtype, taken=self.taken, **attributes)
         self.graph.append(node)
         return node.outputs[0]
 
@@ -276,15 +276,15 @@ class _Graph:
 
     def loop(self, name: str, body: ir.Graph, inputs: Sequence[ir.Value | None]) -> list[ir.Value]:
         """A Loop; returns its results, the condition not among them."""
-        node = ir.node("Loop", inputs, {"body": body}, num_outputs=len(body.outputs) - 1, name=io.unique(name, self.taken))
+        node = ir.node("Loop", inputs, {"body": body}, num_outputs=len(body.outputs) - 1, name=edit.unique(name, self.taken))
         for value, inner in zip(node.outputs, body.outputs[1:], strict=True):
-            value.name, value.type = io.unique(f"{name}/{inner.name}", self.taken), inner.type
+            value.name, value.type = edit.unique(f"{name}/{inner.name}", self.taken), inner.type
         self.graph.append(node)
         return list(node.outputs)
 
     def top(self, x: ir.Value, count: ir.Value, largest: int = 1) -> tuple[ir.Value, ir.Value]:
         """The largest values along the last axis and where they stand, the first of equal ones first."""
-        name = io.unique(f"{self.prefix}search.top", self.taken)
+        name = edit.unique(f"{self.prefix}search.top", self.taken)
         node = ir.node("TopK", [x, count], {"axis": -1, "largest": largest, "sorted": 1}, num_outputs=2, name=name)
         for value, kind, dtype in zip(node.outputs, ("values", "places"), (x.dtype, INT64), strict=True):
             value.name, value.type = f"{name}.{kind}", None if dtype is None else ir.TensorType(dtype)

@@ -82,11 +82,11 @@ class Line(NamedTuple):
 
 def halves(path: Path, engine: str, threads: int = 1, precision: str = "") -> tuple[Session, Session]:
     """Sessions of the encoder (source -> memory) and the decoder (source, memory, target -> logits) of a graph as `freeze` writes it."""
-    from pipelines.graph import io
+    from pipelines.graph import edit, io
 
     whole = io.load(path)
     cuts = (ENCODER, (["source", "memory", "target"], ["logits"]))
-    encoder, decoder = (load(path, engine, threads, precision, io.serialized(io.part(whole, *cut))) for cut in cuts)
+    encoder, decoder = (load(path, engine, threads, precision, io.serialized(edit.part(whole, *cut))) for cut in cuts)
     return encoder, decoder
 
 

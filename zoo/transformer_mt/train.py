@@ -23,7 +23,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress
 from pipelines.evaluate import signatures, translation_metrics
-from pipelines.graph import io
+from pipelines.graph import edit, io, query
 from zoo.training import (
     BELOW_1,
     FROM_0,
@@ -395,8 +395,8 @@ def _state(source: Path, model: Transformer) -> State:
     if source.name == MODEL:
         return dict(torch.load(source, map_location="cpu", weights_only=True)["state_dict"])
     loaded = io.load(source)
-    io.expand_fp16(loaded)
-    values = {name: io.constant(each) for name, each in loaded.graph.initializers.items()}
+    edit.expand_fp16(loaded)
+    values = {name: query.constant(each) for name, each in loaded.graph.initializers.items()}
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     found = {
         name: array.T if name in linear else array for name, array in values.items() if array is not None and name in model.state_dict()

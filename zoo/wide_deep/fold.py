@@ -14,7 +14,7 @@ from pipelines.calibrate import CalibrationTable
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.entry import QuantRecipe
-from pipelines.graph import io
+from pipelines.graph import edit, io, query
 from pipelines.kernels.graphs import parallel_embedding
 from pipelines.kernels.operators import COLUMNS, FIELDS, NUMBER_LIMIT, ZERO, EmbeddingLayer
 from pipelines.quantize import activation_parameters, quantize
@@ -130,7 +130,7 @@ class FoldParallelEmbedding(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        taken, count = io.names(model.graph), 0
+        taken, count = query.names(model.graph), 0
         for gemm in [each for each in model.graph if each.op_type == "Gemm"]:
             try:
                 count += self._fold(model.graph, gemm, taken)
@@ -151,8 +151,8 @@ class FoldParallelEmbedding(Rewrite):
             return 0
         if concat is not None and concat.attributes.get_int("axis", 0) not in (1, -1):
             raise RequestError("what it reads is not joined by columns")
-        relu = io.sole_user(gemm.outputs[0])
-        if relu is None or relu.op_type != "Relu" or io.sole_user(x) is not gemm:
+        relu = query.sole_user(gemm.outputs[0])
+        if relu is None or relu.op_type != "Relu" or query.sole_user(x) is not gemm:
             raise RequestError("its sum is read by other than one Relu, or what it reads by others")
         weight = _weights(gemm)
         parts, bias = self._parts(values, found, weight), _bias(gemm, weight.shape[1])
@@ -172,12 +172,12 @@ class FoldParallelEmbedding(Rewrite):
         nodes: list[ir.Node] = []
         numbers = parts.dense[0] if parts.dense else None
         if len(parts.dense) > 1:
-            nodes.append(io.node("Concat", list(parts.dense), f"{hidden.name}.numbers", dtype=ir.DataType.FLOAT, taken=taken, axis=1))
+            nodes.append(edit.node("Concat", list(parts.dense), f"{hidden.name}.numbers", dtype=ir.DataType.FLOAT, taken=taken, axis=1))
             numbers = nodes[0].outputs[0]
         embedding = parallel_embedding(main, layer, parts.ids, numbers, f"{hidden.name}.embedding", taken)
-        s = io.initializer(main, f"{hidden.name}.scale", np.asarray(scale), taken)
-        z = io.initializer(main, f"{hidden.name}.zero_point", np.asarray(np.uint8(0)), taken)
-        back = io.node("DequantizeLinear", [embedding.outputs[0], s, z], str(hidden.name), dtype=ir.DataType.FLOAT)
+        s = edit.initializer(main, f"{hidden.name}.scale", np.asarray(scale), taken)
+        z = edit.initializer(main, f"{hidden.name}.zero_point", np.asarray(np.uint8(0)), taken)
+        back = edit.node("DequantizeLinear", [embedding.outputs[0], s, z], str(hidden.name), dtype=ir.DataType.FLOAT)
         replaced = {hidden: back.outputs[0]}
         if total is not None:
             old.append(total[0])
@@ -243,7 +243,7 @@ class FoldParallelEmbedding(Rewrite):
             found = _stacked(node.inputs[0])
             if found is None or found.ids is not parts.ids:
                 continue
-            axes = io.constant(node.inputs[1]) if len(node.inputs) > 1 else None
+            axes = query.constant(node.inputs[1]) if len(node.inputs) > 1 else None
             if axes is None or axes.tolist() not in ([1], [-2]) or node.attributes.get_int("keepdims", 1) != 0:
                 why = "it does not sum over the fields, or keeps their axis"
             elif any(table.shape[1] != 1 for _, table in found.fields):
@@ -335,27 +335,27 @@ def _lookups(value: ir.Value | None) -> _Lookups | None:
     """`value` as lookups whose rows stand side by side, float32 [n, widths]: single, or Reshape(T[ids + offsets])."""
     field = field_lookup(value)
     if field is not None:
-        table = io.constant(field.lookup.table)
+        table = query.constant(field.lookup.table)
         return None if table is None else _Lookups(field.ids, [(field.column, table)])
-    producer = value.producer() if value is not None and io.sole_user(value) is not None else None
+    producer = value.producer() if value is not None and query.sole_user(value) is not None else None
     found = _stacked(producer.inputs[0]) if producer is not None and producer.op_type in ("Reshape", "Flatten") else None
-    if value is None or found is None or io.rank(value) != 2 or value.shape is None:
+    if value is None or found is None or query.rank(value) != 2 or value.shape is None:
         return None
     return found if value.shape[1] == sum(table.shape[1] for _, table in found.fields) else None
 
 
 def _stacked(value: ir.Value | None) -> _Lookups | None:
     """`value` as T[ids[:, columns] + offsets], float32 [n, fields, width], read by no other; a field ends where the next begins."""
-    gather = value.producer() if value is not None and io.sole_user(value) is not None else None
+    gather = value.producer() if value is not None and query.sole_user(value) is not None else None
     if gather is None or gather.op_type != "Gather" or gather.attributes.get_int("axis", 0) != 0:
         return None
-    table, rows = io.constant(gather.inputs[0]), gather.inputs[1]
+    table, rows = query.constant(gather.inputs[0]), gather.inputs[1]
     add = rows.producer() if rows is not None else None
     if table is None or table.ndim != 2 or table.dtype != np.float32 or add is None or add.op_type != "Add":
         return None
-    offsets, ids = io.constant(add.inputs[1]), add.inputs[0]
+    offsets, ids = query.constant(add.inputs[1]), add.inputs[0]
     if offsets is None:
-        offsets, ids = io.constant(ids), add.inputs[1]
+        offsets, ids = query.constant(ids), add.inputs[1]
     count = ids.shape[1] if ids is not None and ids.shape is not None and len(ids.shape) == 2 else None
     if ids is None or offsets is None or not isinstance(count, int) or offsets.shape not in ((count,), (1, count)):
         return None
@@ -373,8 +373,8 @@ def _columns(ids: ir.Value, count: int) -> tuple[ir.Value, list[int]]:
     """`ids` as columns of the value that it is gathered or cast from."""
     columns = list(range(count))
     while (producer := ids.producer()) is not None and (source := producer.inputs[0]) is not None and source.dtype in INTEGERS:
-        if producer.op_type == "Gather" and producer.attributes.get_int("axis", 0) in (1, -1) and io.rank(source) == 2:
-            chosen = io.constant(producer.inputs[1])
+        if producer.op_type == "Gather" and producer.attributes.get_int("axis", 0) in (1, -1) and query.rank(source) == 2:
+            chosen = query.constant(producer.inputs[1])
             if chosen is None or chosen.ndim != 1 or chosen.min() < 0:
                 break
             columns = [int(chosen[each]) for each in columns]
@@ -387,7 +387,7 @@ def _columns(ids: ir.Value, count: int) -> tuple[ir.Value, list[int]]:
 def _is_lookup(value: ir.Value) -> bool:
     while (producer := value.producer()) is not None and producer.inputs and (source := producer.inputs[0]) is not None:
         if producer.op_type == "Gather":
-            return io.constant(source) is not None
+            return query.constant(source) is not None
         if producer.op_type not in ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"):
             return False
         value = source
@@ -396,7 +396,7 @@ def _is_lookup(value: ir.Value) -> bool:
 
 def _weights(gemm: ir.Node) -> Floats:
     """The weights of a Gemm [inputs, outputs], with its alpha."""
-    weight = io.constant(gemm.inputs[1])
+    weight = query.constant(gemm.inputs[1])
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or gemm.attributes.get_int("transA", 0) != 0:
         raise RequestError("its weights are no constant float32 matrix, or its input is transposed (transA)")
     turned = weight.T if gemm.attributes.get_int("transB", 0) else weight
@@ -406,7 +406,7 @@ def _weights(gemm: ir.Node) -> Floats:
 def _bias(gemm: ir.Node, width: int) -> Floats:
     """The bias of a Gemm [outputs], with its beta."""
     value = gemm.inputs[2] if len(gemm.inputs) > 2 else None
-    bias = io.constant(value)
+    bias = query.constant(value)
     if value is None:
         return np.zeros(width)
     if bias is None or bias.shape not in ((), (1,), (width,), (1, 1), (1, width)):

@@ -19,6 +19,7 @@ from pipelines.build import SAMPLES
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, write_json
 from pipelines.graph import io as onnx_graph
+from pipelines.graph import query
 from pipelines.hub import CARD
 from zoo.wide_deep.columns import Network, optimize, read_graph
 from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows
@@ -74,7 +75,7 @@ def freeze(folder: str | Path) -> dict[str, Any]:
     report = {
         "removed": removed,
         "nodes": {"tensorflow": nodes, "frozen.pb": len(frozen.node), "fp32.onnx": len(converted.graph)},
-        "operators": onnx_graph.operators(converted),
+        "operators": query.operators(converted),
         "bytes": {name: (folder / name).stat().st_size for name in files if (folder / name).is_file()},
     }
     write_json(folder / "freeze.json", report)
@@ -174,7 +175,7 @@ def freeze_graph(folder: Path) -> dict[str, Any]:
     onnx_graph.save(converted, folder / "fp32.onnx")
     report = {
         "nodes": {**network.nodes, "fp32.onnx": len(converted.graph)},
-        "operators": onnx_graph.operators(converted),
+        "operators": query.operators(converted),
         "bytes": {name: (folder / name).stat().st_size for name in (GRAPH, "fp32.onnx")},
     }
     write_json(folder / "freeze.json", report)
@@ -302,7 +303,7 @@ def to_onnx(graph: GraphDef, weights: Mapping[str, Array]) -> ir.Model:
     names = {(array.shape, array.tobytes()): name for name, array in stand_ins.items()}
     found: Counter[str] = Counter()
     for value in model.graph.initializers.values():
-        array = onnx_graph.constant(value)
+        array = query.constant(value)
         assert array is not None
         name = names.get((array.shape, array.tobytes()))
         if name is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import io
+from pipelines.graph import edit, query
 from pipelines.rewrite import Rewrite
 from pipelines.rewrites.equalize_concat import EqualizeConcat
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
@@ -30,7 +30,7 @@ class FieldLookup:
     """A lookup whose indices are one column of a 2-D input: row ids[:, column] of table."""
 
     value: ir.Value
-    lookup: io.Lookup
+    lookup: query.Lookup
     ids: ir.Value
     column: int
 
@@ -46,7 +46,7 @@ class FieldLookup:
 
     @property
     def _shape(self) -> tuple[int, int]:
-        array = io.constant(self.lookup.table)
+        array = query.constant(self.lookup.table)
         assert array is not None
         return array.shape[0], array.shape[1]
 
@@ -66,7 +66,7 @@ class FuseParallelEmbedding(Rewrite):
 
     def _fuse(self, main: ir.Graph, concat: ir.Node) -> int:
         axis = concat.attributes.get_int("axis", 0)
-        if io.rank(concat.outputs[0]) != 2 or axis not in (1, -1):
+        if query.rank(concat.outputs[0]) != 2 or axis not in (1, -1):
             return 0
         parts: list[ir.Value | None] = []
         fired = 0
@@ -78,13 +78,13 @@ class FuseParallelEmbedding(Rewrite):
                     self.refuse(concat, f"{run[0][0].name if run[0][0] else '?'} has no neighbour of the same input and width")
                 continue
             gathered = _gather(main, concat, fields, f"{concat.outputs[0].name}.embeddings{fired or ''}")
-            shape = io.initializer(main, f"{gathered.name}.shape", np.array([-1, sum(each.width for each in fields)], np.int64))
-            flat = io.node("Reshape", [gathered, shape], f"{gathered.name}.flat", dtype=ir.DataType.FLOAT)
+            shape = edit.initializer(main, f"{gathered.name}.shape", np.array([-1, sum(each.width for each in fields)], np.int64))
+            flat = edit.node("Reshape", [gathered, shape], f"{gathered.name}.flat", dtype=ir.DataType.FLOAT)
             main.insert_before(concat, flat)
             parts.append(flat.outputs[0])
             fired += 1
         if fired:
-            joined = io.node("Concat", list(parts), f"{concat.outputs[0].name}", dtype=ir.DataType.FLOAT, axis=1)
+            joined = edit.node("Concat", list(parts), f"{concat.outputs[0].name}", dtype=ir.DataType.FLOAT, axis=1)
             joined.outputs[0].shape = concat.outputs[0].shape
             ir.convenience.replace_nodes_and_values(main, concat, [concat], [joined], concat.outputs, joined.outputs)
         return fired
@@ -103,7 +103,7 @@ class FuseParallelSum(Rewrite):
 
     def _fuse(self, main: ir.Graph, root: ir.Node) -> int:
         leaves, inner = _leaves(root)
-        found = [(leaf, field_lookup(leaf) if io.rank(leaf) == 2 else None) for leaf in leaves]
+        found = [(leaf, field_lookup(leaf) if query.rank(leaf) == 2 else None) for leaf in leaves]
         fields = [field for _, field in found if field is not None]
         kinds = {(id(each.ids), each.width) for each in fields}
         if len(fields) < 2:
@@ -113,11 +113,11 @@ class FuseParallelSum(Rewrite):
             return 0
         result = root.outputs[0]
         gathered = _gather(main, root, fields, f"{result.name}.wide")
-        axes = io.initializer(main, f"{gathered.name}.axes", np.array([1], np.int64))
-        total = io.node("ReduceSum", [gathered, axes], f"{gathered.name}.sum", dtype=ir.DataType.FLOAT, keepdims=0)
+        axes = edit.initializer(main, f"{gathered.name}.axes", np.array([1], np.int64))
+        total = edit.node("ReduceSum", [gathered, axes], f"{gathered.name}.sum", dtype=ir.DataType.FLOAT, keepdims=0)
         nodes = [total]
         for number, leaf in enumerate([leaf for leaf, field in found if field is None]):
-            nodes.append(io.node("Add", [leaf, nodes[-1].outputs[0]], f"{gathered.name}.plus{number}", dtype=ir.DataType.FLOAT))
+            nodes.append(edit.node("Add", [leaf, nodes[-1].outputs[0]], f"{gathered.name}.plus{number}", dtype=ir.DataType.FLOAT))
         nodes[-1].outputs[0].shape = result.shape
         ir.convenience.replace_nodes_and_values(main, root, [root, *inner], nodes, [result], [nodes[-1].outputs[0]])
         return 1
@@ -125,7 +125,7 @@ class FuseParallelSum(Rewrite):
 
 def field_lookup(value: ir.Value | None) -> FieldLookup | None:
     """`value` as a lookup by one column of a 2-D integer input, taken by Slice, Gather or Split and squeezed; None where it is none."""
-    lookup = io.table_lookup(value)
+    lookup = query.table_lookup(value)
     if value is None or lookup is None:
         return None
     indices = lookup.indices
@@ -134,7 +134,7 @@ def field_lookup(value: ir.Value | None) -> FieldLookup | None:
             return None
         indices = producer.inputs[0]
     ids = producer.inputs[0] if producer is not None else None
-    if producer is None or ids is None or io.rank(ids) != 2 or (column := _column(producer, indices)) is None:
+    if producer is None or ids is None or query.rank(ids) != 2 or (column := _column(producer, indices)) is None:
         return None
     while (cast := ids.producer()) is not None and cast.op_type == "Cast" and (source := cast.inputs[0]) is not None:
         if source.dtype not in INTEGERS:  # ids begin here
@@ -145,7 +145,7 @@ def field_lookup(value: ir.Value | None) -> FieldLookup | None:
 
 def _column(node: ir.Node, output: ir.Value) -> int | None:
     """Which single column of its 2-D input `node` takes for `output`."""
-    constants = [io.constant(each) for each in node.inputs[1:]]
+    constants = [query.constant(each) for each in node.inputs[1:]]
     known = [each.ravel().tolist() for each in constants if each is not None]
     if node.op_type == "Slice" and len(known) == len(constants) >= 3:
         starts, ends, axes, *rest = known
@@ -187,21 +187,21 @@ def _gather(main: ir.Graph, before: ir.Node, fields: Sequence[FieldLookup], name
     columns = [each.column for each in fields]
     dtype = ids.dtype or ir.DataType.INT64
     offsets = np.cumsum([0, *(each.rows for each in fields)])[:-1].astype(dtype.numpy())
-    table = np.concatenate([np.asarray(io.constant(each.lookup.table)) for each in fields])
+    table = np.concatenate([np.asarray(query.constant(each.lookup.table)) for each in fields])
     nodes = []
     if ids.shape is None or ids.shape[1] != len(columns) or columns != list(range(len(columns))):
-        order = io.initializer(main, f"{name}.columns", np.array(columns, np.int64))
-        nodes.append(io.node("Gather", [ids, order], f"{name}.ids", dtype=dtype, axis=1))
+        order = edit.initializer(main, f"{name}.columns", np.array(columns, np.int64))
+        nodes.append(edit.node("Gather", [ids, order], f"{name}.ids", dtype=dtype, axis=1))
         ids = nodes[-1].outputs[0]
-    nodes.append(io.node("Add", [ids, io.initializer(main, f"{name}.offsets", offsets)], f"{name}.rows", dtype=dtype))
-    stacked = io.initializer(main, f"{name}.table", table)
-    nodes.append(io.node("Gather", [stacked, nodes[-1].outputs[0]], name, dtype=ir.DataType.FLOAT, axis=0))
+    nodes.append(edit.node("Add", [ids, edit.initializer(main, f"{name}.offsets", offsets)], f"{name}.rows", dtype=dtype))
+    stacked = edit.initializer(main, f"{name}.table", table)
+    nodes.append(edit.node("Gather", [stacked, nodes[-1].outputs[0]], name, dtype=ir.DataType.FLOAT, axis=0))
     main.insert_before(before, nodes)
     return nodes[-1].outputs[0]
 
 
 def _inside_sum(node: ir.Node) -> bool:
-    user = io.sole_user(node.outputs[0])
+    user = query.sole_user(node.outputs[0])
     return user is not None and user.op_type in ("Add", "Sum")
 
 
@@ -213,7 +213,7 @@ def _leaves(root: ir.Node) -> tuple[list[ir.Value], list[ir.Node]]:
         if value is None:
             continue
         producer = value.producer()
-        if producer is not None and producer.op_type in ("Add", "Sum") and io.sole_user(value) is not None:
+        if producer is not None and producer.op_type in ("Add", "Sum") and query.sole_user(value) is not None:
             below, nodes = _leaves(producer)
             leaves += below
             inner += [producer, *nodes]

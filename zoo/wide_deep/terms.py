@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
-from pipelines.graph import io
+from pipelines.graph import edit
 from zoo.wide_deep.mapped import Number, Step, apply
 
 Array = npt.NDArray[Any]
@@ -201,7 +201,7 @@ class Emitter:
     def model(self, logit: Dense) -> ir.Model:
         """The model whose output `probability`, float32 [batch, 1], is the sigmoid of `logit`."""
         value = self._dense(logit)
-        output = io.node("Sigmoid", [value], "probability", dtype=ir.DataType.FLOAT)
+        output = edit.node("Sigmoid", [value], "probability", dtype=ir.DataType.FLOAT)
         output.outputs[0].shape = ir.Shape(["batch", 1])
         self.main.append(output)
         self.main.outputs.append(output.outputs[0])
@@ -279,7 +279,7 @@ class Emitter:
     def _lookup(self, part: Lookup, where: str) -> ir.Value:
         column = self._constant(np.array(self.fields[part.field], np.int64), f"{where}/{part.field}/column")
         ids = self._add(
-            io.node("Gather", [self.ids, column], f"{where}/{part.field}/ids", dtype=ir.DataType.INT32, taken=self.taken, axis=1)
+            edit.node("Gather", [self.ids, column], f"{where}/{part.field}/ids", dtype=ir.DataType.INT32, taken=self.taken, axis=1)
         )
         ids.shape = ir.Shape(["batch"])
         name = "weights" if where == "wide" else "embeddings"
@@ -288,10 +288,10 @@ class Emitter:
 
     def _constant(self, array: Array, name: str) -> ir.Value:
         array = np.array(array, array.dtype if array.dtype.kind == "i" else np.float32, order="C")
-        return io.initializer(self.main, name, array, self.taken)
+        return edit.initializer(self.main, name, array, self.taken)
 
     def _node(self, op: str, inputs: Sequence[ir.Value], width: int, name: str = "", **attributes: Any) -> ir.Value:
-        made = io.node(op, list(inputs), name or op, dtype=ir.DataType.FLOAT, taken=self.taken, **attributes)
+        made = edit.node(op, list(inputs), name or op, dtype=ir.DataType.FLOAT, taken=self.taken, **attributes)
         made.outputs[0].shape = ir.Shape(["batch", width])
         return self._add(made)
 

@@ -22,7 +22,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress, silent
 from pipelines.evaluate import click_metrics
-from pipelines.graph import io
+from pipelines.graph import edit, io
 from zoo.training import BELOW_1, FROM_0, SEED, Workers, plot_curves, require_output, require_same_run, require_settings
 from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Features, Floats, Rows, fit, timed
 from zoo.wide_deep.log import Log, arrays
@@ -482,7 +482,7 @@ def _start(folder: Path, config: TrainConfig) -> tuple[dict[str, Any], Features,
     own = folder / "train.json"
     features = Features.from_json(read_json(own)["features"] if own.is_file() else read_json(folder / "card.json").get("preprocessing"))
     model = io.load(folder / "fp32.onnx")
-    io.expand_fp16(model)
+    edit.expand_fp16(model)
     weights = {name: value.const_value.numpy() for name, value in model.graph.initializers.items() if value.const_value is not None}
     hidden = [weights[f"hidden_{k}/kernel"].shape[1] for k in range(len(weights)) if f"hidden_{k}/kernel" in weights]
     if "deep/C1/embeddings" not in weights or not hidden:
