@@ -350,7 +350,7 @@ def _expand(folder: ModelFolder) -> dict[str, Any]:
 
 def _rewrite(folder: ModelFolder) -> dict[str, Any]:
     from pipelines.graph import io
-    from pipelines.rewrite import rewrite
+    from pipelines.rewrites.driver import rewrite
 
     model = _graph(folder.path / "fp32.onnx")
     report = rewrite(model, folder.entry.part("rewrites")(folder.preprocessing))

@@ -16,8 +16,8 @@ from pipelines.core.batches import Batch
 from pipelines.entry import QuantRecipe
 from pipelines.graph import io
 from pipelines.quantize import QuantReport, quantize
-from pipelines.rewrite import rewrite
-from pipelines.rewrites import SHARED
+from pipelines.rewrites.driver import rewrite
+from pipelines.rewrites.shared import SHARED
 from pipelines.search import calibrated, corrected
 
 

@@ -31,7 +31,7 @@ from pipelines.graph import io, query
 from pipelines.quantizers import biases, elementwise, layers, roundings, rows
 from pipelines.quantizers.pairs import Pairs
 from pipelines.quantizers.steps import activation_parameters, given, weight_parameters
-from pipelines.rewrite import CleanUp
+from pipelines.rewrites.driver import CleanUp
 from pipelines.rewrites.equalize_channels import scale_channels
 from pipelines.rewrites.quantize_early import QuantizeEarly
 

@@ -26,7 +26,7 @@ from pipelines.core.progress import progress
 from pipelines.correct import decibel
 from pipelines.graph import query, reference_session
 from pipelines.quantize import QuantReport
-from pipelines.rewrite import CleanUp
+from pipelines.rewrites.driver import CleanUp
 from pipelines.rewrites.equalize_channels import scale_channels
 
 MEMORY = 256e6  # bytes of intermediate results held at once, of all graphs together

@@ -17,7 +17,7 @@ from pipelines.entry import QuantRecipe
 from pipelines.graph import io
 from pipelines.quantize import quantize
 from pipelines.refine import output_sqnr, refined
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.equalize_channels import Channels, EqualizeChannels, channel_statistics, scale_channels
 from pipelines.walk import CHUNK, chunks
 

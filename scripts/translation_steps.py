@@ -37,7 +37,7 @@ from pipelines.core.progress import progress
 from pipelines.engine import Session, load
 from pipelines.graph import edit, io, query
 from pipelines.quantize import quantize
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from scripts.peers import common
 from scripts.peers.translation_engines import RANDOM, copied
 from zoo.transformer_mt import cache, loop

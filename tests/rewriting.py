@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.core.machine import has_vnni
 from pipelines.engine import ENGINES, exact
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 
 EXACT = [name for name in ENGINES if exact(name)]
 needs_vnni = pytest.mark.skipif(not has_vnni(), reason="this CPU sums products of bytes in 16 bits, which may saturate")

@@ -16,7 +16,7 @@ from pipelines.core.files import mapped, sha256, write_json
 from pipelines.entry import Entry, QuantRecipe
 from pipelines.graph import edit, io, query
 from pipelines.hub import Card, CardFile
-from pipelines.rewrites import SHARED
+from pipelines.rewrites.shared import SHARED
 
 TEXT = "(float[n,8] x) => (float[n,2] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = MatMul(r, v) }"
 

@@ -13,7 +13,7 @@ from pipelines.engine import load
 from pipelines.entry import QuantRecipe
 from pipelines.graph import io, query
 from pipelines.quantize import quantize
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics, scale_channels
 from pipelines.search import calibrated, search
 

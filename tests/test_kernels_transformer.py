@@ -17,7 +17,7 @@ from pipelines.kernels.transformer import encoder_program, program, programs
 from pipelines.kernels.translator import NativeTranslator, store
 from pipelines.quantizers import rows
 from pipelines.quantizers.steps import weight_parameters
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from zoo.transformer_mt import ENTRY
 from zoo.transformer_mt.data import END, START
 from zoo.transformer_mt.decode import beam_search, limit

@@ -30,7 +30,7 @@ from pipelines.kernels.graphs import dense_layers, embedding_layer
 from pipelines.native import CHUNK, SMALL, NativeSession, load
 from pipelines.pipeline import choose_engine
 from pipelines.plan import Plan
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from zoo.wide_deep.fold import fold
 from zoo.wide_deep.rewrites import FuseParallelEmbedding, FuseParallelSum
 

@@ -18,7 +18,7 @@ from pipelines.engine import load
 from pipelines.entry import QuantRecipe
 from pipelines.graph import edit, io, query
 from pipelines.quantize import activation_parameters, quantize, weight_parameters
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fuse_linear import FuseLinear
 
 RNG = np.random.default_rng(0)

@@ -31,8 +31,8 @@ from pipelines.pipeline import PRECISIONS, choose_engine
 from pipelines.plan import Candidate
 from pipelines.plan import build as build_plan
 from pipelines.quantize import QuantReport
-from pipelines.rewrite import RewriteReport, rewrite
-from pipelines.rewrites import SHARED
+from pipelines.rewrites.driver import RewriteReport, rewrite
+from pipelines.rewrites.shared import SHARED
 from pipelines.tune import ArrayJudge, Judge, Verdict
 from pipelines.tune import tune as search
 

@@ -1,20 +1,4 @@
-"""The shared passes, one a file. `SHARED` are those that need no knowledge of the model, in order: what users' own files get."""
+"""Float graph rewrites, one pass a file, and the driver that applies them to a fixed point.
 
-from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
-from pipelines.rewrites.fold_constants import FoldConstants
-from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
-from pipelines.rewrites.fold_pad import FoldPad
-from pipelines.rewrites.fuse_activations import FuseActivations
-from pipelines.rewrites.fuse_linear import FuseLinear
-from pipelines.rewrites.merge_siblings import MergeSiblings
-from pipelines.rewrites.push_transposes import PushTransposes
-from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
-from pipelines.rewrites.reshape_chains import ReshapeChains
-from pipelines.rewrites.simplify_concat import SimplifyConcat
-from pipelines.rewrites.widen_half import WidenHalf
-
-# First what makes constants and lays layers side by side, then what fuses them; MergeSiblings last, for it joins finished layers.
-SHARED = (
-    *(WidenHalf, RemoveDeadBranches, FoldConstants, FoldIndexWrap, ReshapeChains, PushTransposes, SimplifyConcat),
-    *(FuseActivations, FoldPad, FoldBatchNorm, FuseLinear, MergeSiblings),
-)
+Imports `core` and `graph`.
+"""

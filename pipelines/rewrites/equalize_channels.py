@@ -17,7 +17,7 @@ from pipelines.core.batches import length
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.progress import progress
 from pipelines.graph import edit, query, reference_session
-from pipelines.rewrite import Rewrite
+from pipelines.rewrites.driver import Rewrite
 from pipelines.sites import Site
 
 Floats = NDArray[np.float64]

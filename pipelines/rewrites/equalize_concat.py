@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.graph import edit, query
-from pipelines.rewrite import Rewrite
+from pipelines.rewrites.driver import Rewrite
 
 Floats = NDArray[np.float64]
 

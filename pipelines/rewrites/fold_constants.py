@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import one_line
 from pipelines.graph import edit, io, query, reference_session
-from pipelines.rewrite import Rewrite
+from pipelines.rewrites.driver import Rewrite
 
 LIMIT = 1 << 24  # bytes of a result that is larger than what it was computed from
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")

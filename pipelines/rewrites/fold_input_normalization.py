@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.rewrite import Rewrite
+from pipelines.rewrites.driver import Rewrite
 from pipelines.rewrites.fold_batch_norm import Floats, as_affine, pads
 
 WHITE = 255

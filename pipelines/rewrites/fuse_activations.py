@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, io, query
-from pipelines.rewrite import Rewrite
+from pipelines.rewrites.driver import Rewrite
 
 HARD_SWISH = 14  # the first opset that has it
 LARGEST = float(np.finfo(np.float32).max)  # exporters write it for "no bound"

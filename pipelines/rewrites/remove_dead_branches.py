@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.rewrite import Rewrite
+from pipelines.rewrites.driver import Rewrite
 
 
 class RemoveDeadBranches(Rewrite):

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.rewrite import Rewrite
+from pipelines.rewrites.driver import Rewrite
 
 HALF, FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
 STUBBORN = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "EyeLike", "Bernoulli", "Constant")  # carry a dtype

@@ -44,8 +44,8 @@ from pipelines.entry import Preprocess
 from pipelines.graph import edit
 from pipelines.graph import io as graph
 from pipelines.images import labelled
-from pipelines.rewrite import rewrite
-from pipelines.rewrites import SHARED as PASSES
+from pipelines.rewrites.driver import rewrite
+from pipelines.rewrites.shared import SHARED as PASSES
 from scripts.peers import common, vision
 
 Array = NDArray[Any]

@@ -41,8 +41,8 @@ from pipelines.core.progress import progress
 from pipelines.entry import QuantRecipe
 from pipelines.graph import io
 from pipelines.quantize import quantize
-from pipelines.rewrite import rewrite
-from pipelines.rewrites import SHARED as PASSES
+from pipelines.rewrites.driver import rewrite
+from pipelines.rewrites.shared import SHARED as PASSES
 from pipelines.search import calibrated
 from scripts.peers import common
 

@@ -12,8 +12,8 @@ from rewriting import model, ops, run
 from pipelines.core.errors import RequestError
 from pipelines.core.files import mapped
 from pipelines.graph import edit, io, query
-from pipelines.rewrite import rewrite
-from pipelines.rewrites import SHARED
+from pipelines.rewrites.driver import rewrite
+from pipelines.rewrites.shared import SHARED
 
 RNG = np.random.default_rng(0)
 MLP = "(float[n,8] x) => (float[n,2] y) { h = Gemm(x, w, b) r = LeakyRelu<alpha=0.1>(h) y = MatMul(r, v) }"
@@ -192,7 +192,7 @@ def test_digest_looks_into_branches():
 
 
 def test_digest_is_the_same_in_another_process(saved):
-    code = "import sys; from pipelines import graph; print(graph.digest(graph.load(sys.argv[1])))"
+    code = "import sys; from pipelines.graph import io; print(io.digest(io.load(sys.argv[1])))"
     found = subprocess.run([sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=True).stdout.strip()
     assert found == io.digest(io.load(saved))
 

@@ -18,7 +18,7 @@ from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.entry import Preprocess
 from pipelines.graph import io, query
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
 from zoo.images.export import export
 from zoo.images.rewrites import passes

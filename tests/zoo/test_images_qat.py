@@ -18,7 +18,7 @@ from pipelines.core.files import read_json
 from pipelines.entry import Preprocess, QuantRecipe
 from pipelines.graph import io, query
 from pipelines.quantize import activation_parameters, quantize
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from zoo import cli
 
 torch = pytest.importorskip("torch", reason="needs the train extra")

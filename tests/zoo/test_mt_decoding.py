@@ -13,7 +13,7 @@ from pipelines.calibrate import calibrate
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.graph import edit, io, reference_session
 from pipelines.quantize import quantize
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from zoo.transformer_mt import ENTRY
 from zoo.transformer_mt.cache import cached_step, incremental
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, padded

@@ -13,11 +13,11 @@ from rewriting import model
 
 import zoo
 from pipelines import build as road
-from pipelines import rewrite
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io
 from pipelines.hub import Hub
+from pipelines.rewrites import driver
 from zoo import cli, verbs
 
 TEXT = "(float[n,8] x) => (float[n,2] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = MatMul(r, v) }"
@@ -241,7 +241,7 @@ def test_the_folder_of_a_shipped_model_holds_its_graphs(name: str, monkeypatch: 
     path = zoo.download(name)
     held = {"card.json", *FLOAT, "int8.onnx"}
     assert held <= set(contents(path))
-    monkeypatch.setattr(rewrite.Rewrite, "call", lambda *_: pytest.fail("made twice"))
+    monkeypatch.setattr(driver.Rewrite, "call", lambda *_: pytest.fail("made twice"))
     assert zoo.load(name).path == path
     assert [zoo.build(name)["stages"][each] for each in FLOAT] == ["kept", "kept"]
 

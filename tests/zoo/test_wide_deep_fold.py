@@ -18,7 +18,7 @@ from pipelines.evaluate import auc
 from pipelines.graph import edit, io, query
 from pipelines.kernels.graphs import embedding_layer
 from pipelines.kernels.reference import parallel_embedding
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from zoo.wide_deep import fold as folding
 from zoo.wide_deep.fold import FoldParallelEmbedding, decide, fold, fold_layer
 from zoo.wide_deep.rewrites import FuseParallelEmbedding, FuseParallelSum

@@ -5,7 +5,7 @@ import pytest
 from rewriting import model, ops, reasons, rewritten, run
 
 from pipelines.graph import query
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from zoo.wide_deep.rewrites import FuseParallelEmbedding, FuseParallelSum, passes
 
 RNG = np.random.default_rng(0)

@@ -20,7 +20,7 @@ from pipelines.build import TRAINED
 from pipelines.core.errors import RequestError
 from pipelines.entry import Preprocess, QuantRecipe
 from pipelines.qat import distillation_loss, freeze_ranges, weights
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from zoo.images.export import export, path_of
 from zoo.images.rewrites import passes
 from zoo.images.settings import Settings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.rewrite import Rewrite
-from pipelines.rewrites import SHARED
+from pipelines.rewrites.driver import Rewrite
 from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
+from pipelines.rewrites.shared import SHARED
 
 
 def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:

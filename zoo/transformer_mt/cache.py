@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query, reference_session
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.fuse_quantized_linear import FuseQuantizedLinear
 from pipelines.rewrites.reshape_chains import ReshapeChains

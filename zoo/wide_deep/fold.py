@@ -18,7 +18,7 @@ from pipelines.graph import edit, io, query
 from pipelines.kernels.graphs import parallel_embedding
 from pipelines.kernels.operators import COLUMNS, FIELDS, NUMBER_LIMIT, ZERO, EmbeddingLayer
 from pipelines.quantize import activation_parameters, quantize
-from pipelines.rewrite import Rewrite, rewrite
+from pipelines.rewrites.driver import Rewrite, rewrite
 from zoo.wide_deep.rewrites import INTEGERS, field_lookup
 
 Array = NDArray[Any]

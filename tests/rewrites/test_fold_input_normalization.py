@@ -9,7 +9,7 @@ from pipelines.calibrate import calibrate
 from pipelines.entry import QuantRecipe
 from pipelines.graph import io, query
 from pipelines.quantize import quantize
-from pipelines.rewrite import rewrite
+from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
 from pipelines.rewrites.fold_pad import FoldPad
 

@@ -9,8 +9,7 @@ import pytest
 from rewriting import model, ops, reasons, rewritten, run
 
 from pipelines.graph import io, query
-from pipelines.rewrite import rewrite
-from pipelines.rewrites import SHARED
+from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.fold_pad import FoldPad
@@ -19,6 +18,7 @@ from pipelines.rewrites.merge_siblings import MergeSiblings
 from pipelines.rewrites.push_transposes import PushTransposes
 from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
 from pipelines.rewrites.reshape_chains import ReshapeChains
+from pipelines.rewrites.shared import SHARED
 from pipelines.rewrites.simplify_concat import SimplifyConcat
 from pipelines.rewrites.widen_half import WidenHalf
 

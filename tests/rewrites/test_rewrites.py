@@ -9,12 +9,12 @@ from pipelines.calibrate import TensorRange, calibrate
 from pipelines.entry import QuantRecipe
 from pipelines.graph import query
 from pipelines.quantize import activation_parameters, quantize, weight_parameters
-from pipelines.rewrite import rewrite
-from pipelines.rewrites import SHARED
+from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.equalize_concat import EqualizeConcat, _Columns, _search
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
 from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.quantize_early import QuantizeEarly
+from pipelines.rewrites.shared import SHARED
 
 RNG = np.random.default_rng(0)
 

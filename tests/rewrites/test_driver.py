@@ -4,7 +4,7 @@ from rewriting import model, ops, rewritten, run
 
 from pipelines.core.errors import ZooError
 from pipelines.graph import query
-from pipelines.rewrite import LIMIT, CleanUp, Rewrite, rewrite
+from pipelines.rewrites.driver import LIMIT, CleanUp, Rewrite, rewrite
 
 MESSY = """(float[n,3] x) => (float[n,2] y) {
     w = Constant<value = float[3,2] {1, 2, 3, 4, 5, 6}>()
