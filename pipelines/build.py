@@ -24,14 +24,15 @@ import numpy as np
 from pipelines.core import files, settings
 from pipelines.core.batches import Batch, cut
 from pipelines.core.errors import RequestError, one_line
-from pipelines.entry import OBSERVERS, Entry, QuantRecipe
+from pipelines.entry import Entry
 from pipelines.hub import CARD, Card
+from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
     import onnx_ir as ir
 
-    from pipelines.calibrate import CalibrationTable
-    from pipelines.quantize import QuantReport
+    from pipelines.quantization.calibrate import CalibrationTable
+    from pipelines.quantization.quantize import QuantReport
 
 logger = logging.getLogger(__name__)
 
@@ -257,7 +258,7 @@ def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _table(path: Path) -> CalibrationTable:
-    from pipelines.calibrate import CalibrationTable
+    from pipelines.quantization.calibrate import CalibrationTable
 
     return CalibrationTable.load(path)
 
@@ -359,7 +360,7 @@ def _rewrite(folder: ModelFolder) -> dict[str, Any]:
 
 
 def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
-    from pipelines.search import calibrated
+    from pipelines.quantization.ptq import calibrated
 
     _keep_own_data(folder, recipe.observer)
     model, trained = _graph(folder.path / "rewritten.onnx"), folder.trained
@@ -373,8 +374,8 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
     """The table of `model` with the very ranges that were trained; those of tensors that have none are observed on the kept samples."""
     import onnx_ir as ir
 
-    from pipelines.calibrate import calibrate
     from pipelines.graph import io
+    from pipelines.quantization.calibrate import calibrate
 
     values = [value for node in model.graph if node.op_type != "DequantizeLinear" for value in node.outputs]  # that is bytes already
     names = [str(value.name) for value in values if value.dtype == ir.DataType.FLOAT]
@@ -429,11 +430,11 @@ def _save_table(folder: ModelFolder, table: CalibrationTable) -> dict[str, Any]:
 
 def _reader() -> str:
     """Names the code that reads a table and its graph: what it found to belong together needs no second look."""
-    return f"{files.code('calibrate.py', 'graph/io.py')} {importlib.metadata.version('onnx-ir')}"
+    return f"{files.code('quantization/calibrate.py', 'graph/io.py')} {importlib.metadata.version('onnx-ir')}"
 
 
 def _quantize(folder: ModelFolder, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
-    from pipelines.quantize import quantize
+    from pipelines.quantization.quantize import quantize
 
     return quantize(_graph(folder.path / "rewritten.onnx"), recipe, table)
 

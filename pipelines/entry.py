@@ -6,75 +6,15 @@ import importlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from pipelines.core.errors import RequestError
+from pipelines.quantization.recipe import QuantRecipe
 
-OBSERVERS = ("auto", "minmax", "percentile", "mse", "kl")
 INTERPOLATIONS = ("bilinear", "bicubic")
 CHANNELS = ("RGB", "BGR")
 MAX_SIDE = 8192  # pixels of a network's input or a resize
-
-
-@dataclass(frozen=True)
-class QuantRecipe:
-    """How one model becomes int8.
-
-    observer: how activation ranges are chosen from the calibration samples: "minmax", "percentile" (99.99), "mse", "kl" (see
-        `pipelines.observers`), or "auto": for each tensor the one of least quantization error.
-    quantize_tables: store embedding tables as bytes: uint8 with the input scale of the int8 operator that they feed, else int8 with a
-    scale a row.
-    keep_float: regular expressions; an operator whose name matches one in full stays float.
-    reduced_range: 7-bit weights, for CPUs without VNNI, whose u8 x s8 products saturate in pairwise 16-bit sums.
-    dynamic: regular expressions; a Gemm or MatMul whose name matches one in full has its input's range taken at run time.
-    symmetric: activations with negatives get zero point 128, which saves engines a correction and costs part of the range.
-    search: equalize channels between convolutions and between linear layers or a LayerNormalization and linear layers (SmoothQuant), clip
-        weights and choose other ranges where the outputs on the calibration samples say that it helps (minutes for a large model).
-    correct: round weights so that their errors cancel on the calibration samples, and take shifts of channel means out of the biases.
-
-    Raises RequestError for an unknown observer or a broken expression.
-    """
-
-    observer: str = "auto"
-    quantize_tables: bool = True
-    keep_float: tuple[str, ...] = ()
-    reduced_range: bool = False
-    dynamic: tuple[str, ...] = ()
-    symmetric: bool = False
-    search: bool = False
-    correct: bool = True
-
-    def __post_init__(self) -> None:
-        if self.observer not in OBSERVERS:
-            raise RequestError(f"unknown observer {self.observer!r}; choose one of {', '.join(OBSERVERS)}")
-        for name in ("keep_float", "dynamic"):
-            patterns = getattr(self, name)
-            if isinstance(patterns, str):
-                raise RequestError(f"{name} is {patterns!r}; give a tuple of patterns")
-            object.__setattr__(self, name, tuple(patterns))  # JSON has lists
-            for pattern in patterns:
-                try:
-                    re.compile(pattern)
-                except re.error as error:
-                    raise RequestError(f"{name} pattern {pattern!r} is no regular expression: {error}") from error
-
-    def keeps_float(self, name: str) -> bool:
-        """Whether the operator called `name` is to stay float."""
-        return any(re.fullmatch(pattern, name) for pattern in self.keep_float)
-
-    def is_dynamic(self, name: str) -> bool:
-        """Whether the input of the layer called `name` is to be quantized at run time."""
-        return any(re.fullmatch(pattern, name) for pattern in self.dynamic)
-
-    def to_json(self) -> dict[str, Any]:
-        """The recipe as plain JSON values."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-
-    def same_but_observer(self, other: Mapping[str, Any]) -> bool:
-        """Whether `other`, from `to_json`, computes every operator alike: all but what is asked of a calibration table."""
-        aside = {"observer": "", "search": False}
-        return {**self.to_json(), **aside} == {**other, **aside}
 
 
 @dataclass(frozen=True)
@@ -169,7 +109,7 @@ class Entry:
     evaluate: str
     pipeline: str
     checkpoint: str
-    recipe: QuantRecipe = QuantRecipe()
+    recipe: QuantRecipe = field(default_factory=QuantRecipe)
     native: str = ""
     harness: str = ""
     from_graph: str = ""

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelines.core import files
 from pipelines.core.errors import RequestError
-from pipelines.entry import QuantRecipe
+from pipelines.quantization.recipe import QuantRecipe
 
 FORMATS = (".json", ".html")
 

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from pipelines import engine
-from pipelines.calibrate import CalibrationTable, TensorRange
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
-from pipelines.correct import decibel
 from pipelines.graph import query, reference_session
-from pipelines.quantize import QuantReport
+from pipelines.quantization.calibrate import CalibrationTable, TensorRange
+from pipelines.quantization.correction import decibel
+from pipelines.quantization.equalize_channels import scale_channels
+from pipelines.quantization.quantize import QuantReport
 from pipelines.rewrites.driver import CleanUp
-from pipelines.rewrites.equalize_channels import scale_channels
 
 MEMORY = 256e6  # bytes of intermediate results held at once, of all graphs together
 CUT = 256  # samples run at once at most

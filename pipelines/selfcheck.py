@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.calibrate import calibrate
 from pipelines.engine import load
-from pipelines.entry import QuantRecipe
 from pipelines.graph import edit, io
-from pipelines.quantize import quantize
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
 
 
 def largest_error(engine: str, reduced_range: bool = False) -> float:

@@ -31,19 +31,19 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines import page, report
-from pipelines.calibrate import CalibrationTable, Observation, observe
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
-from pipelines.correct import correct
 from pipelines.engine import ENGINES, OnnxRuntimeSession, OpenVinoSession, Session, available
-from pipelines.entry import OBSERVERS, QuantRecipe
 from pipelines.evaluate import auc
 from pipelines.graph import io
 from pipelines.plan import measure, time_each
-from pipelines.quantize import QuantReport, quantize
-from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics
+from pipelines.quantization.calibrate import CalibrationTable, Observation, observe
+from pipelines.quantization.correction import correct
+from pipelines.quantization.equalize_channels import EqualizeChannels, channel_statistics
+from pipelines.quantization.quantize import QuantReport, quantize
+from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 logger = logging.getLogger(__name__)
 

@@ -30,13 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import zoo
 from pipelines.build import ModelFolder, open_folder, read_npz
-from pipelines.calibrate import calibrate
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.engine import Session, load
 from pipelines.graph import edit, io, query
-from pipelines.quantize import quantize
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.quantize import quantize
 from pipelines.rewrites.driver import rewrite
 from scripts.peers import common
 from scripts.peers.translation_engines import RANDOM, copied

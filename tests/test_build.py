@@ -10,12 +10,13 @@ from rewriting import model, run
 
 from pipelines import build as road
 from pipelines.build import ROAD, ModelFolder, build, open_folder, read_npz, set_recipe
-from pipelines.calibrate import CalibrationTable
 from pipelines.core.errors import RequestError
 from pipelines.core.files import mapped, sha256, write_json
-from pipelines.entry import Entry, QuantRecipe
+from pipelines.entry import Entry
 from pipelines.graph import edit, io, query
 from pipelines.hub import Card, CardFile
+from pipelines.quantization.calibrate import CalibrationTable
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.shared import SHARED
 
 TEXT = "(float[n,8] x) => (float[n,2] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = MatMul(r, v) }"
@@ -301,7 +302,7 @@ def test_a_recipe_that_fails_changes_nothing(folder, observer):
 
 def calibrated_on_own_data(folder, observer):
     """As `zoo calibrate FOLDER --data FILE --observer ...` leaves a folder."""
-    from pipelines.calibrate import calibrate
+    from pipelines.quantization.calibrate import calibrate
 
     folder.ensure("rewritten.onnx")
     table = calibrate(io.load(folder.path / "rewritten.onnx"), [{"x": 2 * samples()}], observer)

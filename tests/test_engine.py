@@ -3,12 +3,12 @@ import pytest
 from rewriting import EXACT, model
 
 from pipelines import engine
-from pipelines.calibrate import calibrate
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io
-from pipelines.quantize import quantize
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)
 ENGINES = pytest.mark.parametrize("name", list(engine.ENGINES))

@@ -1,6 +1,7 @@
 """The rules of the house that a machine can check (CONTRIBUTING.md)."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted([*ROOT.glob("pipelines/**/*.py"), *ROOT.glob("zoo/**/*.py")])
 HEAVY = {"torch", "tensorflow", "keras", "datasets", "tf2onnx", "matplotlib"}
 MAY_BE_HEAVY = {"train.py", "freeze.py", "model.py", "qat.py"}
-# imports run from the left to the right of this order, never back
-ORDER = [
-    *["core", "entry", "hub", "graph", "sites", "rewrites"],
-    *["observers"],
-    *["calibrate", "quantizers", "quantize", "walk", "rounding", "correct", "refine", "search", "calibrator", "qat", "kernels", "tables"],
-    *["engine", "images", "plan", "native", "evaluate", "report", "page", "tune", "benchmark", "selfcheck", "build", "pipeline"],
-]
+# packages of pipelines/: each imports those before it, never one behind it; a file joins its package's place by lying there
+PACKAGES = ("core", "graph", "rewrites", "quantization", "kernels", "engines", "data", "analysis", "models")
 
 
 def imports(path: Path, top: bool) -> set[str]:
@@ -32,6 +28,11 @@ def imports(path: Path, top: bool) -> set[str]:
     return found
 
 
+def module(path: Path) -> str:
+    """The dotted name of a file of ours."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_heavy_libraries_are_imported_at_module_level_only_where_training_happens(path: Path) -> None:
     found = {name.split(".")[0] for name in imports(path, top=True)} & HEAVY
@@ -39,22 +40,36 @@ def test_heavy_libraries_are_imported_at_module_level_only_where_training_happen
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("pipelines/**/*.py")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_pipelines_never_imports_zoo_and_imports_run_one_way(path: Path) -> None:
+def test_pipelines_never_imports_zoo_and_imports_between_packages_run_one_way(path: Path) -> None:
     found = imports(path, top=False)
     assert not any(name.split(".")[0] == "zoo" for name in found)
-    own = path.relative_to(ROOT / "pipelines").parts[0].removesuffix(".py")
-    if own == "__init__":
+    own = path.relative_to(ROOT / "pipelines").parts[0]
+    if own not in PACKAGES:
         return
     used = {parts[1] for name in found if (parts := name.split("."))[0] == "pipelines" and len(parts) > 1}
-    assert used <= set(ORDER), "name the new file in ORDER and in CONTRIBUTING.md"
-    assert {name for name in used if ORDER.index(name) > ORDER.index(own)} == set()
+    allowed = PACKAGES[: PACKAGES.index(own) + 1] if own in PACKAGES else ()
+    assert used <= set(allowed), f"{own} may import {', '.join(allowed) or 'nothing'}"
+
+
+def test_no_two_files_import_each_other() -> None:
+    known = {module(path): path for path in FILES}
+    needed = {name: {each for each in imports(path, top=True) if each in known} - {name} for name, path in known.items()}
+    for name in needed:  # `from package import module` names the package, too, of which only the module is meant
+        needed[name] -= {each for each in needed[name] if any(other.startswith(f"{each}.") for other in (*needed[name], name))}
+    graphlib.TopologicalSorter(needed).prepare()  # raises CycleError, which names the circle
+
+
+def test_every_package_says_what_is_in_it() -> None:
+    for path in (ROOT / "pipelines").rglob("__init__.py"):
+        docstring = ast.get_docstring(ast.parse(path.read_text()))
+        assert docstring and len(docstring) > 30, path
 
 
 def test_no_model_imports_another() -> None:
-    families = {path.parent.name for path in ROOT.glob("zoo/*/__init__.py")}
+    families = {path.parent.name for path in ROOT.glob("zoo/*/__init__.py")} - {"verbs"}
     shared = {"images"}  # what the image classifiers share
     for family in families:
-        for path in ROOT.glob(f"zoo/{family}/*.py"):
+        for path in ROOT.glob(f"zoo/{family}/**/*.py"):
             others = {name.split(".")[1] for name in imports(path, top=False) if name.startswith("zoo.")} & families
             assert others <= {family, *shared}, path
 
@@ -67,9 +82,3 @@ def test_importing_zoo_and_the_command_loads_nothing_heavy() -> None:
     code = "import sys, zoo, zoo.cli, zoo.verbs, zoo.wide_deep.predict, zoo.transformer_mt.predict; print(' '.join(sys.modules))"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert not loaded & HEAVY
-
-
-def test_the_picture_in_contributing_names_every_file() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    missing = [path.name for path in ROOT.glob("pipelines/*.py") if path.name != "__init__.py" and path.name not in text]
-    assert missing == []

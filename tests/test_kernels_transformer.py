@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from pipelines import kernels
-from pipelines.calibrator import Calibrator
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.kernels import rowwise, stored
 from pipelines.kernels.decoder import Attention, CrossAttention, Embed, Levels, Linear, Norm, SelfAttention, Vocabulary
 from pipelines.kernels.transformer import encoder_program, program, programs
 from pipelines.kernels.translator import NativeTranslator, store
-from pipelines.quantizers import rows
-from pipelines.quantizers.steps import weight_parameters
+from pipelines.quantization import embedding_tables
+from pipelines.quantization.calibrator import Calibrator
+from pipelines.quantization.scales import weight_parameters
 from pipelines.rewrites.driver import rewrite
 from zoo.transformer_mt import ENTRY
 from zoo.transformer_mt.data import END, START
@@ -199,8 +199,8 @@ def test_rows_that_layers_take_by_other_levels_go_by_their_own_ranges(tmp_path):
 @pytest.mark.parametrize("form", ["small", "odd heads"])
 @pytest.mark.parametrize("pre", [True, False])
 def test_translations_of_an_int8_graph_are_those_of_onnxruntime(form, pre, tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "SMALLEST", 0)
-    monkeypatch.setattr(rows, "NARROWEST", 0)
+    monkeypatch.setattr(embedding_tables, "SMALLEST", 0)
+    monkeypatch.setattr(embedding_tables, "NARROWEST", 0)
     net = network(form, pre)
     model = calibrated(export(net), tmp_path / "int8.onnx")
     scale, integers = weight_parameters(net.embedding.weight.detach().numpy(), 0)

@@ -19,17 +19,17 @@ import zoo
 from pipelines import kernels, native
 from pipelines.benchmark import Configuration, benchmark
 from pipelines.build import NATIVE, build
-from pipelines.calibrate import calibrate
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import mapped
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io
 from pipelines.kernels import reference
 from pipelines.kernels.graphs import dense_layers, embedding_layer
 from pipelines.native import CHUNK, SMALL, NativeSession, load
 from pipelines.pipeline import choose_engine
 from pipelines.plan import Plan
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from zoo.wide_deep.fold import fold
 from zoo.wide_deep.rewrites import FuseParallelEmbedding, FuseParallelSum

@@ -10,14 +10,14 @@ import pytest
 from rewriting import model
 
 from pipelines import plan
-from pipelines.calibrate import calibrate
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engine import available, load
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io
 from pipelines.plan import Candidate, Plan, measure
-from pipelines.quantize import quantize
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
 
 FEEDS = {"x": np.ones((4, 3), np.float32)}
 

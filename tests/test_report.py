@@ -9,13 +9,13 @@ import pytest
 from rewriting import EXACT, model, needs_vnni, run
 
 from pipelines import page, report
-from pipelines.calibrate import calibrate
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engine import Executed, available
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io
-from pipelines.quantize import quantize
-from pipelines.rewrites.equalize_channels import scale_channels
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.equalize_channels import scale_channels
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
 
 X = np.random.default_rng(1).normal(size=(40, 3, 6, 6)).astype(np.float32)
 

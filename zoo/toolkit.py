@@ -19,18 +19,19 @@ import zoo
 from pipelines import build as road
 from pipelines import images, kernels, native, page, report
 from pipelines.build import ModelFolder
-from pipelines.calibrate import CalibrationTable
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engine import BF16, Port, Session, available, computes, load, require_precision
-from pipelines.entry import Preprocess, QuantRecipe
+from pipelines.entry import Preprocess
 from pipelines.graph import io, query, reference_session
 from pipelines.hub import CARD
 from pipelines.pipeline import PRECISIONS, choose_engine
 from pipelines.plan import Candidate
 from pipelines.plan import build as build_plan
-from pipelines.quantize import QuantReport
+from pipelines.quantization.calibrate import CalibrationTable
+from pipelines.quantization.quantize import QuantReport
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import RewriteReport, rewrite
 from pipelines.rewrites.shared import SHARED
 from pipelines.tune import ArrayJudge, Judge, Verdict

@@ -16,20 +16,20 @@ from pipelines.benchmark import BATCHES, Configuration, Stages, pinned
 from pipelines.benchmark import benchmark as time_configurations
 from pipelines.benchmark import instances as time_instances
 from pipelines.build import ModelFolder
-from pipelines.calibrate import MEMORY, CalibrationTable
 from pipelines.core import machine, settings
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, require_place, write_json
 from pipelines.engine import BF16, available, computes
 from pipelines.engine import ENGINES as STOCK
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io
 from pipelines.hub import CARD, Card, Hub
 from pipelines.pipeline import PRECISIONS, choose_engine, model_file
-from pipelines.quantize import QuantReport
-from pipelines.quantize import quantize as quantize_model
-from pipelines.search import calibrated
+from pipelines.quantization.calibrate import MEMORY, CalibrationTable
+from pipelines.quantization.ptq import calibrated
+from pipelines.quantization.quantize import QuantReport
+from pipelines.quantization.quantize import quantize as quantize_model
+from pipelines.quantization.recipe import QuantRecipe
 from zoo.toolkit import is_file as _is_file
 from zoo.toolkit import listed as _listed
 from zoo.toolkit import open_model, raw_samples, require_report, rewritten, samples_of, write_report
@@ -209,7 +209,7 @@ def calibrate(
     An ONNX file takes an .npz of its inputs, or a folder of images with `preprocess` (`zoo.toolkit.samples_of`). It is rewritten by the
     shared passes first, as `quantize` does. samples: how many of `data` to use, at least 1; None: all for an ONNX file, else
     `Pipeline.CALIBRATION`.
-    max_memory: see `pipelines.calibrate.Observation`. correct, search: what else to find on the samples, see `QuantRecipe`; None: as the
+    max_memory: see `pipelines.quantization.calibrate.Observation`. correct, search: what else to find on the samples, see `QuantRecipe`; None: as the
     recipe has it.
     Writes calibration.json into the model's folder, or `output`; returns {"observer", "samples", "path"}.
     """
@@ -263,7 +263,7 @@ def quantize(
     """Quantize a zoo model by its recipe, or any ONNX file on `calibration_data` or by a calibration table.
 
     calibration_data, preprocess, on_error: see `zoo.toolkit.samples_of`. max_memory: of their calibration, see
-    `pipelines.calibrate.Observation`.
+    `pipelines.quantization.calibrate.Observation`.
 
     An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. The other options are those of
     `QuantRecipe`; None: as the recipe has it; keep_float and dynamic add to what a zoo model has. Writes int8.onnx into the model's

@@ -23,7 +23,7 @@ from pipelines.kernels import decoder
 from pipelines.kernels.decoder import EncoderProgram, Program
 from pipelines.kernels.operators import Array
 
-FORM = code(*(f"kernels/{each}.py" for each in ("stored", "transformer", "decoder")), "quantizers/steps.py")  # what a file holds, and how
+FORM = code(*(f"kernels/{each}.py" for each in ("stored", "transformer", "decoder")), "quantization/scales.py")  # what a file holds, and how
 SUFFIX = ".zoo"
 PAGE, LINE = 4096, 64  # bytes
 KNOWN = {each: getattr(decoder, each) for each in ("EncoderProgram", "Program", "RowLinear", "Embed", "Norm", "Linear", "Attention")}

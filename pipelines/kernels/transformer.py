@@ -33,7 +33,7 @@ from pipelines.kernels.decoder import (
     Step,
     Vocabulary,
 )
-from pipelines.quantizers.steps import weight_parameters
+from pipelines.quantization.scales import weight_parameters
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]

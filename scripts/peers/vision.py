@@ -38,12 +38,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io
-from pipelines.quantize import quantize
+from pipelines.quantization.ptq import calibrated
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.shared import SHARED as PASSES
-from pipelines.search import calibrated
 from scripts.peers import common
 
 Array = NDArray[Any]

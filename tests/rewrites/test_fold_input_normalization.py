@@ -5,10 +5,10 @@ import pytest
 from rewriting import EXACT, model, ops, reasons, rewritten, run
 
 from pipelines import engine
-from pipelines.calibrate import calibrate
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io, query
-from pipelines.quantize import quantize
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
 from pipelines.rewrites.fold_pad import FoldPad

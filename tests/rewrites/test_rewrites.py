@@ -5,15 +5,15 @@ import onnx_ir as ir
 import pytest
 from rewriting import model, ops, reasons, rewritten, run
 
-from pipelines.calibrate import TensorRange, calibrate
-from pipelines.entry import QuantRecipe
 from pipelines.graph import query
-from pipelines.quantize import activation_parameters, quantize, weight_parameters
+from pipelines.quantization.calibrate import TensorRange, calibrate
+from pipelines.quantization.quantize import activation_parameters, quantize, weight_parameters
+from pipelines.quantization.quantize_early import QuantizeEarly
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.equalize_concat import EqualizeConcat, _Columns, _search
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
 from pipelines.rewrites.fuse_linear import FuseLinear
-from pipelines.rewrites.quantize_early import QuantizeEarly
 from pipelines.rewrites.shared import SHARED
 
 RNG = np.random.default_rng(0)

@@ -8,11 +8,11 @@ import pytest
 
 import zoo
 from pipelines import build
-from pipelines.calibrate import CalibrationTable
 from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
 from pipelines.hub import Hub
+from pipelines.quantization.calibrate import CalibrationTable
 
 LIMIT = 32_000_000
 ROOT = Path(__file__).resolve().parents[2]

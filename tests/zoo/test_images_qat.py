@@ -12,19 +12,20 @@ from trainings import broken_off, write_images
 
 import zoo
 from pipelines.build import _trained
-from pipelines.calibrate import CalibrationTable
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
-from pipelines.entry import Preprocess, QuantRecipe
+from pipelines.entry import Preprocess
 from pipelines.graph import io, query
-from pipelines.quantize import activation_parameters, quantize
+from pipelines.quantization.calibrate import CalibrationTable
+from pipelines.quantization.quantize import activation_parameters, quantize
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from zoo import cli
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 training = pytest.importorskip("zoo.images.train", reason="needs the train extra")
 
-from pipelines.qat import Range  # noqa: E402
+from pipelines.quantization.qat import Range  # noqa: E402
 from zoo.images import qat  # noqa: E402
 from zoo.images.export import export  # noqa: E402
 from zoo.images.freeze import fill  # noqa: E402

@@ -9,10 +9,10 @@ import onnxruntime
 import pytest
 
 import zoo
-from pipelines.calibrate import calibrate
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.graph import edit, io, reference_session
-from pipelines.quantize import quantize
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.quantize import quantize
 from pipelines.rewrites.driver import rewrite
 from zoo.transformer_mt import ENTRY
 from zoo.transformer_mt.cache import cached_step, incremental

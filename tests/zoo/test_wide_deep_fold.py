@@ -10,14 +10,14 @@ import pytest
 from rewriting import model, ops, run
 
 import zoo
-from pipelines.calibrate import CalibrationTable, TensorRange, calibrate
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
-from pipelines.entry import QuantRecipe
 from pipelines.evaluate import auc
 from pipelines.graph import edit, io, query
 from pipelines.kernels.graphs import embedding_layer
 from pipelines.kernels.reference import parallel_embedding
+from pipelines.quantization.calibrate import CalibrationTable, TensorRange, calibrate
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from zoo.wide_deep import fold as folding
 from zoo.wide_deep.fold import FoldParallelEmbedding, decide, fold, fold_layer

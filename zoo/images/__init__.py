@@ -1,6 +1,7 @@
 """What the image classifiers share."""
 
-from pipelines.entry import Entry, QuantRecipe
+from pipelines.entry import Entry
+from pipelines.quantization.recipe import QuantRecipe
 
 
 def entry(name: str, title: str, family: str, key: str) -> Entry:

@@ -1,6 +1,6 @@
 """Quantization-aware fine-tuning of image classifiers: the network that is trained computes what the road's int8.onnx will.
 
-`pipelines.qat` says how. A model folder keeps to its road: model.pt has the names of the family, and the trained ranges lie beside it by
+`pipelines.quantization.qat` says how. A model folder keeps to its road: model.pt has the names of the family, and the trained ranges lie beside it by
 the names of rewritten.onnx, which are paths of modules.
 """
 
@@ -15,11 +15,12 @@ import onnx_ir as ir
 import torch
 from torch import fx, nn
 
-from pipelines import qat
 from pipelines.build import TRAINED
 from pipelines.core.errors import RequestError
-from pipelines.entry import Preprocess, QuantRecipe
-from pipelines.qat import distillation_loss, freeze_ranges, weights
+from pipelines.entry import Preprocess
+from pipelines.quantization import qat
+from pipelines.quantization.qat import distillation_loss, freeze_ranges, weights
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from zoo.images.export import export, path_of
 from zoo.images.rewrites import passes
@@ -51,7 +52,7 @@ def prepare(network: nn.Module, features: Mapping[str, Any]) -> fx.GraphModule:
     """A copy of `network` to train: normalized float32 [n, 3, size, size] to logits, computed as the int8 model does.
 
     features: the preprocessing, see `Preprocess`. Pixels are bytes already, so nothing is rounded there. Not simulated besides what
-    `pipelines.qat` lists: the rounding of what the means leave in the first layer, where they are no whole pixels.
+    `pipelines.quantization.qat` lists: the rounding of what the means leave in the first layer, where they are no whole pixels.
     """
     preprocess = Preprocess.from_json(features)
     model = export(network, preprocess)

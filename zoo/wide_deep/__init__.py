@@ -1,6 +1,7 @@
 """Wide & Deep (Cheng et al. 2016, "Wide & Deep Learning for Recommender Systems") on Criteo click logs."""
 
-from pipelines.entry import Entry, QuantRecipe
+from pipelines.entry import Entry
+from pipelines.quantization.recipe import QuantRecipe
 
 ENTRY = Entry(
     name="wide-deep",

@@ -10,14 +10,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.calibrate import CalibrationTable
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
-from pipelines.entry import QuantRecipe
 from pipelines.graph import edit, io, query
 from pipelines.kernels.graphs import parallel_embedding
 from pipelines.kernels.operators import COLUMNS, FIELDS, NUMBER_LIMIT, ZERO, EmbeddingLayer
-from pipelines.quantize import activation_parameters, quantize
+from pipelines.quantization.calibrate import CalibrationTable
+from pipelines.quantization.quantize import activation_parameters, quantize
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import Rewrite, rewrite
 from zoo.wide_deep.rewrites import INTEGERS, field_lookup
 

@@ -1,4 +1,4 @@
-"""Quantization-aware training by the rules of `pipelines.quantize`: what is trained is what the int8 model computes.
+"""Quantization-aware training by the rules of `pipelines.quantization.quantize`: what is trained is what the int8 model computes.
 
 Straight-through estimator (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference"): the forward pass rounds, q = clip(round(x / s) + z, 0, 255), x' = s (q - z); the backward pass takes dx'/dx for 1 inside the
@@ -30,13 +30,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
-from pipelines.calibrate import CalibrationTable, TensorRange
 from pipelines.core.errors import RequestError, one_line
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io as graph
 from pipelines.graph import query
-from pipelines.quantize import quantize
-from pipelines.quantizers.steps import NOTHING, activation_parameters
+from pipelines.quantization.calibrate import CalibrationTable, TensorRange
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.scales import NOTHING, activation_parameters
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pipelines.calibrate import TensorRange
 from pipelines.core.errors import RequestError
-from pipelines.observers import (
+from pipelines.quantization.calibrate import TensorRange
+from pipelines.quantization.observers import (
     BINS,
     KEPT,
     OBSERVERS,
@@ -26,7 +26,7 @@ from pipelines.observers import (
     percentile_range,
     steps,
 )
-from pipelines.quantizers.steps import activation_parameters
+from pipelines.quantization.scales import activation_parameters
 
 RNG = np.random.default_rng(0)
 

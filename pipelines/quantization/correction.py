@@ -1,7 +1,7 @@
 """Int8 layers corrected on samples: weights rounded together, and biases relieved of what shifts their results.
 
 Layers are corrected from input to output, each on what the corrected layers before it compute. First its weights are rounded so that their
-errors cancel (`pipelines.rounding`), then its bias.
+errors cancel (`pipelines.quantization.gptq`), then its bias.
 
 Rounded weights and clipped ranges shift a channel's mean, and a shift, unlike noise, adds up through the layers above (Nagel et al. 2019,
 "Data-Free Quantization Through Weight Equalization and Bias Correction"). A channel's shift is measured where it counts: after the sum that
@@ -23,15 +23,15 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.calibrate import rounded_to_float32
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.graph import edit, query
-from pipelines.quantizers.biases import Bias
-from pipelines.quantizers.roundings import Weights, encoded
-from pipelines.rounding import rounded_together
-from pipelines.walk import Walk, chunks
+from pipelines.quantization.bias import Bias
+from pipelines.quantization.calibrate import rounded_to_float32
+from pipelines.quantization.gptq import rounded_together
+from pipelines.quantization.layerwise import Walk, chunks
+from pipelines.quantization.weight_rounding import Weights, encoded
 
 Array = NDArray[Any]
 LAYERS = ("Conv", "Gemm", "MatMul")

@@ -9,9 +9,9 @@ Intel's INT8 Wide & Deep):
 
 (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference").
 
-Where the table knows them, channels are equalized before (`EqualizeChannels`), W rounded otherwise and b corrected (`pipelines.correct`).
-What lies between layers is bytes too where that pays (`pipelines.quantizers.elementwise`), and what only moves values keeps their step.
-Embedding tables are bytes: in the step of the int8 operator that they feed, else with a scale a row (`pipelines.quantizers.rows`).
+Where the table knows them, channels are equalized before (`EqualizeChannels`), W rounded otherwise and b corrected (`pipelines.quantization.correction`).
+What lies between layers is bytes too where that pays (`pipelines.quantization.elementwise`), and what only moves values keeps their step.
+Embedding tables are bytes: in the step of the int8 operator that they feed, else with a scale a row (`pipelines.quantization.embedding_tables`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from pipelines.calibrate import CalibrationTable
 from pipelines.core.errors import RequestError
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io, query
-from pipelines.quantizers import biases, elementwise, layers, roundings, rows
-from pipelines.quantizers.pairs import Pairs
-from pipelines.quantizers.steps import activation_parameters, given, weight_parameters
+from pipelines.quantization import bias, elementwise, embedding_tables, layers, weight_rounding
+from pipelines.quantization.calibrate import CalibrationTable
+from pipelines.quantization.equalize_channels import scale_channels
+from pipelines.quantization.qdq import Pairs
+from pipelines.quantization.quantize_early import QuantizeEarly
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.scales import activation_parameters, given, weight_parameters
 from pipelines.rewrites.driver import CleanUp
-from pipelines.rewrites.equalize_channels import scale_channels
-from pipelines.rewrites.quantize_early import QuantizeEarly
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     while early(result).modified:
         pass
     if recipe.quantize_tables:
-        int8 |= rows.convert(pairs)
+        int8 |= embedding_tables.convert(pairs)
     for node in list(main):  # last, for their readers may quantize them by now
         if int8.get(str(node.name)) == "" and _quantizable(node) and node.outputs[0].dtype == ir.DataType.FLOAT:
             pairs.result(node, always=node.op_type not in ("Gemm", "MatMul"))
@@ -116,8 +116,8 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
         if not recipe.same_but_observer(table.recipe):
             logger.warning("the table's corrections were found by another recipe and are left out; for new ones run: zoo calibrate")
         else:
-            roundings.apply(main, table.rounding)
-            for name, channels in biases.correct(main, table.bias).items():
+            weight_rounding.apply(main, table.rounding)
+            for name, channels in bias.correct(main, table.bias).items():
                 int8[name] = int8.get(name) or f"bias corrected in {channels} channels"
     RemoveUnusedNodesPass()(result)
     for each in main.initializers.values():

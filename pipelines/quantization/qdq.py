@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.calibrate import CalibrationTable
-from pipelines.entry import QuantRecipe
 from pipelines.graph import edit, query
-from pipelines.observers import steps
-from pipelines.quantizers.steps import Array, Step, activation_parameters, given, saturates, step_of, stored, weight_parameters
-from pipelines.rewrites.quantize_early import moves
+from pipelines.quantization.calibrate import CalibrationTable
+from pipelines.quantization.observers import steps
+from pipelines.quantization.quantize_early import moves
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.scales import Array, Step, activation_parameters, given, saturates, step_of, stored, weight_parameters
 
 BIAS = 2**30  # largest bias in its own steps: leaves int32 room for the sum of products
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewriting import EXACT, model, ops, run
 
-from pipelines.calibrate import CalibrationTable, TensorRange, calibrate
 from pipelines.core.errors import RequestError
 from pipelines.engine import load
-from pipelines.entry import QuantRecipe
 from pipelines.graph import edit, io, query
-from pipelines.quantize import activation_parameters, quantize, weight_parameters
+from pipelines.quantization.calibrate import CalibrationTable, TensorRange, calibrate
+from pipelines.quantization.quantize import activation_parameters, quantize, weight_parameters
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fuse_linear import FuseLinear
 

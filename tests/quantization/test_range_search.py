@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from rewriting import model, run
 
-from pipelines.calibrate import calibrate
-from pipelines.entry import QuantRecipe
-from pipelines.quantize import quantize
-from pipelines.refine import output_sqnr, refined
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.range_search import output_sqnr, refined
+from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)
 RECIPE = QuantRecipe(observer="minmax")

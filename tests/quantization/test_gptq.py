@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from rewriting import model, run
 
-from pipelines.calibrate import CalibrationTable, calibrate
 from pipelines.core.errors import RequestError
-from pipelines.correct import correct
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io
-from pipelines.quantize import quantize
-from pipelines.quantizers.roundings import Weights, encoded
-from pipelines.rounding import compensated
-from pipelines.search import calibrated
+from pipelines.quantization.calibrate import CalibrationTable, calibrate
+from pipelines.quantization.correction import correct
+from pipelines.quantization.gptq import compensated
+from pipelines.quantization.ptq import calibrated
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.weight_rounding import Weights, encoded
 
 RNG = np.random.default_rng(0)
 

@@ -20,9 +20,9 @@ from pipelines.core.batches import Batch, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, write_text
 from pipelines.core.progress import progress
-from pipelines.entry import OBSERVERS
 from pipelines.graph import edit, io, query, reference_session
-from pipelines.observers import Histogram, Summary, choose, errors
+from pipelines.quantization.observers import Histogram, Summary, choose, errors
+from pipelines.quantization.recipe import OBSERVERS
 
 BATCH = 256  # samples run at once, where the memory allows it
 MEMORY = "1GB"
@@ -72,7 +72,7 @@ class CalibrationTable:
 
     clip: whether weights are clipped, see `weight_parameters`. equalization: {first layer's result: factor of each of its output channels},
     see `EqualizeChannels`; the ranges are of the graph so equalized. bias: {layer: what each output channel's mean lacks in int8, in the
-    result's units}, see `pipelines.correct`. rounding: {layer: which weights are not rounded to nearest}, see `roundings.encoded`.
+    result's units}, see `pipelines.quantization.correction`. rounding: {layer: which weights are not rounded to nearest}, see `roundings.encoded`.
     recipe: by which the two were found; other recipes do without.
     """
 

@@ -8,18 +8,18 @@ import onnx_ir as ir
 import pytest
 from rewriting import EXACT, model, run
 
-from pipelines import search
-from pipelines.calibrate import CalibrationTable, calibrate
 from pipelines.core.errors import RequestError
-from pipelines.correct import correct
 from pipelines.engine import load
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io, query
-from pipelines.quantize import quantize
-from pipelines.refine import output_sqnr
-from pipelines.rewrites.equalize_channels import channel_statistics, scale_channels
-from pipelines.search import calibrated
-from pipelines.walk import CHUNK
+from pipelines.quantization import ptq
+from pipelines.quantization.calibrate import CalibrationTable, calibrate
+from pipelines.quantization.correction import correct
+from pipelines.quantization.equalize_channels import channel_statistics, scale_channels
+from pipelines.quantization.layerwise import CHUNK
+from pipelines.quantization.ptq import calibrated
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.range_search import output_sqnr
+from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)
 RECIPE = QuantRecipe(observer="minmax")
@@ -252,7 +252,7 @@ def unequal(spread):
 def test_equalization_is_kept_where_the_sqnr_rises():
     found, samples = unequal(7)
     before = io.digest(found)
-    (_, factors), tried = search.search(found, RECIPE, samples)
+    (_, factors), tried = ptq.search(found, RECIPE, samples)
     assert io.digest(found) == before
     assert list(factors) == ["a"] and len(factors["a"]) == 8
     assert tried["depthwise"] > tried["none"] + 3
@@ -260,13 +260,13 @@ def test_equalization_is_kept_where_the_sqnr_rises():
 
 def test_equalization_is_not_kept_where_nothing_is_to_be_gained_or_the_sqnr_falls(monkeypatch):
     found, samples = unequal(0)
-    (clip, factors), tried = search.search(found, RECIPE, samples)
+    (clip, factors), tried = ptq.search(found, RECIPE, samples)
     assert not clip and factors == {} and list(tried) == ["none", "clipped"]
     found, samples = unequal(7)
-    monkeypatch.setattr(search, "_uncut", lambda model, factors, samples: factors)
+    monkeypatch.setattr(ptq, "_uncut", lambda model, factors, samples: factors)
     falling = iter([20.0, 19.0, 20.1, 20.3])
-    monkeypatch.setattr(search, "output_sqnr", lambda *_: next(falling))
-    (clip, factors), tried = search.search(found, RECIPE, samples)
+    monkeypatch.setattr(ptq, "output_sqnr", lambda *_: next(falling))
+    (clip, factors), tried = ptq.search(found, RECIPE, samples)
     assert clip and factors == {} and tried == {"none": 20.0, "depthwise": 19.0, "all": 20.1, "clipped": 20.3}
 
 
@@ -279,10 +279,10 @@ def test_channels_that_other_samples_find_cut_are_not_equalized(further, kept):
     }"""
     k = np.array([1, 1, 1, 1, 1, 1, 1, 0.01], np.float32).reshape(-1, 1, 1, 1)
     found = model(text, V=normal(8, 3, 3, 3) * k, W=normal(8, 1, 3, 3) / k, zero=np.float32(0), six=np.float32(6))
-    judges, others = normal(search.GATE, 3, 8, 8), normal(search.GATE, 3, 8, 8)
-    factors = search._factors(found, channel_statistics(found, [{"x": others}]), True)
+    judges, others = normal(ptq.GATE, 3, 8, 8), normal(ptq.GATE, 3, 8, 8)
+    factors = ptq._factors(found, channel_statistics(found, [{"x": others}]), True)
     assert list(factors) == ["a"]
-    assert bool(search._uncut(found, factors, [{"x": further * judges}])) is kept
+    assert bool(ptq._uncut(found, factors, [{"x": further * judges}])) is kept
 
 
 def test_a_table_carries_what_was_found_so_that_quantizing_needs_no_samples(tmp_path):

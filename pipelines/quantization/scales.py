@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.calibrate import TensorRange
 from pipelines.graph import query
-from pipelines.observers import steps
+from pipelines.quantization.calibrate import TensorRange
+from pipelines.quantization.observers import steps
 
 Array = NDArray[Any]
 Step = tuple[np.float32, np.uint8 | np.int8]  # scale and zero point

@@ -11,14 +11,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.calibrate import MEMORY, CalibrationTable, Observation
 from pipelines.core.batches import Batch
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io
-from pipelines.quantize import QuantReport, quantize
+from pipelines.quantization.calibrate import MEMORY, CalibrationTable, Observation
+from pipelines.quantization.ptq import calibrated, corrected
+from pipelines.quantization.quantize import QuantReport, quantize
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.shared import SHARED
-from pipelines.search import calibrated, corrected
 
 
 class _Kept:

@@ -9,17 +9,17 @@ from typing import Any
 
 import onnx_ir as ir
 
-from pipelines.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
-from pipelines.correct import correct
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io
-from pipelines.quantize import quantize
-from pipelines.refine import output_sqnr, refined
+from pipelines.quantization.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
+from pipelines.quantization.correction import correct
+from pipelines.quantization.equalize_channels import Channels, EqualizeChannels, channel_statistics, scale_channels
+from pipelines.quantization.layerwise import CHUNK, chunks
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.range_search import output_sqnr, refined
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
-from pipelines.rewrites.equalize_channels import Channels, EqualizeChannels, channel_statistics, scale_channels
-from pipelines.walk import CHUNK, chunks
 
 GATE, GAIN = 32, 0.2  # samples that a search judges by; dB that a form must win
 CUT = 45.0  # dB of a float model's outputs with channels equalized, at least

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rewriting import model
 
-from pipelines.calibrate import CalibrationTable, Observation, TensorRange, calibrate, memory, observe
 from pipelines.core.errors import RequestError
-from pipelines.entry import OBSERVERS, QuantRecipe
 from pipelines.graph import edit, io
-from pipelines.observers import Histogram, Summary, choose
+from pipelines.quantization.calibrate import CalibrationTable, Observation, TensorRange, calibrate, memory, observe
+from pipelines.quantization.observers import Histogram, Summary, choose
+from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 RNG = np.random.default_rng(0)
 

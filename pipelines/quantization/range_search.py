@@ -15,14 +15,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.calibrate import CalibrationTable, TensorRange
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
-from pipelines.entry import QuantRecipe
 from pipelines.graph import reference_session
-from pipelines.observers import steps
-from pipelines.quantize import quantize
-from pipelines.walk import chunks, piece, reads
+from pipelines.quantization.calibrate import CalibrationTable, TensorRange
+from pipelines.quantization.layerwise import chunks, piece, reads
+from pipelines.quantization.observers import steps
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
 
 Array = NDArray[Any]
 NARROWER, WIDER = (0.8, 0.65, 0.5, 0.4), (1.25, 1.6)  # shares of a range that are tried, until one is worse

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.quantizers.pairs import Pairs
-from pipelines.quantizers.steps import given, weight_parameters
+from pipelines.quantization.qdq import Pairs
+from pipelines.quantization.scales import given, weight_parameters
 
 LAYERS = ("Conv", "Gemm", "MatMul")
 

@@ -7,15 +7,15 @@ import onnx_ir as ir
 import pytest
 from rewriting import EXACT, model, ops, reasons, rewritten, run
 
-from pipelines.calibrate import calibrate
 from pipelines.core.errors import RequestError
 from pipelines.engine import load
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io, query
-from pipelines.quantize import quantize
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.equalize_channels import EqualizeChannels, channel_statistics, scale_channels
+from pipelines.quantization.ptq import calibrated, search
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
-from pipelines.rewrites.equalize_channels import EqualizeChannels, channel_statistics, scale_channels
-from pipelines.search import calibrated, search
 
 RNG = np.random.default_rng(0)
 SPREAD = (2.0 ** np.arange(-4, 4)).astype(np.float32)  # what the channels of an unequal layer differ by

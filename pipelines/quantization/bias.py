@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.quantizers.pairs import BIAS
-from pipelines.quantizers.steps import Array
+from pipelines.quantization.qdq import BIAS
+from pipelines.quantization.scales import Array
 
 
 def correct(main: ir.Graph, shifts: Mapping[str, Sequence[float]]) -> dict[str, int]:

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 from rewriting import model, run
 
-from pipelines.calibrator import Calibrator
 from pipelines.core.errors import RequestError
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io
-from pipelines.quantize import quantize
-from pipelines.search import calibrated
+from pipelines.quantization.calibrator import Calibrator
+from pipelines.quantization.ptq import calibrated
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {"w": RNG.standard_normal((8, 5)).astype(np.float32), "v": RNG.standard_normal((5, 3)).astype(np.float32)}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pipelines.core.errors import RequestError
-from pipelines.entry import OBSERVERS
+from pipelines.quantization.recipe import OBSERVERS
 
 BINS = 2048
 KEPT = 0.99  # kl clips no more than the rest

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.quantizers.pairs import Pairs
-from pipelines.quantizers.steps import weight_parameters
+from pipelines.quantization.qdq import Pairs
+from pipelines.quantization.scales import weight_parameters
 
 NARROWEST = 16  # columns: of narrower rows, scales and three more operator calls cost what the bytes save
 SMALLEST = 1 << 16  # bytes of a float table that are worth it

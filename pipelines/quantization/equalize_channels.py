@@ -12,13 +12,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 
-from pipelines import sites
 from pipelines.core.batches import length
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.progress import progress
 from pipelines.graph import edit, query, reference_session
+from pipelines.quantization import channel_groups
+from pipelines.quantization.channel_groups import Site
 from pipelines.rewrites.driver import Rewrite
-from pipelines.sites import Site
 
 Floats = NDArray[np.float64]
 LEAST = 1e-12
@@ -67,9 +67,9 @@ def channel_statistics(model: ir.Model, samples: Iterable[Mapping[str, NDArray[A
         if node.op_type == "Conv" and any(each.op_type == "Add" for each in node.outputs[0].consumers())
     ]
     last = {
-        value: (sites.picked_from(value), site.channels.pop())
+        value: (channel_groups.picked_from(value), site.channels.pop())
         for node in copy.graph
-        if node.op_type in sites.STARTS[1:] and not isinstance(site := sites.find(node), str)
+        if node.op_type in channel_groups.STARTS[1:] and not isinstance(site := channel_groups.find(node), str)
         for value in site.rounded
     }
     values = list(dict.fromkeys((*read, *summed, *last)))
@@ -151,7 +151,7 @@ class EqualizeChannels(Rewrite):
         done: set[ir.Value] = set()
         count = 0
         for node in list(model.graph):
-            if node.op_type in sites.STARTS and node.outputs[0] not in done:
+            if node.op_type in channel_groups.STARTS and node.outputs[0] not in done:
                 site = self.site(node)
                 if site is None:
                     continue
@@ -161,7 +161,7 @@ class EqualizeChannels(Rewrite):
 
     def site(self, start: ir.Node) -> Site | None:
         """All that is tied to the channels of `start`'s result; None, with the reason noted, where something there cannot be scaled."""
-        found = sites.find(start)
+        found = channel_groups.find(start)
         if isinstance(found, str):
             self.refuse(start, found)
             return None
@@ -212,11 +212,11 @@ def scale_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floa
 
     Raises RequestError where they do not fit the graph.
     """
-    nodes = {str(node.outputs[0].name): node for node in model.graph if node.op_type in sites.STARTS}
+    nodes = {str(node.outputs[0].name): node for node in model.graph if node.op_type in channel_groups.STARTS}
     if any(nodes[name].op_type != "Conv" for name in factors if name in nodes):
         ShapeInferencePass()(model)  # as `rewrite` does before it finds sites
     for name, each in factors.items():
-        k, site = np.asarray(each, np.float64), sites.find(nodes[name]) if name in nodes else ""
+        k, site = np.asarray(each, np.float64), channel_groups.find(nodes[name]) if name in nodes else ""
         if isinstance(site, str) or site.channels != {len(k)} or not (k > 0).all():
             raise RequestError(f"the equalization of {name} does not fit the graph; make the calibration table anew with: zoo calibrate")
         _scale(model.graph, site, [_Reader.of(each, []) for each in site.readers], k)
@@ -225,12 +225,12 @@ def scale_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floa
 def _scale(main: ir.Graph, site: Site, readers: Sequence[_Reader], k: Floats) -> None:
     """Multiply the channels of a site by `k`."""
     for node in site.sources:
-        for at, axis in sites.scaled(node).items():
+        for at, axis in channel_groups.scaled(node).items():
             array = np.asarray(query.constant(node.inputs[at]))
             _replace(main, node, at, array * (k if axis else k.reshape(-1, *[1] * (array.ndim - 1))))
     for reader in readers:
-        weight = sites.outputs_first(reader.node) / reader.spread(k)  # scaled by now where it is a source, too
-        _replace(main, reader.node, 1, sites.outputs_first(reader.node, weight))
+        weight = channel_groups.outputs_first(reader.node) / reader.spread(k)  # scaled by now where it is a source, too
+        _replace(main, reader.node, 1, channel_groups.outputs_first(reader.node, weight))
 
 
 def _replace(main: ir.Graph, node: ir.Node, at: int, array: Floats) -> None:
@@ -250,8 +250,8 @@ class _Reader:
 
     @classmethod
     def of(cls, node: ir.Node, rounded: list[Channels]) -> _Reader:
-        weight = sites.outputs_first(node).astype(np.float64)
-        if node.op_type in sites.LINEAR:
+        weight = channel_groups.outputs_first(node).astype(np.float64)
+        if node.op_type in channel_groups.LINEAR:
             return cls(node, weight, rounded, np.arange(weight.shape[1])[None])
         groups, (out, each) = node.attributes.get_int("group", 1), weight.shape[:2]
         return cls(node, weight, rounded, np.arange(out)[:, None] // (out // groups) * each + np.arange(each))
@@ -293,7 +293,7 @@ def _search(readers: list[_Reader], limit: Floats, margin: float) -> Floats | No
     if not alive.any():
         return None
     best, lowest = None, margin * sum(each.error(np.ones(len(peak))) for each in readers)
-    bounded, linear = bool(np.isfinite(limit).all()), readers[0].node.op_type in sites.LINEAR
+    bounded, linear = bool(np.isfinite(limit).all()), readers[0].node.op_type in channel_groups.LINEAR
     least = QUIET * peak.max() if linear else LEAST
     for b in (0.5, 0.75) if linear else (0.0, 0.25, 0.5, 0.75):
         shape = np.where(alive, np.maximum(reach, LEAST) ** b / np.maximum(peak, least) ** (1 - b), 1.0)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from pipelines.quantizers import layers
-from pipelines.quantizers.pairs import Pairs
-from pipelines.quantizers.steps import given
-from pipelines.rewrites.quantize_early import moves
+from pipelines.quantization import layers
+from pipelines.quantization.qdq import Pairs
+from pipelines.quantization.quantize_early import moves
+from pipelines.quantization.scales import given
 
 COMPUTES = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "ReduceMean", "Sigmoid", "LeakyRelu")
 # computed in float between bytes by onnxruntime, and so between int8 operators worth bytes at either end

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from rewriting import run
 
-from pipelines.calibrate import CalibrationTable, calibrate
 from pipelines.core.errors import RequestError
-from pipelines.entry import QuantRecipe
 from pipelines.graph import io, query
-from pipelines.quantize import activation_parameters, quantize, weight_parameters
+from pipelines.quantization.calibrate import CalibrationTable, calibrate
+from pipelines.quantization.quantize import activation_parameters, quantize, weight_parameters
+from pipelines.quantization.recipe import QuantRecipe
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 from torch import nn  # noqa: E402
 
-from pipelines import qat  # noqa: E402
+from pipelines.quantization import qat  # noqa: E402
 
 RECIPE = QuantRecipe(observer="minmax")
 

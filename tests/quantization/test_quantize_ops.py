@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewriting import EXACT, model, ops, run
 
-from pipelines.calibrate import calibrate
 from pipelines.core.errors import RequestError
 from pipelines.engine import load, openvino
-from pipelines.entry import QuantRecipe
 from pipelines.graph import edit, io, query
-from pipelines.quantize import quantize
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)
 
