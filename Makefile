@@ -6,7 +6,7 @@ CONSTRAINTS := scripts/constraints.txt
 # in the environment, and by its two names there, so that it also holds for what the native kernels are built with
 INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install --quiet
 # what an installed copy is built from; Python files are used where they lie
-BUILT := pyproject.toml $(CONSTRAINTS) $(wildcard pipelines/kernels/*.cpp pipelines/kernels/*.h) pipelines/kernels/CMakeLists.txt
+BUILT := pyproject.toml $(CONSTRAINTS) $(wildcard pipelines/kernels/*.cpp pipelines/kernels/*/*.cpp pipelines/kernels/*/*.h) pipelines/kernels/CMakeLists.txt
 # the checks of a file that a person wrote; generated folders stay out
 SOURCES := zoo pipelines scripts tests
 
@@ -43,8 +43,8 @@ sanitize:
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -C cmake.define.ZOO_SANITIZE=ON -C build-dir=$(VENV)/cmake -e ".[test]"
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
-		$(BIN)/python -m pytest --capture=sys tests/test_kernels.py tests/test_kernels_decoder.py \
-		tests/test_kernels_rows.py tests/test_kernels_resize.py
+		$(BIN)/python -m pytest --capture=sys tests/kernels/test_clicks.py tests/kernels/test_transformer.py \
+		tests/kernels/test_parse_rows.py tests/kernels/test_resize.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -17,11 +17,11 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from pipelines import kernels
 from pipelines.core.errors import RequestError
 from pipelines.entry import Preprocess
-from pipelines.kernels import reference
-from pipelines.kernels.operators import Resize
+from pipelines.kernels import extension
+from pipelines.kernels.images import native, reference
+from pipelines.kernels.images.operators import Resize
 
 if TYPE_CHECKING:  # the engines take long to import
     from pipelines.engine import Port
@@ -64,7 +64,7 @@ def prepare(image: bytes | Location | Pixels | Image.Image, preprocess: Preproce
     result is written, if given: C-contiguous, such as a slot of a batch.
 
     The short side becomes `resize` pixels and the long one int(resize * long / short), the crop begins at round((side - size) / 2), half to
-    even, as in torchvision; the pixels are those of `pipelines.kernels.operators.Resize`, with and without the native kernels.
+    even, as in torchvision; the pixels are those of `pipelines.kernels.images.operators.Resize`, with and without the native kernels.
     Raises RequestError like `decode`, and for arrays of another kind.
     """
     if isinstance(image, np.ndarray):
@@ -346,8 +346,8 @@ def _resizing(width: int, height: int, preprocess: Preprocess) -> Resize:
 
 def _resize(pixels: Pixels, resizing: Resize, out: Pixels) -> None:
     (width, height), (left, top, right, bottom) = resizing.size, resizing.crop
-    if kernels.native() is not None:
-        kernels.resize(pixels, resizing, out)
+    if extension.native() is not None:
+        native.resize(pixels, resizing, out)
     elif max(width * len(pixels), (right - left) * height) > MAX_PIXELS:
         out[...] = reference.resize(pixels, resizing)
     else:  # one axis at a time: newer Pillows do not always begin with the rows

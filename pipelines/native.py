@@ -17,14 +17,16 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from pipelines import engine, kernels
+from pipelines import engine
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.engine import Executed, Port, Runnable, Session
 from pipelines.graph import io
-from pipelines.kernels.graphs import EMBEDDING, dense_layers, embedding_layer
-from pipelines.kernels.operators import DOMAIN
+from pipelines.kernels import arrays
+from pipelines.kernels.clicks import native
+from pipelines.kernels.clicks.from_graph import EMBEDDING, dense_layers, embedding_layer
+from pipelines.kernels.clicks.operators import DOMAIN
 from pipelines.plan import choose, size_class
 
 ENGINES = (*engine.ENGINES, "native")
@@ -67,11 +69,9 @@ class NativeSession:
         self._fed = [None if value is None else str(value.name) for value in first.inputs[:2]]
         self._between = [str(value.name) for value in first.outputs]
         self._output = str(model.graph.outputs[0].name)
-        self._embedding = kernels.parallel_embedding(embedding_layer(first))
+        self._embedding = native.parallel_embedding(embedding_layer(first))
         layers = dense_layers(first)
-        self._network = (
-            None if layers is None else kernels.click_network(self._embedding, [kernels.linear(n) for n in layers[0]], layers[1])
-        )
+        self._network = None if layers is None else native.click_network(self._embedding, [native.linear(n) for n in layers[0]], layers[1])
         self._rest, self._rest_inputs = _rest(model, first)
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._ways: dict[str, Runnable] = {}
@@ -121,7 +121,7 @@ class NativeSession:
 
     def _call(self, kernel: Any, batch: Batch) -> list[NDArray[Any]]:
         """The results of `kernel` on the batch, computed in as many parts as there are threads."""
-        arrays = [None if name is None else kernels.plain(batch[name]) for name in self._fed]
+        arrays = [None if name is None else arrays.contiguous(batch[name]) for name in self._fed]
         if self._pool is None or (count := len(batch[str(self._fed[0])])) < 2 * CHUNK:
             return _listed(kernel(*arrays))
         bounds = np.linspace(0, count, min(self.threads, count // CHUNK) + 1).astype(int)

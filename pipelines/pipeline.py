@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import kernels
 from pipelines.build import NATIVE, ModelFolder
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engine import BF16, Session, require_precision
+from pipelines.kernels import extension
 from pipelines.plan import Plan, choose, stock
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def _candidates(folder: ModelFolder, precision: str, threads: int) -> tuple[str,
     """The digest of the model and the engines that may run it."""
     path = folder.ensure(PRECISIONS[precision])
     found = stock(path, threads, precision)
-    if precision == "int8" and folder.entry.native and kernels.isas():
+    if precision == "int8" and folder.entry.native and extension.isas():
         found["native"] = lambda: load(folder.ensure(NATIVE), "native", threads)
     return files.sha256(path), found
 

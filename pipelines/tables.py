@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import kernels
 from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing
+from pipelines.kernels import extension
 
 Columns = Mapping[str, NDArray[Any] | Sequence[Any]]
 FORMATS = (".csv", ".csv.gz", ".jsonl", ".parquet")
@@ -81,7 +81,7 @@ def _csv(sink: Any, schema: Any, columns: Mapping[str, Any]) -> Iterator[Callabl
 
     # The header comes with the first rows, so that bad input prints nothing; pyarrow would quote its names.
     header = (",".join(schema.names) + "\n").encode()
-    native = kernels.native() if {np.dtype(each) for each in columns.values()} <= {np.dtype(np.int64), np.dtype(np.float32)} else None
+    native = extension.native() if {np.dtype(each) for each in columns.values()} <= {np.dtype(np.int64), np.dtype(np.float32)} else None
     with CSVWriter(sink, schema, write_options=WriteOptions(include_header=False)) as writer:
 
         def write(rows: Columns) -> None:

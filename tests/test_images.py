@@ -12,11 +12,12 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps, features
 
-from pipelines import images, kernels
+from pipelines import images
 from pipelines.core.errors import RequestError
 from pipelines.engine import Port
 from pipelines.entry import Preprocess
 from pipelines.images import batches, decode, labelled, listed, normalized, prepare
+from pipelines.kernels import extension
 
 RNG = np.random.default_rng(0)
 SPEC = Preprocess(8, 10)
@@ -258,7 +259,7 @@ def obvious(image, spec):
 @pytest.mark.parametrize(("size", "resize"), [(24, 32), (24, 24), (33, 0)])
 def test_prepare_has_the_bits_of_pillow(native, interpolation, shape, size, resize, monkeypatch):
     if not native:
-        monkeypatch.setattr(kernels, "native", lambda: None)
+        monkeypatch.setattr(extension, "native", lambda: None)
     spec = Preprocess(size, resize, interpolation)
     pixels = RNG.integers(0, 256, (*shape, 3), dtype=np.uint8)
     assert np.array_equal(prepare(pixels, spec), obvious(Image.fromarray(pixels), spec))
@@ -271,7 +272,7 @@ def test_prepare_has_the_bits_of_pillow(native, interpolation, shape, size, resi
 def test_very_long_images_need_little_memory_with_and_without_kernels(shape, monkeypatch):
     pixels = RNG.integers(0, 256, (*shape, 3), dtype=np.uint8)
     found = [prepare(pixels, Preprocess(8, 64)), prepare(pixels, Preprocess(8))]
-    monkeypatch.setattr(kernels, "native", lambda: None)
+    monkeypatch.setattr(extension, "native", lambda: None)
     monkeypatch.setattr(images, "MAX_PIXELS", 10**6)
     assert np.array_equal(found, [prepare(pixels, Preprocess(8, 64)), prepare(pixels, Preprocess(8))])
 

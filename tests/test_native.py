@@ -16,15 +16,16 @@ import pytest
 from rewriting import EXACT, model, run
 
 import zoo
-from pipelines import kernels, native
+from pipelines import native
 from pipelines.benchmark import Configuration, benchmark
 from pipelines.build import NATIVE, build
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import mapped
 from pipelines.graph import io
-from pipelines.kernels import reference
-from pipelines.kernels.graphs import dense_layers, embedding_layer
+from pipelines.kernels import extension
+from pipelines.kernels.clicks import reference
+from pipelines.kernels.clicks.from_graph import dense_layers, embedding_layer
 from pipelines.native import CHUNK, SMALL, NativeSession, load
 from pipelines.pipeline import choose_engine
 from pipelines.plan import Plan
@@ -38,7 +39,7 @@ NAME = "wide-deep-criteo"
 ROWS = (20_000, 3, 200)  # so many that the table lies in native.onnx.data
 PLAN = Plan("", 1, 1, {}, "")
 COUNTS = (1, 2, 31, 32, 33, 127, 128, 129, 300, 512)
-needs_kernels = pytest.mark.skipif(kernels.native() is None, reason=kernels.missing())
+needs_kernels = pytest.mark.skipif(extension.native() is None, reason=extension.missing())
 
 
 def folded(*, dense=True, wide=True, sigmoid=False, outputs=1, middle="Relu", ids="int32"):
@@ -227,7 +228,9 @@ def test_the_quickest_way_is_timed_once_a_size_and_kept_for_shorter_batches(fold
     for count in (1, SMALL, 512, 500, 300, 40, 512, 33, 600, 64):
         opened.run(feeds(count))
     assert asked == [512, 600]
-    assert [each.type for each in opened.executed(feeds(8))] == [f"{kind} {kernels.isas()[0]}" for kind in ("ParallelEmbedding", "Linear")]
+    assert [each.type for each in opened.executed(feeds(8))] == [
+        f"{kind} {extension.isas()[0]}" for kind in ("ParallelEmbedding", "Linear")
+    ]
     assert "QLinearMatMul" in {each.type for each in opened.executed(feeds(64))} or len(opened.executed(feeds(64))) > 2
 
 
@@ -490,7 +493,7 @@ def test_float_is_refused(shipped, rows, tmp_path, verb):
 @pytest.fixture
 def bare(monkeypatch):
     """An installation without the extension."""
-    monkeypatch.setattr(kernels, "native", lambda: None)
+    monkeypatch.setattr(extension, "native", lambda: None)
 
 
 def test_without_kernels_auto_takes_a_stock_engine(bare, shipped, rows, tmp_path):
@@ -542,7 +545,7 @@ def test_the_doctor_knows_the_kernels(without):
     code, out, _ = command("doctor", "--json", without=without)
     said = json.loads(out)["kernels"]
     assert code == 0
-    assert ("install a C++17 compiler" in said) if without else (said == f"ok: {', '.join(kernels.isas())}")
+    assert ("install a C++17 compiler" in said) if without else (said == f"ok: {', '.join(extension.isas())}")
 
 
 def test_a_model_that_does_not_fold_says_why(shipped, tmp_path, monkeypatch):

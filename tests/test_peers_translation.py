@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import zoo
-from pipelines import kernels
 from pipelines.build import open_folder
 from pipelines.core.errors import RequestError
+from pipelines.kernels import extension
 from scripts import render_models_md as render
 from scripts import translation_steps as steps
 from scripts.peers import common, translation
@@ -161,7 +161,7 @@ def test_comparing_counts_translations_lists_and_scores(exporter) -> None:
 def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monkeypatch) -> None:
     if name.startswith("ctranslate2"):
         pytest.importorskip("ctranslate2", reason="needs the peers extra")
-    if name == "zoo-native" and not kernels.isas():
+    if name == "zoo-native" and not extension.isas():
         pytest.skip("needs the native kernels")
     from zoo.transformer_mt import loop, predict
 

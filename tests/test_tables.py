@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from pipelines import kernels
 from pipelines.core.errors import RequestError
+from pipelines.kernels import extension
 from pipelines.tables import writing
 
 COLUMNS = {"row": np.int64, "probability": np.float32, "click": np.bool_}
@@ -90,8 +90,8 @@ def test_whole_and_real_columns_read_the_same_however_they_are_written(tmp_path,
         {"row": np.arange(0), "probability": np.zeros(0, np.float32)},
     ]
     written = []
-    for native in (kernels.native(), None):
-        monkeypatch.setattr(kernels, "native", lambda native=native: native)
+    for native in (extension.native(), None):
+        monkeypatch.setattr(extension, "native", lambda native=native: native)
         with writing(tmp_path / name, {"row": np.int64, "probability": np.float32}) as rows:
             for chunk in chunks:
                 rows(chunk)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import zoo
 from pipelines import build as road
-from pipelines import images, kernels, native, page, report
+from pipelines import images, native, page, report
 from pipelines.build import ModelFolder
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, length
@@ -26,6 +26,7 @@ from pipelines.engine import BF16, Port, Session, available, computes, load, req
 from pipelines.entry import Preprocess
 from pipelines.graph import io, query, reference_session
 from pipelines.hub import CARD
+from pipelines.kernels import extension
 from pipelines.pipeline import PRECISIONS, choose_engine
 from pipelines.plan import Candidate
 from pipelines.plan import build as build_plan
@@ -372,7 +373,7 @@ def plan(
     batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
     kinds = list(precisions or ("int8",))
     candidates = _candidates({kind: folder.ensure(PRECISIONS[kind]) for kind in kinds}, names)
-    if "int8" in kinds and "native" in names and folder.entry.native and kernels.isas():
+    if "int8" in kinds and "native" in names and folder.entry.native and extension.isas():
         try:
             candidates.append(Candidate("native", "int8", folder.ensure(road.NATIVE)))
         except ZooError as error:

@@ -11,7 +11,6 @@ from typing import Any
 
 import zoo
 from pipelines import build as road
-from pipelines import kernels
 from pipelines.benchmark import BATCHES, Configuration, Stages, pinned
 from pipelines.benchmark import benchmark as time_configurations
 from pipelines.benchmark import instances as time_instances
@@ -24,6 +23,7 @@ from pipelines.engine import BF16, available, computes
 from pipelines.engine import ENGINES as STOCK
 from pipelines.graph import io
 from pipelines.hub import CARD, Card, Hub
+from pipelines.kernels import extension
 from pipelines.pipeline import PRECISIONS, choose_engine, model_file
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable
 from pipelines.quantization.ptq import calibrated
@@ -460,8 +460,8 @@ def doctor() -> dict[str, Any]:
         "versions": machine.versions(),
         "engines": {name: _check_engine(name) if name in available() else "not installed" for name in STOCK},
         "kernels": f"{reason}; until then onnxruntime and openvino compute all"
-        if (reason := kernels.missing())
-        else f"ok: {', '.join(kernels.isas())}",
+        if (reason := extension.missing())
+        else f"ok: {', '.join(extension.isas())}",
         "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": settings.offline(), "ZOO_MIRROR": settings.mirror()},
         "cache": {"files": len(files), "megabytes": round(sum(each.stat().st_size for each in files) / 1e6, 1)},
         "models": zoo.names(),
@@ -498,8 +498,8 @@ def _engines(folder: ModelFolder) -> list[str]:
     """The engines that this machine and the model have."""
     found = available()
     if not (kind := folder.entry.part("pipeline")).ONE_CALL:
-        return [each for each in kind.ENGINES if each in found or (each == "native" and kernels.isas())]
-    if folder.entry.native and kernels.isas():
+        return [each for each in kind.ENGINES if each in found or (each == "native" and extension.isas())]
+    if folder.entry.native and extension.isas():
         try:
             folder.ensure(road.NATIVE)
             found.append("native")

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import kernels
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError, one_line
-from pipelines.kernels import stored
-from pipelines.kernels.decoder import EncoderProgram, Program
+from pipelines.kernels.transformer import native, program_file
+from pipelines.kernels.transformer.program import EncoderProgram, Program
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -23,7 +22,7 @@ Translation = tuple[list[int], float]  # tokens without the end, and the score
 
 def store(source: Path, path: Path) -> None:
     """Write the programs of an ONNX file to `path`, for `NativeTranslator`. Raises RequestError for a graph that cannot be mapped."""
-    stored.save(path, _mapped(source))
+    program_file.save(path, _mapped(source))
 
 
 class NativeTranslator:
@@ -36,12 +35,12 @@ class NativeTranslator:
 
     def __init__(self, path: str | Path | ir.Model, threads: int = 1, isa: str = "") -> None:
         machine.require_threads(threads)
-        known = isinstance(path, str | Path) and Path(path).suffix == stored.SUFFIX
-        encoder, decoder = stored.load(path) if known else _mapped(path)  # type: ignore[arg-type]
+        known = isinstance(path, str | Path) and Path(path).suffix == program_file.SUFFIX
+        encoder, decoder = program_file.load(path) if known else _mapped(path)  # type: ignore[arg-type]
         self.threads = threads
         self.longest, self.positions = encoder.positions, decoder.positions
-        self._decoder = kernels.compiled(decoder, isa)
-        self._encoder = kernels.compiled(encoder, isa, (decoder, self._decoder))
+        self._decoder = native.compiled(decoder, isa)
+        self._encoder = native.compiled(encoder, isa, (decoder, self._decoder))
 
     @property
     def isa(self) -> str:
@@ -87,6 +86,6 @@ class NativeTranslator:
 def _mapped(model: str | Path | ir.Model) -> tuple[EncoderProgram, Program]:
     """The programs of a frozen graph. Needs onnx and onnxruntime, which a stored one does not."""
     from pipelines.graph import io
-    from pipelines.kernels.transformer import programs
+    from pipelines.kernels.transformer.from_graph import programs
 
     return programs(io.load(model) if isinstance(model, str | Path) else model)

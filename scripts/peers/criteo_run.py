@@ -23,10 +23,10 @@ import numpy as np
 from wide_deep import Work, stock_quantize
 
 import zoo
-from pipelines import kernels
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
+from pipelines.kernels import extension
 from pipelines.native import ENGINES
 
 MODEL = "wide-deep-criteo"
@@ -65,7 +65,7 @@ def compare(count: int, rounds: int) -> dict[str, Any]:
             "obvious, onnxruntime fp32": obvious,
             "factorize, onnxruntime int8": [*obvious, "--factorize", "--onnx", scratch / "stock.onnx"],
             "zoo run, onnxruntime fp32": [*run, "--precision", "fp32", "--engine", "onnxruntime"],
-            **{f"zoo run, {engine} int8": [*run, "--engine", engine] for engine in ENGINES if engine != "native" or kernels.isas()},
+            **{f"zoo run, {engine} int8": [*run, "--engine", engine] for engine in ENGINES if engine != "native" or extension.isas()},
         }
         seconds: dict[str, list[float]] = {way: [] for way in ways}
         cpu: dict[str, list[float]] = {way: [] for way in ways}

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import zoo
-from pipelines import kernels
 from pipelines.build import open_folder
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
+from pipelines.kernels import extension
 from zoo import cli
 from zoo.transformer_mt import predict
 from zoo.transformer_mt.data import PAD, Vocabulary
@@ -98,7 +98,7 @@ def test_both_engines_translate_alike(translator, texts):
     assert [each["translation"] for each in one] == [each["translation"] for each in other]
 
 
-@pytest.mark.skipif(not kernels.isas(), reason="needs the native kernels")
+@pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
 @pytest.mark.parametrize("beam", [1, 4])
 def test_native_code_translates_like_the_graph_and_alike_in_any_batch(translator, texts, beam):
     found = []
@@ -115,19 +115,19 @@ def test_native_code_translates_like_the_graph_and_alike_in_any_batch(translator
 
 
 def test_auto_is_native_code_where_it_can_be(translator, monkeypatch, caplog):
-    assert zoo.pipeline(translator).engine == ("native" if kernels.isas() else "onnxruntime")
+    assert zoo.pipeline(translator).engine == ("native" if extension.isas() else "onnxruntime")
     assert zoo.pipeline(translator, "fp32").engine == "onnxruntime"
 
     def refuse(*_):
         raise RequestError("no such decoder")
 
-    monkeypatch.setattr(kernels, "isas", lambda: ["portable"])
+    monkeypatch.setattr(extension, "isas", lambda: ["portable"])
     monkeypatch.setattr(predict, "NativeTranslator", refuse)
     assert zoo.pipeline(translator).engine == "onnxruntime"
     assert "no such decoder; onnxruntime translates instead" in caplog.text
     with pytest.raises(RequestError, match="no such decoder"):
         zoo.pipeline(translator, engine="native")
-    monkeypatch.setattr(kernels, "isas", list)  # compiled without
+    monkeypatch.setattr(extension, "isas", list)  # compiled without
     assert zoo.pipeline(translator).engine == "onnxruntime"
 
 
@@ -235,7 +235,7 @@ def test_sentences_end_at_marks_before_white_space_and_no_small_letter():
     assert predict.SENTENCE_END.split(text) == wanted
 
 
-@pytest.mark.skipif(not kernels.isas(), reason="needs the native kernels")
+@pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
 def test_native_code_loads_neither_what_reads_graphs_nor_what_fetches_and_writes_tables(translator):
     code = "import sys, zoo; opened = zoo.pipeline(sys.argv[1], engine='native'); opened(['bax']); print(' '.join(sys.modules))"
     for _ in range(2):  # the first time the graph is read
@@ -246,7 +246,7 @@ def test_native_code_loads_neither_what_reads_graphs_nor_what_fetches_and_writes
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "native"])
 def test_a_text_of_empty_lines_stays_one(translate, engine):
-    if engine == "native" and not kernels.isas():
+    if engine == "native" and not extension.isas():
         pytest.skip("needs the native kernels")
     assert translate(b"\n \n\n", precision="int8", engine=engine)[1] == ["", "", ""]
 
@@ -366,9 +366,9 @@ def test_a_folder_without_its_vocabulary_is_named(translator, tmp_path):
 def test_benchmark_times_whole_translations_in_both_engines(translator, texts, tmp_path, capsys):
     (tmp_path / "in.txt").write_text("\n".join(texts))
     command = ["benchmark", str(translator), "--data", str(tmp_path / "in.txt"), "--batch-size", "1,6", "--rounds", "2", "--json"]
-    cli.call([*command, "--engine", "onnxruntime,native" if kernels.isas() else "onnxruntime"])
+    cli.call([*command, "--engine", "onnxruntime,native" if extension.isas() else "onnxruntime"])
     found = json.loads(capsys.readouterr().out)["results"]
-    native = [("native", "int8", size) for size in (1, 6) if kernels.isas()]
+    native = [("native", "int8", size) for size in (1, 6) if extension.isas()]
     wanted = [("onnxruntime", precision, size) for precision in ("fp32", "int8") for size in (1, 6)]
     assert sorted((each["engine"], each["precision"], each["batch_size"]) for each in found) == sorted(wanted + native)
     for each in found:
@@ -391,7 +391,7 @@ def test_a_plan_of_translation_is_refused_in_one_line(translator, capsys):
     ("precision", "engine", "wanted"), [("fp32", "onnxruntime", 0.995), ("int8", "onnxruntime", 0.97), ("int8", "native", 1.0)]
 )
 def test_the_shipped_model_translates_alike_in_batches_of_1_and_64(shared, precision, engine, wanted):
-    if engine == "native" and not kernels.isas():
+    if engine == "native" and not extension.isas():
         pytest.skip("needs the native kernels")
     with gzip.open(shared / "data" / "translation" / "multi30k" / "test_2016_flickr.en.gz", "rt", encoding="utf-8") as file:
         sentences = [line.strip() for line in file][:300]

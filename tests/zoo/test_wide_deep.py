@@ -20,9 +20,10 @@ import pytest
 from rewriting import needs_vnni
 
 import zoo
-from pipelines import kernels, pipeline
+from pipelines import pipeline
 from pipelines.core.errors import RequestError
 from pipelines.engine import ENGINES, load
+from pipelines.kernels import extension
 from pipelines.plan import Plan
 from zoo.wide_deep import predict
 from zoo.wide_deep.data import Features
@@ -174,8 +175,8 @@ def test_a_stage_is_made_again_when_what_it_was_made_from_changed(trained: Path,
 @pytest.mark.parametrize("engine", ["onnxruntime", "native"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_wrong_id_is_named_by_its_row_in_the_whole_batch(trained: Path, rows: Path, engine: str, threads: int) -> None:
-    if engine == "native" and not kernels.isas():
-        pytest.skip(kernels.missing())
+    if engine == "native" and not extension.isas():
+        pytest.skip(extension.missing())
     opened = zoo.pipeline(trained, engine=engine, threads=threads, batch_size=256)
     batch = opened.preprocess(opened.example(1000, rows))
     batch["ids"][900, 3] = 5000
@@ -205,7 +206,9 @@ def test_benchmark_gives_the_keys_that_the_house_promises(trained: Path, rows: P
     found = zoo.benchmark(trained, data=rows, batch_sizes=[8], rounds=2)
     assert {"model", "results", "environment"} <= set(found)
     both = {(engine, precision) for engine in ENGINES for precision in ("fp32", "int8")}
-    assert {(each["engine"], each["precision"]) for each in found["results"]} == both | ({("native", "int8")} if kernels.isas() else set())
+    assert {(each["engine"], each["precision"]) for each in found["results"]} == both | (
+        {("native", "int8")} if extension.isas() else set()
+    )
     for each in found["results"]:
         assert {"batch_size", "threads", "instances", "samples_per_second", "latency_ms", "split_ms", "memory_mb"} <= set(each)
         assert set(each["latency_ms"]) == {"p50", "p95", "p99"}

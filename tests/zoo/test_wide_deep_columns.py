@@ -17,10 +17,10 @@ pytest.importorskip("tensorflow", reason="graphs are read by TensorFlow")
 from feature_columns import PROBABILITY, classifier, examples, fc, features, frozen, run, tf, v1
 
 import zoo
-from pipelines import kernels
 from pipelines.core.errors import RequestError
 from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
+from pipelines.kernels import extension
 from zoo import cli
 from zoo.wide_deep.columns import optimize, read_graph
 from zoo.wide_deep.data import read_rows
@@ -378,10 +378,10 @@ def test_features_come_back_from_json_and_broken_ones_are_refused() -> None:
 def test_every_category_has_its_own_buckets_and_a_missing_one_none_of_them(
     native: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if native and kernels.native() is None:
+    if native and extension.native() is None:
         pytest.skip("built without the native kernels")
     if not native:
-        monkeypatch.setattr(kernels, "native", lambda: None)
+        monkeypatch.setattr(extension, "native", lambda: None)
     texts = ["", "a", "12345678", "some longer text", "ü"]
     sizes = (3, 1000, 2**31 - 2)
     lines = [f"{i}\t{a}\t{b}\t{a}" for i, a in enumerate(texts) for b in texts] * 300
@@ -467,7 +467,7 @@ def test_a_graph_goes_down_the_whole_road(taken: Path, pb: Path, log: Path, tmp_
 
 
 def test_the_native_kernels_take_a_graph(taken: Path, log: Path) -> None:
-    if not kernels.isas():
+    if not extension.isas():
         pytest.skip("built without the native kernels")
     form = zoo.info(taken)["native"]
     assert "reason" in form

@@ -14,8 +14,8 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.evaluate import auc
 from pipelines.graph import edit, io, query
-from pipelines.kernels.graphs import embedding_layer
-from pipelines.kernels.reference import parallel_embedding
+from pipelines.kernels.clicks.from_graph import embedding_layer
+from pipelines.kernels.clicks.reference import parallel_embedding
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange, calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite

@@ -57,7 +57,7 @@ def incremental(model: ir.Model) -> Incremental:
     Found by following every operator from the input `target` on, never by a name: what depends on the source alone is computed once a
     sentence; of what has a row for each target token the newest is computed; what a token sees of the ones before it (the keys and values
     of self-attention) is kept. Keys and values of the source serve all rows of a sentence, which stand where the naive graph has tokens.
-    What is kept, and the source's, is rounded to float16 where `model` is quantized, as in native code (`pipelines.kernels.decoder`).
+    What is kept, and the source's, is rounded to float16 where `model` is quantized, as in native code (`pipelines.kernels.transformer.program`).
     Raises RequestError that names the operator which cannot be computed so, and why.
     """
     return _Derivation(model).result()

@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines import kernels
 from pipelines.build import ModelFolder, derived, derived_graph
 from pipelines.core import machine
 from pipelines.core.batches import Batch
@@ -26,7 +25,8 @@ from pipelines.core.files import replacing
 from pipelines.core.progress import progress
 from pipelines.engine import BF16, Session, load
 from pipelines.evaluate import compare_translations
-from pipelines.kernels import stored
+from pipelines.kernels import extension
+from pipelines.kernels.transformer import program_file
 from pipelines.kernels.translator import NativeTranslator, store
 from pipelines.pipeline import Pipeline, model_file
 from pipelines.tables import FORMATS, writing
@@ -121,10 +121,12 @@ class TranslationPipeline(Pipeline):
         self._native: NativeTranslator | None = None
         self._engine = engine if engine != "auto" else "openvino" if self.precision == BF16 else "onnxruntime"
         name = model_file(self.precision, self._engine)
-        if engine == "native" or (engine == "auto" and self.precision == "int8" and kernels.isas()):
+        if engine == "native" or (engine == "auto" and self.precision == "int8" and extension.isas()):
             try:
                 source = model_file(self.precision, "onnxruntime")
-                self._native = NativeTranslator(derived(self.folder, source, "native", stored.FORM, store, stored.SUFFIX), self.threads)
+                self._native = NativeTranslator(
+                    derived(self.folder, source, "native", program_file.FORM, store, program_file.SUFFIX), self.threads
+                )
             except RequestError as error:
                 if engine == "native":
                     raise

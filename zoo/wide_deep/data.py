@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines import kernels
 from pipelines.core.errors import RequestError
+from pipelines.kernels import extension
 from zoo.wide_deep import sources as places
 from zoo.wide_deep.hashing import buckets_of, fingerprints, hash_buckets, overlapping, per_field
 
@@ -172,7 +172,7 @@ class Features:
             raise RequestError(f"found numbers of shape {numbers.shape}, wanted [n, {self.numeric}]")
         lo, hi, fill = (np.array(values, np.float32) for values in (self.lo, self.hi, self.fill))
         span = np.where(hi > lo, hi - lo, np.float32(1))
-        if (native := kernels.native()) is not None and numbers.dtype == np.float32:
+        if (native := extension.native()) is not None and numbers.dtype == np.float32:
             scaled: Floats
             scaled, others = native.scale(np.ascontiguousarray(numbers), _logarithms(), lo, hi, span, fill)
             column = others % self.numeric
@@ -342,7 +342,7 @@ class _Reader:
         self, numeric: int, categorical: int, buckets: int | Sequence[int], errors: ErrorLog | None, seconds: defaultdict[str, float]
     ) -> None:
         self.numeric, self.categorical, self.buckets, self.errors, self.seconds = numeric, categorical, buckets, errors, seconds
-        self.native = kernels.native()
+        self.native = extension.native()
         self.labelled: bool | None = None  # unknown before the first row
         self.seen = 0
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io, query
-from pipelines.kernels.graphs import parallel_embedding
-from pipelines.kernels.operators import COLUMNS, FIELDS, NUMBER_LIMIT, ZERO, EmbeddingLayer
+from pipelines.kernels.clicks.from_graph import parallel_embedding
+from pipelines.kernels.clicks.operators import COLUMNS, FIELDS, NUMBER_LIMIT, ZERO, EmbeddingLayer
 from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.quantize import activation_parameters, quantize
 from pipelines.quantization.recipe import QuantRecipe
@@ -107,7 +107,7 @@ class _Parts:
 
 
 class FoldParallelEmbedding(Rewrite):
-    """Relu([e_1 .. e_F; x] W + b) -> one `ParallelEmbedding` (int8.zoo, see `pipelines.kernels.operators`) and a DequantizeLinear.
+    """Relu([e_1 .. e_F; x] W + b) -> one `ParallelEmbedding` (int8.zoo, see `pipelines.kernels.clicks.operators`) and a DequantizeLinear.
 
     e_f is row id_f of a constant table E_f, so e_f W_f is row id_f of the constant table P_f = E_f W_f, exactly:
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines import kernels
+from pipelines.kernels import extension
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -94,7 +94,7 @@ def hash_buckets(strings: Any, buckets: int | Sequence[int]) -> npt.NDArray[np.i
     if strings.null_count:
         lengths[strings.is_null().to_numpy(zero_copy_only=False)] = 0  # the bytes behind a null are undefined
     values = np.frombuffer(b"" if data is None else data, np.uint8)
-    if isinstance(buckets, int) and (native := kernels.native()) is not None:
+    if isinstance(buckets, int) and (native := extension.native()) is not None:
         buckets_found: npt.NDArray[np.int32] = native.hash_buckets(values, positions[:-1], lengths, buckets)
         return buckets_found
     return buckets_of(fingerprints(values, positions[:-1], lengths)[:, None], buckets)[:, 0]

@@ -1,0 +1,24 @@
+"""Arrays as the kernels take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+
+Array = NDArray[Any]
+
+
+def require(what: str, name: str, found: Array, dtype: type, shape: tuple[int, ...]) -> None:
+    """Raise RequestError unless the array `name` of an operator has this type and shape."""
+    if found.dtype != dtype or found.shape != shape:
+        raise RequestError(f"{what} has {name} {found.dtype} {list(found.shape)}; wanted {np.dtype(dtype)} {list(shape)}")
+
+
+def contiguous(array: Any) -> Any:
+    """`array` as the kernels take it, C-contiguous and aligned: itself, or a copy."""
+    usable = isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
+    return array if usable else np.require(array, requirements=("C_CONTIGUOUS", "ALIGNED"))

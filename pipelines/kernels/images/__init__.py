@@ -1,0 +1,1 @@
+"""Kernels of images: antialiased resize and crop on uint8."""

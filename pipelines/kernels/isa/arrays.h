@@ -1,0 +1,73 @@
+// numpy arrays as the kernels take them, and the memory that they compute in.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "isa/isa.h"
+
+namespace zoo {
+
+// The best version that this CPU runs, or the one called `name`; ValueError where there is none.
+const Isa &choose(const std::string &name);
+
+// Cache-line aligned scratch that is not cleared.
+template <class T>
+class Buffer {
+  public:
+    explicit Buffer(int64_t count = 0) { reserve(count); }
+    void reserve(int64_t count) {
+        if (count <= size_) return;
+        data_.reset(), size_ = 0;
+        const auto bytes = static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)), 64));
+        data_.reset(static_cast<T *>(std::aligned_alloc(64, bytes)));
+        if (!data_) throw std::bad_alloc();
+        size_ = count;
+    }
+    T *data() const { return data_.get(); }
+    T &operator[](int64_t index) const { return data_.get()[index]; }
+
+  private:
+    struct Free {
+        void operator()(T *at) const { std::free(at); }
+    };
+    std::unique_ptr<T, Free> data_;
+    int64_t size_ = 0;
+};
+
+using Any = nanobind::ndarray<nanobind::ro, nanobind::device::cpu>;
+
+inline bool contiguous(const Any &array) {
+    int64_t expected = 1;
+    for (size_t i = array.ndim(); i-- > 0;) {
+        if (array.shape(i) != 1 && array.stride(i) != expected) return false;
+        expected *= static_cast<int64_t>(array.shape(i));
+    }
+    return true;
+}
+
+// The data of an aligned C-contiguous array of this type and number of dimensions, else an error.
+template <class T>
+const T *data_of(const Any &array, const char *name, size_t dims) {
+    const bool aligned = reinterpret_cast<uintptr_t>(array.data()) % alignof(T) == 0;
+    if (array.dtype() != nanobind::dtype<T>() || array.ndim() != dims || (array.size() && !(contiguous(array) && aligned)))
+        throw nanobind::type_error((std::string(name) + " has another type, number of dimensions or layout than this kernel takes").c_str());
+    return static_cast<const T *>(array.data());
+}
+
+// A new array of this shape, from rows of `stride`.
+template <class T>
+nanobind::object array_of(const T *data, int64_t n, int64_t width, int64_t stride) {
+    auto *made = new Buffer<T>(std::max<int64_t>(n * width, 1));
+    nanobind::capsule owner(made, [](void *at) noexcept { delete static_cast<Buffer<T> *>(at); });
+    for (int64_t r = 0; r < n; ++r) std::copy_n(data + r * stride, width, made->data() + r * width);
+    return nanobind::cast(nanobind::ndarray<nanobind::numpy, T>(made->data(), {static_cast<size_t>(n), static_cast<size_t>(width)}, owner));
+}
+
+}  // namespace zoo

@@ -1,0 +1,205 @@
+// The kernels for AVX2. There is no exact u8 x s8 product here (vpmaddubsw saturates), so both are widened to 16 bits for vpmaddwd.
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "isa/isa.h"
+#include "isa/rowwise.h"
+
+namespace zoo {
+namespace {
+
+inline __m256i load(const void *at) { return _mm256_loadu_si256(static_cast<const __m256i *>(at)); }
+inline void store(void *at, __m256i value) { _mm256_storeu_si256(static_cast<__m256i *>(at), value); }
+
+// As in avx512.cpp, 32 columns at a time.
+void embed(const Embedding &e, const uint32_t *rows, const int16_t *numbers, int64_t n, uint8_t *hidden, int64_t hidden_stride, float *wide,
+           int64_t wide_stride) {
+    const uint8_t *at[kMaxFields], *next[kMaxFields];
+    const int64_t fields = e.fields, pairs = e.pairs;
+    const int16_t fix = static_cast<int16_t>(128 * fields);
+    const __m256i fix_odd = _mm256_set1_epi16(fix), fix_all = _mm256_set1_epi16(static_cast<int16_t>(fix * 257));
+    const __m256i low = _mm256_set1_epi32(1 << e.shift), high = _mm256_set1_epi32(1 << (e.shift + 16));
+    const __m256i transpose = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    for (int64_t f = 0; f < fields; ++f) at[f] = e.table + rows[f] * e.stride;
+    for (int64_t s = 0; s < n; ++s, numbers += 2 * pairs) {
+        if (e.wide) {
+            float sum = 0;
+            for (int64_t f = 0; f < fields; ++f) sum += e.wide[rows[f]];
+            wide[s * wide_stride] = sum;
+        }
+        rows += fields;
+        for (int64_t f = 0; f < fields; ++f) next[f] = e.table + rows[f] * e.stride;
+        const int16_t *weight = e.weight;
+        for (int64_t begin = 0; begin < e.stride; begin += 32) {
+            __m256i all = _mm256_setzero_si256(), odd = _mm256_setzero_si256();
+            for (int64_t f = 0; f < fields; ++f) {
+                const __m256i row = load(at[f] + begin);
+                if (begin % 64 == 0) _mm_prefetch(reinterpret_cast<const char *>(next[f] + begin), _MM_HINT_T0);
+                all = _mm256_add_epi16(all, row);
+                odd = _mm256_add_epi16(odd, _mm256_srli_epi16(row, 8));
+            }
+            odd = _mm256_sub_epi16(odd, fix_odd);
+            const __m256i even = _mm256_sub_epi16(_mm256_sub_epi16(all, fix_all), _mm256_slli_epi16(odd, 8));
+            __m256i sums[4] = {_mm256_madd_epi16(even, low), _mm256_madd_epi16(odd, low), _mm256_madd_epi16(even, high),
+                               _mm256_madd_epi16(odd, high)};
+            for (int64_t p = 0; p < pairs; ++p, weight += 64) {
+                int32_t pair;
+                std::memcpy(&pair, numbers + 2 * p, 4);
+                const __m256i x = _mm256_set1_epi32(pair);
+                for (int i = 0; i < 4; ++i) sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(x, load(weight + 16 * i)));
+            }
+            for (int i = 0; i < 4; ++i) {
+                const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[i]), _mm256_loadu_ps(e.scale + begin + 8 * i));
+                sums[i] = _mm256_cvtps_epi32(_mm256_add_ps(scaled, _mm256_loadu_ps(e.bias + begin + 8 * i)));
+            }
+            const __m256i words = _mm256_packus_epi16(_mm256_packs_epi32(sums[0], sums[1]), _mm256_packs_epi32(sums[2], sums[3]));
+            store(hidden + s * hidden_stride + begin, _mm256_shuffle_epi8(words, transpose));
+        }
+        std::memcpy(at, next, sizeof(at[0]) * static_cast<size_t>(fields));
+    }
+}
+
+// int16 panels of 16 columns: [outputs / 16][inputs / 2][16][2].
+int64_t packed_bytes(int64_t inputs, int64_t outputs) { return round_up(outputs, 16) * round_up(inputs, 2) * 2; }
+
+void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *packed) {
+    auto *out = static_cast<int16_t *>(packed);
+    std::memset(out, 0, static_cast<size_t>(packed_bytes(inputs, outputs)));
+    for (int64_t k = 0; k < inputs; ++k)
+        for (int64_t j = 0; j < outputs; ++j)
+            out[((j / 16) * (round_up(inputs, 2) / 2) + k / 2) * 32 + (j % 16) * 2 + k % 2] = weight[k * outputs + j];
+}
+
+void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *weight) {
+    const auto *from = static_cast<const int16_t *>(packed) + column / 16 * round_up(inputs, 2) * 16 + column % 16 * 2;
+    for (int64_t k = 0; k < inputs; ++k) weight[k] = static_cast<int8_t>(from[k / 2 * 32 + k % 2]);
+}
+
+// row: which one of `rows`; out: its results.
+inline void finish(const Linear &l, const RowScales &rows, __m256i sum, int64_t row, int64_t column, void *out) {
+    const int64_t left = l.outputs - column;
+    const __m256i biased = _mm256_add_epi32(sum, load(l.bias + column));
+    const size_t count = left >= 8 ? 8 : static_cast<size_t>(left);
+    __m256 value = _mm256_cvtepi32_ps(biased);
+    if (rows.scale) {
+        value = _mm256_mul_ps(value, _mm256_mul_ps(_mm256_set1_ps(rows.scale[row]), _mm256_loadu_ps(l.scale + column)));
+        value = _mm256_add_ps(value, _mm256_loadu_ps(rows.shift + column));
+        if (rows.relu) value = _mm256_max_ps(_mm256_setzero_ps(), value);  // in this order NaN stays
+        if (rows.residual) {
+            const float *more = rows.residual + row * rows.residual_stride + column;
+            float few[8] = {};
+            if (count < 8) more = static_cast<const float *>(std::memcpy(few, more, 4 * count));
+            value = _mm256_add_ps(value, _mm256_loadu_ps(more));
+        }
+    } else {
+        value = _mm256_mul_ps(value, _mm256_loadu_ps(l.scale + column));
+    }
+    if (l.real) {
+        if (count == 8) return _mm256_storeu_ps(static_cast<float *>(out) + column, value);
+        float values[8];
+        _mm256_storeu_ps(values, value);
+        std::memcpy(static_cast<float *>(out) + column, values, 4 * count);
+    } else {
+        __m256i q = _mm256_add_epi32(_mm256_cvtps_epi32(value), _mm256_set1_epi32(l.zero));
+        q = _mm256_min_epi32(_mm256_max_epi32(q, _mm256_set1_epi32(l.low)), _mm256_set1_epi32(255));
+        const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+        const int64_t bytes = _mm_cvtsi128_si64(_mm_packus_epi16(words, words));
+        std::memcpy(static_cast<uint8_t *>(out) + column, &bytes, count);
+    }
+}
+
+// Count rows from `first` on x 16 columns; pairs: their inputs as 16-bit words.
+template <int Count>
+void tile(const Linear &l, const RowScales &rows, const int16_t *weight, int64_t first, int64_t column, const int16_t *pairs, void *out,
+          int64_t out_stride) {
+    const int64_t width = round_up(l.inputs, 2);
+    __m256i a0 = _mm256_setzero_si256(), a1 = a0, b0 = a0, b1 = a0, c0 = a0, c1 = a0, d0 = a0, d1 = a0;  // two of each row
+    for (int64_t k = 0; k < width; k += 2, weight += 32) {
+        const __m256i w0 = load(weight), w1 = load(weight + 16);
+        const auto add = [&](int64_t row, __m256i &low, __m256i &high) {
+            int32_t pair;
+            std::memcpy(&pair, pairs + row * width + k, 4);
+            const __m256i x = _mm256_set1_epi32(pair);
+            low = _mm256_add_epi32(low, _mm256_madd_epi16(x, w0));
+            high = _mm256_add_epi32(high, _mm256_madd_epi16(x, w1));
+        };
+        add(0, a0, a1);
+        if constexpr (Count > 1) add(1, b0, b1), add(2, c0, c1), add(3, d0, d1);
+    }
+    const __m256i sums[4][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}};
+    const int64_t size = l.real ? 4 : 1;
+    for (int r = 0; r < Count; ++r)
+        for (int i = 0; i < 2; ++i)
+            if (column + 8 * i < l.outputs)
+                finish(l, rows, sums[r][i], first + r, column + 8 * i, static_cast<char *>(out) + (first + r) * out_stride * size);
+}
+
+void linear(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+    const int64_t width = round_up(l.inputs, 2);
+    constexpr int64_t kRows = 64;  // widened at a time
+    auto *words = static_cast<int16_t *>(kernel_scratch(kRows * width * 2));
+    for (int64_t first = 0; first < n; first += kRows) {
+        const int64_t count = n - first < kRows ? n - first : kRows;
+        for (int64_t r = 0; r < count; ++r) {
+            for (int64_t k = 0; k < l.inputs; ++k) words[r * width + k] = x[(first + r) * x_stride + k];
+            if (width > l.inputs) words[r * width + l.inputs] = 0;
+        }
+        const auto *weight = static_cast<const int16_t *>(l.weight);
+        for (int64_t column = 0; column < l.outputs; column += 16, weight += 16 * width) {
+            int64_t r = 0;
+            const auto some = [&](auto function, int64_t step) {
+                function(l, rows, weight, first + r, column, words + r * width, out, out_stride);
+                r += step;
+            };
+            while (r + 4 <= count) some(tile<4>, 4);
+            while (r < count) some(tile<1>, 1);
+        }
+    }
+}
+
+// A weight is 2^12 high + low; one dword holds the high or the low halves of two weights.
+void pack_weights(int32_t *four) {
+    int16_t halves[8];
+    for (int i = 0; i < 4; ++i) {
+        halves[i / 2 * 4 + i % 2] = static_cast<int16_t>(four[i] >> 12);
+        halves[i / 2 * 4 + 2 + i % 2] = static_cast<int16_t>(four[i] & 0xFFF);
+    }
+    std::memcpy(four, halves, sizeof halves);
+}
+
+void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t in_stride, int64_t width, uint8_t *out, int64_t out_stride) {
+    const __m256i half = _mm256_set1_epi32(1 << (kWeightBits - 1)), zero = _mm256_setzero_si256();
+    for (int64_t i = 0; i < outputs; ++i, out += out_stride)
+        for (int64_t begin = 0; begin < width; begin += 32) {
+            const uint8_t *row = in + r.first[i] * in_stride + begin;
+            const int32_t *weight = r.weights + i * r.stride;
+            __m256i h0 = zero, h1 = zero, h2 = zero, h3 = zero, l0 = half, l1 = half, l2 = half, l3 = half;
+            for (int64_t t = 0; t < 2 * r.fours[i]; ++t, row += 2 * in_stride, weight += 2) {
+                const __m256i a = load(row), b = load(row + in_stride);
+                const __m256i high = _mm256_set1_epi32(weight[0]), low = _mm256_set1_epi32(weight[1]);
+                const __m256i ab = _mm256_unpacklo_epi8(a, b), cd = _mm256_unpackhi_epi8(a, b);  // pairs of pixels, columns as packs wants them
+                const auto add = [&](__m256i pair, __m256i &h, __m256i &l) {
+                    h = _mm256_add_epi32(h, _mm256_madd_epi16(pair, high));
+                    l = _mm256_add_epi32(l, _mm256_madd_epi16(pair, low));
+                };
+                add(_mm256_unpacklo_epi8(ab, zero), h0, l0);
+                add(_mm256_unpackhi_epi8(ab, zero), h1, l1);
+                add(_mm256_unpacklo_epi8(cd, zero), h2, l2);
+                add(_mm256_unpackhi_epi8(cd, zero), h3, l3);
+            }
+            const auto result = [](__m256i h, __m256i l) {
+                return _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(h, 12), l), kWeightBits);
+            };
+            const __m256i first = _mm256_packs_epi32(result(h0, l0), result(h1, l1)), second = _mm256_packs_epi32(result(h2, l2), result(h3, l3));
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + begin), _mm256_packus_epi16(first, second));
+        }
+}
+
+bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
+
+}  // namespace
+
+const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, unpack_column, linear, pack_weights, resample, &kRowKernels};
+
+}  // namespace zoo

@@ -1,0 +1,304 @@
+// The kernels for AVX-512 with VNNI.
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "isa/isa.h"
+#include "isa/rowwise.h"
+
+namespace zoo {
+namespace {
+
+// Inline assembly, for gcc 12 moves the accumulators of the intrinsics about.
+inline void dot_u8s8(__m512i &sum, __m512i u8, __m512i s8) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(u8), "v"(s8)); }
+inline void dot_s16(__m512i &sum, __m512i a, __m512i b) { asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b)); }
+
+inline __m512i load(const void *at) { return _mm512_loadu_si512(at); }
+
+// The rows' bytes of 64 Lines columns are added as 16-bit words: `all` holds even + 256 odd columns, `odd` the odd ones alone (shifted
+// down), both modulo 2^16, which is exact since the sums of signed values fit int16. The int32 sums then come out as sum[i] lane k = column
+// 4 k + i, by multiplying the words with 2^shift or 0 on the way (vpdpwssd). `next` is fetched for the next sample, into L2: a sample's rows
+// are as large as L1.
+template <int Lines>
+inline void columns(const Embedding &e, const uint8_t *const *at, const uint8_t *const *next, const int16_t *numbers, int64_t begin,
+                    uint8_t *hidden) {
+    const int16_t fix = static_cast<int16_t>(128 * e.fields);
+    const __m512i fix_odd = _mm512_set1_epi16(fix), fix_all = _mm512_set1_epi16(static_cast<int16_t>(fix * 257));
+    const __m512i low = _mm512_set1_epi32(1 << e.shift), high = _mm512_set1_epi32(1 << (e.shift + 16));
+    const __m512i transpose = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    __m512i all[Lines], odd[Lines];
+#pragma GCC unroll 4
+    for (int l = 0; l < Lines; ++l) all[l] = odd[l] = _mm512_setzero_si512();
+    for (int64_t f = 0; f < e.fields; ++f) {
+        const uint8_t *row = at[f] + begin, *ahead = next[f] + begin;
+#pragma GCC unroll 4
+        for (int l = 0; l < Lines; ++l) {
+            const __m512i bytes = load(row + 64 * l);
+            _mm_prefetch(reinterpret_cast<const char *>(ahead + 64 * l), _MM_HINT_T1);
+            all[l] = _mm512_add_epi16(all[l], bytes);
+            odd[l] = _mm512_add_epi16(odd[l], _mm512_srli_epi16(bytes, 8));
+        }
+    }
+    const int16_t *weight = e.weight + begin * 2 * e.pairs;
+    for (int l = 0; l < Lines; ++l) {
+        const __m512i odds = _mm512_sub_epi16(odd[l], fix_odd);
+        const __m512i evens = _mm512_sub_epi16(_mm512_sub_epi16(all[l], fix_all), _mm512_slli_epi16(odds, 8));
+        __m512i s0 = _mm512_setzero_si512(), s1 = s0, s2 = s0, s3 = s0;
+        dot_s16(s0, evens, low);
+        dot_s16(s1, odds, low);
+        dot_s16(s2, evens, high);
+        dot_s16(s3, odds, high);
+        for (int64_t p = 0; p < e.pairs; ++p, weight += 128) {
+            int32_t pair;
+            std::memcpy(&pair, numbers + 2 * p, 4);
+            const __m512i x = _mm512_set1_epi32(pair);
+            dot_s16(s0, x, load(weight));
+            dot_s16(s1, x, load(weight + 32));
+            dot_s16(s2, x, load(weight + 64));
+            dot_s16(s3, x, load(weight + 96));
+        }
+        const int64_t column = begin + 64 * l;
+        const auto result = [&](__m512i sum, int64_t i) {
+            const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(e.scale + column + 16 * i));
+            return _mm512_cvtps_epi32(_mm512_add_ps(scaled, _mm512_loadu_ps(e.bias + column + 16 * i)));
+        };
+        const __m512i first = _mm512_packs_epi32(result(s0, 0), result(s1, 1)), second = _mm512_packs_epi32(result(s2, 2), result(s3, 3));
+        _mm512_storeu_si512(hidden + column, _mm512_shuffle_epi8(_mm512_packus_epi16(first, second), transpose));
+    }
+}
+
+void embed(const Embedding &e, const uint32_t *rows, const int16_t *numbers, int64_t n, uint8_t *hidden, int64_t hidden_stride, float *wide,
+           int64_t wide_stride) {
+    const uint8_t *at[kMaxFields], *next[kMaxFields];
+    for (int64_t f = 0; f < e.fields; ++f) at[f] = e.table + rows[f] * e.stride;
+    for (int64_t f = 0; f < e.fields; ++f)  // nobody has fetched the first sample's rows
+        for (int64_t begin = 0; begin < e.stride; begin += 64) _mm_prefetch(reinterpret_cast<const char *>(at[f] + begin), _MM_HINT_T0);
+    for (int64_t s = 0; s < n; ++s, numbers += 2 * e.pairs, hidden += hidden_stride) {
+        if (e.wide) {
+            float sum = 0;
+            for (int64_t f = 0; f < e.fields; ++f) sum += e.wide[rows[f]];
+            wide[s * wide_stride] = sum;
+        }
+        rows += e.fields;
+        for (int64_t f = 0; f < e.fields; ++f) next[f] = e.table + rows[f] * e.stride;
+        int64_t begin = 0;
+        for (; begin + 256 <= e.stride; begin += 256) columns<4>(e, at, next, numbers, begin, hidden);
+        for (; begin < e.stride; begin += 64) columns<1>(e, at, next, numbers, begin, hidden);
+        std::memcpy(at, next, sizeof(at[0]) * static_cast<size_t>(e.fields));
+    }
+}
+
+// Panels of 64 columns: [outputs / 64][inputs / 4][64][4]; layers of few outputs: [outputs][inputs padded to 64].
+int64_t packed_bytes(int64_t inputs, int64_t outputs) {
+    return outputs <= kNarrow ? outputs * round_up(inputs, 64) : round_up(outputs, kColumns) * round_up(inputs, 4);
+}
+
+void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *packed) {
+    auto *out = static_cast<int8_t *>(packed);
+    std::memset(out, 0, static_cast<size_t>(packed_bytes(inputs, outputs)));
+    for (int64_t k = 0; k < inputs; ++k)
+        for (int64_t j = 0; j < outputs; ++j) {
+            const int64_t at = outputs <= kNarrow ? j * round_up(inputs, 64) + k
+                                                  : ((j / 64) * (round_up(inputs, 4) / 4) + k / 4) * 256 + (j % 64) * 4 + k % 4;
+            out[at] = weight[k * outputs + j];
+        }
+}
+
+void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *weight) {
+    const auto *from = static_cast<const int8_t *>(packed) + column / 64 * round_up(inputs, 4) * 64 + column % 64 * 4;
+    for (int64_t k = 0; k < inputs; ++k) weight[k] = from[k / 4 * 256 + k % 4];
+}
+
+void narrow(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+    const int64_t whole = l.inputs / 64 * 64;
+    const __mmask64 tail = l.inputs > whole ? (~0ULL >> (64 - (l.inputs - whole))) : 0;
+    for (int64_t s = 0; s < n; ++s, x += x_stride)
+        for (int64_t j = 0; j < l.outputs; ++j) {
+            const auto *weight = static_cast<const int8_t *>(l.weight) + j * round_up(l.inputs, 64);
+            __m512i sum = _mm512_setzero_si512();
+            for (int64_t k = 0; k < whole; k += 64) dot_u8s8(sum, load(x + k), load(weight + k));
+            if (tail) dot_u8s8(sum, _mm512_maskz_loadu_epi8(tail, x + whole), load(weight + whole));
+            const float total = static_cast<float>(_mm512_reduce_add_epi32(sum) + l.bias[j]);
+            if (rows.scale) {
+                float real = total * (rows.scale[s] * l.scale[j]) + rows.shift[j];
+                if (rows.relu && real < 0) real = 0;
+                if (rows.residual) real += rows.residual[s * rows.residual_stride + j];
+                static_cast<float *>(out)[s * out_stride + j] = real;
+                continue;
+            }
+            const float value = total * l.scale[j];
+            if (l.real) {
+                static_cast<float *>(out)[s * out_stride + j] = value;
+            } else {
+                const int32_t rounded = _mm_cvtss_si32(_mm_set_ss(value)) + l.zero;
+                static_cast<uint8_t *>(out)[s * out_stride + j] =
+                    static_cast<uint8_t>(rounded < l.low ? l.low : rounded > 255 ? 255 : rounded);
+            }
+        }
+}
+
+inline void finish(const Linear &l, const RowScales &rows, const __m512i (&sums)[6][4], int count, int64_t first, int64_t column, void *out,
+                   int64_t out_stride) {
+    const __m512i zero = _mm512_set1_epi32(l.zero), lowest = _mm512_set1_epi32(l.low);
+    for (int i = 0; i < 4; ++i) {
+        const int64_t j = column + 16 * i, left = l.outputs - j;
+        if (left <= 0) return;
+        const __mmask16 mask = left >= 16 ? 0xFFFF : static_cast<__mmask16>((1 << left) - 1);
+        const __m512i bias = load(l.bias + j);
+        const __m512 scale = _mm512_loadu_ps(l.scale + j);
+        for (int r = 0; r < count; ++r) {
+            const int64_t row = first + r;
+            __m512 value = _mm512_cvtepi32_ps(_mm512_add_epi32(sums[r][i], bias));
+            if (rows.scale) {
+                value = _mm512_mul_ps(value, _mm512_mul_ps(_mm512_set1_ps(rows.scale[row]), scale));
+                value = _mm512_add_ps(value, _mm512_loadu_ps(rows.shift + j));
+                if (rows.relu) value = _mm512_max_ps(_mm512_setzero_ps(), value);  // in this order NaN stays
+                if (rows.residual)
+                    value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, rows.residual + row * rows.residual_stride + j));
+            } else {
+                value = _mm512_mul_ps(value, scale);
+            }
+            if (l.real) {
+                _mm512_mask_storeu_ps(static_cast<float *>(out) + row * out_stride + j, mask, value);
+            } else {
+                const __m512i rounded = _mm512_max_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(value), zero), lowest);
+                _mm512_mask_cvtusepi32_storeu_epi8(static_cast<uint8_t *>(out) + row * out_stride + j, mask, rounded);
+            }
+        }
+    }
+}
+
+inline __m512i broadcast(const uint8_t *at) {
+    int32_t four;
+    std::memcpy(&four, at, 4);
+    return _mm512_set1_epi32(four);
+}
+
+// Which fours of inputs are not zero in all of these rows, in order; returns how many. What comes out of a ReLU is mostly zeros, and zeros
+// in all rows of a tile need no product.
+inline int64_t active(const uint8_t *x, int64_t x_stride, int64_t rows, int64_t steps, int32_t *found) {
+    int64_t count = 0;
+    __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int64_t k = 0; k < steps; k += 16, index = _mm512_add_epi32(index, _mm512_set1_epi32(16))) {
+        const __mmask16 mask = steps - k >= 16 ? 0xFFFF : static_cast<__mmask16>((1 << (steps - k)) - 1);
+        __m512i any = _mm512_setzero_si512();
+        for (int64_t r = 0; r < rows; ++r) any = _mm512_or_si512(any, _mm512_maskz_loadu_epi32(mask, x + r * x_stride + 4 * k));
+        const __mmask16 some = _mm512_test_epi32_mask(any, any);
+        _mm512_storeu_si512(found + count, _mm512_maskz_compress_epi32(some, index));
+        count += __builtin_popcount(some);
+    }
+    return count;
+}
+
+// Count rows, from `first` on, x 64 columns of the result, all sums in registers: named ones, since gcc 12 keeps arrays of them in memory. A row or two alternate
+// between two sets of sums, for the latency of vpdpbusd.
+template <int Count>
+void tile(const Linear &l, const RowScales &rows, const int8_t *weight, int64_t first, int64_t column, const uint8_t *x, int64_t x_stride,
+          const int32_t *steps, int64_t count, void *out, int64_t out_stride) {
+#define SUMS(r) __m512i s##r##0 = _mm512_setzero_si512(), s##r##1 = s##r##0, s##r##2 = s##r##0, s##r##3 = s##r##0;
+    SUMS(0) SUMS(1) SUMS(2) SUMS(3) SUMS(4) SUMS(5)
+#undef SUMS
+#define LOAD(i)                                         \
+    const int64_t step = steps[i];                      \
+    const uint8_t *at = x + 4 * step;                   \
+    const int8_t *w = weight + 256 * step;              \
+    const __m512i w0 = load(w), w1 = load(w + 64), w2 = load(w + 128), w3 = load(w + 192);
+#define ROW(r, set)                                          \
+    if constexpr (Count > r) {                                \
+        const __m512i four = broadcast(at + r * x_stride);   \
+        dot_u8s8(s##set##0, four, w0);                       \
+        dot_u8s8(s##set##1, four, w1);                       \
+        dot_u8s8(s##set##2, four, w2);                       \
+        dot_u8s8(s##set##3, four, w3);                       \
+    }
+    if constexpr (Count <= 2) {
+        int64_t i = 0;
+        for (; i + 2 <= count; i += 2) {
+            { LOAD(i) ROW(0, 0) ROW(1, 1) }
+            { LOAD(i + 1) ROW(0, 2) ROW(1, 3) }
+        }
+        if (i < count) { LOAD(i) ROW(0, 0) ROW(1, 1) }
+        s00 = _mm512_add_epi32(s00, s20), s01 = _mm512_add_epi32(s01, s21), s02 = _mm512_add_epi32(s02, s22), s03 = _mm512_add_epi32(s03, s23);
+        s10 = _mm512_add_epi32(s10, s30), s11 = _mm512_add_epi32(s11, s31), s12 = _mm512_add_epi32(s12, s32), s13 = _mm512_add_epi32(s13, s33);
+    } else {
+        for (int64_t i = 0; i < count; ++i) { LOAD(i) ROW(0, 0) ROW(1, 1) ROW(2, 2) ROW(3, 3) ROW(4, 4) ROW(5, 5) }
+    }
+#undef ROW
+#undef LOAD
+    const __m512i sums[6][4] = {{s00, s01, s02, s03}, {s10, s11, s12, s13}, {s20, s21, s22, s23},
+                                {s30, s31, s32, s33}, {s40, s41, s42, s43}, {s50, s51, s52, s53}};
+    finish(l, rows, sums, Count, first, column, out, out_stride);
+}
+
+void linear(const Linear &l, const RowScales &scales, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+    if (l.outputs <= kNarrow) return narrow(l, scales, x, x_stride, n, out, out_stride);
+    constexpr int64_t kTile = 6, kRows = 240;  // rows whose active inputs are kept in a list at a time
+    using Tile = decltype(&tile<1>);
+    constexpr Tile tiles[] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
+    const int64_t steps = round_up(l.inputs, 4) / 4, room = round_up(steps, 16) + 16;
+    auto *lists = static_cast<int32_t *>(kernel_scratch(kRows / kTile * room * 4));
+    int64_t counts[kRows / kTile];
+    const auto tile_rows = [&](int64_t left) { return left < kTile ? left : kTile; };
+    for (int64_t first = 0; first < n; first += kRows) {
+        const int64_t rows = n - first < kRows ? n - first : kRows;
+        const auto at = [&](int64_t s) { return x + (first + s) * x_stride; };
+        for (int64_t s = 0, i = 0; s < rows; s += kTile, ++i)
+            counts[i] = active(at(s), x_stride, tile_rows(rows - s), steps, lists + i * room);
+        const auto *weight = static_cast<const int8_t *>(l.weight);
+        for (int64_t column = 0; column < l.outputs; column += 64, weight += 256 * steps)
+            for (int64_t s = 0, i = 0; s < rows; s += kTile, ++i)
+                tiles[tile_rows(rows - s)](l, scales, weight, first + s, column, at(s), x_stride, lists + i * room, counts[i], out, out_stride);
+    }
+}
+
+// A weight is 2^16 a + 2^8 b + c in signed bytes (a fits: Resize says how large weights are); the dwords are the as, bs and cs of four.
+void pack_weights(int32_t *four) {
+    int8_t bytes[16] = {};
+    for (int i = 0; i < 4; ++i) {
+        int32_t rest = four[i];
+        for (int digit = 2; digit >= 0; --digit) {
+            bytes[4 * digit + i] = static_cast<int8_t>(rest);
+            rest = (rest - bytes[4 * digit + i]) >> 8;
+        }
+    }
+    std::memcpy(four, bytes, sizeof bytes);
+}
+
+void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t in_stride, int64_t width, uint8_t *out, int64_t out_stride) {
+    const __m512i half = _mm512_set1_epi32(1 << (kWeightBits - 1)), zero = _mm512_setzero_si512();
+    for (int64_t i = 0; i < outputs; ++i, out += out_stride)
+        for (int64_t begin = 0; begin < width; begin += 64) {
+            const uint8_t *row = in + r.first[i] * in_stride + begin;
+            const int32_t *weight = r.weights + i * r.stride;
+            __m512i a0 = zero, a1 = zero, a2 = zero, a3 = zero, b0 = zero, b1 = zero, b2 = zero, b3 = zero, c0 = half, c1 = half, c2 = half, c3 = half;
+            for (int64_t t = 0; t < r.fours[i]; ++t, row += 4 * in_stride, weight += 4) {
+                const __m512i p = load(row), q = load(row + in_stride), s = load(row + 2 * in_stride), u = load(row + 3 * in_stride);
+                const __m512i a = _mm512_set1_epi32(weight[0]), b = _mm512_set1_epi32(weight[1]), c = _mm512_set1_epi32(weight[2]);
+                const __m512i pq = _mm512_unpacklo_epi8(p, q), su = _mm512_unpacklo_epi8(s, u);
+                const __m512i PQ = _mm512_unpackhi_epi8(p, q), SU = _mm512_unpackhi_epi8(s, u);
+                const __m512i x0 = _mm512_unpacklo_epi16(pq, su), x1 = _mm512_unpackhi_epi16(pq, su);
+                const __m512i x2 = _mm512_unpacklo_epi16(PQ, SU), x3 = _mm512_unpackhi_epi16(PQ, SU);
+                dot_u8s8(a0, x0, a), dot_u8s8(a1, x1, a), dot_u8s8(a2, x2, a), dot_u8s8(a3, x3, a);
+                dot_u8s8(b0, x0, b), dot_u8s8(b1, x1, b), dot_u8s8(b2, x2, b), dot_u8s8(b3, x3, b);
+                dot_u8s8(c0, x0, c), dot_u8s8(c1, x1, c), dot_u8s8(c2, x2, c), dot_u8s8(c3, x3, c);
+            }
+            const auto result = [](__m512i a, __m512i b, __m512i c) {
+                const __m512i ab = _mm512_add_epi32(_mm512_slli_epi32(a, 8), b);
+                return _mm512_srai_epi32(_mm512_add_epi32(_mm512_slli_epi32(ab, 8), c), kWeightBits);
+            };
+            const __m512i first = _mm512_packs_epi32(result(a0, b0, c0), result(a1, b1, c1));
+            const __m512i second = _mm512_packs_epi32(result(a2, b2, c2), result(a3, b3, c3));
+            _mm512_storeu_si512(out + begin, _mm512_packus_epi16(first, second));
+        }
+}
+
+bool supported() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+}
+
+}  // namespace
+
+const Isa kAvx512 = {"avx512", supported, 16, embed, packed_bytes, pack_linear, unpack_column, linear, pack_weights, resample, &kRowKernels};
+
+}  // namespace zoo

@@ -1,0 +1,102 @@
+// The kernels in plain C++: the version for every CPU, and the shape of the others.
+#include <cmath>
+#include <cstring>
+
+#include "isa/isa.h"
+#include "isa/rowwise.h"
+
+namespace zoo {
+namespace {
+
+inline uint8_t clip(float value, int32_t zero, int32_t low) {
+    const long rounded = std::lrintf(value) + zero;  // half to even
+    return static_cast<uint8_t>(rounded < low ? low : rounded > 255 ? 255 : rounded);
+}
+
+// Packed in groups of four columns: [column / 4][pair][column % 4][2].
+void embed(const Embedding &e, const uint32_t *rows, const int16_t *numbers, int64_t n, uint8_t *hidden, int64_t hidden_stride, float *wide,
+           int64_t wide_stride) {
+    int32_t sums[kColumns];
+    for (int64_t s = 0; s < n; ++s, rows += e.fields, numbers += 2 * e.pairs) {
+        for (int64_t begin = 0; begin < e.stride; begin += kColumns) {
+            for (int32_t &sum : sums) sum = -128 * static_cast<int32_t>(e.fields);
+            for (int64_t f = 0; f < e.fields; ++f) {
+                const uint8_t *row = e.table + rows[f] * e.stride + begin;
+                for (int64_t j = 0; j < kColumns; ++j) sums[j] += row[j];
+            }
+            for (int64_t j = 0; j < kColumns; ++j) {
+                const int64_t column = begin + j;
+                int32_t sum = sums[j] * (1 << e.shift);
+                const int16_t *weight = e.weight + ((column / 4) * e.pairs * 4 + column % 4) * 2;
+                for (int64_t p = 0; p < e.pairs; ++p)
+                    sum += numbers[2 * p] * weight[p * 8] + numbers[2 * p + 1] * weight[p * 8 + 1];
+                hidden[s * hidden_stride + column] = clip(static_cast<float>(sum) * e.scale[column] + e.bias[column], 0, 0);
+            }
+        }
+        if (e.wide) {
+            float sum = 0;
+            for (int64_t f = 0; f < e.fields; ++f) sum += e.wide[rows[f]];
+            wide[s * wide_stride] = sum;
+        }
+    }
+}
+
+// Transposed: [outputs][inputs].
+int64_t packed_bytes(int64_t inputs, int64_t outputs) { return inputs * outputs; }
+
+void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *packed) {
+    auto *out = static_cast<int8_t *>(packed);
+    for (int64_t k = 0; k < inputs; ++k)
+        for (int64_t j = 0; j < outputs; ++j) out[j * inputs + k] = weight[k * outputs + j];
+}
+
+void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *weight) {
+    std::memcpy(weight, static_cast<const int8_t *>(packed) + column * inputs, static_cast<size_t>(inputs));
+}
+
+void linear(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+    const auto *weight = static_cast<const int8_t *>(l.weight);
+    for (int64_t s = 0; s < n; ++s, x += x_stride)
+        for (int64_t j = 0; j < l.outputs; ++j) {
+            const int8_t *row = weight + j * l.inputs;
+            int32_t sum = l.bias[j];
+            for (int64_t k = 0; k < l.inputs; ++k) sum += x[k] * row[k];
+            if (rows.scale) {
+                float value = static_cast<float>(sum) * (rows.scale[s] * l.scale[j]) + rows.shift[j];
+                if (rows.relu && value < 0) value = 0;
+                if (rows.residual) value += rows.residual[s * rows.residual_stride + j];
+                static_cast<float *>(out)[s * out_stride + j] = value;
+                continue;
+            }
+            const float value = static_cast<float>(sum) * l.scale[j];
+            if (l.real)
+                static_cast<float *>(out)[s * out_stride + j] = value;
+            else
+                static_cast<uint8_t *>(out)[s * out_stride + j] = clip(value, l.zero, l.low);
+        }
+}
+
+void pack_weights(int32_t *) {}
+
+void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t in_stride, int64_t width, uint8_t *out, int64_t out_stride) {
+    uint32_t sums[kColumns];  // unsigned: partial sums are modulo 2^32
+    for (int64_t i = 0; i < outputs; ++i, out += out_stride)
+        for (int64_t begin = 0; begin < width; begin += kColumns) {
+            for (uint32_t &sum : sums) sum = 1u << (kWeightBits - 1);
+            const uint8_t *row = in + r.first[i] * in_stride + begin;
+            for (int64_t t = 0; t < 4 * r.fours[i]; ++t, row += in_stride) {
+                const auto weight = static_cast<uint32_t>(r.weights[i * r.stride + t]);
+                for (int64_t j = 0; j < kColumns; ++j) sums[j] += weight * row[j];
+            }
+            for (int64_t j = 0; j < kColumns; ++j) {
+                const int32_t value = static_cast<int32_t>(sums[j]) >> kWeightBits;
+                out[begin + j] = static_cast<uint8_t>(value < 0 ? 0 : value > 255 ? 255 : value);
+            }
+        }
+}
+
+}  // namespace
+
+const Isa kPortable = {"portable", [] { return true; }, 1, embed, packed_bytes, pack_linear, unpack_column, linear, pack_weights, resample, &kRowKernels};
+
+}  // namespace zoo
