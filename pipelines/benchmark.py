@@ -25,8 +25,8 @@ import numpy as np
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
-from pipelines.engine import Runnable
-from pipelines.native import load
+from pipelines.engines.native_clicks import load
+from pipelines.engines.session import Runnable
 
 ROUND_SECONDS = 0.1  # one turn of one configuration
 WINDOW_SECONDS = 1.0  # one turn of all instances of one configuration

@@ -24,7 +24,7 @@ from pipelines.kernels.images import native, reference
 from pipelines.kernels.images.operators import Resize
 
 if TYPE_CHECKING:  # the engines take long to import
-    from pipelines.engine import Port
+    from pipelines.engines.session import Port
 
 Pixels = NDArray[np.uint8]
 Location = str | os.PathLike[str]

@@ -16,9 +16,9 @@ from pipelines.build import NATIVE, ModelFolder
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engine import BF16, Session, require_precision
+from pipelines.engines.plan import Plan, choose, stock
+from pipelines.engines.session import BF16, Session, require_precision
 from pipelines.kernels import extension
-from pipelines.plan import Plan, choose, stock
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +42,14 @@ def model_file(precision: str, engine: str) -> str:
 
 
 def load(path: Path, name: str, *options: Any) -> Session:
-    """See `pipelines.native.load`, which is imported with onnx only here: translation in native code does without."""
-    from pipelines import native
+    """See `pipelines.engines.native_clicks.load`, which is imported with onnx only here: translation in native code does without."""
+    from pipelines.engines import native_clicks
 
-    return native.load(path, name, *options)
+    return native_clicks.load(path, name, *options)
 
 
 def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: int, *, fresh: bool = False) -> Plan:
-    """The quickest engine for this batch on this machine, by timing (see `pipelines.plan.choose`); native kernels where there are any."""
+    """The quickest engine for this batch on this machine, by timing (see `pipelines.engines.plan.choose`); native kernels where there are any."""
     digest, candidates = _candidates(folder, precision, threads)
     return choose(digest, candidates, batch, threads, fresh=fresh)
 

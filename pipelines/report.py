@@ -18,10 +18,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from pipelines import engine
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
+from pipelines.engines import session as engine
 from pipelines.graph import query, reference_session
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange
 from pipelines.quantization.correction import decibel

@@ -35,10 +35,10 @@ from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
-from pipelines.engine import ENGINES, OnnxRuntimeSession, OpenVinoSession, Session, available
+from pipelines.engines.plan import measure, time_each
+from pipelines.engines.session import ENGINES, OnnxRuntimeSession, OpenVinoSession, Session, available
 from pipelines.evaluate import auc
 from pipelines.graph import io
-from pipelines.plan import measure, time_each
 from pipelines.quantization.calibrate import CalibrationTable, Observation, observe
 from pipelines.quantization.correction import correct
 from pipelines.quantization.equalize_channels import EqualizeChannels, channel_statistics

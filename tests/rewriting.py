@@ -7,7 +7,7 @@ import onnxruntime as ort
 import pytest
 
 from pipelines.core.machine import has_vnni
-from pipelines.engine import ENGINES, exact
+from pipelines.engines.session import ENGINES, exact
 from pipelines.rewrites.driver import rewrite
 
 EXACT = [name for name in ENGINES if exact(name)]
@@ -25,7 +25,7 @@ def run(model, optimized=False, **feeds):
     """{output: array} of a plain session; `optimized` turns the engine's own rewrites on."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    options.add_session_config_entry("session.x64quantprecision", "1")  # as in pipelines.engine
+    options.add_session_config_entry("session.x64quantprecision", "1")  # as in pipelines.engines.session
     options.intra_op_num_threads = 1
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL

@@ -17,10 +17,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 import zoo
-from pipelines import engine, hub, plan
+from pipelines import hub
 from pipelines.build import read_npz
 from pipelines.core import files
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.engines import plan, session
 from pipelines.entry import Entry
 from pipelines.graph import io
 from zoo import cli, training
@@ -230,7 +231,7 @@ def test_a_full_cache_does_not_end_a_run(here, monkeypatch):
 
     monkeypatch.setattr(files, "write_json", full)
     batch = {"x": np.zeros((2, 8), np.float32)}
-    assert plan.choose("digest", plan.stock(here / "m.onnx", 1), batch).engine in engine.available()
+    assert plan.choose("digest", plan.stock(here / "m.onnx", 1), batch).engine in session.available()
 
 
 # ------------------------------------------------------------------------------------------------------------ another process
@@ -327,9 +328,9 @@ def test_no_engine_reports_to_its_maker(here):
     """Both keep an id and a queue in the home directory where they do."""
     home = here / "home"
     home.mkdir()
-    code = "import sys; from pathlib import Path; from pipelines.engine import load; [load(Path(sys.argv[1]), e) for e in sys.argv[2:]]"
+    code = "import sys; from pathlib import Path; from pipelines.engines.session import load; [load(Path(sys.argv[1]), e) for e in sys.argv[2:]]"
     chosen = {key: each for key, each in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"} | {"HOME": str(home)}
-    engines = [each for each in ("onnxruntime", "openvino") if each in engine.available()]
+    engines = [each for each in ("onnxruntime", "openvino") if each in session.available()]
     subprocess.run([sys.executable, "-c", code, here / "m.onnx", *engines], env=chosen, check=True)
     assert not [path for path in home.rglob("*") if path.is_file()]
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, features
 
 from pipelines import images
 from pipelines.core.errors import RequestError
-from pipelines.engine import Port
+from pipelines.engines.session import Port
 from pipelines.entry import Preprocess
 from pipelines.images import batches, decode, labelled, listed, normalized, prepare
 from pipelines.kernels import extension

@@ -2,7 +2,7 @@ import pytest
 from rewriting import EXACT
 
 from pipelines import selfcheck
-from pipelines.engine import ENGINES
+from pipelines.engines.session import ENGINES
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))

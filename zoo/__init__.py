@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipelines.build import ModelFolder
+    from pipelines.engines.plan import PlannedSession
     from pipelines.entry import Entry
     from pipelines.pipeline import Pipeline
-    from pipelines.plan import PlannedSession
 
 SHIPPED = Path(__file__).parent / "weights"
 ENTRIES = {
@@ -99,10 +99,10 @@ def pipeline(model: str | Path, precision: str = "int8", engine: str = "auto", t
 
 
 def open_plan(path: str | Path) -> PlannedSession:
-    """Open a plan file that `zoo plan` wrote; `run` takes batches of any size. See `pipelines.plan.open_plan`."""
-    from pipelines import native, plan
+    """Open a plan file that `zoo plan` wrote; `run` takes batches of any size. See `pipelines.engines.plan.open_plan`."""
+    from pipelines.engines import native_clicks, plan
 
-    return plan.open_plan(path, native.load)
+    return plan.open_plan(path, native_clicks.load)
 
 
 def __getattr__(name: str) -> Any:

@@ -17,19 +17,20 @@ from numpy.typing import NDArray
 
 import zoo
 from pipelines import build as road
-from pipelines import images, native, page, report
+from pipelines import images, page, report
 from pipelines.build import ModelFolder
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engine import BF16, Port, Session, available, computes, load, require_precision
+from pipelines.engines import native_clicks
+from pipelines.engines.plan import Candidate
+from pipelines.engines.plan import build as build_plan
+from pipelines.engines.session import BF16, Port, Session, available, computes, load, require_precision
 from pipelines.entry import Preprocess
 from pipelines.graph import io, query, reference_session
 from pipelines.hub import CARD
 from pipelines.kernels import extension
 from pipelines.pipeline import PRECISIONS, choose_engine
-from pipelines.plan import Candidate
-from pipelines.plan import build as build_plan
 from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.quantize import QuantReport
 from pipelines.quantization.recipe import QuantRecipe
@@ -335,7 +336,7 @@ def plan(
     batch_sizes: Sequence[int] | None = None,
     data: Model | None = None,
 ) -> dict[str, Any]:
-    """Time engines, precisions, threads and batch sizes on this machine and write a plan file (`pipelines.plan.build`, `open_plan`).
+    """Time engines, precisions, threads and batch sizes on this machine and write a plan file (`pipelines.engines.plan.build`, `open_plan`).
 
     precisions: of a zoo model (int8 unless named; "bf16" is fp32 computed in bfloat16, where the CPU has that); an ONNX file runs as it is,
     and in "bf16" if that is named. batch_sizes: a zoo model's own, 1 for a file unless named. data: raw input, or .npz of the graph's
@@ -350,8 +351,8 @@ def plan(
     for each in precisions or ():
         require_precision(each)
     names = list(engines or (*available(), "native"))
-    if unknown := [each for each in names if each not in native.ENGINES]:
-        raise RequestError(f"unknown engine {', '.join(unknown)}; choose among {', '.join(native.ENGINES)}")
+    if unknown := [each for each in names if each not in native_clicks.ENGINES]:
+        raise RequestError(f"unknown engine {', '.join(unknown)}; choose among {', '.join(native_clicks.ENGINES)}")
     if is_file(model):
         path = Path(model)
         target = Path(output) if output is not None else path.with_suffix(".plan")
@@ -382,7 +383,7 @@ def plan(
         for count in threads:
             for batch in batches:
                 choose_engine(folder, kind, batch, count, fresh=True)
-    found = build_plan(candidates, batches, threads, target, native.load)
+    found = build_plan(candidates, batches, threads, target, native_clicks.load)
     return {"model": folder.card.name, "path": str(target), **found}
 
 

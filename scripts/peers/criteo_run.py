@@ -26,8 +26,8 @@ import zoo
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
+from pipelines.engines.native_clicks import ENGINES
 from pipelines.kernels import extension
-from pipelines.native import ENGINES
 
 MODEL = "wide-deep-criteo"
 HERE = Path(__file__).resolve().parent

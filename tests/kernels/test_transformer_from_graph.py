@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.engines.native_translation import NativeTranslator, store
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import native, program_file, reference
 from pipelines.kernels.transformer.from_graph import encoder_program, program, programs
 from pipelines.kernels.transformer.program import Attention, CrossAttention, Embed, Levels, Linear, Norm, SelfAttention, Vocabulary
-from pipelines.kernels.translator import NativeTranslator, store
 from pipelines.quantization import embedding_tables
 from pipelines.quantization.calibrator import Calibrator
 from pipelines.quantization.scales import weight_parameters

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rewriting import EXACT, model, ops, run
 
 from pipelines.core.errors import RequestError
-from pipelines.engine import load, openvino
+from pipelines.engines.session import load, openvino
 from pipelines.graph import edit, io, query
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize

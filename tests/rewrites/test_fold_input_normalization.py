@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rewriting import EXACT, model, ops, reasons, rewritten, run
 
-from pipelines import engine
+from pipelines.engines import session as engine
 from pipelines.graph import io, query
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize

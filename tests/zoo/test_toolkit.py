@@ -15,10 +15,10 @@ from pipelines import images
 from pipelines.core import files
 from pipelines.core.batches import joined, length
 from pipelines.core.errors import RequestError
-from pipelines.engine import Port
+from pipelines.engines.plan import open_plan
+from pipelines.engines.session import Port
 from pipelines.entry import Preprocess
 from pipelines.graph import io
-from pipelines.plan import open_plan
 from zoo import cli, toolkit
 
 TEXT = "(float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) r = Relu(h) y = MatMul(r, v) }"

@@ -22,9 +22,9 @@ from rewriting import needs_vnni
 import zoo
 from pipelines import pipeline
 from pipelines.core.errors import RequestError
-from pipelines.engine import ENGINES, load
+from pipelines.engines.plan import Plan
+from pipelines.engines.session import ENGINES, load
 from pipelines.kernels import extension
-from pipelines.plan import Plan
 from zoo.wide_deep import predict
 from zoo.wide_deep.data import Features
 from zoo.wide_deep.predict import ClickPipeline

@@ -23,11 +23,11 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing
 from pipelines.core.progress import progress
-from pipelines.engine import BF16, Session, load
+from pipelines.engines.native_translation import NativeTranslator, store
+from pipelines.engines.session import BF16, Session, load
 from pipelines.evaluate import compare_translations
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
-from pipelines.kernels.translator import NativeTranslator, store
 from pipelines.pipeline import Pipeline, model_file
 from pipelines.tables import FORMATS, writing
 from zoo.transformer_mt.data import (

@@ -22,8 +22,8 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.ordered_map import ordered_map
 from pipelines.core.progress import progress
+from pipelines.engines.native_clicks import load
 from pipelines.evaluate import compare_clicks
-from pipelines.native import load
 from pipelines.pipeline import Pipeline, model_file, open_quickest
 from pipelines.tables import writing
 from zoo.wide_deep import sources

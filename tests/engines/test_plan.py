@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from rewriting import model
 
-from pipelines import plan
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engine import available, load
+from pipelines.engines import plan
+from pipelines.engines.plan import Candidate, Plan, measure
+from pipelines.engines.session import available, load
 from pipelines.graph import io
-from pipelines.plan import Candidate, Plan, measure
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe

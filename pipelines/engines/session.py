@@ -1,4 +1,4 @@
-"""Engines behind one small protocol: onnxruntime and OpenVINO here, `pipelines.native` besides. Threads are always explicit."""
+"""Engines behind one small protocol: onnxruntime and OpenVINO here, `pipelines.engines.native_clicks` besides. Threads are always explicit."""
 
 from __future__ import annotations
 

@@ -17,29 +17,29 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from pipelines import engine
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError, one_line
-from pipelines.engine import Executed, Port, Runnable, Session
+from pipelines.engines import session
+from pipelines.engines.plan import choose, size_class
+from pipelines.engines.session import Executed, Port, Runnable, Session
 from pipelines.graph import io
 from pipelines.kernels import arrays
 from pipelines.kernels.clicks import native
 from pipelines.kernels.clicks.from_graph import EMBEDDING, dense_layers, embedding_layer
 from pipelines.kernels.clicks.operators import DOMAIN
-from pipelines.plan import choose, size_class
 
-ENGINES = (*engine.ENGINES, "native")
+ENGINES = (*session.ENGINES, "native")
 SMALL = 32  # samples; below it a call into a library costs more than it saves
 CHUNK = 64  # samples, the least that a thread is given
 
 
 def load(path: str | Path, name: str, threads: int = 1, precision: str = "") -> Session:
-    """Open a model file in any engine; see `pipelines.engine.load`. "native" takes what the build's native.onnx holds."""
+    """Open a model file in any engine; see `pipelines.engines.session.load`. "native" takes what the build's native.onnx holds."""
     if name != "native":
         if name not in ENGINES:
             raise RequestError(f"unknown engine {name!r}; choose auto, {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
-        return engine.load(path, name, threads, precision)
+        return session.load(path, name, threads, precision)
     machine.require_threads(threads)
     try:
         return NativeSession(Path(path), threads)
@@ -105,7 +105,7 @@ class NativeSession:
         return self._open(self._chosen[size])
 
     def _time(self, batch: Batch) -> str:
-        names = [*(["native"] if self._network is not None else []), *filter(engine.exact, engine.available())]
+        names = [*(["native"] if self._network is not None else []), *filter(session.exact, session.available())]
         digest = hashlib.sha256(self._rest).hexdigest()
         return choose(digest, {name: functools.partial(self._open, name) for name in names}, batch, self.threads).engine
 
@@ -115,7 +115,7 @@ class NativeSession:
             if name == "native":
                 self._ways[name] = _Whole(self._output, kernel)
             else:
-                rest = engine.ENGINES[name](self.path, self.threads, self._rest)
+                rest = session.ENGINES[name](self.path, self.threads, self._rest)
                 self._ways[name] = _Mixed(rest, self._rest_inputs, self._between, kernel)
         return self._ways[name]
 

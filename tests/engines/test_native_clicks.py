@@ -16,19 +16,19 @@ import pytest
 from rewriting import EXACT, model, run
 
 import zoo
-from pipelines import native
 from pipelines.benchmark import Configuration, benchmark
 from pipelines.build import NATIVE, build
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import mapped
+from pipelines.engines import native_clicks
+from pipelines.engines.native_clicks import CHUNK, SMALL, NativeSession, load
+from pipelines.engines.plan import Plan
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.clicks import reference
 from pipelines.kernels.clicks.from_graph import dense_layers, embedding_layer
-from pipelines.native import CHUNK, SMALL, NativeSession, load
 from pipelines.pipeline import choose_engine
-from pipelines.plan import Plan
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
@@ -105,7 +105,7 @@ def only(name):
 @pytest.fixture
 def mild(monkeypatch):
     """The quickest way is not timed: all batches run in native code."""
-    monkeypatch.setattr(native, "choose", only("native"))
+    monkeypatch.setattr(native_clicks, "choose", only("native"))
 
 
 def by_reference(path, batch):
@@ -155,7 +155,7 @@ def test_the_ways_differ_by_one_step_of_a_hidden_value_at_most(session, folder, 
 @pytest.mark.parametrize("name", ["native", *EXACT])
 def test_batches_of_all_sizes_in_any_order_give_the_rows_results(session, monkeypatch, name):
     """A row's result depends neither on its batch nor on the batches before it."""
-    monkeypatch.setattr(native, "choose", only(name))
+    monkeypatch.setattr(native_clicks, "choose", only(name))
     batch = feeds(max(COUNTS))
     whole = session._open(name).run(batch)["y"]
     small = session._open("native").run(batch)["y"]
@@ -223,7 +223,7 @@ def test_the_quickest_way_is_timed_once_a_size_and_kept_for_shorter_batches(fold
         assert list(candidates) == ["native", *EXACT]
         return replace(PLAN, engine="onnxruntime")
 
-    monkeypatch.setattr(native, "choose", choose)
+    monkeypatch.setattr(native_clicks, "choose", choose)
     opened = load(folder / NATIVE, "native")
     for count in (1, SMALL, 512, 500, 300, 40, 512, 33, 600, 64):
         opened.run(feeds(count))
@@ -252,7 +252,7 @@ def test_the_timed_choice_is_remembered(folder, zoo_home):
 @pytest.mark.parametrize("name", ["native", "onnxruntime", "openvino"])
 @pytest.mark.parametrize("count", [1, 300])
 def test_ids_out_of_range_are_refused_before_anything(session, monkeypatch, name, count):
-    monkeypatch.setattr(native, "choose", only(name))
+    monkeypatch.setattr(native_clicks, "choose", only(name))
     right = feeds(count)
     session.run(right)
     for wrong, dtype in ((-1, "int32"), (3, "int32"), (2**32 + 1, "int64"), (2**31 - 1, "int32")):

@@ -27,7 +27,18 @@ from pipelines.core import files, machine, settings
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
-from pipelines.engine import OnnxRuntimeSession, OpenVinoSession, Port, Runnable, Session, available, computes, exact, load, openvino
+from pipelines.engines.session import (
+    OnnxRuntimeSession,
+    OpenVinoSession,
+    Port,
+    Runnable,
+    Session,
+    available,
+    computes,
+    exact,
+    load,
+    openvino,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from rewriting import EXACT, model
 
-from pipelines import engine
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.engines import session as engine
 from pipelines.graph import io
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
