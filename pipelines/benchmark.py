@@ -25,7 +25,7 @@ import numpy as np
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
-from pipelines.engines.native_clicks import load
+from pipelines.engines.catalog import load
 from pipelines.engines.session import Runnable
 
 ROUND_SECONDS = 0.1  # one turn of one configuration

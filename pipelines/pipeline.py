@@ -16,8 +16,10 @@ from pipelines.build import NATIVE, ModelFolder
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engines.plan import Plan, choose, stock
-from pipelines.engines.session import BF16, Session, require_precision
+from pipelines.engines.session import BF16, Session
+from pipelines.engines.stock import candidates as stock_candidates
+from pipelines.engines.stock import require_precision
+from pipelines.engines.timing import Plan, choose
 from pipelines.kernels import extension
 
 logger = logging.getLogger(__name__)
@@ -42,14 +44,14 @@ def model_file(precision: str, engine: str) -> str:
 
 
 def load(path: Path, name: str, *options: Any) -> Session:
-    """See `pipelines.engines.native_clicks.load`, which is imported with onnx only here: translation in native code does without."""
-    from pipelines.engines import native_clicks
+    """See `pipelines.engines.catalog.load`, which is imported with onnx only here: translation in native code does without."""
+    from pipelines.engines import catalog
 
-    return native_clicks.load(path, name, *options)
+    return catalog.load(path, name, *options)
 
 
 def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: int, *, fresh: bool = False) -> Plan:
-    """The quickest engine for this batch on this machine, by timing (see `pipelines.engines.plan.choose`); native kernels where there are any."""
+    """The quickest engine for this batch on this machine, by timing (see `pipelines.engines.timing.choose`); native kernels where there are any."""
     digest, candidates = _candidates(folder, precision, threads)
     return choose(digest, candidates, batch, threads, fresh=fresh)
 
@@ -71,7 +73,7 @@ def open_quickest(folder: ModelFolder, precision: str, batch: Batch, threads: in
 def _candidates(folder: ModelFolder, precision: str, threads: int) -> tuple[str, dict[str, Callable[[], Session]]]:
     """The digest of the model and the engines that may run it."""
     path = folder.ensure(PRECISIONS[precision])
-    found = stock(path, threads, precision)
+    found = stock_candidates(path, threads, precision)
     if precision == "int8" and folder.entry.native and extension.isas():
         found["native"] = lambda: load(folder.ensure(NATIVE), "native", threads)
     return files.sha256(path), found

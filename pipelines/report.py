@@ -21,7 +21,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
-from pipelines.engines import session as engine
+from pipelines.engines import stock
 from pipelines.graph import query, reference_session
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange
 from pipelines.quantization.correction import decibel
@@ -78,7 +78,7 @@ def explain(
         "operators": operators,
         "damaging": [each["name"] for each in sorted(lossy, key=lambda each: each["own_db"])],
         "tensors": {name: each.to_json(table.tensors[name]) for name, each in pair.tensors.items()},
-        "engines": {name: _ran(name, int8_model, operators, pair.first, expected) for name in engine.available()},
+        "engines": {name: _ran(name, int8_model, operators, pair.first, expected) for name in stock.available()},
         "trials": list(trials),
     }
 
@@ -334,7 +334,7 @@ def _ran(name: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], bat
     A fallback is an operator that is int8 in the file and ran in float.
     """
     try:
-        session = engine.ENGINES[name](Path("int8.onnx"), 1, ir.to_proto(model).SerializeToString())
+        session = stock.STOCK[name](Path("int8.onnx"), 1, ir.to_proto(model).SerializeToString())
         executed, outputs = session.executed(batch), session.run(batch)
     except ZooError as error:
         return {"error": str(error)}

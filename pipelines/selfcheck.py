@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.engines.session import load
+from pipelines.engines.catalog import load
 from pipelines.graph import edit, io
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize

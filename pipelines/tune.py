@@ -35,8 +35,11 @@ from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
-from pipelines.engines.plan import measure, time_each
-from pipelines.engines.session import ENGINES, OnnxRuntimeSession, OpenVinoSession, Session, available
+from pipelines.engines.onnxruntime import OnnxRuntimeSession
+from pipelines.engines.openvino import OpenVinoSession
+from pipelines.engines.session import Session
+from pipelines.engines.stock import STOCK, available
+from pipelines.engines.timing import measure, time_each
 from pipelines.evaluate import auc
 from pipelines.graph import io
 from pipelines.quantization.calibrate import CalibrationTable, Observation, observe
@@ -290,7 +293,7 @@ class _Search:
     def open(self, folder: Path, engine: str, recipe: QuantRecipe, advance: Callable[[float], None]) -> None:
         """Open the float model, take over the trials of a run before this one, choose the engine."""
         if engine != "auto" and engine not in available():
-            raise RequestError(f"unknown or missing engine {engine!r}; choose auto, {' or '.join(ENGINES)}")
+            raise RequestError(f"unknown or missing engine {engine!r}; choose auto, {' or '.join(STOCK)}")
         self.folder, self.advance = folder, advance
         fp32 = self.maker.floating(False)
         assert fp32 is not None

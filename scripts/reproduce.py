@@ -30,7 +30,7 @@ import zoo
 from pipelines import build, hub
 from pipelines.core import files, machine, settings
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engines.native_clicks import ENGINES, load
+from pipelines.engines.catalog import ENGINES, load
 from pipelines.evaluate import click_metrics
 from pipelines.pipeline import model_file
 from zoo.wide_deep.data import Rows

@@ -33,7 +33,8 @@ from pipelines.build import ModelFolder, open_folder, read_npz
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
-from pipelines.engines.session import Session, load
+from pipelines.engines.catalog import load
+from pipelines.engines.session import Session
 from pipelines.graph import edit, io, query
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize

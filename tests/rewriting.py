@@ -7,10 +7,10 @@ import onnxruntime as ort
 import pytest
 
 from pipelines.core.machine import has_vnni
-from pipelines.engines.session import ENGINES, exact
+from pipelines.engines.stock import STOCK, exact
 from pipelines.rewrites.driver import rewrite
 
-EXACT = [name for name in ENGINES if exact(name)]
+EXACT = [name for name in STOCK if exact(name)]
 needs_vnni = pytest.mark.skipif(not has_vnni(), reason="this CPU sums products of bytes in 16 bits, which may saturate")
 
 

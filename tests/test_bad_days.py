@@ -21,7 +21,7 @@ from pipelines import hub
 from pipelines.build import read_npz
 from pipelines.core import files
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engines import plan, session
+from pipelines.engines import stock, timing
 from pipelines.entry import Entry
 from pipelines.graph import io
 from zoo import cli, training
@@ -231,7 +231,7 @@ def test_a_full_cache_does_not_end_a_run(here, monkeypatch):
 
     monkeypatch.setattr(files, "write_json", full)
     batch = {"x": np.zeros((2, 8), np.float32)}
-    assert plan.choose("digest", plan.stock(here / "m.onnx", 1), batch).engine in session.available()
+    assert timing.choose("digest", timing.stock_candidates(here / "m.onnx", 1), batch).engine in stock.available()
 
 
 # ------------------------------------------------------------------------------------------------------------ another process
@@ -330,7 +330,7 @@ def test_no_engine_reports_to_its_maker(here):
     home.mkdir()
     code = "import sys; from pathlib import Path; from pipelines.engines.session import load; [load(Path(sys.argv[1]), e) for e in sys.argv[2:]]"
     chosen = {key: each for key, each in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"} | {"HOME": str(home)}
-    engines = [each for each in ("onnxruntime", "openvino") if each in session.available()]
+    engines = [each for each in ("onnxruntime", "openvino") if each in stock.available()]
     subprocess.run([sys.executable, "-c", code, here / "m.onnx", *engines], env=chosen, check=True)
     assert not [path for path in home.rglob("*") if path.is_file()]
 

@@ -10,7 +10,8 @@ from rewriting import EXACT, model, needs_vnni, run
 
 from pipelines import page, report
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engines.session import Executed, available
+from pipelines.engines.session import Executed
+from pipelines.engines.stock import available
 from pipelines.graph import io
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.equalize_channels import scale_channels

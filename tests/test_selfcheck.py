@@ -2,10 +2,10 @@ import pytest
 from rewriting import EXACT
 
 from pipelines import selfcheck
-from pipelines.engines.session import ENGINES
+from pipelines.engines.stock import STOCK
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", list(STOCK))
 def test_reduced_range_is_right_on_every_cpu(engine):
     assert 0 < selfcheck.largest_error(engine, reduced_range=True) < 0.02
 

@@ -8,7 +8,8 @@ from rewriting import model, run
 from pipelines import tune
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, sha256
-from pipelines.engines.session import available, load
+from pipelines.engines.catalog import load
+from pipelines.engines.stock import available
 from pipelines.graph import io, query
 from pipelines.tune import ArrayJudge, Settings, Verdict, log_path
 
@@ -229,7 +230,7 @@ def test_trials_run_in_the_engine_asked_for(net, data, tmp_path, name):
 
 def test_auto_takes_the_quicker_engine(net, data, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "pipelines.engines.plan.measure", lambda sessions, batch: [{"openvino": 1.0}.get(each.engine, 2.0) for each in sessions]
+        "pipelines.engines.timing.measure", lambda sessions, batch: [{"openvino": 1.0}.get(each.engine, 2.0) for each in sessions]
     )
     assert search(net, data, tmp_path / "int8.onnx", engine="auto", seconds=0.0)["engine"] == "openvino"
 

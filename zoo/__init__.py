@@ -100,9 +100,9 @@ def pipeline(model: str | Path, precision: str = "int8", engine: str = "auto", t
 
 def open_plan(path: str | Path) -> PlannedSession:
     """Open a plan file that `zoo plan` wrote; `run` takes batches of any size. See `pipelines.engines.plan.open_plan`."""
-    from pipelines.engines import native_clicks, plan
+    from pipelines.engines import catalog
 
-    return plan.open_plan(path, native_clicks.load)
+    return catalog.open_plan(path)
 
 
 def __getattr__(name: str) -> Any:

@@ -22,10 +22,12 @@ from pipelines.build import ModelFolder
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engines import native_clicks
+from pipelines.engines import catalog
+from pipelines.engines.catalog import load
 from pipelines.engines.plan import Candidate
 from pipelines.engines.plan import build as build_plan
-from pipelines.engines.session import BF16, Port, Session, available, computes, load, require_precision
+from pipelines.engines.session import BF16, Port, Session
+from pipelines.engines.stock import available, computes, require_precision
 from pipelines.entry import Preprocess
 from pipelines.graph import io, query, reference_session
 from pipelines.hub import CARD
@@ -351,8 +353,8 @@ def plan(
     for each in precisions or ():
         require_precision(each)
     names = list(engines or (*available(), "native"))
-    if unknown := [each for each in names if each not in native_clicks.ENGINES]:
-        raise RequestError(f"unknown engine {', '.join(unknown)}; choose among {', '.join(native_clicks.ENGINES)}")
+    if unknown := [each for each in names if each not in catalog.ENGINES]:
+        raise RequestError(f"unknown engine {', '.join(unknown)}; choose among {', '.join(catalog.ENGINES)}")
     if is_file(model):
         path = Path(model)
         target = Path(output) if output is not None else path.with_suffix(".plan")
@@ -383,7 +385,7 @@ def plan(
         for count in threads:
             for batch in batches:
                 choose_engine(folder, kind, batch, count, fresh=True)
-    found = build_plan(candidates, batches, threads, target, native_clicks.load)
+    found = build_plan(candidates, batches, threads, target, catalog.load)
     return {"model": folder.card.name, "path": str(target), **found}
 
 

@@ -19,8 +19,8 @@ from pipelines.core import machine, settings
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, require_place, write_json
-from pipelines.engines.session import BF16, available, computes
-from pipelines.engines.session import ENGINES as STOCK
+from pipelines.engines.session import BF16
+from pipelines.engines.stock import STOCK, available, computes
 from pipelines.graph import io
 from pipelines.hub import CARD, Card, Hub
 from pipelines.kernels import extension

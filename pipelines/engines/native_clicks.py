@@ -17,36 +17,19 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from pipelines.core import machine
 from pipelines.core.batches import Batch
-from pipelines.core.errors import RequestError, ZooError, one_line
-from pipelines.engines import session
-from pipelines.engines.plan import choose, size_class
+from pipelines.core.errors import RequestError, one_line
+from pipelines.engines import stock
 from pipelines.engines.session import Executed, Port, Runnable, Session
+from pipelines.engines.timing import choose, size_class
 from pipelines.graph import io
-from pipelines.kernels import arrays
+from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.clicks import native
 from pipelines.kernels.clicks.from_graph import EMBEDDING, dense_layers, embedding_layer
 from pipelines.kernels.clicks.operators import DOMAIN
 
-ENGINES = (*session.ENGINES, "native")
 SMALL = 32  # samples; below it a call into a library costs more than it saves
 CHUNK = 64  # samples, the least that a thread is given
-
-
-def load(path: str | Path, name: str, threads: int = 1, precision: str = "") -> Session:
-    """Open a model file in any engine; see `pipelines.engines.session.load`. "native" takes what the build's native.onnx holds."""
-    if name != "native":
-        if name not in ENGINES:
-            raise RequestError(f"unknown engine {name!r}; choose auto, {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
-        return session.load(path, name, threads, precision)
-    machine.require_threads(threads)
-    try:
-        return NativeSession(Path(path), threads)
-    except ZooError:
-        raise
-    except Exception as error:  # a damaged graph fails anywhere
-        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
 
 
 class NativeSession:
@@ -105,7 +88,7 @@ class NativeSession:
         return self._open(self._chosen[size])
 
     def _time(self, batch: Batch) -> str:
-        names = [*(["native"] if self._network is not None else []), *filter(session.exact, session.available())]
+        names = [*(["native"] if self._network is not None else []), *filter(stock.exact, stock.available())]
         digest = hashlib.sha256(self._rest).hexdigest()
         return choose(digest, {name: functools.partial(self._open, name) for name in names}, batch, self.threads).engine
 
@@ -115,13 +98,13 @@ class NativeSession:
             if name == "native":
                 self._ways[name] = _Whole(self._output, kernel)
             else:
-                rest = session.ENGINES[name](self.path, self.threads, self._rest)
+                rest = stock.STOCK[name](self.path, self.threads, self._rest)
                 self._ways[name] = _Mixed(rest, self._rest_inputs, self._between, kernel)
         return self._ways[name]
 
     def _call(self, kernel: Any, batch: Batch) -> list[NDArray[Any]]:
         """The results of `kernel` on the batch, computed in as many parts as there are threads."""
-        arrays = [None if name is None else arrays.contiguous(batch[name]) for name in self._fed]
+        arrays = [None if name is None else contiguous(batch[name]) for name in self._fed]
         if self._pool is None or (count := len(batch[str(self._fed[0])])) < 2 * CHUNK:
             return _listed(kernel(*arrays))
         bounds = np.linspace(0, count, min(self.threads, count // CHUNK) + 1).astype(int)

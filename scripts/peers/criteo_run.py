@@ -26,7 +26,7 @@ import zoo
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
-from pipelines.engines.native_clicks import ENGINES
+from pipelines.engines.catalog import ENGINES
 from pipelines.kernels import extension
 
 MODEL = "wide-deep-criteo"

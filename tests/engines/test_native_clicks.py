@@ -22,8 +22,9 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import mapped
 from pipelines.engines import native_clicks
-from pipelines.engines.native_clicks import CHUNK, SMALL, NativeSession, load
-from pipelines.engines.plan import Plan
+from pipelines.engines.catalog import load
+from pipelines.engines.native_clicks import CHUNK, SMALL, NativeSession
+from pipelines.engines.timing import Plan
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.clicks import reference

@@ -11,9 +11,11 @@ from rewriting import model
 
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engines import plan
-from pipelines.engines.plan import Candidate, Plan, measure
-from pipelines.engines.session import available, load
+from pipelines.engines import catalog, plan, stock, timing
+from pipelines.engines.catalog import load
+from pipelines.engines.plan import Candidate
+from pipelines.engines.stock import available
+from pipelines.engines.timing import Plan, measure
 from pipelines.graph import io
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
@@ -42,9 +44,9 @@ def timed(monkeypatch):
     """Engines of known speed on a clock of their own; returns {engine: ms}, to be changed."""
     speeds = {"onnxruntime": 2.0, "openvino": 1.0}
     Fake.ran, Fake.results, Fake.clock = [], {}, 0.0
-    monkeypatch.setattr(plan.time, "perf_counter", lambda: Fake.clock)
-    monkeypatch.setattr(plan, "load", lambda path, name, *options: Fake(name, speeds[name]))
-    monkeypatch.setattr(plan, "available", lambda: list(speeds))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: Fake.clock)
+    monkeypatch.setattr(stock, "load", lambda path, name, *options: Fake(name, speeds[name]))
+    monkeypatch.setattr(stock, "available", lambda: list(speeds))
     return speeds
 
 
@@ -53,14 +55,19 @@ def path(tmp_path):
     return io.save(model("(float[n,3] x) => (float[n,3] y) { y = Relu(x) }"), tmp_path / "m.onnx")
 
 
+def quickest(path, batch, threads=1, *, fresh=False):
+    """The choice among the stock engines for one model file."""
+    return timing.choose(files.sha256(path), stock.candidates(path, threads), batch, threads, fresh=fresh)
+
+
 def kept(zoo_home):
     return sorted((zoo_home / "plans").iterdir())
 
 
 def test_the_quickest_engine_is_chosen(path, timed):
-    assert plan.plan(path, FEEDS, 2) == Plan("openvino", 2, 4, {"onnxruntime": 2.0, "openvino": 1.0}, machine.fingerprint())
+    assert quickest(path, FEEDS, 2) == Plan("openvino", 2, 4, {"onnxruntime": 2.0, "openvino": 1.0}, machine.fingerprint())
     timed["openvino"] = 3.0
-    assert plan.plan(path, FEEDS, 2, fresh=True).engine == "onnxruntime"
+    assert quickest(path, FEEDS, 2, fresh=True).engine == "onnxruntime"
 
 
 @pytest.mark.parametrize(
@@ -69,97 +76,97 @@ def test_the_quickest_engine_is_chosen(path, timed):
 )
 def test_an_engine_that_computes_something_else_is_not_chosen(path, timed, caplog, found, chosen):
     Fake.results["openvino"] = np.array(found, np.float32)
-    assert plan.plan(path, FEEDS).engine == chosen
+    assert quickest(path, FEEDS).engine == chosen
     assert ("output y of openvino differs from that of other engines by" in caplog.text) == (chosen == "onnxruntime")
     candidates = [Candidate(name, "int8", path) for name in ("openvino", "onnxruntime")]
-    built = plan.build(candidates, [FEEDS], [1], path.with_suffix(".plan"), plan.load)
+    built = plan.build(candidates, [FEEDS], [1], path.with_suffix(".plan"), stock.load)
     assert built["profiles"][0]["engine"] == chosen and len(built["failed"]) == (chosen == "onnxruntime")
 
 
 def test_outputs_that_are_no_arrays_are_not_compared(path, timed):
     Fake.results = {name: [np.ones(2)] for name in timed}  # a sequence
-    assert plan.plan(path, FEEDS).engine == "openvino"
+    assert quickest(path, FEEDS).engine == "openvino"
 
 
 def test_a_plan_is_remembered(path, timed, zoo_home):
-    first = plan.plan(path, FEEDS)
+    first = quickest(path, FEEDS)
     count = len(Fake.ran)
     timed["openvino"] = 9.0
-    assert plan.plan(path, FEEDS) == first and len(Fake.ran) == count
-    assert plan.plan(path, FEEDS, fresh=True).engine == "onnxruntime"
-    assert plan.plan(path, FEEDS).engine == "onnxruntime"  # the new one took the old one's place
+    assert quickest(path, FEEDS) == first and len(Fake.ran) == count
+    assert quickest(path, FEEDS, fresh=True).engine == "onnxruntime"
+    assert quickest(path, FEEDS).engine == "onnxruntime"  # the new one took the old one's place
     assert len(kept(zoo_home)) == 1
 
 
 def test_another_machine_model_batch_or_thread_count_has_another_plan(path, timed, zoo_home, monkeypatch):
-    plan.plan(path, FEEDS)
+    quickest(path, FEEDS)
     timed["openvino"] = 9.0
-    assert plan.plan(path, FEEDS, 2).engine == "onnxruntime"
-    assert plan.plan(path, {"x": np.ones((5, 3), np.float32)}).engine == "onnxruntime"
+    assert quickest(path, FEEDS, 2).engine == "onnxruntime"
+    assert quickest(path, {"x": np.ones((5, 3), np.float32)}).engine == "onnxruntime"
     with monkeypatch.context() as patch:
         patch.setattr(machine, "fingerprint", lambda: "another")
-        other = plan.plan(path, FEEDS)
+        other = quickest(path, FEEDS)
         assert (other.engine, other.machine) == ("onnxruntime", "another")
     io.save(model("(float[n,3] x) => (float[n,3] y) { y = Abs(x) }"), path)
-    assert plan.plan(path, FEEDS).engine == "onnxruntime"
+    assert quickest(path, FEEDS).engine == "onnxruntime"
     assert len(kept(zoo_home)) == 5
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", "3", '{"engine": "openvino"}', '{"other": 1}'])
 def test_a_broken_plan_is_made_anew(path, timed, zoo_home, body):
-    first = plan.plan(path, FEEDS)
+    first = quickest(path, FEEDS)
     (file,) = kept(zoo_home)
     file.write_text(body)
-    assert plan.plan(path, FEEDS) == first
+    assert quickest(path, FEEDS) == first
     assert json.loads(file.read_text())["engine"] == "openvino"
 
 
 def test_an_engine_that_fails_is_passed_over(path, timed, monkeypatch):
-    quick = plan.load
+    quick = stock.load
 
     def load(path, name, *options):
         if name == "openvino":
             raise ZooError("cannot compile")
         return quick(path, name, *options)
 
-    monkeypatch.setattr(plan, "load", load)
-    assert plan.plan(path, FEEDS).engine == "onnxruntime"
+    monkeypatch.setattr(stock, "load", load)
+    assert quickest(path, FEEDS).engine == "onnxruntime"
 
 
 def test_no_engine_runs_it(tmp_path):
     path = io.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
     each = "onnxruntime cannot load .*foo.onnx: .*; openvino cannot load .*foo.onnx"
     with pytest.raises(ZooError, match=f"no engine runs the model: {each}") as caught:
-        plan.plan(path, FEEDS)
+        quickest(path, FEEDS)
     assert "\n" not in str(caught.value)
 
 
 def test_a_batch_that_no_engine_takes(path):
     with pytest.raises(ZooError, match="no engine runs"):
-        plan.plan(path, {"x": np.ones((4, 2), np.float32)})
+        quickest(path, {"x": np.ones((4, 2), np.float32)})
 
 
 def test_one_engine_needs_no_timing(path, monkeypatch, zoo_home):
-    monkeypatch.setattr(plan, "available", lambda: ["onnxruntime"])
-    assert plan.plan(path, FEEDS) == Plan("onnxruntime", 1, 4, {}, machine.fingerprint())
+    monkeypatch.setattr(stock, "available", lambda: ["onnxruntime"])
+    assert quickest(path, FEEDS) == Plan("onnxruntime", 1, 4, {}, machine.fingerprint())
     assert not zoo_home.exists()
 
 
 def test_real_engines(path):
-    found = plan.plan(path, FEEDS)
+    found = quickest(path, FEEDS)
     assert set(found.milliseconds) == {"onnxruntime", "openvino"} and min(found.milliseconds.values()) > 0
     assert found.engine == min(found.milliseconds, key=found.milliseconds.get)
-    assert plan.plan(path, FEEDS) == found
+    assert quickest(path, FEEDS) == found
 
 
 def test_sessions_are_measured_in_turn(timed):
     assert measure([Fake("a", 1.0), Fake("b", 3.0)], FEEDS) == pytest.approx([1.0, 3.0])
-    assert Fake.ran == ["a", "b"] * (plan.REPEATS + 1)
+    assert Fake.ran == ["a", "b"] * (timing.REPEATS + 1)
 
 
 def test_slow_sessions_are_measured_less_often(timed):
     measure([Fake("a", 500.0)], FEEDS)
-    assert 3 <= len(Fake.ran) < plan.REPEATS
+    assert 3 <= len(Fake.ran) < timing.REPEATS
 
 
 @pytest.fixture
@@ -167,7 +174,7 @@ def planned(path, tmp_path):
     """(plan file of both engines for batch sizes 1 and 4, what `build` said)."""
     batches = [{"x": np.ones((size, 3), np.float32)} for size in (1, 4)]
     output = tmp_path / "m.plan"
-    return output, plan.build([Candidate(name, "fp32", path) for name in available()], batches, [1], output)
+    return output, plan.build([Candidate(name, "fp32", path) for name in available()], batches, [1], output, load)
 
 
 def rewrite_plan(path, **changed):
@@ -195,9 +202,9 @@ def test_a_plan_file_holds_every_timing_and_the_quickest_of_each_batch_size(plan
 def test_a_plan_runs_batches_of_any_size_from_its_compiled_models(path, tmp_path, name, count):
     x = np.arange(count * 3, dtype=np.float32).reshape(count, 3) - 5
     batches = [{"x": np.ones((size, 3), np.float32)} for size in (1, 4)]
-    plan.build([Candidate(name, "fp32", path)], batches, [1], tmp_path / "m.plan")
+    plan.build([Candidate(name, "fp32", path)], batches, [1], tmp_path / "m.plan", load)
     path.unlink()  # it needs its model no more
-    opened = plan.open_plan(tmp_path / "m.plan")
+    opened = catalog.open_plan(tmp_path / "m.plan")
     assert (opened.inputs["x"].dtype, opened.inputs["x"].shape) == (np.float32, (None, 3))
     np.testing.assert_array_equal(opened.run({"x": x})["y"], np.maximum(x, 0))
 
@@ -206,15 +213,15 @@ def test_a_plan_runs_batches_of_any_size_from_its_compiled_models(path, tmp_path
 def test_a_plan_made_again_can_be_opened(path, tmp_path, name):
     """What an engine has compiled before comes from its cache, which OpenVINO cannot export."""
     for _ in range(2):
-        plan.build([Candidate(name, "fp32", path)], [FEEDS], [1], tmp_path / "m.plan")
-    np.testing.assert_array_equal(plan.open_plan(tmp_path / "m.plan").run(FEEDS)["y"], FEEDS["x"])
+        plan.build([Candidate(name, "fp32", path)], [FEEDS], [1], tmp_path / "m.plan", load)
+    np.testing.assert_array_equal(catalog.open_plan(tmp_path / "m.plan").run(FEEDS)["y"], FEEDS["x"])
 
 
 def test_a_plan_of_another_machine_says_so_and_is_built_anew(planned, caplog, monkeypatch):
     output, found = planned
     elsewhere = {**found["environment"], "cpu": "Elbrus", "versions": {**found["environment"]["versions"], "openvino": "1.0"}}
     rewrite_plan(output, machine="another", environment=elsewhere)
-    opened = plan.open_plan(output)
+    opened = catalog.open_plan(output)
     assert re.search(r"m.plan: made with cpu Elbrus \(here .*\), openvino 1.0 \(here .*\); building it anew", caplog.text)
     np.testing.assert_array_equal(opened.run({"x": -np.ones((2, 3), np.float32)})["y"], np.zeros((2, 3)))
     assert plan.stale(output, plan.read_plan(output)) == ""
@@ -225,7 +232,7 @@ def test_a_plan_of_another_machine_without_its_model(planned):
     rewrite_plan(output, machine="another")
     (output.parent / "m.onnx").unlink()
     with pytest.raises(RequestError, match=r"must be built anew here, and its model is not at .*m.onnx; run: zoo plan"):
-        plan.open_plan(output)
+        catalog.open_plan(output)
 
 
 def test_a_plan_of_a_model_that_has_changed_is_built_anew(planned, caplog):
@@ -234,7 +241,7 @@ def test_a_plan_of_a_model_that_has_changed_is_built_anew(planned, caplog):
     os.utime(model_file, (1, 1))
     assert plan.stale(output, plan.read_plan(output)) == ""  # touched only
     io.save(model("(float[n,3] x) => (float[n,3] y) { y = Neg(x) }"), model_file)
-    np.testing.assert_array_equal(plan.open_plan(output).run(FEEDS)["y"], -FEEDS["x"])
+    np.testing.assert_array_equal(catalog.open_plan(output).run(FEEDS)["y"], -FEEDS["x"])
     assert "m.onnx has changed since; building it anew" in caplog.text
 
 
@@ -249,7 +256,7 @@ def test_a_plan_that_cannot_be_written_is_used_all_the_same(planned, caplog, mon
         return replacing(target)
 
     monkeypatch.setattr(files, "replacing", refuse)
-    assert plan.open_plan(output).run(FEEDS)["y"].shape == (4, 3)
+    assert catalog.open_plan(output).run(FEEDS)["y"].shape == (4, 3)
     assert "not kept: read-only" in caplog.text
 
 
@@ -257,16 +264,18 @@ def test_a_plan_that_cannot_be_written_is_used_all_the_same(planned, caplog, mon
 def test_a_file_that_is_no_plan(tmp_path, body):
     (tmp_path / "m.plan").write_bytes(body)
     with pytest.raises(RequestError, match="m.plan is not a plan of this version .*; make one with: zoo plan") as caught:
-        plan.open_plan(tmp_path / "m.plan")
+        catalog.open_plan(tmp_path / "m.plan")
     assert "\n" not in str(caught.value)
 
 
 def test_a_candidate_that_fails_is_named_in_the_plan(path, tmp_path):
     broken = io.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
-    found = plan.build([Candidate("onnxruntime", "a", broken), Candidate("onnxruntime", "b", path)], [FEEDS], [1], tmp_path / "m.plan")
+    found = plan.build(
+        [Candidate("onnxruntime", "a", broken), Candidate("onnxruntime", "b", path)], [FEEDS], [1], tmp_path / "m.plan", load
+    )
     assert found["profiles"][0]["precision"] == "b" and "foo.onnx" in found["failed"][0]
     with pytest.raises(ZooError, match="no engine runs the model"):
-        plan.build([Candidate("onnxruntime", "a", broken)], [FEEDS], [1], tmp_path / "n.plan")
+        plan.build([Candidate("onnxruntime", "a", broken)], [FEEDS], [1], tmp_path / "n.plan", load)
     assert not (tmp_path / "n.plan").exists()
 
 
@@ -278,7 +287,7 @@ def test_a_plan_loads_faster_than_its_model(tmp_path, name, depth):
     deep = model(f"(float[n,8,8,8] x) => (float[n,8,8,8] h{depth}) {{ h0 = Identity(x) {layers} }}", **weights)
     batch = {"x": np.ones((1, 8, 8, 8), np.float32)}
     path = io.save(quantize(deep, QuantRecipe(), calibrate(deep, [batch]))[0], tmp_path / "deep.onnx")
-    plan.build([Candidate(name, "fp32", path)], [batch], [1], tmp_path / "m.plan")
+    plan.build([Candidate(name, "fp32", path)], [batch], [1], tmp_path / "m.plan", load)
 
     def seconds(opener):
         before = time.process_time()
@@ -289,7 +298,7 @@ def test_a_plan_loads_faster_than_its_model(tmp_path, name, depth):
         shutil.rmtree(os.environ["ZOO_HOME"], ignore_errors=True)  # openvino's own cache
         return load(path, name)
 
-    pairs = [(seconds(lambda: plan.open_plan(tmp_path / "m.plan")), seconds(anew)) for _ in range(3)]
+    pairs = [(seconds(lambda: catalog.open_plan(tmp_path / "m.plan")), seconds(anew)) for _ in range(3)]
     quick, slow = np.median(pairs, axis=0)
     assert quick < slow
 
@@ -302,7 +311,7 @@ def test_a_plan_of_bf16_stays_bf16(tmp_path, monkeypatch, compiled):
     path = io.save(model("(float[n,64] x) => (float[n,64] y) { y = MatMul(x, w) }", w=w), tmp_path / "m.onnx")
     if not compiled:
         monkeypatch.setattr(plan, "_compiled", lambda *_: b"")
-    found = plan.build([Candidate("openvino", "bf16", path)], [{"x": x}], [1], tmp_path / "m.plan")
+    found = plan.build([Candidate("openvino", "bf16", path)], [{"x": x}], [1], tmp_path / "m.plan", load)
     assert (found["profiles"][0]["precision"], found["profiles"][0]["compiled"] > 0) == ("bf16", compiled)
-    off = np.abs(plan.open_plan(tmp_path / "m.plan").run({"x": x})["y"] - x @ w).max()
+    off = np.abs(catalog.open_plan(tmp_path / "m.plan").run({"x": x})["y"] - x @ w).max()
     assert 1e-3 < off < 0.02 * np.abs(x @ w).max()

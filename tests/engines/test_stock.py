@@ -4,6 +4,7 @@ from rewriting import EXACT, model
 
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.engines import catalog, stock
 from pipelines.engines import session as engine
 from pipelines.graph import io
 from pipelines.quantization.calibrate import calibrate
@@ -11,7 +12,7 @@ from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)
-ENGINES = pytest.mark.parametrize("name", list(engine.ENGINES))
+ENGINES = pytest.mark.parametrize("name", list(stock.STOCK))
 MIXED = """(int32[n,2] ids, float[n,3] x) => (float[n,2] y, int64[n] best) {
     i = Gather<axis=1>(ids, c) e = Gather(T, i) j = Concat<axis=1>(e, x) y = MatMul(j, w) best = ArgMax<axis=1, keepdims=0>(y) }"""
 T, W = RNG.standard_normal((9, 4)).astype(np.float32), RNG.standard_normal((7, 2)).astype(np.float32)
@@ -38,28 +39,28 @@ def check(session, feeds):
 
 @ENGINES
 def test_any_batch_size_after_any_other(mixed, name):
-    session = engine.load(mixed, name)
+    session = catalog.load(mixed, name)
     for n in (5, 3, 8, 1, 0, 5, 64, 7, 65, 0, 64):
         check(session, batch(n))
 
 
 @ENGINES
 def test_a_first_batch_without_samples(mixed, name):
-    session = engine.load(mixed, name)
+    session = catalog.load(mixed, name)
     check(session, batch(0))
     check(session, batch(2))
 
 
 @ENGINES
 def test_inputs_are_described(mixed, name):
-    session = engine.load(mixed, name, 1)
+    session = catalog.load(mixed, name, 1)
     assert session.inputs == {"ids": engine.Port(np.dtype(np.int32), (None, 2)), "x": engine.Port(np.dtype(np.float32), (None, 3))}
     assert (session.engine, session.threads) == (name, 1)
 
 
 @ENGINES
 def test_results_belong_to_the_caller(mixed, name):
-    session = engine.load(mixed, name)
+    session = catalog.load(mixed, name)
     feeds = batch(6)
     first = session.run(feeds)
     kept = {key: array.copy() for key, array in first.items()}
@@ -72,7 +73,7 @@ def test_results_belong_to_the_caller(mixed, name):
 
 
 def test_openvino_pads_a_smaller_batch_instead_of_compiling(mixed):
-    session = engine.load(mixed, "openvino")
+    session = catalog.load(mixed, "openvino")
     for n in (12, 7, 12, 6, 9):
         session.run(batch(n))
     assert list(session._compiled) == [12]
@@ -83,8 +84,8 @@ def test_openvino_pads_a_smaller_batch_instead_of_compiling(mixed):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_are_what_was_asked_for(mixed, threads):
-    assert engine.load(mixed, "onnxruntime", threads)._session.get_session_options().intra_op_num_threads == threads
-    session = engine.load(mixed, "openvino", threads)
+    assert catalog.load(mixed, "onnxruntime", threads)._session.get_session_options().intra_op_num_threads == threads
+    session = catalog.load(mixed, "openvino", threads)
     session.run(batch(2))
     compiled = session._compiled[2].get_compiled_model()
     assert compiled.get_property("INFERENCE_NUM_THREADS") == threads and compiled.get_property("NUM_STREAMS") == 1
@@ -112,22 +113,22 @@ def gemms(session):
 
 @ENGINES
 def test_an_int8_network_runs_in_int8(mlps, name):
-    session = engine.load(mlps[1], name)
+    session = catalog.load(mlps[1], name)
     found, ran = gemms(session)
     assert found == ["u8"] * 3
     assert not any("Dequantize" in each.type for each in ran) and sum("Quantize" in each.type for each in ran) <= 1
-    assert gemms(engine.load(mlps[1], name))[0] == ["u8"] * 3  # also from the compiler's cache
+    assert gemms(catalog.load(mlps[1], name))[0] == ["u8"] * 3  # also from the compiler's cache
 
 
 @ENGINES
 def test_a_float_network_runs_in_float(mlps, name):
-    assert gemms(engine.load(mlps[0], name))[0] == ["f32"] * 3  # in float32: bfloat16 is not used by itself
+    assert gemms(catalog.load(mlps[0], name))[0] == ["f32"] * 3  # in float32: bfloat16 is not used by itself
 
 
 def test_engines_agree_on_int8(mlps):
     x = RNG.standard_normal((128, 32)).astype(np.float32)
-    a, *others = (engine.load(mlps[1], name).run({"x": x})["y"] for name in EXACT)
-    exact = engine.load(mlps[0], "onnxruntime").run({"x": x})["y"]
+    a, *others = (catalog.load(mlps[1], name).run({"x": x})["y"] for name in EXACT)
+    exact = catalog.load(mlps[0], "onnxruntime").run({"x": x})["y"]
     assert all(np.abs(a - b).max() < 0.02 * np.abs(exact).max() for b in others)
     assert 0 < np.abs(a - exact).max() < 0.1 * np.abs(exact).max()
 
@@ -135,7 +136,7 @@ def test_engines_agree_on_int8(mlps):
 @ENGINES
 def test_looking_at_what_runs_leaves_no_files(mlps, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    engine.load(mlps[1], name).executed({"x": np.ones((4, 32), np.float32)})
+    catalog.load(mlps[1], name).executed({"x": np.ones((4, 32), np.float32)})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,28 +155,28 @@ def refused(kind, action, *parts):
 def test_a_file_that_is_no_model(tmp_path, name, body):
     path = tmp_path / "bad.onnx"
     path.write_bytes(body)
-    refused(RequestError, lambda: engine.load(path, name), f"{name} cannot load {path}: ")
+    refused(RequestError, lambda: catalog.load(path, name), f"{name} cannot load {path}: ")
 
 
 @ENGINES
 def test_a_truncated_model(mlps, tmp_path, name):
     path = tmp_path / "cut.onnx"
     path.write_bytes(mlps[0].read_bytes()[:-500])
-    refused(RequestError, lambda: engine.load(path, name), f"{name} cannot load {path}: ")
+    refused(RequestError, lambda: catalog.load(path, name), f"{name} cannot load {path}: ")
 
 
 @ENGINES
 def test_an_operator_that_no_engine_knows_is_named(tmp_path, name):
     path = io.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
-    refused(RequestError, lambda: engine.load(path, name), "Foo")
+    refused(RequestError, lambda: catalog.load(path, name), "Foo")
 
 
 @ENGINES
 def test_requests_that_are_wrong(mixed, name):
-    refused(RequestError, lambda: engine.load(mixed.parent / "none.onnx", name), "no model file at")
-    refused(RequestError, lambda: engine.load(mixed.parent, name), "no model file at")
-    refused(RequestError, lambda: engine.load(mixed, name, 0), "threads must be 1 or more, not 0")
-    refused(RequestError, lambda: engine.load(mixed, "tvm"), "unknown engine 'tvm'; choose auto, onnxruntime or openvino")
+    refused(RequestError, lambda: catalog.load(mixed.parent / "none.onnx", name), "no model file at")
+    refused(RequestError, lambda: catalog.load(mixed.parent, name), "no model file at")
+    refused(RequestError, lambda: catalog.load(mixed, name, 0), "threads must be 1 or more, not 0")
+    refused(RequestError, lambda: catalog.load(mixed, "tvm"), "unknown engine 'tvm'; choose auto, onnxruntime, openvino or native")
 
 
 @ENGINES
@@ -191,7 +192,7 @@ def test_requests_that_are_wrong(mixed, name):
     ids=["missing", "none", "width", "length", "unknown"],
 )
 def test_a_batch_that_does_not_fit(mixed, name, change):
-    session = engine.load(mixed, name)
+    session = catalog.load(mixed, name)
     check(session, batch(8))
     feeds = batch(4)
     change(feeds)
@@ -202,18 +203,18 @@ def test_a_batch_that_does_not_fit(mixed, name, change):
 def test_an_index_beyond_the_table(mixed):
     feeds = batch(4)
     feeds["ids"][1] = 9
-    refused(RequestError, lambda: engine.load(mixed, "onnxruntime").run(feeds), "indices element out of data bounds, idx=9")
+    refused(RequestError, lambda: catalog.load(mixed, "onnxruntime").run(feeds), "indices element out of data bounds, idx=9")
 
 
 def test_openvino_says_which_batch_size_a_model_cannot_have(tmp_path):
     fixed = model("(float[2,3] x) => (float[3,2] y) { y = Reshape(x, s) }", s=np.array([3, 2]))
-    session = engine.load(io.save(fixed, tmp_path / "fixed.onnx"), "openvino")
+    session = catalog.load(io.save(fixed, tmp_path / "fixed.onnx"), "openvino")
     refused(ZooError, lambda: session.run({"x": np.ones((5, 3), np.float32)}), "cannot compile", "for batch size 5")
 
 
 def test_an_engine_that_is_not_installed(mixed, monkeypatch):
-    monkeypatch.setattr(engine, "available", lambda: ["onnxruntime"])
-    refused(RequestError, lambda: engine.load(mixed, "openvino"), "openvino is not installed; run: pip install openvino")
+    monkeypatch.setattr(stock, "available", lambda: ["onnxruntime"])
+    refused(RequestError, lambda: catalog.load(mixed, "openvino"), "openvino is not installed; run: pip install openvino")
 
 
 # --- bfloat16
@@ -226,17 +227,17 @@ needs_bf16 = pytest.mark.skipif(not machine.has_bf16(), reason="the CPU does not
 def test_bf16_runs_in_bf16_and_fp32_does_not_whatever_the_cache_holds(mlps, zoo_home):
     for _ in range(2):
         for precision, ran in (("bf16", "bf16"), ("fp32", "f32"), ("int8", "f32")):
-            assert gemms(engine.load(mlps[0], "openvino", 1, precision))[0] == [ran] * 3
+            assert gemms(catalog.load(mlps[0], "openvino", 1, precision))[0] == [ran] * 3
     x = {"x": RNG.standard_normal((16, 32)).astype(np.float32)}
-    exact, brief = (engine.load(mlps[0], "openvino", 1, each).run(x)["y"] for each in ("fp32", "bf16"))
+    exact, brief = (catalog.load(mlps[0], "openvino", 1, each).run(x)["y"] for each in ("fp32", "bf16"))
     assert 0 < np.abs(brief - exact).max() < 0.02 * np.abs(exact).max()
 
 
 def test_bf16_is_refused_by_another_engine_and_without_the_instructions(mlps, monkeypatch):
-    refused(RequestError, lambda: engine.load(mlps[0], "onnxruntime", 1, "bf16"), "the engine onnxruntime does not compute in bf16")
+    refused(RequestError, lambda: catalog.load(mlps[0], "onnxruntime", 1, "bf16"), "the engine onnxruntime does not compute in bf16")
     monkeypatch.setattr(machine, "has_bf16", lambda: False)
     refused(
         RequestError,
-        lambda: engine.load(mlps[0], "openvino", 1, "bf16"),
+        lambda: catalog.load(mlps[0], "openvino", 1, "bf16"),
         "does not compute in bf16 (no avx512_bf16, no amx_bf16); choose fp32 or int8",
     )

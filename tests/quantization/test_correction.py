@@ -9,7 +9,7 @@ import pytest
 from rewriting import EXACT, model, run
 
 from pipelines.core.errors import RequestError
-from pipelines.engines.session import load
+from pipelines.engines.catalog import load
 from pipelines.graph import io, query
 from pipelines.quantization import ptq
 from pipelines.quantization.calibrate import CalibrationTable, calibrate

@@ -8,7 +8,7 @@ import pytest
 from rewriting import EXACT, model, ops, reasons, rewritten, run
 
 from pipelines.core.errors import RequestError
-from pipelines.engines.session import load
+from pipelines.engines.catalog import load
 from pipelines.graph import io, query
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.equalize_channels import EqualizeChannels, channel_statistics, scale_channels

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rewriting import EXACT, model, ops, run
 
 from pipelines.core.errors import RequestError
-from pipelines.engines.session import load
+from pipelines.engines.catalog import load
 from pipelines.graph import edit, io, query
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange, calibrate
 from pipelines.quantization.quantize import activation_parameters, quantize, weight_parameters

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rewriting import EXACT, model, ops, run
 
 from pipelines.core.errors import RequestError
-from pipelines.engines.session import load, openvino
+from pipelines.engines.catalog import load
+from pipelines.engines.openvino import library
 from pipelines.graph import edit, io, query
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
@@ -273,7 +274,7 @@ def test_a_token_before_the_patches_of_an_image(tmp_path, shaped):
     assert next(each for each in report.operators if each.type == "Conv").precision == "int8"
     assert shaped == "a" or "QLinearConv" in [kind for kind, _ in ran["onnxruntime"]]
     if "openvino" in EXACT:
-        compiled = openvino().Core().compile_model(tmp_path / "int8.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        compiled = library().Core().compile_model(tmp_path / "int8.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         assert decibels(compiled({"x": x})[0], run(found, x=x)["y"]) > 30
 
 

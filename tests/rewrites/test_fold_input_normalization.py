@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rewriting import EXACT, model, ops, reasons, rewritten, run
 
-from pipelines.engines import session as engine
+from pipelines.engines import catalog
 from pipelines.graph import io, query
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
@@ -159,7 +159,7 @@ def test_the_quantizer_takes_the_pixels_as_they_are(chain, weights, tmp_path):
     assert query.label(first) == "r.quantized", "no step is left before the first convolution"
     path = io.save(made_int8, tmp_path / "int8.onnx")
     for name in EXACT:
-        session = engine.load(path, name)
+        session = catalog.load(path, name)
         kinds = {each.type: each.precision for each in session.executed({"x": samples[:1]})}
         assert kinds.get("QLinearConv" if name == "onnxruntime" else "Convolution") == "u8", kinds
         assert "QuantizeLinear" not in kinds

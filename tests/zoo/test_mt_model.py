@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 from pipelines.core.errors import RequestError
-from pipelines.engines import session
+from pipelines.engines import catalog, stock
 from pipelines.graph import edit, io
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, padded
 from zoo.transformer_mt.decode import beam_search, limit, naive_step
@@ -101,13 +101,13 @@ def wanted(network, batch) -> np.ndarray:
     return network(source, target)[torch.arange(len(source)), last].numpy()
 
 
-@pytest.mark.parametrize("name", session.ENGINES)
+@pytest.mark.parametrize("name", stock.STOCK)
 def test_the_frozen_graph_computes_what_torch_does(network, frozen, batch, name):
-    found = session.load(frozen, name).run(dict(zip(("source", "target"), batch, strict=True)))["logits"]
+    found = catalog.load(frozen, name).run(dict(zip(("source", "target"), batch, strict=True)))["logits"]
     np.testing.assert_allclose(found, wanted(network, batch), atol=2e-5)
 
 
-@pytest.mark.parametrize("name", session.ENGINES)
+@pytest.mark.parametrize("name", stock.STOCK)
 def test_cut_at_the_memory_it_is_an_encoder_and_a_decoder(network, frozen, batch, name):
     encoder, decoder = predict.halves(frozen, name)
     memory = encoder.run({"source": batch[0]})["memory"]

@@ -15,7 +15,7 @@ from pipelines import images
 from pipelines.core import files
 from pipelines.core.batches import joined, length
 from pipelines.core.errors import RequestError
-from pipelines.engines.plan import open_plan
+from pipelines.engines.catalog import open_plan
 from pipelines.engines.session import Port
 from pipelines.entry import Preprocess
 from pipelines.graph import io

@@ -22,8 +22,9 @@ from rewriting import needs_vnni
 import zoo
 from pipelines import pipeline
 from pipelines.core.errors import RequestError
-from pipelines.engines.plan import Plan
-from pipelines.engines.session import ENGINES, load
+from pipelines.engines.catalog import load
+from pipelines.engines.stock import STOCK
+from pipelines.engines.timing import Plan
 from pipelines.kernels import extension
 from zoo.wide_deep import predict
 from zoo.wide_deep.data import Features
@@ -57,7 +58,7 @@ def test_the_whole_road_leaves_a_file_at_every_station(trained: Path) -> None:
     assert fired["FuseLinear"] == 3
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", STOCK)
 def test_the_int8_graph_runs_without_float_gemm_or_requantization_in_float(trained: Path, rows: Path, engine: str) -> None:
     opened = zoo.pipeline(trained, engine=engine)
     executed = load(trained / "int8.onnx", engine).executed(opened.preprocess(opened.example(512, rows)))
@@ -74,7 +75,7 @@ def test_both_engines_and_precisions_agree(trained: Path, rows: Path) -> None:
     batch = opened.preprocess(opened.example(300, rows))
     reference = opened.predict(batch)["probability"]
     for precision, tolerance in (("fp32", 1e-5), ("int8", 0.01)):
-        for engine in ENGINES:
+        for engine in STOCK:
             found = zoo.pipeline(trained, precision=precision, engine=engine, batch_size=128).predict(batch)["probability"]
             assert found.shape == (300, 1)
             assert np.abs(found - reference).max() < tolerance
@@ -205,7 +206,7 @@ def test_a_remembered_engine_that_cannot_be_opened_now_gives_way(
 def test_benchmark_gives_the_keys_that_the_house_promises(trained: Path, rows: Path) -> None:
     found = zoo.benchmark(trained, data=rows, batch_sizes=[8], rounds=2)
     assert {"model", "results", "environment"} <= set(found)
-    both = {(engine, precision) for engine in ENGINES for precision in ("fp32", "int8")}
+    both = {(engine, precision) for engine in STOCK for precision in ("fp32", "int8")}
     assert {(each["engine"], each["precision"]) for each in found["results"]} == both | (
         {("native", "int8")} if extension.isas() else set()
     )
@@ -250,7 +251,7 @@ def test_interrupting_a_run_leaves_nothing(trained: Path, rows: Path, tmp_path: 
     assert list(target.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", STOCK)
 def test_several_threads_write_the_same_file(trained: Path, rows: Path, tmp_path: Path, engine: str) -> None:
     (tmp_path / "rows.tsv").write_bytes(rows.read_bytes() * 9)  # some pieces of work
     found = [

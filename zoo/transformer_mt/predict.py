@@ -23,8 +23,9 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing
 from pipelines.core.progress import progress
+from pipelines.engines.catalog import load
 from pipelines.engines.native_translation import NativeTranslator, store
-from pipelines.engines.session import BF16, Session, load
+from pipelines.engines.session import BF16, Session
 from pipelines.evaluate import compare_translations
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file

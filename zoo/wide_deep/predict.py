@@ -22,7 +22,7 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.ordered_map import ordered_map
 from pipelines.core.progress import progress
-from pipelines.engines.native_clicks import load
+from pipelines.engines.catalog import load
 from pipelines.evaluate import compare_clicks
 from pipelines.pipeline import Pipeline, model_file, open_quickest
 from pipelines.tables import writing

@@ -1,0 +1,93 @@
+"""onnxruntime's CPU provider as a `Session`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core import machine
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError
+from pipelines.engines.session import Executed, Port, brief
+
+_ORT_TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(bool)": np.bool_,
+    "tensor(string)": np.object_,
+} | {f"tensor({name})": np.dtype(name) for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")}
+_SHORT = {"float": "f32", "uint8": "u8", "int8": "s8", "int32": "s32", "int64": "s64"}
+
+
+class OnnxRuntimeSession:
+    """onnxruntime's CPU provider, every optimization on. `model`: the serialized model, where `path` only names it."""
+
+    engine = "onnxruntime"
+    optimize = True
+
+    def __init__(self, path: Path, threads: int, model: bytes | None = None) -> None:
+        self.path, self.threads = path, threads
+        self._model: str | bytes = model if model is not None else str(path)
+        self._session = self._open()
+        self.inputs = {
+            each.name: Port(np.dtype(_ORT_TYPES[each.type]), tuple(d if isinstance(d, int) else None for d in each.shape))
+            for each in self._session.get_inputs()
+        }
+        self._outputs = [each.name for each in self._session.get_outputs()]
+
+    def _open(self, profile: str | None = None, optimized: Path | None = None) -> Any:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        if not machine.has_vnni():  # else sums of pairs of products saturate in 16 bits
+            options.add_session_config_entry("session.x64quantprecision", "1")
+        if profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = profile
+        if optimized is not None:
+            options.optimized_model_filepath = str(optimized)
+            options.add_session_config_entry("session.save_model_format", "ORT")
+        if not self.optimize:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            return ort.InferenceSession(self._model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises its own kinds
+            raise RequestError(f"onnxruntime cannot load {self.path}: {brief(error)}") from error
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """See `Session`."""
+        try:
+            results = self._session.run(self._outputs, dict(batch))
+        except Exception as error:  # onnxruntime raises its own kinds
+            raise RequestError(f"onnxruntime cannot run {self.path} on this batch: {brief(error)}") from error
+        return dict(zip(self._outputs, results, strict=True))
+
+    def exported(self, size: int) -> bytes:
+        """The graph as it was optimized for this machine, in onnxruntime's own format, for any batch size."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._open(optimized=Path(folder) / "model.ort")
+            return (Path(folder) / "model.ort").read_bytes()
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """See `Session`. The element type is that of the operator's first input."""
+        with tempfile.TemporaryDirectory() as folder:
+            session = self._open(profile=str(Path(folder) / "profile"))
+            session.run(None, dict(batch))
+            events = json.loads(Path(session.end_profiling()).read_text())
+        found = []
+        for event in events:
+            arguments = event.get("args", {})
+            if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+                types = [next(iter(each)) for each in arguments.get("input_type_shape", []) if each]
+                first = types[0] if types else ""
+                found.append(Executed(event["name"].removesuffix("_kernel_time"), arguments["op_name"], _SHORT.get(first, first)))
+        return found

@@ -1,0 +1,141 @@
+"""OpenVINO's CPU plugin as a `Session`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core import settings
+from pipelines.core.batches import Batch, length
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.engines.session import BF16, Executed, Port, brief
+
+logger = logging.getLogger(__name__)
+
+
+def library() -> Any:
+    """The library, without the telemetry to Google Analytics that it begins when it is imported."""
+    try:
+        from openvino_telemetry.utils.opt_in_checker import ConsentCheckResult, OptInChecker
+    except ImportError:
+        pass  # there is none
+    else:
+        OptInChecker.check = lambda *_, **__: ConsentCheckResult.DECLINED
+    import openvino
+
+    return openvino
+
+
+class OpenVinoSession:
+    """OpenVINO's CPU plugin. Shapes are compiled static, one compilation a batch size, since dynamic ones cost it a third of its speed.
+
+    The first batch's size is compiled as it is, later ones as the next power of two, and a batch is padded to a compiled size of up to
+    twice its own (the last chunk of a stream), so that few sizes are ever compiled. Compiled models are cached on disk. `model`: the
+    serialized model, where `path` only names it. precision: "bf16" computes in bfloat16 what is float in the model, any other in float32.
+    """
+
+    engine = "openvino"
+    cached = True
+
+    def __init__(self, path: Path, threads: int, model: bytes | None = None, precision: str = "") -> None:
+        ov = library()
+        self.path, self.threads = path, threads
+        self._float_type = precision if precision == BF16 else "f32"  # some machines would compute in bf16 unless told
+        self._model: str | bytes = model if model is not None else str(path)
+        self._core = ov.Core()
+        try:
+            if self.cached:
+                self._core.set_property({"CACHE_DIR": str(settings.home() / "openvino")})
+        except RuntimeError as error:
+            logger.warning("openvino compiles without a cache: %s", brief(error))
+        try:
+            found = self._core.read_model(self._model)
+        except Exception as error:  # openvino raises RuntimeError with a page of text
+            raise RequestError(f"openvino cannot load {path}: {brief(error)}") from error
+        self.inputs = {
+            port.any_name: Port(
+                np.dtype(port.element_type.to_dtype()), tuple(None if d.is_dynamic else d.get_length() for d in port.partial_shape)
+            )
+            for port in found.inputs
+        }
+        self._outputs = [port.any_name for port in found.outputs]  # a compiled one may have names of others, too
+        self._compiled: dict[int, Any] = {}
+
+    def _size(self, count: int) -> int:
+        """The static batch size that `count` samples run at."""
+        near = [each for each in self._compiled if count <= each <= 2 * count]
+        if near or not self._compiled:
+            return min(near, default=max(count, 1))
+        return 1 << max(count - 1, 0).bit_length()
+
+    def _compile(self, size: int) -> Any:
+        if size not in self._compiled:
+            self._compiled[size] = self._made(self._core, size).create_infer_request()
+        return self._compiled[size]
+
+    def _made(self, core: Any, size: int) -> Any:
+        model = core.read_model(self._model)
+        shapes = {name: [size, *(-1 if d is None else d for d in port.shape[1:])] for name, port in self.inputs.items()}
+        options = {
+            "INFERENCE_NUM_THREADS": self.threads,
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": self._float_type,
+            "ENABLE_CPU_PINNING": False,  # the caller's own pinning (taskset) holds
+        }
+        try:
+            model.reshape(shapes)
+            return core.compile_model(model, "CPU", options)
+        except RuntimeError as error:
+            raise ZooError(f"openvino cannot compile {self.path} for batch size {size}: {brief(error)}") from error
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """See `Session`."""
+        if set(batch) != set(self.inputs):
+            raise RequestError(f"found inputs {', '.join(batch) or 'none'}; {self.path} takes {', '.join(self.inputs)}")
+        count, *others = {len(array) for array in batch.values()}
+        if others:  # padding would hide it
+            raise RequestError(f"the inputs for {self.path} hold {count} and {others[0]} samples; wanted the same number in each")
+        size = self._size(count)
+        request = self._compile(size)
+        padded = {name: array if size == count else _pad(array, size) for name, array in batch.items()}
+        try:
+            results = request.infer(padded, share_inputs=True)
+        except RuntimeError as error:
+            raise RequestError(f"openvino cannot run {self.path} on this batch: {brief(error)}") from error
+        # outputs are copied by infer
+        return {
+            name: array[:count] if array.shape[:1] == (size,) else array
+            for name, array in zip(self._outputs, results.values(), strict=True)
+        }
+
+    def exported(self, size: int) -> bytes:
+        """The model as it is compiled for this machine and batch size."""
+        fresh = self._made(library().Core(), size)  # what comes from the cache is exported as something that cannot be read (2026.4)
+        found: bytes = fresh.export_model().getvalue()
+        return found
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """See `Session`. From the compiled (runtime) model; constants and shape arithmetic are left out."""
+        request = self._compile(self._size(length(batch)))
+        found = []
+        for op in request.get_compiled_model().get_runtime_model().get_ordered_ops():
+            info = op.get_rt_info()
+            kind, precision = _text(info, "layerType"), _text(info, "runtimePrecision")
+            if kind not in ("Const", "Input", "Output"):
+                found.append(Executed(op.get_friendly_name(), kind, {"i8": "s8", "i32": "s32"}.get(precision, precision)))
+        return found
+
+
+def _text(info: Any, key: str) -> str:
+    value = info[key] if key in info else ""  # noqa: SIM401 (openvino's map has no get)
+    return str(value.astype(str) if hasattr(value, "astype") else value)
+
+
+def _pad(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """`array` with zeros appended along the first axis, up to `size`."""
+    return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), array.dtype)])

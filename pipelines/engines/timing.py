@@ -1,0 +1,116 @@
+"""Which engine is quickest on this machine, by timing, and the choice remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from pipelines.core import files, machine, settings
+from pipelines.core.batches import Batch, length
+from pipelines.core.errors import ZooError
+from pipelines.engines.session import Runnable
+
+logger = logging.getLogger(__name__)
+REPEATS = 9
+BUDGET_MS = 300.0  # a slow model is repeated less often
+REFERENCE = "onnxruntime"  # whose results others are held to; the first that runs where it does not
+ALIKE = 0.1  # 10 dB; int8 in two engines was seen to differ by 1e-3 and less
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The engine to use for one model file, thread count and batch size on this machine, and what was measured (median ms a batch)."""
+
+    engine: str
+    threads: int
+    batch_size: int
+    milliseconds: dict[str, float]
+    machine: str
+
+
+def choose(digest: str, candidates: Mapping[str, Callable[[], Runnable]], batch: Batch, threads: int = 1, *, fresh: bool = False) -> Plan:
+    """Time the candidates' sessions on `batch`, in turn, and keep the result under ZOO_HOME.
+
+    digest: what names the model they all run. A kept plan is used again only for the same digest, candidates, threads, batch size, CPU and
+    library versions; `fresh` times anew. A candidate that cannot be opened or does not run is left out. Raises ZooError where none runs.
+    """
+    size = size_class(batch)
+    key = hashlib.sha256(f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()} {ALIKE}".encode()).hexdigest()[:16]
+    kept = settings.home() / "plans" / f"{key}.json"
+    if kept.is_file() and not fresh:
+        try:
+            return Plan(**files.read_json(kept))
+        except (TypeError, ZooError):
+            kept.unlink(missing_ok=True)  # written by another version
+    if len(candidates) == 1:
+        return Plan(next(iter(candidates)), threads, size, {}, machine.fingerprint())
+    milliseconds = time_each(candidates, batch)
+    best = min(milliseconds, key=milliseconds.__getitem__)
+    chosen = Plan(best, threads, size, {name: round(ms, 4) for name, ms in milliseconds.items()}, machine.fingerprint())
+    try:
+        files.write_json(kept, asdict(chosen))
+    except ZooError as error:
+        logger.warning("the choice of an engine is not remembered: %s", error)
+    return chosen
+
+
+def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) -> dict[str, float]:
+    """Median milliseconds of `batch`, in turn, of every candidate that opens and runs; the others are named in the log.
+
+    Raises ZooError where none does.
+    """
+    sessions: dict[str, Runnable] = {}
+    wanted: Batch = {}
+    problems = []
+    for name, opener in sorted(candidates.items(), key=lambda each: each[0] != REFERENCE):
+        try:
+            session = opener()
+            found = session.run(batch)
+            require_alike(name, found, wanted)
+        except ZooError as error:
+            problems.append(str(error))
+            logger.warning("the engine %s is left out: %s", name, error)
+        else:
+            sessions[name] = session
+            wanted = wanted or found
+    if not sessions:
+        raise ZooError(f"no engine runs the model: {'; '.join(problems)}")
+    return dict(zip(sessions, measure(list(sessions.values()), batch), strict=True))
+
+
+def require_alike(engine: str, found: Batch, wanted: Batch) -> None:
+    """Raise ZooError where a float output of an engine differs from that of another by more than `ALIKE` of its power (sum of squares).
+
+    Engines round differently, but one that computes something else, as OpenVINO 2026.4 makes of a few quantized graphs, is not for use.
+    """
+    for name in wanted.keys() & found.keys():
+        x, y = wanted[name], found[name]
+        if x is not y and isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.shape == np.shape(y):
+            power, difference = (float(np.square(each, dtype=np.float64).sum()) for each in (x, x - y))
+            if 0 < power < np.inf and not difference <= ALIKE * power:  # NaN is none either
+                raise ZooError(f"output {name} of {engine} differs from that of other engines by {difference / power:.0%} of its power")
+
+
+def size_class(batch: Batch) -> int:
+    """The number of samples rounded up to a power of two: sizes of one class share a plan."""
+    return 1 << max(length(batch) - 1, 0).bit_length()
+
+
+def measure(sessions: Sequence[Runnable], batch: Batch) -> list[float]:
+    """Median milliseconds of one run of `batch`, per session, taken in turn."""
+    times: list[list[float]] = [[] for _ in sessions]
+    start = time.perf_counter()
+    for repeat in range(REPEATS + 1):
+        for session, taken in zip(sessions, times, strict=True):
+            before = time.perf_counter()
+            session.run(batch)
+            if repeat:  # the first round warms up
+                taken.append((time.perf_counter() - before) * 1e3)
+        if repeat >= 3 and (time.perf_counter() - start) * 1e3 > BUDGET_MS * len(sessions):
+            break
+    return [float(np.median(taken)) for taken in times]
