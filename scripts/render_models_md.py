@@ -13,7 +13,7 @@ from typing import Any
 
 import zoo
 from pipelines.core import files
-from pipelines.hub import Hub
+from pipelines.models.hub import Hub
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "MODELS.md"

@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 
 import zoo
-from pipelines import build, hub
+from pipelines.analysis.metrics import click_metrics
 from pipelines.core import files, machine, settings
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines.catalog import ENGINES, load
-from pipelines.evaluate import click_metrics
-from pipelines.pipeline import model_file
+from pipelines.models import build, hub
+from pipelines.models.pipeline import model_file
 from zoo.wide_deep.data import Rows
 
 from peers.common import median  # isort: skip  # beside this file

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import zoo
-from pipelines import build
 from pipelines.core import files
 from pipelines.core.errors import ZooError
 from pipelines.graph import edit, io
-from pipelines.hub import CARD, Card, CardFile
+from pipelines.models import build
+from pipelines.models.hub import CARD, Card, CardFile
 
 VOCABULARY = "vocabulary.model"  # of a translation model
 SHIPPED_FILES = (build.HALF, VOCABULARY, "calibration.json", "int8.onnx", "quantization.json", "sample.tsv.gz")

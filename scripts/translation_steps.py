@@ -29,13 +29,13 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import zoo
-from pipelines.build import ModelFolder, open_folder, read_npz
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.engines.catalog import load
 from pipelines.engines.session import Session
 from pipelines.graph import edit, io, query
+from pipelines.models.build import ModelFolder, open_folder, read_npz
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
 from pipelines.rewrites.driver import rewrite

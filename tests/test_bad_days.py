@@ -17,13 +17,13 @@ import pytest
 from onnx import helper, numpy_helper
 
 import zoo
-from pipelines import hub
-from pipelines.build import read_npz
 from pipelines.core import files
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import stock, timing
-from pipelines.entry import Entry
 from pipelines.graph import io
+from pipelines.models import hub
+from pipelines.models.build import read_npz
+from pipelines.models.entry import Entry
 from zoo import cli, training
 
 

@@ -44,7 +44,7 @@ def test_pipelines_never_imports_zoo_and_imports_between_packages_run_one_way(pa
     found = imports(path, top=False)
     assert not any(name.split(".")[0] == "zoo" for name in found)
     own = path.relative_to(ROOT / "pipelines").parts[0]
-    if own not in PACKAGES:
+    if own == "__init__.py":
         return
     used = {parts[1] for name in found if (parts := name.split("."))[0] == "pipelines" and len(parts) > 1}
     allowed = PACKAGES[: PACKAGES.index(own) + 1] if own in PACKAGES else ()

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipelines.build import ModelFolder
     from pipelines.engines.plan import PlannedSession
-    from pipelines.entry import Entry
-    from pipelines.pipeline import Pipeline
+    from pipelines.models.build import ModelFolder
+    from pipelines.models.entry import Entry
+    from pipelines.models.pipeline import Pipeline
 
 SHIPPED = Path(__file__).parent / "weights"
 ENTRIES = {
@@ -55,7 +55,7 @@ __all__ = ["ENTRIES", "SHIPPED", "entry", "load", "names", "open_plan", "pipelin
 
 def names() -> list[str]:
     """The pretrained models."""
-    from pipelines.hub import Hub
+    from pipelines.models.hub import Hub
 
     return Hub(SHIPPED).names()
 
@@ -77,9 +77,9 @@ def load(model: str | Path) -> ModelFolder:
     The float graphs of a pretrained model are made from its float16 weights beside them, the first time, where the cache can be written.
     Raises RequestError for an unknown name or a folder that holds no model.
     """
-    from pipelines.build import build, open_folder
     from pipelines.core.errors import ZooError
-    from pipelines.hub import Hub
+    from pipelines.models.build import build, open_folder
+    from pipelines.models.hub import Hub
 
     if Path(model).is_dir():
         return open_folder(model, entry)
@@ -92,7 +92,7 @@ def load(model: str | Path) -> ModelFolder:
 
 
 def pipeline(model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None) -> Pipeline:
-    """Open a model for use: raw input -> results, and `preprocess`, `predict`, `postprocess` for the parts (see `pipelines.pipeline`)."""
+    """Open a model for use: raw input -> results, and `preprocess`, `predict`, `postprocess` for the parts (see `pipelines.models.pipeline`)."""
     folder = load(model)
     opened: Pipeline = folder.entry.part("pipeline")(folder, precision, engine, threads, batch_size)
     return opened

@@ -77,7 +77,7 @@ def cli() -> None:
 @as_json
 def list_models(as_json: bool) -> None:
     """The pretrained models."""
-    from pipelines.hub import Hub
+    from pipelines.models.hub import Hub
 
     cards = [Hub(zoo.SHIPPED).card(name) for name in zoo.names()]
     found = [{"name": card.name, "entry": card.entry, "description": card.description} for card in cards]

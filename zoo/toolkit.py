@@ -16,30 +16,31 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 import zoo
-from pipelines import build as road
-from pipelines import images, page, report
-from pipelines.build import ModelFolder
+from pipelines.analysis import report, report_html
+from pipelines.analysis.tune import ArrayJudge, Judge, Verdict
+from pipelines.analysis.tune import tune as search
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.data import images
+from pipelines.data.preprocess import Preprocess
 from pipelines.engines import catalog
 from pipelines.engines.catalog import load
 from pipelines.engines.plan import Candidate
 from pipelines.engines.plan import build as build_plan
 from pipelines.engines.session import BF16, Port, Session
 from pipelines.engines.stock import available, computes, require_precision
-from pipelines.entry import Preprocess
 from pipelines.graph import io, query, reference_session
-from pipelines.hub import CARD
 from pipelines.kernels import extension
-from pipelines.pipeline import PRECISIONS, choose_engine
+from pipelines.models import build as road
+from pipelines.models.build import ModelFolder
+from pipelines.models.hub import CARD
+from pipelines.models.pipeline import PRECISIONS, choose_engine
 from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.quantize import QuantReport
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import RewriteReport, rewrite
 from pipelines.rewrites.shared import SHARED
-from pipelines.tune import ArrayJudge, Judge, Verdict
-from pipelines.tune import tune as search
 
 Model = str | Path
 BATCH = 64  # samples read at once
@@ -64,10 +65,10 @@ def tune(
     preprocess: Model | None = None,
     report_path: Model | None = None,
 ) -> dict[str, Any]:
-    """Search for the quickest recipe of a model that loses at most `max_drop` (a share: 0.005 = 0.5%); see `pipelines.tune.tune`.
+    """Search for the quickest recipe of a model that loses at most `max_drop` (a share: 0.005 = 0.5%); see `pipelines.analysis.tune.tune`.
 
     An ONNX file: evaluation_data and calibration_data are .npz of the graph's inputs, the former with `label` if there are any (see
-    `pipelines.tune.ArrayJudge` for what is measured), or folders of images, the former with labels.csv or one subfolder a class if there
+    `pipelines.analysis.tune.ArrayJudge` for what is measured), or folders of images, the former with labels.csv or one subfolder a class if there
     are any, and `preprocess` (see `samples_of`); without calibration_data every fifth evaluation sample calibrates instead.
     A zoo model: both are raw data; the metric is the model's own, calibration_data by default the samples that training kept.
     report_path: also write the report of the model found (.json or .html). Raises RequestError for unusable data.
@@ -107,7 +108,7 @@ class FolderJudge:
         self.digest = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
     def __call__(self, fp32: Session, int8: Session) -> Verdict:
-        """See `pipelines.tune.Judge`."""
+        """See `pipelines.analysis.tune.Judge`."""
         pipelines = {}
         for precision, session in (("fp32", fp32), ("int8", int8)):
             pipelines[precision] = self._kind(self._folder, "fp32", "auto", session.threads)
@@ -178,7 +179,7 @@ class Samples:
 def samples_of(model: ir.Model, data: Any, preprocess: Model | None = None, on_error: str = "raise", count: int | None = None) -> Samples:
     """The samples of an ONNX file's user: an .npz of the graph's inputs, or a folder of images.
 
-    preprocess: a JSON file (`pipelines.entry.Preprocess`) that says how an image becomes the graph's one input. Images are read as they are
+    preprocess: a JSON file (`pipelines.data.preprocess.Preprocess`) that says how an image becomes the graph's one input. Images are read as they are
     needed, `BATCH` at a time or as many as the graph takes; a last batch that such a graph cannot take is left out. on_error: "skip" passes
     over images that cannot be read, and logs which. count: so many at most, evenly out of all. Raises RequestError for unusable data.
     """
@@ -417,7 +418,7 @@ def write_report(
     path: Model, float_model: ir.Model, int8_model: ir.Model, said: QuantReport, table: CalibrationTable, samples: Iterable[Batch]
 ) -> None:
     """Explain a quantized model on `samples` and write the report (.json or .html)."""
-    page.save(report.explain(float_model, int8_model, said, table, samples), path)
+    report_html.save(report.explain(float_model, int8_model, said, table, samples), path)
 
 
 def is_file(model: Model) -> bool:
@@ -445,7 +446,7 @@ def require_report(report_path: Model | None, output: Model, *inputs: Any, sampl
     """Raise RequestError for a report that could not be measured, for want of samples, or not be written beside the model `output`."""
     if report_path is None:
         return
-    page.require_format(report_path)
+    report_html.require_format(report_path)
     if not samples:
         raise RequestError(
             "a report is measured on samples, and there are none; leave out --report, or give an .onnx file with --calibration-data"

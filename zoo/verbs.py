@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import zoo
-from pipelines import build as road
-from pipelines.benchmark import BATCHES, Configuration, Stages, pinned
-from pipelines.benchmark import benchmark as time_configurations
-from pipelines.benchmark import instances as time_instances
-from pipelines.build import ModelFolder
+from pipelines.analysis.benchmark import BATCHES, Configuration, Stages, pinned
+from pipelines.analysis.benchmark import benchmark as time_configurations
+from pipelines.analysis.benchmark import instances as time_instances
 from pipelines.core import machine, settings
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError
@@ -22,9 +20,11 @@ from pipelines.core.files import read_json, require_place, write_json
 from pipelines.engines.session import BF16
 from pipelines.engines.stock import STOCK, available, computes
 from pipelines.graph import io
-from pipelines.hub import CARD, Card, Hub
 from pipelines.kernels import extension
-from pipelines.pipeline import PRECISIONS, choose_engine, model_file
+from pipelines.models import build as road
+from pipelines.models.build import ModelFolder
+from pipelines.models.hub import CARD, Card, Hub
+from pipelines.models.pipeline import PRECISIONS, choose_engine, model_file
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable
 from pipelines.quantization.ptq import calibrated
 from pipelines.quantization.quantize import QuantReport
@@ -268,7 +268,7 @@ def quantize(
     An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. The other options are those of
     `QuantRecipe`; None: as the recipe has it; keep_float and dynamic add to what a zoo model has. Writes int8.onnx into the model's
     folder, or `output`; returns the quantization report.
-    report_path: also measure the result on the calibration samples, and write what `pipelines.report.explain` finds (.json or .html).
+    report_path: also measure the result on the calibration samples, and write what `pipelines.analysis.report.explain` finds (.json or .html).
     """
     if table is not None and calibration_data is not None:
         raise RequestError("give --table or --calibration-data, not both")
@@ -383,7 +383,7 @@ def benchmark(
 
     batch_sizes: the model's own (`Pipeline.BATCH_SIZE`) if None. engines: all that this machine and the model have if none is named; native
     counts for int8 only, OpenVINO alone for bf16. instances: with 2 or more, so many processes run at once, each pinned to `threads` cores
-    of its own; results are of the model alone (`pipelines.benchmark.instances`).
+    of its own; results are of the model alone (`pipelines.analysis.benchmark.instances`).
     scenario: "single-stream" or "offline", for images: from the files in `data` to classes, in the engine "auto" if none is named, after
     the accuracy; `zoo.images.harness.harness` says what the four after it are, and what is returned.
     A pipeline that calls its graph many times for a result (translation) is timed whole; its samples are sentences.
@@ -470,7 +470,7 @@ def doctor() -> dict[str, Any]:
 
 def _check_engine(name: str) -> str:
     """Run a small int8 layer made to saturate 16-bit pairs against its float form."""
-    from pipelines.selfcheck import largest_error
+    from pipelines.analysis.selfcheck import largest_error
 
     try:
         error = largest_error(name)

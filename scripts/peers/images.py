@@ -40,10 +40,9 @@ import zoo
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
-from pipelines.entry import Preprocess
-from pipelines.graph import edit
+from pipelines.data.images import labelled
+from pipelines.data.preprocess import Preprocess
 from pipelines.graph import io as graph
-from pipelines.images import labelled
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.shared import SHARED as PASSES
 from scripts.peers import common, vision
@@ -129,9 +128,9 @@ class Graph(NamedTuple):
         import onnx
 
         graph = onnx.load(path).graph
-        options = [{each.name: onnx.helper.get_attribute_value(each) for each in node.attribute} for node in edit.node]
-        nodes = [(node.op_type, list(node.input), node.output[0], each) for node, each in zip(edit.node, options, strict=True)]
-        constants = {each.name: onnx.numpy_helper.to_array(each) for each in edit.initializer}
+        options = [{each.name: onnx.helper.get_attribute_value(each) for each in node.attribute} for node in graph.node]
+        nodes = [(node.op_type, list(node.input), node.output[0], each) for node, each in zip(graph.node, options, strict=True)]
+        constants = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
         return Graph(nodes, graph.input[0].name, graph.output[0].name, constants)
 
     def evaluate(self, x: Any, constants: Mapping[str, Any], operators: Mapping[str, Callable[..., Any]]) -> Any:

@@ -35,10 +35,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import zoo
+from pipelines.analysis.metrics import signatures, translation_metrics
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
-from pipelines.evaluate import signatures, translation_metrics
 from scripts.peers import common
 from scripts.peers.translation_engines import LENGTHS, PEERS, RANDOM, Case, System, Work, copied, drawn, isa, make
 from zoo.transformer_mt.data import read_pairs, tidy

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import zoo
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError
-from pipelines.hub import CARD, Card
+from pipelines.models.hub import CARD, Card
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, VOCABULARY, Tokens, Vocabulary, by_tokens, padded
 from zoo.transformer_mt.decode import Step, beam_search, limit, naive_step
 

@@ -16,8 +16,7 @@ import pytest
 from rewriting import EXACT, model, run
 
 import zoo
-from pipelines.benchmark import Configuration, benchmark
-from pipelines.build import NATIVE, build
+from pipelines.analysis.benchmark import Configuration, benchmark
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import mapped
@@ -29,7 +28,8 @@ from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.clicks import reference
 from pipelines.kernels.clicks.from_graph import dense_layers, embedding_layer
-from pipelines.pipeline import choose_engine
+from pipelines.models.build import NATIVE, build
+from pipelines.models.pipeline import choose_engine
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite

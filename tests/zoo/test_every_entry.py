@@ -7,11 +7,11 @@ import onnx
 import pytest
 
 import zoo
-from pipelines import build
 from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
-from pipelines.hub import Hub
+from pipelines.models import build
+from pipelines.models.hub import Hub
 from pipelines.quantization.calibrate import CalibrationTable
 
 LIMIT = 32_000_000

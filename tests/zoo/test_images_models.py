@@ -16,7 +16,7 @@ from rewriting import ops, run
 import zoo
 from pipelines.core import files
 from pipelines.core.errors import RequestError
-from pipelines.entry import Preprocess
+from pipelines.data.preprocess import Preprocess
 from pipelines.graph import io, query
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_input_normalization import FoldInputNormalization

@@ -18,11 +18,11 @@ from PIL import Image
 from rewriting import model
 
 import zoo
-from pipelines import images
 from pipelines.core import files
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.data import images
 from pipelines.graph import io as graph
-from pipelines.hub import Card, CardFile
+from pipelines.models.hub import Card, CardFile
 from zoo import cli
 from zoo.images import predict
 from zoo.images.harness import STEPS

@@ -11,11 +11,11 @@ from rewriting import run
 from trainings import broken_off, write_images
 
 import zoo
-from pipelines.build import _trained
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
-from pipelines.entry import Preprocess
+from pipelines.data.preprocess import Preprocess
 from pipelines.graph import io, query
+from pipelines.models.build import _trained
 from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.quantize import activation_parameters, quantize
 from pipelines.quantization.recipe import QuantRecipe

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import zoo
-from pipelines.build import open_folder
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.kernels import extension
+from pipelines.models.build import open_folder
 from zoo import cli
 from zoo.transformer_mt import predict
 from zoo.transformer_mt.data import PAD, Vocabulary

@@ -11,13 +11,13 @@ from PIL import Image
 from rewriting import model, run
 
 import zoo
-from pipelines import images
 from pipelines.core import files
 from pipelines.core.batches import joined, length
 from pipelines.core.errors import RequestError
+from pipelines.data import images
+from pipelines.data.preprocess import Preprocess
 from pipelines.engines.catalog import open_plan
 from pipelines.engines.session import Port
-from pipelines.entry import Preprocess
 from pipelines.graph import io
 from zoo import cli, toolkit
 

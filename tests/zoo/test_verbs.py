@@ -12,11 +12,11 @@ import pytest
 from rewriting import model
 
 import zoo
-from pipelines import build as road
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io
-from pipelines.hub import Hub
+from pipelines.models import build as road
+from pipelines.models.hub import Hub
 from pipelines.rewrites import driver
 from zoo import cli, verbs
 

@@ -20,12 +20,12 @@ import pytest
 from rewriting import needs_vnni
 
 import zoo
-from pipelines import pipeline
 from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import load
 from pipelines.engines.stock import STOCK
 from pipelines.engines.timing import Plan
 from pipelines.kernels import extension
+from pipelines.models import pipeline
 from zoo.wide_deep import predict
 from zoo.wide_deep.data import Features
 from zoo.wide_deep.predict import ClickPipeline

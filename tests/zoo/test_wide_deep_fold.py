@@ -10,9 +10,9 @@ import pytest
 from rewriting import model, ops, run
 
 import zoo
+from pipelines.analysis.metrics import auc
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
-from pipelines.evaluate import auc
 from pipelines.graph import edit, io, query
 from pipelines.kernels.clicks.from_graph import embedding_layer
 from pipelines.kernels.clicks.reference import parallel_embedding

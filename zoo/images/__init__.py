@@ -1,6 +1,6 @@
 """What the image classifiers share."""
 
-from pipelines.entry import Entry
+from pipelines.models.entry import Entry
 from pipelines.quantization.recipe import QuantRecipe
 
 

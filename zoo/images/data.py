@@ -21,10 +21,10 @@ from PIL import Image
 
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
-from pipelines.entry import Preprocess
-from pipelines.images import SUFFIXES
-from pipelines.images import decode as decode_pixels
-from pipelines.images import prepare as prepare_pixels
+from pipelines.data.images import SUFFIXES
+from pipelines.data.images import decode as decode_pixels
+from pipelines.data.images import prepare as prepare_pixels
+from pipelines.data.preprocess import Preprocess
 from zoo.training import datasets, load_dataset
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3], RGB
@@ -148,12 +148,12 @@ def one_source(data: Any) -> str:
 
 
 def decode(content: bytes, scale_to: int = 0) -> Image.Image:
-    """An image file's content as `pipelines.images.decode` reads it for serving; scale_to: its `smallest`."""
+    """An image file's content as `pipelines.data.images.decode` reads it for serving; scale_to: its `smallest`."""
     return Image.fromarray(decode_pixels(content, smallest=scale_to))
 
 
 def prepare(image: Image.Image, features: dict[str, Any]) -> Pixels:
-    """uint8 [size, size, 3] as a model's preprocessing says, by `pipelines.images.prepare`: training sees the pixels that serving sees."""
+    """uint8 [size, size, 3] as a model's preprocessing says, by `pipelines.data.images.prepare`: training sees the pixels that serving sees."""
     return prepare_pixels(np.asarray(image), Preprocess.from_json(features)).transpose(1, 2, 0)
 
 

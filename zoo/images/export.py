@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core.errors import RequestError
-from pipelines.entry import Preprocess
+from pipelines.data.preprocess import Preprocess
 from pipelines.graph import edit, query
 
 if TYPE_CHECKING:

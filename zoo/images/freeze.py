@@ -11,9 +11,9 @@ from torch import nn
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import read_json
-from pipelines.entry import Preprocess
+from pipelines.data.preprocess import Preprocess
 from pipelines.graph import io, query
-from pipelines.hub import CARD
+from pipelines.models.hub import CARD
 from zoo.images.export import export
 from zoo.training import fill
 

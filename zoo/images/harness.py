@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.benchmark import Configuration, memory_mb
+from pipelines.analysis.benchmark import Configuration, memory_mb
+from pipelines.analysis.metrics import class_metrics
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
-from pipelines.evaluate import class_metrics
-from pipelines.images import decode, prepare
-from pipelines.pipeline import model_file
+from pipelines.data.images import decode, prepare
+from pipelines.models.pipeline import model_file
 from zoo.images.data import Item
 from zoo.images.predict import INPUT, ImagePipeline, content, labelled, pictures, score
 
@@ -50,7 +50,7 @@ def harness(
     Returns {"scenario", "samples" (of the accuracy), "images" (of the times), "results": [{"engine", "precision", "threads", "top1",
     "top5", "latency_ms": {"mean", "p50", "p90", "p99"} from the bytes of a file to its classes, "split_ms": the mean of every step,
     "offline": {"images_per_second", "batch_size", "workers" (that decode), "by_batch"}, "model_mb" (the file), "memory_mb" (see
-    `pipelines.benchmark.memory_mb`, for a batch of one), "cost_per_million": of images, in the unit of `price_per_hour`}]}.
+    `pipelines.analysis.benchmark.memory_mb`, for a batch of one), "cost_per_million": of images, in the unit of `price_per_hour`}]}.
     Raises ZooError for a pipeline below what is wanted, RequestError for images that cannot be read, or missing labels where `least` asks.
     """
     if scenario not in SCENARIOS:

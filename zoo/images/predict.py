@@ -17,18 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipelines.build import ModelFolder
+from pipelines.analysis.metrics import Ranked, compare_classes, rank
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json
 from pipelines.core.ordered_map import ordered_map
 from pipelines.core.progress import progress
-from pipelines.entry import Preprocess
-from pipelines.evaluate import Ranked, compare_classes, rank
-from pipelines.images import SUFFIXES, decode, listed, prepare
-from pipelines.pipeline import Pipeline
-from pipelines.tables import on_terminal, writing
+from pipelines.data.images import SUFFIXES, decode, listed, prepare
+from pipelines.data.preprocess import Preprocess
+from pipelines.data.tables import on_terminal, writing
+from pipelines.models.build import ModelFolder
+from pipelines.models.pipeline import Pipeline
 from zoo.images.data import HELD_OUT, TRAIN, Item, find_images
 
 INPUT, OUTPUT = "image", "logits"
@@ -178,7 +178,7 @@ class ImagePipeline(Pipeline):
         return ordered_map(lambda some: self.load(some, on_error), groups, self.workers)
 
     def run(self, inputs: Any, output: str | Path, on_error: str = "skip") -> dict[str, Any]:
-        """Classify images (see `pipelines.images.listed`) of any number in constant memory, in input order.
+        """Classify images (see `pipelines.data.images.listed`) of any number in constant memory, in input order.
 
         Writes the columns file, label, index, probability, label2, probability2, ... of the classes next in line, and error: what is wrong
         with an image that cannot be read, of which the others are empty. `workers` threads decode ahead while the caller's classifies.
@@ -256,7 +256,7 @@ class ImagePipeline(Pipeline):
 
 
 def evaluate(pipelines: Mapping[str, ImagePipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """All precisions on the same labelled images; see `labelled` and `pipelines.evaluate.compare_classes`. Adds samples and skipped."""
+    """All precisions on the same labelled images; see `labelled` and `pipelines.analysis.metrics.compare_classes`. Adds samples and skipped."""
     images, labels = labelled(next(iter(pipelines.values())), data)
     ranked, skipped = score(pipelines, images, labels, on_error)
     return {"samples": len(images) - skipped, "skipped": skipped, **compare_classes(ranked)}
@@ -369,7 +369,7 @@ def _name(image: Path | Item) -> str:
 
 
 def _columns(columns: Mapping[str, Any], batch: Loaded, results: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Results of a batch as `pipelines.tables` takes them."""
+    """Results of a batch as `pipelines.data.tables` takes them."""
     found: dict[str, list[Any]] = {name: [] for name in columns}
     left = iter(results)
     for name, fault in zip(batch.names, batch.faults, strict=True):

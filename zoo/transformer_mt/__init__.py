@@ -1,6 +1,6 @@
 """Translation by a Transformer (Vaswani et al. 2017, "Attention Is All You Need")."""
 
-from pipelines.entry import Entry
+from pipelines.models.entry import Entry
 from pipelines.quantization.recipe import QuantRecipe
 
 ENTRY = Entry(

@@ -17,20 +17,20 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.build import ModelFolder, derived, derived_graph
+from pipelines.analysis.metrics import compare_translations
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing
 from pipelines.core.progress import progress
+from pipelines.data.tables import FORMATS, writing
 from pipelines.engines.catalog import load
 from pipelines.engines.native_translation import NativeTranslator, store
 from pipelines.engines.session import BF16, Session
-from pipelines.evaluate import compare_translations
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
-from pipelines.pipeline import Pipeline, model_file
-from pipelines.tables import FORMATS, writing
+from pipelines.models.build import ModelFolder, derived, derived_graph
+from pipelines.models.pipeline import Pipeline, model_file
 from zoo.transformer_mt.data import (
     END,
     PAD,
@@ -377,7 +377,7 @@ def _writing(output: str | Path, scores: bool, numbers: bool) -> Iterator[Callab
 
 
 def evaluate(pipelines: Mapping[str, TranslationPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """All precisions on the same pairs; see `read_pairs` and `pipelines.evaluate.compare_translations`. Adds samples, skipped and beam."""
+    """All precisions on the same pairs; see `read_pairs` and `pipelines.analysis.metrics.compare_translations`. Adds samples, skipped and beam."""
     faults, first = Faults(), next(iter(pipelines.values()))
     sources, references = [], []
     languages = str(first.folder.preprocessing.get("languages", ""))

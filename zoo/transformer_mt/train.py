@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pipelines.analysis.metrics import signatures, translation_metrics
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress
-from pipelines.evaluate import signatures, translation_metrics
 from pipelines.graph import edit, io, query
 from zoo.training import (
     BELOW_1,

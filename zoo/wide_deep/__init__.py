@@ -1,6 +1,6 @@
 """Wide & Deep (Cheng et al. 2016, "Wide & Deep Learning for Recommender Systems") on Criteo click logs."""
 
-from pipelines.entry import Entry
+from pipelines.models.entry import Entry
 from pipelines.quantization.recipe import QuantRecipe
 
 ENTRY = Entry(

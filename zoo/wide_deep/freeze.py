@@ -15,12 +15,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedOpsetsPass, ShapeInferencePass
 
-from pipelines.build import SAMPLES
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, write_json
 from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
-from pipelines.hub import CARD
+from pipelines.models.build import SAMPLES
+from pipelines.models.hub import CARD
 from zoo.wide_deep.columns import Network, optimize, read_graph
 from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows
 from zoo.wide_deep.mapped import MappedFeatures, Number, ordered

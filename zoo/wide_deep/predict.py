@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.build import ModelFolder
+from pipelines.analysis.metrics import compare_clicks
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.ordered_map import ordered_map
 from pipelines.core.progress import progress
+from pipelines.data.tables import writing
 from pipelines.engines.catalog import load
-from pipelines.evaluate import compare_clicks
-from pipelines.pipeline import Pipeline, model_file, open_quickest
-from pipelines.tables import writing
+from pipelines.models.build import ModelFolder
+from pipelines.models.pipeline import Pipeline, model_file, open_quickest
 from zoo.wide_deep import sources
 from zoo.wide_deep.data import ErrorLog, Rows, read_rows, timed
 from zoo.wide_deep.mapped import features_of, inputs_of, last_ids
@@ -198,7 +198,7 @@ class ClickPipeline(Pipeline):
 
 
 def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """Both precisions on the same labelled rows; see `pipelines.evaluate.compare_clicks`. Keys samples, clicks and skipped are added."""
+    """Both precisions on the same labelled rows; see `pipelines.analysis.metrics.compare_clicks`. Keys samples, clicks and skipped are added."""
     errors = ErrorLog()
     labels: list[NDArray[np.float32]] = []
     scores: dict[str, list[NDArray[np.float32]]] = {name: [] for name in pipelines}

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.analysis.metrics import click_metrics
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress, silent
-from pipelines.evaluate import click_metrics
 from pipelines.graph import edit, io
 from zoo.training import BELOW_1, FROM_0, SEED, Workers, plot_curves, require_output, require_same_run, require_settings
 from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Features, Floats, Rows, fit, timed

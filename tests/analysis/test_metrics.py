@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.analysis.metrics import Ranked, auc, class_metrics, click_metrics, compare_classes, compare_clicks, logloss, rank
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.evaluate import Ranked, auc, class_metrics, click_metrics, compare_classes, compare_clicks, logloss, rank
 
 
 def pairs(labels, scores, weights=None):

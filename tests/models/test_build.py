@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from rewriting import model, run
 
-from pipelines import build as road
-from pipelines.build import ROAD, ModelFolder, build, open_folder, read_npz, set_recipe
 from pipelines.core.errors import RequestError
 from pipelines.core.files import mapped, sha256, write_json
-from pipelines.entry import Entry
 from pipelines.graph import edit, io, query
-from pipelines.hub import Card, CardFile
+from pipelines.models import build as road
+from pipelines.models.build import ROAD, ModelFolder, build, open_folder, read_npz, set_recipe
+from pipelines.models.entry import Entry
+from pipelines.models.hub import Card, CardFile
 from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.shared import SHARED

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from rewriting import EXACT, model, needs_vnni, run
 
-from pipelines import page, report
+from pipelines.analysis import report, report_html
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines.session import Executed
 from pipelines.engines.stock import available
@@ -292,7 +292,7 @@ TRIALS = [
 
 def test_the_page_is_whole_and_stands_alone(found, tmp_path):
     what = {**found[2], "trials": TRIALS}
-    path = page.save(what, tmp_path / "r.html")
+    path = report_html.save(what, tmp_path / "r.html")
     text = path.read_text()
     assert not re.search(r"(src|href)=|@import|<script", text)
     assert text.count("<svg") == 2 + len(what["tensors"]) and "kl &lt;b&gt;" in text
@@ -301,27 +301,27 @@ def test_the_page_is_whole_and_stands_alone(found, tmp_path):
     ElementTree.fromstring(text.split("\n", 1)[1].replace('<meta charset="utf-8">', ""))
     assert not re.search(r"\b(nan|inf|None)\b", text)
     assert "at most 0.5% lost" in text and "<td>broken</td>" in text and "<td>no</td>" in text  # a recipe that failed is in the table
-    again = page.save(what, tmp_path / "again.html")
+    again = report_html.save(what, tmp_path / "again.html")
     assert again.read_bytes() == path.read_bytes()
 
 
 def test_many_tensors_are_folded_away_and_the_worst_come_first(found):
     one = {**found[2]["tensors"]["x"]}
-    text = page.page({**found[2], "tensors": {f"t{i}": {**one, "sqnr_db": 90.0 - i} for i in range(page.SHOWN + 3)}})
+    text = report_html.page({**found[2], "tensors": {f"t{i}": {**one, "sqnr_db": 90.0 - i} for i in range(report_html.SHOWN + 3)}})
     shown, folded = text.split("<details>")
-    assert "<summary>3 more</summary>" in folded and shown.count('title="t') == page.SHOWN
-    assert f'title="t{page.SHOWN + 2}"' in shown and 'title="t0"' in folded
+    assert "<summary>3 more</summary>" in folded and shown.count('title="t') == report_html.SHOWN
+    assert f'title="t{report_html.SHOWN + 2}"' in shown and 'title="t0"' in folded
 
 
 def test_a_report_as_json(found, tmp_path):
-    assert json.loads(page.save(found[2], tmp_path / "r.json").read_text()) == json.loads(json.dumps(found[2]))
+    assert json.loads(report_html.save(found[2], tmp_path / "r.json").read_text()) == json.loads(json.dumps(found[2]))
 
 
 def test_another_format(tmp_path):
     with pytest.raises(RequestError, match=r"a report ends in .json or .html, not r.pdf"):
-        page.require_format(tmp_path / "r.pdf")
+        report_html.require_format(tmp_path / "r.pdf")
 
 
 def test_rows_for_a_terminal(found):
-    columns, rows = page.rows(found[2])
+    columns, rows = report_html.rows(found[2])
     assert all(len(row) == len(columns) for row in rows) and len(rows) == len(found[2]["operators"])

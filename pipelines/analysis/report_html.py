@@ -1,4 +1,4 @@
-"""What `pipelines.report.explain` found, for people: rows for a terminal, JSON, one HTML page that needs nothing else, with plots (SVG)."""
+"""What `pipelines.analysis.report.explain` found, for people: rows for a terminal, JSON, one HTML page that needs nothing else, with plots (SVG)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import zoo
 
-PEERS = Path(__file__).resolve().parent.parent / "scripts" / "peers"
+PEERS = Path(__file__).resolve().parents[2] / "scripts" / "peers"
 MODEL = "wide-deep-criteo"
 FIELDS, BUCKETS, NUMERIC = 3, 10, 2
 

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from rewriting import model, run
 
-from pipelines import tune
+from pipelines.analysis import tune
+from pipelines.analysis.tune import ArrayJudge, Settings, Verdict, log_path
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, sha256
 from pipelines.engines.catalog import load
 from pipelines.engines.stock import available
 from pipelines.graph import io, query
-from pipelines.tune import ArrayJudge, Settings, Verdict, log_path
 
 RNG = np.random.default_rng(0)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from rewriting import model
 
-from pipelines import benchmark as module
-from pipelines.benchmark import Configuration, Stages, benchmark, instances, memory_mb, pinned
+from pipelines.analysis import benchmark as module
+from pipelines.analysis.benchmark import Configuration, Stages, benchmark, instances, memory_mb, pinned
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.graph import io
 from zoo import cli

@@ -24,8 +24,8 @@ import numpy as np
 from pipelines.core import files, settings
 from pipelines.core.batches import Batch, cut
 from pipelines.core.errors import RequestError, one_line
-from pipelines.entry import Entry
-from pipelines.hub import CARD, Card
+from pipelines.models.entry import Entry
+from pipelines.models.hub import CARD, Card
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB

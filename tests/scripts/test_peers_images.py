@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from pipelines.entry import Preprocess
-from pipelines.images import normalized, prepare
+from pipelines.data.images import normalized, prepare
+from pipelines.data.preprocess import Preprocess
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "peers" / "images.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "peers" / "images.py"
 SIZE, CLASSES = 13, 5
 
 

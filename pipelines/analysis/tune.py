@@ -30,7 +30,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines import page, report
+from pipelines.analysis import report, report_html
+from pipelines.analysis.metrics import auc
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError, one_line
@@ -40,7 +41,6 @@ from pipelines.engines.openvino import OpenVinoSession
 from pipelines.engines.session import Session
 from pipelines.engines.stock import STOCK, available
 from pipelines.engines.timing import measure, time_each
-from pipelines.evaluate import auc
 from pipelines.graph import io
 from pipelines.quantization.calibrate import CalibrationTable, Observation, observe
 from pipelines.quantization.correction import correct
@@ -239,7 +239,7 @@ def tune(
 
     model: float, rewritten. samples() starts the calibration batches anew; total: how many samples they are. seconds: no trial begins that
     would end later, but the first. engine: the one that models are judged and timed in; "auto": the quickest on the first int8 model.
-    recipe: what all trials share. report_path: where a report of the model found goes, see `pipelines.page.save`. The log lies beside the
+    recipe: what all trials share. report_path: where a report of the model found goes, see `pipelines.analysis.report_html.save`. The log lies beside the
     output (`log_path`); Ctrl-C ends the search like the budget does.
     Returns {"path", "log", "met", "missed_by", "stopped": "done" | "time" | "interrupted", "metric", "max_drop", "engine", "fp32_ms",
     "best": a trial, "trials": [{"name", "settings", "drop", "sqnr_db", "metrics", "milliseconds", "seconds", "sha256", "best"}]}.
@@ -497,7 +497,7 @@ class _Search:
         if report_path is not None and self.kept is not None:
             model = self.maker.floating(settings.equalize)
             assert model is not None
-            page.save(report.explain(model, *self.kept[1], self.maker.samples(), trials=trials), report_path)
+            report_html.save(report.explain(model, *self.kept[1], self.maker.samples(), trials=trials), report_path)
         return {
             "path": str(self.output),
             "log": str(self.log),

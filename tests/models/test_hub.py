@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import hub
 from pipelines.core import settings
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.hub import Card, CardFile, Hub, download
+from pipelines.models import hub
+from pipelines.models.hub import Card, CardFile, Hub, download
 
 BODY = random.Random(0).randbytes(300_000)  # some chunks long, so that a broken connection leaves a partial file
 OTHER = random.Random(1).randbytes(300_000)

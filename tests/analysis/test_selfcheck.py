@@ -1,7 +1,7 @@
 import pytest
 from rewriting import EXACT
 
-from pipelines import selfcheck
+from pipelines.analysis import selfcheck
 from pipelines.engines.stock import STOCK
 
 

@@ -8,8 +8,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from pipelines.core.errors import RequestError
+from pipelines.data.tables import writing
 from pipelines.kernels import extension
-from pipelines.tables import writing
 
 COLUMNS = {"row": np.int64, "probability": np.float32, "click": np.bool_}
 CHUNKS = [

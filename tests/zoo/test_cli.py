@@ -15,7 +15,7 @@ import zoo
 from pipelines.core import machine
 from zoo import cli
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

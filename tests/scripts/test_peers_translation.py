@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import zoo
-from pipelines.build import open_folder
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
+from pipelines.models.build import open_folder
 from scripts import render_models_md as render
 from scripts import translation_steps as steps
 from scripts.peers import common, translation

@@ -50,7 +50,7 @@ def explain(
     """Everything known of a quantized model, as plain JSON values.
 
     float_model: the one that `quantize` turned into `int8_model` by `table`; where channels were equalized, it is so before it is compared.
-    samples: batches {graph input: array, first axis = samples}, read once. trials: what `pipelines.tune` tried, for the plot. Memory holds
+    samples: batches {graph input: array, first axis = samples}, read once. trials: what `pipelines.analysis.tune` tried, for the plot. Memory holds
     about `MEMORY` bytes of results, and those of one sample.
     Returns {"graph", "recipe", "samples", "counts", "outputs": {name: {"sqnr_db"}},
     "operators": [{"name", "type", "precision", "reason", "sqnr_db", "own_db"}], "damaging": [operator names, the worst first],

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from pipelines.core.errors import RequestError
-from pipelines.entry import Entry
+from pipelines.models.entry import Entry
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 PARTS = ("train", "settings", "finetune_settings", "freeze", "rewrites", "evaluate", "pipeline")

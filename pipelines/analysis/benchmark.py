@@ -237,8 +237,8 @@ class _Worker:
     """A process that answers each line of JSON with one; see `_serve`. It ends when its input does, so it never outlives this one."""
 
     def __init__(self, what: str) -> None:
-        command = [sys.executable, "-P", "-m", "pipelines.benchmark"]  # -P: a random.py in the user's folder is not the library's
-        paths = [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        command = [sys.executable, "-P", "-m", "pipelines.analysis.benchmark"]  # -P: a random.py in the user's folder is not the library's
+        paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._what = what
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (a pipe that nobody reads would fill)

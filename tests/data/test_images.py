@@ -12,11 +12,11 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps, features
 
-from pipelines import images
 from pipelines.core.errors import RequestError
+from pipelines.data import images
+from pipelines.data.images import batches, decode, labelled, listed, normalized, prepare
+from pipelines.data.preprocess import Preprocess
 from pipelines.engines.session import Port
-from pipelines.entry import Preprocess
-from pipelines.images import batches, decode, labelled, listed, normalized, prepare
 from pipelines.kernels import extension
 
 RNG = np.random.default_rng(0)

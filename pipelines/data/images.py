@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from pipelines.core.errors import RequestError
-from pipelines.entry import Preprocess
+from pipelines.data.preprocess import Preprocess
 from pipelines.kernels import extension
 from pipelines.kernels.images import native, reference
 from pipelines.kernels.images.operators import Resize

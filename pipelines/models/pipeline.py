@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.build import NATIVE, ModelFolder
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined
 from pipelines.core.errors import RequestError, ZooError
@@ -21,6 +20,7 @@ from pipelines.engines.stock import candidates as stock_candidates
 from pipelines.engines.stock import require_precision
 from pipelines.engines.timing import Plan, choose
 from pipelines.kernels import extension
+from pipelines.models.build import NATIVE, ModelFolder
 
 logger = logging.getLogger(__name__)
 
