@@ -328,7 +328,7 @@ def test_no_engine_reports_to_its_maker(here):
     """Both keep an id and a queue in the home directory where they do."""
     home = here / "home"
     home.mkdir()
-    code = "import sys; from pathlib import Path; from pipelines.engines.session import load; [load(Path(sys.argv[1]), e) for e in sys.argv[2:]]"
+    code = "import sys; from pathlib import Path; from pipelines.engines.catalog import load; [load(Path(sys.argv[1]), e) for e in sys.argv[2:]]"
     chosen = {key: each for key, each in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"} | {"HOME": str(home)}
     engines = [each for each in ("onnxruntime", "openvino") if each in stock.available()]
     subprocess.run([sys.executable, "-c", code, here / "m.onnx", *engines], env=chosen, check=True)

@@ -257,7 +257,7 @@ def test_an_instance_that_dies_gives_one_line(path, started):
 def test_no_instance_outlives_the_process_that_asked(how, path):
     code = f"""
 import sys, numpy as np
-from pipelines import benchmark as module
+from pipelines.analysis import benchmark as module
 module.WINDOW_SECONDS = 0.2
 tell = module._Worker.tell
 module._Worker.tell = lambda self, request: (tell(self, request), "warm" in request and print(self.process.pid, flush=True))

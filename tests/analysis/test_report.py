@@ -250,7 +250,7 @@ class Spy:
 
 
 def ran(monkeypatch, executed, int8=("conv", "conv2", "gemm")):
-    monkeypatch.setitem(report.engine.ENGINES, "onnxruntime", lambda *_: Spy(executed))
+    monkeypatch.setitem(report.stock.STOCK, "onnxruntime", lambda *_: Spy(executed))
     operators = [{"name": name, "precision": "int8"} for name in int8] + [{"name": "softmax", "precision": "float"}]
     return report._ran("onnxruntime", model("(float[n] x) => (float[n] y) { y = Relu(x) }"), operators, {}, {})
 

@@ -428,7 +428,7 @@ PEAK = """
 import resource, sys
 import numpy as np
 from rewriting import model
-from pipelines.calibrate import observe
+from pipelines.quantization.calibrate import observe
 
 layers = " ".join(f"a{i + 1} = Conv<pads = [1, 1, 1, 1]>(a{i}, w)" for i in range(10))
 found = model(f"(float[n,32,64,64] a0) => (float[n,32,64,64] a10) {{ {layers} }}", w=np.full((32, 32, 3, 3), 1 / 288, np.float32))

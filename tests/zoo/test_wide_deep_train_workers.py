@@ -24,7 +24,7 @@ import json, sys
 sys.path[:0] = json.loads(sys.argv[1])
 import test_wide_deep_train as tests
 from test_wide_deep_train_workers import CONFIG
-from pipelines.errors import ZooError
+from pipelines.core.errors import ZooError
 from zoo.wide_deep import train as training
 steps, data, output, *more = sys.argv[2:]
 if int(steps):
