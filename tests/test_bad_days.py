@@ -231,7 +231,7 @@ def test_a_full_cache_does_not_end_a_run(here, monkeypatch):
 
     monkeypatch.setattr(files, "write_json", full)
     batch = {"x": np.zeros((2, 8), np.float32)}
-    assert timing.choose("digest", timing.stock_candidates(here / "m.onnx", 1), batch).engine in stock.available()
+    assert timing.choose("digest", stock.candidates(here / "m.onnx", 1), batch).engine in stock.available()
 
 
 # ------------------------------------------------------------------------------------------------------------ another process

@@ -22,10 +22,10 @@ from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
 from pipelines.kernels import extension
 from zoo import cli
-from zoo.wide_deep.columns import optimize, read_graph
 from zoo.wide_deep.data import read_rows
 from zoo.wide_deep.freeze import map_features, network_to_onnx
-from zoo.wide_deep.mapped import MappedFeatures, Number, ordered
+from zoo.wide_deep.tensorflow_graph.columns import optimize, read_graph
+from zoo.wide_deep.tensorflow_graph.mapped import MappedFeatures, Number, ordered
 
 TOLERANCE = 1e-6
 Rows = list[dict[str, Any]]

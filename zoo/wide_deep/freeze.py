@@ -21,10 +21,10 @@ from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
 from pipelines.models.build import SAMPLES
 from pipelines.models.hub import CARD
-from zoo.wide_deep.columns import Network, optimize, read_graph
 from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows
-from zoo.wide_deep.mapped import MappedFeatures, Number, ordered
-from zoo.wide_deep.terms import Column, Emitter
+from zoo.wide_deep.tensorflow_graph.columns import Network, optimize, read_graph
+from zoo.wide_deep.tensorflow_graph.mapped import MappedFeatures, Number, ordered
+from zoo.wide_deep.tensorflow_graph.terms import Column, Emitter
 from zoo.wide_deep.train import CALIBRATION_ROWS, STATE, WEIGHTS, TrainConfig, build_model
 
 import keras  # isort: skip  # after zoo.wide_deep.train, which quiets TensorFlow before its first import
@@ -124,7 +124,7 @@ def from_graph(
 ) -> dict[str, Any]:
     """Make `output` a model folder of a frozen graph, but for its card, whose details are returned: preprocessing and weights.
 
-    path: a GraphDef or a SavedModel's folder that `zoo.wide_deep.columns` understands. data: rows of a log, whatever `read_rows` takes; the
+    path: a GraphDef or a SavedModel's folder that `zoo.wide_deep.tensorflow_graph.columns` understands. data: rows of a log, whatever `read_rows` takes; the
     first `CALIBRATION_ROWS` of them become calibration.npz and give the numbers their ranges. columns: names of the columns of a
     row, see `mapped.ordered`. Raises RequestError for a graph, rows or columns that do not fit, before anything is written.
     """

@@ -28,7 +28,7 @@ from pipelines.models.build import ModelFolder
 from pipelines.models.pipeline import Pipeline, model_file, open_quickest
 from zoo.wide_deep import sources
 from zoo.wide_deep.data import ErrorLog, Rows, read_rows, timed
-from zoo.wide_deep.mapped import features_of, inputs_of, last_ids
+from zoo.wide_deep.tensorflow_graph.mapped import features_of, inputs_of, last_ids
 
 SAMPLE = "sample.tsv.gz"  # synthetic rows that ship with the model
 AT_ONCE = 4096  # rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache

@@ -5,7 +5,7 @@ GatherNd), to give the others one (SparseFillEmptyRows), to look every different
 tables where they belong (SparseSegmentMean, Tile, Select, Reshape). Where a row holds at most one value all of it is: the row of a table
 that the value's hash chooses, zeros where there is none. Mean, sum and sqrtn of one are the same.
 
-The graph is read from its placeholders on, by what operators do and never by their names: the rules in `zoo.wide_deep.rules` give the
+The graph is read from its placeholders on, by what operators do and never by their names: the rules in `zoo.wide_deep.tensorflow_graph.rules` give the
 meaning of a tensor by those of its inputs. An operator without a rule for them refuses what depends on it, and all such are reported.
 """
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError
-from zoo.wide_deep import rules
-from zoo.wide_deep.tensors import Feature, Pair, Refused, Source, flat
-from zoo.wide_deep.terms import Apply, Column, Dense, Row, columns_of, fields_of
+from zoo.wide_deep.tensorflow_graph import rules
+from zoo.wide_deep.tensorflow_graph.tensors import Feature, Pair, Refused, Source, flat
+from zoo.wide_deep.tensorflow_graph.terms import Apply, Column, Dense, Row, columns_of, fields_of
 
 GraphDef = Any  # tf.compat.v1.GraphDef
 ENDS = ("Sigmoid", "Softmax")

@@ -1,6 +1,6 @@
 """What TensorFlow's operators make of the tensors of a feature column graph: from its inputs to the rows of tables, and shapes.
 
-See `zoo.wide_deep.columns`. A rule refuses (`No`) what it does not know to be so.
+See `zoo.wide_deep.tensorflow_graph.columns`. A rule refuses (`No`) what it does not know to be so.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from pipelines.core.errors import RequestError
-from zoo.wide_deep import terms
 from zoo.wide_deep.hashing import buckets_of, fingerprint64
-from zoo.wide_deep.layers import LAYERS
-from zoo.wide_deep.tensors import (
+from zoo.wide_deep.tensorflow_graph import terms
+from zoo.wide_deep.tensorflow_graph.layers import LAYERS
+from zoo.wide_deep.tensorflow_graph.tensors import (
     BATCH,
     Array,
     Feature,
@@ -38,7 +38,7 @@ from zoo.wide_deep.tensors import (
     unknown,
     want,
 )
-from zoo.wide_deep.terms import Apply, Column, Lookup, Row
+from zoo.wide_deep.tensorflow_graph.terms import Apply, Column, Lookup, Row
 
 OUTPUTS = 64  # of a node that is refused: more than any has that is known here
 REASONS = {  # what is known of operators that have no rule

@@ -80,7 +80,7 @@ class Number:
 
 @dataclass(frozen=True)
 class MappedFeatures:
-    """What `Features` is to a model trained here, to one that came as a TensorFlow graph (`zoo.wide_deep.columns`).
+    """What `Features` is to a model trained here, to one that came as a TensorFlow graph (`zoo.wide_deep.tensorflow_graph.columns`).
 
     A row of a log is an optional label, then the numbers `numeric_columns`, then the categories `categorical_columns`, by their names in
     the graph. fill: what a missing number is to the graph, one of each number. buckets: of each category; the id of a missing one is

@@ -11,6 +11,7 @@ from PIL import Image
 from rewriting import model, run
 
 import zoo
+from pipelines.analysis.tune import ArrayJudge, Verdict
 from pipelines.core import files
 from pipelines.core.batches import joined, length
 from pipelines.core.errors import RequestError
@@ -19,7 +20,7 @@ from pipelines.data.preprocess import Preprocess
 from pipelines.engines.catalog import open_plan
 from pipelines.engines.session import Port
 from pipelines.graph import io
-from zoo import cli, toolkit
+from zoo import cli, samples
 
 TEXT = "(float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) r = Relu(h) y = MatMul(r, v) }"
 
@@ -72,7 +73,7 @@ def test_tune_an_onnx_file_with_labels(here: Path, capsys: pytest.CaptureFixture
 def test_a_missed_goal_is_an_exit_code_and_one_line(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolkit.ArrayJudge, "__call__", lambda *_: toolkit.Verdict(0.25, 20.0))
+    monkeypatch.setattr(ArrayJudge, "__call__", lambda *_: Verdict(0.25, 20.0))
     options = (
         "--evaluation-data",
         "e.npz",
@@ -91,12 +92,12 @@ def test_a_missed_goal_is_an_exit_code_and_one_line(
 
 
 def test_without_calibration_data_every_fifth_sample_calibrates(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    judge, samples = toolkit._arrays(io.load("mlp.onnx"), "e.npz", None, 1)
+    judge, given = samples.judge_of(io.load("mlp.onnx"), "e.npz", None, 1)
     x = np.load("e.npz")["x"]
     for _ in range(2):
-        np.testing.assert_array_equal(np.concatenate([each["x"] for each in samples]), x[::5])
-    assert samples.total == 40 and "every fifth" in caplog.text
-    assert isinstance(judge, toolkit.ArrayJudge) and len(judge._arrays["x"]) == 160
+        np.testing.assert_array_equal(np.concatenate([each["x"] for each in given]), x[::5])
+    assert given.total == 40 and "every fifth" in caplog.text
+    assert isinstance(judge, ArrayJudge) and len(judge._arrays["x"]) == 160
 
 
 @pytest.mark.parametrize(
@@ -313,11 +314,11 @@ def test_some_samples_of_a_file_are_spread_over_it(tmp_path: Path, count: int | 
     array = np.arange(14, dtype=np.float32).reshape(7, 2)
     np.savez(tmp_path / "x.npz", x=array)
     net = model("(float[n,2] x) => (float[n,2] y) { y = Relu(x) }")
-    found = toolkit.samples_of(net, tmp_path / "x.npz", count=count)
+    found = samples.samples_of(net, tmp_path / "x.npz", count=count)
     assert found.total == len(rows)
     np.testing.assert_array_equal(joined(list(found))["x"], array[list(rows)])
     fixed = model("(float[2,2] x) => (float[2,2] y) { y = Relu(x) }")
-    assert [length(each) for each in toolkit.samples_of(fixed, tmp_path / "x.npz", count=5)] == [2, 2]
+    assert [length(each) for each in samples.samples_of(fixed, tmp_path / "x.npz", count=5)] == [2, 2]
 
 
 def test_max_memory_reaches_the_calibration(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What TensorFlow's operators on floats make of the expressions of a feature column graph; see `zoo.wide_deep.columns`."""
+"""What TensorFlow's operators on floats make of the expressions of a feature column graph; see `zoo.wide_deep.tensorflow_graph.columns`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from zoo.wide_deep import terms
-from zoo.wide_deep.mapped import ELEMENTWISE
-from zoo.wide_deep.tensors import Flat, Node, Pair, Rule, Source, TwoClass, array_of, as_dense, flat, no, unknown, want
-from zoo.wide_deep.terms import Apply, Row
+from zoo.wide_deep.tensorflow_graph import terms
+from zoo.wide_deep.tensorflow_graph.mapped import ELEMENTWISE
+from zoo.wide_deep.tensorflow_graph.tensors import Flat, Node, Pair, Rule, Source, TwoClass, array_of, as_dense, flat, no, unknown, want
+from zoo.wide_deep.tensorflow_graph.terms import Apply, Row
 
 BINARY = {  # operator: steps with the constant behind and in front, and ONNX's name
     **dict.fromkeys(("Add", "AddV2", "BiasAdd"), ("add", "add", "Add")),

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit
-from zoo.wide_deep.mapped import Number, Step, apply
+from zoo.wide_deep.tensorflow_graph.mapped import Number, Step, apply
 
 Array = npt.NDArray[Any]
 OPSET = 18

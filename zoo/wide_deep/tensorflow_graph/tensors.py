@@ -1,6 +1,6 @@
-"""The tensors of a feature column graph as `zoo.wide_deep.columns` understands them, and what the rules for operators share.
+"""The tensors of a feature column graph as `zoo.wide_deep.tensorflow_graph.columns` understands them, and what the rules for operators share.
 
-A tensor is an array where it is constant (a shape may hold `BATCH`), an expression of `zoo.wide_deep.terms` where it is float [n, width],
+A tensor is an array where it is constant (a shape may hold `BATCH`), an expression of `zoo.wide_deep.tensorflow_graph.terms` where it is float [n, width],
 and a `Step` on the way from a text to the row of a table that it chooses.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from zoo.wide_deep.terms import Apply, Column, Dense, Row, Sum
+from zoo.wide_deep.tensorflow_graph.terms import Apply, Column, Dense, Row, Sum
 
 Array = npt.NDArray[Any]
 Node = Any  # tf.compat.v1.NodeDef

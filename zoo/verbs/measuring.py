@@ -1,0 +1,258 @@
+"""The verbs that measure: evaluate, benchmark, plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+import zoo
+from pipelines.analysis.benchmark import BATCHES, Configuration, Stages, pinned
+from pipelines.analysis.benchmark import benchmark as time_configurations
+from pipelines.analysis.benchmark import instances as time_instances
+from pipelines.core import machine
+from pipelines.core.batches import Batch, length
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.engines import catalog
+from pipelines.engines.catalog import load
+from pipelines.engines.plan import Candidate
+from pipelines.engines.plan import build as build_plan
+from pipelines.engines.session import BF16
+from pipelines.engines.stock import available, computes, require_precision
+from pipelines.graph import io
+from pipelines.kernels import extension
+from pipelines.models import build as road
+from pipelines.models.build import ModelFolder
+from pipelines.models.pipeline import PRECISIONS, choose_engine, model_file
+from zoo.paths import Model, is_file, listed, spare, used
+from zoo.samples import examples_of
+
+AS_IT_IS = "as it is"  # the precision of a file that a user brings
+logger = logging.getLogger(__name__)
+
+
+def evaluate(
+    model: Model,
+    data: Any,
+    *,
+    precisions: Sequence[str] = ("fp32", "int8"),
+    engine: str = "auto",
+    threads: int = 1,
+    batch_size: int | None = None,
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Quality of fp32 and int8 on the same labelled samples, int8 - fp32 with paired bootstrap intervals, and the machine.
+
+    precisions: those compared with fp32, which is always measured. "difference" is of the first of them, what is said of each further one
+    stands under "others". The engine native has no fp32, which then runs in what "auto" chooses.
+    """
+    folder = zoo.load(model)
+    kind = folder.entry.part("pipeline")
+    pipelines = {}
+    for each in dict.fromkeys(("fp32", *precisions)):
+        chosen = "auto" if each == "fp32" and engine == "native" else engine
+        pipelines[each] = kind(folder, each, chosen, threads, batch_size)
+    if len(pipelines) < 2:
+        raise RequestError("fp32 alone compares nothing; add int8 or bf16")
+    found: dict[str, Any] = folder.entry.part("evaluate")(pipelines, data, on_error)
+    engines = {precision: each.engine for precision, each in pipelines.items()}
+    where = machine.environment(threads=threads, batch_size=next(iter(pipelines.values())).batch_size, engines=engines)
+    return {
+        "model": folder.card.name,
+        "data": [Path(part).name for each in listed(data) for part in str(each).split(",")],
+        **found,
+        "environment": where,
+    }
+
+
+def benchmark(
+    model: Model,
+    *,
+    data: Model | None = None,
+    precisions: Sequence[str] = ("fp32", "int8"),
+    engines: Sequence[str] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    threads: int = 1,
+    rounds: int = 15,
+    instances: int = 1,
+    scenario: str | None = None,
+    count: int = 1000,
+    min_top1: float | None = None,
+    min_top5: float | None = None,
+    price_per_hour: float | None = None,
+) -> dict[str, Any]:
+    """Throughput, latency, split and memory of every precision and engine, in turn in one run per batch size.
+
+    batch_sizes: the model's own (`Pipeline.BATCH_SIZE`) if None. engines: all that this machine and the model have if none is named; native
+    counts for int8 only, OpenVINO alone for bf16. instances: with 2 or more, so many processes run at once, each pinned to `threads` cores
+    of its own; results are of the model alone (`pipelines.analysis.benchmark.instances`).
+    scenario: "single-stream" or "offline", for images: from the files in `data` to classes, in the engine "auto" if none is named, after
+    the accuracy; `zoo.images.harness.harness` says what the four after it are, and what is returned.
+    A pipeline that calls its graph many times for a result (translation) is timed whole; its samples are sentences.
+    """
+    folder = zoo.load(model)
+    if wrong := [each for each in precisions if each not in PRECISIONS]:
+        raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
+    if scenario is not None:
+        if instances != 1 or batch_sizes is not None:
+            raise RequestError("a scenario has batch sizes of its own, and one process; leave out --batch-size and --instances")
+        if price_per_hour is not None and not price_per_hour >= 0:
+            raise RequestError(f"the price is {price_per_hour} an hour; wanted 0 or more")
+        least = {"top1": min_top1, "top5": min_top5}
+        more = {"scenario": scenario, "count": count, "least": least, "price_per_hour": price_per_hour}
+        return _scenario(folder, precisions, engines or ("auto",), threads, data, more)
+    if {min_top1, min_top5, price_per_hour} != {None}:
+        raise RequestError("a least accuracy or a price belongs to a scenario; add --scenario single-stream or --scenario offline")
+    batch_sizes = (folder.entry.part("pipeline").BATCH_SIZE,) if batch_sizes is None else batch_sizes
+    if min(batch_sizes, default=0) < 1 or min(rounds, threads, instances) < 1:
+        wrong = [f"batch sizes {list(batch_sizes)}", f"rounds {rounds}", f"threads {threads}"]
+        raise RequestError(f"{', '.join(wrong)} and instances {instances} must all be 1 or more")
+    cores = pinned(instances, threads) if instances > 1 else []
+    names = list(engines or _engines(folder))
+    if set(names) == {"native"}:
+        precisions = [each for each in precisions if each == "int8"] or [model_file(precisions[0], "native")]
+    results = []
+    for size in batch_sizes:
+        opened: Any = folder.entry.part("pipeline")(folder, precisions[0], "auto", threads, size)
+        raw = opened.example(size, data)
+        batch = opened.preprocess(raw)
+        configurations = []
+        for precision in precisions:
+            chosen = [_quickest(folder, precision, batch, threads) if each == "auto" else each for each in names]
+            usable = [each for each in dict.fromkeys(chosen) if computes(each, precision) and (each != "native" or precision == "int8")]
+            usable = usable or (chosen if precision == BF16 else [])  # which is refused
+            configurations += [_configuration(folder, precision, each) for each in usable]
+        if cores:
+            results += time_instances(configurations, opened.preprocess(opened.example(size * BATCHES, data)), size, cores, rounds)
+            continue
+        stages = Stages(lambda opened=opened, raw=raw: opened.preprocess(raw), opened.postprocess)  # type: ignore[misc]
+        results += time_configurations(configurations, batch, threads, rounds, stages)
+    return {"model": folder.card.name, "results": results, "environment": machine.environment(threads=threads, rounds=rounds)}
+
+
+def _quickest(folder: ModelFolder, precision: str, batch: Batch, threads: int) -> str:
+    """The engine "auto" is."""
+    kind = folder.entry.part("pipeline")
+    return str(choose_engine(folder, precision, batch, threads).engine if kind.ONE_CALL else kind(folder, precision).engine)
+
+
+def _configuration(folder: ModelFolder, precision: str, engine: str) -> Configuration:
+    """A file of the folder, or the whole pipeline, opened as `zoo.verbs.measuring.Whole`."""
+    if not folder.entry.part("pipeline").ONE_CALL:
+        return Configuration(engine, precision, folder.path, "zoo.verbs.measuring:Whole")
+    return Configuration(engine, precision, folder.ensure(model_file(precision, engine)))
+
+
+def _scenario(
+    folder: ModelFolder, precisions: Sequence[str], engines: Sequence[str], threads: int, data: Any, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the harness of an entry finds; see `benchmark`."""
+    if not folder.entry.harness:
+        raise RequestError(f"{folder.entry.name} has no scenarios; leave out --scenario")
+    if data is None:
+        raise RequestError("a scenario is run on images; give them with --data FOLDER")
+    kind = folder.entry.part("pipeline")
+    pipelines = [kind(folder, precision, engine, threads, 1) for precision in precisions for engine in engines]
+    found = folder.entry.part("harness")(pipelines, data, **more)
+    names = [Path(str(each)).name for each in listed(data)]
+    return {"model": folder.card.name, "data": names, **found, "environment": machine.environment(threads=threads)}
+
+
+def _engines(folder: ModelFolder) -> list[str]:
+    """The engines that this machine and the model have."""
+    found = available()
+    if not (kind := folder.entry.part("pipeline")).ONE_CALL:
+        return [each for each in kind.ENGINES if each in found or (each == "native" and extension.isas())]
+    if folder.entry.native and extension.isas():
+        try:
+            folder.ensure(road.NATIVE)
+            found.append("native")
+        except RequestError as error:
+            logger.info("%s", error)
+    return found
+
+
+class Whole:
+    """The pipeline of a model folder, to be timed like a session (see `Runnable`); its batches have the size that it is given."""
+
+    def __init__(self, path: str | Path, engine: str, threads: int, precision: str) -> None:
+        self._asked = path, precision, engine, threads
+        self._opened: dict[int, Any] = {}
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """See `Runnable`."""
+        size = length(batch)
+        if size not in self._opened:
+            self._opened = {size: zoo.pipeline(*self._asked, size)}
+        found: dict[str, NDArray[Any]] = self._opened[size].predict(batch)
+        return found
+
+
+def plan(
+    model: Model,
+    output: Model | None = None,
+    *,
+    precisions: Sequence[str] | None = None,
+    engines: Sequence[str] | None = None,
+    threads: Sequence[int] = (1,),
+    batch_sizes: Sequence[int] | None = None,
+    data: Model | None = None,
+) -> dict[str, Any]:
+    """Time engines, precisions, threads and batch sizes on this machine and write a plan file (`pipelines.engines.plan.build`, `open_plan`).
+
+    precisions: of a zoo model (int8 unless named; "bf16" is fp32 computed in bfloat16, where the CPU has that); an ONNX file runs as it is,
+    and in "bf16" if that is named. batch_sizes: a zoo model's own, 1 for a file unless named. data: raw input, or .npz of the graph's
+    inputs for a file, whose inputs are zeros otherwise. output: by default MODEL.plan beside the file or in the model's folder.
+    For a zoo model the choice among all engines is also kept for engine="auto". Returns what the file says, and "path".
+    """
+    if min((*threads, *(batch_sizes or ())), default=0) < 1:
+        raise RequestError(f"threads {list(threads)} and batch sizes {list(batch_sizes or ())} must all be 1 or more")
+    machine.require_threads(max(threads))
+    if unknown := [each for each in precisions or () if each not in (*PRECISIONS, AS_IT_IS)]:
+        raise RequestError(f"unknown precision {', '.join(unknown)}; choose among {', '.join(PRECISIONS)}")
+    for each in precisions or ():
+        require_precision(each)
+    names = list(engines or (*available(), "native"))
+    if unknown := [each for each in names if each not in catalog.ENGINES]:
+        raise RequestError(f"unknown engine {', '.join(unknown)}; choose among {', '.join(catalog.ENGINES)}")
+    if is_file(model):
+        path = Path(model)
+        target = Path(output) if output is not None else path.with_suffix(".plan")
+        spare(target, model, data)
+        batches = examples_of(io.load(path), data, batch_sizes or (1,))
+        kinds = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
+        candidates = _candidates({kind: path for kind in kinds}, names)
+        found = build_plan(candidates, batches, threads, target, load)
+        return {"model": path.name, "path": str(target), **found}
+    folder = zoo.load(model)
+    if not folder.entry.part("pipeline").ONE_CALL:
+        raise RequestError(
+            f"{folder.card.name} computes its graph many times for one result, of which a plan file has no form; "
+            "time its engines with: zoo benchmark MODEL, and name one with --engine"
+        )
+    target = Path(output) if output is not None else folder.path / "model.plan"
+    spare(target, *used(folder), data)
+    opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
+    batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
+    kinds = list(precisions or ("int8",))
+    candidates = _candidates({kind: folder.ensure(PRECISIONS[kind]) for kind in kinds}, names)
+    if "int8" in kinds and "native" in names and folder.entry.native and extension.isas():
+        try:
+            candidates.append(Candidate("native", "int8", folder.ensure(road.NATIVE)))
+        except ZooError as error:
+            logger.info("%s", error)
+    for kind in kinds:
+        for count in threads:
+            for batch in batches:
+                choose_engine(folder, kind, batch, count, fresh=True)
+    found = build_plan(candidates, batches, threads, target, catalog.load)
+    return {"model": folder.card.name, "path": str(target), **found}
+
+
+def _candidates(paths: dict[str, Path], names: Sequence[str]) -> list[Candidate]:
+    """Every stock engine named with every precision that it has."""
+    pairs = [(name, kind) for kind in paths for name in names if name in available() and computes(name, kind)]
+    return [Candidate(name, kind, paths[kind]) for name, kind in pairs]

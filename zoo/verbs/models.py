@@ -1,0 +1,124 @@
+"""The verbs that find, make and use a model: info, download, run, build, doctor."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from pathlib import Path
+from typing import Any
+
+import zoo
+from pipelines.core import machine, settings
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import read_json
+from pipelines.engines.stock import STOCK, available
+from pipelines.kernels import extension
+from pipelines.models import build as road
+from pipelines.models.hub import Hub
+from zoo.paths import Model, listed, spare, used
+
+logger = logging.getLogger(__name__)
+
+
+def info(model: Model) -> dict[str, Any]:
+    """What is known of a model: its card, the files of its folder, what the stages reported, how its operators run. Downloads nothing."""
+    if Path(model).is_dir():
+        folder = zoo.load(model)
+        card, path = folder.card, folder.path
+    else:
+        shelf = Hub(zoo.SHIPPED)
+        card = shelf.card(str(model))
+        path = shelf.folder(card.name)
+    found: dict[str, Any] = {**card.to_json(), "path": str(path)}
+    if path.is_dir():
+        found["on_disk"] = {
+            each.name: each.stat().st_size for each in sorted(path.iterdir()) if each.is_file() and not each.name.startswith(".")
+        }
+        if built := road.read_record(path):
+            found["built"] = built
+        if (path / road.ROAD[1]).is_file() and (path / road.ROAD[2]).is_file():
+            found["native"] = road.native_form(road.open_folder(path, zoo.entry))
+        elif zoo.entry(card.entry).native:
+            found["native"] = {"reason": f"not decided yet; run: zoo download {model}"}
+        if (path / road.QUANTIZATION).is_file():
+            try:
+                found["quantization"] = read_json(path / road.QUANTIZATION)
+            except RequestError as error:
+                raise RequestError(f"{error}; make it anew with: zoo build {model} --force") from error
+    return found
+
+
+def download(model: str) -> Path:
+    """Fetch and verify every file of a pretrained model and make those that are built from them; returns its folder."""
+    folder = road.open_folder(Hub(zoo.SHIPPED).fetch(model), zoo.entry)
+    road.build(folder)
+    return folder.path
+
+
+def run(
+    model: Model,
+    inputs: Any,
+    output: Model = "-",
+    *,
+    precision: str = "int8",
+    engine: str = "auto",
+    threads: int = 1,
+    batch_size: int | None = None,
+    on_error: str | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Raw input of any size -> a file of results, in constant memory and input order; returns a summary.
+
+    batch_size, on_error: the model's own (`Pipeline.BATCH_SIZE`, `Pipeline.ON_ERROR`) if None. more: what the model's `run` takes besides,
+    e.g. beam, n_best and scores for translation.
+    """
+    opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size)
+    if unknown := more.keys() - inspect.signature(opened.run).parameters.keys():
+        raise RequestError(f"{opened.folder.card.name} has no option {', '.join(sorted(unknown))}; that is for other models")
+    spare(output, *used(opened.folder), *listed(inputs))
+    return {"model": opened.folder.card.name, **opened.run(inputs, output, on_error or opened.ON_ERROR, **more)}
+
+
+def build(model: Model, *, force: bool = False) -> dict[str, Any]:
+    """Make every file of a model that is missing or stale; returns {"path", "stages": {file: "given" | "kept" | "made"}}."""
+    folder = zoo.load(model)
+    return {"model": folder.card.name, "path": str(folder.path), "stages": road.build(folder, force=force)}
+
+
+def doctor() -> dict[str, Any]:
+    """CPU, instruction sets and what they mean, versions, settings, cache, and a quick check of int8 against float in every engine."""
+    cache = settings.home()
+    files = [each for each in cache.rglob("*") if each.is_file()] if cache.is_dir() else []
+    return {
+        "cpu": machine.cpu()["name"],
+        "isa": machine.cpu()["flags"],
+        "cores": machine.cores(),
+        "vnni": machine.has_vnni(),
+        "advice": machine.VNNI if machine.has_vnni() else machine.NO_VNNI,
+        "versions": machine.versions(),
+        "engines": {name: _check_engine(name) if name in available() else "not installed" for name in STOCK},
+        "kernels": f"{reason}; until then onnxruntime and openvino compute all"
+        if (reason := extension.missing())
+        else f"ok: {', '.join(extension.isas())}",
+        "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": settings.offline(), "ZOO_MIRROR": settings.mirror()},
+        "cache": {"files": len(files), "megabytes": round(sum(each.stat().st_size for each in files) / 1e6, 1)},
+        "models": zoo.names(),
+    }
+
+
+def _check_engine(name: str) -> str:
+    """Run a small int8 layer made to saturate 16-bit pairs against its float form."""
+    from pipelines.analysis.selfcheck import largest_error
+
+    try:
+        error = largest_error(name)
+    except ZooError as problem:
+        return f"failed: {problem}"
+    return f"ok, int8 within {error:.4f} of float" if error < 0.02 else f"int8 differs from float by {error:.3f}: products saturate"
+
+
+def run_stage(model: Model, stage: str) -> dict[str, Any]:
+    """Build a model folder up to `stage` (a file of it) and return what the stage reported."""
+    folder = zoo.load(model)
+    folder.ensure(stage)
+    return {"model": folder.card.name, "path": str(folder.path / stage), **folder.record.get(stage, {})}

@@ -1,0 +1,135 @@
+"""The verbs that make a model's weights and its frozen graph: train, finetune, freeze."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json, require_place, write_json
+from pipelines.models import build as road
+from pipelines.models.hub import CARD, Card
+from zoo.paths import Model, listed, required
+from zoo.training import is_first, require_free
+from zoo.verbs.models import run_stage
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    family: str, data: Any, output: Model, *, settings: Mapping[str, str] | None = None, resume: bool = False, on_error: str = "raise"
+) -> dict[str, Any]:
+    """Train a model family on own data; `output` becomes a model folder. settings: {name of a training setting: value as text}.
+
+    Returns the metrics. Raises RequestError for unknown settings, unusable data, or an output folder that holds something else.
+    """
+    entry = zoo.entry(family)
+    if not resume and is_first():
+        require_free(Path(output))  # before the seconds that importing a framework takes
+    config = _configured(entry.name, entry.part("settings"), settings or {})
+    result: dict[str, Any] = entry.part("train")(data, Path(output), config=config, resume=resume, on_error=on_error)
+    _write_trained_card(Path(output), entry.name, f"{entry.title}; trained by its user")
+    return result
+
+
+def finetune(
+    model: Model, data: Any, output: Model, *, settings: Mapping[str, str] | None = None, resume: bool = False, on_error: str = "raise"
+) -> dict[str, Any]:
+    """Go on training from a model's weights on own data; `output` becomes a model folder. See `train`.
+
+    The setting qat trains image classifiers with the rounding of int8 (`zoo.images.qat`); `build` then takes the ranges so trained.
+    """
+    folder = zoo.load(model)
+    if "from" in folder.card.details.get("weights", {}):
+        raise RequestError(f"{folder.card.name} came as a graph (zoo freeze --from-pb), which cannot be trained; start with: zoo train")
+    if not resume and is_first():
+        require_free(Path(output))
+    folder.ensure("fp32.onnx")
+    entry = folder.entry
+    config = _configured(entry.name, entry.part("finetune_settings"), settings or {})
+    result: dict[str, Any] = entry.part("train")(
+        data, Path(output), config=config, resume=resume, start_from=folder.path, on_error=on_error
+    )
+    _write_trained_card(Path(output), entry.name, f"{folder.card.name} fine-tuned by its user")
+    return result
+
+
+def freeze(
+    model: Model,
+    *,
+    from_pb: Model | None = None,
+    data: Any = None,
+    output: Model | None = None,
+    columns: Sequence[str] | None = None,
+    output_node: str | None = None,
+    on_error: str = "raise",
+) -> dict[str, Any]:
+    """Checkpoint -> frozen inference graph, fp32.onnx; returns node counts and sizes.
+
+    from_pb: a frozen TensorFlow graph from elsewhere (GraphDef, or a SavedModel's folder) of the family `model`; `output` becomes its model
+    folder, built up to int8, calibrated on the first rows of `data`. columns: names of the columns of a row where they do not stand
+    in their natural order. output_node: the node of the graph's result where there are several. Raises RequestError for a graph that the
+    family does not read, with all that is in its way.
+    """
+    if from_pb is None:
+        if any(each is not None for each in (data, output, columns, output_node)):
+            raise RequestError("--data, -o, --columns and --output-node are for a graph from elsewhere; name it with --from-pb GRAPH.pb")
+        return run_stage(model, "fp32.onnx")
+    if Path(model).is_dir():
+        raise RequestError(f"{model} is a folder, but a graph is read as one of a family: {', '.join(_readers())}")
+    entry = zoo.entry(str(model))
+    if not entry.from_graph:
+        raise RequestError(f"{entry.name} cannot be read from a graph; these can: {', '.join(_readers())}")
+    if data is None or not listed(data):
+        raise RequestError("int8 needs rows to calibrate on; give some thousand rows of the log with --data FILE")
+    require_place((target := required(output, "a graph")) / CARD)
+    options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
+    details = entry.part("from_graph")(from_pb, data, target, **options)
+    _write_card(target, entry.name, f"{entry.title}; from the graph {Path(from_pb).name}", details)
+    folder = zoo.load(target)
+    stages = road.build(folder)
+    return {"model": folder.card.name, "path": str(target), **folder.record["fp32.onnx"], "stages": stages, **details}
+
+
+def _readers() -> list[str]:
+    return [name for name in zoo.ENTRIES if zoo.entry(name).from_graph]
+
+
+def _configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
+    """`defaults` of a family (a dataclass instance) with `settings`, given as text, converted to the types of the defaults."""
+    known = {each.name: getattr(defaults, each.name) for each in dataclasses.fields(defaults)}
+    if unknown := [name for name in settings if name not in known]:
+        raise RequestError(f"{family} has no training setting {', '.join(unknown)}; choose among {', '.join(known)}")
+    return dataclasses.replace(defaults, **{name: _convert(name, text, known[name]) for name, text in settings.items()})
+
+
+def _convert(name: str, text: str, like: Any) -> Any:
+    try:
+        if isinstance(like, bool):
+            return {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}[text.lower()]
+        if isinstance(like, tuple):
+            return tuple(type(like[0])(each) for each in text.split(",") if each)
+        return type(like)(text)
+    except (KeyError, ValueError):
+        raise RequestError(f"setting {name} is {text!r}; wanted a value like {like!r}") from None
+
+
+def _write_trained_card(folder: Path, entry: str, description: str) -> None:
+    if not is_first():
+        return
+    trained = read_json(folder / "train.json")
+    details = {
+        "preprocessing": trained["features"],
+        "training": {key: trained[key] for key in ("rows", "metrics", "config") if key in trained},
+        **{key: trained[key] for key in ("classes",) if key in trained},
+    }
+    _write_card(folder, entry, description, details)
+
+
+def _write_card(folder: Path, entry: str, description: str, details: Mapping[str, Any]) -> None:
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.resolve().name).lstrip("._-") or entry
+    write_json(folder / CARD, Card(name, entry, description, (), details).to_json())
