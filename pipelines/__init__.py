@@ -2,4 +2,6 @@
 
 import os
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would keep an id of the device and count calls; openvino: see `engine`
+os.environ.setdefault(
+    "ORT_DISABLE_TELEMETRY", "1"
+)  # it would keep an id of the device and count calls; openvino: see `engine`

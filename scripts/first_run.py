@@ -1,4 +1,6 @@
-"""What `make run` does: score the sample that ships with Wide & Deep, fp32 and int8, and print what came out and how fast."""
+"""What `make run` does: score the sample that ships with Wide & Deep, fp32 and int8, and print what came out and how
+fast.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SCORES = Path("scores.csv")
 
 def main() -> None:
     sample = zoo.load(MODEL).path / "sample.tsv.gz"
-    table = Table("precision", "engine", "rows", "clicks predicted", "rows/s, file to file", "samples/s, model alone", box=None)
+    table = Table(
+        "precision", "engine", "rows", "clicks predicted", "rows/s, file to file", "samples/s, model alone", box=None
+    )
     speeds = []
     with tempfile.TemporaryDirectory() as folder:
         for precision, output in (("fp32", Path(folder) / "fp32.csv"), ("int8", SCORES)):

@@ -40,7 +40,10 @@ def reports(name: str, kind: str) -> list[tuple[str, dict[str, Any]]]:
 
 def beside_peers(script: str) -> list[tuple[str, dict[str, Any]]]:
     """(file, content) of the reports of a script that measures this project beside others, one per CPU."""
-    return [(str(path.relative_to(ROOT)), files.read_json(path)) for path in sorted((PEERS / "reports").glob(f"{script}-*.json"))]
+    return [
+        (str(path.relative_to(ROOT)), files.read_json(path))
+        for path in sorted((PEERS / "reports").glob(f"{script}-*.json"))
+    ]
 
 
 def place(found: dict[str, Any]) -> str:
@@ -56,14 +59,22 @@ def quality(name: str) -> str:
     for file, found in reports(name, "quality"):
         keys = list(found["metrics"]["fp32"])
         rows = [
-            [precision, *(f"{found['metrics'][precision][key]:.4f}" for key in keys), "" if precision == "fp32" else f"{moved:.4f}"]
+            [
+                precision,
+                *(f"{found['metrics'][precision][key]:.4f}" for key in keys),
+                "" if precision == "fp32" else f"{moved:.4f}",
+            ]
             for precision, moved in (("fp32", 0.0), ("int8", found["difference"]["max_probability"]))
         ]
         if native := found.get("native"):
             values = [f"{native['metrics'][key]:.4f}" for key in keys]
             rows.append(["int8, native kernels", *values, f"{native['difference']['max_probability']:.4f}"])
         rows += [
-            [f"int8 by {peer}", *(f"{each['metrics'][key]:.4f}" for key in keys), f"{each['difference']['max_probability']:.4f}"]
+            [
+                f"int8 by {peer}",
+                *(f"{each['metrics'][key]:.4f}" for key in keys),
+                f"{each['difference']['max_probability']:.4f}",
+            ]
             for peer, each in found.get("peers", {}).items()
         ]
         low, high = found["interval"]["auc"]
@@ -79,12 +90,22 @@ def quality(name: str) -> str:
 def speed(name: str) -> str:
     parts = []
     for file, found in reports(name, "speed"):
-        floats = {(e["engine"], e["batch_size"]): e["samples_per_second"] for e in found["results"] if e["precision"] == "fp32"}
+        floats = {
+            (e["engine"], e["batch_size"]): e["samples_per_second"]
+            for e in found["results"]
+            if e["precision"] == "fp32"
+        }
         ordered = sorted(found["results"], key=lambda e: (-e["batch_size"], e["precision"], e["engine"]))
         rows = []
         for each in ordered:
-            same = [rate for (engine, size), rate in floats.items() if size == each["batch_size"] and engine == each["engine"]]
-            ratio = each["samples_per_second"] / max(same or [rate for (_, size), rate in floats.items() if size == each["batch_size"]])
+            same = [
+                rate
+                for (engine, size), rate in floats.items()
+                if size == each["batch_size"] and engine == each["engine"]
+            ]
+            ratio = each["samples_per_second"] / max(
+                same or [rate for (_, size), rate in floats.items() if size == each["batch_size"]]
+            )
             split = " / ".join(f"{ms:.3f}" for ms in each["split_ms"].values())
             latency = " / ".join(f"{each['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99"))
             rows.append(
@@ -107,7 +128,10 @@ def speed(name: str) -> str:
             "to fp32 (of the engine; native: of the quicker)",
             "p50 / p95 / p99 ms",
         ]
-        parts.append(f"Speed on {place(found)} (`reports/{file}`):\n\n" + table([*columns, "pre / model / post ms", "process MB"], rows))
+        parts.append(
+            f"Speed on {place(found)} (`reports/{file}`):\n\n"
+            + table([*columns, "pre / model / post ms", "process MB"], rows)
+        )
     return "\n".join(parts)
 
 
@@ -116,8 +140,10 @@ def stream(name: str) -> str:
     for file, found in reports(name, "stream"):
         split = ", ".join(f"{stage} {us:.2f}" for stage, us in found["split_us"].items())
         parts.append(
-            f"`zoo run` on {found['rows']:,} synthetic rows, file to file: {found['rows_per_second']:,.0f} rows/s, peak memory "
-            f"{found['peak_memory_mb']:.0f} MB; microseconds a row: {split} ({found['precision']} in {found['engine']}; {place(found)}; "
+            f"`zoo run` on {found['rows']:,} synthetic rows, file to file: {found['rows_per_second']:,.0f} rows/s, "
+            "peak memory "
+            f"{found['peak_memory_mb']:.0f} MB; microseconds a row: {split} ({found['precision']} in "
+            f"{found['engine']}; {place(found)}; "
             f"`reports/{file}`).\n"
         )
     return "\n".join(parts)
@@ -133,13 +159,19 @@ def training(name: str) -> str:
             ["rows/s of the training step alone", f"{rows / seconds['step']:,.0f}"],
             ["the loop waits for its input", f"{100 * seconds['wait'] / loop:.2f}% of its time"],
             ["reading, hashing and keeping all rows, once", f"{seconds['read']:,.0f} s"],
-            ["whole process", f"{found['process_seconds']:,.0f} s, {found['processor_seconds']:,.0f} s of processor time"],
+            [
+                "whole process",
+                f"{found['process_seconds']:,.0f} s, {found['processor_seconds']:,.0f} s of processor time",
+            ],
             ["peak memory (resident, of the process)", f"{found['peak_memory_mb']:,.0f} MB"],
         ]
         size = f"{' x '.join(map(str, found['hidden']))}, {found['buckets']:,} buckets of {found['embedding_size']} a field"
-        versions = ", ".join(f"{key} {found['environment']['versions'][key]}" for key in ("tensorflow", "keras", "numpy"))
+        versions = ", ".join(
+            f"{key} {found['environment']['versions'][key]}" for key in ("tensorflow", "keras", "numpy")
+        )
         parts.append(
-            f"Training for an epoch over {rows:,} rows (`{found['data']}`), layers {size}, batches of {found['batch_size']:,}, one thread "
+            f"Training for an epoch over {rows:,} rows (`{found['data']}`), layers {size}, batches of "
+            f"{found['batch_size']:,}, one thread "
             f"of TensorFlow, not pinned, load average {found['load_average'][1]:.1f}; {versions}; "
             f"{place(found)} (`reports/{file}`):\n\n" + table(["", ""], facts)
         )
@@ -150,12 +182,20 @@ def instances(name: str) -> str:
     parts = []
     for file, found in reports(name, "instances"):
         rows = [
-            [each["precision"], each["engine"], str(each["instances"]), f"{each['samples_per_second']:,.0f}", f"{each['memory_mb']:.0f}"]
+            [
+                each["precision"],
+                each["engine"],
+                str(each["instances"]),
+                f"{each['samples_per_second']:,.0f}",
+                f"{each['memory_mb']:.0f}",
+            ]
             for each in found["results"]
         ]
         size = found["results"][0]["batch_size"]
         columns = ["precision", "engine", "instances", "samples/s together", "MB together (PSS)"]
-        parts.append(f"Instances at once, pinned, batch {size}, on {place(found)} (`reports/{file}`):\n\n" + table(columns, rows))
+        parts.append(
+            f"Instances at once, pinned, batch {size}, on {place(found)} (`reports/{file}`):\n\n" + table(columns, rows)
+        )
     return "\n".join(parts)
 
 
@@ -166,20 +206,32 @@ def peers(name: str) -> str:
         cases = list(dict.fromkeys((each["ids"], each["batch_size"]) for each in found["results"]))
         engines = list(dict.fromkeys(each["engine"] for each in found["results"]))
         rates = {(e["engine"], e["ids"], e["batch_size"]): e["samples_per_second"] for e in found["results"]}
-        moved = {engine: max(e["max_probability"] for e in found["results"] if e["engine"] == engine) for engine in engines}
+        moved = {
+            engine: max(e["max_probability"] for e in found["results"] if e["engine"] == engine) for engine in engines
+        }
         rows = [
-            [engine, *(f"{rates[engine, *case]:,.0f}" if (engine, *case) in rates else "" for case in cases), f"{moved[engine]:.4f}"]
+            [
+                engine,
+                *(f"{rates[engine, *case]:,.0f}" if (engine, *case) in rates else "" for case in cases),
+                f"{moved[engine]:.4f}",
+            ]
             for engine in engines
         ]
         best = ["best of ours / best peer"]
         for case in cases:
-            ours = max(rate for (engine, *each), rate in rates.items() if tuple(each) == case and engine.startswith("zoo-"))
-            theirs = max(rate for (engine, *each), rate in rates.items() if tuple(each) == case and not engine.startswith("zoo-"))
+            ours = max(
+                rate for (engine, *each), rate in rates.items() if tuple(each) == case and engine.startswith("zoo-")
+            )
+            theirs = max(
+                rate for (engine, *each), rate in rates.items() if tuple(each) == case and not engine.startswith("zoo-")
+            )
             best.append(f"{ours / theirs:.2f}x")
         columns = ["samples/s", *(f"{ids}, batch {size}" for ids, size in cases), "largest change of a probability"]
         parts.append(
-            f"Beside the peers, same weights and inputs, model alone, ids by a Zipf law (1.1) and uniform, on {place(found)}; "
-            f"{others(found)} (`reports/{file}`, by `scripts/peers/wide_deep.py`):\n\n" + table(columns, [*rows, [*best, ""]])
+            "Beside the peers, same weights and inputs, model alone, ids by a Zipf law (1.1) and uniform, on "
+            f"{place(found)}; "
+            f"{others(found)} (`reports/{file}`, by `scripts/peers/wide_deep.py`):\n\n"
+            + table(columns, [*rows, [*best, ""]])
         )
     return "\n".join(parts)
 
@@ -198,9 +250,16 @@ def runs(name: str) -> str:
             ]
             for each in found["results"]
         ]
-        columns = ["whole process, file to file", "rows/s", "to the first", "peak MB", "largest difference to the first"]
+        columns = [
+            "whole process, file to file",
+            "rows/s",
+            "to the first",
+            "peak MB",
+            "largest difference to the first",
+        ]
         parts.append(
-            f"From {found['rows']:,} raw rows to scores, on {place(found)} (`reports/{file}`, by `scripts/peers/criteo_run.py`; the start "
+            f"From {found['rows']:,} raw rows to scores, on {place(found)} (`reports/{file}`, by "
+            "`scripts/peers/criteo_run.py`; the start "
             "of the process included):\n\n" + table(columns, rows)
         )
     return "\n".join(parts)
@@ -211,23 +270,37 @@ def images(name: str) -> str:
     for file, found in reports(name, "images"):
         measured = found["quality"]
         best = {
-            each["precision"]: min(e["latency_ms"]["p50"] for e in found["results"] if e["precision"] == each["precision"])
+            each["precision"]: min(
+                e["latency_ms"]["p50"] for e in found["results"] if e["precision"] == each["precision"]
+            )
             for each in found["results"]
         }
         rows = []
         for each in sorted(found["results"], key=lambda e: (e["precision"], e["engine"])):
-            split = " / ".join(f"{each['split_ms'][step]:.2f}" for step in ("decode", "preprocess", "model", "postprocess"))
+            split = " / ".join(
+                f"{each['split_ms'][step]:.2f}" for step in ("decode", "preprocess", "model", "postprocess")
+            )
             latency = " / ".join(f"{each['latency_ms'][key]:.2f}" for key in ("p50", "p90", "p99"))
             gain = f"{best['fp32'] / each['latency_ms']['p50']:.2f}x"
             offline = f"{each['offline']['images_per_second']:,.0f} ({each['offline']['batch_size']})"
             shares = [f"{100 * measured['metrics'][each['precision']][key]:.2f}" for key in ("top1", "top5")]
             memory = f"{each['model_mb']:.1f} / {each['memory_mb']:.0f}"
             rows.append([each["precision"], each["engine"], *shares, latency, gain, split, offline, memory])
-        columns = ["precision", "engine", "top-1 %", "top-5 %", "JPEG to label, p50 / p90 / p99 ms", "to the quicker fp32"]
+        columns = [
+            "precision",
+            "engine",
+            "top-1 %",
+            "top-5 %",
+            "JPEG to label, p50 / p90 / p99 ms",
+            "to the quicker fp32",
+        ]
         low, high = measured["interval"]["agreement"]
         parts.append(
             f"On {found['data']}; one photo at a time and one thread, on {place(found)} (`reports/{file}`):\n\n"
-            + table([*columns, "decode / resize / model / post ms", "images/s in a stream (batch)", "file / process MB"], rows)
+            + table(
+                [*columns, "decode / resize / model / post ms", "images/s in a stream (batch)", "file / process MB"],
+                rows,
+            )
             + f"\nint8 gives the same label as fp32 for {100 * measured['difference']['agreement']:.2f}% of the photos "
             f"(95% interval {100 * low:.2f} to {100 * high:.2f}).\n"
         )
@@ -244,11 +317,13 @@ def bleu(name: str) -> str:
         ):
             moved, interval = each["difference"], each["interval"]
             cells = [
-                f"{metrics[key]:.2f} ({moved[key]:+.2f}, {interval[key][0]:+.2f} to {interval[key][1]:+.2f})" for key in ("bleu", "chrf")
+                f"{metrics[key]:.2f} ({moved[key]:+.2f}, {interval[key][0]:+.2f} to {interval[key][1]:+.2f})"
+                for key in ("bleu", "chrf")
             ]
             rows.append([f"int8, {engine}", *cells, f"{100 * moved['agreement']:.1f}%"])
         parts.append(
-            f"On {found['data']}, {found['signatures']['bleu']}; in brackets: less fp32's, and the 95% interval by paired bootstrap "
+            f"On {found['data']}, {found['signatures']['bleu']}; in brackets: less fp32's, and the 95% interval by "
+            "paired bootstrap "
             f"(`reports/{file}`):\n\n" + table(["precision", "BLEU", "chrF", "same translation as fp32"], rows)
         )
     return "\n".join(parts)
@@ -259,7 +334,8 @@ def threads(name: str) -> str:
     for file, found in reports(name, "threads"):
         rates = {count: f"{each['median']:,.0f}" for count, each in found["sentences_per_second"].items()}
         parts.append(
-            f"On {place(found)}: {rates['2']} sentences/s from text to text in native code, {rates['1']} with one thread "
+            f"On {place(found)}: {rates['2']} sentences/s from text to text in native code, {rates['1']} with one "
+            "thread "
             f"({found['times_as_fast']:.2f}x; {found['data']}; `reports/{file}`).\n"
         )
     return "\n".join(parts)
@@ -285,7 +361,11 @@ def photos() -> str:
             for row in each["results"]:
                 times = [f"{row['ms'][key]['median']:.2f}" for key in ("whole", "prepare", "model", "model_only")]
                 beside = each["ours"].get(row["system"])
-                gain = ["", ""] if beside is None else [f"{beside['times_as_fast']:.2f}x", f"{100 * beside['same_labels']:.1f}"]
+                gain = (
+                    ["", ""]
+                    if beside is None
+                    else [f"{beside['times_as_fast']:.2f}x", f"{100 * beside['same_labels']:.1f}"]
+                )
                 rows.append([each["model"], row["system"], *times, *gain, f"{100 * row['labels_as_fp32']:.1f}"])
         columns = [
             "model",
@@ -299,9 +379,12 @@ def photos() -> str:
         ]
         counts = found["models"][0]["photos"]
         return (
-            f"The obvious pipelines (Pillow, numpy, the peer's engine) and this one, same weights, {counts['tested']} photos one by one, "
-            f"in turn, medians of processor time, on {place(found)}; {others(found)} (`{file}`, by `scripts/peers/images.py`). "
-            "Same label: as zoo-int8 gives; the last column: as this project's fp32.\n\n" + table([*columns, "as fp32, %"], rows)
+            f"The obvious pipelines (Pillow, numpy, the peer's engine) and this one, same weights, {counts['tested']} "
+            "photos one by one, "
+            f"in turn, medians of processor time, on {place(found)}; {others(found)} (`{file}`, by "
+            "`scripts/peers/images.py`). "
+            "Same label: as zoo-int8 gives; the last column: as this project's fp32.\n\n"
+            + table([*columns, "as fp32, %"], rows)
         )
 
     return section("Photos beside the peers", "images", one)
@@ -315,11 +398,23 @@ def quantizers() -> str:
         for each in found["models"]:
             for row in each["results"]:
                 for engine, figures in row["accuracy"].items():
-                    times = [each["milliseconds"].get(at, {}).get(row["setting"], {}).get("median") for at in ("onnxruntime", "openvino")]
-                    shown = [f"{figures[key]:.2f}" for key in ("drop", "agreement", "agreement_of_views")] + [f"{figures['sqnr_db']:.1f}"]
+                    times = [
+                        each["milliseconds"].get(at, {}).get(row["setting"], {}).get("median")
+                        for at in ("onnxruntime", "openvino")
+                    ]
+                    shown = [f"{figures[key]:.2f}" for key in ("drop", "agreement", "agreement_of_views")] + [
+                        f"{figures['sqnr_db']:.1f}"
+                    ]
                     cost = [f"{row['peak_mb']:,.0f}"]
                     rows.append(
-                        [each["model"], row["setting"], engine, *shown, *("" if ms is None else f"{ms:.2f}" for ms in times), *cost]
+                        [
+                            each["model"],
+                            row["setting"],
+                            engine,
+                            *shown,
+                            *("" if ms is None else f"{ms:.2f}" for ms in times),
+                            *cost,
+                        ]
                     )
         counts = found["models"][0]["photos"]
         columns = [
@@ -335,9 +430,12 @@ def quantizers() -> str:
             "MB",
         ]
         return (
-            f"Post-training quantization of the same float files, calibrated on {counts['calibration']} photos, judged on "
-            f"{counts['test']} others (agreement: share of labels equal to fp32's, one photo is .25 points; five views of each move less "
-            "by chance, and the SQNR of the logits least); batch 1, one thread, in turn; the last column is the peak memory of quantizing. "
+            f"Post-training quantization of the same float files, calibrated on {counts['calibration']} photos, "
+            "judged on "
+            f"{counts['test']} others (agreement: share of labels equal to fp32's, one photo is .25 points; five "
+            "views of each move less "
+            "by chance, and the SQNR of the logits least); batch 1, one thread, in turn; the last column is the peak "
+            "memory of quantizing. "
             "`zoo` is `zoo quantize --search`. "
             f"On {place(found)}; {others(found)} "
             f"(`{file}`, by `scripts/peers/vision.py`):\n\n" + table(columns, rows)
@@ -347,25 +445,41 @@ def quantizers() -> str:
 
 
 def translations() -> str:
-    """This project's translation beside other engines: exactly so many steps of each sentence, and a test set from text to text."""
+    """This project's translation beside other engines: exactly so many steps of each sentence, and a test set from text
+    to text.
+    """
     gains = [f"{name} is" for name in TRANSLATORS]
 
     def one(file: str, found: dict[str, Any]) -> str:
         columns = ["model", "batch", "beam", "engine", "sentences/s", "tokens/s", "MB at peak (PSS)"]
         steps, texts = ([case for case in found["cases"] if case["task"] == task] for task in ("steps", "text"))
         parts = [
-            f"The same weights and sentences, one thread and core, in turn, medians of processor time, on {place(found)}; {others(found)}; "
+            "The same weights and sentences, one thread and core, in turn, medians of processor time, on "
+            f"{place(found)}; {others(found)}; "
             f"CTranslate2's instruction set: {_setting(found['environment']['ctranslate2'])} (`{file}`, by "
             "`scripts/peers/translation.py`). The last columns: how many times as fast int8 is here. "
             "`base`, `small`: random weights.\n"
         ]
         if steps:
-            rows = [_translation(case, each, f"{each['ms_a_step']['median']:.3f}") for case in steps for each in case["results"]]
-            parts.append(f"Exactly {steps[0]['steps']} tokens of every sentence:\n\n" + table([*columns, "ms a step", *gains], rows))
+            rows = [
+                _translation(case, each, f"{each['ms_a_step']['median']:.3f}")
+                for case in steps
+                for each in case["results"]
+            ]
+            parts.append(
+                f"Exactly {steps[0]['steps']} tokens of every sentence:\n\n"
+                + table([*columns, "ms a step", *gains], rows)
+            )
         if texts:
             quality = ["BLEU", "chrF", "sentences/s without tokenization"]
             rows = [
-                _translation(case, each, f"{each['bleu']:.2f}", f"{each['chrf']:.2f}", f"{each['search_per_second']['median']:,.1f}")
+                _translation(
+                    case,
+                    each,
+                    f"{each['bleu']:.2f}",
+                    f"{each['chrf']:.2f}",
+                    f"{each['search_per_second']['median']:,.1f}",
+                )
                 for case in texts
                 for each in case["results"]
             ]
@@ -383,14 +497,20 @@ def rewrites() -> str:
 
     def one(file: str, found: dict[str, Any]) -> str:
         parts = [
-            f"Milliseconds a step with the rewrite / without it (how many times as long without), in onnxruntime, on {place(found)} "
+            "Milliseconds a step with the rewrite / without it (how many times as long without), in onnxruntime, on "
+            f"{place(found)} "
             f"(`{file}`, by `scripts/translation_steps.py`, which says how each is compared).\n"
         ]
         for each in found["models"]:
-            cases = list(dict.fromkeys((case["batch_size"], case["beam"]) for row in each["rows"] for case in row["cases"]))
+            cases = list(
+                dict.fromkeys((case["batch_size"], case["beam"]) for row in each["rows"] for case in row["cases"])
+            )
             rows = []
             for row in each["rows"]:
-                told = {(c["batch_size"], c["beam"]): f"{c['on']:.3f} / {c['off']:.3f} ({c['times']:.2f}x)" for c in row["cases"]}
+                told = {
+                    (c["batch_size"], c["beam"]): f"{c['on']:.3f} / {c['off']:.3f} ({c['times']:.2f}x)"
+                    for c in row["cases"]
+                }
                 rows.append([row["rewrite"], *(told.get(case, "") for case in cases)])
             columns = [f"{each['model']}, {each['precision']}", *(f"batch {size}, beam {beam}" for size, beam in cases)]
             parts.append(table(columns, rows))
@@ -414,10 +534,20 @@ def _translation(case: dict[str, Any], each: dict[str, Any], *more: str) -> list
 def model(name: str) -> str:
     card = Hub(zoo.SHIPPED).card(name)
     details = card.details
-    facts = [["family", card.entry], *([key, str(details[key])] for key in ("data", "licence", "origin", "limits") if key in details)]
-    calibration = {key: value for key, value in details.get("calibration", {}).items() if key in ("observer", "samples")}
+    facts = [
+        ["family", card.entry],
+        *([key, str(details[key])] for key in ("data", "licence", "origin", "limits") if key in details),
+    ]
+    calibration = {
+        key: value for key, value in details.get("calibration", {}).items() if key in ("observer", "samples")
+    }
     facts += [["calibration", ", ".join(f"{key} {value}" for key, value in calibration.items())]] if calibration else []
-    facts += [["files", ", ".join(f"{file.name} {file.size / 1e3:,.0f} kB" if file.size else file.name for file in card.files)]]
+    facts += [
+        [
+            "files",
+            ", ".join(f"{file.name} {file.size / 1e3:,.0f} kB" if file.size else file.name for file in card.files),
+        ]
+    ]
     parts = [
         f"## {name}\n\n{card.description}\n",
         table(["", ""], facts),
@@ -438,10 +568,21 @@ def model(name: str) -> str:
 def overview() -> str:
     """A line a model and precision, fp32 above int8: quality, speed in the quickest engine, memory, size."""
     rows = [row for name in zoo.names() for row in (*_of_images(name), *_of_clicks(name), *_of_sentences(name))]
-    columns = ["model", "precision", "engine", "quality", "one pinned thread", "process MB", "file MB", "CPU (family/model)"]
+    columns = [
+        "model",
+        "precision",
+        "engine",
+        "quality",
+        "one pinned thread",
+        "process MB",
+        "file MB",
+        "CPU (family/model)",
+    ]
     return (
-        "## Overview\n\nfp32 above int8, each in its quickest engine. The numbers leave out the start of a process and the loading of a "
-        "model, which the first call pays, and for clicks the parsing of rows (`zoo run` below has it). Models that are not in the table "
+        "## Overview\n\nfp32 above int8, each in its quickest engine. The numbers leave out the start of a process "
+        "and the loading of a "
+        "model, which the first call pays, and for clicks the parsing of rows (`zoo run` below has it). Models that "
+        "are not in the table "
         "can be built, but their weights could not be had where these figures were made.\n\n" + table(columns, rows)
     )
 
@@ -449,9 +590,14 @@ def overview() -> str:
 def _of_images(name: str) -> Iterator[list[str]]:
     for _, found in reports(name, "images"):
         for precision in ("fp32", "int8"):
-            best = min((e for e in found["results"] if e["precision"] == precision), key=lambda each: each["latency_ms"]["p50"])
+            best = min(
+                (e for e in found["results"] if e["precision"] == precision), key=lambda each: each["latency_ms"]["p50"]
+            )
             quality = f"top-1 {100 * found['quality']['metrics'][precision]['top1']:.2f}%"
-            rate = f"{best['latency_ms']['p50']:.2f} ms from JPEG to label, {best['offline']['images_per_second']:,.0f} images/s"
+            rate = (
+                f"{best['latency_ms']['p50']:.2f} ms from JPEG to label, "
+                f"{best['offline']['images_per_second']:,.0f} images/s"
+            )
             memory = f"{best['memory_mb']:.0f}", f"{best['model_mb']:.1f}"
             yield [name, precision, best["engine"], quality, rate, *memory, found["environment"]["cpu_model"]]
 
@@ -461,7 +607,9 @@ def _of_clicks(name: str) -> Iterator[list[str]]:
         size = max(each["batch_size"] for each in found["results"])
         for precision in ("fp32", "int8"):
             some = [each for each in found["results"] if each["precision"] == precision]
-            best = max((each for each in some if each["batch_size"] == size), key=lambda each: each["samples_per_second"])
+            best = max(
+                (each for each in some if each["batch_size"] == size), key=lambda each: each["samples_per_second"]
+            )
             single = min(each["latency_ms"]["p50"] for each in some if each["batch_size"] == 1)
             quality = f"AUC {judged['metrics'][precision]['auc']:.4f}"
             rate = f"{best['samples_per_second']:,.0f} rows/s in batches of {size}, {single:.3f} ms for one"
@@ -503,7 +651,9 @@ def summary(name: str) -> list[str]:
     lines = []
     for _, found in reports(name, "speed"):
         size = max(each["batch_size"] for each in found["results"])
-        rates = {(e["engine"], e["precision"]): e["samples_per_second"] for e in found["results"] if e["batch_size"] == size}
+        rates = {
+            (e["engine"], e["precision"]): e["samples_per_second"] for e in found["results"] if e["batch_size"] == size
+        }
         best = max(rate for (_, precision), rate in rates.items() if precision == "fp32")
         gains = ", ".join(
             f"{rate / rates.get((engine, 'fp32'), best):.2f}x in {engine} ({rate:,.0f} samples/s)"
@@ -511,7 +661,8 @@ def summary(name: str) -> list[str]:
             if precision == "int8"
         )
         lines.append(
-            f"- **{name}** ({found['environment']['cpu']}, one thread): fp32 -> int8 on {measured['samples']:,} held-out rows: {said}, "
+            f"- **{name}** ({found['environment']['cpu']}, one thread): fp32 -> int8 on {measured['samples']:,} "
+            f"held-out rows: {said}, "
             f"largest change of a probability {moved:.4f}; "
             f"batch {size}: {gains}."
         )
@@ -525,17 +676,24 @@ def translated(name: str) -> list[str]:
         rates = {each["engine"]: each["sentences_per_second"]["median"] for each in case["results"]}
         measured = files.read_json(zoo.SHIPPED / name / "card.json")["metrics"]
         gains = case["ratios"]["zoo-native"]
-        default = f" ({gains['ctranslate2-default']:.2f}x its default, all in one batch)" if "ctranslate2-default" in gains else ""
+        default = (
+            f" ({gains['ctranslate2-default']:.2f}x its default, all in one batch)"
+            if "ctranslate2-default" in gains
+            else ""
+        )
         lines.append(
             f"- **{name}** ({found['environment']['cpu']}, one thread): BLEU fp32 {measured['fp32']['bleu']:.2f}, "
-            f"int8 {measured['native']['bleu']:.2f} (beam {case['beam']}); from text to text {rates['zoo-native']:,.0f} sentences/s, "
+            f"int8 {measured['native']['bleu']:.2f} (beam {case['beam']}); from text to text "
+            f"{rates['zoo-native']:,.0f} sentences/s, "
             f"{gains['ctranslate2-int8']:.2f}x CTranslate2 int8 in batches of {case['batch_size']}{default}."
         )
     return lines
 
 
 def classified(name: str) -> list[str]:
-    """One line for README.md per report of photos: images a second from JPEG to label, and the gain over the peers' pipelines."""
+    """One line for README.md per report of photos: images a second from JPEG to label, and the gain over the peers'
+    pipelines.
+    """
     lines = []
     for _, found in beside_peers("images"):
         for each in (each for each in found["models"] if each["model"] == name):
@@ -560,7 +718,15 @@ def readme(text: str) -> str:
 
 
 def main() -> None:
-    sections = [HEAD, overview(), *(model(name) for name in zoo.names()), photos(), quantizers(), translations(), rewrites()]
+    sections = [
+        HEAD,
+        overview(),
+        *(model(name) for name in zoo.names()),
+        photos(),
+        quantizers(),
+        translations(),
+        rewrites(),
+    ]
     wanted = {TARGET: "\n".join(filter(None, sections)), README: readme(README.read_text())}
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in wanted.items() if not path.is_file() or path.read_text() != text]

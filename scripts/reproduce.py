@@ -2,9 +2,10 @@
 
     python scripts/reproduce.py [PART ...]        all parts if none is named; `make bench` runs it
 
-Each part writes one report file under zoo/weights/NAME/reports/. Timings are kept per CPU (the file name says which), so that reports of
-several machines stand side by side. `quality` needs the training rows, `images` and `quantizers` photos and weights, `translation` its
-test set: $ZOO_SHARED (by default ../shared) must hold data/criteo/, data/imagenet/nips17/, data/translation/ and weights/.
+Each part writes one report file under zoo/weights/NAME/reports/. Timings are kept per CPU (the file name says which),
+so that reports of several machines stand side by side. `quality` needs the training rows, `images` and `quantizers`
+photos and weights, `translation` its test set: $ZOO_SHARED (by default ../shared) must hold data/criteo/,
+data/imagenet/nips17/, data/translation/ and weights/.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def report(name: str, value: Any, model: str = MODEL) -> None:
 def quality() -> None:
     """Train by the recipe without the last 1,500 rows, quantize, and compare fp32 and int8 on those rows.
 
-    The shipped model saw them (it is trained again on all rows), so its own metrics there would flatter it: these are the recipe's.
+    The shipped model saw them (it is trained again on all rows), so its own metrics there would flatter it: these are
+    the recipe's.
     """
     source = SHARED / "data" / "criteo" / "criteo_10390.tsv"
     if not source.is_file():
@@ -70,19 +72,30 @@ def quality() -> None:
         held_out.write_bytes(b"".join(source.read_bytes().splitlines(keepends=True)[-HELD_OUT:]))
         zoo.train("wide-deep", str(source), folder, settings={"refit": "false", "validation": str(HELD_OUT)})
         found = zoo.evaluate(folder, str(held_out), engine="onnxruntime")
-        found |= {"model": MODEL, "data": f"the last {HELD_OUT} rows of {source.name}, on which this run was stopped but not trained"}
+        found |= {
+            "model": MODEL,
+            "data": f"the last {HELD_OUT} rows of {source.name}, on which this run was stopped but not trained",
+        }
         native = zoo.evaluate(folder, str(held_out), engine="native")
         found["native"] = {"metrics": native["metrics"]["int8"], "difference": native["difference"]}
         found["peers"] = {"onnxruntime quantize_static": stock_quantizer(folder, held_out)}
     report("quality", found)
     card = zoo.SHIPPED / MODEL / "card.json"
     note = "a run of the same recipe without these rows; the shipped weights were then trained on all rows"
-    said = {"on": found["data"], "by": note, "report": "reports/quality.json", **found["metrics"], "difference": found["difference"]}
+    said = {
+        "on": found["data"],
+        "by": note,
+        "report": "reports/quality.json",
+        **found["metrics"],
+        "difference": found["difference"],
+    }
     files.write_json(card, files.read_json(card) | {"metrics": said})
 
 
 def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
-    """What onnxruntime's own quantizer (QDQ, MinMax, per channel, on the model's plain fp32.onnx) makes of the same model and rows."""
+    """What onnxruntime's own quantizer (QDQ, MinMax, per channel, on the model's plain fp32.onnx) makes of the same
+    model and rows.
+    """
     opened: Any = zoo.pipeline(folder, "fp32", "onnxruntime")
     rows = Rows.concatenate(list(opened.rows(str(held_out))))
     target = folder / "stock.onnx"
@@ -92,11 +105,16 @@ def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
     assert rows.labels is not None
     metrics = [click_metrics(rows.labels, each) for each in scores]
     difference = {key: metrics[1][key] - metrics[0][key] for key in metrics[0]}
-    return {"metrics": metrics[1], "difference": {**difference, "max_probability": float(np.abs(scores[1] - scores[0]).max())}}
+    return {
+        "metrics": metrics[1],
+        "difference": {**difference, "max_probability": float(np.abs(scores[1] - scores[0]).max())},
+    }
 
 
 def speed() -> None:
-    """Batches of 512, 64 and 1 in all engines and precisions, in turn, one pinned thread; with what the int8 graph really ran."""
+    """Batches of 512, 64 and 1 in all engines and precisions, in turn, one pinned thread; with what the int8 graph
+    really ran.
+    """
     options = ["--batch-size", "512,64,1", "--threads", "1", "--rounds", "21", "--json"]
     command = [sys.executable, "-m", "zoo.cli", "benchmark", MODEL, *options]
     out = subprocess.run(["taskset", "-c", "0", *command], capture_output=True, text=True, check=True).stdout
@@ -112,23 +130,52 @@ def speed() -> None:
 
 
 def stream() -> None:
-    """`zoo run` on 2,000,000 synthetic rows, file to file, one pinned thread: rows/s and peak resident memory of the process."""
+    """`zoo run` on 2,000,000 synthetic rows, file to file, one pinned thread: rows/s and peak resident memory of the
+    process.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         source, target = Path(scratch) / "rows.tsv", Path(scratch) / "scores.csv"
-        subprocess.run([sys.executable, ROOT / "scripts" / "synthesize_criteo.py", "-n", "2000000", "-o", source], check=True)
-        command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli", "run", MODEL, str(source), "-o", str(target), "--json"]
+        subprocess.run(
+            [sys.executable, ROOT / "scripts" / "synthesize_criteo.py", "-n", "2000000", "-o", source], check=True
+        )
+        command = [
+            "taskset",
+            "-c",
+            "0",
+            sys.executable,
+            "-m",
+            "zoo.cli",
+            "run",
+            MODEL,
+            str(source),
+            "-o",
+            str(target),
+            "--json",
+        ]
         out, measured = watched(command)
     found = {**json.loads(out), **measured}
     report(
-        f"stream-{cpu_slug()}", {**found, "data": "scripts/synthesize_criteo.py -n 2000000", "environment": machine.environment(threads=1)}
+        f"stream-{cpu_slug()}",
+        {**found, "data": "scripts/synthesize_criteo.py -n 2000000", "environment": machine.environment(threads=1)},
     )
 
 
 def training() -> None:
-    """An epoch over 8,000,000 synthetic rows, one thread of TensorFlow: rows/s, what the input takes of it, peak memory."""
+    """An epoch over 8,000,000 synthetic rows, one thread of TensorFlow: rows/s, what the input takes of it, peak
+    memory.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "rows.tsv"
-        synthesize = [sys.executable, ROOT / "scripts" / "synthesize_criteo.py", "-n", "8000000", "--seed", "1", "-o", source]
+        synthesize = [
+            sys.executable,
+            ROOT / "scripts" / "synthesize_criteo.py",
+            "-n",
+            "8000000",
+            "--seed",
+            "1",
+            "-o",
+            source,
+        ]
         subprocess.run(synthesize, check=True)
         epoch(source, "scripts/synthesize_criteo.py -n 8000000 --seed 1")
 
@@ -137,7 +184,18 @@ def epoch(source: Path, data: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         options = ["--epochs", "1", "--batch-size", "4096", "--set", "refit=false", "--json"]
-        command = [sys.executable, "-m", "zoo.cli", "train", "wide-deep", "--data", str(source), "-o", str(folder), *options]
+        command = [
+            sys.executable,
+            "-m",
+            "zoo.cli",
+            "train",
+            "wide-deep",
+            "--data",
+            str(source),
+            "-o",
+            str(folder),
+            *options,
+        ]
         one = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
         _, measured = watched(command, one)
         found = files.read_json(folder / "train.json")
@@ -146,7 +204,10 @@ def epoch(source: Path, data: str) -> None:
     kept = {key: found[key] for key in ("rows", "trained_rows", "seconds", "metrics", "seed")}
     recipe = {key: found["config"][key] for key in ("hidden", "buckets", "embedding_size", "batch_size")}
     measured |= {"load_average": os.getloadavg(), "memory": "VmHWM of the process, looked at 5 times a second"}
-    report(f"training-{cpu_slug()}", {"model": MODEL, **kept, **recipe, **measured, "data": data, "environment": environment})
+    report(
+        f"training-{cpu_slug()}",
+        {"model": MODEL, **kept, **recipe, **measured, "data": data, "environment": environment},
+    )
 
 
 def watched(command: list[str], more: dict[str, str] | None = None) -> tuple[str, dict[str, float]]:
@@ -162,31 +223,48 @@ def watched(command: list[str], more: dict[str, str] | None = None) -> tuple[str
     if process.returncode:
         raise ZooError(f"{' '.join(command)} ended with {process.returncode}")
     processor = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-    return out, {"process_seconds": round(seconds, 2), "processor_seconds": round(processor, 2), "peak_memory_mb": round(peak, 1)}
+    return out, {
+        "process_seconds": round(seconds, 2),
+        "processor_seconds": round(processor, 2),
+        "peak_memory_mb": round(peak, 1),
+    }
 
 
 def instances() -> None:
-    """Two pinned processes at once, one thread each, int8 in every engine, batches of 512: throughput together, memory by shares (PSS)."""
+    """Two pinned processes at once, one thread each, int8 in every engine, batches of 512: throughput together, memory
+    by shares (PSS).
+    """
     command = [sys.executable, "-m", "zoo.cli", "benchmark", MODEL, "--precision", "int8", "--instances", "2", "--json"]
-    report(f"instances-{cpu_slug()}", json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    report(
+        f"instances-{cpu_slug()}",
+        json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout),
+    )
 
 
 def peers() -> None:
-    """scripts/peers/wide_deep.py: the same weights and inputs in the engines of others and in ours, in turn, one pinned thread."""
+    """scripts/peers/wide_deep.py: the same weights and inputs in the engines of others and in ours, in turn, one pinned
+    thread.
+    """
     measure_by("wide_deep.py", f"peers-{cpu_slug()}")
 
 
 def runs() -> None:
-    """scripts/peers/criteo_run.py: whole processes from a file of rows to a file of scores, `zoo run` beside the script written by hand."""
+    """scripts/peers/criteo_run.py: whole processes from a file of rows to a file of scores, `zoo run` beside the script
+    written by hand.
+    """
     measure_by("criteo_run.py", f"runs-{cpu_slug()}")
 
 
 def images() -> None:
-    """The image models whose table ships, on images that calibrated nothing: fp32 and int8, then one after the other, pinned."""
+    """The image models whose table ships, on images that calibrated nothing: fp32 and int8, then one after the other,
+    pinned.
+    """
     source, archive = SHARED / "data" / "imagenet" / "nips17", SHARED / "data" / "cifar10" / "cifar10_jpeg.tar.gz"
     for each in (source / "labels.csv", archive):
         if not each.is_file():
-            raise RequestError(f"found no {each}; set ZOO_SHARED to the folder that holds data/imagenet/nips17/ and data/cifar10/")
+            raise RequestError(
+                f"found no {each}; set ZOO_SHARED to the folder that holds data/imagenet/nips17/ and data/cifar10/"
+            )
     os.environ.setdefault("ZOO_MIRROR", str(SHARED / "weights"))
     cards = [hub.Hub(zoo.SHIPPED).card(name) for name in zoo.names()]
     with tempfile.TemporaryDirectory() as scratch:
@@ -199,7 +277,10 @@ def images() -> None:
             (photos / row.split(",")[0]).symlink_to(source / row.split(",")[0])
         with tarfile.open(archive) as opened:
             opened.extractall(small, [each for each in opened if each.name.startswith("test/")], filter="data")
-        said = f"{len(rows)} photos of the development set of the NIPS 2017 adversarial competition, easier than ImageNet's own"
+        said = (
+            f"{len(rows)} photos of the development set of the NIPS 2017 adversarial competition, easier "
+            "than ImageNet's own"
+        )
         for name in [card.name for card in cards if any(file.name == "calibration.json" for file in card.files)]:
             if name.endswith("-imagenet"):
                 classify(name, photos, said)
@@ -208,7 +289,17 @@ def images() -> None:
 
 
 def classify(name: str, folder: Path, data: str) -> None:
-    options = ["--data", str(folder), "--scenario", "single-stream", "--engine", "onnxruntime,openvino", "--count", "200", "--json"]
+    options = [
+        "--data",
+        str(folder),
+        "--scenario",
+        "single-stream",
+        "--engine",
+        "onnxruntime,openvino",
+        "--count",
+        "200",
+        "--json",
+    ]
     command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli", "benchmark", name, *options]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     quality = zoo.evaluate(name, str(folder), engine="openvino")
@@ -221,12 +312,16 @@ def classify(name: str, folder: Path, data: str) -> None:
 
 
 def photos() -> None:
-    """scripts/peers/images.py: from JPEG bytes to label, here and in the obvious pipelines of the peers, same weights and photos."""
+    """scripts/peers/images.py: from JPEG bytes to label, here and in the obvious pipelines of the peers, same weights
+    and photos.
+    """
     measure_together("images")
 
 
 def quantizers() -> None:
-    """scripts/peers/vision.py: this quantizer beside onnxruntime's and NNCF's, same float files and photos: accuracy, speed, memory."""
+    """scripts/peers/vision.py: this quantizer beside onnxruntime's and NNCF's, same float files and photos: accuracy,
+    speed, memory.
+    """
     measure_together("vision")
 
 
@@ -245,7 +340,9 @@ def test_set() -> tuple[Path, Path]:
 
 
 def translation() -> None:
-    """scripts/peers/translation.py: the same weights and sentences in CTranslate2, OpenVINO, torch and here, in turn, one pinned core."""
+    """scripts/peers/translation.py: the same weights and sentences in CTranslate2, OpenVINO, torch and here, in turn,
+    one pinned core.
+    """
     measure_together("translation", ",".join(["base", "small", *translators()]))
 
 
@@ -273,19 +370,34 @@ def threads() -> None:
 
 
 def steps() -> None:
-    """scripts/translation_steps.py: what each rewrite of translation is worth in ms a step, fp32 and int8, one pinned thread."""
+    """scripts/translation_steps.py: what each rewrite of translation is worth in ms a step, fp32 and int8, one pinned
+    thread.
+    """
     measure_together("steps", "base,small", path=ROOT / "scripts" / "translation_steps.py")
 
 
 def bleu() -> None:
-    """fp32 and int8, in onnxruntime and native code, of every translation model that ships on Multi30k's test set, beam 4; cards."""
+    """fp32 and int8, in onnxruntime and native code, of every translation model that ships on Multi30k's test set, beam
+    4; cards.
+    """
     source, target = test_set()
     for name in translators():
-        found, native = (zoo.evaluate(name, f"{source},{target}", engine=engine) for engine in ("onnxruntime", "native"))
-        found["native"] = {"metrics": native["metrics"]["int8"], **{key: native[key] for key in ("difference", "interval")}}
-        report("bleu", found | {"data": f"Multi30k test_2016_flickr ({found['samples']:,} sentences), beam {found['beam']}"}, name)
+        found, native = (
+            zoo.evaluate(name, f"{source},{target}", engine=engine) for engine in ("onnxruntime", "native")
+        )
+        found["native"] = {
+            "metrics": native["metrics"]["int8"],
+            **{key: native[key] for key in ("difference", "interval")},
+        }
+        report(
+            "bleu",
+            found | {"data": f"Multi30k test_2016_flickr ({found['samples']:,} sentences), beam {found['beam']}"},
+            name,
+        )
         card = zoo.SHIPPED / name / "card.json"
-        metrics = {kind: {key: round(value, 2) for key, value in each.items()} for kind, each in found["metrics"].items()}
+        metrics = {
+            kind: {key: round(value, 2) for key, value in each.items()} for kind, each in found["metrics"].items()
+        }
         metrics["native"] = {key: round(value, 2) for key, value in found["native"]["metrics"].items()}
         said = {
             "on": f"Multi30k test_2016_flickr, beam {found['beam']}, sacreBLEU {found['signatures']['bleu']}",
@@ -296,7 +408,10 @@ def bleu() -> None:
 
 def measure_together(name: str, *arguments: str, path: Path | None = None) -> None:
     """A report of several models among those of the peers, by the script of that name there, or by `path`."""
-    script, target = path or ROOT / "scripts" / "peers" / f"{name}.py", ROOT / "scripts" / "peers" / "reports" / f"{name}-{cpu_slug()}.json"
+    script, target = (
+        path or ROOT / "scripts" / "peers" / f"{name}.py",
+        ROOT / "scripts" / "peers" / "reports" / f"{name}-{cpu_slug()}.json",
+    )
     subprocess.run(["taskset", "-c", "0,1", sys.executable, script, *arguments, "-o", target], check=True)
     print(f"wrote {target.relative_to(ROOT)}")
 
@@ -321,7 +436,22 @@ def peak_mb(pid: int) -> float:
 
 PARTS: dict[str, Callable[[], None]] = {
     each.__name__: each
-    for each in (quality, speed, stream, training, instances, peers, runs, images, photos, quantizers, bleu, translation, threads, steps)
+    for each in (
+        quality,
+        speed,
+        stream,
+        training,
+        instances,
+        peers,
+        runs,
+        images,
+        photos,
+        quantizers,
+        bleu,
+        translation,
+        threads,
+        steps,
+    )
 }
 
 
@@ -339,7 +469,9 @@ def main() -> None:
     except ZooError as error:
         sys.exit(f"reproduce: {error}")
     except subprocess.CalledProcessError as error:
-        sys.exit(f"reproduce: {' '.join(map(str, error.cmd))} ended with {error.returncode}: {(error.stderr or '').strip()}")
+        sys.exit(
+            f"reproduce: {' '.join(map(str, error.cmd))} ended with {error.returncode}: {(error.stderr or '').strip()}"
+        )
     subprocess.run([sys.executable, ROOT / "scripts" / "render_models_md.py"], check=True)
 
 

@@ -2,8 +2,9 @@
 
     python scripts/ship_model.py TRAINED_FOLDER NAME
 
-What is common to all versions of a model (description, data, licence, ...) is read from zoo/weights/NAME/card.json, so write that first;
-this script fills in files, preprocessing, training and calibration. Metrics come from reports: see scripts/render_models_md.py.
+What is common to all versions of a model (description, data, licence, ...) is read from zoo/weights/NAME/card.json, so
+write that first; this script fills in files, preprocessing, training and calibration. Metrics come from reports: see
+scripts/render_models_md.py.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ SHIPPED_FILES = (build.HALF, VOCABULARY, "calibration.json", "int8.onnx", "quant
 
 
 def ship(trained: Path, name: str) -> Card:
-    """Build in a scratch folder exactly as a user's machine would from the shipped float16 weights, then copy the results."""
+    """Build in a scratch folder exactly as a user's machine would from the shipped float16 weights, then copy the
+    results.
+    """
     target = zoo.SHIPPED / name
     source = zoo.load(trained)
     with tempfile.TemporaryDirectory() as scratch:
@@ -48,7 +51,9 @@ def ship(trained: Path, name: str) -> Card:
     listed = [target / each for each in SHIPPED_FILES if (target / each).is_file()]
     before = Card.read(target / CARD)
     details = {**before.details, **source.card.details, "calibration": calibration}
-    card = replace(before, files=tuple(CardFile(p.name, p.stat().st_size, files.sha256(p), None) for p in listed), details=details)
+    card = replace(
+        before, files=tuple(CardFile(p.name, p.stat().st_size, files.sha256(p), None) for p in listed), details=details
+    )
     files.write_json(target / CARD, card.to_json())
     return card
 

@@ -1,13 +1,16 @@
 """What each rewrite of translation is worth, in ms a step with it and without.
 
-    python scripts/translation_steps.py [MODEL,...] [--precision fp32,int8] [--batch-size 1,32] [--beam 1,4] [--repeats 9] [-o FILE]
+    python scripts/translation_steps.py [MODEL,...] [--precision fp32,int8] [--batch-size 1,32] [--beam 1,4] [--repeats
+    9] [-o FILE]
 
-MODEL: a trained model, or `base` or `small` of random weights, as in scripts/peers/translation.py. Both forms of a rewrite run in turn, one
-thread (pin it: taskset -c 1), in onnxruntime, exactly `STEPS` steps of sentences of `SOURCE` tokens; medians of pairs. What is compared is
-the whole search in one graph, but for the rows that say "in Python": there it is `beam_search` over a step, which a decoder without caches
-can have, too; that one's step is timed at half of the tokens. Sentences of mixed lengths (`MIXED`) have as many tokens on average, their
-translations as many as they have; a step then is as many tokens of translations as a batch has rows. Padding is removed nowhere: its row is
-the bound, a batch of mixed lengths against one of equal lengths with as many tokens, of the encoder alone, over `STEPS` steps.
+MODEL: a trained model, or `base` or `small` of random weights, as in scripts/peers/translation.py. Both forms of a
+rewrite run in turn, one thread (pin it: taskset -c 1), in onnxruntime, exactly `STEPS` steps of sentences of `SOURCE`
+tokens; medians of pairs. What is compared is the whole search in one graph, but for the rows that say "in Python":
+there it is `beam_search` over a step, which a decoder without caches can have, too; that one's step is timed at half of
+the tokens. Sentences of mixed lengths (`MIXED`) have as many tokens on average, their translations as many as they
+have; a step then is as many tokens of translations as a batch has rows. Padding is removed nowhere: its row is the
+bound, a batch of mixed lengths against one of equal lengths with as many tokens, of the encoder alone, over `STEPS`
+steps.
 """
 
 from __future__ import annotations
@@ -66,13 +69,17 @@ class Row(NamedTuple):
     alone: bool = True
 
 
-# ------------------------------------------------------------------------------------------------------------- other forms
+# --------------------------------------------------------------------------------------------------------- other forms
 
 
 def gather_nd(model: Incremental) -> None:
     """Reorder the caches by GatherND."""
-    for node in [each for each in model.step.graph if each.op_type == "Gather" and str(each.inputs[1].name) == cache.PARENTS]:  # type: ignore[union-attr]
-        index = edit.node("Unsqueeze", [node.inputs[1], _axes(model)], f"{node.outputs[0].name}.index", dtype=ir.DataType.INT64)
+    for node in [
+        each for each in model.step.graph if each.op_type == "Gather" and str(each.inputs[1].name) == cache.PARENTS
+    ]:  # type: ignore[union-attr]
+        index = edit.node(
+            "Unsqueeze", [node.inputs[1], _axes(model)], f"{node.outputs[0].name}.index", dtype=ir.DataType.INT64
+        )
         model.step.graph.insert_before(node, index)
         edit.substitute([node], edit.node("GatherND", [node.inputs[0], index.outputs[0]], f"{node.outputs[0].name}"))
 
@@ -105,7 +112,9 @@ def copied_source(model: Incremental) -> None:
 
 
 def skip_normalization(model: Incremental) -> None:
-    """onnxruntime's SkipLayerNormalization for Add + LayerNormalization in the step; in the encoder it makes it by itself."""
+    """onnxruntime's SkipLayerNormalization for Add + LayerNormalization in the step; in the encoder it makes it by
+    itself.
+    """
     main = model.step.graph
     main.opset_imports["com.microsoft"] = 1
     for norm in [each for each in main if each.op_type == "LayerNormalization"]:
@@ -141,11 +150,13 @@ def all_normalized(model: Incremental) -> None:
 @contextlib.contextmanager
 def without_passes(*names: str) -> Iterator[None]:
     """A step is derived without these rewrites."""
-    with mock.patch.object(cache, "rewrite", lambda model, found: rewrite(model, [each for each in found if each.name not in names])):
+    with mock.patch.object(
+        cache, "rewrite", lambda model, found: rewrite(model, [each for each in found if each.name not in names])
+    ):
         yield
 
 
-# ------------------------------------------------------------------------------------------------------------------- forms
+# --------------------------------------------------------------------------------------------------------------- forms
 
 
 class Forms:
@@ -203,7 +214,9 @@ class Forms:
         return run
 
     def recomputed(self, session: Session, encoder: Session) -> Run:
-        """A decoder that computes all target tokens anew, at half of them. encoder: computes what the source is to it, a row a sentence."""
+        """A decoder that computes all target tokens anew, at half of them. encoder: computes what the source is to it,
+        a row a sentence.
+        """
 
         def run(count: int, beam: int) -> float:
             source = self.drawn([SOURCE] * count)
@@ -259,7 +272,9 @@ def rows(forms: Forms) -> Iterator[Row]:
         apart = forms.session()
     yield Row("Reshape before MatMul, fused with its bias", whole, forms.search(apart))
     del apart
-    yield Row("Add + LayerNormalization, not SkipLayerNormalization", whole, forms.search(forms.session(skip_normalization)))
+    yield Row(
+        "Add + LayerNormalization, not SkipLayerNormalization", whole, forms.search(forms.session(skip_normalization))
+    )
     with mock.patch.object(loop, "_norm", lambda body, *_: body.constant(0.0)):
         normalized = forms.session(all_normalized)
     yield Row("top-k before log-sum-exp", whole, forms.search(normalized))
@@ -288,7 +303,12 @@ def rows(forms: Forms) -> Iterator[Row]:
 
         return run
 
-    yield Row("padding removed in the encoder (bound)", encode(lambda count: [sum(mixed(count)) // count] * count), encode(mixed), False)
+    yield Row(
+        "padding removed in the encoder (bound)",
+        encode(lambda count: [sum(mixed(count)) // count] * count),
+        encode(mixed),
+        False,
+    )
 
 
 def _needs(model: ir.Model, name: str) -> set[str]:
@@ -299,11 +319,15 @@ def _needs(model: ir.Model, name: str) -> set[str]:
     return {"source"}
 
 
-# ----------------------------------------------------------------------------------------------------------------- measure
+# ------------------------------------------------------------------------------------------------------------- measure
 
 
-def measure(forms: Forms, cases: Sequence[tuple[int, int]], repeats: int, advance: Callable[[float], None]) -> list[dict[str, Any]]:
-    """[{"rewrite", "cases": [{"batch_size", "beam", "on", "off" (median ms a step), "times" (median of off / on of a pair)}]}]."""
+def measure(
+    forms: Forms, cases: Sequence[tuple[int, int]], repeats: int, advance: Callable[[float], None]
+) -> list[dict[str, Any]]:
+    """[{"rewrite", "cases": [{"batch_size", "beam", "on", "off" (median ms a step), "times" (median of off / on of a
+    pair)}]}].
+    """
     found = []
     for row in rows(forms):
         results = []
@@ -327,9 +351,14 @@ def table(report: Mapping[str, Any]) -> str:
     """The results as text."""
     lines = []
     for each in report["models"]:
-        lines.append(f"{each['model']} {each['precision']}, ms a step with / without, and how many times as long without")
+        lines.append(
+            f"{each['model']} {each['precision']}, ms a step with / without, and how many times as long without"
+        )
         for row in each["rows"]:
-            told = (f"B{c['batch_size']} beam {c['beam']} {c['on']:8.3f} /{c['off']:8.3f} {c['times']:6.2f}x" for c in row["cases"])
+            told = (
+                f"B{c['batch_size']} beam {c['beam']} {c['on']:8.3f} /{c['off']:8.3f} {c['times']:6.2f}x"
+                for c in row["cases"]
+            )
             lines.append(f"  {row['rewrite']:56} " + "   ".join(told))
     return "\n".join(lines)
 
@@ -337,7 +366,9 @@ def table(report: Mapping[str, Any]) -> str:
 def main() -> None:
     """See the top."""
     parser = common.Parser(__doc__)
-    parser.add_argument("models", nargs="?", default=",".join(RANDOM), help=f"with commas; {', '.join(RANDOM)} by default")
+    parser.add_argument(
+        "models", nargs="?", default=",".join(RANDOM), help=f"with commas; {', '.join(RANDOM)} by default"
+    )
     parser.add_argument("--precision", default=",".join(PRECISIONS), help="fp32, int8; both by default")
     parser.add_argument("--batch-size", default="1,32", help="several with commas (default 1,32)")
     parser.add_argument("--beam", default="1,4", help="several with commas (default 1,4)")
@@ -347,7 +378,9 @@ def main() -> None:
         args = parser.parse_args()
         models, precisions = common.listed("model", args.models), common.listed("precision", args.precision, PRECISIONS)
         common.require_known("model", [each for each in models if not Path(each).is_dir()], [*RANDOM, *zoo.names()])
-        cases = list(itertools.product(common.numbers("batch size", args.batch_size), common.numbers("beam", args.beam)))
+        cases = list(
+            itertools.product(common.numbers("batch size", args.batch_size), common.numbers("beam", args.beam))
+        )
         (repeats,) = common.numbers("repeats", args.repeats)[:1]
         wanted = list(itertools.product(models, precisions))
         with common.folder(args.work) as scratch, progress("timing rewrites", 15 * len(wanted)) as advance:

@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 settings.register_profile("same", derandomize=True)  # every run draws the same examples
 settings.load_profile("same")
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started the tests in the background; what they start would ignore it, too
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # a shell started the tests in the background; what they start would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -1,4 +1,6 @@
-"""Small ONNX models from text, run in a plain onnxruntime session (all optimizations off); engines whose int8 can be held to that."""
+"""Small ONNX models from text, run in a plain onnxruntime session (all optimizations off); engines whose int8 can be
+held to that.
+"""
 
 import numpy as np
 import onnx
@@ -17,7 +19,9 @@ needs_vnni = pytest.mark.skipif(not has_vnni(), reason="this CPU sums products o
 def model(text, opset=17, **weights):
     """`text` is "(inputs) => (outputs) { nodes }"; weights: {initializer: array}."""
     proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}]> g {text}')
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()
+    )
     return ir.from_proto(proto)
 
 
@@ -39,7 +43,9 @@ def ops(model):
 
 
 def rewritten(model, *passes, exact=False, **feeds):
-    """Apply `passes`; the outputs must stay (bit for bit if `exact`), the graph valid, and a second time must change nothing."""
+    """Apply `passes`; the outputs must stay (bit for bit if `exact`), the graph valid, and a second time must change
+    nothing.
+    """
     before = run(model, **feeds)
     report = rewrite(model, passes)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)

@@ -60,7 +60,7 @@ def refused(capsys, *arguments, code=2):
     return err
 
 
-# ------------------------------------------------------------------------------------------- outputs that cannot be written
+# -------------------------------------------------------------------------------------- outputs that cannot be written
 
 
 OUTPUTS = {
@@ -101,7 +101,11 @@ def test_a_used_folder_is_refused_before_a_framework_is_imported(verb, here, tmp
 
 
 def test_samples_that_may_not_be_read_are_named_with_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "open", lambda path, *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "Permission denied", str(path))))
+    monkeypatch.setattr(
+        Path,
+        "open",
+        lambda path, *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "Permission denied", str(path))),
+    )
     with pytest.raises(RequestError, match=r"cannot read .*x\.npz as \.npz: Permission denied"):
         read_npz(tmp_path / "x.npz")
 
@@ -111,7 +115,9 @@ def test_two_processes_do_not_train_into_one_folder(tmp_path):
     output = tmp_path / "model"
     for _ in range(2):  # one process may, one training after the other
         training.require_output(output, "state", resume=False)
-    found = subprocess.run([sys.executable, "-c", code, tmp_path / "work" / ".." / "model"], capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "work" / ".." / "model"], capture_output=True, text=True
+    )
     assert "another process that trains into" in found.stderr
     found = subprocess.run([sys.executable, "-c", code, tmp_path / "other"], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")
@@ -120,7 +126,8 @@ def test_two_processes_do_not_train_into_one_folder(tmp_path):
 def test_a_folder_without_permission_is_named_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(
-        RequestError, match=rf"cannot write .*o\.csv: {tmp_path}: (Permission denied|Read-only file system); choose another"
+        RequestError,
+        match=rf"cannot write .*o\.csv: {tmp_path}: (Permission denied|Read-only file system); choose another",
     ):
         files.require_place(tmp_path / "deep" / "o.csv")
 
@@ -130,7 +137,9 @@ def test_a_report_replaces_neither_the_model_nor_what_it_is_made_of(here, capsys
     assert "both o.json" in refused(capsys, *quantize, "o.json", "--report", "./o.json")
     cli.call(["calibrate", "../m.onnx", "--data", "../x.npz", "-o", "../table.json"])
     capsys.readouterr()
-    said = refused(capsys, "quantize", "../m.onnx", "--table", "../table.json", "-o", "o.onnx", "--report", "../table.json")
+    said = refused(
+        capsys, "quantize", "../m.onnx", "--table", "../table.json", "-o", "o.onnx", "--report", "../table.json"
+    )
     assert "measured on samples" in said
     (here / "x.json").write_bytes((here / "x.npz").read_bytes())
     said = refused(capsys, *quantize[:3], "../x.json", "-o", "o.onnx", "--report", "../x.json")
@@ -141,7 +150,7 @@ def test_rewrite_does_not_pass_over_an_output(here, capsys):
     assert "-o is for an .onnx file" in refused(capsys, "rewrite", "wide-deep-criteo", "-o", "o.onnx")
 
 
-# ------------------------------------------------------------------------------------------------------- numbers out of range
+# ------------------------------------------------------------------------------------------------ numbers out of range
 
 
 TUNE = ["tune", "../m.onnx", "--calibration-data", "../x.npz", "-o", "o.onnx", "--evaluation-data"]
@@ -166,7 +175,7 @@ def test_numbers_out_of_range(arguments, said, here, capsys):
     assert said in refused(capsys, *(sample if each == "SAMPLE" else each for each in arguments))
 
 
-# ------------------------------------------------------------------------------------------------------------- data that do not fit
+# ------------------------------------------------------------------------------------------------ data that do not fit
 
 
 DATA = {
@@ -175,8 +184,14 @@ DATA = {
         "x float32 [40, 8], label int64 [40]; wanted the graph's inputs, x float32 [n, 8]",
     ),
     "text": (["plan", "../m.onnx", "--data", "../text.npz"], "x <U1 [2]; wanted the graph's inputs, x float32 [n, 8]"),
-    "shape": (["plan", "../m.onnx", "--data", "../short.npz"], "x float32 [40, 5]; wanted the graph's inputs, x float32 [n, 8]"),
-    "dtype": ([*TUNE, "../wide.npz"], "x float64 [40, 8]; wanted the graph's inputs, x float32 [n, 8], and label if known"),
+    "shape": (
+        ["plan", "../m.onnx", "--data", "../short.npz"],
+        "x float32 [40, 5]; wanted the graph's inputs, x float32 [n, 8]",
+    ),
+    "dtype": (
+        [*TUNE, "../wide.npz"],
+        "x float64 [40, 8]; wanted the graph's inputs, x float32 [n, 8], and label if known",
+    ),
 }
 
 
@@ -201,7 +216,7 @@ def test_a_search_that_nothing_can_judge_ends_at_once(data, said, here, capsys):
     assert not Path("o.onnx").exists()
 
 
-# ------------------------------------------------------------------------------------------------------- a cache that is damaged
+# --------------------------------------------------------------------------------------------- a cache that is damaged
 
 
 def test_a_cache_where_a_file_is_says_which_setting_to_change(zoo_home):
@@ -214,7 +229,9 @@ def test_a_cache_where_a_file_is_says_which_setting_to_change(zoo_home):
 def test_a_folder_where_a_cached_file_should_be(name):
     shelf = hub.Hub(zoo.SHIPPED)
     (found := shelf.folder("wide-deep-criteo") / name).mkdir(parents=True)
-    with pytest.raises(RequestError, match=f"^cannot read or write {found}: Is a directory; set ZOO_HOME to another folder$"):
+    with pytest.raises(
+        RequestError, match=f"^cannot read or write {found}: Is a directory; set ZOO_HOME to another folder$"
+    ):
         shelf.fetch("wide-deep-criteo", ["quantization.json"])
 
 
@@ -234,7 +251,7 @@ def test_a_full_cache_does_not_end_a_run(here, monkeypatch):
     assert timing.choose("digest", stock.candidates(here / "m.onnx", 1), batch).engine in stock.available()
 
 
-# ------------------------------------------------------------------------------------------------------------ another process
+# ----------------------------------------------------------------------------------------------------- another process
 
 
 def test_who_waits_for_another_process_is_told(tmp_path, monkeypatch, caplog):
@@ -254,7 +271,7 @@ def test_who_waits_for_another_process_is_told(tmp_path, monkeypatch, caplog):
         assert len(caplog.records) == 1
 
 
-# ------------------------------------------------------------------------------------------------------------------- no network
+# ---------------------------------------------------------------------------------------------------------- no network
 
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path, monkeypatch):
@@ -274,7 +291,7 @@ def test_a_library_that_tries_again_says_nothing(caplog):
     assert not caplog.records
 
 
-# ------------------------------------------------------------------------------------------------------------------- wrong files
+# --------------------------------------------------------------------------------------------------------- wrong files
 
 
 @pytest.mark.parametrize("verb", ["info", "build", "download", "freeze", "benchmark"])
@@ -288,10 +305,12 @@ def test_one_array_is_no_archive(here, capsys):
     assert "cannot read ../x.npy as .npz: it is no archive as numpy.savez writes them; it must hold" in refused(
         capsys, *quantize, "../x.npy"
     )
-    assert "cannot read nothing.npz as .npz: No such file or directory; it must hold" in refused(capsys, *quantize, "nothing.npz")
+    assert "cannot read nothing.npz as .npz: No such file or directory; it must hold" in refused(
+        capsys, *quantize, "nothing.npz"
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------------------- Ctrl-C
+# -------------------------------------------------------------------------------------------------------------- Ctrl-C
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -305,13 +324,20 @@ def test_only_a_training_with_a_checkpoint_is_said_to_go_on(begun, tmp_path, cap
     with pytest.raises(SystemExit) as end:
         cli.call(["train", "wide-deep", "--data", "x", "-o", str(tmp_path / "m")])
     said = capsys.readouterr().err.strip()  # the ^C of a terminal has no end of line
-    assert end.value.code == 130 and said.startswith("zoo: interrupted") and ("--resume" in said) == begun and len(said.splitlines()) == 1
+    assert (
+        end.value.code == 130
+        and said.startswith("zoo: interrupted")
+        and ("--resume" in said) == begun
+        and len(said.splitlines()) == 1
+    )
 
 
 def test_an_interrupt_while_the_command_is_imported_is_one_line(tmp_path):
     (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(zoo.__file__).parent.parent}"}
-    done = subprocess.run([sys.executable, "-m", "zoo", "list"], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "zoo", "list"], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "zoo: interrupted\n")
 
 

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted([*ROOT.glob("pipelines/**/*.py"), *ROOT.glob("zoo/**/*.py")])
 HEAVY = {"torch", "tensorflow", "keras", "datasets", "tf2onnx", "matplotlib"}
 MAY_BE_HEAVY = {"train.py", "freeze.py", "model.py", "qat.py"}
-# packages of pipelines/: each imports those before it, never one behind it; a file joins its package's place by lying there
+# packages of pipelines/: each imports those before it, never one behind it; a file joins its package's place by lying
+# there
 PACKAGES = ("core", "graph", "rewrites", "quantization", "kernels", "engines", "data", "analysis", "models")
 
 
@@ -53,9 +54,13 @@ def test_pipelines_never_imports_zoo_and_imports_between_packages_run_one_way(pa
 
 def test_no_two_files_import_each_other() -> None:
     known = {module(path): path for path in FILES}
-    needed = {name: {each for each in imports(path, top=True) if each in known} - {name} for name, path in known.items()}
+    needed = {
+        name: {each for each in imports(path, top=True) if each in known} - {name} for name, path in known.items()
+    }
     for name in needed:  # `from package import module` names the package, too, of which only the module is meant
-        needed[name] -= {each for each in needed[name] if any(other.startswith(f"{each}.") for other in (*needed[name], name))}
+        needed[name] -= {
+            each for each in needed[name] if any(other.startswith(f"{each}.") for other in (*needed[name], name))
+        }
     graphlib.TopologicalSorter(needed).prepare()  # raises CycleError, which names the circle
 
 
@@ -75,10 +80,14 @@ def test_no_model_imports_another() -> None:
 
 
 def test_no_file_is_longer_than_600_lines() -> None:
-    assert {path.name: len(path.read_text().splitlines()) for path in FILES if len(path.read_text().splitlines()) > 600} == {}
+    assert {
+        path.name: len(path.read_text().splitlines()) for path in FILES if len(path.read_text().splitlines()) > 600
+    } == {}
 
 
 def test_importing_zoo_and_the_command_loads_nothing_heavy() -> None:
     code = "import sys, zoo, zoo.cli, zoo.verbs, zoo.wide_deep.predict, zoo.transformer_mt.predict; print(' '.join(sys.modules))"
-    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
     assert not loaded & HEAVY

@@ -19,7 +19,9 @@ import {module}
 """
 
 
-def write_images(folder: Path, classes: dict[str, tuple[int, int, int]] = COLORS, size: int = 16, count: int = 24) -> Path:
+def write_images(
+    folder: Path, classes: dict[str, tuple[int, int, int]] = COLORS, size: int = 16, count: int = 24
+) -> Path:
     """Noisy pictures of one color a class, `count` to train on and a third as many to test."""
     random = np.random.default_rng(0)
     for split, number in (("train", count), ("test", count // 3)):
@@ -53,7 +55,15 @@ class TwoProcesses:
     def __init__(self, module: str, data: Path, folder: Path) -> None:
         script, here = folder / "script.py", Path(__file__).resolve().parent
         script.write_text(SCRIPT.format(module=module))
-        self.command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+        self.command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            str(script),
+        ]
         self.command += [json.dumps([str(here), str(here / "zoo"), str(here.parent)]), str(data)]
 
     def start(self, *words: object) -> subprocess.Popen:

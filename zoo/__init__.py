@@ -4,8 +4,9 @@
     ctr = zoo.pipeline("wide-deep-criteo", precision="int8", engine="auto", threads=1)
     ctr(["\\t".join(row) for row in rows])
 
-`names` and `load` find models, `pipeline` opens one. Every verb of the `zoo` command is a function of the same name here
-(`zoo.evaluate`, `zoo.benchmark`, ...), loaded from `zoo.verbs` on first use; nothing heavy is imported with the package.
+`names` and `load` find models, `pipeline` opens one. Every verb of the `zoo` command is a function of the same name
+here (`zoo.evaluate`, `zoo.benchmark`, ...), loaded from `zoo.verbs` on first use; nothing heavy is imported with the
+package.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def entry(name: str) -> Entry:
 def load(model: str | Path) -> ModelFolder:
     """The folder of a pretrained model (by name; downloaded if need be) or of one that a verb wrote (by path).
 
-    The float graphs of a pretrained model are made from its float16 weights beside them, the first time, where the cache can be written.
-    Raises RequestError for an unknown name or a folder that holds no model.
+    The float graphs of a pretrained model are made from its float16 weights beside them, the first time, where the
+    cache can be written. Raises RequestError for an unknown name or a folder that holds no model.
     """
     from pipelines.core.errors import ZooError
     from pipelines.models.build import build, open_folder
@@ -91,15 +92,21 @@ def load(model: str | Path) -> ModelFolder:
     return folder
 
 
-def pipeline(model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None) -> Pipeline:
-    """Open a model for use: raw input -> results, and `preprocess`, `predict`, `postprocess` for the parts (see `pipelines.models.pipeline`)."""
+def pipeline(
+    model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None
+) -> Pipeline:
+    """Open a model for use: raw input -> results, and `preprocess`, `predict`, `postprocess` for the parts (see
+    `pipelines.models.pipeline`).
+    """
     folder = load(model)
     opened: Pipeline = folder.entry.part("pipeline")(folder, precision, engine, threads, batch_size)
     return opened
 
 
 def open_plan(path: str | Path) -> PlannedSession:
-    """Open a plan file that `zoo plan` wrote; `run` takes batches of any size. See `pipelines.engines.plan.open_plan`."""
+    """Open a plan file that `zoo plan` wrote; `run` takes batches of any size. See
+    `pipelines.engines.plan.open_plan`.
+    """
     from pipelines.engines import catalog
 
     return catalog.open_plan(path)

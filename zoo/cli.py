@@ -49,7 +49,9 @@ class Verbs(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See click.Group."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=1000)) for name in self.list_commands(ctx)])
+            formatter.write_dl(
+                [(name, self.commands[name].get_short_help_str(limit=1000)) for name in self.list_commands(ctx)]
+            )
 
 
 class Once(logging.Filter):
@@ -113,7 +115,8 @@ def download(model: str, as_json: bool) -> None:
     "-o",
     "--output",
     default="-",
-    help="Where results go: .csv, .csv.gz, .jsonl or .parquet; translations: or text. [default: stdout: CSV, text; images: a table]",
+    help="Where results go: .csv, .csv.gz, .jsonl or .parquet; translations: or text. "
+    "[default: stdout: CSV, text; images: a table]",
 )
 @click.option(
     "--on-error",
@@ -121,12 +124,18 @@ def download(model: str, as_json: bool) -> None:
     default=None,
     help="Stop at bad input, or leave it out and count it. [default: raise; images and sentences: skip]",
 )
-@click.option("--beam", type=int, default=None, help="Translation: hypotheses followed at once; 1 is greedy search. [default: 4]")
-@click.option("--n-best", type=int, default=None, help="Translation: so many for each sentence, at most the beam. [default: 1]")
+@click.option(
+    "--beam", type=int, default=None, help="Translation: hypotheses followed at once; 1 is greedy search. [default: 4]"
+)
+@click.option(
+    "--n-best", type=int, default=None, help="Translation: so many for each sentence, at most the beam. [default: 1]"
+)
 @click.option("--scores", is_flag=True, default=None, help="Translation: mean log probability of a token before each.")
 @together(precision, engine, threads, batch_size, as_json)
 def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
-    """Score raw INPUT with MODEL: files of rows or sentences, or images and folders; - or no input reads stdin (of images: paths)."""
+    """Score raw INPUT with MODEL: files of rows or sentences, or images and folders; - or no input reads stdin (of
+    images: paths).
+    """
     from zoo import verbs
 
     if as_json and output == "-":
@@ -150,8 +159,9 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
 def train(family: str, as_json: bool, **options: Any) -> None:
     """Train a model FAMILY (e.g. wide-deep) on own data.
 
-    Several processes share the work: images and translation under torchrun; wide-deep where each process has TensorFlow's TF_CONFIG:
-    {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}, the index from 0 on and all else alike.
+    Several processes share the work: images and translation under torchrun; wide-deep where each process has
+    TensorFlow's TF_CONFIG: {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}, the
+    index from 0 on and all else alike.
     """
     from zoo import verbs
 
@@ -163,7 +173,8 @@ def train(family: str, as_json: bool, **options: Any) -> None:
 @click.option(
     "--qat",
     is_flag=True,
-    help="Train with the rounding of int8, and keep the ranges found so: image classifiers, best of the classes that MODEL has, then at a "
+    help="Train with the rounding of int8, and keep the ranges found so: image classifiers, best of the "
+    "classes that MODEL has, then at a "
     "tenth of the learning rate. --set distillation=0.5 also learns from MODEL as it is in float.",
 )
 @training
@@ -179,20 +190,28 @@ def finetune(model: str, qat: bool, as_json: bool, **options: Any) -> None:
 @cli.command()
 @click.argument("model")
 @click.option(
-    "--from-pb", default=None, metavar="GRAPH", help="A frozen TensorFlow graph (.pb) or a SavedModel; MODEL is its family: wide-deep."
+    "--from-pb",
+    default=None,
+    metavar="GRAPH",
+    help="A frozen TensorFlow graph (.pb) or a SavedModel; MODEL is its family: wide-deep.",
 )
 @click.option("--data", multiple=True, help="With --from-pb: rows of the log; the first 4,096 calibrate.")
 @click.option("-o", "--output", default=None, help="With --from-pb: folder for the model.")
 @click.option(
-    "--columns", type=Words(), default=None, help="With --from-pb: a row's columns by their names in the graph. [default: I2 before I10]"
+    "--columns",
+    type=Words(),
+    default=None,
+    help="With --from-pb: a row's columns by their names in the graph. [default: I2 before I10]",
 )
-@click.option("--output-node", default=None, metavar="NAME", help="With --from-pb: the probability, where there are several.")
+@click.option(
+    "--output-node", default=None, metavar="NAME", help="With --from-pb: the probability, where there are several."
+)
 @together(on_error, as_json)
 def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Turn the checkpoint of MODEL into fp32.onnx; or a graph made of tf.feature_column elsewhere into an int8 model.
 
-    Rows are tab separated: label (0 or 1; optional), the numbers, the categories; one value a column, empty where missing. A missing
-    number counts as what the graph's ParseExample says, else 0; a missing category looks nothing up.
+    Rows are tab separated: label (0 or 1; optional), the numbers, the categories; one value a column, empty where
+    missing. A missing number counts as what the graph's ParseExample says, else 0; a missing category looks nothing up.
     """
     from zoo import verbs
 
@@ -219,7 +238,9 @@ def rewrite(model: str, output: str | None, as_json: bool) -> None:
     default=None,
     help="Raw input; .npz or a folder of images for an .onnx file. [default: samples kept by training]",
 )
-@click.option("-o", "--output", default=None, help="Where the table goes. [default: calibration.json of the model's folder]")
+@click.option(
+    "-o", "--output", default=None, help="Where the table goes. [default: calibration.json of the model's folder]"
+)
 @click.option(
     "--samples",
     type=int,
@@ -237,17 +258,30 @@ def calibrate(model: str, data: str | None, output: str | None, as_json: bool, *
 
 @cli.command()
 @click.argument("model")
-@click.option("-o", "--output", default=None, help="Where the int8 model goes. [default: int8.onnx of the model's folder]")
-@click.option("--calibration-data", default=None, help=".npz with one array per graph input, or a folder of images, for an .onnx file.")
+@click.option(
+    "-o", "--output", default=None, help="Where the int8 model goes. [default: int8.onnx of the model's folder]"
+)
+@click.option(
+    "--calibration-data",
+    default=None,
+    help=".npz with one array per graph input, or a folder of images, for an .onnx file.",
+)
 @click.option("--table", default=None, help="A calibration table made before.")
-@click.option("--keep-float", multiple=True, metavar="REGEX", help="Operators that stay float, by name; may be repeated.")
+@click.option(
+    "--keep-float", multiple=True, metavar="REGEX", help="Operators that stay float, by name; may be repeated."
+)
 @click.option("--reduced-range", is_flag=True, help="7-bit weights, for CPUs without VNNI.")
 @click.option("--float-tables", is_flag=True, help="Keep embedding tables float.")
 @click.option(
-    "--dynamic", multiple=True, metavar="REGEX", help="Gemm and MatMul whose input is quantized at run time (onnxruntime's strength)."
+    "--dynamic",
+    multiple=True,
+    metavar="REGEX",
+    help="Gemm and MatMul whose input is quantized at run time (onnxruntime's strength).",
 )
 @click.option("--symmetric", is_flag=True, help="Zero point 128 for activations with negatives.")
-@click.option("--report", "report_path", default=None, help="Also measure the result and write a report, .html or .json.")
+@click.option(
+    "--report", "report_path", default=None, help="Also measure the result and write a report, .html or .json."
+)
 @together(max_memory, preprocess, observer, correct, search, on_error, as_json)
 def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Quantize MODEL or an .onnx file to int8."""
@@ -266,7 +300,14 @@ def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> N
 @cli.command()
 @click.argument("model")
 @click.option("--data", multiple=True, required=True, help="Labelled input; may be repeated.")
-@click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True, help="What is compared with fp32.")
+@click.option(
+    "--precision",
+    "precisions",
+    type=Words(),
+    default="fp32,int8",
+    show_default=True,
+    help="What is compared with fp32.",
+)
 @together(engine, threads, batch_size, on_error, as_json)
 def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Quality of fp32 and int8 (or bf16) on the same samples, and their difference."""
@@ -280,7 +321,10 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
         for name in others:
             b, said = found["metrics"][name], found.get("others", {}).get(name, found)
             difference, interval = said["difference"], said.get("interval", {})
-            rows = [[key, f"{a[key]:.5f}", f"{b[key]:.5f}", f"{difference[key]:+.6f}", _interval(interval.get(key))] for key in a]
+            rows = [
+                [key, f"{a[key]:.5f}", f"{b[key]:.5f}", f"{difference[key]:+.6f}", _interval(interval.get(key))]
+                for key in a
+            ]
             rows += [[key, "", "", f"{value:.6f}", ""] for key, value in difference.items() if key not in a]
             _table([f"{found['samples']:,} samples", fp32, name, f"{name} - {fp32}", "95% interval"], rows)
 
@@ -291,19 +335,33 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 @click.argument("model")
 @click.option("--data", default=None, help="Raw input to take the batches from. [default: the model's sample]")
 @click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True)
-@click.option("--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]")
+@click.option(
+    "--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]"
+)
 @click.option("--batch-size", "batch_sizes", type=Numbers(), default=None, help="[default: 512 rows, 4 images]")
 @click.option("--rounds", default=15, show_default=True, help="Turns of every configuration.")
-@click.option("--instances", default=1, show_default=True, help="Processes that run at once, each pinned to --threads cores of its own.")
+@click.option(
+    "--instances",
+    default=1,
+    show_default=True,
+    help="Processes that run at once, each pinned to --threads cores of its own.",
+)
 @click.option(
     "--scenario",
     type=click.Choice(["single-stream", "offline"]),
     default=None,
-    help="From the image files of --data to classes, after the accuracy: one by one, and as a stream; or as a stream alone.",
+    help=(
+        "From the image files of --data to classes, after the accuracy: one by one, and as a stream; or "
+        "as a stream alone."
+    ),
 )
 @click.option("--count", default=1000, show_default=True, help="Images that a scenario times.")
-@click.option("--min-top1", type=Share(), default=None, help="Time nothing where the share of right first classes is less.")
-@click.option("--min-top5", type=Share(), default=None, help="The same of the right class among the first five, e.g. 0.93.")
+@click.option(
+    "--min-top1", type=Share(), default=None, help="Time nothing where the share of right first classes is less."
+)
+@click.option(
+    "--min-top5", type=Share(), default=None, help="The same of the right class among the first five, e.g. 0.93."
+)
 @click.option("--price-per-hour", type=float, default=None, help="Of the machine; adds the cost of a million images.")
 @together(threads, as_json)
 def benchmark(model: str, as_json: bool, **options: Any) -> None:
@@ -313,7 +371,17 @@ def benchmark(model: str, as_json: bool, **options: Any) -> None:
     found = verbs.benchmark(model, **options)
 
     def show_scenario() -> None:
-        columns = ["engine", "precision", "top-1", "top-5", "mean ms", "p50", "p90", "p99", "decode / pre / model / post ms"]
+        columns = [
+            "engine",
+            "precision",
+            "top-1",
+            "top-5",
+            "mean ms",
+            "p50",
+            "p90",
+            "p99",
+            "decode / pre / model / post ms",
+        ]
         rows = []
         for each in found["results"]:
             latency, split, offline = each.get("latency_ms", {}), each.get("split_ms", {}), each["offline"]
@@ -330,7 +398,13 @@ def benchmark(model: str, as_json: bool, **options: Any) -> None:
         split = "pre / model / post ms" if options["instances"] == 1 else "model ms"
         columns = ["engine", "precision", "batch", "inst.", "samples/s", "p50 ms", "p95 ms", "p99 ms", split, "MB"]
         rows = [
-            [each["engine"], each["precision"], str(each["batch_size"]), str(each["instances"]), f"{each['samples_per_second']:,.0f}"]
+            [
+                each["engine"],
+                each["precision"],
+                str(each["batch_size"]),
+                str(each["instances"]),
+                f"{each['samples_per_second']:,.0f}",
+            ]
             + [f"{each['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99")]
             + [" / ".join(f"{ms:.3f}" for ms in each["split_ms"].values()), f"{each['memory_mb']:.0f}"]
             for each in found["results"]
@@ -358,20 +432,34 @@ def build(model: str, force: bool, as_json: bool) -> None:
     "--evaluation-data",
     multiple=True,
     required=True,
-    help=".npz of the graph's inputs and, if known, label; a folder of images, labelled or not; or a zoo model's labelled raw input.",
+    help=(
+        ".npz of the graph's inputs and, if known, label; a folder of images, labelled or not; or a zoo "
+        "model's labelled raw input."
+    ),
 )
 @click.option(
-    "--calibration-data", multiple=True, help="The same, unlabelled. [default: every fifth evaluation sample; a zoo model's own samples]"
+    "--calibration-data",
+    multiple=True,
+    help="The same, unlabelled. [default: every fifth evaluation sample; a zoo model's own samples]",
 )
 @click.option("--max-drop", type=Share(), default="0.5%", show_default=True, help="What the metric may lose.")
 @click.option("--time-budget", "seconds", type=Duration(), default="20m", show_default=True, help="When to stop.")
 @click.option("-o", "--output", required=True, help="Where the int8 model goes; the log of all trials lies beside it.")
 @click.option("--report", "report_path", default=None, help="Also write a report of the model found, .html or .json.")
-@click.option("--batch-size", default=1, show_default=True, help="Samples the model sees at once, also for the latency.")
-@click.option("--engine", default="auto", show_default=True, help="What models are judged and timed in: onnxruntime or openvino.")
+@click.option(
+    "--batch-size", default=1, show_default=True, help="Samples the model sees at once, also for the latency."
+)
+@click.option(
+    "--engine", default="auto", show_default=True, help="What models are judged and timed in: onnxruntime or openvino."
+)
 @together(preprocess, threads, as_json)
 def tune(
-    model: str, evaluation_data: tuple[str, ...], calibration_data: tuple[str, ...], output: str, as_json: bool, **options: Any
+    model: str,
+    evaluation_data: tuple[str, ...],
+    calibration_data: tuple[str, ...],
+    output: str,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Search for the quickest int8 form of MODEL or of an .onnx file that loses no more than allowed."""
     from zoo import verbs
@@ -391,28 +479,47 @@ def tune(
     if not found["met"]:
         best = found["best"]
         raise ZooError(
-            f"the goal is missed by {_percent(found['missed_by'])}: the best model, {best['name']}, loses {_percent(best['drop'])} of "
-            f"{found['metric']}; {found['path']} holds it; allow more with --max-drop, or a longer search with --time-budget"
+            f"the goal is missed by {_percent(found['missed_by'])}: the best model, {best['name']}, loses "
+            f"{_percent(best['drop'])} of "
+            f"{found['metric']}; {found['path']} holds it; allow more with --max-drop, or a longer search with "
+            "--time-budget"
         )
 
 
 @cli.command()
 @click.argument("model")
-@click.option("-o", "--output", default=None, help="Where the plan goes. [default: MODEL.plan, or model.plan in the model's folder]")
-@click.option("--data", default=None, help="What to time with: raw input, or .npz for an .onnx file. [default: the model's sample; zeros]")
-@click.option("--precision", "precisions", type=Words(), default=None, help="fp32, int8, bf16. [default: int8; a file as it is]")
-@click.option("--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]")
+@click.option(
+    "-o",
+    "--output",
+    default=None,
+    help="Where the plan goes. [default: MODEL.plan, or model.plan in the model's folder]",
+)
+@click.option(
+    "--data",
+    default=None,
+    help="What to time with: raw input, or .npz for an .onnx file. [default: the model's sample; zeros]",
+)
+@click.option(
+    "--precision", "precisions", type=Words(), default=None, help="fp32, int8, bf16. [default: int8; a file as it is]"
+)
+@click.option(
+    "--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]"
+)
 @click.option("--threads", type=Numbers(), default="1", show_default=True, help="Threads of the engine.")
 @click.option("--batch-size", "batch_sizes", type=Numbers(), default=None, help="[default: 512; 1 for an .onnx file]")
 @as_json
 def plan(model: str, output: str | None, as_json: bool, **options: Any) -> None:
-    """Time engines, precisions, threads and batch sizes for MODEL or an .onnx file; write the quickest, compiled, into a plan file."""
+    """Time engines, precisions, threads and batch sizes for MODEL or an .onnx file; write the quickest, compiled, into
+    a plan file.
+    """
     from zoo import verbs
 
     found = verbs.plan(model, output, **options)
 
     def show() -> None:
-        chosen = [tuple(each[key] for key in ("engine", "precision", "threads", "batch_size")) for each in found["profiles"]]
+        chosen = [
+            tuple(each[key] for key in ("engine", "precision", "threads", "batch_size")) for each in found["profiles"]
+        ]
         rows = []
         for each in found["timings"]:
             key = tuple(each[name] for name in ("engine", "precision", "threads", "batch_size"))
@@ -511,7 +618,9 @@ def main() -> None:
     try:
         call(sys.argv[1:])
     except SystemExit as end:
-        if end.code == INTERRUPTED:  # all clean-up is done; an engine interrupted while compiling may not let the interpreter end
+        if (
+            end.code == INTERRUPTED
+        ):  # all clean-up is done; an engine interrupted while compiling may not let the interpreter end
             sys.stderr.flush()
             os._exit(INTERRUPTED)
         raise

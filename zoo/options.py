@@ -63,7 +63,11 @@ class Duration(click.ParamType[Any]):
             seconds = float(text.rstrip("smh")) * {"m": 60, "h": 3600}.get(text[-1:], 1)
         except ValueError:
             seconds = -1.0
-        return seconds if 0 <= seconds < math.inf else self.fail(f"{value!r} is not a time such as 90s, 20m or 1.5h", param, ctx)
+        return (
+            seconds
+            if 0 <= seconds < math.inf
+            else self.fail(f"{value!r} is not a time such as 90s, 20m or 1.5h", param, ctx)
+        )
 
 
 def together(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
@@ -79,14 +83,25 @@ def together(*options: Callable[[Function], Function]) -> Callable[[Function], F
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 precision = click.option(
-    "--precision", default="int8", show_default=True, help="fp32, int8, or bf16: fp32 computed in bfloat16 by openvino, where the CPU can."
+    "--precision",
+    default="int8",
+    show_default=True,
+    help="fp32, int8, or bf16: fp32 computed in bfloat16 by openvino, where the CPU can.",
 )
 engine = click.option(
-    "--engine", default="auto", show_default=True, help="auto (the quickest on this machine), onnxruntime, openvino or native."
+    "--engine",
+    default="auto",
+    show_default=True,
+    help="auto (the quickest on this machine), onnxruntime, openvino or native.",
 )
-threads = click.option("--threads", default=1, show_default=True, help="Threads of the engine; `run` scores so many blocks at once.")
+threads = click.option(
+    "--threads", default=1, show_default=True, help="Threads of the engine; `run` scores so many blocks at once."
+)
 batch_size = click.option(
-    "--batch-size", type=int, default=None, help="Samples the model sees at once. [default: 512 rows, 4 images, 32 sentences]"
+    "--batch-size",
+    type=int,
+    default=None,
+    help="Samples the model sees at once. [default: 512 rows, 4 images, 32 sentences]",
 )
 on_error = click.option(
     "--on-error",
@@ -96,13 +111,21 @@ on_error = click.option(
     help="Stop at a bad row, or leave it out and count it.",
 )
 observer = click.option(
-    "--observer", default=None, help="How ranges are chosen: auto, minmax, percentile, mse or kl. [default: the recipe's]"
+    "--observer",
+    default=None,
+    help="How ranges are chosen: auto, minmax, percentile, mse or kl. [default: the recipe's]",
 )
 max_memory = click.option(
-    "--max-memory", default="1GB", show_default=True, help="What the model and the activations observed at once may take in calibration."
+    "--max-memory",
+    default="1GB",
+    show_default=True,
+    help="What the model and the activations observed at once may take in calibration.",
 )
 preprocess = click.option(
-    "--preprocess", default=None, metavar="FILE", help="JSON that says how an image becomes the .onnx file's input; for folders of images."
+    "--preprocess",
+    default=None,
+    metavar="FILE",
+    help="JSON that says how an image becomes the .onnx file's input; for folders of images.",
 )
 correct = click.option(
     "--correct/--no-correct",
@@ -112,19 +135,31 @@ correct = click.option(
 search = click.option(
     "--search/--no-search",
     default=None,
-    help="Also try equalized channels, clipped weights and other ranges, keep what the outputs lose least by; takes minutes.",
+    help="Also try equalized channels, clipped weights and other ranges, keep what the outputs lose least by; "
+    "takes minutes.",
 )
 training = together(
-    click.option("--data", multiple=True, required=True, help="Files, a folder written by datasets, or a hub id; may be repeated."),
+    click.option(
+        "--data",
+        multiple=True,
+        required=True,
+        help="Files, a folder written by datasets, or a hub id; may be repeated.",
+    ),
     click.option("-o", "--output", required=True, help="Folder for the trained model."),
     click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the output folder."),
     click.option("--seed", type=int, default=None, help="Seed of everything random."),
     click.option("--epochs", type=int, default=None),
     click.option("--batch-size", type=int, default=None),
     click.option("--learning-rate", type=float, default=None),
-    click.option("--teacher", default=None, help="Translation: a model, usually a larger one, whose translations are trained on."),
     click.option(
-        "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting of the model's recipe; may be repeated."
+        "--teacher", default=None, help="Translation: a model, usually a larger one, whose translations are trained on."
+    ),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Any other setting of the model's recipe; may be repeated.",
     ),
     on_error,
     as_json,

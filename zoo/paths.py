@@ -30,10 +30,15 @@ def listed(data: Any) -> Sequence[Any]:
 
 
 def is_file(model: Model) -> bool:
-    """Whether a verb is given an ONNX file, not a model of the zoo. Raises RequestError for an .onnx path where no file is."""
+    """Whether a verb is given an ONNX file, not a model of the zoo. Raises RequestError for an .onnx path where no file
+    is.
+    """
     path = Path(model)
     if path.suffix == ".onnx" and not path.is_file():
-        raise RequestError(f"no ONNX model at {path}; pass the path of an .onnx file, a model folder, or one of: {', '.join(zoo.names())}")
+        raise RequestError(
+            f"no ONNX model at {path}; pass the path of an .onnx file, a model folder, or one of: "
+            f"{', '.join(zoo.names())}"
+        )
     return path.is_file()
 
 
@@ -46,18 +51,23 @@ def spare(output: Model | None, *inputs: Any) -> None:
         return
     for each in inputs:
         if isinstance(each, str | os.PathLike) and _same(each, output):
-            raise RequestError(f"the output {output} is the input {each}, which it would replace; choose another output path")
+            raise RequestError(
+                f"the output {output} is the input {each}, which it would replace; choose another output path"
+            )
     files.require_place(output)
 
 
 def require_report(report_path: Model | None, output: Model, *inputs: Any, samples: bool = True) -> None:
-    """Raise RequestError for a report that could not be measured, for want of samples, or not be written beside the model `output`."""
+    """Raise RequestError for a report that could not be measured, for want of samples, or not be written beside the
+    model `output`.
+    """
     if report_path is None:
         return
     report_html.require_format(report_path)
     if not samples:
         raise RequestError(
-            "a report is measured on samples, and there are none; leave out --report, or give an .onnx file with --calibration-data"
+            "a report is measured on samples, and there are none; leave out --report, or give an .onnx file with "
+            "--calibration-data"
         )
     if _same(report_path, output):
         raise RequestError(f"the model and its report are both {output}; choose another name for one of them")

@@ -1,4 +1,6 @@
-"""Samples for calibration and evaluation: of a user's ONNX file (.npz, folders of images), or of a zoo model's raw data."""
+"""Samples for calibration and evaluation: of a user's ONNX file (.npz, folders of images), or of a zoo model's raw
+data.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples in batches {graph input: array}, read anew at every iteration. total: how many, or how many there may be."""
+    """Samples in batches {graph input: array}, read anew at every iteration. total: how many, or how many there may
+    be.
+    """
 
     start: Callable[[], Iterable[Batch]]
     total: int
@@ -43,12 +47,15 @@ class Samples:
         return iter(self.start())
 
 
-def samples_of(model: ir.Model, data: Any, preprocess: Model | None = None, on_error: str = "raise", count: int | None = None) -> Samples:
+def samples_of(
+    model: ir.Model, data: Any, preprocess: Model | None = None, on_error: str = "raise", count: int | None = None
+) -> Samples:
     """The samples of an ONNX file's user: an .npz of the graph's inputs, or a folder of images.
 
-    preprocess: a JSON file (`pipelines.data.preprocess.Preprocess`) that says how an image becomes the graph's one input. Images are read as they are
-    needed, `BATCH` at a time or as many as the graph takes; a last batch that such a graph cannot take is left out. on_error: "skip" passes
-    over images that cannot be read, and logs which. count: so many at most, evenly out of all. Raises RequestError for unusable data.
+    preprocess: a JSON file (`pipelines.data.preprocess.Preprocess`) that says how an image becomes the graph's one
+    input. Images are read as they are needed, `BATCH` at a time or as many as the graph takes; a last batch that such a
+    graph cannot take is left out. on_error: "skip" passes over images that cannot be read, and logs which. count: so
+    many at most, evenly out of all. Raises RequestError for unusable data.
     """
     fixed = fixed_batch(model)
     if not is_image_folder(data):
@@ -83,7 +90,11 @@ def _evenly(total: int, count: int) -> list[int]:
 
 def fixed_batch(model: ir.Model) -> int | None:
     """The number of samples that the inputs of a graph fix; None where it is dynamic, or not the same for all."""
-    found = {(query.dimensions(each) or [None])[0] for each in model.graph.inputs if each.name not in model.graph.initializers}
+    found = {
+        (query.dimensions(each) or [None])[0]
+        for each in model.graph.inputs
+        if each.name not in model.graph.initializers
+    }
     return found.pop() if len(found) == 1 else None
 
 
@@ -95,7 +106,9 @@ def is_image_folder(data: Any) -> bool:
 def _spec(data: Any, preprocess: Model | None) -> Preprocess:
     if preprocess is None:
         example = json.dumps(Preprocess(224, 256).to_json())
-        raise RequestError(f"{data} is a folder of images; say what the network takes with --preprocess FILE.json, such as {example}")
+        raise RequestError(
+            f"{data} is a folder of images; say what the network takes with --preprocess FILE.json, such as {example}"
+        )
     value = files.read_json(Path(preprocess))
     try:
         return Preprocess.from_json(value)
@@ -106,21 +119,33 @@ def _spec(data: Any, preprocess: Model | None) -> Preprocess:
 def _ports(model: ir.Model) -> dict[str, Port]:
     """dtype and shape of every input of a graph, as `Session.inputs` has them."""
     inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
-    return {str(each.name): Port(ir.DataType(each.dtype or 1).numpy(), tuple(query.dimensions(each) or ())) for each in inputs}
+    return {
+        str(each.name): Port(ir.DataType(each.dtype or 1).numpy(), tuple(query.dimensions(each) or ()))
+        for each in inputs
+    }
 
 
 def _require_fit(model: ir.Model, arrays: Batch, source: Any, more: str = "") -> None:
-    """Raise RequestError unless `arrays`, read from `source`, are the graph's inputs, of its dtypes and shapes. more: what else may be."""
+    """Raise RequestError unless `arrays`, read from `source`, are the graph's inputs, of its dtypes and shapes. more:
+    what else may be.
+    """
     ports = _ports(model)
 
     def fits(array: NDArray[Any], port: Port) -> bool:
         dtype = array.dtype == port.dtype or (array.dtype.kind in "US" and port.dtype == object)
         sizes = zip(array.shape[1:], port.shape[1:], strict=False)
-        return dtype and array.ndim == (len(port.shape) or array.ndim) and all(wanted in (None, size) for size, wanted in sizes)
+        return (
+            dtype
+            and array.ndim == (len(port.shape) or array.ndim)
+            and all(wanted in (None, size) for size, wanted in sizes)
+        )
 
     if set(arrays) != set(ports) or not all(fits(arrays[name], port) for name, port in ports.items()):
         found = ", ".join(f"{name} {each.dtype} [{', '.join(map(str, each.shape))}]" for name, each in arrays.items())
-        wanted = ", ".join(f"{name} {each.dtype} [{', '.join(str(size or 'n') for size in each.shape)}]" for name, each in ports.items())
+        wanted = ", ".join(
+            f"{name} {each.dtype} [{', '.join(str(size or 'n') for size in each.shape)}]"
+            for name, each in ports.items()
+        )
         raise RequestError(f"{source} holds {found or 'nothing'}; wanted the graph's inputs, {wanted}{more}")
 
 
@@ -136,14 +161,18 @@ def _evaluation(model: ir.Model, data: Any, preprocess: Model | None) -> tuple[d
     return joined(list(images.batches(found.paths, _spec(data, preprocess), _ports(model)))), found.labels
 
 
-def judge_of(model: ir.Model, evaluation: Any, calibration: Any, batch_size: int, preprocess: Model | None = None) -> tuple[Judge, Samples]:
+def judge_of(
+    model: ir.Model, evaluation: Any, calibration: Any, batch_size: int, preprocess: Model | None = None
+) -> tuple[Judge, Samples]:
     """Judge and calibration samples for an ONNX file."""
     arrays, labels = _evaluation(model, evaluation, preprocess)
     _require_fit(model, arrays, evaluation, f", and {LABEL} if known")
     fixed = fixed_batch(model)
     size = fixed or batch_size
     if calibration is None:
-        logger.warning("no calibration data: every fifth evaluation sample is used for calibration, the others for the evaluation")
+        logger.warning(
+            "no calibration data: every fifth evaluation sample is used for calibration, the others for the evaluation"
+        )
         chosen = np.arange(length(arrays)) % FIFTH == 0
         given = {name: array[chosen] for name, array in arrays.items()}
         arrays = {name: array[~chosen] for name, array in arrays.items()}
@@ -182,14 +211,19 @@ def _kept(path: Any, batch_size: int = 256) -> Samples:
     return Samples(lambda: held, total)
 
 
-def raw_samples(folder: ModelFolder, data: Any, option: str, count: int | None = None, on_error: str = "raise") -> Samples:
-    """Calibration samples of a zoo model: up to `count` of raw `data` (None: `Pipeline.CALIBRATION`), or all that its training kept.
+def raw_samples(
+    folder: ModelFolder, data: Any, option: str, count: int | None = None, on_error: str = "raise"
+) -> Samples:
+    """Calibration samples of a zoo model: up to `count` of raw `data` (None: `Pipeline.CALIBRATION`), or all that its
+    training kept.
 
     option: by which a user gives data. Raises RequestError for none.
     """
     if data is None:
         if not (folder.path / road.SAMPLES).is_file():
-            raise RequestError(f"{folder.card.name} has no samples of its training data; calibrate on yours with {option} FILE")
+            raise RequestError(
+                f"{folder.card.name} has no samples of its training data; calibrate on yours with {option} FILE"
+            )
         return _kept(folder.ensure(road.SAMPLES))
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
     batch = opened.calibration(data, count or opened.CALIBRATION, on_error)
@@ -209,6 +243,9 @@ def examples_of(model: ir.Model, data: Model | None, sizes: Sequence[int]) -> li
     for name, each in inputs.items():
         known = query.dimensions(each) or []
         if not known or None in known[1:] or each.dtype is None:
-            raise RequestError(f"input {name} has the shape {each.shape}, which leaves sizes open; give an example with --data FILE.npz")
+            raise RequestError(
+                f"input {name} has the shape {each.shape}, which leaves sizes open; give an example with --data "
+                "FILE.npz"
+            )
         ports[name] = [size or 0 for size in known[1:]], each.dtype.numpy()
     return [{name: np.zeros((size, *shape), dtype) for name, (shape, dtype) in ports.items()} for size in sizes]

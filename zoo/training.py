@@ -1,4 +1,5 @@
-"""What trainings share: settings, data sets, the output folder, a checkpoint's run, learning curves; processes of TensorFlow (TF_CONFIG)
+"""What trainings share: settings, data sets, the output folder, a checkpoint's run, learning curves; processes of
+TensorFlow (TF_CONFIG)
 and torch (torchrun), torch's checkpoints."""
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ _CLAIMED: dict[Path, filelock.BaseFileLock] = {}  # output folders of this proce
 def require_free(output: Path) -> None:
     """Raise RequestError unless `output` is new or an empty folder."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with --resume")
+        raise RequestError(
+            f"found {output} in use, wanted a new or empty folder; choose another, or go on training there with "
+            "--resume"
+        )
 
 
 def require_output(output: Path, state: str, resume: bool) -> None:
-    """Raise RequestError unless `output` holds the checkpoint `state` to resume from, or else is new or empty, and can be written.
+    """Raise RequestError unless `output` holds the checkpoint `state` to resume from, or else is new or empty, and can
+    be written.
 
     From here on no other process may train there until this one ends.
     """
@@ -56,19 +61,26 @@ def _claim(output: Path) -> None:
         lock.parent.mkdir(parents=True, exist_ok=True)
         _CLAIMED.setdefault(output, filelock.FileLock(lock)).acquire(timeout=0)
     except filelock.Timeout as error:
-        raise RequestError(f"found another process that trains into {output}; wait for it, or choose another folder") from error
+        raise RequestError(
+            f"found another process that trains into {output}; wait for it, or choose another folder"
+        ) from error
     except OSError:
         return  # a cache that cannot be written keeps nobody from training
 
 
 def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Raise RequestError, naming what differs, unless the checkpoint at `path` is of this run: {"config": settings, "data", "start"}."""
+    """Raise RequestError, naming what differs, unless the checkpoint at `path` is of this run: {"config": settings,
+    "data", "start"}.
+    """
     before = kept["config"]
-    different = [f"{name} {before.get(name)} (now {value})" for name, value in run["config"].items() if before.get(name) != value]
+    different = [
+        f"{name} {before.get(name)} (now {value})" for name, value in run["config"].items() if before.get(name) != value
+    ]
     different += [f"other {name}" for name in ("data", "start") if kept[name] != run[name]]
     if different:
         raise RequestError(
-            f"found a checkpoint in {path} made with {', '.join(different)}; resume with the same, or train into an empty folder"
+            f"found a checkpoint in {path} made with {', '.join(different)}; resume with the same, or train into an "
+            "empty folder"
         )
 
 
@@ -88,7 +100,9 @@ PRECISION = Range("auto, fp32 or bf16", lambda value: value in ("auto", "fp32", 
 
 
 def require_settings(settings: Mapping[str, Any], ranges: Mapping[str, Range]) -> None:
-    """Raise RequestError that names all settings of a training that do not fit. Numbers without a range are `ABOVE_0`, and all finite."""
+    """Raise RequestError that names all settings of a training that do not fit. Numbers without a range are `ABOVE_0`,
+    and all finite.
+    """
     wrong = []
     for name, value in settings.items():
         wanted = ranges.get(name, Range("", lambda value: True) if isinstance(value, str | bool) else ABOVE_0)
@@ -106,7 +120,9 @@ def datasets() -> Any:
         import datasets
     except ImportError as error:
         raise RequestError('reading a data set needs the datasets library: pip install "int8-zoo[train]"') from error
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # two lines an attempt; what is wrong is said at the end
+    logging.getLogger("huggingface_hub").setLevel(
+        logging.CRITICAL
+    )  # two lines an attempt; what is wrong is said at the end
     return datasets
 
 
@@ -116,7 +132,9 @@ def load_dataset(name: str, load: Callable[[Any], Any]) -> Any:
     try:
         return load(library)
     except Exception as error:  # dozens of types: no such data set, no network, not a data set's folder
-        raise RequestError(f"cannot load the data set {name}: {(str(error).strip() or type(error).__name__).splitlines()[0]}") from error
+        raise RequestError(
+            f"cannot load the data set {name}: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+        ) from error
 
 
 def plot_curves(
@@ -127,7 +145,9 @@ def plot_curves(
     axes: tuple[str, str],
     best: int | None = None,
 ) -> None:
-    """Draw lines over "epoch" as a PNG: {key of the history: (label, style)} to either scale. axes: their names. best: an epoch to mark."""
+    """Draw lines over "epoch" as a PNG: {key of the history: (label, style)} to either scale. axes: their names. best:
+    an epoch to mark.
+    """
     from matplotlib.figure import Figure  # without pyplot: no window system is asked for
     from matplotlib.ticker import MaxNLocator
 
@@ -135,7 +155,9 @@ def plot_curves(
     epochs, first = [each["epoch"] for each in history], figure.subplots()
     for scale, lines, name in ((first, left, axes[0]), (first.twinx(), right, axes[1])):
         for key, (label, style) in lines.items():
-            scale.plot(epochs, [each[key] for each in history], style, label=label, marker="o" if len(epochs) == 1 else "")
+            scale.plot(
+                epochs, [each[key] for each in history], style, label=label, marker="o" if len(epochs) == 1 else ""
+            )
         scale.set_ylabel(name)
     first.set_xlabel("epoch")
     first.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -147,15 +169,19 @@ def plot_curves(
 
 
 def is_first() -> bool:
-    """Whether this process writes: alone, or first of those that torchrun (RANK) or a person for TensorFlow (TF_CONFIG) started."""
+    """Whether this process writes: alone, or first of those that torchrun (RANK) or a person for TensorFlow (TF_CONFIG)
+    started.
+    """
     return _place()[0] == 0 if os.environ.get("TF_CONFIG") else os.environ.get("RANK", "0") == "0"
 
 
-# --------------------------------------------------------------------------------------------------------------- tensorflow
+# ---------------------------------------------------------------------------------------------------------- tensorflow
 
 
 def _place() -> tuple[int, int]:
-    """Which of how many processes TF_CONFIG says that this one is. Raises RequestError for one that says something else."""
+    """Which of how many processes TF_CONFIG says that this one is. Raises RequestError for one that says something
+    else.
+    """
     text = os.environ["TF_CONFIG"]
     try:
         config = json.loads(text)
@@ -163,14 +189,17 @@ def _place() -> tuple[int, int]:
         return names.index((config["task"]["type"], int(config["task"]["index"]))), len(names)
     except (ValueError, LookupError, TypeError, AttributeError):
         wanted = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
-        raise RequestError(f"found TF_CONFIG={text!r}, wanted the addresses of all processes and which one this is: {wanted}") from None
+        raise RequestError(
+            f"found TF_CONFIG={text!r}, wanted the addresses of all processes and which one this is: {wanted}"
+        ) from None
 
 
 class Workers:
     """The processes that TF_CONFIG names, under TensorFlow's MultiWorkerMirroredStrategy; or this one alone.
 
-    To be made before TensorFlow computes anything. It waits until all processes are there (TensorFlow does, for an hour at most). A process
-    that ends ends the others, under `watched` with one ZooError. Raises RequestError for a TF_CONFIG that is none.
+    To be made before TensorFlow computes anything. It waits until all processes are there (TensorFlow does, for an hour
+    at most). A process that ends ends the others, under `watched` with one ZooError. Raises RequestError for a
+    TF_CONFIG that is none.
     """
 
     SECONDS = 1800  # that one operation waits for the slowest process, which may be reading its rows
@@ -196,13 +225,19 @@ class Workers:
         """The sum of the tensors of all processes; under `strategy.run`."""
         import tensorflow as tf
 
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value) if self.count > 1 else value
+        return (
+            tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+            if self.count > 1
+            else value
+        )
 
     def _total(self, values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         return np.asarray(self._totals(values))
 
     def together(self, work: Callable[[], Made]) -> Made:
-        """`work` done by every process. Where one fails all do: it with its own error, the others with one that names it."""
+        """`work` done by every process. Where one fails all do: it with its own error, the others with one that names
+        it.
+        """
         made: Any = None
         error = None
         try:
@@ -238,7 +273,9 @@ class Workers:
         return cast("Made", made)
 
     def require_same(self, value: Any, what: str) -> None:
-        """Raise RequestError, naming `what`, in a process whose `value` is not the first one's, and ZooError in the others."""
+        """Raise RequestError, naming `what`, in a process whose `value` is not the first one's, and ZooError in the
+        others.
+        """
         first = self.agreed(lambda: value)
 
         def check() -> None:
@@ -258,10 +295,12 @@ class Workers:
             if self.count == 1:
                 raise
             said = one_line(error)
-            raise ZooError(f"lost another process ({said}); start all of them again, with --resume where a checkpoint is") from error
+            raise ZooError(
+                f"lost another process ({said}); start all of them again, with --resume where a checkpoint is"
+            ) from error
 
 
-# -------------------------------------------------------------------------------------------------------------------- torch
+# --------------------------------------------------------------------------------------------------------------- torch
 
 
 def _cpu() -> torch.device:
@@ -295,7 +334,9 @@ def processes() -> Iterator[Processes]:
     from torch import distributed
 
     rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
+    device = (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
+    )
     if count == 1:
         yield Processes(device=device)
         return
@@ -309,7 +350,9 @@ def processes() -> Iterator[Processes]:
 
 
 def choose_precision(group: Processes, seconds: Callable[[bool], float]) -> str:
-    """ "fp32" or "bf16", in which this machine trains faster; all processes agree. seconds: of a step, in bf16 if true."""
+    """ "fp32" or "bf16", in which this machine trains faster; all processes agree. seconds: of a step, in bf16 if
+    true.
+    """
     import torch
 
     times = {"fp32": 0.0}
@@ -321,20 +364,25 @@ def choose_precision(group: Processes, seconds: Callable[[bool], float]) -> str:
 
 
 def load_checkpoint(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Read torch's checkpoint of the run `run`. Raises RequestError where it is broken or another run's, naming what differs."""
+    """Read torch's checkpoint of the run `run`. Raises RequestError where it is broken or another run's, naming what
+    differs.
+    """
     import torch
 
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         kept = state["run"]
     except Exception as error:  # torch, zipfile and pickle raise their own kinds for every sort of damage
-        raise RequestError(f"cannot read the checkpoint {path} ({one_line(error)}); train again into an empty folder") from error
+        raise RequestError(
+            f"cannot read the checkpoint {path} ({one_line(error)}); train again into an empty folder"
+        ) from error
     require_same_run(path, kept, run)
     return state
 
 
 def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str | Path) -> None:
-    """Put the weights `state` into `model`. Raises RequestError that lists what is missing, unexpected or of another shape.
+    """Put the weights `state` into `model`. Raises RequestError that lists what is missing, unexpected or of another
+    shape.
 
     Counts of batches seen, which matter to training alone, may be there or not.
     """

@@ -1,6 +1,8 @@
-"""Latency and throughput: all engines and precisions in turn inside one run (A B A B), so that ratios hold when the machine drifts.
+"""Latency and throughput: all engines and precisions in turn inside one run (A B A B), so that ratios hold when the
+machine drifts.
 
-`benchmark` times sessions in this process, `instances` many processes at once. Both measure memory in worker processes; see `_serve`.
+`benchmark` times sessions in this process, `instances` many processes at once. Both measure memory in worker processes;
+see `_serve`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ GRACE_SECONDS = 15.0  # for a worker to leave by itself; a loaded machine may ne
 class Configuration:
     """What is timed: one model file in one engine.
 
-    opener: "module:name" of what opens something else at `path`, such as a whole pipeline, from (path, engine, threads, precision).
+    opener: "module:name" of what opens something else at `path`, such as a whole pipeline, from (path, engine, threads,
+    precision).
     """
 
     engine: str
@@ -52,7 +55,9 @@ class Configuration:
         if not self.opener:
             return load(self.path, self.engine, threads, self.precision)
         module, _, name = self.opener.partition(":")
-        opened: Runnable = getattr(importlib.import_module(module), name)(self.path, self.engine, threads, self.precision)
+        opened: Runnable = getattr(importlib.import_module(module), name)(
+            self.path, self.engine, threads, self.precision
+        )
         return opened
 
 
@@ -65,13 +70,18 @@ class Stages:
 
 
 def benchmark(
-    configurations: Sequence[Configuration], batch: Batch, threads: int = 1, rounds: int = 15, stages: Stages | None = None
+    configurations: Sequence[Configuration],
+    batch: Batch,
+    threads: int = 1,
+    rounds: int = 15,
+    stages: Stages | None = None,
 ) -> list[dict[str, Any]]:
     """Time one batch in every configuration, in turn, `rounds` times.
 
-    Returns per configuration {"engine", "precision", "batch_size", "threads", "instances": 1, "samples_per_second" (median of the rounds),
-    "spread" (5th and 95th percentile of the same), "latency_ms": {"p50", "p95", "p99"} of single calls, "split_ms": {"preprocess", "model",
-    "postprocess"} (medians; raw rows to results), "memory_mb": peak resident memory of a process of its own that loads and runs it}.
+    Returns per configuration {"engine", "precision", "batch_size", "threads", "instances": 1, "samples_per_second"
+    (median of the rounds), "spread" (5th and 95th percentile of the same), "latency_ms": {"p50", "p95", "p99"} of
+    single calls, "split_ms": {"preprocess", "model", "postprocess"} (medians; raw rows to results), "memory_mb": peak
+    resident memory of a process of its own that loads and runs it}.
     """
     size = length(batch)
     sessions = [each.open(threads) for each in configurations]
@@ -134,7 +144,8 @@ def _split(session: Runnable, stages: Stages, rounds: int) -> dict[str, float]:
 
 
 def memory_mb(configuration: Configuration, batch: Batch, threads: int) -> float:
-    """Peak resident memory, in MB (10^6 bytes), of a fresh process that loads the model and runs a batch of zeros of the same shapes.
+    """Peak resident memory, in MB (10^6 bytes), of a fresh process that loads the model and runs a batch of zeros of
+    the same shapes.
 
     With an opener the batch itself: to a pipeline zeros may be nothing to compute.
     """
@@ -149,35 +160,42 @@ def memory_mb(configuration: Configuration, batch: Batch, threads: int) -> float
 
 
 def pinned(count: int, threads: int = 1) -> list[list[int]]:
-    """The processors of each of `count` instances, `threads` to each, none to two: those this process may use, by number.
+    """The processors of each of `count` instances, `threads` to each, none to two: those this process may use, by
+    number.
 
     Raises RequestError where there are too few.
     """
     cores = sorted(os.sched_getaffinity(0))
     if count * threads > len(cores):
         most = f"--instances {len(cores) // threads}" if threads <= len(cores) else "--threads 1"
-        raise RequestError(f"found {len(cores)} core(s), wanted {count * threads} for {count} x {threads} thread(s); at most: {most}")
+        raise RequestError(
+            f"found {len(cores)} core(s), wanted {count * threads} for {count} x {threads} thread(s); at most: {most}"
+        )
     return [cores[index * threads : (index + 1) * threads] for index in range(count)]
 
 
 def instances(
     configurations: Sequence[Configuration], rows: Batch, size: int, cores: Sequence[Sequence[int]], rounds: int = 15
 ) -> list[dict[str, Any]]:
-    """Throughput of one process a member of `cores`, all at once: configurations in turn, `rounds` windows of `WINDOW_SECONDS` each.
+    """Throughput of one process a member of `cores`, all at once: configurations in turn, `rounds` windows of
+    `WINDOW_SECONDS` each.
 
-    rows: at least `size` samples; every instance runs them in batches of `size`, each beginning elsewhere. cores: see `pinned`.
-    Returns rows as `benchmark` does: samples_per_second is the sum over the instances (median of the rounds, and "spread"), latency_ms is
-    of all calls of all instances, split_ms is {"model": p50}. "memory_mb" is what the loaded instances of a configuration take together
-    after one batch, shared pages counted once (sum of PSS); "rss_mb" lists the resident memory of each with all that it shares, 10^6 bytes.
-    Only mapped files are shared, such as the table of native.onnx; onnxruntime and OpenVINO copy weights into each process.
-    Raises ZooError where an instance fails.
+    rows: at least `size` samples; every instance runs them in batches of `size`, each beginning elsewhere. cores: see
+    `pinned`. Returns rows as `benchmark` does: samples_per_second is the sum over the instances (median of the rounds,
+    and "spread"), latency_ms is of all calls of all instances, split_ms is {"model": p50}. "memory_mb" is what the
+    loaded instances of a configuration take together after one batch, shared pages counted once (sum of PSS); "rss_mb"
+    lists the resident memory of each with all that it shares, 10^6 bytes. Only mapped files are shared, such as the
+    table of native.onnx; onnxruntime and OpenVINO copy weights into each process. Raises ZooError where an instance
+    fails.
     """
     threads = len(cores[0])
     rates: list[list[float]] = [[] for _ in configurations]
     calls: list[list[int]] = [[] for _ in configurations]  # nanoseconds
     with contextlib.ExitStack() as stack:
         saved = stack.enter_context(_saved(rows))
-        groups = [stack.enter_context(_workers(_what(each), each, saved, size, threads, cores)) for each in configurations]
+        groups = [
+            stack.enter_context(_workers(_what(each), each, saved, size, threads, cores)) for each in configurations
+        ]
         advance = stack.enter_context(progress(f"benchmark, {len(cores)} instances, batch {size}", rounds))
         for _ in range(rounds):
             for group, rate, single in zip(groups, rates, calls, strict=True):
@@ -213,8 +231,12 @@ def _what(configuration: Configuration) -> str:
     return f"an instance of {configuration.path} in {configuration.engine}"
 
 
-def _memory(configuration: Configuration, batch: Batch, cores: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
-    """PSS and RSS, in MB, of each instance, while no other configuration is loaded that would take a share of the same pages."""
+def _memory(
+    configuration: Configuration, batch: Batch, cores: Sequence[Sequence[int]]
+) -> tuple[list[float], list[float]]:
+    """PSS and RSS, in MB, of each instance, while no other configuration is loaded that would take a share of the same
+    pages.
+    """
     size, threads = length(batch), len(cores[0])
     with _saved(batch) as saved, _workers(_what(configuration), configuration, saved, size, threads, cores) as workers:
         found = [Path(f"/proc/{worker.process.pid}/smaps_rollup").read_text().splitlines()[1:] for worker in workers]
@@ -234,10 +256,17 @@ def _saved(batch: Batch) -> Iterator[dict[str, str]]:
 
 
 class _Worker:
-    """A process that answers each line of JSON with one; see `_serve`. It ends when its input does, so it never outlives this one."""
+    """A process that answers each line of JSON with one; see `_serve`. It ends when its input does, so it never
+    outlives this one.
+    """
 
     def __init__(self, what: str) -> None:
-        command = [sys.executable, "-P", "-m", "pipelines.analysis.benchmark"]  # -P: a random.py in the user's folder is not the library's
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pipelines.analysis.benchmark",
+        ]  # -P: a random.py in the user's folder is not the library's
         paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._what = what
@@ -259,7 +288,9 @@ class _Worker:
         if not line.endswith("\n"):
             code = self.process.wait()
             self._said.seek(0)
-            raise ZooError(f"{self._what} failed: {(self._said.read().strip().splitlines() or [f'it ended with code {code}'])[-1]}")
+            raise ZooError(
+                f"{self._what} failed: {(self._said.read().strip().splitlines() or [f'it ended with code {code}'])[-1]}"
+            )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise ZooError(f"{self._what} failed: {answer['error']}")
@@ -283,7 +314,12 @@ class _Worker:
 
 @contextlib.contextmanager
 def _workers(
-    what: str, configuration: Configuration, inputs: dict[str, str], size: int, threads: int, cores: Sequence[Sequence[int]]
+    what: str,
+    configuration: Configuration,
+    inputs: dict[str, str],
+    size: int,
+    threads: int,
+    cores: Sequence[Sequence[int]],
 ) -> Iterator[list[_Worker]]:
     """A worker a member of `cores`, each with the model open and warm; none is left when the context ends."""
     workers: list[_Worker] = []
@@ -314,9 +350,10 @@ def _workers(
 def _serve() -> None:
     """The worker: requests are lines of JSON on stdin, each answered by one line on stdout; it ends with stdin.
 
-    First {"path", "engine", "precision", "opener", "threads", "cores": [processor], "inputs": {name: .npy file}, "batch_size", "begin": the
-    part of the rows to begin after, 0 to 1} opens and warms up, answered by {"peak_mb"}; then each {"warm", "seconds"} runs batches for so
-    long, answered by {"nanoseconds": of each call after the warm ones}. An error is answered by {"error": one line}, and ends it.
+    First {"path", "engine", "precision", "opener", "threads", "cores": [processor], "inputs": {name: .npy file},
+    "batch_size", "begin": the part of the rows to begin after, 0 to 1} opens and warms up, answered by {"peak_mb"};
+    then each {"warm", "seconds"} runs batches for so long, answered by {"nanoseconds": of each call after the warm
+    ones}. An error is answered by {"error": one line}, and ends it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the one that asks ends the others
     with os.fdopen(os.dup(1), "w") as answers:
@@ -335,7 +372,9 @@ def _serve() -> None:
             for line in sys.stdin:
                 request = json.loads(line)
                 _window(session, batches, request["warm"])
-                print(json.dumps({"nanoseconds": _window(session, batches, request["seconds"])}), file=answers, flush=True)
+                print(
+                    json.dumps({"nanoseconds": _window(session, batches, request["seconds"])}), file=answers, flush=True
+                )
         except Exception as error:
             print(json.dumps({"error": one_line(error)}), file=answers, flush=True)
 
@@ -344,7 +383,10 @@ def _batches(request: dict[str, Any]) -> list[Batch]:
     rows = {name: np.load(path) for name, path in request["inputs"].items()}
     count, size = length(rows), request["batch_size"]
     rows = {name: np.roll(array, -int(request["begin"] * count), axis=0) for name, array in rows.items()}
-    return [{name: array[start : start + size] for name, array in rows.items()} for start in range(0, count - size + 1, size)]
+    return [
+        {name: array[start : start + size] for name, array in rows.items()}
+        for start in range(0, count - size + 1, size)
+    ]
 
 
 def _window(session: Runnable, batches: Iterator[Batch], seconds: float) -> list[int]:

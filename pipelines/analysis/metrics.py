@@ -1,4 +1,6 @@
-"""Quality of fp32 and int8 on the same samples, their difference, and how sure it is: of clicks, of classes and of translations."""
+"""Quality of fp32 and int8 on the same samples, their difference, and how sure it is: of clicks, of classes and of
+translations.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def auc(labels: Floats, scores: Floats, weights: Floats | None = None) -> float:
     labels: [n] of 0 / 1; scores: [n]; weights: [n] counts of each sample (bootstrap). NaN where a class is missing.
     """
     order = np.argsort(scores, kind="stable")
-    return _auc_sorted(labels[order], _tie_groups(scores[order]), np.ones(len(order)) if weights is None else weights[order])
+    return _auc_sorted(
+        labels[order], _tie_groups(scores[order]), np.ones(len(order)) if weights is None else weights[order]
+    )
 
 
 def _tie_groups(ordered: Floats) -> NDArray[np.int64]:
@@ -49,7 +53,9 @@ def _losses(labels: Floats, probabilities: Floats) -> Floats:
 
 
 def click_metrics(labels: Floats, probabilities: Floats) -> dict[str, float]:
-    """{"auc", "logloss", "accuracy"} of click probabilities [n] against labels [n] of 0 / 1; accuracy at the threshold 0.5."""
+    """{"auc", "logloss", "accuracy"} of click probabilities [n] against labels [n] of 0 / 1; accuracy at the threshold
+    0.5.
+    """
     return {
         "auc": auc(labels, probabilities),
         "logloss": logloss(labels, probabilities),
@@ -58,13 +64,14 @@ def click_metrics(labels: Floats, probabilities: Floats) -> dict[str, float]:
 
 
 def compare_clicks(labels: Floats, outputs: Mapping[str, Floats], seed: int = 0) -> dict[str, Any]:
-    """Metrics of several precisions on the same rows, outputs = {"fp32": probabilities [n], "int8": ..., ...}, and each against fp32.
+    """Metrics of several precisions on the same rows, outputs = {"fp32": probabilities [n], "int8": ..., ...}, and each
+    against fp32.
 
-    Returns {"metrics": per precision, "difference": int8 - fp32 of every metric, and max_probability = the largest |p_int8 - p_fp32|,
-    mean_probability = the mean of that, agreement = share of rows on the same side of 0.5; "interval": 95% paired bootstrap intervals of
-    the differences (Efron and Tibshirani 1993: rows are drawn with replacement, both precisions see the same draw)}, and of any further
-    precision the last two under "others".
-    Raises RequestError for no rows or only one class, ZooError for NaN.
+    Returns {"metrics": per precision, "difference": int8 - fp32 of every metric, and max_probability = the largest
+    |p_int8 - p_fp32|, mean_probability = the mean of that, agreement = share of rows on the same side of 0.5;
+    "interval": 95% paired bootstrap intervals of the differences (Efron and Tibshirani 1993: rows are drawn with
+    replacement, both precisions see the same draw)}, and of any further precision the last two under "others". Raises
+    RequestError for no rows or only one class, ZooError for NaN.
     """
     if len(labels) == 0 or labels.min() == labels.max():
         what = "no rows" if len(labels) == 0 else f"only rows with label {int(labels[0])}"
@@ -72,16 +79,24 @@ def compare_clicks(labels: Floats, outputs: Mapping[str, Floats], seed: int = 0)
     if not all(np.isfinite(each).all() for each in outputs.values()):
         raise ZooError("the model computes NaN or infinite probabilities; check its weights and the input")
     exact = {name: each.astype(np.float64) for name, each in outputs.items()}
-    return _against_fp32(exact, lambda each: click_metrics(labels, each), lambda a, b: _compare_scores(labels, a, b, seed))
+    return _against_fp32(
+        exact, lambda each: click_metrics(labels, each), lambda a, b: _compare_scores(labels, a, b, seed)
+    )
 
 
 def _against_fp32(
     outputs: Mapping[str, Any], metrics: Callable[[Any], dict[str, float]], compare: Callable[[Any, Any], Any]
 ) -> dict[str, Any]:
-    """{"metrics": per precision, what `compare` says of fp32 and the next one; "others": of fp32 and each further one}."""
+    """{"metrics": per precision, what `compare` says of fp32 and the next one; "others": of fp32 and each further
+    one}.
+    """
     found = [(name, compare(outputs["fp32"], each)) for name, each in outputs.items() if name != "fp32"]
     rest = {"others": dict(found[1:])} if found[1:] else {}
-    return {"metrics": {name: metrics(each) for name, each in outputs.items()}, **(found[0][1] if found else {}), **rest}
+    return {
+        "metrics": {name: metrics(each) for name, each in outputs.items()},
+        **(found[0][1] if found else {}),
+        **rest,
+    }
 
 
 def _compare_scores(labels: Floats, a: Floats, b: Floats, seed: int) -> dict[str, Any]:
@@ -107,27 +122,38 @@ def _intervals(labels: Floats, a: Floats, b: Floats, seed: int) -> dict[str, Any
     draws: dict[str, list[float]] = {"auc": [], "logloss": [], "accuracy": []}
     for _ in range(resamples):
         weights = np.bincount(rng.integers(0, n, n), minlength=n).astype(np.float64)
-        left, right = (_auc_sorted(y, group, weights[order]) for y, group, order in zip(sorted_labels, groups, orders, strict=True))
+        left, right = (
+            _auc_sorted(y, group, weights[order]) for y, group, order in zip(sorted_labels, groups, orders, strict=True)
+        )
         draws["auc"].append(right - left)
         draws["logloss"].append(float(loss @ weights) / n)
         draws["accuracy"].append(float(hit @ weights) / n)
-    return {"level": 0.95, "resamples": resamples} | {key: np.nanquantile(values, [0.025, 0.975]).tolist() for key, values in draws.items()}
+    return {"level": 0.95, "resamples": resamples} | {
+        key: np.nanquantile(values, [0.025, 0.975]).tolist() for key, values in draws.items()
+    }
 
 
 class Ranked(NamedTuple):
-    """What a classifier says of n images: the class it puts first, and the place that it gives the right one (0: first), int64 [n]."""
+    """What a classifier says of n images: the class it puts first, and the place that it gives the right one (0:
+    first), int64 [n].
+    """
 
     first: NDArray[np.int64]
     place: NDArray[np.int64]
 
 
 def rank(logits: Floats, labels: NDArray[np.int64]) -> Ranked:
-    """Logits [n, classes] and the right classes [n]; of equal logits the lower class comes first, as in argmax. ZooError for NaN."""
+    """Logits [n, classes] and the right classes [n]; of equal logits the lower class comes first, as in argmax.
+    ZooError for NaN.
+    """
     if not np.isfinite(logits).all():
         raise ZooError("the model computes NaN or infinite logits; check its weights and the input")
     right = logits[np.arange(len(labels)), labels][:, None]
     earlier = np.arange(logits.shape[1]) < labels[:, None]
-    return Ranked(logits.argmax(axis=1).astype(np.int64), ((logits > right) | ((logits == right) & earlier)).sum(axis=1, dtype=np.int64))
+    return Ranked(
+        logits.argmax(axis=1).astype(np.int64),
+        ((logits > right) | ((logits == right) & earlier)).sum(axis=1, dtype=np.int64),
+    )
 
 
 def class_metrics(ranked: Ranked) -> dict[str, float]:
@@ -138,9 +164,9 @@ def class_metrics(ranked: Ranked) -> dict[str, float]:
 def compare_classes(outputs: Mapping[str, Ranked], seed: int = 0) -> dict[str, Any]:
     """Metrics of several precisions on the same images, and each against fp32.
 
-    Returns {"metrics": per precision, "difference": {"top1", "top5": int8 - fp32, "agreement": share of images that both put into the
-    same class}, "interval": 95% paired bootstrap intervals of these, see `compare_clicks`}, and of any further precision the last two under
-    "others". Raises RequestError for no images.
+    Returns {"metrics": per precision, "difference": {"top1", "top5": int8 - fp32, "agreement": share of images that
+    both put into the same class}, "interval": 95% paired bootstrap intervals of these, see `compare_clicks`}, and of
+    any further precision the last two under "others". Raises RequestError for no images.
     """
     if not len(next(iter(outputs.values())).place):
         raise RequestError("found no images; accuracy needs some")
@@ -148,7 +174,9 @@ def compare_classes(outputs: Mapping[str, Ranked], seed: int = 0) -> dict[str, A
 
 
 def _compare_ranked(a: Ranked, b: Ranked, seed: int) -> dict[str, Any]:
-    values = {f"top{k}": (b.place < k).astype(np.int64) - (a.place < k) for k in TOP} | {"agreement": (a.first == b.first).astype(np.int64)}
+    values = {f"top{k}": (b.place < k).astype(np.int64) - (a.place < k) for k in TOP} | {
+        "agreement": (a.first == b.first).astype(np.int64)
+    }
     rng = np.random.default_rng(seed)
     interval: dict[str, Any] = {"level": 0.95, "resamples": RESAMPLES}
     for name, each in values.items():  # a draw of n images with replacement is one of how often every value comes
@@ -159,8 +187,12 @@ def _compare_ranked(a: Ranked, b: Ranked, seed: int) -> dict[str, Any]:
 
 
 def translation_metrics(translations: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """{"bleu", "chrf"}, 0 to 100, of translations against one reference each, by sacreBLEU at its defaults (see `signatures`)."""
-    return {name: metric.corpus_score(list(translations), [list(references)]).score for name, metric in _metrics().items()}
+    """{"bleu", "chrf"}, 0 to 100, of translations against one reference each, by sacreBLEU at its defaults (see
+    `signatures`).
+    """
+    return {
+        name: metric.corpus_score(list(translations), [list(references)]).score for name, metric in _metrics().items()
+    }
 
 
 def signatures() -> dict[str, str]:
@@ -176,25 +208,33 @@ def _metrics() -> dict[str, Any]:
     try:
         import sacrebleu
     except ImportError as error:
-        raise RequestError("BLEU and chrF need sacrebleu, which is not installed; run: pip install 'int8-zoo[train]'") from error
+        raise RequestError(
+            "BLEU and chrF need sacrebleu, which is not installed; run: pip install 'int8-zoo[train]'"
+        ) from error
     return {"bleu": sacrebleu.BLEU(), "chrf": sacrebleu.CHRF()}
 
 
-def compare_translations(translations: Mapping[str, Sequence[str]], references: Sequence[str], seed: int = 0) -> dict[str, Any]:
+def compare_translations(
+    translations: Mapping[str, Sequence[str]], references: Sequence[str], seed: int = 0
+) -> dict[str, Any]:
     """Metrics of several precisions on the same sentences, and each against fp32.
 
-    Returns {"metrics": per precision, "difference": {"bleu", "chrf": int8 - fp32, "agreement": share of equal translations},
-    "interval": 95% paired bootstrap intervals of these (Koehn 2004), "signatures"}, and of any further precision the middle two under
-    "others".
-    Raises RequestError for no sentences.
+    Returns {"metrics": per precision, "difference": {"bleu", "chrf": int8 - fp32, "agreement": share of equal
+    translations}, "interval": 95% paired bootstrap intervals of these (Koehn 2004), "signatures"}, and of any further
+    precision the middle two under "others". Raises RequestError for no sentences.
     """
     if not references:
         raise RequestError("found no sentences; BLEU needs some")
     counts = {
-        name: {key: np.array(metric._extract_corpus_statistics(list(each), [list(references)])) for key, metric in _metrics().items()}
+        name: {
+            key: np.array(metric._extract_corpus_statistics(list(each), [list(references)]))
+            for key, metric in _metrics().items()
+        }
         for name, each in translations.items()
     }
-    draws = np.random.default_rng(seed).multinomial(len(references), np.full(len(references), 1 / len(references)), RESAMPLES)
+    draws = np.random.default_rng(seed).multinomial(
+        len(references), np.full(len(references), 1 / len(references)), RESAMPLES
+    )
 
     def compare(a: str, b: str) -> dict[str, Any]:
         same = np.array([x == y for x, y in zip(translations[a], translations[b], strict=True)])
@@ -212,6 +252,8 @@ def compare_translations(translations: Mapping[str, Sequence[str]], references: 
 
 
 def _score(metric: Any, counts: NDArray[Any], draws: NDArray[Any] | None = None) -> NDArray[np.float64]:
-    """The score of all sentences, [1], or of every draw of them, [draws]; counts: what the metric counts in each sentence."""
+    """The score of all sentences, [1], or of every draw of them, [draws]; counts: what the metric counts in each
+    sentence.
+    """
     totals = counts.sum(axis=0)[None] if draws is None else draws @ counts
     return np.array([metric._compute_score_from_stats(each.tolist()).score for each in totals])

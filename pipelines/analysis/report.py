@@ -1,8 +1,10 @@
-"""What quantization did to a model, measured: operators and reasons, tensors, the most damaging layers, what engines really ran.
+"""What quantization did to a model, measured: operators and reasons, tensors, the most damaging layers, what engines
+really ran.
 
-SQNR = 10 log10(sum x^2 / sum (x - y)^2) in dB, x the float model's tensor, y the int8 model's. Two are told apart for every operator:
-`sqnr_db` of its output in the int8 model as it runs, with all error that came down the chain, and `own_db` where its inputs are the float
-model's, so that only its own weights and the rounding of its inputs count. The most damaging layers are those of least `own_db`.
+SQNR = 10 log10(sum x^2 / sum (x - y)^2) in dB, x the float model's tensor, y the int8 model's. Two are told apart for
+every operator: `sqnr_db` of its output in the int8 model as it runs, with all error that came down the chain, and
+`own_db` where its inputs are the float model's, so that only its own weights and the rounding of its inputs count. The
+most damaging layers are those of least `own_db`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ from pipelines.rewrites.driver import CleanUp
 MEMORY = 256e6  # bytes of intermediate results held at once, of all graphs together
 CUT = 256  # samples run at once at most
 FLOATS = ("f32", "f16", "bf16", "f64")
-INTEGER_KERNELS = ("DynamicQuantize", "MatMulInteger", "ConvInteger", "QLinear", "QGemm")  # whatever type their first input has
+INTEGER_KERNELS = (
+    "DynamicQuantize",
+    "MatMulInteger",
+    "ConvInteger",
+    "QLinear",
+    "QGemm",
+)  # whatever type their first input has
 STEPS = ("QuantizeLinear", "DequantizeLinear")
 FIRST = 16  # samples that engines run
 GIVEN = "@float"  # ends the names of inputs that bring the float model's results
@@ -49,22 +57,26 @@ def explain(
 ) -> dict[str, Any]:
     """Everything known of a quantized model, as plain JSON values.
 
-    float_model: the one that `quantize` turned into `int8_model` by `table`; where channels were equalized, it is so before it is compared.
-    samples: batches {graph input: array, first axis = samples}, read once. trials: what `pipelines.analysis.tune` tried, for the plot. Memory holds
-    about `MEMORY` bytes of results, and those of one sample.
-    Returns {"graph", "recipe", "samples", "counts", "outputs": {name: {"sqnr_db"}},
-    "operators": [{"name", "type", "precision", "reason", "sqnr_db", "own_db"}], "damaging": [operator names, the worst first],
-    "tensors": {name: {"scale", "zero_point", "minimum", "maximum", "low", "high" (what the codes reach), "saturated" (share of its values
-    beyond that), "sqnr_db" (of its rounding alone), "method" (what chose the range), "edges" and "counts" (of all values but exact zeros;
-    none where the table is of an old kind)}},
-    "engines": {engine: {"outputs": {name: SQNR in dB of what it computes of the first samples}, "ran": {"type precision": count},
-    "fallbacks": [{"name", "type", "precision"}]} or {"error"}}, "trials"}.
-    SQNR is None where nothing was lost or nothing could be compared. Raises RequestError for no samples, or ones that do not fit.
+    float_model: the one that `quantize` turned into `int8_model` by `table`; where channels were equalized, it is so
+    before it is compared.
+    samples: batches {graph input: array, first axis = samples}, read once. trials: what `pipelines.analysis.tune`
+    tried, for the plot. Memory holds about `MEMORY` bytes of results, and those of one sample. Returns {"graph",
+    "recipe", "samples", "counts", "outputs": {name: {"sqnr_db"}}, "operators": [{"name", "type", "precision", "reason",
+    "sqnr_db", "own_db"}], "damaging": [operator names, the worst first], "tensors": {name: {"scale", "zero_point",
+    "minimum", "maximum", "low", "high" (what the codes reach), "saturated" (share of its values beyond that), "sqnr_db"
+    (of its rounding alone), "method" (what chose the range), "edges" and "counts" (of all values but exact zeros; none
+    where the table is of an old kind)}}, "engines": {engine: {"outputs": {name: SQNR in dB of what it computes of the
+    first samples}, "ran": {"type precision": count}, "fallbacks": [{"name", "type", "precision"}]} or {"error"}},
+    "trials"}. SQNR is None where nothing was lost or nothing could be compared. Raises RequestError for no samples, or
+    ones that do not fit.
     """
     pair = _compare(float_model, int8_model, table, samples)
     operators = []
     for each in report.to_json()["operators"]:
-        chain, own = pair.chain.get(pair.outputs.get(each["name"], "")), pair.own.get(pair.outputs.get(each["name"], ""))
+        chain, own = (
+            pair.chain.get(pair.outputs.get(each["name"], "")),
+            pair.own.get(pair.outputs.get(each["name"], "")),
+        )
         operators.append({**each, "sqnr_db": chain.db() if chain else None, "own_db": own.db() if own else None})
     lossy = [each for each in operators if each["precision"] == "int8" and each["own_db"] is not None]
     floats = list(pair.results)
@@ -88,7 +100,11 @@ def noise_of_layers(
 ) -> dict[str, float]:
     """{name of an int8 operator: `own_db`}, of those that lose anything; see `explain`."""
     pair = _compare(float_model, int8_model, table, samples)
-    own = {each.name: pair.own.get(pair.outputs.get(each.name, "")) for each in report.operators if each.precision == "int8"}
+    own = {
+        each.name: pair.own.get(pair.outputs.get(each.name, ""))
+        for each in report.operators
+        if each.precision == "int8"
+    }
     return {name: db for name, noise in own.items() if noise is not None and (db := noise.db()) is not None}
 
 
@@ -150,7 +166,9 @@ class _Tensor:
 
     def to_json(self, seen: TensorRange) -> dict[str, Any]:
         edges, counts = (
-            seen.histogram.density(seen.minimum, seen.maximum) if seen.histogram is not None else (np.zeros(0), np.zeros(0, int))
+            seen.histogram.density(seen.minimum, seen.maximum)
+            if seen.histogram is not None
+            else (np.zeros(0), np.zeros(0, int))
         )
         low, high = ((code - self.zero) * self.scale for code in (self.least, self.most))
         return {
@@ -174,7 +192,9 @@ def _stem(name: str) -> str:
 
 
 def _end(node: ir.Node, known: set[str]) -> str:
-    """The float tensor that a product whose input's range is taken at run time ends in, some steps later; "" where there is none."""
+    """The float tensor that a product whose input's range is taken at run time ends in, some steps later; "" where
+    there is none.
+    """
     out = node.outputs[0]
     while str(out.name) not in known:
         if (user := query.sole_user(out)) is None:
@@ -184,7 +204,9 @@ def _end(node: ir.Node, known: set[str]) -> str:
 
 
 class _Pair:
-    """The float and the int8 graph side by side, and every operator of the int8 one fed with the float one's results."""
+    """The float and the int8 graph side by side, and every operator of the int8 one fed with the float one's
+    results.
+    """
 
     def __init__(self, float_model: ir.Model, int8_model: ir.Model, table: CalibrationTable) -> None:
         self.float, self.int8 = float_model.clone(), int8_model.clone()
@@ -212,27 +234,47 @@ class _Pair:
                 self.outputs[str(node.name)] = end
         self.tensors: dict[str, _Tensor] = {}
         for node in self.int8.graph:
-            name = _stem(str(node.inputs[0].name)) if node.op_type == "QuantizeLinear" and node.inputs[0] is not None else ""
+            name = (
+                _stem(str(node.inputs[0].name))
+                if node.op_type == "QuantizeLinear" and node.inputs[0] is not None
+                else ""
+            )
             scale, zero = (query.constant(each) for each in (*node.inputs[1:3], None, None)[:2])
-            if name in known | inputs and name in table.tensors and scale is not None and zero is not None and scale.size == 1:
+            if (
+                name in known | inputs
+                and name in table.tensors
+                and scale is not None
+                and zero is not None
+                and scale.size == 1
+            ):
                 reach = np.iinfo(zero.dtype)
-                self.tensors.setdefault(name, _Tensor(float(scale.item()), int(zero.item()), int(reach.min), int(reach.max)))
+                self.tensors.setdefault(
+                    name, _Tensor(float(scale.item()), int(zero.item()), int(reach.min), int(reach.max))
+                )
         self.given = inputs & set(self.tensors)
-        first = [each.shape[0] if each.shape is not None and len(each.shape) else None for each in self.float.graph.inputs]
+        first = [
+            each.shape[0] if each.shape is not None and len(each.shape) else None for each in self.float.graph.inputs
+        ]
         self.fixed = first[0] if len(set(first)) == 1 and isinstance(first[0], int) else 0
         self.chain = {name: _Noise() for name in self.outputs.values()}
         self.own = {name: _Noise() for name in self.outputs.values()}
-        names = {str(a.name): str(b.name) for a, b in zip(self.float.graph.outputs, self.int8.graph.outputs, strict=True)}
+        names = {
+            str(a.name): str(b.name) for a, b in zip(self.float.graph.outputs, self.int8.graph.outputs, strict=True)
+        }
         self.results = {a: _Noise() for a, b in names.items() if a == b and a in known}
         self._groups: list[_Group] = []
         self.seen, self.first = 0, dict[str, NDArray[Any]]()
 
     def probe(self, feed: Batch) -> int:
         """Open the sessions and return how many samples to run at once, by the size of the results of these few."""
-        wanted = sorted({_stem(name) for name in self.outputs.values()} | (set(self.tensors) - self.given) | set(self.results))
+        wanted = sorted(
+            {_stem(name) for name in self.outputs.values()} | (set(self.tensors) - self.given) | set(self.results)
+        )
         order = {str(out.name): index for index, node in enumerate(self.float.graph) for out in node.outputs}
         wanted.sort(key=lambda name: order[name])
-        sizes = {name: array.nbytes for name, array in zip(wanted, _run(_session(self.float, wanted), feed), strict=True)}
+        sizes = {
+            name: array.nbytes for name, array in zip(wanted, _run(_session(self.float, wanted), feed), strict=True)
+        }
         groups: list[list[str]] = [[]]
         for name in wanted:
             if groups[-1] and 3 * sum(sizes[each] for each in groups[-1]) + 3 * sizes[name] > MEMORY:
@@ -271,7 +313,10 @@ class _Group:
         own = pair.int8.clone()
         own.graph.outputs.clear()
         values = {str(out.name): out for node in own.graph for out in node.outputs}
-        cuts = {f"{name}{GIVEN}": ir.Value(name=f"{name}{GIVEN}", type=ir.TensorType(ir.DataType.FLOAT)) for name in pair.cut}
+        cuts = {
+            f"{name}{GIVEN}": ir.Value(name=f"{name}{GIVEN}", type=ir.TensorType(ir.DataType.FLOAT))
+            for name in pair.cut
+        }
         for name in pair.cut:
             values[name].replace_all_uses_with(cuts[f"{name}{GIVEN}"])
         own.graph.outputs.extend(values[name] for name in self.compared)
@@ -317,7 +362,9 @@ def _run(session: Any, feed: Batch) -> list[Any]:
 
 
 def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:
-    """The samples in pieces of a size that `probe` gives for the first few; a rest that a fixed batch size leaves is passed over."""
+    """The samples in pieces of a size that `probe` gives for the first few; a rest that a fixed batch size leaves is
+    passed over.
+    """
     size = 0
     with progress("explaining") as advance:
         for batch in samples:
@@ -328,7 +375,9 @@ def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:
                 advance(min(size, total - start))
 
 
-def _ran(name: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], batch: Batch, expected: Batch) -> dict[str, Any]:
+def _ran(
+    name: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], batch: Batch, expected: Batch
+) -> dict[str, Any]:
     """What one engine made of the model: its outputs against the float ones, and from its own profile what it ran.
 
     A fallback is an operator that is int8 in the file and ran in float.
@@ -349,7 +398,11 @@ def _ran(name: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], bat
                 fallbacks.append({"name": found, "type": each.type, "precision": each.precision})
     alike = [each for each, x in expected.items() if each in outputs and outputs[each].shape == x.shape]
     said = {each: sqnr([expected[each]], [outputs[each]]) for each in alike}
-    return {"outputs": said, "ran": dict(sorted(ran.items(), key=lambda item: (-item[1], item[0]))), "fallbacks": fallbacks}
+    return {
+        "outputs": said,
+        "ran": dict(sorted(ran.items(), key=lambda item: (-item[1], item[0]))),
+        "fallbacks": fallbacks,
+    }
 
 
 def _operator(kernel: str, names: set[str]) -> str | None:

@@ -1,4 +1,6 @@
-"""What `pipelines.analysis.report.explain` found, for people: rows for a terminal, JSON, one HTML page that needs nothing else, with plots (SVG)."""
+"""What `pipelines.analysis.report.explain` found, for people: rows for a terminal, JSON, one HTML page that needs
+nothing else, with plots (SVG).
+"""
 
 from __future__ import annotations
 
@@ -60,10 +62,14 @@ def page(found: Mapping[str, Any]) -> str:
     columns, table = rows(found)
     parts = [
         _summary(found),
-        "<h2>SQNR per layer</h2><p>SQNR: power of the float model's tensor over that of the error; 20 dB are 10% of error, 40 dB 1%. "
-        "Operators stand in the graph's order. <span class='b'>\u25cf chain</span>: the operator's output in the int8 model as it runs, "
-        "with all error that came before. <span class='r'>\u25cf own</span>: what the operator adds alone, its inputs being the float "
-        f"model's (\u25cb where it computes in float); the {min(WORST, len(found['damaging']))} lowest are numbered as in the table.</p>",
+        "<h2>SQNR per layer</h2><p>SQNR: power of the float model's tensor over that of the error; 20 dB are 10% of "
+        "error, 40 dB 1%. "
+        "Operators stand in the graph's order. <span class='b'>\u25cf chain</span>: the operator's output in the int8 "
+        "model as it runs, "
+        "with all error that came before. <span class='r'>\u25cf own</span>: what the operator adds alone, its inputs "
+        "being the float "
+        f"model's (\u25cb where it computes in float); the {min(WORST, len(found['damaging']))} lowest are numbered "
+        "as in the table.</p>",
         _layers_plot(found["operators"], found["damaging"][:WORST]),
         "<h3>The most damaging layers</h3>",
         _damaging(found),
@@ -74,7 +80,8 @@ def page(found: Mapping[str, Any]) -> str:
     parts += [_ranges(found["tensors"]), "<h2>Operators</h2>", f'<div class="long">{_html_table(columns, table)}</div>']
     body = "\n".join(parts)
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>INT8 report</title><style>{STYLE}</style></head>\n'
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>INT8 '
+        f"report</title><style>{STYLE}</style></head>\n"
         f"<body><h1>INT8 report</h1>\n{body}\n</body></html>\n"
     )
 
@@ -87,13 +94,19 @@ def _summary(found: Mapping[str, Any]) -> str:
             said.append(f"{name.replace('_', ' ')}: {', '.join(map(str, np.atleast_1d(value)))}")
     facts = {
         "operators": ", ".join(f"{number} {precision}" for precision, number in found["counts"].items()),
-        "SQNR of the outputs": ", ".join(f"{name} {_decibels(each['sqnr_db'])}" for name, each in found["outputs"].items())
+        "SQNR of the outputs": ", ".join(
+            f"{name} {_decibels(each['sqnr_db'])}" for name, each in found["outputs"].items()
+        )
         or "none compared",
         "recipe": ", ".join(said),
         "measured on": f"{found['samples']:,} samples",
         "graph": found["graph"][:12],
     }
-    return "<table>" + "".join(f"<tr><th>{key}</th><td>{_text(value)}</td></tr>" for key, value in facts.items()) + "</table>"
+    return (
+        "<table>"
+        + "".join(f"<tr><th>{key}</th><td>{_text(value)}</td></tr>" for key, value in facts.items())
+        + "</table>"
+    )
 
 
 def _decibels(value: float | None) -> str:
@@ -111,7 +124,9 @@ def _html_table(columns: Sequence[str], table: Iterable[Sequence[str]]) -> str:
 
     table = [[cell(text) for text in row] for row in table]
     head = "".join(
-        f'<th class="n">{_text(each)}</th>' if any(row[i].startswith('<td class="n">') for row in table) else f"<th>{_text(each)}</th>"
+        f'<th class="n">{_text(each)}</th>'
+        if any(row[i].startswith('<td class="n">') for row in table)
+        else f"<th>{_text(each)}</th>"
         for i, each in enumerate(columns)
     )
     return f"<table><tr>{head}</tr>" + "".join(f"<tr>{''.join(row)}</tr>" for row in table) + "</table>"
@@ -121,17 +136,30 @@ def _damaging(found: Mapping[str, Any]) -> str:
     by_name = {each["name"]: each for each in found["operators"]}
     worst = enumerate((by_name[name] for name in found["damaging"][:WORST]), 1)
     cells = [[str(rank), each["name"], each["type"], _db(each["own_db"]), _db(each["sqnr_db"])] for rank, each in worst]
-    return _html_table(["#", "layer", "type", "own dB", "chain dB"], cells) if cells else "<p>No int8 layer loses anything.</p>"
+    return (
+        _html_table(["#", "layer", "type", "own dB", "chain dB"], cells)
+        if cells
+        else "<p>No int8 layer loses anything.</p>"
+    )
 
 
-def _axes(width: int, height: int, xs: Sequence[tuple[float, str]], ys: Sequence[tuple[float, str]], x_title: str, y_title: str) -> str:
+def _axes(
+    width: int,
+    height: int,
+    xs: Sequence[tuple[float, str]],
+    ys: Sequence[tuple[float, str]],
+    x_title: str,
+    y_title: str,
+) -> str:
     """Ticks ([position, label]) and titles of a plot whose frame leaves 60 pixels to the left and 36 below."""
     marks = [f'<text x="{x:.1f}" y="{height - 20}" text-anchor="middle">{_text(label)}</text>' for x, label in xs]
     for y, label in ys:
         marks.append(f'<line x1="60" x2="{width - 10}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
         marks.append(f'<text x="55" y="{y + 4:.1f}" text-anchor="end">{_text(label)}</text>')
     marks.append(f'<text x="{width / 2}" y="{height - 5}" text-anchor="middle">{_text(x_title)}</text>')
-    marks.append(f'<text transform="translate(11 {height / 2 - 15}) rotate(-90)" text-anchor="middle">{_text(y_title)}</text>')
+    marks.append(
+        f'<text transform="translate(11 {height / 2 - 15}) rotate(-90)" text-anchor="middle">{_text(y_title)}</text>'
+    )
     return "".join(marks)
 
 
@@ -145,12 +173,20 @@ def _scale(values: Sequence[float], start: float, end: float) -> tuple[Any, list
         return start + (value - low) / (high - low) * (end - start)
 
     rough = (high - low) / 8
-    step = next(each * 10.0 ** np.floor(np.log10(rough)) for each in (1, 2, 5, 10) if each * 10.0 ** np.floor(np.log10(rough)) >= rough)
-    return place, [(place(each), f"{each + 0.0:.6g}") for each in np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step]
+    step = next(
+        each * 10.0 ** np.floor(np.log10(rough))
+        for each in (1, 2, 5, 10)
+        if each * 10.0 ** np.floor(np.log10(rough)) >= rough
+    )
+    return place, [
+        (place(each), f"{each + 0.0:.6g}") for each in np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step
+    ]
 
 
 def _layers_plot(operators: Sequence[Mapping[str, Any]], worst: Sequence[str]) -> str:
-    """SQNR along the graph: of the chain as a line, of every layer alone as dots; what stayed float is hollow. worst: those to number."""
+    """SQNR along the graph: of the chain as a line, of every layer alone as dots; what stayed float is hollow. worst:
+    those to number.
+    """
     shown = [each for each in operators if each["sqnr_db"] is not None]
     if not shown:
         return "<p>No layer could be compared.</p>"
@@ -167,7 +203,9 @@ def _layers_plot(operators: Sequence[Mapping[str, Any]], worst: Sequence[str]) -
         dots.append(f'<circle cx="{x:.1f}" cy="{y(each["sqnr_db"]):.1f}" r="2" fill="{BLUE}">{title}</circle>')
         if each["own_db"] is not None:
             fill = RED if each["precision"] == "int8" else "#fff"
-            dots.append(f'<circle cx="{x:.1f}" cy="{y(each["own_db"]):.1f}" r="3" stroke="{RED}" fill="{fill}">{title}</circle>')
+            dots.append(
+                f'<circle cx="{x:.1f}" cy="{y(each["own_db"]):.1f}" r="3" stroke="{RED}" fill="{fill}">{title}</circle>'
+            )
             if each["name"] in worst:
                 dots.append(_mark(x, y(each["own_db"]) - 7, str(worst.index(each["name"]) + 1)))
     every = max(len(shown) // 10, 1)
@@ -183,29 +221,45 @@ def _mark(x: float, y: float, text: str) -> str:
 
 def _trials(trials: Sequence[Mapping[str, Any]]) -> str:
     """Quality lost against latency of every recipe that was tried, as a plot and a table."""
-    shown = sorted((each for each in trials if each.get("drop") is not None and each.get("milliseconds")), key=lambda t: t["milliseconds"])
-    failed = [["", each["name"], "", "", "", "", str(each.get("error", ""))] for each in trials if each.get("drop") is None]
+    shown = sorted(
+        (each for each in trials if each.get("drop") is not None and each.get("milliseconds")),
+        key=lambda t: t["milliseconds"],
+    )
+    failed = [
+        ["", each["name"], "", "", "", "", str(each.get("error", ""))] for each in trials if each.get("drop") is None
+    ]
     if not shown:
         return "<p>No recipe was measured.</p>"
     width, height = 1000, 320
-    goal, fp32_ms = (next((each[key] for each in shown if each.get(key) is not None), None) for key in ("max_drop", "fp32_ms"))
+    goal, fp32_ms = (
+        next((each[key] for each in shown if each.get(key) is not None), None) for key in ("max_drop", "fp32_ms")
+    )
     metric = next((each["metric"] for each in shown if each.get("metric")), "the metric")
     x, x_ticks = _scale([each["milliseconds"] for each in shown], 75, width - 30)
-    y, y_ticks = _scale([100 * each["drop"] for each in shown] + ([100 * goal] if goal is not None else []), 12, height - 40)
+    y, y_ticks = _scale(
+        [100 * each["drop"] for each in shown] + ([100 * goal] if goal is not None else []), 12, height - 40
+    )
     marks, table = [], []
     for number, each in enumerate(shown, 1):
         title = f"{each['name']}: {100 * each['drop']:.3f}% lost, {each['milliseconds']:.3f} ms"
         at_x, at_y = x(each["milliseconds"]), y(100 * each["drop"])
         best = f' stroke="{RED}" stroke-width="3"' if each.get("best") else ""
-        dot = f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="5" fill="{BLUE}" fill-opacity=".6"{best}><title>{_text(title)}</title></circle>'
+        dot = (
+            f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="5" fill="{BLUE}" '
+            f'fill-opacity=".6"{best}><title>{_text(title)}</title></circle>'
+        )
         marks += [dot, _mark(at_x + 12, at_y + 4, str(number))]
         ratio = f"{fp32_ms / each['milliseconds']:.2f}" if fp32_ms else ""
         figures = [f"{100 * each['drop']:.3f}%", _db(each.get("sqnr_db")), f"{each['milliseconds']:.3f}", ratio]
         table.append([str(number), each["name"], *figures, "kept" if each.get("best") else ""])
-    said = f"Lost of {_text(metric)} against fp32, less is better, and the latency of one batch; the recipe kept has a red ring."
+    said = (
+        f"Lost of {_text(metric)} against fp32, less is better, and the latency of one batch; the recipe "
+        "kept has a red ring."
+    )
     if goal is not None:
         marks.append(
-            f'<line x1="60" x2="{width - 10}" y1="{y(100 * goal):.1f}" y2="{y(100 * goal):.1f}" stroke="{RED}" stroke-dasharray="5 4"/>'
+            f'<line x1="60" x2="{width - 10}" y1="{y(100 * goal):.1f}" y2="{y(100 * goal):.1f}" stroke="{RED}" '
+            'stroke-dasharray="5 4"/>'
         )
         said += f" The dashed line is the goal, at most {100 * goal:.3g}% lost."
     if fp32_ms:
@@ -225,9 +279,13 @@ def _engine(name: str, found: Mapping[str, Any]) -> str:
     run = f"It ran {ran}." + (f" SQNR of its outputs: {near}." if near else "")
     fallen = found["fallbacks"]
     said = (
-        "every int8 operator ran in integers, or as a part of one that did" if not fallen else f"{len(fallen)} int8 operators ran in float:"
+        "every int8 operator ran in integers, or as a part of one that did"
+        if not fallen
+        else f"{len(fallen)} int8 operators ran in float:"
     )
-    table = _html_table(["operator", "kernel", "precision"], [[each["name"], each["type"], each["precision"]] for each in fallen])
+    table = _html_table(
+        ["operator", "kernel", "precision"], [[each["name"], each["type"], each["precision"]] for each in fallen]
+    )
     return f"<p><b>{_text(name)}</b>: {said}</p>{table if fallen else ''}<p>{_text(run)}</p>"
 
 
@@ -236,10 +294,15 @@ def _ranges(tensors: Mapping[str, Mapping[str, Any]]) -> str:
     order = sorted(tensors, key=lambda name: (tensors[name]["sqnr_db"] is None, tensors[name]["sqnr_db"]))
     drawn = [_tensor(name, tensors[name]) for name in order]
     first = f'<div class="all">{"".join(drawn[:SHOWN])}</div>'
-    rest = f'<details><summary>{len(drawn) - SHOWN} more</summary><div class="all">{"".join(drawn[SHOWN:])}</div></details>'
+    rest = (
+        f"<details><summary>{len(drawn) - SHOWN} more</summary><div "
+        f'class="all">{"".join(drawn[SHOWN:])}</div></details>'
+    )
     return (
-        "<h2>Ranges</h2><p>The values of each quantized tensor in the calibration (height: logarithm of their number) and the range "
-        "chosen for it (<span class='r'>red lines</span>: what its codes reach; values beyond saturate). The tensors that lose most by "
+        "<h2>Ranges</h2><p>The values of each quantized tensor in the calibration (height: logarithm of their number) "
+        "and the range "
+        "chosen for it (<span class='r'>red lines</span>: what its codes reach; values beyond saturate). The tensors "
+        "that lose most by "
         f"their own rounding come first.</p>{first}{rest if len(drawn) > SHOWN else ''}"
     )
 
@@ -266,7 +329,6 @@ def _tensor(name: str, found: Mapping[str, Any]) -> str:
     ]
     return (
         f'<div class="t"><b title="{_text(name)}">{_text(name)}</b>'
-        f'<svg viewBox="{-margin} 0 {width + 2 * margin} {height}" width="100%"><path d="{path}" fill="{BLUE}"/>{bounds}</svg>'
-        + "".join(f"<span>{each}</span>" for each in lines)
-        + "</div>"
+        f'<svg viewBox="{-margin} 0 {width + 2 * margin} {height}" width="100%"><path d="{path}" '
+        f'fill="{BLUE}"/>{bounds}</svg>' + "".join(f"<span>{each}</span>" for each in lines) + "</div>"
     )

@@ -16,7 +16,8 @@ from pipelines.quantization.recipe import QuantRecipe
 
 
 def largest_error(engine: str, reduced_range: bool = False) -> float:
-    """Largest |int8 - float| of a 256 x 64 fully connected layer, relative to its largest output, on inputs near their maximum.
+    """Largest |int8 - float| of a 256 x 64 fully connected layer, relative to its largest output, on inputs near their
+    maximum.
 
     With u8 255 and s8 127 in every product, sums of pairs leave 16 bits unless the CPU sums in 32.
     """

@@ -1,11 +1,12 @@
 """Search for the quickest recipe whose int8 model loses no more than allowed; the best model so far is always on disk.
 
-1. What helps most nets most: ranges chosen tensor by tensor ("auto"), then bias correction, then equalization. 2. Where most layers are
-matrix products, their inputs' ranges taken at run time. 3. The other observers, from histograms collected once, and symmetric activations.
-Each is kept where it lowers the error. 4. Where the goal is not met yet: layers left in float, in the order of what each was measured to
-gain, twice as many at every step, and then by bisection as few as do. A trial that fails is logged and passed over.
-The search is steered by the SQNR of the outputs, which is less noisy than a share of samples (by the metric where there is none); the goal
-is held against the metric. Every trial is a line of a log, and a second run with the same model and data repeats none of them.
+1. What helps most nets most: ranges chosen tensor by tensor ("auto"), then bias correction, then equalization. 2. Where
+most layers are matrix products, their inputs' ranges taken at run time. 3. The other observers, from histograms
+collected once, and symmetric activations. Each is kept where it lowers the error. 4. Where the goal is not met yet:
+layers left in float, in the order of what each was measured to gain, twice as many at every step, and then by bisection
+as few as do. A trial that fails is logged and passed over. The search is steered by the SQNR of the outputs, which is
+less noisy than a share of samples (by the metric where there is none); the goal is held against the metric. Every trial
+is a line of a log, and a second run with the same model and data repeats none of them.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was lost against the float model: the drop of the metric (a share, 0.005 = half a point), SQNR of the outputs in dB if known."""
+    """What was lost against the float model: the drop of the metric (a share, 0.005 = half a point), SQNR of the
+    outputs in dB if known.
+    """
 
     drop: float
     sqnr_db: float | None = None
@@ -103,15 +106,18 @@ class Judge(Protocol):
 
 
 class Unjudged(RequestError):
-    """Evaluation samples or labels by which no model can be judged: the search ends, where a trial that fails is passed over."""
+    """Evaluation samples or labels by which no model can be judged: the search ends, where a trial that fails is passed
+    over.
+    """
 
 
 class ArrayJudge:
     """Evaluation samples as arrays {graph input: [n, ...]}, with or without labels [n, ...].
 
-    The first output decides. With labels: "top1" for outputs [n, classes] and integer labels [n]; "auc" for one score a sample and labels
-    of 0 / 1; "r2" for labels like the output. Without: "agreement", the share of samples with the float model's arg-max, for outputs
-    [n, classes], and "closeness" = 1 - |y - x| / |x| (Euclidean norms) for others. Raises RequestError for labels that fit none of these.
+    The first output decides. With labels: "top1" for outputs [n, classes] and integer labels [n]; "auc" for one score a
+    sample and labels of 0 / 1; "r2" for labels like the output. Without: "agreement", the share of samples with the
+    float model's arg-max, for outputs [n, classes], and "closeness" = 1 - |y - x| / |x| (Euclidean norms) for others.
+    Raises RequestError for labels that fit none of these.
     """
 
     def __init__(self, arrays: Batch, labels: NDArray[Any] | None = None, batch_size: int = 1) -> None:
@@ -124,7 +130,9 @@ class ArrayJudge:
         sha = hashlib.sha256()
         for name, array in sorted({**arrays, **({} if labels is None else {"": labels})}.items()):
             sha.update(f"{name} {array.dtype} {array.shape}".encode())
-            sha.update(np.ascontiguousarray(array).tobytes() if array.dtype != object else repr(array.tolist()).encode())
+            sha.update(
+                np.ascontiguousarray(array).tobytes() if array.dtype != object else repr(array.tolist()).encode()
+            )
         self.digest = sha.hexdigest()
         self._fp32: dict[str, NDArray[Any]] = {}
 
@@ -134,17 +142,25 @@ class ArrayJudge:
         x, y = self._fp32, self._run(int8)
         first = next(iter(x))
         if not np.isfinite(x[first]).all():
-            raise Unjudged("the float model computes NaN or infinity on the evaluation samples; check the samples and the model")
+            raise Unjudged(
+                "the float model computes NaN or infinity on the evaluation samples; check the samples and the model"
+            )
         if not np.isfinite(y[first]).all():
             return Verdict(float("inf"))
         self.metric, score = _metric(x[first], self._labels)
         scores = {"fp32": score(x[first]), "int8": score(y[first])}
         floats = [name for name in x if x[name].dtype.kind == "f"]
-        return Verdict(scores["fp32"] - scores["int8"], report.sqnr([x[name] for name in floats], [y[name] for name in floats]), scores)
+        return Verdict(
+            scores["fp32"] - scores["int8"],
+            report.sqnr([x[name] for name in floats], [y[name] for name in floats]),
+            scores,
+        )
 
     def _run(self, session: Session) -> dict[str, NDArray[Any]]:
         pieces = cut(self._arrays, self._size)
-        return joined([session.run({name: np.ascontiguousarray(array) for name, array in each.items()}) for each in pieces])
+        return joined(
+            [session.run({name: np.ascontiguousarray(array) for name, array in each.items()}) for each in pieces]
+        )
 
 
 def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable[[NDArray[Any]], float]]:
@@ -157,7 +173,10 @@ def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable
         return "closeness", lambda y: 1 - float(np.linalg.norm((y - x).astype(np.float64))) / size
     if classes and labels.dtype.kind in "iu" and labels.ndim == 1:
         if not 0 <= labels.min() <= labels.max() < x.shape[1]:
-            raise Unjudged(f"found labels {labels.min()} to {labels.max()}; wanted 0 to {x.shape[1] - 1}, for outputs {list(x.shape)}")
+            raise Unjudged(
+                f"found labels {labels.min()} to {labels.max()}; wanted 0 to {x.shape[1] - 1}, for outputs "
+                f"{list(x.shape)}"
+            )
         return "top1", lambda y: float((y.argmax(1) == labels).mean())
     found = f"labels {labels.dtype} {list(labels.shape)} for outputs {list(x.shape)}"
     wanted = "class numbers [n] for outputs [n, classes], or values like the output's"
@@ -173,7 +192,9 @@ def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable
 
 
 class Maker:
-    """Makes the int8 model of any `Settings`; each graph (as it is, and equalized) is observed once, at its first use."""
+    """Makes the int8 model of any `Settings`; each graph (as it is, and equalized) is observed once, at its first
+    use.
+    """
 
     def __init__(self, model: ir.Model, samples: Samples, recipe: QuantRecipe, total: int | None = None) -> None:
         self.samples, self._recipe, self._total = samples, recipe, total
@@ -210,7 +231,12 @@ class Maker:
         table = self._tables[key]
         keep = (*self._recipe.keep_float, *map(re.escape, settings.keep_float))
         dynamic = (*self._recipe.dynamic, *(map(re.escape, self.products(settings)) if settings.dynamic else ()))
-        options: dict[str, Any] = {"observer": settings.observer, "symmetric": settings.symmetric, "keep_float": keep, "dynamic": dynamic}
+        options: dict[str, Any] = {
+            "observer": settings.observer,
+            "symmetric": settings.symmetric,
+            "keep_float": keep,
+            "dynamic": dynamic,
+        }
         int8, said = quantize(model, dataclasses.replace(self._recipe, **options), table)
         if settings.correct:
             int8, _ = correct(model, int8, self.samples())
@@ -235,15 +261,18 @@ def tune(
     total: int | None = None,
     report_path: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Write to `output` the quickest int8 model whose metric drops by no more than `max_drop`, else the one that loses least.
+    """Write to `output` the quickest int8 model whose metric drops by no more than `max_drop`, else the one that loses
+    least.
 
-    model: float, rewritten. samples() starts the calibration batches anew; total: how many samples they are. seconds: no trial begins that
-    would end later, but the first. engine: the one that models are judged and timed in; "auto": the quickest on the first int8 model.
-    recipe: what all trials share. report_path: where a report of the model found goes, see `pipelines.analysis.report_html.save`. The log lies beside the
-    output (`log_path`); Ctrl-C ends the search like the budget does.
-    Returns {"path", "log", "met", "missed_by", "stopped": "done" | "time" | "interrupted", "metric", "max_drop", "engine", "fp32_ms",
-    "best": a trial, "trials": [{"name", "settings", "drop", "sqnr_db", "metrics", "milliseconds", "seconds", "sha256", "best"}]}.
-    Raises RequestError for a budget or threads out of range, or where not even the first model could be made.
+    model: float, rewritten. samples() starts the calibration batches anew; total: how many samples they are. seconds:
+    no trial begins that would end later, but the first. engine: the one that models are judged and timed in; "auto":
+    the quickest on the first int8 model.
+    recipe: what all trials share. report_path: where a report of the model found goes, see
+    `pipelines.analysis.report_html.save`. The log lies beside the output (`log_path`); Ctrl-C ends the search like the
+    budget does. Returns {"path", "log", "met", "missed_by", "stopped": "done" | "time" | "interrupted", "metric",
+    "max_drop", "engine", "fp32_ms", "best": a trial, "trials": [{"name", "settings", "drop", "sqnr_db", "metrics",
+    "milliseconds", "seconds", "sha256", "best"}]}. Raises RequestError for a budget or threads out of range, or where
+    not even the first model could be made.
     """
     machine.require_threads(threads)
     if not 0 <= seconds < math.inf:
@@ -308,7 +337,11 @@ class _Search:
             "batch_size": length(self.judge.example),
         }
         head, lines = _read_log(self.log)
-        if head and {key: head.get(key) for key in what} == json.loads(json.dumps(what)) and engine in ("auto", head.get("engine")):
+        if (
+            head
+            and {key: head.get(key) for key in what} == json.loads(json.dumps(what))
+            and engine in ("auto", head.get("engine"))
+        ):
             self.engine, self.fp32_ms = head["engine"], head["fp32_ms"]
             for line in lines:
                 if "order" in line:
@@ -319,7 +352,9 @@ class _Search:
                     settings = Settings(**{**line["settings"], "keep_float": tuple(line["settings"]["keep_float"])})
                     self.trials[settings] = line
             self.fp32 = _open(self.float_path, self.engine, self.threads)
-            files.write_text(self.log, "".join(json.dumps(line) + "\n" for line in (head, *lines)))  # the last line may have been cut off
+            files.write_text(
+                self.log, "".join(json.dumps(line) + "\n" for line in (head, *lines))
+            )  # the last line may have been cut off
             return
         if head:
             logger.warning("%s is of another model, data or machine; the search begins anew", self.log)
@@ -330,7 +365,9 @@ class _Search:
 
     def _quickest(self) -> str:
         path = io.save(self.maker.make(Settings())[0], self.folder / "first.onnx")
-        times = time_each({name: functools.partial(_open, path, name, self.threads) for name in available()}, self.judge.example)
+        times = time_each(
+            {name: functools.partial(_open, path, name, self.threads) for name in available()}, self.judge.example
+        )
         return min(times, key=times.__getitem__)
 
     def run(self) -> None:
@@ -369,11 +406,18 @@ class _Search:
                 few = count
 
     def _try(self, settings: Settings) -> Settings:
-        """Make, judge and time one model, unless the log has it; it is written to the output where it is the best so far."""
+        """Make, judge and time one model, unless the log has it; it is written to the output where it is the best so
+        far.
+        """
         if settings not in self.trials:
             self._in_time()
             before = time.monotonic()
-            line: dict[str, Any] = {"name": settings.name, "settings": settings.to_json(), "drop": None, "sqnr_db": None}
+            line: dict[str, Any] = {
+                "name": settings.name,
+                "settings": settings.to_json(),
+                "drop": None,
+                "sqnr_db": None,
+            }
             try:
                 made = self.maker.make(settings)
                 path = io.save(made[0], self.folder / "trial.onnx")
@@ -403,7 +447,9 @@ class _Search:
         verdict = self.judge(self.fp32, session)
         if not np.isfinite(verdict.drop):
             return {"error": "computes NaN or infinity"}
-        fp32_ms, int8_ms = measure([self.fp32, session], self.judge.example)  # in turn, so that trials hours apart compare
+        fp32_ms, int8_ms = measure(
+            [self.fp32, session], self.judge.example
+        )  # in turn, so that trials hours apart compare
         milliseconds = round(int8_ms / fp32_ms * self.fp32_ms, 4)
         scores = {"metric": self.judge.metric, "metrics": dict(verdict.metrics)}
         return {"drop": verdict.drop, "sqnr_db": verdict.sqnr_db, **scores, "milliseconds": milliseconds}
@@ -480,14 +526,18 @@ class _Search:
         return order
 
     def finish(self, stopped: str, report_path: str | Path | None) -> dict[str, Any]:
-        """Put the winner where it belongs, if it is not there, and say what was found; in a report of the winner, too, if asked."""
+        """Put the winner where it belongs, if it is not there, and say what was found; in a report of the winner, too,
+        if asked.
+        """
         settings = self._winner()
         if settings is None:
             problems = "; ".join(sorted({str(line.get("error")) for line in self.trials.values()}))
             raise ZooError(f"no recipe gave a model that runs: {problems}")
         best = self.trials[settings]
         lost = not self.output.is_file() or files.sha256(self.output) != best["sha256"]
-        if (lost or report_path is not None) and (self.kept is None or self.kept[0] != settings):  # of a run before this one
+        if (lost or report_path is not None) and (
+            self.kept is None or self.kept[0] != settings
+        ):  # of a run before this one
             self.kept = settings, self.maker.make(settings)
         if lost and self.kept is not None:
             io.save(self.kept[1][0], self.output)
@@ -530,7 +580,9 @@ def _digest(samples: Iterable[Batch]) -> str:
         for name, array in batch.items():
             sha = digests.setdefault(name, hashlib.sha256(f"{array.dtype} {array.shape[1:]}".encode()))
             sha.update(np.ascontiguousarray(array).tobytes())
-    return hashlib.sha256("".join(f"{name} {each.hexdigest()}" for name, each in sorted(digests.items())).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join(f"{name} {each.hexdigest()}" for name, each in sorted(digests.items())).encode()
+    ).hexdigest()
 
 
 def _read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

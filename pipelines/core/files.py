@@ -32,7 +32,9 @@ class DiskFull(ZooError):
 
 
 def require_place(path: str | os.PathLike[str]) -> None:
-    """Raise RequestError where `replacing` could not write `path`, before the work rather than after it. Makes nothing."""
+    """Raise RequestError where `replacing` could not write `path`, before the work rather than after it. Makes
+    nothing.
+    """
     _require_no_folder(target := Path(path))
     folder = next(each for each in target.absolute().parents if os.path.exists(each))  # noqa: PTH110
     if not os.path.isdir(folder):  # noqa: PTH112
@@ -53,8 +55,9 @@ def _require_no_folder(target: Path) -> None:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside `path`; move it there on success, delete it on any failure or Ctrl-C.
 
-    The suffix is kept, because libraries choose a format by it. Raises RequestError where the folder cannot be made or written, or where
-    `path` is no file (a device such as /dev/null would be replaced by one); DiskFull where there is no room for it.
+    The suffix is kept, because libraries choose a format by it. Raises RequestError where the folder cannot be made or
+    written, or where `path` is no file (a device such as /dev/null would be replaced by one); DiskFull where there is
+    no room for it.
     """
     _require_no_folder(target := Path(path))
     try:
@@ -84,7 +87,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """Hold the lock file `path`: one process at a time is inside. Who waits is told what for. Raises OSError where it cannot be written."""
+    """Hold the lock file `path`: one process at a time is inside. Who waits is told what for. Raises OSError where it
+    cannot be written.
+    """
     lock = filelock.FileLock(path)
     try:
         lock.acquire(timeout=PATIENCE)

@@ -23,7 +23,8 @@ PACKAGES = ("int8-zoo", "onnxruntime", "openvino", "onnx-ir", "onnx", "numpy", "
 
 VNNI = "int8 products are summed in 32 bits (VNNI): int8 models run at full speed and accuracy"
 NO_VNNI = (
-    "no VNNI: int8 gains little speed, and OpenVINO sums its products in pairs of 16 bits, which can saturate and cost accuracy; "
+    "no VNNI: int8 gains little speed, and OpenVINO sums its products in pairs of 16 bits, which can saturate and "
+    "cost accuracy; "
     "quantize with --reduced-range, use onnxruntime, or --precision fp32"
 )
 
@@ -72,7 +73,9 @@ def require_threads(threads: int) -> None:
 
 
 def caches() -> dict[str, int]:
-    """Bytes of the data caches that the first processor reaches: {"L1d", "L2", "L3"}; 0 where there is none or the system does not say."""
+    """Bytes of the data caches that the first processor reaches: {"L1d", "L2", "L3"}; 0 where there is none or the
+    system does not say.
+    """
     found = {"L1d": 0, "L2": 0, "L3": 0}
     for index in CACHES.glob("index*"):
         try:
@@ -98,7 +101,9 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the source tree this code runs from, with "+" where Python or C++ files differ; None outside a checkout."""
+    """The commit of the source tree this code runs from, with "+" where Python or C++ files differ; None outside a
+    checkout.
+    """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -129,7 +134,9 @@ def fingerprint() -> str:
 
 
 def trim() -> None:
-    """Give the system back what this process has freed, where the C library can (glibc): parsing a graph leaves several times its size."""
+    """Give the system back what this process has freed, where the C library can (glibc): parsing a graph leaves several
+    times its size.
+    """
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

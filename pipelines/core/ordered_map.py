@@ -12,10 +12,11 @@ Made = TypeVar("Made")
 
 
 def ordered_map(function: Callable[[Given], Made], items: Iterable[Given], workers: int) -> Generator[Made, None, None]:
-    """`function` of every item, in order, from `workers` threads while the caller makes the next items; 0: from the caller's thread.
+    """`function` of every item, in order, from `workers` threads while the caller makes the next items; 0: from the
+    caller's thread.
 
-    At most two items a thread are under way. Whatever ends the iteration, an exception of `function` or of `items` too, it ends with all
-    threads gone; close the iterator to end it early.
+    At most two items a thread are under way. Whatever ends the iteration, an exception of `function` or of `items` too,
+    it ends with all threads gone; close the iterator to end it early.
     """
     if not workers:
         yield from map(function, items)

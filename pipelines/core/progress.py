@@ -16,14 +16,21 @@ console = Console(stderr=True)
 
 @contextlib.contextmanager
 def progress(title: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
-    """Show a bar titled `title` with time left; yields `advance(amount)`. Where stderr is no terminal: a line every `SECONDS`.
+    """Show a bar titled `title` with time left; yields `advance(amount)`. Where stderr is no terminal: a line every
+    `SECONDS`.
 
     `total` is in whatever unit `advance` counts (rows, bytes, samples); None shows a running count.
     """
     if not console.is_terminal:
         yield _lines(title, total)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda amount: bar.advance(task, amount)
@@ -39,7 +46,9 @@ def _lines(title: str, total: float | None) -> Callable[[float], None]:
         if (now := time.monotonic()) - said >= SECONDS:
             said = now
             of = "" if total is None else f" of {total:,.0f}"
-            console.print(f"{title}: {done:,.0f}{of}, {now - begin:.0f} s", markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                f"{title}: {done:,.0f}{of}, {now - begin:.0f} s", markup=False, highlight=False, soft_wrap=True
+            )
 
     return advance
 

@@ -1,7 +1,7 @@
 """The user's settings, environment variables that are read at every call.
 
-`ZOO_HOME` (the cache), `ZOO_OFFLINE=1` (no network), `ZOO_MIRROR` (a folder or an http(s) base URL that is looked at before the public
-address; files lie flat in it under the card's file names).
+`ZOO_HOME` (the cache), `ZOO_OFFLINE=1` (no network), `ZOO_MIRROR` (a folder or an http(s) base URL that is looked at
+before the public address; files lie flat in it under the card's file names).
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """The cache: $ZOO_HOME, else int8-zoo under $XDG_CACHE_HOME (where that is absolute, as its specification asks) or ~/.cache."""
+    """The cache: $ZOO_HOME, else int8-zoo under $XDG_CACHE_HOME (where that is absolute, as its specification asks) or
+    ~/.cache.
+    """
     if chosen := os.environ.get("ZOO_HOME"):
         return Path(chosen).expanduser().absolute()
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))

@@ -1,4 +1,6 @@
-"""Images as people have them to the uint8 pixels that a network takes: decode, resize, crop; lists, labels, batches of samples."""
+"""Images as people have them to the uint8 pixels that a network takes: decode, resize, crop; lists, labels, batches of
+samples.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,15 @@ _ORIENTATION = 0x0112  # the EXIF tag
 def decode(image: bytes | Location, *, smallest: int = 0) -> Pixels:
     """The image in a file, or in its bytes, as people see it: uint8 [H, W, 3] RGB, C-contiguous.
 
-    JPEG, PNG, WebP, GIF and TIFF (first frame), BMP, PPM, AVIF, JPEG 2000; turned as EXIF says, alpha dropped (what Pillow's
-    `convert("RGB")` does), 16 bits a channel to the upper 8, CMYK and palettes to RGB. JPEGs have the pixels that Pillow gives.
+    JPEG, PNG, WebP, GIF and TIFF (first frame), BMP, PPM, AVIF, JPEG 2000; turned as EXIF says, alpha dropped (what
+    Pillow's `convert("RGB")` does), 16 bits a channel to the upper 8, CMYK and palettes to RGB. JPEGs have the pixels
+    that Pillow gives.
 
-    smallest: a JPEG may be decoded at 1/2, 3/8, 1/4 or 1/8 of its size as long as both sides keep so many pixels; 0: at full size.
+    smallest: a JPEG may be decoded at 1/2, 3/8, 1/4 or 1/8 of its size as long as both sides keep so many pixels; 0: at
+    full size.
 
-    Raises RequestError, one line that names the file, for what is missing, no image, broken, cut short (a JPEG also where its decoder would
-    fill the rest with grey), or larger than `MAX_PIXELS`.
+    Raises RequestError, one line that names the file, for what is missing, no image, broken, cut short (a JPEG also
+    where its decoder would fill the rest with grey), or larger than `MAX_PIXELS`.
     """
     name = f"the image of {len(image)} bytes" if isinstance(image, bytes) else os.fspath(image)
     data = image if isinstance(image, bytes) else _read(image)
@@ -57,21 +61,24 @@ def decode(image: bytes | Location, *, smallest: int = 0) -> Pixels:
     return _opened(data, name) if pixels is None else pixels
 
 
-def prepare(image: bytes | Location | Pixels | Image.Image, preprocess: Preprocess, out: Pixels | None = None) -> Pixels:
+def prepare(
+    image: bytes | Location | Pixels | Image.Image, preprocess: Preprocess, out: Pixels | None = None
+) -> Pixels:
     """What `preprocess` makes of one image, up to the normalization: uint8 [3, size, size], R, G, B.
 
-    image: as `decode` takes it, a Pillow image (turned as its EXIF says), or pixels uint8 [H, W, 3] RGB or [H, W] grey. out: where the
-    result is written, if given: C-contiguous, such as a slot of a batch.
+    image: as `decode` takes it, a Pillow image (turned as its EXIF says), or pixels uint8 [H, W, 3] RGB or [H, W] grey.
+    out: where the result is written, if given: C-contiguous, such as a slot of a batch.
 
-    The short side becomes `resize` pixels and the long one int(resize * long / short), the crop begins at round((side - size) / 2), half to
-    even, as in torchvision; the pixels are those of `pipelines.kernels.images.operators.Resize`, with and without the native kernels.
-    Raises RequestError like `decode`, and for arrays of another kind.
+    The short side becomes `resize` pixels and the long one int(resize * long / short), the crop begins at round((side -
+    size) / 2), half to even, as in torchvision; the pixels are those of `pipelines.kernels.images.operators.Resize`,
+    with and without the native kernels. Raises RequestError like `decode`, and for arrays of another kind.
     """
     if isinstance(image, np.ndarray):
         pixels = np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
             raise RequestError(
-                f"found an array {image.dtype} {list(image.shape)}; wanted pixels uint8 [height, width, 3] or [height, width]"
+                f"found an array {image.dtype} {list(image.shape)}; wanted pixels uint8 [height, width, 3] or "
+                "[height, width]"
             )
         _check_size(pixels.shape[1], pixels.shape[0], "the array")
     elif isinstance(image, Image.Image):
@@ -85,18 +92,22 @@ def prepare(image: bytes | Location | Pixels | Image.Image, preprocess: Preproce
 
 
 def normalized(pixels: Pixels, preprocess: Preprocess) -> NDArray[np.float32]:
-    """(pixels / 255 - mean) / std in float32, in the order of `preprocess.channels`, for pixels uint8 [..., 3, height, width] R, G, B."""
+    """(pixels / 255 - mean) / std in float32, in the order of `preprocess.channels`, for pixels uint8 [..., 3, height,
+    width] R, G, B.
+    """
     mean, std = (np.array(each, np.float32)[:, None, None] for each in (preprocess.mean, preprocess.std))
     values = (pixels.astype(np.float32) / np.float32(255) - mean) / std
     return values[..., ::-1, :, :] if preprocess.channels == "BGR" else values
 
 
-# ---------------------------------------------------------------------------------------------------------------------- lists
+# --------------------------------------------------------------------------------------------------------------- lists
 
 
 def listed(inputs: Location | Iterable[Location]) -> Iterator[Path]:
-    """The paths of images: files as they are named, folders searched at any depth for the suffixes of images, in sorted order; "-" stands
-    for the paths on stdin, one a line. Raises RequestError for a folder without images; a file that is missing is `decode`'s to tell.
+    """The paths of images: files as they are named, folders searched at any depth for the suffixes of images, in sorted
+    order; "-" stands
+    for the paths on stdin, one a line. Raises RequestError for a folder without images; a file that is missing is
+    `decode`'s to tell.
     """
     for each in [inputs] if isinstance(inputs, str | os.PathLike) else inputs:
         path = Path(each)
@@ -105,14 +116,18 @@ def listed(inputs: Location | Iterable[Location]) -> Iterator[Path]:
         elif path.is_dir():
             found = _search(path)
             if not found:
-                raise RequestError(f"found no images in the folder {path}; wanted files with the suffixes {' '.join(SUFFIXES)}")
+                raise RequestError(
+                    f"found no images in the folder {path}; wanted files with the suffixes {' '.join(SUFFIXES)}"
+                )
             yield from found
         else:
             yield path
 
 
 class Labelled(NamedTuple):
-    """Images with classes: paths, labels int64 [n], and the class names in the order of the labels; None where labels are mere numbers."""
+    """Images with classes: paths, labels int64 [n], and the class names in the order of the labels; None where labels
+    are mere numbers.
+    """
 
     paths: list[Path]
     labels: NDArray[np.int64]
@@ -120,7 +135,8 @@ class Labelled(NamedTuple):
 
 
 def labelled(folder: Location) -> Labelled:
-    """A folder with labels.csv (columns file and label, a number or a name; more are ignored), or with one subfolder of images a class.
+    """A folder with labels.csv (columns file and label, a number or a name; more are ignored), or with one subfolder of
+    images a class.
 
     Names are sorted, and label i is the i-th of them. Raises RequestError for another folder, or a table with gaps.
     """
@@ -134,7 +150,9 @@ def labelled(folder: Location) -> Labelled:
             raise RequestError(f"cannot read {table}: {error}") from error
         gap = next((i for i, row in enumerate(rows) if not all(row)), None if rows else 0)
         if gap is not None:
-            raise RequestError(f"{table}: row {gap + 1} has no file or no label; wanted the columns file,label and a row an image")
+            raise RequestError(
+                f"{table}: row {gap + 1} has no file or no label; wanted the columns file,label and a row an image"
+            )
         paths, labels = [folder / str(file) for file, _ in rows], [str(label).strip() for _, label in rows]
         if all(label.isdecimal() and len(label) < 19 for label in labels):
             return Labelled(paths, np.array([int(label) for label in labels], np.int64), None)
@@ -142,7 +160,9 @@ def labelled(folder: Location) -> Labelled:
         classes = sorted(each for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
         pairs = [(path, each.name) for each in classes for path in _search(each)]
         if not pairs:
-            raise RequestError(f"{folder} has neither labels.csv (columns file,label) nor subfolders of images, one a class")
+            raise RequestError(
+                f"{folder} has neither labels.csv (columns file,label) nor subfolders of images, one a class"
+            )
         paths, labels = [path for path, _ in pairs], [name for _, name in pairs]
     names = sorted(set(labels))
     index = {name: i for i, name in enumerate(names)}
@@ -156,13 +176,16 @@ def batches(
     batch_size: int = 32,
     skipped: list[str] | None = None,
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Images (see `listed`), `batch_size` at a time, as a graph takes them: {input: [n, 3, size, size] or [n, size, size, 3]}.
+    """Images (see `listed`), `batch_size` at a time, as a graph takes them: {input: [n, 3, size, size] or [n, size,
+    size, 3]}.
 
-    inputs: name and `Port` of every input of the graph, which is one, the image: its shape says the layout, its dtype whether it takes
-    pixels (uint8) or `normalized` values (a float). Channels come in the order of `preprocess.channels`.
+    inputs: name and `Port` of every input of the graph, which is one, the image: its shape says the layout, its dtype
+    whether it takes pixels (uint8) or `normalized` values (a float). Channels come in the order of
+    `preprocess.channels`.
 
-    skipped: where given, what is wrong with images that cannot be read goes there and the others go on. Raises RequestError for the first
-    such image otherwise, for a graph that takes something else, and where not one image could be read.
+    skipped: where given, what is wrong with images that cannot be read goes there and the others go on. Raises
+    RequestError for the first such image otherwise, for a graph that takes something else, and where not one image
+    could be read.
     """
     name, dtype, last = _taken(inputs, preprocess.size)
     pixels = np.empty((batch_size, 3, preprocess.size, preprocess.size), np.uint8)
@@ -170,7 +193,9 @@ def batches(
 
     def batch() -> dict[str, NDArray[Any]]:
         rgb = pixels[:filled]
-        values = normalized(rgb, preprocess) if dtype != np.uint8 else rgb[:, ::-1] if preprocess.channels == "BGR" else rgb
+        values = (
+            normalized(rgb, preprocess) if dtype != np.uint8 else rgb[:, ::-1] if preprocess.channels == "BGR" else rgb
+        )
         return {name: np.array(values.transpose(0, 2, 3, 1) if last else values, dtype, order="C")}
 
     for path in listed(images):
@@ -188,12 +213,16 @@ def batches(
     if filled:
         yield batch()
     if not total:
-        raise RequestError(f"none of {len(skipped)} images could be read; first: {skipped[0]}" if skipped else "found no images")
+        raise RequestError(
+            f"none of {len(skipped)} images could be read; first: {skipped[0]}" if skipped else "found no images"
+        )
 
 
 def _search(folder: Path) -> list[Path]:
     """Files with the suffix of an image at any depth; hidden ones are thumbnails and leftovers."""
-    return sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES and each.name[0] != "." and each.is_file())
+    return sorted(
+        each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES and each.name[0] != "." and each.is_file()
+    )
 
 
 def _taken(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], bool]:
@@ -212,7 +241,7 @@ def _taken(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], b
     raise RequestError(f"the graph takes {found or 'nothing'}; {wanted}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------- decoding
+# ------------------------------------------------------------------------------------------------------------ decoding
 
 
 def _read(path: Location) -> bytes:
@@ -231,7 +260,9 @@ def _read(path: Location) -> bytes:
 
 
 def _jpeg(data: bytes, name: str, smallest: int) -> Pixels | None:
-    """A JPEG by libjpeg-turbo; None for one that only Pillow reads: CMYK, uncommon subsampling, or a header that makes no sense here."""
+    """A JPEG by libjpeg-turbo; None for one that only Pillow reads: CMYK, uncommon subsampling, or a header that makes
+    no sense here.
+    """
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
@@ -244,7 +275,8 @@ def _jpeg(data: bytes, name: str, smallest: int) -> Pixels | None:
         try:
             pixels = simplejpeg.decode_jpeg(data, "RGB", **scale)
         except ValueError as error:
-            # the most common flaw is none of the pixels': some bytes too many before the end, without which the file must be whole
+            # the most common flaw is none of the pixels': some bytes too many before the end, without which the file
+            # must be whole
             if not (extra := re.search(r"(\d+) extraneous bytes before marker 0xd9", str(error))):
                 raise
             end = data.rfind(b"\xff\xd9")
@@ -284,7 +316,9 @@ def _loaded(image: Image.Image, name: str) -> Pixels:
             grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
             pixels = np.repeat(grey[:, :, None], 3, axis=2)
         else:
-            opaque = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image  # convert to RGB would warn
+            opaque = (
+                image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
+            )  # convert to RGB would warn
             pixels = np.asarray(opaque.convert("RGB"))
         return _upright(pixels, _orientation(image))
 
@@ -331,7 +365,7 @@ def _broken(name: str, error: Exception) -> RequestError:
     return RequestError(f"{name} is broken: {' '.join(str(error).split()) or type(error).__name__}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------- resizing
+# ------------------------------------------------------------------------------------------------------------ resizing
 
 
 def _resizing(width: int, height: int, preprocess: Preprocess) -> Resize:

@@ -16,15 +16,17 @@ MAX_SIDE = 8192  # pixels of a network's input or a resize
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an image becomes the input of a network: RGB, short side to `resize`, centre crop of `size` x `size`, normalized by channel.
+    """How an image becomes the input of a network: RGB, short side to `resize`, centre crop of `size` x `size`,
+    normalized by channel.
 
     size: side of the network's square input, in pixels.
     resize: the short side before the crop, in pixels, at least `size`; 0 squeezes the whole image to size x size.
     interpolation: "bilinear" or "bicubic", antialiased, as Pillow's `Image.resize` computes them.
-    mean, std: of pixels in 0..1, in the order R, G, B, as torchvision and timm give them: the network sees (pixel / 255 - mean) / std.
+    mean, std: of pixels in 0..1, in the order R, G, B, as torchvision and timm give them: the network sees (pixel / 255
+    - mean) / std.
     channels: "RGB" or "BGR", the order that the network's first convolution sees.
-    scaled_decode: large JPEGs are decoded at half their size or less, to no less than twice what the resize makes of them: quicker, and
-        other pixels than those of a full decode.
+    scaled_decode: large JPEGs are decoded at half their size or less, to no less than twice what the resize makes of
+        them: quicker, and other pixels than those of a full decode.
 
     Raises RequestError for values that make no sense.
     """
@@ -38,22 +40,33 @@ class Preprocess:
     scaled_decode: bool = False
 
     def __post_init__(self) -> None:
-        for name, choices in (("interpolation", INTERPOLATIONS), ("channels", CHANNELS), ("scaled_decode", (False, True))):
+        for name, choices in (
+            ("interpolation", INTERPOLATIONS),
+            ("channels", CHANNELS),
+            ("scaled_decode", (False, True)),
+        ):
             if getattr(self, name) not in choices:
-                raise RequestError(f"preprocess: unknown {name} {getattr(self, name)!r}; choose one of {', '.join(map(str, choices))}")
+                raise RequestError(
+                    f"preprocess: unknown {name} {getattr(self, name)!r}; choose one of {', '.join(map(str, choices))}"
+                )
         for name in ("size", "resize"):
             if type(getattr(self, name)) is not int:
                 raise RequestError(f"preprocess: {name} is {getattr(self, name)!r}; give a whole number of pixels")
         if not 1 <= self.size <= MAX_SIDE or (self.resize and not self.size <= self.resize <= MAX_SIDE):
             raise RequestError(
-                f"preprocess: size {self.size}, resize {self.resize}; size is 1 to {MAX_SIDE}, resize 0 (squeeze) or size to {MAX_SIDE}"
+                f"preprocess: size {self.size}, resize {self.resize}; size is 1 to {MAX_SIDE}, resize 0 (squeeze) or "
+                f"size to {MAX_SIDE}"
             )
         for name in ("mean", "std"):
             values = getattr(self, name)
-            numbers = isinstance(values, list | tuple) and all(isinstance(each, int | float) and math.isfinite(each) for each in values)
+            numbers = isinstance(values, list | tuple) and all(
+                isinstance(each, int | float) and math.isfinite(each) for each in values
+            )
             if not numbers or len(values) != 3 or (name == "std" and min(values) <= 0):
                 wanted = "three numbers above 0" if name == "std" else "three numbers"
-                raise RequestError(f"preprocess: {name} is {values!r}; give {wanted}, for R, G and B of pixels in 0 to 1")
+                raise RequestError(
+                    f"preprocess: {name} is {values!r}; give {wanted}, for R, G and B of pixels in 0 to 1"
+                )
             object.__setattr__(self, name, tuple(float(each) for each in values))  # JSON has lists
 
     def to_json(self) -> dict[str, Any]:
@@ -62,7 +75,9 @@ class Preprocess:
 
     @classmethod
     def from_json(cls, value: Any) -> Preprocess:
-        """Read what `to_json` wrote, or a person: {"size": 224, "resize": 256, ...}. Raises RequestError for what is missing or unknown."""
+        """Read what `to_json` wrote, or a person: {"size": 224, "resize": 256, ...}. Raises RequestError for what is
+        missing or unknown.
+        """
         names = [each.name for each in fields(cls)]
         if not isinstance(value, Mapping):
             raise RequestError(f"preprocess: found {value!r}; give an object with {', '.join(names)}")

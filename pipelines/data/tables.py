@@ -1,4 +1,6 @@
-"""Result rows to a file people use elsewhere: CSV (plain or .gz), JSON lines or Parquet, streamed, whole or not at all."""
+"""Result rows to a file people use elsewhere: CSV (plain or .gz), JSON lines or Parquet, streamed, whole or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,24 @@ def on_terminal(output: str | Path) -> bool:
 
 
 @contextlib.contextmanager
-def writing(output: str | Path, columns: Mapping[str, Any], brief: Sequence[str] = ()) -> Iterator[Callable[[Columns], None]]:
+def writing(
+    output: str | Path, columns: Mapping[str, Any], brief: Sequence[str] = ()
+) -> Iterator[Callable[[Columns], None]]:
     """Yield `write(columns)`, which appends rows; `columns` gives names and types: numpy dtypes, or `str`.
 
     A column is an array, or a list in which None is no value: nothing in CSV, left out of a JSON line.
-    output: a .csv, .csv.gz, .jsonl or .parquet path, which appears when the block ends well, or "-" for CSV on stdout; where that is a
-    terminal, and `brief` names columns, for a table of these. Raises RequestError for another format or a place that cannot be written.
+    output: a .csv, .csv.gz, .jsonl or .parquet path, which appears when the block ends well, or "-" for CSV on stdout;
+    where that is a terminal, and `brief` names columns, for a table of these. Raises RequestError for another format or
+    a place that cannot be written.
     """
     import pyarrow as pa
 
-    schema = pa.schema([(name, pa.string() if dtype is str else pa.from_numpy_dtype(np.dtype(dtype))) for name, dtype in columns.items()])
+    schema = pa.schema(
+        [
+            (name, pa.string() if dtype is str else pa.from_numpy_dtype(np.dtype(dtype)))
+            for name, dtype in columns.items()
+        ]
+    )
     if str(output) == "-":
         if sys.stdout is None:
             raise RequestError("stdout is closed; name a file with -o")
@@ -71,7 +81,9 @@ def writing(output: str | Path, columns: Mapping[str, Any], brief: Sequence[str]
 
 
 def _packing(file: Any) -> Any:
-    """A tenth larger than at the usual level, and five times as quick; no name and no time in it, so that same rows make same bytes."""
+    """A tenth larger than at the usual level, and five times as quick; no name and no time in it, so that same rows
+    make same bytes.
+    """
     return gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0)
 
 
@@ -81,7 +93,11 @@ def _csv(sink: Any, schema: Any, columns: Mapping[str, Any]) -> Iterator[Callabl
 
     # The header comes with the first rows, so that bad input prints nothing; pyarrow would quote its names.
     header = (",".join(schema.names) + "\n").encode()
-    native = extension.native() if {np.dtype(each) for each in columns.values()} <= {np.dtype(np.int64), np.dtype(np.float32)} else None
+    native = (
+        extension.native()
+        if {np.dtype(each) for each in columns.values()} <= {np.dtype(np.int64), np.dtype(np.float32)}
+        else None
+    )
     with CSVWriter(sink, schema, write_options=WriteOptions(include_header=False)) as writer:
 
         def write(rows: Columns) -> None:
@@ -121,7 +137,12 @@ def _rows(rows: Columns, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
 
 
 def _json(names: Iterable[str], row: Iterable[Any]) -> str:
-    return json.dumps({name: value for name, value in zip(names, row, strict=True) if value is not None}, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(
+            {name: value for name, value in zip(names, row, strict=True) if value is not None}, ensure_ascii=False
+        )
+        + "\n"
+    )
 
 
 def _aligned(sink: Any, brief: Sequence[str]) -> Callable[[Columns], None]:

@@ -1,4 +1,6 @@
-"""The engine for graphs that begin with an operator of the project's own: native kernels, and a stock engine where that is quicker."""
+"""The engine for graphs that begin with an operator of the project's own: native kernels, and a stock engine where that
+is quicker.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,10 @@ CHUNK = 64  # samples, the least that a thread is given
 class NativeSession:
     """`ParallelEmbedding` in native code; the layers after it in native code, too, or in onnxruntime or OpenVINO.
 
-    Up to `SMALL` samples the whole network runs natively. For larger batches the three ways are timed, once a size class, and the choice is
-    remembered like any plan; the last, shorter batch of a stream takes that of the batches before it. The rest's uint8 input is the
-    kernel's output buffer, nothing is copied in between. Raises RequestError without kernels, or for a graph that has no such operator.
+    Up to `SMALL` samples the whole network runs natively. For larger batches the three ways are timed, once a size
+    class, and the choice is remembered like any plan; the last, shorter batch of a stream takes that of the batches
+    before it. The rest's uint8 input is the kernel's output buffer, nothing is copied in between. Raises RequestError
+    without kernels, or for a graph that has no such operator.
     """
 
     engine = "native"
@@ -47,14 +50,20 @@ class NativeSession:
         model = io.load_mapped(path)
         first = next((node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, EMBEDDING)), None)
         if first is None:
-            raise RequestError(f"{path} has no {EMBEDDING} operator; the engine native runs the native.onnx of a model folder")
+            raise RequestError(
+                f"{path} has no {EMBEDDING} operator; the engine native runs the native.onnx of a model folder"
+            )
         self.inputs = {str(value.name): _port(value) for value in model.graph.inputs}
         self._fed = [None if value is None else str(value.name) for value in first.inputs[:2]]
         self._between = [str(value.name) for value in first.outputs]
         self._output = str(model.graph.outputs[0].name)
         self._embedding = native.parallel_embedding(embedding_layer(first))
         layers = dense_layers(first)
-        self._network = None if layers is None else native.click_network(self._embedding, [native.linear(n) for n in layers[0]], layers[1])
+        self._network = (
+            None
+            if layers is None
+            else native.click_network(self._embedding, [native.linear(n) for n in layers[0]], layers[1])
+        )
         self._rest, self._rest_inputs = _rest(model, first)
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._ways: dict[str, Runnable] = {}
@@ -155,7 +164,9 @@ def _listed(found: Any) -> list[NDArray[Any]]:
 
 
 def _rest(model: ir.Model, first: ir.Node) -> tuple[bytes, list[str]]:
-    """The model after `first`, whose outputs become inputs: stock ONNX, and the names of its inputs. `model` is used up."""
+    """The model after `first`, whose outputs become inputs: stock ONNX, and the names of its inputs. `model` is used
+    up.
+    """
     main = model.graph
     fresh = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in first.outputs]
     for old, new in zip(first.outputs, fresh, strict=True):

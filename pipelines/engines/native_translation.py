@@ -21,16 +21,19 @@ Translation = tuple[list[int], float]  # tokens without the end, and the score
 
 
 def store(source: Path, path: Path) -> None:
-    """Write the programs of an ONNX file to `path`, for `NativeTranslator`. Raises RequestError for a graph that cannot be mapped."""
+    """Write the programs of an ONNX file to `path`, for `NativeTranslator`. Raises RequestError for a graph that cannot
+    be mapped.
+    """
     program_file.save(path, _mapped(source))
 
 
 class NativeTranslator:
-    """Translates tokens: encoder and beam search over the decoder of a frozen graph, in native code (see `transformer`).
+    """Translates tokens: encoder and beam search over the decoder of a frozen graph, in native code (see
+    `transformer`).
 
-    path: a file that `store` wrote, an ONNX file or a model. threads: so many batches are translated side by side, over one copy of the
-    weights. isa: see `kernels`.
-    Raises RequestError for a graph that cannot be mapped, or without kernels.
+    path: a file that `store` wrote, an ONNX file or a model. threads: so many batches are translated side by side, over
+    one copy of the weights. isa: see `kernels`. Raises RequestError for a graph that cannot be mapped, or without
+    kernels.
     """
 
     def __init__(self, path: str | Path | ir.Model, threads: int = 1, isa: str = "") -> None:
@@ -59,16 +62,23 @@ class NativeTranslator:
         length_penalty: float = 1.0,
         slots: int = 32,
     ) -> list[list[Translation]]:
-        """The `best` translations of each sentence, the highest score first, as `zoo.transformer_mt.decode.beam_search` finds them.
+        """The `best` translations of each sentence, the highest score first, as `zoo.transformer_mt.decode.beam_search`
+        finds them.
 
-        sources: tokens of each, integers [1 to `longest`]. limits: most tokens of each translation, its end included, at most `positions`.
-        end: None lets all go on to their limit. slots: sentences in the batch of a thread; one that is done leaves it, the next one, in the
-        order given, takes its place: results depend on neither. Python runs on meanwhile; Ctrl-C ends it within a step. Raises RequestError
-        for tokens or options that do not fit, ZooError for results that are no numbers.
+        sources: tokens of each, integers [1 to `longest`]. limits: most tokens of each translation, its end included,
+        at most `positions`.
+        end: None lets all go on to their limit. slots: sentences in the batch of a thread; one that is done leaves it,
+        the next one, in the order given, takes its place: results depend on neither. Python runs on meanwhile; Ctrl-C
+        ends it within a step. Raises RequestError for tokens or options that do not fit, ZooError for results that are
+        no numbers.
         """
-        tokens = np.concatenate([np.asarray(each).ravel() for each in sources]) if len(sources) else np.zeros(0, np.int32)
+        tokens = (
+            np.concatenate([np.asarray(each).ravel() for each in sources]) if len(sources) else np.zeros(0, np.int32)
+        )
         if tokens.dtype.kind not in "iu" or (tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < 2**31):
-            raise RequestError(f"the native translator takes tokens, integers of 32 bits from 0 on; found others, or {tokens.dtype}")
+            raise RequestError(
+                f"the native translator takes tokens, integers of 32 bits from 0 on; found others, or {tokens.dtype}"
+            )
         lengths = np.array([len(each) for each in sources], np.int64)
         arrays = (tokens.astype(np.int32), lengths, np.ascontiguousarray(limits, np.int64))
         last = -1 if end is None else end

@@ -21,7 +21,10 @@ _ORT_TYPES = {
     "tensor(float16)": np.float16,
     "tensor(bool)": np.bool_,
     "tensor(string)": np.object_,
-} | {f"tensor({name})": np.dtype(name) for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")}
+} | {
+    f"tensor({name})": np.dtype(name)
+    for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+}
 _SHORT = {"float": "f32", "uint8": "u8", "int8": "s8", "int32": "s32", "int64": "s64"}
 
 
@@ -36,7 +39,9 @@ class OnnxRuntimeSession:
         self._model: str | bytes = model if model is not None else str(path)
         self._session = self._open()
         self.inputs = {
-            each.name: Port(np.dtype(_ORT_TYPES[each.type]), tuple(d if isinstance(d, int) else None for d in each.shape))
+            each.name: Port(
+                np.dtype(_ORT_TYPES[each.type]), tuple(d if isinstance(d, int) else None for d in each.shape)
+            )
             for each in self._session.get_inputs()
         }
         self._outputs = [each.name for each in self._session.get_outputs()]
@@ -89,5 +94,7 @@ class OnnxRuntimeSession:
             if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
                 types = [next(iter(each)) for each in arguments.get("input_type_shape", []) if each]
                 first = types[0] if types else ""
-                found.append(Executed(event["name"].removesuffix("_kernel_time"), arguments["op_name"], _SHORT.get(first, first)))
+                found.append(
+                    Executed(event["name"].removesuffix("_kernel_time"), arguments["op_name"], _SHORT.get(first, first))
+                )
         return found

@@ -31,11 +31,13 @@ def library() -> Any:
 
 
 class OpenVinoSession:
-    """OpenVINO's CPU plugin. Shapes are compiled static, one compilation a batch size, since dynamic ones cost it a third of its speed.
+    """OpenVINO's CPU plugin. Shapes are compiled static, one compilation a batch size, since dynamic ones cost it a
+    third of its speed.
 
-    The first batch's size is compiled as it is, later ones as the next power of two, and a batch is padded to a compiled size of up to
-    twice its own (the last chunk of a stream), so that few sizes are ever compiled. Compiled models are cached on disk. `model`: the
-    serialized model, where `path` only names it. precision: "bf16" computes in bfloat16 what is float in the model, any other in float32.
+    The first batch's size is compiled as it is, later ones as the next power of two, and a batch is padded to a
+    compiled size of up to twice its own (the last chunk of a stream), so that few sizes are ever compiled. Compiled
+    models are cached on disk. `model`: the serialized model, where `path` only names it. precision: "bf16" computes in
+    bfloat16 what is float in the model, any other in float32.
     """
 
     engine = "openvino"
@@ -58,7 +60,8 @@ class OpenVinoSession:
             raise RequestError(f"openvino cannot load {path}: {brief(error)}") from error
         self.inputs = {
             port.any_name: Port(
-                np.dtype(port.element_type.to_dtype()), tuple(None if d.is_dynamic else d.get_length() for d in port.partial_shape)
+                np.dtype(port.element_type.to_dtype()),
+                tuple(None if d.is_dynamic else d.get_length() for d in port.partial_shape),
             )
             for port in found.inputs
         }
@@ -99,7 +102,9 @@ class OpenVinoSession:
             raise RequestError(f"found inputs {', '.join(batch) or 'none'}; {self.path} takes {', '.join(self.inputs)}")
         count, *others = {len(array) for array in batch.values()}
         if others:  # padding would hide it
-            raise RequestError(f"the inputs for {self.path} hold {count} and {others[0]} samples; wanted the same number in each")
+            raise RequestError(
+                f"the inputs for {self.path} hold {count} and {others[0]} samples; wanted the same number in each"
+            )
         size = self._size(count)
         request = self._compile(size)
         padded = {name: array if size == count else _pad(array, size) for name, array in batch.items()}
@@ -115,7 +120,9 @@ class OpenVinoSession:
 
     def exported(self, size: int) -> bytes:
         """The model as it is compiled for this machine and batch size."""
-        fresh = self._made(library().Core(), size)  # what comes from the cache is exported as something that cannot be read (2026.4)
+        fresh = self._made(
+            library().Core(), size
+        )  # what comes from the cache is exported as something that cannot be read (2026.4)
         found: bytes = fresh.export_model().getvalue()
         return found
 
@@ -127,7 +134,9 @@ class OpenVinoSession:
             info = op.get_rt_info()
             kind, precision = _text(info, "layerType"), _text(info, "runtimePrecision")
             if kind not in ("Const", "Input", "Output"):
-                found.append(Executed(op.get_friendly_name(), kind, {"i8": "s8", "i32": "s32"}.get(precision, precision)))
+                found.append(
+                    Executed(op.get_friendly_name(), kind, {"i8": "s8", "i32": "s32"}.get(precision, precision))
+                )
         return found
 
 

@@ -1,7 +1,8 @@
 """Plan files: the engine chosen for this machine by timing, kept with the compiled model, as TensorRT's builder does.
 
-A plan file is a .zip, uncompressed: plan.json (what was timed, what was chosen for each batch size, the machine) and one compiled model a
-batch size: OpenVINO's exported one, onnxruntime's optimized graph in its .ort format. It names the model files it was made from.
+A plan file is a .zip, uncompressed: plan.json (what was timed, what was chosen for each batch size, the machine) and
+one compiled model a batch size: OpenVINO's exported one, onnxruntime's optimized graph in its .ort format. It names the
+model files it was made from.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ Opener = Callable[[Path, str, int, str], Session]  # model file, engine, threads
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a plan file may choose: one model file in one engine. precision: its name, for reports; "bf16" runs a float file in bfloat16."""
+    """What a plan file may choose: one model file in one engine. precision: its name, for reports; "bf16" runs a float
+    file in bfloat16.
+    """
 
     engine: str
     precision: str
@@ -47,15 +50,20 @@ class Candidate:
 
 
 def build(
-    candidates: Sequence[Candidate], batches: Sequence[Batch], threads: Sequence[int], output: str | Path, opener: Opener
+    candidates: Sequence[Candidate],
+    batches: Sequence[Batch],
+    threads: Sequence[int],
+    output: str | Path,
+    opener: Opener,
 ) -> dict[str, Any]:
     """Time every candidate with every thread count on every batch, in turn, and write the plan file.
 
-    batches: one a batch size, {graph input: array, first axis = samples}. opener: opens a candidate.
-    Returns {"format", "machine", "environment", "models": {path: {"bytes", "modified", "sha256"}}, "inputs", "candidates",
-    "timings": [{"engine", "precision", "threads", "batch_size", "milliseconds", "samples_per_second"}] (medians), "profiles": of these the
-    quickest of every batch size, with "path", "outputs" and "compiled" (bytes of the compiled model, 0 where the engine has none)}; paths
-    are relative to the file's folder. Candidates that do not run are left out and stand under "failed". Raises ZooError where none runs.
+    batches: one a batch size, {graph input: array, first axis = samples}. opener: opens a candidate. Returns {"format",
+    "machine", "environment", "models": {path: {"bytes", "modified", "sha256"}}, "inputs", "candidates", "timings":
+    [{"engine", "precision", "threads", "batch_size", "milliseconds", "samples_per_second"}] (medians), "profiles": of
+    these the quickest of every batch size, with "path", "outputs" and "compiled" (bytes of the compiled model, 0 where
+    the engine has none)}; paths are relative to the file's folder. Candidates that do not run are left out and stand
+    under "failed". Raises ZooError where none runs.
     """
     if not candidates:
         raise RequestError(f"none of the engines asked for computes this model; choose among {', '.join(available())}")
@@ -74,20 +82,37 @@ def build(
                     raise ZooError(f"no engine runs the model: {'; '.join(failed)}")
                 for row, milliseconds in zip(rows, measure(sessions, batch), strict=True):
                     timings.append(
-                        row | {"milliseconds": round(milliseconds, 4), "samples_per_second": round(size / milliseconds * 1e3, 1)}
+                        row
+                        | {
+                            "milliseconds": round(milliseconds, 4),
+                            "samples_per_second": round(size / milliseconds * 1e3, 1),
+                        }
                     )
                 best = min(timings[-len(rows) :], key=lambda row: row["milliseconds"])
                 chosen = sessions[timings[-len(rows) :].index(best)]
-                path = next(each.path for each in candidates if (each.engine, each.precision) == (best["engine"], best["precision"]))
+                path = next(
+                    each.path
+                    for each in candidates
+                    if (each.engine, each.precision) == (best["engine"], best["precision"])
+                )
                 blobs.append(_compiled(chosen, batch))
-                profiles.append({**best, "path": _relative(path, folder), "outputs": list(chosen.run(batch)), "compiled": len(blobs[-1])})
+                profiles.append(
+                    {
+                        **best,
+                        "path": _relative(path, folder),
+                        "outputs": list(chosen.run(batch)),
+                        "compiled": len(blobs[-1]),
+                    }
+                )
                 advance(1)
         found = {
             "format": FORMAT,
             "machine": machine.fingerprint(),
             "environment": machine.environment(),
             "models": {_relative(path, folder): _identity(path) for path in sorted({each.path for each in candidates})},
-            "inputs": [{name: [str(array.dtype), list(array.shape)] for name, array in batch.items()} for batch in batches],
+            "inputs": [
+                {name: [str(array.dtype), list(array.shape)] for name, array in batch.items()} for batch in batches
+            ],
             "candidates": [asdict(each) | {"path": _relative(each.path, folder)} for each in candidates],
             "threads": list(threads),
             "timings": timings,
@@ -105,9 +130,9 @@ def build(
 def open_plan(path: str | Path, opener: Opener) -> PlannedSession:
     """Open a plan file for running.
 
-    Where CPU, cores, a library version or the model differ from those it was made with, says so (a warning) and builds it anew, timing on
-    zeros; where the file then cannot be written, the new plan is used but not kept. Raises RequestError for a file that is no plan, or
-    that would have to be built anew without its model.
+    Where CPU, cores, a library version or the model differ from those it was made with, says so (a warning) and builds
+    it anew, timing on zeros; where the file then cannot be written, the new plan is used but not kept. Raises
+    RequestError for a file that is no plan, or that would have to be built anew without its model.
     """
     path = Path(path)
     found = read_plan(path)
@@ -125,7 +150,9 @@ def read_plan(path: str | Path) -> dict[str, Any]:
         if found["format"] != FORMAT or not found["profiles"]:
             raise ValueError(f"format {found['format']!r}, wanted {FORMAT}")
     except Exception as error:  # zipfile, zlib and json raise their own kinds for every sort of damage
-        raise RequestError(f"{path} is not a plan of this version ({error}); make one with: zoo plan MODEL -o {path}") from error
+        raise RequestError(
+            f"{path} is not a plan of this version ({error}); make one with: zoo plan MODEL -o {path}"
+        ) from error
     return found
 
 
@@ -133,9 +160,15 @@ def stale(path: str | Path, found: Mapping[str, Any]) -> str:
     """Why a plan does not hold here, in one line; "" where it does."""
     if found["machine"] != machine.fingerprint():
         made, here = found["environment"], machine.environment()
-        differs = [f"{key} {made.get(key)} (here {here[key]})" for key in ("cpu", "cores", "isa") if made.get(key) != here[key]]
+        differs = [
+            f"{key} {made.get(key)} (here {here[key]})" for key in ("cpu", "cores", "isa") if made.get(key) != here[key]
+        ]
         versions = made.get("versions", {})
-        differs += [f"{key} {versions.get(key)} (here {each})" for key, each in here["versions"].items() if versions.get(key) != each]
+        differs += [
+            f"{key} {versions.get(key)} (here {each})"
+            for key, each in here["versions"].items()
+            if versions.get(key) != each
+        ]
         return f"made with {', '.join(differs) or 'another machine'}"
     for name, was in found["models"].items():
         model = Path(path).parent / name
@@ -145,7 +178,8 @@ def stale(path: str | Path, found: Mapping[str, Any]) -> str:
 
 
 class PlannedSession:
-    """A plan file, ready to run: every batch in the profile of the next larger batch size, longer ones cut to the largest.
+    """A plan file, ready to run: every batch in the profile of the next larger batch size, longer ones cut to the
+    largest.
 
     A profile's engine is opened at its first use, from the compiled model where there is one.
     """
@@ -183,7 +217,9 @@ class PlannedSession:
             blob = archive.read(_member(profile))
         if profile["engine"] == "onnxruntime":
             return _Optimized(self.path, threads, blob)
-        return _Imported(self.path, threads, blob, int(profile["batch_size"]), list(self.found["inputs"][0]), profile["outputs"])
+        return _Imported(
+            self.path, threads, blob, int(profile["batch_size"]), list(self.found["inputs"][0]), profile["outputs"]
+        )
 
 
 class _Optimized(OnnxRuntimeSession):
@@ -195,15 +231,21 @@ class _Optimized(OnnxRuntimeSession):
 class _Imported(OpenVinoSession):
     """OpenVINO over a model that it has compiled before, for one batch size; smaller batches are padded."""
 
-    def __init__(self, path: Path, threads: int, blob: bytes, size: int, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    def __init__(
+        self, path: Path, threads: int, blob: bytes, size: int, inputs: Sequence[str], outputs: Sequence[str]
+    ) -> None:
         ov = library()
         self.path, self.threads, self._fixed, self._outputs = path, threads, size, list(outputs)
         try:
-            compiled = ov.Core().import_model(io.BytesIO(blob), "CPU", {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False})
+            compiled = ov.Core().import_model(
+                io.BytesIO(blob), "CPU", {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
+            )
         except Exception as error:  # openvino raises RuntimeError with a page of text
             raise RequestError(f"openvino cannot load the compiled model of {path}: {one_line(error)}") from error
         self.inputs = {  # a tensor may have taken over names of others
-            next(name for name in inputs if name in port.names): Port(np.dtype(port.element_type.to_dtype()), (None, *list(port.shape)[1:]))
+            next(name for name in inputs if name in port.names): Port(
+                np.dtype(port.element_type.to_dtype()), (None, *list(port.shape)[1:])
+            )
             for port in compiled.inputs
         }
         self._compiled = {size: compiled.create_infer_request()}
@@ -215,7 +257,9 @@ class _Imported(OpenVinoSession):
 def _open_all(
     candidates: Sequence[Candidate], batch: Batch, threads: Sequence[int], opener: Opener, failed: list[str]
 ) -> tuple[list[Session], list[dict[str, Any]]]:
-    """Every candidate with every thread count, opened and run once, and what names it; those that fail are noted in `failed`."""
+    """Every candidate with every thread count, opened and run once, and what names it; those that fail are noted in
+    `failed`.
+    """
     sessions, rows = [], []
     results: dict[Path, Batch] = {}
     for count in threads:
@@ -228,7 +272,9 @@ def _open_all(
                 failed.append(str(error))
                 continue
             sessions.append(session)
-            rows.append({"engine": each.engine, "precision": each.precision, "threads": count, "batch_size": length(batch)})
+            rows.append(
+                {"engine": each.engine, "precision": each.precision, "threads": count, "batch_size": length(batch)}
+            )
     return sessions, rows
 
 
@@ -245,9 +291,13 @@ def _compiled(session: Session, batch: Batch) -> bytes:
 
 def _rebuild(path: Path, found: Mapping[str, Any], opener: Opener) -> tuple[dict[str, Any], Path]:
     """A plan built anew from the same candidates, and where it lies."""
-    candidates = [Candidate(each["engine"], each["precision"], path.parent / each["path"]) for each in found["candidates"]]
+    candidates = [
+        Candidate(each["engine"], each["precision"], path.parent / each["path"]) for each in found["candidates"]
+    ]
     if missing := [each.path for each in candidates if not each.path.is_file()]:
-        raise RequestError(f"{path} must be built anew here, and its model is not at {missing[0]}; run: zoo plan MODEL -o {path}")
+        raise RequestError(
+            f"{path} must be built anew here, and its model is not at {missing[0]}; run: zoo plan MODEL -o {path}"
+        )
     batches = [{name: np.zeros(shape, dtype) for name, (dtype, shape) in each.items()} for each in found["inputs"]]
     try:
         return build(candidates, batches, found["threads"], path, opener), path
@@ -268,7 +318,9 @@ def _identity(path: Path) -> dict[str, Any]:
 def _same(path: Path, was: Mapping[str, Any]) -> bool:
     """Whether a file is the one described; read only where its size or time says that it may not be."""
     now = path.stat()
-    return bool(now.st_size == was["bytes"] and (now.st_mtime_ns == was["modified"] or files.sha256(path) == was["sha256"]))
+    return bool(
+        now.st_size == was["bytes"] and (now.st_mtime_ns == was["modified"] or files.sha256(path) == was["sha256"])
+    )
 
 
 def _member(profile: Mapping[str, Any]) -> str:

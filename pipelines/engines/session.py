@@ -15,7 +15,9 @@ BF16 = "bf16"
 
 @dataclass(frozen=True)
 class Executed:
-    """One operator as an engine really ran it: its own type name and the element type it computed in ("u8", "s8", "f32", ...)."""
+    """One operator as an engine really ran it: its own type name and the element type it computed in ("u8", "s8",
+    "f32", ...).
+    """
 
     name: str
     type: str
@@ -34,7 +36,8 @@ class Runnable(Protocol):
     """What takes batches."""
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """{graph input: C-contiguous array, first axis = samples} -> {graph output: array the caller owns}. Any batch size, also 0.
+        """{graph input: C-contiguous array, first axis = samples} -> {graph output: array the caller owns}. Any batch
+        size, also 0.
 
         Raises RequestError where the engine refuses the batch.
         """

@@ -13,7 +13,10 @@ from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.openvino import OpenVinoSession
 from pipelines.engines.session import BF16, Session
 
-STOCK: dict[str, type[OnnxRuntimeSession] | type[OpenVinoSession]] = {"onnxruntime": OnnxRuntimeSession, "openvino": OpenVinoSession}
+STOCK: dict[str, type[OnnxRuntimeSession] | type[OpenVinoSession]] = {
+    "onnxruntime": OnnxRuntimeSession,
+    "openvino": OpenVinoSession,
+}
 
 
 def available() -> list[str]:
@@ -22,7 +25,9 @@ def available() -> list[str]:
 
 
 def exact(engine: str) -> bool:
-    """Whether an engine sums int8 products without saturating on this CPU, whatever the weights: without VNNI, OpenVINO does not."""
+    """Whether an engine sums int8 products without saturating on this CPU, whatever the weights: without VNNI, OpenVINO
+    does not.
+    """
     return engine != "openvino" or machine.has_vnni()
 
 
@@ -36,15 +41,17 @@ def require_precision(precision: str, engine: str = "openvino") -> None:
     if not computes(engine, precision):
         raise RequestError(f"the engine {engine} does not compute in {precision}; choose openvino, or fp32 or int8")
     if precision == BF16 and not machine.has_bf16():
-        raise RequestError(f"{machine.cpu()['name']} does not compute in bf16 (no avx512_bf16, no amx_bf16); choose fp32 or int8")
+        raise RequestError(
+            f"{machine.cpu()['name']} does not compute in bf16 (no avx512_bf16, no amx_bf16); choose fp32 or int8"
+        )
 
 
 def load(path: str | Path, engine: str, threads: int = 1, precision: str = "", model: bytes | None = None) -> Session:
     """Open a model file in one engine ("onnxruntime" or "openvino") with `threads` intra-op threads.
 
     precision: "bf16" computes in bfloat16 what is float in the model; any other is only a name for what the file holds.
-    model: the serialized model, where `path` only names the file that it was made from.
-    Raises RequestError for an unknown or missing engine, a missing file, a model that the engine refuses, or a CPU or engine without bf16.
+    model: the serialized model, where `path` only names the file that it was made from. Raises RequestError for an
+    unknown or missing engine, a missing file, a model that the engine refuses, or a CPU or engine without bf16.
     """
     if engine not in STOCK:
         raise RequestError(f"unknown engine {engine!r}; choose auto, {' or '.join(STOCK)}")
@@ -60,6 +67,8 @@ def load(path: str | Path, engine: str, threads: int = 1, precision: str = "", m
 
 
 def candidates(path: str | Path, threads: int, precision: str = "") -> dict[str, Callable[[], Session]]:
-    """Every available stock engine that has the precision, exactly on this CPU, and how to open it on one model file."""
+    """Every available stock engine that has the precision, exactly on this CPU, and how to open it on one model
+    file.
+    """
     names = [name for name in available() if computes(name, precision) and (precision != "int8" or exact(name))]
     return {name: functools.partial(load, path, name, threads, precision) for name in names}

@@ -24,7 +24,9 @@ ALIKE = 0.1  # 10 dB; int8 in two engines was seen to differ by 1e-3 and less
 
 @dataclass(frozen=True)
 class Plan:
-    """The engine to use for one model file, thread count and batch size on this machine, and what was measured (median ms a batch)."""
+    """The engine to use for one model file, thread count and batch size on this machine, and what was measured (median
+    ms a batch).
+    """
 
     engine: str
     threads: int
@@ -33,14 +35,24 @@ class Plan:
     machine: str
 
 
-def choose(digest: str, candidates: Mapping[str, Callable[[], Runnable]], batch: Batch, threads: int = 1, *, fresh: bool = False) -> Plan:
+def choose(
+    digest: str,
+    candidates: Mapping[str, Callable[[], Runnable]],
+    batch: Batch,
+    threads: int = 1,
+    *,
+    fresh: bool = False,
+) -> Plan:
     """Time the candidates' sessions on `batch`, in turn, and keep the result under ZOO_HOME.
 
-    digest: what names the model they all run. A kept plan is used again only for the same digest, candidates, threads, batch size, CPU and
-    library versions; `fresh` times anew. A candidate that cannot be opened or does not run is left out. Raises ZooError where none runs.
+    digest: what names the model they all run. A kept plan is used again only for the same digest, candidates, threads,
+    batch size, CPU and library versions; `fresh` times anew. A candidate that cannot be opened or does not run is left
+    out. Raises ZooError where none runs.
     """
     size = size_class(batch)
-    key = hashlib.sha256(f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()} {ALIKE}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()} {ALIKE}".encode()
+    ).hexdigest()[:16]
     kept = settings.home() / "plans" / f"{key}.json"
     if kept.is_file() and not fresh:
         try:
@@ -84,16 +96,21 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
 
 
 def require_alike(engine: str, found: Batch, wanted: Batch) -> None:
-    """Raise ZooError where a float output of an engine differs from that of another by more than `ALIKE` of its power (sum of squares).
+    """Raise ZooError where a float output of an engine differs from that of another by more than `ALIKE` of its power
+    (sum of squares).
 
-    Engines round differently, but one that computes something else, as OpenVINO 2026.4 makes of a few quantized graphs, is not for use.
+    Engines round differently, but one that computes something else, as OpenVINO 2026.4 makes of a few quantized graphs,
+    is not for use.
     """
     for name in wanted.keys() & found.keys():
         x, y = wanted[name], found[name]
         if x is not y and isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.shape == np.shape(y):
             power, difference = (float(np.square(each, dtype=np.float64).sum()) for each in (x, x - y))
             if 0 < power < np.inf and not difference <= ALIKE * power:  # NaN is none either
-                raise ZooError(f"output {name} of {engine} differs from that of other engines by {difference / power:.0%} of its power")
+                raise ZooError(
+                    f"output {name} of {engine} differs from that of other engines by {difference / power:.0%} of its "
+                    "power"
+                )
 
 
 def size_class(batch: Batch) -> int:

@@ -1,4 +1,6 @@
-"""Changes of a graph that passes share: nodes and initializers added, substituted and bypassed, parts cut out, float16 weights."""
+"""Changes of a graph that passes share: nodes and initializers added, substituted and bypassed, parts cut out, float16
+weights.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,17 @@ from pipelines.graph.query import constant, names
 
 
 def part(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
-    """The model that computes the values `outputs` from the values `inputs`, all by name, with the weights that takes; a copy.
+    """The model that computes the values `outputs` from the values `inputs`, all by name, with the weights that takes;
+    a copy.
 
     Raises RequestError where a value is missing, or where `inputs` are not enough.
     """
     try:
         found = ir.convenience.extract(model.graph, inputs, outputs)
     except ValueError as error:
-        raise RequestError(f"the graph {model.graph.name} has no part from {', '.join(inputs)} to {', '.join(outputs)}: {error}") from error
+        raise RequestError(
+            f"the graph {model.graph.name} has no part from {', '.join(inputs)} to {', '.join(outputs)}: {error}"
+        ) from error
     return ir.Model(found, ir_version=model.ir_version)
 
 
@@ -56,7 +61,8 @@ def node(
     taken: set[str] | None = None,
     **attributes: Any,
 ) -> ir.Node:
-    """A node with one output; node and output are both called `name`, or `name_1`, ... where `taken` (see `initializer`) holds that.
+    """A node with one output; node and output are both called `name`, or `name_1`, ... where `taken` (see
+    `initializer`) holds that.
 
     Without `taken` the name is used as it is, for a node that takes another one's place.
     """
@@ -69,7 +75,9 @@ def node(
 
 
 def substitute(nodes: list[ir.Node], new: ir.Node) -> None:
-    """Put `new` where the last of `nodes` stands: it takes over that one's result, with name, type and shape, and all of `nodes` go."""
+    """Put `new` where the last of `nodes` stands: it takes over that one's result, with name, type and shape, and all
+    of `nodes` go.
+    """
     last = nodes[-1]
     main, result = last.graph, last.outputs[0]
     assert isinstance(main, ir.Graph)
@@ -78,7 +86,9 @@ def substitute(nodes: list[ir.Node], new: ir.Node) -> None:
 
 
 def bypass(node: ir.Node, value: ir.Value) -> None:
-    """Let the readers of `node`'s first result read `value`, which equals it. A result that leaves the graph keeps its name."""
+    """Let the readers of `node`'s first result read `value`, which equals it. A result that leaves the graph keeps its
+    name.
+    """
     if node.outputs[0].is_graph_output():
         substitute([node], ir.node("Identity", [value], name=node.name))
         return
@@ -99,7 +109,8 @@ def _half_casts(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
 
 
 def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
-    """Store float32 weights of `minimum` or more elements as float16, each behind a Cast to float32: half the size, still stock ONNX.
+    """Store float32 weights of `minimum` or more elements as float16, each behind a Cast to float32: half the size,
+    still stock ONNX.
 
     In place. Weights are rounded to the nearest float16; raises RequestError where one does not fit its range.
     """
@@ -111,7 +122,9 @@ def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
         with np.errstate(over="ignore"):
             half = array.astype(np.float16)
         if not np.isfinite(half).all():
-            raise RequestError(f"weight {name} does not fit float16 (largest magnitude {np.abs(array).max():g}); ship it as float32")
+            raise RequestError(
+                f"weight {name} does not fit float16 (largest magnitude {np.abs(array).max():g}); ship it as float32"
+            )
         stored = initializer(graph, f"{name}.fp16", half, taken)
         cast = node("Cast", [stored], f"{name}.fp32", dtype=ir.DataType.FLOAT, taken=taken, to=int(ir.DataType.FLOAT))
         value.replace_all_uses_with(cast.outputs[0])
@@ -120,7 +133,9 @@ def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
 
 
 def expand_fp16(model: ir.Model) -> None:
-    """Undo `compress_fp16`, or what an exporter did alike: float32 weights under their own names, holding float16 values. In place."""
+    """Undo `compress_fp16`, or what an exporter did alike: float32 weights under their own names, holding float16
+    values. In place.
+    """
     graph = model.graph
     for cast, stored in _half_casts(model):
         array = constant(stored)

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 def load(path: str | Path) -> ir.Model:
     """Read and check an ONNX model, with what it keeps in files beside it. Opsets 11 and 12 are converted to 13.
 
-    Raises RequestError, in one line, for a missing, truncated or invalid file, weights that are not there, or an opset that is not known.
+    Raises RequestError, in one line, for a missing, truncated or invalid file, weights that are not there, or an opset
+    that is not known.
     """
     path = Path(path)
     if not path.is_file():
@@ -34,7 +35,9 @@ def load(path: str | Path) -> ir.Model:
     try:
         proto = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf raises its own kinds for every sort of damage
-        raise RequestError(f"{path} is not a readable ONNX model ({one_line(error)}); download or export it again") from error
+        raise RequestError(
+            f"{path} is not a readable ONNX model ({one_line(error)}); download or export it again"
+        ) from error
     if not proto.graph.output:
         raise RequestError(f"{path} is not a readable ONNX model (it has no outputs); download or export it again")
     try:
@@ -64,7 +67,9 @@ def _known_opset(proto: onnx.ModelProto) -> int:
         onnx.defs.onnx_opset_version(),
     )
     if opset > newest:
-        raise ValueError(f"it has opset {opset}, onnx {onnx.__version__} knows up to {newest}; update onnx or export an older one")
+        raise ValueError(
+            f"it has opset {opset}, onnx {onnx.__version__} knows up to {newest}; update onnx or export an older one"
+        )
     if opset < OLDEST:
         raise ValueError(f"it has opset {opset}, wanted is {OLDEST} or newer; export it again")
     return opset
@@ -72,11 +77,16 @@ def _known_opset(proto: onnx.ModelProto) -> int:
 
 def _dangling(main: onnx.GraphProto) -> str:
     """What is wrong with a graph in which a node can never run, "" where nothing is."""
-    given = {each.name for each in (*main.input, *main.initializer)} | {each.values.name for each in main.sparse_initializer} | {""}
+    given = (
+        {each.name for each in (*main.input, *main.initializer)}
+        | {each.values.name for each in main.sparse_initializer}
+        | {""}
+    )
     made = {name for node in main.node for name in node.output}
     for node in main.node:
         if lost := [name for name in node.input if name not in given and name not in made]:
-            return f"{node.op_type} {node.name or node.output[0]} reads {lost[0]}, which is no input, no initializer, and computed nowhere"
+            what = f"{node.op_type} {node.name or node.output[0]} reads {lost[0]}"
+            return f"{what}, which is no input, no initializer, and computed nowhere"
     waiting = list(main.node)
     while waiting:
         blocked = []
@@ -86,7 +96,8 @@ def _dangling(main: onnx.GraphProto) -> str:
             else:
                 blocked.append(node)
         if len(blocked) == len(waiting):
-            return f"its nodes read each other's results in a circle: {', '.join(each.name or each.output[0] for each in blocked[:5])}"
+            circle = ", ".join(node.name or node.output[0] for node in blocked[:5])
+            return f"its nodes read each other's results in a circle: {circle}"
         waiting = blocked
     return ""
 
@@ -96,7 +107,10 @@ def save(model: ir.Model, path: str | Path) -> Path:
 
     Weights that one protobuf file cannot hold (2 GB) go to PATH.data beside it.
     """
-    if sum(each.const_value.nbytes for each in model.graph.initializers.values() if each.const_value is not None) > WHOLE:
+    if (
+        sum(each.const_value.nbytes for each in model.graph.initializers.values() if each.const_value is not None)
+        > WHOLE
+    ):
         return save_mapped(model, path)
     model.producer_name = PRODUCER
     model.producer_version = None
@@ -108,7 +122,8 @@ def save(model: ir.Model, path: str | Path) -> Path:
 
 
 def save_mapped(model: ir.Model, path: str | Path, least: int = MAPPED) -> Path:
-    """`save`, but initializers of more than `least` bytes go to PATH.data beside it, as they lie in memory, for `load_mapped`.
+    """`save`, but initializers of more than `least` bytes go to PATH.data beside it, as they lie in memory, for
+    `load_mapped`.
 
     Large ones begin on pages of their own.
     """
@@ -116,12 +131,20 @@ def save_mapped(model: ir.Model, path: str | Path, least: int = MAPPED) -> Path:
     require_place(mapped(path))
     model.producer_name, model.producer_version, model.doc_string = PRODUCER, None, None
     with replacing(path) as temporary:
-        ir.save(model, temporary, format="protobuf", external_data=mapped(path).name, size_threshold_bytes=least, alignment=PAGE)
+        ir.save(
+            model,
+            temporary,
+            format="protobuf",
+            external_data=mapped(path).name,
+            size_threshold_bytes=least,
+            alignment=PAGE,
+        )
     return path
 
 
 def load_mapped(path: str | Path) -> ir.Model:
-    """Read what `save_mapped` wrote; large initializers are read-only views of the file, whose pages all processes share.
+    """Read what `save_mapped` wrote; large initializers are read-only views of the file, whose pages all processes
+    share.
 
     Raises RequestError where either file is missing or damaged.
     """
@@ -137,7 +160,9 @@ def load_mapped(path: str | Path) -> ir.Model:
 
 
 def digest(model: ir.Model) -> str:
-    """SHA-256 of what the graph computes: opsets, inputs, outputs, nodes with attributes, weights. Producer and notes do not count."""
+    """SHA-256 of what the graph computes: opsets, inputs, outputs, nodes with attributes, weights. Producer and notes
+    do not count.
+    """
     sha = hashlib.sha256(repr(sorted(model.opset_imports.items())).encode())
     _digest(sha, model.graph)
     return sha.hexdigest()
@@ -180,4 +205,7 @@ def require_opset(model: ir.Model) -> None:
     """Raise RequestError unless int8 per channel can be written in the model's opset."""
     opset = model.opset_imports.get("", 0)
     if opset < OPSET:
-        raise RequestError(f"the model has opset {opset}, int8 per channel needs {OPSET} or newer; convert it with onnx.version_converter")
+        raise RequestError(
+            f"the model has opset {opset}, int8 per channel needs {OPSET} or newer; convert it with "
+            "onnx.version_converter"
+        )

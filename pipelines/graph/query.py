@@ -47,7 +47,9 @@ def dequantized(value: ir.Value | None) -> tuple[NDArray[Any], NDArray[Any], NDA
 def sole_user(value: ir.Value) -> ir.Node | None:
     """The one node of its graph that reads `value`; None where there is another one, or where it leaves the graph."""
     uses = list(value.uses())
-    return uses[0].node if len(uses) == 1 and not value.is_graph_output() and uses[0].node.graph is value.graph else None
+    return (
+        uses[0].node if len(uses) == 1 and not value.is_graph_output() and uses[0].node.graph is value.graph else None
+    )
 
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
@@ -77,7 +79,9 @@ def scalar(value: ir.Value | None) -> float | None:
 
 
 def integers(node: ir.Node, key: str, position: int) -> list[int] | None:
-    """What is an attribute in old opsets and a constant input in newer ones (axes, split, ...). None where absent or computed."""
+    """What is an attribute in old opsets and a constant input in newer ones (axes, split, ...). None where absent or
+    computed.
+    """
     if (attribute := node.attributes.get(key)) is not None:
         return [int(each) for each in attribute.as_ints()]
     array = constant(node.inputs[position]) if len(node.inputs) > position else None
@@ -85,7 +89,8 @@ def integers(node: ir.Node, key: str, position: int) -> list[int] | None:
 
 
 def elements(value: ir.Value | None) -> list[int | str | None] | None:
-    """The integers in a scalar or 1-D tensor of shape arithmetic, dynamic dimensions as in `symbols`; None for another tensor.
+    """The integers in a scalar or 1-D tensor of shape arithmetic, dynamic dimensions as in `symbols`; None for another
+    tensor.
 
     Follows Shape, Gather, Slice, Concat, Cast, Squeeze and Unsqueeze.
     """
@@ -98,7 +103,11 @@ def elements(value: ir.Value | None) -> list[int | str | None] | None:
         return None
     if node.op_type == "Shape":
         known = symbols(node.inputs[0])
-        return None if known is None else known[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(known))]
+        return (
+            None
+            if known is None
+            else known[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(known))]
+        )
     if node.op_type == "Cast" and value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         return None
     parts = [elements(each) for each in (node.inputs if node.op_type == "Concat" else node.inputs[:1])]
@@ -134,7 +143,9 @@ def rank(value: ir.Value | None) -> int | None:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Rows of a constant 2-D table: Gather(table, indices) on axis 0, seen through reshapes that only move its leading axes."""
+    """Rows of a constant 2-D table: Gather(table, indices) on axis 0, seen through reshapes that only move its leading
+    axes.
+    """
 
     gather: ir.Node
     table: ir.Value
@@ -149,7 +160,12 @@ def table_lookup(value: ir.Value | None) -> Lookup | None:
             value = producer.inputs[0]
             continue
         table, indices = producer.inputs[0], producer.inputs[1] if len(producer.inputs) > 1 else None
-        if producer.op_type != "Gather" or producer.attributes.get_int("axis", 0) != 0 or table is None or indices is None:
+        if (
+            producer.op_type != "Gather"
+            or producer.attributes.get_int("axis", 0) != 0
+            or table is None
+            or indices is None
+        ):
             return None
         array = constant(table)
         matches = array is not None and array.dtype == np.float32 and array.ndim == 2 and array.shape[1] == width

@@ -1,4 +1,6 @@
-"""onnxruntime as a plain calculator: every optimization off, so that each operator computes what the graph says; errors in one line."""
+"""onnxruntime as a plain calculator: every optimization off, so that each operator computes what the graph says; errors
+in one line.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,20 @@ def options(quick: bool = False) -> ort.SessionOptions:
     level = ort.GraphOptimizationLevel
     found.graph_optimization_level = level.ORT_ENABLE_ALL if quick else level.ORT_DISABLE_ALL
     found.log_severity_level = 3
-    found.add_session_config_entry("session.intra_op.allow_spinning", "0")  # on a busy machine threads would wait for each other
+    found.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # on a busy machine threads would wait for each other
     return found
 
 
 def session(model: ir.Model, needed_by: str, chosen: ort.SessionOptions | None = None) -> ort.InferenceSession:
-    """Open `model`. needed_by: who wants it, as the RequestError says that comes where onnxruntime cannot run it ("calibration needs")."""
+    """Open `model`. needed_by: who wants it, as the RequestError says that comes where onnxruntime cannot run it
+    ("calibration needs").
+    """
     try:
-        return ort.InferenceSession(ir.to_proto(model).SerializeToString(), chosen or options(), providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(
+            ir.to_proto(model).SerializeToString(), chosen or options(), providers=["CPUExecutionProvider"]
+        )
     except Exception as error:  # onnxruntime raises its own kinds
         raise RequestError(f"onnxruntime cannot run the model, which {needed_by}: {one_line(error)}") from error
 
@@ -45,10 +53,11 @@ def run(opened: ort.InferenceSession, batch: Batch, what: str = "samples") -> li
 
 
 def fix_batch(model: ir.Model) -> str:
-    """Give the inputs the batch size that constants inside the graph fix, such as an exporter's Reshape to [1, 1001], if they do.
+    """Give the inputs the batch size that constants inside the graph fix, such as an exporter's Reshape to [1, 1001],
+    if they do.
 
-    Returns what was found, in one line; "" where the graph takes any number of samples, or that cannot be tried. Only graphs with such a
-    Reshape are run, on zeros, and only for sizes up to `LARGEST`.
+    Returns what was found, in one line; "" where the graph takes any number of samples, or that cannot be tried. Only
+    graphs with such a Reshape are run, on zeros, and only for sizes up to `LARGEST`.
     """
     inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
     shapes = [query.dimensions(each) or [0] for each in inputs]  # [0]: no batch to try

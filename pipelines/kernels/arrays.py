@@ -15,7 +15,9 @@ Array = NDArray[Any]
 def require(what: str, name: str, found: Array, dtype: type, shape: tuple[int, ...]) -> None:
     """Raise RequestError unless the array `name` of an operator has this type and shape."""
     if found.dtype != dtype or found.shape != shape:
-        raise RequestError(f"{what} has {name} {found.dtype} {list(found.shape)}; wanted {np.dtype(dtype)} {list(shape)}")
+        raise RequestError(
+            f"{what} has {name} {found.dtype} {list(found.shape)}; wanted {np.dtype(dtype)} {list(shape)}"
+        )
 
 
 def contiguous(array: Any) -> Any:

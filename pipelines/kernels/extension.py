@@ -17,7 +17,9 @@ def native() -> Any:
 
 
 def isas() -> list[str]:
-    """The versions that this build and this CPU run, quickest first: among "avx512", "avx2", "portable"; [] without the extension."""
+    """The versions that this build and this CPU run, quickest first: among "avx512", "avx2", "portable"; [] without the
+    extension.
+    """
     module = native()
     return list(module.isas()) if module is not None else []
 
@@ -30,11 +32,14 @@ def missing() -> str:
         reason = importlib.import_module("pipelines.kernels._unbuilt").REASON
     except ImportError:
         reason = f"no extension module for this Python in {__package__}"
-    return f"{reason}; install a C++17 compiler (g++ 11 or newer), then run in the repository: pip install --force-reinstall --no-deps ."
+    again = "pip install --force-reinstall --no-deps ."
+    return f"{reason}; install a C++17 compiler (g++ 11 or newer), then run in the repository: {again}"
 
 
 def required() -> Any:
-    """The extension module. Raises RequestError, saying what was missing when it was to be built, where there is none."""
+    """The extension module. Raises RequestError, saying what was missing when it was to be built, where there is
+    none.
+    """
     module = native()
     if module is None:
         raise RequestError(f"there are no native kernels here: {missing()}")

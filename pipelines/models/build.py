@@ -1,9 +1,11 @@
-"""The road from a checkpoint to int8, stage by stage: each leaves a file in the model's folder, and only what is missing or stale is made.
+"""The road from a checkpoint to int8, stage by stage: each leaves a file in the model's folder, and only what is
+missing or stale is made.
 
-    checkpoint -> fp32.onnx -> rewritten.onnx -> calibration.json -> int8.onnx
-                                                                  -> native.onnx: for the native kernels, when first asked for
+    checkpoint -> fp32.onnx -> rewritten.onnx -> calibration.json -> int8.onnx -> native.onnx: for the native kernels,
+                                                                  when first asked for
 
-build.json in the folder records what each stage was made from (SHA-256 of its inputs), what it made (SHA-256) and what it reported.
+build.json in the folder records what each stage was made from (SHA-256 of its inputs), what it made (SHA-256) and what
+it reported.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ NATIVE = "native.onnx"
 STAGES = (*ROAD, NATIVE)
 HALF = "fp16.onnx"  # the weights of a shipped model, see graph.compress_fp16
 SAMPLES = "calibration.npz"
-TRAINED = "qat.json"  # ranges of quantization-aware training: a table of no graph yet, with the recipe that they were trained for
+# ranges of quantization-aware training: a table of no graph yet, with the recipe that they were trained for
+TRAINED = "qat.json"
 RECORD = "build.json"
 UNTOLD = "calibration.found.json"  # a table that was replaced, of which build.json told nothing
 QUANTIZATION = "quantization.json"
@@ -62,7 +65,9 @@ class ModelFolder:
 
     @property
     def weights(self) -> str:
-        """The file that freeze starts from: the one the card names for published weights, else the entry's checkpoint."""
+        """The file that freeze starts from: the one the card names for published weights, else the entry's
+        checkpoint.
+        """
         published = self.card.details.get("weights")
         return str(published["file"]) if isinstance(published, dict) and "file" in published else self.entry.checkpoint
 
@@ -71,17 +76,23 @@ class ModelFolder:
         return any(each.name == name for each in self.card.files)
 
     def verify(self, name: str) -> Path:
-        """The path of a file of this folder. Raises RequestError where it is missing, or not the one that the card lists."""
+        """The path of a file of this folder. Raises RequestError where it is missing, or not the one that the card
+        lists.
+        """
         path = self.path / name
         if not path.is_file():
             raise RequestError(f"{self.path} holds no {name}; train or download the model again")
         for each in self.card.files:
             if each.name == name and (fault := each.fault(path)):
-                raise RequestError(f"{path} is not the file that its card lists ({fault}); download or copy the model again")
+                raise RequestError(
+                    f"{path} is not the file that its card lists ({fault}); download or copy the model again"
+                )
         return path
 
     def ensure(self, name: str) -> Path:
-        """The path of a file of this folder: verified where the card lists it, made by its stage where it is missing or stale."""
+        """The path of a file of this folder: verified where the card lists it, made by its stage where it is missing or
+        stale.
+        """
         if name in STAGES and not self.given(name):
             build(self, until=name)
         return self.verify(name)
@@ -99,26 +110,41 @@ class ModelFolder:
 
     @property
     def recipe(self) -> QuantRecipe:
-        """The recipe int8.onnx is made by: the one last used here, or trained for, else the entry's; its observer is calibration.json's."""
+        """The recipe int8.onnx is made by: the one last used here, or trained for, else the entry's; its observer is
+        calibration.json's.
+        """
         record, trained = self.record, self.trained
-        recipe = _recipe(record.get("int8.onnx", {}).get("recipe")) or (trained and _recipe(trained.recipe)) or self.entry.recipe
+        recipe = (
+            _recipe(record.get("int8.onnx", {}).get("recipe"))
+            or (trained and _recipe(trained.recipe))
+            or self.entry.recipe
+        )
         return replace(recipe, observer=record.get("calibration.json", {}).get("observer", recipe.observer))
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """build.json of a folder without what is not as `note` writes it, so that it is made anew; {} where nothing was built yet."""
+    """build.json of a folder without what is not as `note` writes it, so that it is made anew; {} where nothing was
+    built yet.
+    """
     try:
         found = files.read_json(folder / RECORD)
     except RequestError:
         return {}
-    return {stage: found[stage] for stage in STAGES if stage in found and _sound(stage, found[stage])} if isinstance(found, dict) else {}
+    return (
+        {stage: found[stage] for stage in STAGES if stage in found and _sound(stage, found[stage])}
+        if isinstance(found, dict)
+        else {}
+    )
 
 
 def _sound(stage: str, said: Any) -> bool:
     """Whether this is what `note` writes of a stage."""
     if not isinstance(said, dict) or not isinstance(said.get("inputs"), dict):
         return False
-    return {"calibration.json": said.get("observer") in OBSERVERS, "int8.onnx": _recipe(said.get("recipe")) is not None}.get(stage, True)
+    return {
+        "calibration.json": said.get("observer") in OBSERVERS,
+        "int8.onnx": _recipe(said.get("recipe")) is not None,
+    }.get(stage, True)
 
 
 def _recipe(kept: Any) -> QuantRecipe | None:
@@ -134,19 +160,25 @@ def open_folder(path: str | Path, entries: Callable[[str], Entry]) -> ModelFolde
     path = Path(path)
     if not (path / CARD).is_file():
         if (path / "checkpoint").is_dir():
-            raise RequestError(f"{path} holds a training that was interrupted; go on with: zoo train ... -o {path} --resume")
-        raise RequestError(f"{path} is no model folder (it has no {CARD}); make one with: zoo train, or zoo download NAME")
+            raise RequestError(
+                f"{path} holds a training that was interrupted; go on with: zoo train ... -o {path} --resume"
+            )
+        raise RequestError(
+            f"{path} is no model folder (it has no {CARD}); make one with: zoo train, or zoo download NAME"
+        )
     card = Card.read(path / CARD)
     if not isinstance(found := card.details.get("preprocessing", {}), dict):
-        raise RequestError(f"{path / CARD}: preprocessing is {found!r}; wanted an object; train or download the model again")
+        raise RequestError(
+            f"{path / CARD}: preprocessing is {found!r}; wanted an object; train or download the model again"
+        )
     return ModelFolder(path, card, entries(card.entry))
 
 
 def build(folder: ModelFolder, *, until: str = ROAD[-1], force: bool = False) -> dict[str, str]:
     """Run the stages up to `until`. Returns {file: "given" | "kept" | "made"}; `force` makes every one anew.
 
-    Two processes may build one folder at once: the second waits, and finds the work done. A folder with nothing to do may be read-only.
-    Raises RequestError where the way would lose a calibration on own data.
+    Two processes may build one folder at once: the second waits, and finds the work done. A folder with nothing to do
+    may be read-only. Raises RequestError where the way would lose a calibration on own data.
     """
     stages = STAGES[: STAGES.index(until) + 1]
     if not force:
@@ -218,11 +250,20 @@ def _digests(folder: ModelFolder, stage: str) -> dict[str, str]:
 
 def _fresh(folder: ModelFolder, stage: str) -> bool:
     path, made = folder.path / stage, folder.record.get(stage)
-    if made is None or not path.is_file() or made.get("sha256") != files.sha256(path) or made["inputs"] != _digests(folder, stage):
+    if (
+        made is None
+        or not path.is_file()
+        or made.get("sha256") != files.sha256(path)
+        or made["inputs"] != _digests(folder, stage)
+    ):
         return False
     if stage == NATIVE:
         data = files.mapped(path)
-        return _recipe(made.get("recipe")) == folder.recipe and data.is_file() and made.get("data_sha256") == files.sha256(data)
+        return (
+            _recipe(made.get("recipe")) == folder.recipe
+            and data.is_file()
+            and made.get("data_sha256") == files.sha256(data)
+        )
     if stage == "calibration.json" and made.get("reader") != _reader():
         try:  # other code may see another graph, or want another table, in the same files
             _table(path).require(_graph(folder.path / "rewritten.onnx"))
@@ -252,7 +293,10 @@ def _make(folder: ModelFolder, stage: str) -> None:
 
 def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
     """Record in build.json what stages were made from, what they made and what they reported."""
-    made = {stage: {"inputs": _digests(folder, stage), "sha256": files.sha256(folder.path / stage), **each} for stage, each in said.items()}
+    made = {
+        stage: {"inputs": _digests(folder, stage), "sha256": files.sha256(folder.path / stage), **each}
+        for stage, each in said.items()
+    }
     record = folder.record | made
     files.write_json(folder.path / RECORD, {name: record[name] for name in STAGES if name in record})
 
@@ -273,22 +317,30 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
     from pipelines.graph import io
 
     if not folder.entry.native:
-        raise RequestError(f"{folder.entry.name} has no form for the native kernels; it runs in onnxruntime and openvino")
+        raise RequestError(
+            f"{folder.entry.name} has no form for the native kernels; it runs in onnxruntime and openvino"
+        )
     table = _table(folder.path / "calibration.json")
     recipe = folder.recipe
     model, said = folder.entry.part("native")(_graph(folder.path / "rewritten.onnx"), table, recipe)
     if model is None:
-        raise RequestError(f"{folder.card.name} does not run in the native kernels: {said['reason']}; it runs in onnxruntime and openvino")
+        raise RequestError(
+            f"{folder.card.name} does not run in the native kernels: {said['reason']}; it runs in onnxruntime and "
+            "openvino"
+        )
     path = io.save_mapped(model, folder.path / NATIVE)
     return {"recipe": recipe.to_json(), "data_sha256": files.sha256(files.mapped(path)), **said}
 
 
-def derived(folder: ModelFolder, source: str, kind: str, form: str, make: Callable[[Path, Path], object], suffix: str = ".onnx") -> Path:
-    """The path of what `make` makes of the folder's file `source`, such as another form of its graph; made where it is missing or stale.
+def derived(
+    folder: ModelFolder, source: str, kind: str, form: str, make: Callable[[Path, Path], object], suffix: str = ".onnx"
+) -> Path:
+    """The path of what `make` makes of the folder's file `source`, such as another form of its graph; made where it is
+    missing or stale.
 
-    It lies beside the source, or in the cache where that folder may not be written, as SOURCE.KIND-DIGEST and the suffix. make: given the
-    paths of source and result, writes it. form: changes with what `make` does. Raises RequestError where it can be written nowhere, and
-    what `make` raises.
+    It lies beside the source, or in the cache where that folder may not be written, as SOURCE.KIND-DIGEST and the
+    suffix. make: given the paths of source and result, writes it. form: changes with what `make` does. Raises
+    RequestError where it can be written nowhere, and what `make` raises.
     """
     origin = folder.ensure(source)
     digest = hashlib.sha256(f"{files.sha256(origin)} {form}".encode()).hexdigest()[:12]
@@ -317,7 +369,8 @@ def derived(folder: ModelFolder, source: str, kind: str, form: str, make: Callab
 
 
 def derived_graph(folder: ModelFolder, source: str, kind: str, form: str, make: Callable[[ir.Model], ir.Model]) -> Path:
-    """`derived` of one graph from another, with its weights in .onnx.data, which engines map: of those in the graph's own file onnxruntime
+    """`derived` of one graph from another, with its weights in .onnx.data, which engines map: of those in the graph's
+    own file onnxruntime
     keeps a second copy."""
 
     def write(origin: Path, path: Path) -> None:
@@ -329,12 +382,17 @@ def derived_graph(folder: ModelFolder, source: str, kind: str, form: str, make: 
 
 
 def native_form(folder: ModelFolder) -> dict[str, Any]:
-    """What became of the form for the native kernels, or would: {"fold": bool, "reason": one line, ...}; {} for an entry without one.
+    """What became of the form for the native kernels, or would: {"fold": bool, "reason": one line, ...}; {} for an
+    entry without one.
 
     Writes nothing. Raises RequestError where rewritten.onnx or calibration.json is missing.
     """
     if not folder.entry.native or NATIVE in folder.record:
-        return {key: value for key, value in folder.record.get(NATIVE, {}).items() if key in ("fold", "reason", "layers", "refused")}
+        return {
+            key: value
+            for key, value in folder.record.get(NATIVE, {}).items()
+            if key in ("fold", "reason", "layers", "refused")
+        }
     table = _table(folder.verify("calibration.json"))
     _, said = folder.entry.part("native")(_graph(folder.verify("rewritten.onnx")), table, folder.recipe)
     return {key: value for key, value in said.items() if key != "quantization"}
@@ -371,20 +429,32 @@ def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
 
 
 def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) -> CalibrationTable:
-    """The table of `model` with the very ranges that were trained; those of tensors that have none are observed on the kept samples."""
+    """The table of `model` with the very ranges that were trained; those of tensors that have none are observed on the
+    kept samples.
+    """
     import onnx_ir as ir
 
     from pipelines.graph import io
     from pipelines.quantization.calibrate import calibrate
 
-    values = [value for node in model.graph if node.op_type != "DequantizeLinear" for value in node.outputs]  # that is bytes already
+    values = [
+        value for node in model.graph if node.op_type != "DequantizeLinear" for value in node.outputs
+    ]  # that is bytes already
     names = [str(value.name) for value in values if value.dtype == ir.DataType.FLOAT]
     if unknown := trained.tensors.keys() - set(names):
-        raise RequestError(f"{folder.path / TRAINED} has ranges of {min(unknown)}, which the model has not; fine-tune it again")
+        raise RequestError(
+            f"{folder.path / TRAINED} has ranges of {min(unknown)}, which the model has not; fine-tune it again"
+        )
     found = dict(trained.tensors)
     if missing := [name for name in names if name not in found]:
-        logger.warning("%s: no trained range for %s, observed on %s instead", folder.card.name, ", ".join(missing), SAMPLES)
-        found |= {name: each for name, each in calibrate(model, _samples(folder)[0], trained.observer).tensors.items() if name in missing}
+        logger.warning(
+            "%s: no trained range for %s, observed on %s instead", folder.card.name, ", ".join(missing), SAMPLES
+        )
+        found |= {
+            name: each
+            for name, each in calibrate(model, _samples(folder)[0], trained.observer).tensors.items()
+            if name in missing
+        }
     tensors = {name: found[name] for name in names if name in found}
     return replace(trained, graph=io.digest(model), tensors=tensors, recipe={})
 
@@ -392,7 +462,9 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
 def _samples(folder: ModelFolder) -> tuple[list[Batch], int]:
     path = folder.path / SAMPLES
     if not path.is_file():
-        raise RequestError(f"{folder.path} holds no {SAMPLES}; calibrate on your data with: zoo calibrate {folder.path} --data FILE")
+        raise RequestError(
+            f"{folder.path} holds no {SAMPLES}; calibrate on your data with: zoo calibrate {folder.path} --data FILE"
+        )
     samples, total = read_npz(path)
     return list(samples), total
 
@@ -408,7 +480,9 @@ def _keep_own_data(folder: ModelFolder, observer: str) -> None:
 
 @contextlib.contextmanager
 def _kept_unless_same(folder: ModelFolder) -> Iterator[None]:
-    """Keep a table of which build.json tells nothing, where another takes its place: it may be of data that only its owner has."""
+    """Keep a table of which build.json tells nothing, where another takes its place: it may be of data that only its
+    owner has.
+    """
     path, kept = folder.path / "calibration.json", folder.path / UNTOLD
     if not path.is_file() or path.name in folder.record:
         yield
@@ -420,7 +494,11 @@ def _kept_unless_same(folder: ModelFolder) -> Iterator[None]:
     if path.read_bytes() == before:
         kept.unlink()
     else:
-        logger.warning("%s tells nothing of calibration.json, which was made anew; the one found is kept as %s", folder.path / RECORD, kept)
+        logger.warning(
+            "%s tells nothing of calibration.json, which was made anew; the one found is kept as %s",
+            folder.path / RECORD,
+            kept,
+        )
 
 
 def _save_table(folder: ModelFolder, table: CalibrationTable) -> dict[str, Any]:
@@ -448,7 +526,9 @@ def _save_int8(folder: ModelFolder, model: ir.Model, report: QuantReport) -> dic
 
 
 def set_table(folder: ModelFolder, table: CalibrationTable, *, own_data: bool) -> Path:
-    """Make `table` the folder's calibration.json and return its path. own_data: it comes from samples that are not in the folder."""
+    """Make `table` the folder's calibration.json and return its path. own_data: it comes from samples that are not in
+    the folder.
+    """
     with _locked(folder):
         _note(folder, {"calibration.json": {**_save_table(folder, table), "own_data": own_data}})
     return folder.path / "calibration.json"
@@ -457,8 +537,8 @@ def set_table(folder: ModelFolder, table: CalibrationTable, *, own_data: bool) -
 def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
     """Make int8.onnx by `recipe`, which later builds keep; with another observer the calibration, too.
 
-    What fails leaves int8.onnx, the table and the recipe as they were. Raises RequestError where the folder has to be calibrated and was
-    so on data that is not at hand, or where `quantize` refuses the recipe.
+    What fails leaves int8.onnx, the table and the recipe as they were. Raises RequestError where the folder has to be
+    calibrated and was so on data that is not at hand, or where `quantize` refuses the recipe.
     """
     with _locked(folder):
         start = time.perf_counter()
@@ -482,7 +562,9 @@ def _other_table(folder: ModelFolder, recipe: QuantRecipe) -> bool:
 
 
 def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], int]:
-    """(batches, number of samples) of an .npz with one array per graph input, first axis = samples; RequestError for anything else."""
+    """(batches, number of samples) of an .npz with one array per graph input, first axis = samples; RequestError for
+    anything else.
+    """
     try:
         with Path(path).open("rb") as file:
             if not zipfile.is_zipfile(file):
@@ -495,6 +577,7 @@ def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], 
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if not counts or len(set(counts.values())) > 1 or 0 in counts.values():
         raise RequestError(
-            f"{path} holds arrays of {counts or 'nothing'} samples; wanted one array per graph input, all with the same number of samples"
+            f"{path} holds arrays of {counts or 'nothing'} samples; wanted one array per graph input, all with the "
+            "same number of samples"
         )
     return cut(arrays, batch_size), next(iter(counts.values()))

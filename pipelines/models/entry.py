@@ -15,7 +15,8 @@ from pipelines.quantization.recipe import QuantRecipe
 class Entry:
     """One model of the zoo: its name, its task, and where its parts are.
 
-    The parts are "module:attribute" strings, resolved on first use, so that looking at an entry loads neither torch nor tensorflow:
+    The parts are "module:attribute" strings, resolved on first use, so that looking at an entry loads neither torch nor
+    tensorflow:
 
     train(data, output, *, config, resume, start_from, on_error) -> metrics: raw data to a folder with a checkpoint
     settings, finetune_settings: the dataclass instances that are train's `config` unless the user changes them
@@ -24,12 +25,12 @@ class Entry:
     evaluate({"fp32": pipeline, "int8": pipeline, ...}, data, on_error) -> metrics and differences
     checkpoint: the file of a trained folder that freeze starts from
     pipeline: class with preprocess / predict / postprocess, see `zoo.pipeline`
-    native: (rewritten model, calibration table, recipe) -> (model for the native kernels, or None, and a report with "fold" and "reason");
-        "" for a model that has no such form
-    from_graph(path, data, output, *, columns, output_node, on_error) -> details of a card: a frozen TensorFlow graph from elsewhere, with
-        rows to calibrate on, to a folder that freeze starts from; "" for a model without one
-    harness(pipelines, data, *, scenario, count, least, price_per_hour) -> figures: the quality, then the time from raw input to results,
-        one sample after the other or in a stream; "" for a model without one
+    native: (rewritten model, calibration table, recipe) -> (model for the native kernels, or None, and a report with
+        "fold" and "reason"); "" for a model that has no such form
+    from_graph(path, data, output, *, columns, output_node, on_error) -> details of a card: a frozen TensorFlow graph
+        from elsewhere, with rows to calibrate on, to a folder that freeze starts from; "" for a model without one
+    harness(pipelines, data, *, scenario, count, least, price_per_hour) -> figures: the quality, then the time from raw
+        input to results, one sample after the other or in a stream; "" for a model without one
     """
 
     name: str
@@ -51,7 +52,15 @@ class Entry:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.name):
             raise ValueError(f"entry name {self.name!r} must be lower-case words with hyphens")
-        parts = (self.train, self.settings, self.finetune_settings, self.freeze, self.rewrites, self.evaluate, self.pipeline)
+        parts = (
+            self.train,
+            self.settings,
+            self.finetune_settings,
+            self.freeze,
+            self.rewrites,
+            self.evaluate,
+            self.pipeline,
+        )
         for part in (*parts, *filter(None, (self.native, self.harness, self.from_graph))):
             if part.count(":") != 1:
                 raise ValueError(f"{self.name}: {part!r} is not 'module:attribute'")

@@ -62,7 +62,9 @@ class CardFile:
         if self.size is not None and (type(self.size) is not int or self.size < 0):
             raise RequestError(f"{self.name}: size is {self.size!r}; give its bytes as a whole number, or null")
         if self.sha256 is not None and not _matches(_DIGEST, self.sha256):
-            raise RequestError(f"{self.name}: sha256 is {self.sha256!r}; give 64 lower-case hex digits (or their first 8), or null")
+            raise RequestError(
+                f"{self.name}: sha256 is {self.sha256!r}; give 64 lower-case hex digits (or their first 8), or null"
+            )
         if self.url is not None and not _matches(_URL, self.url):
             raise RequestError(f"{self.name}: url is {self.url!r}; give an http:// or https:// address, or null")
         if self.url is not None and self.sha256 is None:
@@ -75,7 +77,8 @@ class CardFile:
 
 @dataclass(frozen=True)
 class Card:
-    """A model's card.json: its name, the entry that runs it, what it is, its files, and `details`, every other key as it stood.
+    """A model's card.json: its name, the entry that runs it, what it is, its files, and `details`, every other key as
+    it stood.
 
     Raises RequestError on creation where a part is missing or wrong.
     """
@@ -95,7 +98,9 @@ class Card:
         if len(set(names)) < len(names):
             raise RequestError(f"card of {self.name}: a file is listed twice among {', '.join(names)}")
         if taken := {"name", "entry", "description", "files"} & set(self.details):
-            raise RequestError(f"card of {self.name}: details may not hold {', '.join(sorted(taken))}; these are fields of the card")
+            raise RequestError(
+                f"card of {self.name}: details may not hold {', '.join(sorted(taken))}; these are fields of the card"
+            )
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Card:
@@ -104,11 +109,14 @@ class Card:
         try:
             if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
                 raise RequestError(
-                    "a card is a JSON object with name, entry, description and files (an object: file name -> size, sha256, url)"
+                    "a card is a JSON object with name, entry, description and files (an object: file name -> size, "
+                    "sha256, url)"
                 )
             details = dict(value)
             name, entry, description = (details.pop(key, None) for key in ("name", "entry", "description"))
-            return cls(name, entry, description, tuple(_card_file(*item) for item in details.pop("files").items()), details)
+            return cls(
+                name, entry, description, tuple(_card_file(*item) for item in details.pop("files").items()), details
+            )
         except RequestError as error:
             raise RequestError(f"{path}: {error}") from error
 
@@ -118,12 +126,16 @@ class Card:
         return {"name": self.name, "entry": self.entry, "description": self.description, "files": files, **self.details}
 
     def digest(self) -> str:
-        """Hex SHA-256 of the canonical JSON (keys sorted, no blanks): one card, one digest, however the file was laid out."""
+        """Hex SHA-256 of the canonical JSON (keys sorted, no blanks): one card, one digest, however the file was laid
+        out.
+        """
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class Hub:
-    """The models in `shipped`, a folder with one sub-folder a model: NAME/card.json and the files that ship with the package."""
+    """The models in `shipped`, a folder with one sub-folder a model: NAME/card.json and the files that ship with the
+    package.
+    """
 
     def __init__(self, shipped: str | os.PathLike[str]) -> None:
         self.shipped = Path(shipped)
@@ -137,7 +149,9 @@ class Hub:
         known = self.names()
         if name not in known:
             if os.path.isfile(name):  # noqa: PTH113 (pathlib's raises for a name too long)
-                raise RequestError(f"found the file {name}, wanted a model folder, or one of: {', '.join(known) or 'none'}")
+                raise RequestError(
+                    f"found the file {name}, wanted a model folder, or one of: {', '.join(known) or 'none'}"
+                )
             near = difflib.get_close_matches(name, known, n=1)
             guess = f"did you mean {near[0]!r}? " if near else ""
             raise RequestError(f"no model {name!r}; {guess}known: {', '.join(known) or 'none'}")
@@ -154,10 +168,11 @@ class Hub:
     def fetch(self, name: str, files: Iterable[str] | None = None) -> Path:
         """The model's working folder with card.json and all files of the card, or those named.
 
-        Size and SHA-256 are checked at every call: a file that does not match is deleted, named in the log and fetched anew. A file comes
-        from the first source that has it right: the folder itself, the package, ZOO_MIRROR, the card's URL. Others in the folder stay.
-        Raises RequestError for an unknown model or file, one that no source has or that ZOO_OFFLINE keeps away, and a disk that refuses
-        to write; ZooError where the network failed or brought something else, or the disk is full.
+        Size and SHA-256 are checked at every call: a file that does not match is deleted, named in the log and fetched
+        anew. A file comes from the first source that has it right: the folder itself, the package, ZOO_MIRROR, the
+        card's URL. Others in the folder stay. Raises RequestError for an unknown model or file, one that no source has
+        or that ZOO_OFFLINE keeps away, and a disk that refuses to write; ZooError where the network failed or brought
+        something else, or the disk is full.
         """
         card = self.card(name)
         known = {file.name: file for file in card.files}
@@ -174,7 +189,9 @@ class Hub:
         """Put `file` at `target` from the first source that has it right."""
         sources: list[Path | str] = [self.shipped / card.name / file.name]
         if base := mirror():
-            sources.append(f"{base.rstrip('/')}/{file.name}" if _matches(_URL, base) else Path(base).expanduser() / file.name)
+            sources.append(
+                f"{base.rstrip('/')}/{file.name}" if _matches(_URL, base) else Path(base).expanduser() / file.name
+            )
         if file.url:
             sources.append(file.url)
         found: list[str] = []  # what was wrong with the sources that had something
@@ -206,23 +223,29 @@ class Hub:
             raise ZooError(f"cannot fetch {what}: {'; '.join(found)}")
         why = "; ".join(found) or f"not in the package{f', not in ZOO_MIRROR={base}' if base else ''}"
         raise RequestError(
-            f"cannot find {what}: {why}, and its card has no url; set ZOO_MIRROR to a folder or http(s) address that holds it"
+            f"cannot find {what}: {why}, and its card has no url; set ZOO_MIRROR to a folder or http(s) address that "
+            "holds it"
         )
 
 
 def download(url: str, path: str | os.PathLike[str], *, size: int | None = None, sha256: str | None = None) -> Path:
-    """Download `url` to `path` unless what is there has the wanted `size` (bytes) and `sha256` (hex; None: not checked) already.
+    """Download `url` to `path` unless what is there has the wanted `size` (bytes) and `sha256` (hex; None: not checked)
+    already.
 
-    The body goes to a hidden partial file beside `path` and becomes visible after its check only. Connection errors, time-outs, 429, 5xx
-    and short bodies are tried again; a partial file left by an earlier call is continued (RFC 9110, 14: Range, and 13.1.5: If-Range) where
-    a digest or the server's strong ETag can tell that it still belongs to the file. Of two processes at once, one downloads.
-    Raises ZooError where the server fails, has no such file or sends another (which is deleted), or the disk is full; RequestError where
-    ZOO_OFFLINE forbids the network or the disk refuses to write.
+    The body goes to a hidden partial file beside `path` and becomes visible after its check only. Connection errors,
+    time-outs, 429, 5xx and short bodies are tried again; a partial file left by an earlier call is continued (RFC 9110,
+    14: Range, and 13.1.5: If-Range) where a digest or the server's strong ETag can tell that it still belongs to the
+    file. Of two processes at once, one downloads. Raises ZooError where the server fails, has no such file or sends
+    another (which is deleted), or the disk is full; RequestError where ZOO_OFFLINE forbids the network or the disk
+    refuses to write.
     """
 
     def obtain(target: Path) -> None:
         if offline():
-            raise RequestError(f"{target} is missing and ZOO_OFFLINE forbids the network; run it without ZOO_OFFLINE to get it from {url}")
+            raise RequestError(
+                f"{target} is missing and ZOO_OFFLINE forbids the network; run it without ZOO_OFFLINE to get it from "
+                f"{url}"
+            )
         _transfer(url, target, size, sha256)
 
     _ensure(Path(path), size, sha256, obtain)
@@ -291,7 +314,9 @@ def _fill(url: str, partial: _Partial, size: int | None, sha256: str | None) -> 
             if partial.size() > longest:  # whatever brings the file further starts the count anew
                 failures, longest, begun = 1, partial.size(), time.monotonic()
             if failures >= ATTEMPTS or time.monotonic() - begun > PATIENCE:
-                raise ZooError(f"cannot download {url}: {_why(error)} ({failures} attempts); run it again to go on") from error
+                raise ZooError(
+                    f"cannot download {url}: {_why(error)} ({failures} attempts); run it again to go on"
+                ) from error
             pause = BACKOFF * 2 ** (failures - 1)
             logger.info("%s: %s; next attempt in %g s", url, _why(error), pause)
             time.sleep(pause)
@@ -300,7 +325,9 @@ def _fill(url: str, partial: _Partial, size: int | None, sha256: str | None) -> 
 
 
 def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) -> bool:
-    """Make one request and write its body, after the bytes there are where the server allows it. Returns whether it did."""
+    """Make one request and write its body, after the bytes there are where the server allows it. Returns whether it
+    did.
+    """
     import requests
 
     start, etag = partial.size(), partial.etag(url)
@@ -352,7 +379,9 @@ def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) 
 def _copy(source: Path, target: Path, file: CardFile) -> bool:
     """Copy `source` to `target` where it exists. Raises ZooError where it is not the file that the card means."""
     if not source.parent.is_dir():
-        raise ZooError(f"there is no folder {source.parent} (ZOO_MIRROR)")  # the package's own is there: it holds the card
+        raise ZooError(
+            f"there is no folder {source.parent} (ZOO_MIRROR)"
+        )  # the package's own is there: it holds the card
     if not source.is_file():
         return False
     if fault := _fault(source, file.size, file.sha256):
@@ -415,7 +444,9 @@ def _one_line(target: Path) -> Iterator[None]:
         if error.errno in disk.FULL:
             raise disk.DiskFull(target, error) from error
         where = error.filename or target
-        raise RequestError(f"cannot read or write {where}: {error.strerror or error}; set ZOO_HOME to another folder") from error
+        raise RequestError(
+            f"cannot read or write {where}: {error.strerror or error}; set ZOO_HOME to another folder"
+        ) from error
 
 
 def _why(error: BaseException) -> str:
@@ -435,7 +466,9 @@ def _card_file(name: str, value: Any) -> CardFile:
 def _check_plain(what: str, value: object) -> None:
     """Raise RequestError unless `value` may be the name of a file or folder of its own."""
     if not _matches(_PLAIN, value):
-        raise RequestError(f"{what} {value!r} is not plain; use letters, digits, '.', '_' and '-', with a letter or digit first")
+        raise RequestError(
+            f"{what} {value!r} is not plain; use letters, digits, '.', '_' and '-', with a letter or digit first"
+        )
 
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:

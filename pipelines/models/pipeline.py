@@ -44,20 +44,26 @@ def model_file(precision: str, engine: str) -> str:
 
 
 def load(path: Path, name: str, *options: Any) -> Session:
-    """See `pipelines.engines.catalog.load`, which is imported with onnx only here: translation in native code does without."""
+    """See `pipelines.engines.catalog.load`, which is imported with onnx only here: translation in native code does
+    without.
+    """
     from pipelines.engines import catalog
 
     return catalog.load(path, name, *options)
 
 
 def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: int, *, fresh: bool = False) -> Plan:
-    """The quickest engine for this batch on this machine, by timing (see `pipelines.engines.timing.choose`); native kernels where there are any."""
+    """The quickest engine for this batch on this machine, by timing (see `pipelines.engines.timing.choose`); native
+    kernels where there are any.
+    """
     digest, candidates = _candidates(folder, precision, threads)
     return choose(digest, candidates, batch, threads, fresh=fresh)
 
 
 def open_quickest(folder: ModelFolder, precision: str, batch: Batch, threads: int) -> Session:
-    """A session in the engine of `choose_engine`; where a choice remembered from before cannot be opened now, in the quickest that can."""
+    """A session in the engine of `choose_engine`; where a choice remembered from before cannot be opened now, in the
+    quickest that can.
+    """
     digest, candidates = _candidates(folder, precision, threads)
     while True:
         name = choose(digest, candidates, batch, threads).engine
@@ -82,18 +88,26 @@ def _candidates(folder: ModelFolder, precision: str, threads: int) -> tuple[str,
 class Pipeline(abc.ABC):
     """One model in one precision and engine; `__call__` chains preprocess, predict and postprocess.
 
-    engine: "onnxruntime", "openvino", "native", or "auto", which times them on the first batch (and remembers the result, see `plan`).
-    threads: intra-op threads. batch_size: samples the model sees at once (`BATCH_SIZE` if None); `predict` takes any number and cuts it.
-    Raises RequestError for an unknown precision or engine, or a batch size or thread count below 1.
+    engine: "onnxruntime", "openvino", "native", or "auto", which times them on the first batch (and remembers the
+    result, see `plan`).
+    threads: intra-op threads. batch_size: samples the model sees at once (`BATCH_SIZE` if None); `predict` takes any
+    number and cuts it. Raises RequestError for an unknown precision or engine, or a batch size or thread count below 1.
     """
 
     BATCH_SIZE: ClassVar[int] = 512
     CALIBRATION: ClassVar[int] = 4096  # samples that ranges are chosen on, unless told
-    ONE_CALL: ClassVar[bool] = True  # a batch is one call of the graph that `zoo build` makes; else `zoo benchmark` times all of `predict`
+    ONE_CALL: ClassVar[bool] = (
+        True  # a batch is one call of the graph that `zoo build` makes; else `zoo benchmark` times all of `predict`
+    )
     ON_ERROR: ClassVar[str] = "raise"  # what `run` does about bad input unless told: "raise", or "skip"
 
     def __init__(
-        self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None
+        self,
+        folder: ModelFolder,
+        precision: str = "int8",
+        engine: str = "auto",
+        threads: int = 1,
+        batch_size: int | None = None,
     ) -> None:
         name = model_file(precision, engine)
         batch_size = self.BATCH_SIZE if batch_size is None else batch_size
@@ -153,22 +167,31 @@ class Pipeline(abc.ABC):
     @functools.cached_property
     def _ports(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
         """dtype and shape of one sample of every input whose sizes are all fixed."""
-        fixed = {name: (dtype, tuple(d for d in shape[1:] if d is not None)) for name, (dtype, shape) in self.input_ports.items()}
+        fixed = {
+            name: (dtype, tuple(d for d in shape[1:] if d is not None))
+            for name, (dtype, shape) in self.input_ports.items()
+        }
         return {name: each for name, each in fixed.items() if len(each[1]) == len(self.input_ports[name][1]) - 1}
 
     def _check(self, batch: Batch) -> int:
         counts = {0}
         if batch.keys() == self._ports.keys():  # nothing wrong, usually: found in two microseconds
             counts = {
-                len(array) if isinstance(array, np.ndarray) and (array.dtype, array.shape[1:]) == self._ports[name] and array.ndim else 0
+                len(array)
+                if isinstance(array, np.ndarray) and (array.dtype, array.shape[1:]) == self._ports[name] and array.ndim
+                else 0
                 for name, array in batch.items()
             }
         return counts.pop() if len(counts) == 1 and 0 not in counts else self._fault(batch)
 
     def _fault(self, batch: Batch) -> int:
-        """The number of samples in a batch that `_check` did not pass at once. Raises RequestError for what is wrong with it."""
+        """The number of samples in a batch that `_check` did not pass at once. Raises RequestError for what is wrong
+        with it.
+        """
         if wrong := [name for name, array in batch.items() if not isinstance(array, np.ndarray) or not array.ndim]:
-            raise RequestError(f"input {wrong[0]} is {type(batch[wrong[0]]).__name__}; wanted a numpy array, first axis = samples")
+            raise RequestError(
+                f"input {wrong[0]} is {type(batch[wrong[0]]).__name__}; wanted a numpy array, first axis = samples"
+            )
         counts = {name: len(array) for name, array in batch.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
             raise RequestError(f"inputs hold {counts or 'no'} samples; wanted the same number, at least 1, in each")

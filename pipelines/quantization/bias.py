@@ -14,9 +14,11 @@ from pipelines.quantization.scales import Array
 
 
 def correct(main: ir.Graph, shifts: Mapping[str, Sequence[float]]) -> dict[str, int]:
-    """Add to the biases of int8 layers, named by their operators, what each output channel lacks, float in the result's units.
+    """Add to the biases of int8 layers, named by their operators, what each output channel lacks, float in the result's
+    units.
 
-    Returns {layer: channels that changed}. Layers that are not int8 here, or have another number of channels, are passed over.
+    Returns {layer: channels that changed}. Layers that are not int8 here, or have another number of channels, are
+    passed over.
     """
     changed = {}
     for node in main:
@@ -49,14 +51,18 @@ class Bias:
             return cls(layer, found[1].astype(np.float64), found[0]) if alone else None
         weight, x = query.dequantized(layer.inputs[1]), layer.inputs[0]
         source = x.producer() if x is not None else None
-        scale = query.constant(source.inputs[1]) if source is not None and source.op_type == "DequantizeLinear" else None
+        scale = (
+            query.constant(source.inputs[1]) if source is not None and source.op_type == "DequantizeLinear" else None
+        )
         if layer.op_type == "MatMul" or weight is None or scale is None or scale.size != 1:
             return None
         return cls(layer, (scale.astype(np.float32) * weight[1]).astype(np.float64).ravel(), None)
 
     def whole(self, shift: Array) -> Array:
         """`shift` in whole steps, int64, the bias staying in the range that the quantizer keeps."""
-        least, most = (np.subtract(end, 0 if self.integers is None else self.integers.astype(np.int64)) for end in (-BIAS, BIAS))
+        least, most = (
+            np.subtract(end, 0 if self.integers is None else self.integers.astype(np.int64)) for end in (-BIAS, BIAS)
+        )
         return np.clip(np.rint(shift / self.step), np.minimum(least, 0), np.maximum(most, 0)).astype(np.int64)
 
     def add(self, steps: Array) -> None:

@@ -1,4 +1,6 @@
-"""Streaming calibration: samples in, one range per tensor out. Memory is bounded and does not grow with the number of samples."""
+"""Streaming calibration: samples in, one range per tensor out. Memory is bounded and does not grow with the number of
+samples.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ ADJUSTMENTS = ("clip", "equalization", "bias", "rounding", "recipe")  # of a tab
 
 @dataclass(frozen=True)
 class TensorRange:
-    """Observed and chosen range of one tensor, in the tensor's own units; `method` chose it (an old table says neither that nor more)."""
+    """Observed and chosen range of one tensor, in the tensor's own units; `method` chose it (an old table says neither
+    that nor more).
+    """
 
     minimum: float
     maximum: float
@@ -43,19 +47,27 @@ class TensorRange:
     histogram: Summary | None = None
 
     def merge(self, other: TensorRange, observer: str) -> TensorRange:
-        """The range for the samples of both: of the two ranges and the one that holds both, that of least error on their histograms.
+        """The range for the samples of both: of the two ranges and the one that holds both, that of least error on
+        their histograms.
 
         For "minmax" it is what both observed. Raises RequestError where a table is too old to have histograms.
         """
         if self.histogram is None or other.histogram is None:
             raise RequestError(
-                "cannot merge a calibration table without histograms (of quantization-aware training, or an old version); "
+                "cannot merge a calibration table without histograms (of quantization-aware training, or an old "
+                "version); "
                 "make one of all samples with: zoo calibrate"
             )
         histogram, count = self.histogram.merge(other.histogram), self.count + other.count
         minimum, maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
-        both = (min(self.low, other.low), max(self.high, other.high), self.method if self.method == other.method else "merge")
-        candidates = [both] if observer == "minmax" else [both, *((each.low, each.high, each.method) for each in (self, other))]
+        both = (
+            min(self.low, other.low),
+            max(self.high, other.high),
+            self.method if self.method == other.method else "merge",
+        )
+        candidates = (
+            [both] if observer == "minmax" else [both, *((each.low, each.high, each.method) for each in (self, other))]
+        )
         lows, highs = np.array([each[:2] for each in candidates]).T
         low, high, method = candidates[int(np.argmin(errors(*histogram.density(minimum, maximum), count, lows, highs)))]
         return TensorRange(minimum, maximum, low, high, count, method, histogram)
@@ -68,11 +80,13 @@ class TensorRange:
 
 @dataclass(frozen=True)
 class CalibrationTable:
-    """Ranges of a graph's tensors, and what else samples told of its quantization. It belongs to one graph: `require` refuses another one.
+    """Ranges of a graph's tensors, and what else samples told of its quantization. It belongs to one graph: `require`
+    refuses another one.
 
-    clip: whether weights are clipped, see `weight_parameters`. equalization: {first layer's result: factor of each of its output channels},
-    see `EqualizeChannels`; the ranges are of the graph so equalized. bias: {layer: what each output channel's mean lacks in int8, in the
-    result's units}, see `pipelines.quantization.correction`. rounding: {layer: which weights are not rounded to nearest}, see `roundings.encoded`.
+    clip: whether weights are clipped, see `weight_parameters`. equalization: {first layer's result: factor of each of
+    its output channels}, see `EqualizeChannels`; the ranges are of the graph so equalized. bias: {layer: what each
+    output channel's mean lacks in int8, in the result's units}, see `pipelines.quantization.correction`. rounding:
+    {layer: which weights are not rounded to nearest}, see `roundings.encoded`.
     recipe: by which the two were found; other recipes do without.
     """
 
@@ -99,27 +113,41 @@ class CalibrationTable:
     def merge(self, other: CalibrationTable) -> CalibrationTable:
         """One table for the samples of both, see `TensorRange.merge`; which of the two comes first makes no difference.
 
-        Corrections are those of the table of more samples. Raises RequestError where the tables are of different graphs, observers,
-        recipes or equalizations, or have no histograms (as those of quantization-aware training).
+        Corrections are those of the table of more samples. Raises RequestError where the tables are of different
+        graphs, observers, recipes or equalizations, or have no histograms (as those of quantization-aware training).
         """
         if any(getattr(self, key) != getattr(other, key) for key in ("clip", "equalization", "recipe")):
-            raise RequestError("cannot merge calibration tables that were searched or corrected differently; make one of all samples")
-        for what, mine, its in (("graphs", self.graph[:12], other.graph[:12]), ("observers", self.observer, other.observer)):
+            raise RequestError(
+                "cannot merge calibration tables that were searched or corrected differently; make one of all samples"
+            )
+        for what, mine, its in (
+            ("graphs", self.graph[:12], other.graph[:12]),
+            ("observers", self.observer, other.observer),
+        ):
             if mine != its:
-                raise RequestError(f"cannot merge calibration tables of different {what}, {mine} and {its}; make both alike: zoo calibrate")
-        both = [name for name in self.tensors if name in other.tensors]  # the rest hold infinity, or nothing, in one of the two
+                raise RequestError(
+                    f"cannot merge calibration tables of different {what}, {mine} and {its}; make both alike: zoo "
+                    "calibrate"
+                )
+        both = [
+            name for name in self.tensors if name in other.tensors
+        ]  # the rest hold infinity, or nothing, in one of the two
         tensors = {name: self.tensors[name].merge(other.tensors[name], self.observer) for name in both}
         samples = self.samples + other.samples
         more = max(self, other, key=lambda each: (each.samples, each.samples_digest))
         digest = hashlib.sha256("".join(sorted([self.samples_digest, other.samples_digest])).encode()).hexdigest()
-        return replace(self, samples=samples, samples_digest=digest, tensors=tensors, bias=more.bias, rounding=more.rounding)
+        return replace(
+            self, samples=samples, samples_digest=digest, tensors=tensors, bias=more.bias, rounding=more.rounding
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write as JSON, tensors in the graph's order, a list of numbers on one line."""
         value = vars(self) | {"tensors": {name: each.to_json() for name, each in self.tensors.items()}}
         value = {key: each for key, each in value.items() if each or key not in ADJUSTMENTS}
         text = json.dumps(value, indent=2, ensure_ascii=False)
-        return write_text(path, re.sub(r"\[\n[\d\s.,+eE-]*\]", lambda found: f"[{' '.join(found[0][1:-1].split())}]", text) + "\n")
+        return write_text(
+            path, re.sub(r"\[\n[\d\s.,+eE-]*\]", lambda found: f"[{' '.join(found[0][1:-1].split())}]", text) + "\n"
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> CalibrationTable:
@@ -129,15 +157,23 @@ class CalibrationTable:
             tensors = {name: _range(**each) for name, each in value["tensors"].items()}
             for name, each in tensors.items():
                 numbers = (each.minimum, each.maximum, each.low, each.high)
-                if not all(isinstance(number, int | float) and np.isfinite(number) for number in numbers) or each.low > each.high:
+                if (
+                    not all(isinstance(number, int | float) and np.isfinite(number) for number in numbers)
+                    or each.low > each.high
+                ):
                     raise RequestError(
-                        f"{path} gives tensor {name} the range {each.low!r} to {each.high!r} (observed {each.minimum!r} to "
+                        f"{path} gives tensor {name} the range {each.low!r} to {each.high!r} (observed "
+                        f"{each.minimum!r} to "
                         f"{each.maximum!r}); wanted finite numbers, low <= high; make another table with: zoo calibrate"
                     )
-            equalization, bias = ({name: tuple(map(float, each)) for name, each in value.get(key, {}).items()} for key in ADJUSTMENTS[1:3])
+            equalization, bias = (
+                {name: tuple(map(float, each)) for name, each in value.get(key, {}).items()} for key in ADJUSTMENTS[1:3]
+            )
             rounding = {name: str(each) for name, each in value.get("rounding", {}).items()}
             names = value["graph"], value["observer"], value["samples"], value["samples_digest"]
-            return cls(*names, tensors, value.get("clip") is True, equalization, bias, rounding, dict(value.get("recipe", {})))
+            return cls(
+                *names, tensors, value.get("clip") is True, equalization, bias, rounding, dict(value.get("recipe", {}))
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RequestError(f"{path} is not a calibration table ({error}); make one with: zoo calibrate") from error
 
@@ -149,14 +185,16 @@ def _range(histogram: Mapping[str, Any] | None = None, **value: Any) -> TensorRa
 
 
 class Observation:
-    """Histograms of what a model computes on the samples fed to it: {tensor: Histogram} for every float tensor that is no weight.
+    """Histograms of what a model computes on the samples fed to it: {tensor: Histogram} for every float tensor that is
+    no weight.
 
-    Feed it as often as you like; `table` chooses ranges from what was seen so far, by any observer, without running the model again.
+    Feed it as often as you like; `table` chooses ranges from what was seen so far, by any observer, without running the
+    model again.
 
-    max_memory: what the model and the activations held at once may take, in bytes or like "1GB" (1000 MB; "GiB" is 1024 MiB). Fewer
-    samples than `BATCH` run at once where they would take more, and where one sample would, its tensors are observed in groups, one run
-    of the graph up to the group's last tensor each.
-    Raises RequestError for an opset older than 13, a model without float32 activations or one that onnxruntime refuses.
+    max_memory: what the model and the activations held at once may take, in bytes or like "1GB" (1000 MB; "GiB" is 1024
+    MiB). Fewer samples than `BATCH` run at once where they would take more, and where one sample would, its tensors are
+    observed in groups, one run of the graph up to the group's last tensor each. Raises RequestError for an opset older
+    than 13, a model without float32 activations or one that onnxruntime refuses.
     """
 
     def __init__(self, model: ir.Model, *, max_memory: str | int = MEMORY) -> None:
@@ -166,32 +204,47 @@ class Observation:
         self._model = model.clone()
         edit.expand_fp16(self._model)  # weights are no activations
         ShapeInferencePass()(self._model)  # an exporter may leave the types of inner values out
-        self._names = [str(out.name) for node in self._model.graph for out in node.outputs if out.dtype == ir.DataType.FLOAT]
+        self._names = [
+            str(out.name) for node in self._model.graph for out in node.outputs if out.dtype == ir.DataType.FLOAT
+        ]
         if not self._names:
             raise RequestError("the model has no float32 activation to quantize; export it in float32")
-        weights = sum(each.const_value.nbytes for each in self._model.graph.initializers.values() if each.const_value is not None)
+        weights = sum(
+            each.const_value.nbytes for each in self._model.graph.initializers.values() if each.const_value is not None
+        )
         most = memory(max_memory)
         self._budget = max(most - 4 * weights, most // 4)  # so much the model and its loading were seen to take
         self._lent = _lend(self._model.graph)  # the engine does not keep it alive
         self._sizes = _session(self._model, self._lent, self._names, shapes=True)
         self._shapes: dict[str, Sequence[Any]] = {each.name: each.shape for each in self._sizes.get_inputs()}
-        first = {(shape[0] if isinstance(shape[0], int) else 0) if shape else -1 for shape in self._shapes.values()}  # 0: dynamic
+        first = {
+            (shape[0] if isinstance(shape[0], int) else 0) if shape else -1 for shape in self._shapes.values()
+        }  # 0: dynamic
         self._fixed = first.pop() if len(first) == 1 else -1  # -1: no batch that all inputs share, so nothing is cut
-        self._inputs = [str(each.name) for each in model.graph.inputs if each.dtype == ir.DataType.FLOAT and each.name in self._shapes]
+        self._inputs = [
+            str(each.name)
+            for each in model.graph.inputs
+            if each.dtype == ir.DataType.FLOAT and each.name in self._shapes
+        ]
         self._outputs = {str(each.name) for each in model.graph.outputs}
         self._rest: Batch = {}
         self._plans: dict[Any, tuple[int, list[list[str]]]] = {}
         self._sessions: dict[tuple[str, ...], ort.InferenceSession] = {}
-        self._digests = {name: hashlib.sha256() for name in sorted(self._shapes)}  # one an input: independent of batching
+        self._digests = {
+            name: hashlib.sha256() for name in sorted(self._shapes)
+        }  # one an input: independent of batching
 
     def feed(self, batch: Batch) -> None:
-        """Observe {graph input: array, first axis = samples}; any number of samples, which run cut to the graph's own, where that is fixed.
+        """Observe {graph input: array, first axis = samples}; any number of samples, which run cut to the graph's own,
+        where that is fixed.
 
-        Raises RequestError for wrong inputs and for NaN or infinity in the model's outputs. A tensor within that holds them, as attention
-        masked by -infinity does, gets no range.
+        Raises RequestError for wrong inputs and for NaN or infinity in the model's outputs. A tensor within that holds
+        them, as attention masked by -infinity does, gets no range.
         """
         if set(batch) != set(self._shapes):
-            raise RequestError(f"calibration samples hold {', '.join(sorted(batch))}; the graph takes {', '.join(self._shapes)}")
+            raise RequestError(
+                f"calibration samples hold {', '.join(sorted(batch))}; the graph takes {', '.join(self._shapes)}"
+            )
         feed = {name: np.ascontiguousarray(batch[name]) for name in self._shapes}
         if self._fixed < 0 or len({array.shape[:1] for array in feed.values()}) > 1:
             self._run(feed, self._plan(feed)[1])
@@ -202,14 +255,17 @@ class Observation:
         if count < max(self._fixed, 1):
             self._rest = feed if count else {}
             return
-        size, groups = self._plan({name: array[: self._fixed or 1] for name, array in feed.items()}, most=self._fixed or BATCH)
+        size, groups = self._plan(
+            {name: array[: self._fixed or 1] for name, array in feed.items()}, most=self._fixed or BATCH
+        )
         end = count - count % self._fixed if self._fixed else count
         for start in range(0, end, size):
             self._run({name: array[start : min(start + size, end)] for name, array in feed.items()}, groups)
         self._rest = {name: array[end:].copy() for name, array in feed.items()} if end < count else {}
 
     def table(self, observer: str = "auto", *, symmetric: bool = False) -> CalibrationTable:
-        """The ranges that `observer` (see `QuantRecipe`) chooses from what was seen. symmetric: tensors with negatives get -high .. high.
+        """The ranges that `observer` (see `QuantRecipe`) chooses from what was seen. symmetric: tensors with negatives
+        get -high .. high.
 
         Raises RequestError for an unknown observer, no samples, or samples left over from the graph's batch size.
         """
@@ -259,7 +315,15 @@ class Observation:
         for names in groups:
             if tuple(names) not in self._sessions:
                 self._sessions[tuple(names)] = _session(self._model, self._lent, names)
-            self._add(dict(zip(names, reference_session.run(self._sessions[tuple(names)], feed, "calibration samples"), strict=True)))
+            self._add(
+                dict(
+                    zip(
+                        names,
+                        reference_session.run(self._sessions[tuple(names)], feed, "calibration samples"),
+                        strict=True,
+                    )
+                )
+            )
         for name, sha in self._digests.items():
             sha.update(feed[name].tobytes())
         self.samples += length(feed)
@@ -268,11 +332,17 @@ class Observation:
         for name, array in arrays.items():
             self.histograms.setdefault(name, Histogram()).add(array)
             if name in self._outputs and not self.histograms[name].finite:
-                raise RequestError("the model computes NaN or infinity on the calibration samples; check the samples and the model")
+                raise RequestError(
+                    "the model computes NaN or infinity on the calibration samples; check the samples and the model"
+                )
 
 
-def observe(model: ir.Model, samples: Iterable[Batch], total: int | None = None, *, max_memory: str | int = MEMORY) -> Observation:
-    """Run the float model on `samples`, batches of any size, once. total: their number, for the progress bar. See `Observation`."""
+def observe(
+    model: ir.Model, samples: Iterable[Batch], total: int | None = None, *, max_memory: str | int = MEMORY
+) -> Observation:
+    """Run the float model on `samples`, batches of any size, once. total: their number, for the progress bar. See
+    `Observation`.
+    """
     observation = Observation(model, max_memory=max_memory)
     with progress("calibrating", total) as advance:
         for batch in samples:
@@ -291,7 +361,8 @@ def calibrate(
     max_memory: str | int = MEMORY,
     symmetric: bool = False,
 ) -> CalibrationTable:
-    """Run the float model on `samples` and choose a range for every float tensor that is no weight: `observe`, then `Observation.table`.
+    """Run the float model on `samples` and choose a range for every float tensor that is no weight: `observe`, then
+    `Observation.table`.
 
     observer: see `QuantRecipe`. Raises RequestError as both do.
     """
@@ -301,7 +372,9 @@ def calibrate(
 
 
 def memory(text: str | int) -> int:
-    """Bytes of a size such as "1GB", "512 MiB" or 1000000. Raises RequestError for anything else, and for nothing at all."""
+    """Bytes of a size such as "1GB", "512 MiB" or 1000000. Raises RequestError for anything else, and for nothing at
+    all.
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", str(text).strip(), re.IGNORECASE)
     size = int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")) if found else 0
     if size <= 0:
@@ -314,8 +387,12 @@ def rounded_to_float32(values: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(float(str(each)) for each in values.astype(np.float32))
 
 
-def _session(model: ir.Model, lent: Mapping[str, ort.OrtValue], names: Sequence[str], *, shapes: bool = False) -> ort.InferenceSession:
-    """A session over as much of `model` as computes the tensors `names`, in their order; or, if `shapes`, only their shapes."""
+def _session(
+    model: ir.Model, lent: Mapping[str, ort.OrtValue], names: Sequence[str], *, shapes: bool = False
+) -> ort.InferenceSession:
+    """A session over as much of `model` as computes the tensors `names`, in their order; or, if `shapes`, only their
+    shapes.
+    """
     copy = model.clone()
     values = {str(out.name): out for node in copy.graph for out in node.outputs}
     wanted = [values[name] for name in names]
@@ -323,7 +400,9 @@ def _session(model: ir.Model, lent: Mapping[str, ort.OrtValue], names: Sequence[
         value.shape = None  # an output's shape is checked against the run's, and inference may have guessed
     if shapes:
         taken = query.names(copy.graph)
-        nodes = [edit.node("Shape", [value], f"{value.name}.shape", dtype=ir.DataType.INT64, taken=taken) for value in wanted]
+        nodes = [
+            edit.node("Shape", [value], f"{value.name}.shape", dtype=ir.DataType.INT64, taken=taken) for value in wanted
+        ]
         copy.graph.extend(nodes)
         wanted = [each.outputs[0] for each in nodes]
     copy.graph.outputs[:] = wanted
@@ -337,11 +416,15 @@ def _session(model: ir.Model, lent: Mapping[str, ort.OrtValue], names: Sequence[
 
 
 def _lend(main: ir.Graph) -> dict[str, ort.OrtValue]:
-    """Take the large weights out of the graph, for all sessions to share; a graph above 2 GB can be serialized then, too."""
+    """Take the large weights out of the graph, for all sessions to share; a graph above 2 GB can be serialized then,
+    too.
+    """
     lent = {}
     for name, value in main.initializers.items():
         tensor = value.const_value
         if tensor is not None and tensor.dtype == ir.DataType.FLOAT and tensor.nbytes >= LENT:
             lent[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy()))
-            value.const_value = ir.ExternalTensor(name, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name)
+            value.const_value = ir.ExternalTensor(
+                name, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name
+            )
     return lent

@@ -44,12 +44,14 @@ class Calibrator:
         calibrator.feed({"x": batch})
         calibrator.save("int8.onnx")
 
-    model: the path of an ONNX file, or a model, which is left as it is; the shared passes rewrite it first, as `zoo quantize` does. recipe:
-    how it becomes int8; what needs the samples again (bias correction, a search) finds them in a temporary folder. max_memory: see
-    `Observation`. Raises RequestError as `graph.load` and `Observation` do.
+    model: the path of an ONNX file, or a model, which is left as it is; the shared passes rewrite it first, as `zoo
+    quantize` does. recipe: how it becomes int8; what needs the samples again (bias correction, a search) finds them in
+    a temporary folder. max_memory: see `Observation`. Raises RequestError as `graph.load` and `Observation` do.
     """
 
-    def __init__(self, model: str | Path | ir.Model, recipe: QuantRecipe | None = None, *, max_memory: str | int = MEMORY) -> None:
+    def __init__(
+        self, model: str | Path | ir.Model, recipe: QuantRecipe | None = None, *, max_memory: str | int = MEMORY
+    ) -> None:
         self.recipe = recipe or QuantRecipe()
         self.model = model.clone() if isinstance(model, ir.Model) else io.load(model)
         rewrite(self.model, [each() for each in SHARED])

@@ -1,7 +1,8 @@
-"""Sites of a graph: values whose channels can be scaled with no effect on its results, the layers that write and those that read them.
+"""Sites of a graph: values whose channels can be scaled with no effect on its results, the layers that write and those
+that read them.
 
-Channels lie on axis 1 around convolutions, on the last axis around linear layers (MatMul and Gemm with constant 2-D weights) and
-LayerNormalization.
+Channels lie on axis 1 around convolutions, on the last axis around linear layers (MatMul and Gemm with constant 2-D
+weights) and LayerNormalization.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ THROUGH = {  # f(k x) = k f(x), channel by channel, for k > 0; by whether channe
 
 @dataclass
 class Site:
-    """Values whose channels must be scaled alike, the layers that compute them (and the Adds of their biases), those that read them, and
+    """Values whose channels must be scaled alike, the layers that compute them (and the Adds of their biases), those
+    that read them, and
     the Clips between. linear: whether channels are last, not axis 1."""
 
     linear: bool
@@ -39,13 +41,21 @@ class Site:
     @property
     def channels(self) -> set[int]:
         """The numbers of channels of its layers, one if these fit each other. Readers count where channels are last."""
-        written = {np.asarray(query.constant(node.inputs[1])).shape[scaled(node)[1]] for node in self.sources if node.op_type != "Add"}
+        written = {
+            np.asarray(query.constant(node.inputs[1])).shape[scaled(node)[1]]
+            for node in self.sources
+            if node.op_type != "Add"
+        }
         return written | {outputs_first(node).shape[1] for node in self.readers if self.linear}
 
     @property
     def rounded(self) -> dict[ir.Value, None]:
         """The values that layers read, and parts of sums."""
-        sums = [node for value in self.values if (node := value.producer()) and node.op_type == "Add" and node not in self.sources]
+        sums = [
+            node
+            for value in self.values
+            if (node := value.producer()) and node.op_type == "Add" and node not in self.sources
+        ]
         ends = [value for node in sums for value in node.inputs] + [node.inputs[0] for node in self.readers]
         return dict.fromkeys(value for value in ends if value is not None)
 
@@ -63,9 +73,16 @@ def find(start: ir.Node) -> Site | str:
         if value.is_graph_output() or producer is None:
             return f"{value.name} is an input or output of the graph"
         for node in (producer, *value.consumers()):
-            reads = node is not producer and node.op_type in reading and [*node.inputs].count(value) == 1 and node.inputs[0] is value
+            reads = (
+                node is not producer
+                and node.op_type in reading
+                and [*node.inputs].count(value) == 1
+                and node.inputs[0] is value
+            )
             if reads or (node is producer and node.op_type in writing):
-                if node.graph is not start.graph or any(query.constant(each) is None for each in node.inputs[1:] if each is not None):
+                if node.graph is not start.graph or any(
+                    query.constant(each) is None for each in node.inputs[1:] if each is not None
+                ):
                     return f"weights of {node.name} are not constant"
                 if node.op_type in LINEAR and (why := _misfit(node)):
                     return why
@@ -99,7 +116,9 @@ def scaled(node: ir.Node) -> dict[int, int]:
 
 
 def outputs_first(node: ir.Node, weight: NDArray[Any] | None = None) -> NDArray[Any]:
-    """The constant weights of a convolution or linear layer, or others that lie alike, as [out, in / groups, ...]; its own inverse."""
+    """The constant weights of a convolution or linear layer, or others that lie alike, as [out, in / groups, ...]; its
+    own inverse.
+    """
     weight = np.asarray(query.constant(node.inputs[1]) if weight is None else weight)
     return weight.T if node.op_type in LINEAR and not node.attributes.get_int("transB", 0) else weight
 
@@ -123,7 +142,11 @@ def _misfit(node: ir.Node) -> str:
 
 def _last_stays(node: ir.Node) -> bool:
     """Whether an operator that moves values leaves those of the last axis together, in their order."""
-    before, after, rank = query.dimensions(node.inputs[0]), query.dimensions(node.outputs[0]), query.rank(node.inputs[0])
+    before, after, rank = (
+        query.dimensions(node.inputs[0]),
+        query.dimensions(node.outputs[0]),
+        query.rank(node.inputs[0]),
+    )
     if not before or not after or not rank:
         return False
     if node.op_type == "Reshape":

@@ -1,14 +1,15 @@
 """Int8 layers corrected on samples: weights rounded together, and biases relieved of what shifts their results.
 
-Layers are corrected from input to output, each on what the corrected layers before it compute. First its weights are rounded so that their
-errors cancel (`pipelines.quantization.gptq`), then its bias.
+Layers are corrected from input to output, each on what the corrected layers before it compute. First its weights are
+rounded so that their errors cancel (`pipelines.quantization.gptq`), then its bias.
 
-Rounded weights and clipped ranges shift a channel's mean, and a shift, unlike noise, adds up through the layers above (Nagel et al. 2019,
-"Data-Free Quantization Through Weight Equalization and Bias Correction"). A channel's shift is measured where it counts: after the sum that
-the layer adds to, if any, and over positions that do not saturate (ReLU, Clip, the ends of int8 steps); the mean before a ReLU that most
-values do not pass says nothing of those that do. A correction is kept only where it lowers the channel's squared error after activation and
-steps. The float model is cut where the int8 model's ranges end: a range was chosen for what it costs, and biases that made up for the mean
-of what it cuts would shift all that it does not cut (1 dB of MobileNet-V2's logits).
+Rounded weights and clipped ranges shift a channel's mean, and a shift, unlike noise, adds up through the layers above
+(Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction"). A channel's shift is
+measured where it counts: after the sum that the layer adds to, if any, and over positions that do not saturate (ReLU,
+Clip, the ends of int8 steps); the mean before a ReLU that most values do not pass says nothing of those that do. A
+correction is kept only where it lowers the channel's squared error after activation and steps. The float model is cut
+where the int8 model's ranges end: a range was chosen for what it costs, and biases that made up for the mean of what it
+cuts would shift all that it does not cut (1 dB of MobileNet-V2's logits).
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ POSITIONS = 2**17  # of one channel, that its shift is measured on
 
 @dataclass(frozen=True)
 class Correction:
-    """One int8 layer: how many weights were rounded otherwise than to nearest, how many output channels' biases were corrected and the
+    """One int8 layer: how many weights were rounded otherwise than to nearest, how many output channels' biases were
+    corrected and the
     SQNR in dB before and after the latter, or why its bias was left alone."""
 
     name: str
@@ -64,19 +66,23 @@ class CorrectionReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON values."""
-        layers = [{key: value for key, value in asdict(each).items() if key not in ("shift", "rounding")} for each in self.layers]
+        layers = [
+            {key: value for key, value in asdict(each).items() if key not in ("shift", "rounding")}
+            for each in self.layers
+        ]
         return {"samples": self.samples, "layers": layers}
 
 
 def correct(
     float_model: ir.Model, int8_model: ir.Model, samples: Iterable[Batch], *, weights: bool = True
 ) -> tuple[ir.Model, CorrectionReport]:
-    """`int8_model`, which is left as it is, with corrected weights and biases of the same steps, and what became of every layer.
+    """`int8_model`, which is left as it is, with corrected weights and biases of the same steps, and what became of
+    every layer.
 
-    float_model: the model that was quantized; layers are found in it by name. samples: batches {graph input: array, first axis = samples}.
-    These, and values that later layers read, lie on disk meanwhile: memory holds a few samples of one layer, however many there are, and
-    the correlations of its inputs. weights: False leaves these rounded to nearest, which is quicker.
-    Raises RequestError for no samples, or such that do not fit the graph.
+    float_model: the model that was quantized; layers are found in it by name. samples: batches {graph input: array,
+    first axis = samples}. These, and values that later layers read, lie on disk meanwhile: memory holds a few samples
+    of one layer, however many there are, and the correlations of its inputs. weights: False leaves these rounded to
+    nearest, which is quicker. Raises RequestError for no samples, or such that do not fit the graph.
     """
     result = int8_model.clone()
     layers = [node for node in result.graph if _is_int8(node)]
@@ -109,7 +115,11 @@ def _cut(float_model: ir.Model, int8_model: ir.Model) -> ir.Model:
     values = {str(value.name): value for node in main for value in (*node.inputs, *node.outputs) if value is not None}
     taken = query.names(main)
     for node in int8_model.graph:
-        value = values.get(str(node.inputs[0].name)) if node.op_type == "QuantizeLinear" and node.inputs[0] is not None else None
+        value = (
+            values.get(str(node.inputs[0].name))
+            if node.op_type == "QuantizeLinear" and node.inputs[0] is not None
+            else None
+        )
         ends = _steps_end(node) if value is not None else (-np.inf, np.inf)
         if value is None or value.is_graph_output() or not np.isfinite(ends).all():
             continue
@@ -194,7 +204,9 @@ def _correct(layer: ir.Node, twin: ir.Node | None, exact: Walk, rounded: Walk) -
 
 
 def _positions(array: Array, axis: int, chunks: int) -> Array:
-    """[channels, positions]: of so many chunks like this one together, not many more than `POSITIONS` a channel, evenly drawn."""
+    """[channels, positions]: of so many chunks like this one together, not many more than `POSITIONS` a channel, evenly
+    drawn.
+    """
     stride = array.size // array.shape[axis] * chunks // POSITIONS | 1
     if axis == 1:
         flat = array.reshape(*array.shape[:2], -1)[:, :, ::stride].swapaxes(0, 1)
@@ -216,7 +228,8 @@ def decibel(signal: float, noise: float) -> float | None:
 
 @dataclass(frozen=True)
 class _Target:
-    """Where the error of a layer is measured: the result of `node`, the layer itself or the Add that sums it with another value.
+    """Where the error of a layer is measured: the result of `node`, the layer itself or the Add that sums it with
+    another value.
 
     least, most: the ends of the int8 steps behind it, narrowed by a ReLU or Clip.
     """

@@ -1,7 +1,7 @@
 """What lies between layers: additions, products, pools, joins and activations of bytes.
 
-Such an operator is int8 where what it reads is bytes anyway and what it gives is read, further down, by an int8 operator: then all of the
-way stays bytes. The last ones before an output therefore stay float.
+Such an operator is int8 where what it reads is bytes anyway and what it gives is read, further down, by an int8
+operator: then all of the way stays bytes. The last ones before an output therefore stay float.
 """
 
 from __future__ import annotations
@@ -43,13 +43,19 @@ def refuse(node: ir.Node) -> str:
 
 
 def choose(main: ir.Graph, chosen: set[ir.Node]) -> dict[ir.Node, str]:
-    """Add to the int8 layers `chosen` every operator between them that can be int8 too; returns why others cannot, per node.
+    """Add to the int8 layers `chosen` every operator between them that can be int8 too; returns why others cannot, per
+    node.
 
-    chosen: int8 layers, and the candidates of `COMPUTES`: those that turn out not to lie between int8 operators are taken out.
+    chosen: int8 layers, and the candidates of `COMPUTES`: those that turn out not to lie between int8 operators are
+    taken out.
     """
     reasons: dict[ir.Node, str] = {}
     while True:
-        reasons_now = {node: why for node in main if node in chosen and node.op_type in COMPUTES and (why := _outside(node, chosen))}
+        reasons_now = {
+            node: why
+            for node in main
+            if node in chosen and node.op_type in COMPUTES and (why := _outside(node, chosen))
+        }
         if not reasons_now:
             return reasons
         chosen.difference_update(reasons_now)
@@ -60,7 +66,9 @@ def _outside(node: ir.Node, chosen: set[ir.Node]) -> str:
     for index in activations(node):
         value = node.inputs[index]
         assert value is not None
-        read = any(each in chosen and each.op_type in layers.LAYERS for each in value.consumers())  # so it is quantized anyway
+        read = any(
+            each in chosen and each.op_type in layers.LAYERS for each in value.consumers()
+        )  # so it is quantized anyway
         if not read and _source(value) not in chosen and given(value) is None:
             return f"its input {value.name} is float"
     return "" if _reaches(node.outputs[0], chosen) else "nothing after it is int8"
@@ -114,12 +122,16 @@ def convert(pairs: Pairs, node: ir.Node) -> None:
 
 
 def _pooled(pairs: Pairs, mean: ir.Node) -> ir.Node:
-    """ReduceMean over height and width as GlobalAveragePool, which engines have in int8, and a Flatten where the two axes go."""
+    """ReduceMean over height and width as GlobalAveragePool, which engines have in int8, and a Flatten where the two
+    axes go.
+    """
     x, y = mean.inputs[0], mean.outputs[0]
     pool = edit.node("GlobalAveragePool", [x], f"{y.name}.pooled", dtype=ir.DataType.FLOAT, taken=pairs.taken)
     made = [pool]
     if not mean.attributes.get_int("keepdims", 1):
-        made.append(edit.node("Flatten", [pool.outputs[0]], f"{y.name}.flat", dtype=ir.DataType.FLOAT, taken=pairs.taken))
+        made.append(
+            edit.node("Flatten", [pool.outputs[0]], f"{y.name}.flat", dtype=ir.DataType.FLOAT, taken=pairs.taken)
+        )
     made[-1].outputs[0].shape = y.shape
     pool.name = mean.name
     assert x is not None

@@ -15,9 +15,11 @@ NOTE = "rows of int8 with a scale each"
 
 
 def convert(pairs: Pairs) -> dict[str, str]:
-    """Gather(T, i) of a constant float matrix = float(Gather(T_q, i)) Gather(s, i), T_q = round(T / s) int8, s = max|T| / 127 of each row.
+    """Gather(T, i) of a constant float matrix = float(Gather(T_q, i)) Gather(s, i), T_q = round(T / s) int8, s = max|T|
+    / 127 of each row.
 
-    A quarter of the memory, and of what a lookup reads. Small tables and what the recipe keeps stay. Returns what became of which Gather.
+    A quarter of the memory, and of what a lookup reads. Small tables and what the recipe keeps stay. Returns what
+    became of which Gather.
     """
     stored: dict[str, tuple[ir.Value, ir.Value]] = {}
     notes: dict[str, str] = {}
@@ -42,7 +44,9 @@ def _replace(pairs: Pairs, gather: ir.Node, rows: ir.Value, scales: ir.Value) ->
     y, indices = gather.outputs[0], gather.inputs[1]
     made: list[ir.Node] = []
 
-    def add(op: str, inputs: list[ir.Value | None], kind: str, dtype: ir.DataType, columns: int, **attributes: int) -> ir.Value:
+    def add(
+        op: str, inputs: list[ir.Value | None], kind: str, dtype: ir.DataType, columns: int, **attributes: int
+    ) -> ir.Value:
         node = edit.node(op, inputs, f"{y.name}.{kind}", dtype=dtype, taken=pairs.taken, **attributes)
         node.outputs[0].shape = None if y.shape is None else ir.Shape([*y.shape[:-1], columns])
         made.append(node)
@@ -52,6 +56,12 @@ def _replace(pairs: Pairs, gather: ir.Node, rows: ir.Value, scales: ir.Value) ->
     found = add("Gather", [rows, indices], "bytes", ir.DataType.INT8, width, axis=0)
     made[0].name = gather.name
     found = add("Cast", [found], "integers", ir.DataType.FLOAT, width, to=int(ir.DataType.FLOAT))
-    found = add("Mul", [found, add("Gather", [scales, indices], "scales", ir.DataType.FLOAT, 1, axis=0)], "rows", ir.DataType.FLOAT, width)
+    found = add(
+        "Mul",
+        [found, add("Gather", [scales, indices], "scales", ir.DataType.FLOAT, 1, axis=0)],
+        "rows",
+        ir.DataType.FLOAT,
+        width,
+    )
     pairs.helpers |= {str(each.name) for each in made[1:]}
     ir.convenience.replace_nodes_and_values(pairs.main, gather, [gather], made, [y], [found])

@@ -1,4 +1,6 @@
-"""Give the channels between two layers comparable ranges before they share one int8 scale (cross-layer equalization, SmoothQuant)."""
+"""Give the channels between two layers comparable ranges before they share one int8 scale (cross-layer equalization,
+SmoothQuant).
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ from pipelines.rewrites.driver import Rewrite
 
 Floats = NDArray[np.float64]
 LEAST = 1e-12
-HEADROOM = (
-    1.5  # other samples reach further than those of the calibration; a channel cut by its Clip loses more than steps of this size cost
-)
+# other samples reach further than those of the calibration; a channel cut by its Clip loses more than steps of this
+# size cost
+HEADROOM = 1.5
 QUIET = 1 / 8  # of the loudest channel: what other samples may reach in any channel that a linear layer reads
 
 
@@ -50,12 +52,16 @@ class Channels:
         return Channels(self.low * k, self.high * k, self.square * k**2)
 
 
-def channel_statistics(model: ir.Model, samples: Iterable[Mapping[str, NDArray[Any]]], total: int | None = None) -> dict[str, Channels]:
-    """{value name: `Channels`} of all that a convolution of the main graph reads or adds to a sum, and of what linear layers read where
+def channel_statistics(
+    model: ir.Model, samples: Iterable[Mapping[str, NDArray[Any]]], total: int | None = None
+) -> dict[str, Channels]:
+    """{value name: `Channels`} of all that a convolution of the main graph reads or adds to a sum, and of what linear
+    layers read where
     `EqualizeChannels` may scale it.
 
-    samples: batches {graph input: array, first axis = samples}; run as they come. Only the statistics leave the graph, so that memory is
-    that of one batch's inference. total: the number of samples, for the progress bar. Raises RequestError where the samples do not fit.
+    samples: batches {graph input: array, first axis = samples}; run as they come. Only the statistics leave the graph,
+    so that memory is that of one batch's inference. total: the number of samples, for the progress bar. Raises
+    RequestError where the samples do not fit.
     """
     copy = model.clone()
     ShapeInferencePass()(copy)
@@ -79,7 +85,15 @@ def channel_statistics(model: ir.Model, samples: Iterable[Mapping[str, NDArray[A
         x = _channels_second(copy.graph, *last[value], taken) if value in last else value
         for op, inputs, pool in (("Identity", [x], "Max"), ("Neg", [x], "Max"), ("Mul", [x, x], "Average")):
             inner = edit.node(op, [*inputs], f"{value.name}.{op}", dtype=ir.DataType.FLOAT, taken=taken)
-            ends.append(edit.node(f"Global{pool}Pool", [inner.outputs[0]], f"{inner.name}.{pool}", dtype=ir.DataType.FLOAT, taken=taken))
+            ends.append(
+                edit.node(
+                    f"Global{pool}Pool",
+                    [inner.outputs[0]],
+                    f"{inner.name}.{pool}",
+                    dtype=ir.DataType.FLOAT,
+                    taken=taken,
+                )
+            )
             copy.graph.extend([inner, ends[-1]])
         copy.graph.outputs.extend(each.outputs[0] for each in ends)
     copy.graph.sort()
@@ -91,7 +105,11 @@ def channel_statistics(model: ir.Model, samples: Iterable[Mapping[str, NDArray[A
         )
         with progress("observing channels", total) as advance:
             for batch in samples:
-                results = [each.reshape(*each.shape[:2]).astype(np.float64) for each in session.run(None, dict(batch))] if values else []
+                results = (
+                    [each.reshape(*each.shape[:2]).astype(np.float64) for each in session.run(None, dict(batch))]
+                    if values
+                    else []
+                )
                 for name, high, low, square in zip(seen, results[::3], results[1::3], results[2::3], strict=True):
                     before = found.get(name) or Channels(*[np.zeros(high.shape[1])] * 3)
                     least, most = np.minimum(before.low, -low.max(axis=0)), np.maximum(before.high, high.max(axis=0))
@@ -107,7 +125,9 @@ def _channels_second(main: ir.Graph, value: ir.Value, channels: int, taken: set[
     """`value`, whose channels are last, as [first axis, channels, all others], computed in `main`."""
     shape = edit.initializer(main, f"{value.name}.rows", np.array([0, -1, channels]), taken)
     rows = edit.node("Reshape", [value, shape], f"{value.name}.reshaped", dtype=ir.DataType.FLOAT, taken=taken)
-    turned = edit.node("Transpose", [rows.outputs[0]], f"{value.name}.turned", dtype=ir.DataType.FLOAT, taken=taken, perm=[0, 2, 1])
+    turned = edit.node(
+        "Transpose", [rows.outputs[0]], f"{value.name}.turned", dtype=ir.DataType.FLOAT, taken=taken, perm=[0, 2, 1]
+    )
     main.extend([rows, turned])
     return turned.outputs[0]
 
@@ -115,29 +135,30 @@ def _channels_second(main: ir.Graph, value: ir.Value, channels: int, taken: set[
 class EqualizeChannels(Rewrite):
     """Scale output channels of a layer up and the input channels of those that read them down by the same factors.
 
-    For y = conv(f(conv(x, V)), W) with f(k x) = k f(x) channel by channel (ReLU, sums, pooling), output channel c of V and its bias may be
-    multiplied by any k_c > 0 if input channel c of W is divided by it; where a residual sum ties values, all of them by the same k_c. The
-    rounding of V does not change, for every output channel has a step of its own. Int8 gives the activation between one step
-    s = (max_c k_c x_c - min_c k_c x_c) / 255 and every output j of W one step t_j = max |W_j. / k| / 127, so that the expected squared
-    error of the readers, each relative to the power of its products, is
+    For y = conv(f(conv(x, V)), W) with f(k x) = k f(x) channel by channel (ReLU, sums, pooling), output channel c of V
+    and its bias may be multiplied by any k_c > 0 if input channel c of W is divided by it; where a residual sum ties
+    values, all of them by the same k_c. The rounding of V does not change, for every output channel has a step of its
+    own. Int8 gives the activation between one step s = (max_c k_c x_c - min_c k_c x_c) / 255 and every output j of W
+    one step t_j = max |W_j. / k| / 127, so that the expected squared error of the readers, each relative to the power
+    of its products, is
 
         sum_j sum_c [ s^2/12 |W_jc / k_c|^2  +  n_jc t_j^2/12 k_c^2 E[x_c^2] ]  /  sum_j sum_c |W_jc|^2 E[x_c^2],
 
-    |W_jc|^2 summed over the n_jc taps of the kernel; where x is a sum, s^2 is that of x and of its parts, for all are rounded. A depthwise
-    W has one c for every j: its second term does not depend on k, and all channels may fill the range. The factors are searched in the
-    family k_c = a w_c^b / p_c^(1-b), w_c = max |W_.c|, p_c = max |x_c|.
+    |W_jc|^2 summed over the n_jc taps of the kernel; where x is a sum, s^2 is that of x and of its parts, for all are
+    rounded. A depthwise W has one c for every j: its second term does not depend on k, and all channels may fill the
+    range. The factors are searched in the family k_c = a w_c^b / p_c^(1-b), w_c = max |W_.c|, p_c = max |x_c|.
 
-    Clip(0, m) commutes with k_c only where it does not cut, or k_c = 1. It stays as it is, so 1 <= k_c <= m / (h p_c), headroom h = 1.5: a
-    channel scaled up is cut at m / k_c, beyond all that was seen, as int8 steps would cut it.
+    Clip(0, m) commutes with k_c only where it does not cut, or k_c = 1. It stays as it is, so 1 <= k_c <= m / (h p_c),
+    headroom h = 1.5: a channel scaled up is cut at m / k_c, beyond all that was seen, as int8 steps would cut it.
 
-    Linear layers (MatMul, Gemm) are scaled alike, V with the bias that is added behind it, and so are scale and bias of a
-    LayerNormalization before them (SmoothQuant, Xiao et al. 2022, whose alpha is 1 - b). Their b is 1/2 at least, and p_c an eighth of the
-    loudest channel's: the less b, the more channels come near the ends of the range, where other samples are cut, of which the formula
-    knows nothing. By it alone most of a Transformer's got b = 0, and its logits on other samples 0.8 dB more noise; so they have 0.3 dB
-    less.
+    Linear layers (MatMul, Gemm) are scaled alike, V with the bias that is added behind it, and so are scale and bias of
+    a LayerNormalization before them (SmoothQuant, Xiao et al. 2022, whose alpha is 1 - b). Their b is 1/2 at least, and
+    p_c an eighth of the loudest channel's: the less b, the more channels come near the ends of the range, where other
+    samples are cut, of which the formula knows nothing. By it alone most of a Transformer's got b = 0, and its logits
+    on other samples 0.8 dB more noise; so they have 0.3 dB less.
 
-    ranges: `channel_statistics` of this graph. depthwise_only: leave sites alone that a dense layer reads. factors: afterwards, what was
-    done, {first layer's result at a site: k}, for `scale_channels`.
+    ranges: `channel_statistics` of this graph. depthwise_only: leave sites alone that a dense layer reads. factors:
+    afterwards, what was done, {first layer's result at a site: k}, for `scale_channels`.
     """
 
     MARGIN = 0.9  # fire only for a clear gain, so that a second run finds nothing to do
@@ -160,7 +181,9 @@ class EqualizeChannels(Rewrite):
         return count
 
     def site(self, start: ir.Node) -> Site | None:
-        """All that is tied to the channels of `start`'s result; None, with the reason noted, where something there cannot be scaled."""
+        """All that is tied to the channels of `start`'s result; None, with the reason noted, where something there
+        cannot be scaled.
+        """
         found = channel_groups.find(start)
         if isinstance(found, str):
             self.refuse(start, found)
@@ -169,7 +192,11 @@ class EqualizeChannels(Rewrite):
 
     def _equalize(self, main: ir.Graph, site: Site) -> int:
         first = next(iter(site.sources))
-        readers = [_Reader.of(node, self._rounded(site, x)) for node in site.readers if (x := node.inputs[0]) and x.name in self.ranges]
+        readers = [
+            _Reader.of(node, self._rounded(site, x))
+            for node in site.readers
+            if (x := node.inputs[0]) and x.name in self.ranges
+        ]
         if not readers or len(readers) < len(site.readers):
             self.refuse(first, "no layer reads it, or one of unknown range")
             return 0
@@ -218,7 +245,10 @@ def scale_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floa
     for name, each in factors.items():
         k, site = np.asarray(each, np.float64), channel_groups.find(nodes[name]) if name in nodes else ""
         if isinstance(site, str) or site.channels != {len(k)} or not (k > 0).all():
-            raise RequestError(f"the equalization of {name} does not fit the graph; make the calibration table anew with: zoo calibrate")
+            raise RequestError(
+                f"the equalization of {name} does not fit the graph; make the calibration table anew with: zoo "
+                "calibrate"
+            )
         _scale(model.graph, site, [_Reader.of(each, []) for each in site.readers], k)
 
 
@@ -235,12 +265,15 @@ def _scale(main: ir.Graph, site: Site, readers: Sequence[_Reader], k: Floats) ->
 
 def _replace(main: ir.Graph, node: ir.Node, at: int, array: Floats) -> None:
     """Give `node` weights of its own: others may share the old ones."""
-    node.replace_input_with(at, edit.initializer(main, f"{node.outputs[0].name}.equalized{at}", array.astype(np.float32, order="C")))
+    node.replace_input_with(
+        at, edit.initializer(main, f"{node.outputs[0].name}.equalized{at}", array.astype(np.float32, order="C"))
+    )
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """A layer that reads a site: weights [out, in / groups, ...], what it reads and what that is rounded from (first: it itself), and the
+    """A layer that reads a site: weights [out, in / groups, ...], what it reads and what that is rounded from (first:
+    it itself), and the
     site's channel of each [out, in / groups]; [1, in] where it is linear."""
 
     node: ir.Node
@@ -283,7 +316,9 @@ class _Reader:
 
 
 def _search(readers: list[_Reader], limit: Floats, margin: float) -> Floats | None:
-    """The best factors, at most `limit` and, where that is finite, at least 1; None where they gain too little. See `EqualizeChannels`."""
+    """The best factors, at most `limit` and, where that is finite, at least 1; None where they gain too little. See
+    `EqualizeChannels`.
+    """
     peak = np.max([each.channels.peak for each in readers], axis=0)
     reach = np.zeros_like(peak)
     for each in readers:

@@ -1,8 +1,9 @@
 """Weights rounded so that a layer's results keep their values, rather than each weight its own.
 
-Where all weights of an output channel are rounded to nearest, the correlations of what they multiply decide what that does to the result.
-Rounded one after the other, each weight can make up for those before it: min |(w - q s)^T X|^2 over integers q, greedily (Frantar et al.
-2023, "GPTQ"; the same as Babai's nearest plane on the Cholesky factor of X X^T, which is how it is computed here).
+Where all weights of an output channel are rounded to nearest, the correlations of what they multiply decide what that
+does to the result. Rounded one after the other, each weight can make up for those before it: min |(w - q s)^T X|^2 over
+integers q, greedily (Frantar et al. 2023, "GPTQ"; the same as Babai's nearest plane on the Cholesky factor of X X^T,
+which is how it is computed here).
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ WIDEST = 4608  # inputs of an output channel; the Gram matrix of more takes too 
 def compensated(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[np.int8]:
     """Integers q with small (w - q s)^T gram (w - q s), for each row w of `weights`.
 
-    weights: float [channels, inputs]; scale: float [channels], of a step; gram: float64 [inputs, inputs], positive definite.
-    Returns int8 [channels, inputs] in -most..most.
+    weights: float [channels, inputs]; scale: float [channels], of a step; gram: float64 [inputs, inputs], positive
+    definite. Returns int8 [channels, inputs] in -most..most.
     """
-    order = np.argsort(-np.diag(gram), kind="stable")  # the inputs that matter most first, while others can make up for them
+    order = np.argsort(
+        -np.diag(gram), kind="stable"
+    )  # the inputs that matter most first, while others can make up for them
     reverse = order[::-1]
     factor = np.linalg.cholesky(gram[np.ix_(reverse, reverse)])[::-1, ::-1]  # upper: gram = factor factor^T
     w, step = weights[:, order].astype(np.float64), scale.astype(np.float64)
@@ -46,10 +49,11 @@ def compensated(weights: Array, scale: Array, gram: Array, most: int = 127) -> N
 def rounded_together(
     layer: ir.Node, weights: Array, scale: Array, most: int, inputs: Iterable[Array], chunks: int
 ) -> NDArray[np.int8] | None:
-    """The int8 weights of a Conv, Gemm or MatMul, of the shape of `weights`; None where the layer has no form that this knows.
+    """The int8 weights of a Conv, Gemm or MatMul, of the shape of `weights`; None where the layer has no form that this
+    knows.
 
-    weights: float; scale: of their steps, one in all or one per output channel; most: largest magnitude; inputs: the layer's input in
-    `chunks` chunks.
+    weights: float; scale: of their steps, one in all or one per output channel; most: largest magnitude; inputs: the
+    layer's input in `chunks` chunks.
     """
     rows = _rows(layer, weights)
     if rows is None or rows.shape[-1] > WIDEST:
@@ -62,7 +66,9 @@ def rounded_together(
     step = np.broadcast_to(scale.astype(np.float64).ravel(), groups * channels).reshape(groups, channels)
     result = np.empty(rows.shape, np.int8)
     for each in range(groups):
-        gram[each][np.diag_indices(width)] += DAMPING * np.trace(gram[each]) / width or 1.0  # 1: its input is zero throughout
+        gram[each][np.diag_indices(width)] += (
+            DAMPING * np.trace(gram[each]) / width or 1.0
+        )  # 1: its input is zero throughout
         result[each] = compensated(rows[each], step[each], gram[each], most)
     return _like(layer, weights, result)
 
@@ -72,7 +78,9 @@ def _rows(layer: ir.Node, weights: Array) -> Array | None:
     if layer.op_type == "Conv":
         groups = layer.attributes.get_int("group", 1)
         return (
-            weights.reshape(groups, len(weights) // groups, -1) if layer.attributes.get_string("auto_pad", "NOTSET") == "NOTSET" else None
+            weights.reshape(groups, len(weights) // groups, -1)
+            if layer.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
+            else None
         )
     if weights.ndim != 2:
         return None
@@ -96,7 +104,9 @@ def _columns(layer: ir.Node, weights: Array, x: Array, most: int) -> Array:
     x = np.pad(x, ((0, 0), (0, 0), *zip(pads[:spatial], pads[spatial:], strict=True)))
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
     windows = np.lib.stride_tricks.sliding_window_view(x, reach, tuple(range(2, x.ndim)))
-    windows = windows[(slice(None), slice(None), *(slice(None, None, s) for s in strides), *(slice(None, None, d) for d in dilations))]
+    windows = windows[
+        (slice(None), slice(None), *(slice(None, None, s) for s in strides), *(slice(None, None, d) for d in dilations))
+    ]
     windows = np.moveaxis(windows, 1, 1 + spatial)  # samples, positions, channels, kernel
     places = windows.shape[: 1 + spatial]
     drawn = np.unravel_index(np.arange(0, np.prod(places), int(np.prod(places)) // most | 1), places)

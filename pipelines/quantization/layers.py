@@ -81,17 +81,29 @@ def _stride_first(pairs: Pairs, node: ir.Node) -> None:
     strides = tuple(node.attributes.get_ints("strides", []))
     if node.op_type != "Conv" or x is None or weight is None or weight.shape is None or given(x) is not None:
         return
-    padded = any(node.attributes.get_ints("pads", [])) or node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    padded = any(node.attributes.get_ints("pads", [])) or node.attributes.get_string("auto_pad", "NOTSET") not in (
+        "NOTSET",
+        "VALID",
+    )
     if len(strides) != 2 or max(strides) == 1 or padded or weight.shape[2:] != (1, 1):
         return
     key = (str(x.name), strides)
     if key not in pairs.strided:
         pool = edit.node(
-            "MaxPool", [x], f"{x.name}.strided", dtype=ir.DataType.FLOAT, taken=pairs.taken, kernel_shape=[1, 1], strides=list(strides)
+            "MaxPool",
+            [x],
+            f"{x.name}.strided",
+            dtype=ir.DataType.FLOAT,
+            taken=pairs.taken,
+            kernel_shape=[1, 1],
+            strides=list(strides),
         )
         if x.shape is not None:
             pool.outputs[0].shape = ir.Shape(
-                [*x.shape[:2], *(-(-d // s) if isinstance(d, int) else None for d, s in zip(x.shape[2:], strides, strict=True))]
+                [
+                    *x.shape[:2],
+                    *(-(-d // s) if isinstance(d, int) else None for d, s in zip(x.shape[2:], strides, strict=True)),
+                ]
             )
         pairs.main.insert_before(node, pool)
         pairs.strided[key] = pool.outputs[0]
@@ -101,10 +113,11 @@ def _stride_first(pairs: Pairs, node: ir.Node) -> None:
 
 
 def dynamic(pairs: Pairs, node: ir.Node) -> str:
-    """Make a Gemm or MatMul with a constant matrix int8 with its input's range taken at run time; says why it cannot be.
+    """Make a Gemm or MatMul with a constant matrix int8 with its input's range taken at run time; says why it cannot
+    be.
 
-    x_q, s_x, z_x = DynamicQuantizeLinear(x) over the whole batch, y = float(MatMulInteger(x_q, W_q, z_x)) s_x s_w + b, with int8 weights
-    per column: onnxruntime runs all of it as one operator.
+    x_q, s_x, z_x = DynamicQuantizeLinear(x) over the whole batch, y = float(MatMulInteger(x_q, W_q, z_x)) s_x s_w + b,
+    with int8 weights per column: onnxruntime runs all of it as one operator.
     """
     weight = query.constant(node.inputs[1])
     if node.op_type == "Conv" or weight is None or weight.ndim != 2:
@@ -122,7 +135,10 @@ def dynamic(pairs: Pairs, node: ir.Node) -> str:
     if x.name not in pairs.run_time:
         step = ir.node("DynamicQuantizeLinear", [x], name=f"{x.name}.dynamic", num_outputs=3)
         for value, kind, dtype in zip(
-            step.outputs, ("bytes", "scale", "zero"), (ir.DataType.UINT8, ir.DataType.FLOAT, ir.DataType.UINT8), strict=True
+            step.outputs,
+            ("bytes", "scale", "zero"),
+            (ir.DataType.UINT8, ir.DataType.FLOAT, ir.DataType.UINT8),
+            strict=True,
         ):
             value.name, value.type = f"{step.name}.{kind}", ir.TensorType(dtype)
         pairs.run_time[str(x.name)] = step
@@ -135,7 +151,9 @@ def dynamic(pairs: Pairs, node: ir.Node) -> str:
     product = add("MatMulInteger", [q, w, z], f"{stem}.integer", ir.DataType.INT32)
     made[-1].name = node.name
     value = add("Cast", [product], f"{stem}.float", ir.DataType.FLOAT, to=int(ir.DataType.FLOAT))
-    value = add("Mul", [value, add("Mul", [s, t], f"{stem}.step", ir.DataType.FLOAT)], f"{stem}.scaled", ir.DataType.FLOAT)
+    value = add(
+        "Mul", [value, add("Mul", [s, t], f"{stem}.step", ir.DataType.FLOAT)], f"{stem}.scaled", ir.DataType.FLOAT
+    )
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         value = add("Add", [value, node.inputs[2]], f"{stem}.biased", ir.DataType.FLOAT)
     value.shape = y.shape

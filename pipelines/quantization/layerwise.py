@@ -21,7 +21,9 @@ CHUNK = 8  # samples computed at once
 
 
 def chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
-    """The samples `CHUNK` at a time, or as many as the graph fixes; as they come where its inputs share no such number."""
+    """The samples `CHUNK` at a time, or as many as the graph fixes; as they come where its inputs share no such
+    number.
+    """
     inputs = [each for each in model.graph.inputs if not each.is_initializer()]
     wanted = {str(each.name) for each in inputs}
     first = {(query.dimensions(each) or [0])[0] for each in inputs}  # None: dynamic, 0: no axis
@@ -44,16 +46,25 @@ def chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def piece(
-    model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], fed: Sequence[Array] = (), quick: bool = False
+    model: ir.Model,
+    inputs: Sequence[ir.Value],
+    outputs: Sequence[ir.Value],
+    fed: Sequence[Array] = (),
+    quick: bool = False,
 ) -> ort.InferenceSession:
-    """The operators of `model` between values, opened. fed: arrays of the inputs' dtypes, where these are not the graph's own. quick: see
+    """The operators of `model` between values, opened. fed: arrays of the inputs' dtypes, where these are not the
+    graph's own. quick: see
     `plain.options`."""
-    part = ir.convenience.extract(model.graph, [str(each.name) for each in inputs], [str(each.name) for each in outputs])
+    part = ir.convenience.extract(
+        model.graph, [str(each.name) for each in inputs], [str(each.name) for each in outputs]
+    )
     for each, array in zip(part.inputs, fed, strict=False):
         each.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
     for each in (*part.inputs, *part.outputs):
         each.shape = None  # inference may have guessed
-    return reference_session.session(ir.Model(part, ir_version=model.ir_version), "its correction needs", reference_session.options(quick))
+    return reference_session.session(
+        ir.Model(part, ir_version=model.ir_version), "its correction needs", reference_session.options(quick)
+    )
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
@@ -66,7 +77,8 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
 
 
 class Walk:
-    """A model computed piece by piece over all samples. What later pieces read lies on disk, one file a value and chunk of samples.
+    """A model computed piece by piece over all samples. What later pieces read lies on disk, one file a value and chunk
+    of samples.
 
     layers: the operators that will be computed, one after the other; nothing behind one of them is ready before.
     """
@@ -130,10 +142,16 @@ class Walk:
         if shift.any():
             for chunk in range(self.chunks):
                 array = self._read(value, chunk)
-                self._write(value, chunk, array + shift.astype(array.dtype).reshape(-1, *[1] * (array.ndim - 1 - axis % array.ndim)))
+                self._write(
+                    value,
+                    chunk,
+                    array + shift.astype(array.dtype).reshape(-1, *[1] * (array.ndim - 1 - axis % array.ndim)),
+                )
 
     def _cone(self, end: ir.Node) -> tuple[list[ir.Value], list[ir.Node], bool]:
-        """(stored values that `end` is computed from, the operators between in order, whether a layer among them is still waiting)."""
+        """(stored values that `end` is computed from, the operators between in order, whether a layer among them is
+        still waiting).
+        """
         inputs: dict[ir.Value, None] = {}
         inner, todo, blocked = {end}, [end], False
         while todo:

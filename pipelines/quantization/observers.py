@@ -1,7 +1,8 @@
-"""What was seen of one tensor, and how its range is chosen: minmax, kl, percentile, mse, and auto, the one of least quantization error.
+"""What was seen of one tensor, and how its range is chosen: minmax, kl, percentile, mse, and auto, the one of least
+quantization error.
 
-A `Histogram` is filled value by value and has one fixed size. A range depends on nothing but the histogram, so it can be chosen again by
-another observer without running the model again.
+A `Histogram` is filled value by value and has one fixed size. A range depends on nothing but the histogram, so it can
+be chosen again by another observer without running the model again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Summary:
-    """A histogram in at most `SUMMARY` bins: `counts[i]` values in [start + i width, start + (i + 1) width), `zeros` of them exactly 0."""
+    """A histogram in at most `SUMMARY` bins: `counts[i]` values in [start + i width, start + (i + 1) width), `zeros` of
+    them exactly 0.
+    """
 
     start: float
     width: float
@@ -42,7 +45,10 @@ class Summary:
         """The counts of both, in the wider bins of the two or in wider ones."""
         width = max(self.width, other.width)
         offsets = [round(each.start / each.width) for each in (self, other)]
-        parts = [_coarsen(np.array(each.counts), first, each.width, width) for each, first in zip((self, other), offsets, strict=True)]
+        parts = [
+            _coarsen(np.array(each.counts), first, each.width, width)
+            for each, first in zip((self, other), offsets, strict=True)
+        ]
         first = min(part[0] for part in parts)
         counts = np.zeros(max(start + len(each) for start, each in parts) - first, np.int64)
         for start, each in parts:
@@ -59,9 +65,11 @@ class Summary:
 
 
 class Histogram:
-    """Counts of x in bins of one power-of-two width, anchored at zero: bins of a wider range are exact sums of finer ones.
+    """Counts of x in bins of one power-of-two width, anchored at zero: bins of a wider range are exact sums of finer
+    ones.
 
-    So the result does not depend on how samples are batched. At most `2 * BINS` bins are kept, BINS on either side of zero.
+    So the result does not depend on how samples are batched. At most `2 * BINS` bins are kept, BINS on either side of
+    zero.
     finite: whether neither NaN nor infinity came; else nothing is told of x.
     """
 
@@ -115,7 +123,9 @@ class Histogram:
         return (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (BINS, BINS)
 
     def density(self) -> tuple[Floats, Counts]:
-        """(edges [n + 1], counts [n]) of all values but exact zeros, the outer edges drawn in to the least and the greatest value."""
+        """(edges [n + 1], counts [n]) of all values but exact zeros, the outer edges drawn in to the least and the
+        greatest value.
+        """
         first, end = self.used
         counts = self.bins[first:end].copy()
         if self.zeros:
@@ -146,21 +156,27 @@ def _coarsen(counts: Counts, first: int, width: float, wider: float) -> tuple[in
 def steps(low: ArrayLike, high: ArrayLike, symmetric: bool = False) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(scales, zero points as whole numbers) of uint8 tensors with these ranges; zero is always represented exactly.
 
-    s = (high - low) / 255 with the range widened to hold zero, z = round(-low / s); 1 and 0 for a range of nothing. symmetric: where
-    low < 0, s = max(-low, high) / 127 and z = 128.
+    s = (high - low) / 255 with the range widened to hold zero, z = round(-low / s); 1 and 0 for a range of nothing.
+    symmetric: where low < 0, s = max(-low, high) / 127 and z = 128.
     """
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
     nothing, signed = high - low < 1e-12, symmetric & (low < 0)
-    scale = np.where(nothing, 1.0, np.where(signed, np.maximum(-low, high) / 127, (high - low) / 255)).astype(np.float32)
+    scale = np.where(nothing, 1.0, np.where(signed, np.maximum(-low, high) / 127, (high - low) / 255)).astype(
+        np.float32
+    )
     zero = np.where(signed, np.float32(128), np.clip(np.rint(-low.astype(np.float32) / scale), 0, 255))
     return scale, np.where(nothing, np.float32(0), zero)
 
 
-def errors(edges: Floats, counts: Counts, total: int, low: ArrayLike, high: ArrayLike, symmetric: bool = False) -> Floats:
-    """Mean squared errors of quantizing to uint8 with the ranges `low`, `high` and back, in squared units of x, shaped as they are.
+def errors(
+    edges: Floats, counts: Counts, total: int, low: ArrayLike, high: ArrayLike, symmetric: bool = False
+) -> Floats:
+    """Mean squared errors of quantizing to uint8 with the ranges `low`, `high` and back, in squared units of x, shaped
+    as they are.
 
-    edges, counts: a `density`; values lie evenly in their bin. total: how many values there are with the zeros, which cost nothing.
-    With k(x) = clip(round(x / s), -z, 255 - z), the error's square has the antiderivative F(x) = k s^3 / 12 + (x - k s)^3 / 3.
+    edges, counts: a `density`; values lie evenly in their bin. total: how many values there are with the zeros, which
+    cost nothing. With k(x) = clip(round(x / s), -z, 255 - z), the error's square has the antiderivative F(x) = k s^3 /
+    12 + (x - k s)^3 / 3.
     """
     scales, zeros = steps(low, high, symmetric)
     width = np.diff(edges)
@@ -187,7 +203,8 @@ def minmax_range(histogram: Histogram, symmetric: bool = False) -> Range:
 
 
 def percentile_range(histogram: Histogram, symmetric: bool = False) -> Range:
-    """What holds `PERCENTILE` % of the values, up to whole bins: as many are cut off at either end, or all of |x|'s end if symmetric.
+    """What holds `PERCENTILE` % of the values, up to whole bins: as many are cut off at either end, or all of |x|'s end
+    if symmetric.
 
     Where all values have one sign, only the end far from zero is cut.
     """
@@ -211,15 +228,16 @@ def percentile_range(histogram: Histogram, symmetric: bool = False) -> Range:
 def kl_range(histogram: Histogram, symmetric: bool = False) -> Range:
     """The clipping threshold of least Kullback-Leibler divergence (Migacz, "8-bit inference with TensorRT", GTC 2017).
 
-    For i = 128 .. the last used bin, P is the window of i bins on either side of zero (no further than values were seen) with the
-    outliers of both tails added to its outermost bins; Q the same bins without them, merged into levels and spread again over P's
-    non-empty bins. The i of least KL(P || Q) gives the threshold (i + 1/2) width. Levels: 256 (u8) over the window; symmetric: 128 (s8)
-    over |x|, and the threshold holds on both sides. A tensor of one sign has the one tail, and starts at i = 256.
+    For i = 128 .. the last used bin, P is the window of i bins on either side of zero (no further than values were
+    seen) with the outliers of both tails added to its outermost bins; Q the same bins without them, merged into levels
+    and spread again over P's non-empty bins. The i of least KL(P || Q) gives the threshold (i + 1/2) width. Levels: 256
+    (u8) over the window; symmetric: 128 (s8) over |x|, and the threshold holds on both sides. A tensor of one sign has
+    the one tail, and starts at i = 256.
 
-    Three guards: exact zeros are left out, for they quantize without error (half of what a ReLU gives); an end whose outermost bin
-    holds far more than those beside it is the bound of a clamp (ReLU6), which is left where it is, the spike left out of P and Q for the
-    same reason; and a window without 1% of the other values is no candidate, for where a tensor lives far from zero, the few bins next to
-    zero are trivially alike.
+    Three guards: exact zeros are left out, for they quantize without error (half of what a ReLU gives); an end whose
+    outermost bin holds far more than those beside it is the bound of a clamp (ReLU6), which is left where it is, the
+    spike left out of P and Q for the same reason; and a window without 1% of the other values is no candidate, for
+    where a tensor lives far from zero, the few bins next to zero are trivially alike.
     """
     flipped = not symmetric and histogram.high <= 0
     bins = _magnitudes(histogram) if symmetric or flipped else histogram.bins.copy()
@@ -254,7 +272,9 @@ def kl_range(histogram: Histogram, symmetric: bool = False) -> Range:
 
 
 def _divergences(bins: Floats, a: Counts, b: Counts, levels: int) -> Floats:
-    """KL(P || Q) of every window [a, b) of `bins`, see `kl_range`; a level that only P fills counts with Q's smallest share."""
+    """KL(P || Q) of every window [a, b) of `bins`, see `kl_range`; a level that only P fills counts with Q's smallest
+    share.
+    """
     total = bins.sum()
     mass = np.append(0.0, bins.cumsum())
     entropy = np.append(0.0, _xlogx(bins).cumsum())
@@ -305,7 +325,9 @@ def mse_range(histogram: Histogram, symmetric: bool = False) -> Range:
     for _ in range(4):
         before = low, high
         if histogram.high > 0:
-            high = float((tried := histogram.high * fractions)[np.argmin(errors(*density, histogram.count, low, tried))])
+            high = float(
+                (tried := histogram.high * fractions)[np.argmin(errors(*density, histogram.count, low, tried))]
+            )
         if histogram.low < 0:
             low = float((tried := histogram.low * fractions)[np.argmin(errors(*density, histogram.count, tried, high))])
         if (low, high) == before:
@@ -318,7 +340,8 @@ assert {"auto", *RANGES} == set(OBSERVERS)
 
 
 def choose(histogram: Histogram, observer: str, symmetric: bool = False) -> tuple[str, float, float]:
-    """(method, low, high): the range of a tensor by `observer`; "auto" takes the method of least `error`, of equal ones the simplest.
+    """(method, low, high): the range of a tensor by `observer`; "auto" takes the method of least `error`, of equal ones
+    the simplest.
 
     symmetric: a tensor with negatives gets -high .. high. Raises RequestError for an unknown observer.
     """
@@ -328,6 +351,8 @@ def choose(histogram: Histogram, observer: str, symmetric: bool = False) -> tupl
     ranges = {name: method(histogram, symmetric) for name, method in RANGES.items() if observer in (name, "auto")}
     lows, highs = np.array(list(ranges.values())).T
     best = (
-        list(ranges)[int(np.argmin(errors(*histogram.density(), histogram.count, lows, highs, symmetric)))] if len(ranges) > 1 else observer
+        list(ranges)[int(np.argmin(errors(*histogram.density(), histogram.count, lows, highs, symmetric)))]
+        if len(ranges) > 1
+        else observer
     )
     return best, *ranges[best]

@@ -1,4 +1,6 @@
-"""All that a calibration table can carry, found on samples: equalization, clipped weights, refined ranges, corrections."""
+"""All that a calibration table can carry, found on samples: equalization, clipped weights, refined ranges,
+corrections.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,18 @@ CUT = 45.0  # dB of a float model's outputs with channels equalized, at least
 
 
 def calibrated(
-    model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch], total: int | None = None, *, max_memory: str | int = MEMORY
+    model: ir.Model,
+    recipe: QuantRecipe,
+    samples: Iterable[Batch],
+    total: int | None = None,
+    *,
+    max_memory: str | int = MEMORY,
 ) -> CalibrationTable:
-    """All that `quantize` needs to make `model` int8 by `recipe`: ranges and, as that says, what a search and corrections of layers find.
+    """All that `quantize` needs to make `model` int8 by `recipe`: ranges and, as that says, what a search and
+    corrections of layers find.
 
-    samples: batches {graph input: array, first axis = samples}, gone through several times (no iterator). total: their number, for the
-    progress bars. Raises RequestError as `calibrate` and `correct` do.
+    samples: batches {graph input: array, first axis = samples}, gone through several times (no iterator). total: their
+    number, for the progress bars. Raises RequestError as `calibrate` and `correct` do.
     """
     clip, factors = search(model, recipe, samples)[0] if recipe.search else (False, {})
     equalized = model.clone()
@@ -44,7 +52,9 @@ def calibrated(
     return corrected(model, recipe, table, samples) if recipe.correct else table
 
 
-def corrected(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Iterable[Batch]) -> CalibrationTable:
+def corrected(
+    model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Iterable[Batch]
+) -> CalibrationTable:
     """`table` with the corrections of layers that `recipe` needs; see `calibrated` for the arguments."""
     equalized = model.clone()
     scale_channels(equalized, table.equalization)
@@ -59,14 +69,16 @@ def corrected(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, sam
 def search(
     model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]
 ) -> tuple[tuple[bool, dict[str, tuple[float, ...]]], dict[str, float]]:
-    """How `model` quantizes best: channels as they are, equalized before depthwise convolutions or before all convolutions and linear
+    """How `model` quantizes best: channels as they are, equalized before depthwise convolutions or before all
+    convolutions and linear
     layers; weights clipped or not.
 
-    Returns (`clip` and `equalization` of a `CalibrationTable`) and {"none", "depthwise", "all", "clipped": SQNR in dB of the int8 outputs
-    against those of `model`, biases corrected}; forms of equalization that the pass has no use for are left out. Judged by the first
-    `GATE` samples, made of the others: what is made for some samples may lose on others (2 dB of ResNet-50's logits). A form wins only by
-    `GAIN`, since 5% of noise more or less is chance. A site where a Clip cuts samples that reach further than those that its factors come
-    from is not equalized. The factors returned come from all samples.
+    Returns (`clip` and `equalization` of a `CalibrationTable`) and {"none", "depthwise", "all", "clipped": SQNR in dB
+    of the int8 outputs against those of `model`, biases corrected}; forms of equalization that the pass has no use for
+    are left out. Judged by the first `GATE` samples, made of the others: what is made for some samples may lose on
+    others (2 dB of ResNet-50's logits). A form wins only by `GAIN`, since 5% of noise more or less is chance. A site
+    where a Clip cuts samples that reach further than those that its factors come from is not equalized. The factors
+    returned come from all samples.
     """
     few = _few(model, samples)
     seen = list(itertools.islice(chunks(model, samples), len(few), 2 * len(few))) or few
@@ -102,7 +114,9 @@ def _factors(model: ir.Model, ranges: dict[str, Channels], depthwise: bool) -> d
     return {name: rounded_to_float32(each) for name, each in finder.factors.items()}
 
 
-def _uncut(model: ir.Model, factors: dict[str, tuple[float, ...]], samples: list[Batch]) -> dict[str, tuple[float, ...]]:
+def _uncut(
+    model: ir.Model, factors: dict[str, tuple[float, ...]], samples: list[Batch]
+) -> dict[str, tuple[float, ...]]:
     """The `factors` by which channels can be scaled without a loss in float on `samples`."""
 
     def sound(some: dict[str, tuple[float, ...]]) -> bool:

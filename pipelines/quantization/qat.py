@@ -1,8 +1,10 @@
-"""Quantization-aware training by the rules of `pipelines.quantization.quantize`: what is trained is what the int8 model computes.
+"""Quantization-aware training by the rules of `pipelines.quantization.quantize`: what is trained is what the int8 model
+computes.
 
-Straight-through estimator (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
-Inference"): the forward pass rounds, q = clip(round(x / s) + z, 0, 255), x' = s (q - z); the backward pass takes dx'/dx for 1 inside the
-range and 0 outside. Which tensors and weights become bytes is asked of the quantizer itself, so the two cannot differ.
+Straight-through estimator (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference"): the forward pass rounds, q = clip(round(x / s) + z, 0, 255), x' = s (q - z); the
+backward pass takes dx'/dx for 1 inside the range and 0 outside. Which tensors and weights become bytes is asked of the
+quantizer itself, so the two cannot differ.
 
     student = prepare(model, example)              # the trained float model; a copy of it is prepared
     for x, y in batches: ...                       # train as usual, at a low learning rate
@@ -10,7 +12,8 @@ range and 0 outside. Which tensors and weights become bytes is asked of the quan
     path, table = export(student, example, "fp32.onnx")
     int8, report = quantize(graph.load(path), recipe, table)
 
-Not simulated: the rounding of biases (half a step of s_x s_w), products of two activations, and what a recipe quantizes at run time.
+Not simulated: the rounding of biases (half a step of s_x s_w), products of two activations, and what a recipe quantizes
+at run time.
 """
 
 from __future__ import annotations
@@ -78,8 +81,9 @@ _mark: Callable[[Tensor, int], Tensor] = _Mark.apply
 class Range(nn.Module):
     """Observes one float tensor of any shape, and rounds it where the int8 model has bytes (`active`).
 
-    ends: (low, high), moving averages of each batch's extremes while training and not `frozen`: r += momentum (batch - r), the first
-    batch's own to begin with. count: elements seen. tensor: its name in the float graph, "" where that has it not, or twice.
+    ends: (low, high), moving averages of each batch's extremes while training and not `frozen`: r += momentum (batch -
+    r), the first batch's own to begin with. count: elements seen. tensor: its name in the float graph, "" where that
+    has it not, or twice.
     """
 
     ends: Tensor
@@ -113,12 +117,14 @@ class Range(nn.Module):
 
 
 class Layer(nn.Module):
-    """A convolution or linear layer, with the BatchNorm behind it folded in, and weights rounded as in the int8 model (`active`).
+    """A convolution or linear layer, with the BatchNorm behind it folded in, and weights rounded as in the int8 model
+    (`active`).
 
-    W' = W g / sqrt(v + e), b' = (b - m) g / sqrt(v + e) + B, with running mean m and variance v: training and inference compute the same.
-    While training and not `frozen`, m and v follow the batches as in any BatchNorm; g and B are trained.
-    norm_path: of the BatchNorm in the module that was prepared. input_scale: where set, float32 [inputs, 1, ...]: a factor that the graph
-    to be quantized has in W', input by input; the product is rounded then.
+    W' = W g / sqrt(v + e), b' = (b - m) g / sqrt(v + e) + B, with running mean m and variance v: training and inference
+    compute the same. While training and not `frozen`, m and v follow the batches as in any BatchNorm; g and B are
+    trained.
+    norm_path: of the BatchNorm in the module that was prepared. input_scale: where set, float32 [inputs, 1, ...]: a
+    factor that the graph to be quantized has in W', input by input; the product is rounded then.
     """
 
     input_scale: Tensor | None
@@ -130,7 +136,9 @@ class Layer(nn.Module):
         self.register_buffer("input_scale", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, channels in, ...] to [n, channels out, ...] for a convolution, [..., features in] to [..., features out] else; float32."""
+        """[n, channels in, ...] to [n, channels out, ...] for a convolution, [..., features in] to [..., features out]
+        else; float32.
+        """
         if self.norm is not None and self.training and not self.frozen:
             with torch.no_grad():
                 self.norm(self.inner(x))  # moves the running statistics
@@ -138,7 +146,9 @@ class Layer(nn.Module):
         if self.active:
             scale = self.input_scale
             weight = _rounded(weight, self.bits) if scale is None else _rounded(weight * scale, self.bits) / scale
-        compute: Callable[..., Tensor] = nn.functional.linear if isinstance(self.inner, nn.Linear) else self.inner._conv_forward
+        compute: Callable[..., Tensor] = (
+            nn.functional.linear if isinstance(self.inner, nn.Linear) else self.inner._conv_forward
+        )
         return compute(x, weight, bias)
 
     def folded(self) -> tuple[Tensor, Tensor | None]:
@@ -148,7 +158,9 @@ class Layer(nn.Module):
             return weight, bias
         gain = torch.rsqrt(norm.running_var + norm.eps) * (1.0 if norm.weight is None else norm.weight)
         shift = (0.0 if bias is None else bias) - norm.running_mean
-        return weight * gain.reshape(-1, *[1] * (weight.dim() - 1)), shift * gain + (0.0 if norm.bias is None else norm.bias)
+        return weight * gain.reshape(-1, *[1] * (weight.dim() - 1)), shift * gain + (
+            0.0 if norm.bias is None else norm.bias
+        )
 
 
 def _rounded(weight: Tensor, bits: int) -> Tensor:
@@ -169,15 +181,18 @@ def prepare(
 ) -> fx.GraphModule:
     """A trainable copy of `module` that computes as its int8 model will; `module` (a teacher, say) is left as it is.
 
-    example: its inputs (float32, first axis = samples). recipe: the one that the exported model will be quantized by; its observer is not
-    used. momentum: of the ranges. lower: from the copy to (the float graph that will be quantized, {its tensor: `Range.index`}), for a
-    model that is not written by `export`. Raises RequestError for a module that torch.fx cannot trace, or without anything to quantize.
+    example: its inputs (float32, first axis = samples). recipe: the one that the exported model will be quantized by;
+    its observer is not used. momentum: of the ranges. lower: from the copy to (the float graph that will be quantized,
+    {its tensor: `Range.index`}), for a model that is not written by `export`. Raises RequestError for a module that
+    torch.fx cannot trace, or without anything to quantize.
     """
     recipe = recipe or QuantRecipe()
     try:
         traced = fx.symbolic_trace(copy.deepcopy(module))
     except Exception as error:  # whatever the module's own code does with proxies
-        raise RequestError(f"torch.fx cannot trace {type(module).__name__} ({one_line(error)}); prepare a part of it") from error
+        raise RequestError(
+            f"torch.fx cannot trace {type(module).__name__} ({one_line(error)}); prepare a part of it"
+        ) from error
     traced.graph.eliminate_dead_code()
     for each in traced.modules():
         if getattr(each, "inplace", False):
@@ -197,9 +212,13 @@ def freeze_ranges(module: nn.Module) -> None:
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """The trained float weights of a prepared module, under the names that they had in the module it was made from (its state dict)."""
+    """The trained float weights of a prepared module, under the names that they had in the module it was made from (its
+    state dict).
+    """
     layers = {path: each for path, each in module.named_modules() if isinstance(each, Layer)}
-    moved = {f"{path}.inner": path for path in layers} | {f"{path}.norm": each.norm_path for path, each in layers.items()}
+    moved = {f"{path}.inner": path for path in layers} | {
+        f"{path}.norm": each.norm_path for path, each in layers.items()
+    }
     ranges = {path for path, each in module.named_modules() if isinstance(each, Range)}
     found = {}
     for name, tensor in module.state_dict().items():
@@ -210,10 +229,12 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def export(module: nn.Module, example: Example, path: str | Path) -> tuple[Path, CalibrationTable]:
-    """Write the float graph (BatchNorm folded, dynamic batch, inputs named as forward's arguments) and give the trained ranges by tensor.
+    """Write the float graph (BatchNorm folded, dynamic batch, inputs named as forward's arguments) and give the trained
+    ranges by tensor.
 
-    `quantize(graph.load(path), recipe, table)` with the recipe of `prepare` has the very scales trained. The table's observer is "minmax",
-    its tensors' method "qat". Raises RequestError for a module that was not prepared, or has seen no batch in training mode.
+    `quantize(graph.load(path), recipe, table)` with the recipe of `prepare` has the very scales trained. The table's
+    observer is "minmax", its tensors' method "qat". Raises RequestError for a module that was not prepared, or has seen
+    no batch in training mode.
     """
     found = table(module, example)
     file = graph.save(_frozen(module, example)[0], path)
@@ -231,8 +252,12 @@ def table(module: nn.Module, example: Example) -> CalibrationTable:
 
 
 def distillation_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over samples (Hinton et al. 2015); both [n, classes], float32."""
-    student, teacher = (torch.log_softmax(each / temperature, dim=-1) for each in (student_logits, teacher_logits.detach()))
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over samples (Hinton et al. 2015); both [n, classes],
+    float32.
+    """
+    student, teacher = (
+        torch.log_softmax(each / temperature, dim=-1) for each in (student_logits, teacher_logits.detach())
+    )
     return nn.functional.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
 
 
@@ -241,22 +266,33 @@ def _inputs(example: Example) -> tuple[Tensor, ...]:
 
 
 def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
-    """Put a `Layer` in the place of every convolution and linear layer, with the BatchNorm that alone reads it, and a `Range` behind
+    """Put a `Layer` in the place of every convolution and linear layer, with the BatchNorm that alone reads it, and a
+    `Range` behind
     everything that computes or brings a float tensor."""
     modules = dict(traced.named_modules())
     calls = Counter(node.target for node in traced.graph.nodes)
     for node in list(traced.graph.nodes):
         layer = modules.get(str(node.target))
-        if isinstance(layer, LAYERS) and not isinstance(traced.get_submodule(str(node.target)), Layer):  # seen: called again
+        if isinstance(layer, LAYERS) and not isinstance(
+            traced.get_submodule(str(node.target)), Layer
+        ):  # seen: called again
             after = next(iter(node.users))
-            norm = modules.get(str(after.target)) if len(node.users) == calls[node.target] == calls[after.target] == 1 else None
+            norm = (
+                modules.get(str(after.target))
+                if len(node.users) == calls[node.target] == calls[after.target] == 1
+                else None
+            )
             if folds := isinstance(norm, NORMS) and norm.track_running_stats:
                 after.replace_all_uses_with(node)
                 traced.graph.erase_node(after)
             bits = 7 if recipe.reduced_range else 8
-            traced.set_submodule(str(node.target), Layer(layer, norm if folds else None, str(after.target) if folds else "", bits))
+            traced.set_submodule(
+                str(node.target), Layer(layer, norm if folds else None, str(after.target) if folds else "", bits)
+            )
     traced.delete_all_unused_submodules()
-    floats = [each for each in traced.graph.nodes if getattr(each.meta.get("tensor_meta"), "dtype", None) == torch.float32]
+    floats = [
+        each for each in traced.graph.nodes if getattr(each.meta.get("tensor_meta"), "dtype", None) == torch.float32
+    ]
     for index, node in enumerate(each for each in floats if each.op not in ("output", "get_attr")):
         traced.add_submodule(f"range_{index}", Range(index, momentum, recipe.symmetric))
         with traced.graph.inserting_after(node):
@@ -266,7 +302,9 @@ def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
 
 
 def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe) -> None:
-    """Quantize the float graph with a step of its own for every tensor, and see which steps and layers the int8 model has."""
+    """Quantize the float graph with a step of its own for every tensor, and see which steps and layers the int8 model
+    has.
+    """
     model, named = lowered
     tensors = {name: TensorRange(0.0, (i + 1) * 2.0**-20, 0.0, (i + 1) * 2.0**-20, 1) for name, i in named.items()}
     steps = {float(activation_parameters(tensors[name])[0]): i for name, i in named.items()}
@@ -299,7 +337,9 @@ def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe) -> 
                 user.replace_input_with(node, node.args[0])
     traced.recompile()
     if not any(each.active for each in ranges):
-        raise RequestError("nothing in the module can be int8; it needs Conv or Linear layers that the recipe does not keep float")
+        raise RequestError(
+            "nothing in the module can be int8; it needs Conv or Linear layers that the recipe does not keep float"
+        )
 
 
 def _parts(node: ir.Node, named: dict[str, int]) -> set[str | None]:
@@ -313,7 +353,9 @@ def _frozen(module: nn.Module, example: Example) -> Lowered:
     plain: Any = copy.deepcopy(module).eval()
     for name, each in list(plain.named_modules()):
         if isinstance(each, Layer):
-            each.inner.weight, each.inner.bias = (None if it is None else nn.Parameter(it.detach()) for it in each.folded())
+            each.inner.weight, each.inner.bias = (
+                None if it is None else nn.Parameter(it.detach()) for it in each.folded()
+            )
             plain.set_submodule(name, each.inner)
         elif isinstance(each, Range):
             each.marking = True
@@ -322,9 +364,15 @@ def _frozen(module: nn.Module, example: Example) -> Lowered:
     (results,) = next(node.args for node in plain.graph.nodes if node.op == "output")
     outputs = ["output"] if isinstance(results, fx.Node) else [f"output_{i}" for i in range(len(results))]
     stream: Any = io.BytesIO()
-    called: Any = {"input_names": names, "output_names": outputs, "dynamic_axes": {name: {0: "batch"} for name in (*names, *outputs)}}
+    called: Any = {
+        "input_names": names,
+        "output_names": outputs,
+        "dynamic_axes": {name: {0: "batch"} for name in (*names, *outputs)},
+    }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter by tracing (dynamo=False) is called old, but needs no further package
+        warnings.simplefilter(
+            "ignore"
+        )  # the exporter by tracing (dynamo=False) is called old, but needs no further package
         torch.onnx.export(plain, inputs, stream, dynamo=False, opset_version=OPSET, custom_opsets={DOMAIN: 1}, **called)
     model = ir.from_proto(onnx.load_from_string(stream.getvalue()))
     model.opset_imports.pop(DOMAIN, None)

@@ -10,7 +10,16 @@ from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.observers import steps
 from pipelines.quantization.quantize_early import moves
 from pipelines.quantization.recipe import QuantRecipe
-from pipelines.quantization.scales import Array, Step, activation_parameters, given, saturates, step_of, stored, weight_parameters
+from pipelines.quantization.scales import (
+    Array,
+    Step,
+    activation_parameters,
+    given,
+    saturates,
+    step_of,
+    stored,
+    weight_parameters,
+)
 
 BIAS = 2**30  # largest bias in its own steps: leaves int32 room for the sum of products
 
@@ -25,11 +34,15 @@ class Pairs:
         self.done: dict[str, ir.Value] = {}
         self.strided: dict[tuple[str, tuple[int, ...]], ir.Value] = {}
         self.run_time: dict[str, ir.Node] = {}  # what quantizes an input at run time
-        self.helpers: set[str] = set()  # nodes that are part of another one, of a product quantized at run time or a reduction
+        self.helpers: set[str] = (
+            set()
+        )  # nodes that are part of another one, of a product quantized at run time or a reduction
         self.taken = query.names(main)
 
     def step(self, x: ir.Value) -> Step:
-        """Scale and zero point of `x`. What moves values that others read too keeps theirs, so that one quantize step does for all."""
+        """Scale and zero point of `x`. What moves values that others read too keeps theirs, so that one quantize step
+        does for all.
+        """
         source = x
         while (producer := source.producer()) is not None and moves(producer):
             moved = producer.inputs[0]
@@ -39,7 +52,9 @@ class Pairs:
         return given(source) or activation_parameters(self.ranges[str(source.name)], self.recipe.symmetric)
 
     def activation(self, node: ir.Node, index: int = 0) -> np.float32:
-        """Feed input `index` of `node` through a Q/DQ pair, unless it is bytes behind a DequantizeLinear already; returns its scale."""
+        """Feed input `index` of `node` through a Q/DQ pair, unless it is bytes behind a DequantizeLinear already;
+        returns its scale.
+        """
         x = node.inputs[index]
         assert x is not None and x.name is not None
         if (found := given(x)) is not None:
@@ -53,7 +68,8 @@ class Pairs:
         return step[0]
 
     def second(self, node: ir.Node) -> None:
-        """Feed input 1 of a MatMul of two activations through a Q/DQ pair: signed bytes, which engines multiply twice as fast, where it has
+        """Feed input 1 of a MatMul of two activations through a Q/DQ pair: signed bytes, which engines multiply twice
+        as fast, where it has
         no other reader on the way from its producer."""
         x = node.inputs[1]
         assert x is not None and x.name is not None
@@ -79,21 +95,30 @@ class Pairs:
 
     def _back(self, x: ir.Value, q: ir.Node) -> ir.Node:
         dq = edit.node(
-            "DequantizeLinear", [q.outputs[0], *q.inputs[1:]], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken
+            "DequantizeLinear",
+            [q.outputs[0], *q.inputs[1:]],
+            f"{x.name}.dequantized",
+            dtype=ir.DataType.FLOAT,
+            taken=self.taken,
         )
         dq.outputs[0].shape = x.shape
         return dq
 
     def transposed(self, node: ir.Node) -> None:
-        """Let a Transpose of bytes whose result is dequantized stand between a pair of its own: both engines make bytes of that, but
+        """Let a Transpose of bytes whose result is dequantized stand between a pair of its own: both engines make bytes
+        of that, but
         OpenVINO transposes floats where it finds bytes, and then computes the product behind it in float."""
         x, y = node.inputs[0], node.outputs[0]
         dq = next((each for each in y.consumers() if each.op_type == "DequantizeLinear"), None)
         if x is None or dq is None or y.dtype != ir.DataType.UINT8:
             return
         step = dq.inputs[1:]
-        before = edit.node("DequantizeLinear", [x, *step], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken)
-        after = edit.node("QuantizeLinear", [y, *step], f"{y.name}.quantized", dtype=ir.DataType.UINT8, taken=self.taken)
+        before = edit.node(
+            "DequantizeLinear", [x, *step], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken
+        )
+        after = edit.node(
+            "QuantizeLinear", [y, *step], f"{y.name}.quantized", dtype=ir.DataType.UINT8, taken=self.taken
+        )
         before.outputs[0].shape, after.outputs[0].shape, y.type = x.shape, y.shape, ir.TensorType(ir.DataType.FLOAT)
         y.replace_all_uses_with(after.outputs[0], replace_graph_outputs=True)
         after.replace_input_with(0, y)
@@ -102,10 +127,15 @@ class Pairs:
         self.main.insert_after(node, after)
 
     def reduced(self, node: ir.Node) -> None:
-        """Let a reduction of an int8 product keep the axes, for a Squeeze to drop: OpenVINO (2026.4) would use the steps of the product's
+        """Let a reduction of an int8 product keep the axes, for a Squeeze to drop: OpenVINO (2026.4) would use the
+        steps of the product's
         channels along another axis."""
         x, y = node.inputs[0], node.outputs[0]
-        axes = query.constant(node.inputs[1]) if len(node.inputs) > 1 else np.array(node.attributes.get_ints("axes", []), np.int64)
+        axes = (
+            query.constant(node.inputs[1])
+            if len(node.inputs) > 1
+            else np.array(node.attributes.get_ints("axes", []), np.int64)
+        )
         product = x.producer() if x is not None else None
         if product is None or product.op_type != "MatMul" or _op_type(product.inputs[1]) != "DequantizeLinear":
             return
@@ -122,11 +152,12 @@ class Pairs:
         self.helpers.add(str(squeeze.name))
 
     def result(self, node: ir.Node, always: bool) -> None:
-        """Feed all readers of an int8 operator's result through one Q/DQ pair, where engines would compute in float without.
+        """Feed all readers of an int8 operator's result through one Q/DQ pair, where engines would compute in float
+        without.
 
-        always: engines have no form with a float result (onnxruntime's Conv, Add, pools); the others (Gemm, MatMul) lack one that a Relu or
-        Clip reads. The pair stands after the Relu or Clip where saturation does the same (engines then drop it), else before it, with the
-        range after it.
+        always: engines have no form with a float result (onnxruntime's Conv, Add, pools); the others (Gemm, MatMul)
+        lack one that a Relu or Clip reads. The pair stands after the Relu or Clip where saturation does the same
+        (engines then drop it), else before it, with the range after it.
         """
         x = node.outputs[0]
         after = query.sole_user(x)
@@ -145,7 +176,9 @@ class Pairs:
             return
         if found:
             q = found[0]
-            dq = next((each for each in q.outputs[0].consumers() if each.op_type == "DequantizeLinear"), None) or self._back(y, q)
+            dq = next(
+                (each for each in q.outputs[0].consumers() if each.op_type == "DequantizeLinear"), None
+            ) or self._back(y, q)
         else:
             y = _before_token(y)
             q, dq = self._pair(y, *step)
@@ -158,7 +191,9 @@ class Pairs:
         self.main.insert_after(producer, [q, dq])
 
     def weight(self, node: ir.Node, axis: int | None, x_scale: np.float32) -> None:
-        """Replace weight (input 1) and bias (input 2, if any) of `node` by int8 / int32 constants behind DequantizeLinear."""
+        """Replace weight (input 1) and bias (input 2, if any) of `node` by int8 / int32 constants behind
+        DequantizeLinear.
+        """
         weight = node.inputs[1]
         w = query.constant(weight)
         assert weight is not None and w is not None
@@ -172,7 +207,8 @@ class Pairs:
         if b is not None and bias is not None:
             step = (np.float32(x_scale) * scale).astype(np.float32)
             node.replace_input_with(
-                2, self._dequantized(node, str(bias.name), np.rint(b / step.astype(np.float64)).astype(np.int32), step, 0)
+                2,
+                self._dequantized(node, str(bias.name), np.rint(b / step.astype(np.float64)).astype(np.int32), step, 0),
             )
 
     @property
@@ -181,13 +217,17 @@ class Pairs:
         return 7 if self.recipe.reduced_range else 8
 
     def constant(self, node: ir.Node, index: int) -> None:
-        """Replace the constant input `index` of an elementwise operator by bytes behind DequantizeLinear, one step for all of it."""
+        """Replace the constant input `index` of an elementwise operator by bytes behind DequantizeLinear, one step for
+        all of it.
+        """
         x = node.inputs[index]
         array = query.constant(x)
         assert x is not None and array is not None
         scale, zero = steps(array.min(), array.max())
         z = np.uint8(zero)
-        node.replace_input_with(index, self._dequantized(node, str(x.name), stored(array, scale, z), np.asarray(scale), None, z))
+        node.replace_input_with(
+            index, self._dequantized(node, str(x.name), stored(array, scale, z), np.asarray(scale), None, z)
+        )
 
     def _dequantized(
         self, before: ir.Node, name: str, quantized: Array, scale: Array, axis: int | None, zero: np.uint8 | None = None
@@ -198,17 +238,20 @@ class Pairs:
         s = edit.initializer(self.main, f"{stem}.scale", scale, self.taken)
         z = edit.initializer(self.main, f"{stem}.zero_point", zeros, self.taken)
         along = {} if axis is None else {"axis": axis}
-        dq = edit.node("DequantizeLinear", [q, s, z], f"{stem}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken, **along)
+        dq = edit.node(
+            "DequantizeLinear", [q, s, z], f"{stem}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken, **along
+        )
         dq.outputs[0].shape = q.shape
         self.main.insert_before(before, dq)
         return dq.outputs[0]
 
 
 def _before_token(y: ir.Value) -> ir.Value:
-    """Where a Reshape of `y` is joined to a token that Expand repeats for a batch of any size, as in vision transformers: its result.
+    """Where a Reshape of `y` is joined to a token that Expand repeats for a batch of any size, as in vision
+    transformers: its result.
 
-    OpenVINO (2026.4) gives all channels of a convolution the bias of the first where the pair stands right behind it there; onnxruntime
-    moves the pair back, unless the shape of `y` itself is read.
+    OpenVINO (2026.4) gives all channels of a convolution the bias of the first where the pair stands right behind it
+    there; onnxruntime moves the pair back, unless the shape of `y` itself is read.
     """
     reshape = _reader(y)
     if reshape is None or reshape.op_type != "Reshape":

@@ -1,17 +1,19 @@
-"""Float model + recipe + calibration table -> QDQ model and a report on every operator. Pure: nothing is read or written here.
+"""Float model + recipe + calibration table -> QDQ model and a report on every operator. Pure: nothing is read or
+written here.
 
-Weights: symmetric int8 per output channel, W_q = round(W / s_w), s_w = max|W| / 127. Activations: uint8, s = (max - min) / 255 with the
-range widened to hold zero, z = round(-min / s); tensors without negatives get z = 0 and s = max / 255. Bias: int32 in steps of s_x s_w,
-exact to half a step. An engine then computes with integers alone, the zero point's term folded into the bias (the "shifted bias" of
-Intel's INT8 Wide & Deep):
+Weights: symmetric int8 per output channel, W_q = round(W / s_w), s_w = max|W| / 127. Activations: uint8, s = (max -
+min) / 255 with the range widened to hold zero, z = round(-min / s); tensors without negatives get z = 0 and s = max /
+255. Bias: int32 in steps of s_x s_w, exact to half a step. An engine then computes with integers alone, the zero
+point's term folded into the bias (the "shifted bias" of Intel's INT8 Wide & Deep):
 
     y = s_x s_w ( sum_c x_q W_q + b_q - z_x sum_c W_q ),   y_q = clip(round(y / s_y) + z_y, 0, 255)
 
 (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference").
 
-Where the table knows them, channels are equalized before (`EqualizeChannels`), W rounded otherwise and b corrected (`pipelines.quantization.correction`).
-What lies between layers is bytes too where that pays (`pipelines.quantization.elementwise`), and what only moves values keeps their step.
-Embedding tables are bytes: in the step of the int8 operator that they feed, else with a scale a row (`pipelines.quantization.embedding_tables`).
+Where the table knows them, channels are equalized before (`EqualizeChannels`), W rounded otherwise and b corrected
+(`pipelines.quantization.correction`). What lies between layers is bytes too where that pays
+(`pipelines.quantization.elementwise`), and what only moves values keeps their step. Embedding tables are bytes: in the
+step of the int8 operator that they feed, else with a scale a row (`pipelines.quantization.embedding_tables`).
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ RUN_TIME = "its input is quantized at run time"
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of the quantized model: precision is "int8", "float" or "integer" (index arithmetic); reason says why not int8."""
+    """One operator of the quantized model: precision is "int8", "float" or "integer" (index arithmetic); reason says
+    why not int8.
+    """
 
     name: str
     type: str
@@ -68,14 +72,18 @@ class QuantReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON values."""
-        return {"graph": self.graph, "recipe": self.recipe.to_json(), "operators": [asdict(each) for each in self.operators]}
+        return {
+            "graph": self.graph,
+            "recipe": self.recipe.to_json(),
+            "operators": [asdict(each) for each in self.operators],
+        }
 
 
 def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
     """The QDQ form of `model`, which is left as it is, and what became of every operator.
 
-    The table's corrections count only for the recipe that they were found by, observers aside.
-    Raises RequestError where the table belongs to another graph, the opset is older than 13, or keep_float or dynamic matches nothing.
+    The table's corrections count only for the recipe that they were found by, observers aside. Raises RequestError
+    where the table belongs to another graph, the opset is older than 13, or keep_float or dynamic matches nothing.
     """
     io.require_opset(model)
     table.require(model)
@@ -114,7 +122,9 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
             pairs.reduced(node)
     if recipe.correct and (table.bias or table.rounding):
         if not recipe.same_but_observer(table.recipe):
-            logger.warning("the table's corrections were found by another recipe and are left out; for new ones run: zoo calibrate")
+            logger.warning(
+                "the table's corrections were found by another recipe and are left out; for new ones run: zoo calibrate"
+            )
         else:
             weight_rounding.apply(main, table.rounding)
             for name, channels in bias.correct(main, table.bias).items():
@@ -182,14 +192,24 @@ def _describe(node: ir.Node, reasons: dict[str, str], int8: dict[str, str]) -> O
     between = x is not None and given(x) is not None and reader is not None and reader.op_type == "QuantizeLinear"
     if between and node.op_type == "Transpose":
         return Operator(name, node.op_type, "int8")
-    return Operator(name, node.op_type, "float", "computed in float between bytes" if between else f"{node.op_type} has no int8 form here")
+    return Operator(
+        name,
+        node.op_type,
+        "float",
+        "computed in float between bytes" if between else f"{node.op_type} has no int8 form here",
+    )
 
 
 def _inside(node: ir.Node) -> list[Operator]:
-    """What stands in the subgraphs of `node` (the branches of an If, the body of a Loop): nothing there is quantized."""
+    """What stands in the subgraphs of `node` (the branches of an If, the body of a Loop): nothing there is
+    quantized.
+    """
     graphs = [each.as_graph() for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH]
     inner = [each for body in graphs for each in ir.traversal.RecursiveGraphIterator(body)]
-    return [Operator(str(each.name or each.outputs[0].name), each.op_type, "float", f"inside a subgraph of {node.name}") for each in inner]
+    return [
+        Operator(str(each.name or each.outputs[0].name), each.op_type, "float", f"inside a subgraph of {node.name}")
+        for each in inner
+    ]
 
 
 def _fused(node: ir.Node, int8: dict[str, str]) -> bool:

@@ -12,18 +12,36 @@ from numpy.typing import NDArray
 from pipelines.graph import edit, query
 from pipelines.rewrites.driver import Rewrite
 
-MOVES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Slice", "Expand", "MaxPool", "Gather", "Resize", "Pad")
+MOVES = (
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "Identity",
+    "Slice",
+    "Expand",
+    "MaxPool",
+    "Gather",
+    "Resize",
+    "Pad",
+)
 
 
 def moves(node: ir.Node) -> bool:
-    """Whether `node` gives some of the values of its input 0, or zeros (Pad), or means of them (Resize): bytes keep their step in it."""
+    """Whether `node` gives some of the values of its input 0, or zeros (Pad), or means of them (Resize): bytes keep
+    their step in it.
+    """
     if node.op_type == "MaxPool":
         return len(node.outputs) == 1
     if node.op_type == "Gather":
         return node.inputs[0] is not None and node.inputs[0].producer() is not None
     if node.op_type == "Resize":
         mode = node.attributes.get_string("mode", "nearest")
-        return mode in ("nearest", "linear") and node.attributes.get_string("coordinate_transformation_mode") != "tf_crop_and_resize"
+        return (
+            mode in ("nearest", "linear")
+            and node.attributes.get_string("coordinate_transformation_mode") != "tf_crop_and_resize"
+        )
     if node.op_type == "Pad":
         value = query.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.float32(0)
         return value is not None and not value.any()
@@ -31,13 +49,14 @@ def moves(node: ir.Node) -> bool:
 
 
 class QuantizeEarly(Rewrite):
-    """Q(Move(x)) = Move(Q(x)) where Move only copies values, Q(Concat(a, b)) = Concat(Q(a), Q(b)), Q(Gather(T, i)) = Gather(Q(T), i).
+    """Q(Move(x)) = Move(Q(x)) where Move only copies values, Q(Concat(a, b)) = Concat(Q(a), Q(b)), Q(Gather(T, i)) =
+    Gather(Q(T), i).
 
-    All with one scale and zero point, so exact (but a linear Resize of bytes rounds where it stands). Q(DQ(b)) of one step is b. For a
-    constant table T, Q(T) is computed here (if `tables`): it is stored as bytes, a quarter of its size, and no quantize step is left at run
-    time. Does not fire where the moved value has another reader, where what is moved is bytes of another step, or on a
-    Transpose to signed bytes.
-    `keep` says by name which operators stay float.
+    All with one scale and zero point, so exact (but a linear Resize of bytes rounds where it stands). Q(DQ(b)) of one
+    step is b. For a constant table T, Q(T) is computed here (if `tables`): it is stored as bytes, a quarter of its
+    size, and no quantize step is left at run time. Does not fire where the moved value has another reader, where what
+    is moved is bytes of another step, or on a Transpose to signed bytes. `keep` says by name which operators stay
+    float.
     """
 
     def __init__(self, tables: bool = True, keep: Callable[[str], bool] = lambda name: False) -> None:
@@ -78,7 +97,10 @@ class QuantizeEarly(Rewrite):
             return 0
         data = [value for value in (move.inputs if move.op_type == "Concat" else move.inputs[:1]) if value is not None]
         sources = [value.producer() for value in data]
-        if any(each is not None and each.op_type == "DequantizeLinear" and not _equal(_step(each), step) for each in sources):
+        if any(
+            each is not None and each.op_type == "DequantizeLinear" and not _equal(_step(each), step)
+            for each in sources
+        ):
             self.refuse(move, "its parts are bytes of other steps")
             return 0
         inputs = [self._bytes(main, value, quantize, move) for value in data] + list(move.inputs[len(data) :])
@@ -101,7 +123,9 @@ class QuantizeEarly(Rewrite):
             if each.op_type == "QuantizeLinear" and each.graph is main and _equal(_step(each), _step(quantize)):
                 return each.outputs[0]
         dtype = quantize.outputs[0].dtype
-        q = edit.node("QuantizeLinear", [value, *quantize.inputs[1:]], f"{value.name}.quantized", dtype=dtype, taken=self._taken)
+        q = edit.node(
+            "QuantizeLinear", [value, *quantize.inputs[1:]], f"{value.name}.quantized", dtype=dtype, taken=self._taken
+        )
         q.outputs[0].shape = value.shape
         main.insert_before(move, q)
         return q.outputs[0]
@@ -114,7 +138,9 @@ class QuantizeEarly(Rewrite):
             return 0
         scale, zero = step
         limits = np.iinfo(zero.dtype)
-        stored = np.clip(np.rint(table / scale) + zero.astype(np.int32), limits.min, limits.max).astype(zero.dtype)  # halves round to even
+        stored = np.clip(np.rint(table / scale) + zero.astype(np.int32), limits.min, limits.max).astype(
+            zero.dtype
+        )  # halves round to even
         stored_table = edit.initializer(main, f"{quantize.name}.table", stored, self._taken)
         self._replace(main, gather, [stored_table, *gather.inputs[1:]], quantize)
         return 1

@@ -1,8 +1,9 @@
 """Ranges of activations judged where it counts: at the graph's outputs.
 
-A range of least error of its own tensor keeps far values that nothing behind it may notice (a ReLU6 cuts them, a mean dilutes them), at the
-price of a larger step for all others; another one cuts what the outputs hang on. So one tensor after the other is rounded in the float
-model, the rest of it left alone, by shares of its range, and the share that moves the outputs least is taken.
+A range of least error of its own tensor keeps far values that nothing behind it may notice (a ReLU6 cuts them, a mean
+dilutes them), at the price of a larger step for all others; another one cuts what the outputs hang on. So one tensor
+after the other is rounded in the float model, the rest of it left alone, by shares of its range, and the share that
+moves the outputs least is taken.
 """
 
 from __future__ import annotations
@@ -27,19 +28,29 @@ from pipelines.quantization.recipe import QuantRecipe
 Array = NDArray[Any]
 NARROWER, WIDER = (0.8, 0.65, 0.5, 0.4), (1.25, 1.6)  # shares of a range that are tried, until one is worse
 GAIN = 0.97  # of the error: what a share must win
-MOST = 2**27  # bytes of what one tensor, and whatever else is needed behind it, is on the samples; of larger ones fewer samples count
+# bytes of what one tensor, and whatever else is needed behind it, is on the samples; of larger ones fewer samples count
+MOST = 2**27
 IDLE = 3e-6  # of the outputs' squares, 55 dB; tensors that cause less error are left alone
 
 
-def refined(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Sequence[Batch]) -> CalibrationTable:
-    """`table` with ranges chosen by what they do to the outputs of `model`, which it was made for, wherever `recipe` rounds.
+def refined(
+    model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Sequence[Batch]
+) -> CalibrationTable:
+    """`table` with ranges chosen by what they do to the outputs of `model`, which it was made for, wherever `recipe`
+    rounds.
 
     samples: a few batches, run as they come. Raises RequestError for samples that do not fit.
     """
     int8, _ = quantize(model, recipe, table)
-    rounded = [str(node.inputs[0].name) for node in int8.graph if node.op_type == "QuantizeLinear" and node.inputs[0] is not None]
+    rounded = [
+        str(node.inputs[0].name)
+        for node in int8.graph
+        if node.op_type == "QuantizeLinear" and node.inputs[0] is not None
+    ]
     exact = before_softmax(model)
-    values = {str(each.name): each for node in exact.graph for each in (*node.inputs, *node.outputs) if each is not None}
+    values = {
+        str(each.name): each for node in exact.graph for each in (*node.inputs, *node.outputs) if each is not None
+    }
     tensors = dict(table.tensors)
     chosen = [name for name in dict.fromkeys(rounded) if name in values and name in tensors]
     with progress("refining ranges", len(chosen)) as advance:
@@ -50,14 +61,21 @@ def refined(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, sampl
 
 
 def output_sqnr(float_model: ir.Model, other: ir.Model, samples: Iterable[Batch], quick: bool = False) -> float:
-    """SQNR in dB of another model's float outputs, an int8 one's say, against the float model's, over all samples; infinite if equal.
+    """SQNR in dB of another model's float outputs, an int8 one's say, against the float model's, over all samples;
+    infinite if equal.
 
-    What a final Softmax saw counts, not its probabilities, most of which are zero. Of several outputs the mean relative error counts.
+    What a final Softmax saw counts, not its probabilities, most of which are zero. Of several outputs the mean relative
+    error counts.
     quick: for two float models, see `plain.options`. Raises RequestError for samples that do not fit.
     """
     models = (before_softmax(each) for each in (float_model, other))
-    exact, found_by = (reference_session.session(each, "its search needs", reference_session.options(quick)) for each in models)
-    found = _error((reference_session.run(exact, batch), reference_session.run(found_by, batch)) for batch in chunks(float_model, samples))
+    exact, found_by = (
+        reference_session.session(each, "its search needs", reference_session.options(quick)) for each in models
+    )
+    found = _error(
+        (reference_session.run(exact, batch), reference_session.run(found_by, batch))
+        for batch in chunks(float_model, samples)
+    )
     return float(-10 * np.log10(found)) if found > 0 else np.inf
 
 
@@ -73,7 +91,8 @@ def before_softmax(model: ir.Model) -> ir.Model:
 
 
 def _error(results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> float:
-    """Squared error of float outputs relative to their squares, the mean of the outputs; results: (wanted, found) of every batch.
+    """Squared error of float outputs relative to their squares, the mean of the outputs; results: (wanted, found) of
+    every batch.
 
     What is wanted to be infinite, as a masked input of a Softmax, does not count.
     """
@@ -87,15 +106,22 @@ def _error(results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> float:
     return float(np.nan_to_num(np.mean([noise[at] / power[at] for at in noise if power[at] > 0] or [0.0]), nan=np.inf))
 
 
-def _best(model: ir.Model, value: ir.Value, observed: TensorRange, symmetric: bool, samples: Sequence[Batch]) -> TensorRange:
+def _best(
+    model: ir.Model, value: ir.Value, observed: TensorRange, symmetric: bool, samples: Sequence[Batch]
+) -> TensorRange:
     behind = _behind(model.graph, value)
     made = {each for node in behind for each in node.outputs}
-    fed = [value, *dict.fromkeys(each for node in behind for each in reads(node) if each not in made and each is not value)]
+    fed = [
+        value,
+        *dict.fromkeys(each for node in behind for each in reads(node) if each not in made and each is not value),
+    ]
     fed = [each for each in fed if each.is_graph_input() or each.producer() is not None]
     outputs = [each for each in model.graph.outputs if each in made]
     if not outputs:
         return observed
-    before = piece(model, [each for each in model.graph.inputs if not each.is_initializer()], [*fed, *outputs], quick=True)
+    before = piece(
+        model, [each for each in model.graph.inputs if not each.is_initializer()], [*fed, *outputs], quick=True
+    )
     rows: list[list[Array]] = []
     for batch in samples:
         if sum(each.nbytes for row in rows for each in row) < MOST:
@@ -111,7 +137,9 @@ def _best(model: ir.Model, value: ir.Value, observed: TensorRange, symmetric: bo
                 x = (np.clip(np.rint(row[0] / scale) + zero, 0, 255) - zero) * scale
                 yield (
                     row[len(fed) :],
-                    reference_session.run(after, dict(zip(names, [x.astype(np.float32), *row[1 : len(fed)]], strict=True))),
+                    reference_session.run(
+                        after, dict(zip(names, [x.astype(np.float32), *row[1 : len(fed)]], strict=True))
+                    ),
                 )
 
         return _error(results())

@@ -16,17 +16,21 @@ OBSERVERS = ("auto", "minmax", "percentile", "mse", "kl")
 class QuantRecipe:
     """How one model becomes int8.
 
-    observer: how activation ranges are chosen from the calibration samples: "minmax", "percentile" (99.99), "mse", "kl" (see
-        `pipelines.quantization.observers`), or "auto": for each tensor the one of least quantization error.
-    quantize_tables: store embedding tables as bytes: uint8 with the input scale of the int8 operator that they feed, else int8 with a
-    scale a row.
+    observer: how activation ranges are chosen from the calibration samples: "minmax", "percentile" (99.99), "mse", "kl"
+        (see `pipelines.quantization.observers`), or "auto": for each tensor the one of least quantization error.
+    quantize_tables: store embedding tables as bytes: uint8 with the input scale of the int8 operator that they feed,
+    else int8 with a scale a row.
     keep_float: regular expressions; an operator whose name matches one in full stays float.
     reduced_range: 7-bit weights, for CPUs without VNNI, whose u8 x s8 products saturate in pairwise 16-bit sums.
-    dynamic: regular expressions; a Gemm or MatMul whose name matches one in full has its input's range taken at run time.
-    symmetric: activations with negatives get zero point 128, which saves engines a correction and costs part of the range.
-    search: equalize channels between convolutions and between linear layers or a LayerNormalization and linear layers (SmoothQuant), clip
-        weights and choose other ranges where the outputs on the calibration samples say that it helps (minutes for a large model).
-    correct: round weights so that their errors cancel on the calibration samples, and take shifts of channel means out of the biases.
+    dynamic: regular expressions; a Gemm or MatMul whose name matches one in full has its input's range taken at run
+    time.
+    symmetric: activations with negatives get zero point 128, which saves engines a correction and costs part of the
+    range.
+    search: equalize channels between convolutions and between linear layers or a LayerNormalization and linear layers
+        (SmoothQuant), clip weights and choose other ranges where the outputs on the calibration samples say that it
+        helps (minutes for a large model).
+    correct: round weights so that their errors cancel on the calibration samples, and take shifts of channel means out
+    of the biases.
 
     Raises RequestError for an unknown observer or a broken expression.
     """
@@ -67,6 +71,8 @@ class QuantRecipe:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     def same_but_observer(self, other: Mapping[str, Any]) -> bool:
-        """Whether `other`, from `to_json`, computes every operator alike: all but what is asked of a calibration table."""
+        """Whether `other`, from `to_json`, computes every operator alike: all but what is asked of a calibration
+        table.
+        """
         aside = {"observer": "", "search": False}
         return {**self.to_json(), **aside} == {**other, **aside}

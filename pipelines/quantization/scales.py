@@ -21,7 +21,8 @@ NOTHING = 1e-20  # weights below it count as zero, for their steps would leave f
 def activation_parameters(observed: TensorRange, symmetric: bool = False) -> tuple[np.float32, np.uint8]:
     """(scale, zero point) of a uint8 tensor with this range; zero is always represented exactly.
 
-    symmetric: a tensor with negatives gets zero point 128 and s = max|x| / 127, so that engines may take it as signed bytes.
+    symmetric: a tensor with negatives gets zero point 128 and s = max|x| / 127, so that engines may take it as signed
+    bytes.
     """
     scale, zero = steps(observed.low, observed.high, symmetric)
     return np.float32(scale), np.uint8(zero)
@@ -32,8 +33,8 @@ def weight_parameters(
 ) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
     """(scales, int8 weights) of a float weight, one scale per index of `axis` (one in all for None).
 
-    s = max|W| / 127, so that nothing saturates; clip: of the fractions `CLIPPED` of it that of least squared error. least: scales are at
-    least this (float, or one per channel). A channel of zeros gets it, or 1 where it is 0.
+    s = max|W| / 127, so that nothing saturates; clip: of the fractions `CLIPPED` of it that of least squared error.
+    least: scales are at least this (float, or one per channel). A channel of zeros gets it, or 1 where it is 0.
     """
     top = 2 ** (bits - 1) - 1
     others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
@@ -65,7 +66,9 @@ def stored(array: Array, scale: Array | np.float32, zero: Array | np.integer[Any
 
 
 def step_of(node: ir.Node) -> Step | None:
-    """(scale, zero point) of a QuantizeLinear or DequantizeLinear of an activation that is like those made here: one for all, 8 bits."""
+    """(scale, zero point) of a QuantizeLinear or DequantizeLinear of an activation that is like those made here: one
+    for all, 8 bits.
+    """
     scale, zero = (query.constant(each) for each in (*node.inputs[1:], None, None)[:2])
     if scale is None or zero is None or scale.size != 1 or zero.dtype not in (np.uint8, np.int8):
         return None
@@ -73,7 +76,9 @@ def step_of(node: ir.Node) -> Step | None:
 
 
 def given(x: ir.Value | None) -> Step | None:
-    """The step of an activation that is bytes already: the DequantizeLinear that computes `x` is like those made here."""
+    """The step of an activation that is bytes already: the DequantizeLinear that computes `x` is like those made
+    here.
+    """
     producer = x.producer() if x is not None else None
     return step_of(producer) if producer is not None and producer.op_type == "DequantizeLinear" else None
 

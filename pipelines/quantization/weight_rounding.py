@@ -21,9 +21,11 @@ def encoded(changes: NDArray[np.int8]) -> str:
 
 
 def apply(main: ir.Graph, changes: Mapping[str, str]) -> None:
-    """Move weights of int8 layers, named by their operators, from the nearest integers to those that `encoded` was told of.
+    """Move weights of int8 layers, named by their operators, from the nearest integers to those that `encoded` was told
+    of.
 
-    Layers that are not int8 here, or have other weights, are passed over. Raises RequestError for text that `encoded` did not write.
+    Layers that are not int8 here, or have other weights, are passed over. Raises RequestError for text that `encoded`
+    did not write.
     """
     for node in main:
         text = changes.get(str(node.name))
@@ -37,7 +39,11 @@ def apply(main: ir.Graph, changes: Mapping[str, str]) -> None:
                 f"the rounding of {node.name} is broken ({error}); make the calibration table anew with: zoo calibrate"
             ) from error
         if steps.size == found.integers.size:
-            found.replace(np.clip(found.integers.astype(np.int16) + steps.reshape(found.integers.shape), -127, 127).astype(np.int8))
+            found.replace(
+                np.clip(found.integers.astype(np.int16) + steps.reshape(found.integers.shape), -127, 127).astype(
+                    np.int8
+                )
+            )
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ class Rewrite(ir.passes.InPlacePass):
 
 
 class CleanUp(Rewrite):
-    """Constants become initializers, float16 ones that are only cast float32; identities, unused and repeated go; shapes are inferred."""
+    """Constants become initializers, float16 ones that are only cast float32; identities, unused and repeated go;
+    shapes are inferred.
+    """
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
@@ -109,7 +111,9 @@ class RewriteReport:
 
 
 def rewrite(model: ir.Model, passes: Sequence[Rewrite]) -> RewriteReport:
-    """Apply `passes` in order, in place, with a clean-up between rounds, until none fires. Raises ZooError where they never settle."""
+    """Apply `passes` in order, in place, with a clean-up between rounds, until none fires. Raises ZooError where they
+    never settle.
+    """
     before = query.operators(model)
     clean = CleanUp()
     clean(model)
@@ -120,4 +124,6 @@ def rewrite(model: ir.Model, passes: Sequence[Rewrite]) -> RewriteReport:
     else:
         raise ZooError(f"rewrites do not settle after {LIMIT} rounds: {', '.join(each.name for each in passes)}")
     ran = (*passes, clean)
-    return RewriteReport(tuple((each.name, each.fired, dict(each.refused)) for each in ran), before, query.operators(model))
+    return RewriteReport(
+        tuple((each.name, each.fired, dict(each.refused)) for each in ran), before, query.operators(model)
+    )

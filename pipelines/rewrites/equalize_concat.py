@@ -17,17 +17,20 @@ Floats = NDArray[np.float64]
 
 
 class EqualizeConcat(Rewrite):
-    """Scale embedding table columns up and the next layer's weight rows down by the same powers of two: exact, bit for bit.
+    """Scale embedding table columns up and the next layer's weight rows down by the same powers of two: exact, bit for
+    bit.
 
-    For y = concat(e_1 .. e_k) W, where every e_i is a row of a constant table T_i, column c of T_i may be multiplied by any k_c > 0 if
-    row c of W is divided by it. Int8 gives the whole concatenation one step s and every output column j of W one step t_j, so with
-    rounding errors uniform in their step the expected squared error of the outputs is
+    For y = concat(e_1 .. e_k) W, where every e_i is a row of a constant table T_i, column c of T_i may be multiplied by
+    any k_c > 0 if row c of W is divided by it. Int8 gives the whole concatenation one step s and every output column j
+    of W one step t_j, so with rounding errors uniform in their step the expected squared error of the outputs is
 
-        sum_j sum_c [ s^2/12 (W_cj / k_c)^2  +  t_j^2/12 k_c^2 E[x_c^2] ],   s = (max - min)/255,  t_j = max_c |W_cj / k_c| / 127.
+        sum_j sum_c [ s^2/12 (W_cj / k_c)^2  +  t_j^2/12 k_c^2 E[x_c^2] ],
+        s = (max - min)/255,  t_j = max_c |W_cj / k_c| / 127.
 
-    The factors are searched in the family k_c = 2^round(log2(a w_c^b / r_c^(1-b))), w_c = max_j |W_cj|, r_c = max |column c of T|
-    (b = 1/2 is the cross-layer equalization of Nagel et al., 2019), and the best ones are applied if they lower the error clearly. Columns
-    that are no table rows keep k_c = 1; `ranges` gives their (min, max) by value name, and a part whose range is not known is refused.
+    The factors are searched in the family k_c = 2^round(log2(a w_c^b / r_c^(1-b))), w_c = max_j |W_cj|, r_c = max
+    |column c of T| (b = 1/2 is the cross-layer equalization of Nagel et al., 2019), and the best ones are applied if
+    they lower the error clearly. Columns that are no table rows keep k_c = 1; `ranges` gives their (min, max) by value
+    name, and a part whose range is not known is refused.
     """
 
     MARGIN = 0.9  # fire only for a clear gain, so that a second run finds nothing to do
@@ -65,7 +68,9 @@ class EqualizeConcat(Rewrite):
                 self.refuse(concat, f"the range of its part {value.name if value else '?'} is not known")
                 return 0
             parts.append(part)
-        factors = _search(_Columns(*map(np.concatenate, zip(*parts, strict=True))), weight.astype(np.float64), self.MARGIN)
+        factors = _search(
+            _Columns(*map(np.concatenate, zip(*parts, strict=True))), weight.astype(np.float64), self.MARGIN
+        )
         if factors is None:
             return 0
         ends = np.cumsum([len(part[0]) for part in parts])[:-1]

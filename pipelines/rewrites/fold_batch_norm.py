@@ -17,20 +17,24 @@ LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 class FoldBatchNorm(Rewrite):
-    """a (W x + b) + c = (a W) x + (a b + c), and W (a x + c) + b = (W a) x + (b + W c), for constants a, c of one value per channel.
+    """a (W x + b) + c = (a W) x + (a b + c), and W (a x + c) + b = (W a) x + (b + W c), for constants a, c of one value
+    per channel.
 
-    BatchNormalization is a = gamma / sqrt(variance + epsilon), c = beta - a mean. Mul, Div, Add and Sub by a constant of one value per
-    channel (or one in all) are the same with c = 0 or a = 1: so tf2onnx writes what it could not fold. Computed in float64.
+    BatchNormalization is a = gamma / sqrt(variance + epsilon), c = beta - a mean. Mul, Div, Add and Sub by a constant
+    of one value per channel (or one in all) are the same with c = 0 or a = 1: so tf2onnx writes what it could not fold.
+    Computed in float64.
 
-    After a Conv, ConvTranspose, Gemm, or MatMul (a only; `FuseLinear` takes c) it always holds. Before a Conv it holds without padding,
-    or where c = 0: padding puts zeros where c would have been; not after a product of two computed values, which may be a Gelu short of its
-    last factor. Does not fire where the value between the two has another reader, weights
-    are not constant, or the result would leave the range of the weights' type.
+    After a Conv, ConvTranspose, Gemm, or MatMul (a only; `FuseLinear` takes c) it always holds. Before a Conv it holds
+    without padding, or where c = 0: padding puts zeros where c would have been; not after a product of two computed
+    values, which may be a Gelu short of its last factor. Does not fire where the value between the two has another
+    reader, weights are not constant, or the result would leave the range of the weights' type.
     """
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        layers = [each for each in model.graph if query.standard(each, *LAYERS) and query.constant(each.inputs[1]) is not None]
+        layers = [
+            each for each in model.graph if query.standard(each, *LAYERS) and query.constant(each.inputs[1]) is not None
+        ]
         return sum(self._fold(layer) for layer in layers)
 
     def _fold(self, layer: ir.Node) -> int:
@@ -53,13 +57,21 @@ class FoldBatchNorm(Rewrite):
             return None
         if layer.op_type == "MatMul" and affine.shift.any():
             return None
-        return self._replace([layer, reader], layer, layer.inputs[0], weight.scaled(affine), affine.scale * weight.bias + affine.shift)
+        return self._replace(
+            [layer, reader], layer, layer.inputs[0], weight.scaled(affine), affine.scale * weight.bias + affine.shift
+        )
 
     def _before(self, layer: ir.Node) -> ir.Node | None:
         x = layer.inputs[0]
         weight = _Weights.of(layer)
         before = x.producer() if x is not None else None
-        if x is None or weight is None or before is None or layer.op_type == "ConvTranspose" or layer.attributes.get_int("transA", 0) != 0:
+        if (
+            x is None
+            or weight is None
+            or before is None
+            or layer.op_type == "ConvTranspose"
+            or layer.attributes.get_int("transA", 0) != 0
+        ):
             return None
         source = next((each for each in before.inputs if each is not None and query.constant(each) is None), None)
         affine = as_affine(before, source, weight.inputs, weight.rank) if source is not None else None
@@ -69,18 +81,27 @@ class FoldBatchNorm(Rewrite):
             self.refuse(before, "its result has several readers")
             return None
         gate = source.producer() if source is not None else None
-        if query.standard(gate, "Mul") and gate is not None and all(query.constant(each) is None for each in gate.inputs):
+        if (
+            query.standard(gate, "Mul")
+            and gate is not None
+            and all(query.constant(each) is None for each in gate.inputs)
+        ):
             self.refuse(before, "it may end a Gelu, which engines fuse whole")
             return None
         if affine.shift.any() and (layer.op_type == "MatMul" or pads(layer)):
             self.refuse(
-                before, f"{layer.op_type} {query.label(layer)} pads its input with zeros" if pads(layer) else "a MatMul has no bias"
+                before,
+                f"{layer.op_type} {query.label(layer)} pads its input with zeros"
+                if pads(layer)
+                else "a MatMul has no bias",
             )
             return None
         array, moved = weight.absorbed(affine)
         return self._replace([before, layer], layer, source, array, weight.bias + moved)
 
-    def _replace(self, nodes: list[ir.Node], layer: ir.Node, x: ir.Value | None, array: Floats, bias: Floats) -> ir.Node | None:
+    def _replace(
+        self, nodes: list[ir.Node], layer: ir.Node, x: ir.Value | None, array: Floats, bias: Floats
+    ) -> ir.Node | None:
         main, name = layer.graph, str(nodes[-1].outputs[0].name)
         old = query.constant(layer.inputs[1])
         assert isinstance(main, ir.Graph) and old is not None
@@ -106,11 +127,17 @@ class Affine:
 
 
 def as_affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None) -> Affine | None:
-    """scale and shift where `node` computes scale * x + shift channel by channel; channels lie on axis 1, or last in a `rank` of None."""
+    """scale and shift where `node` computes scale * x + shift channel by channel; channels lie on axis 1, or last in a
+    `rank` of None.
+    """
     ones = np.ones(channels)
     if query.standard(node, "BatchNormalization") and node.inputs[0] is x and rank is not None:
         constants = [query.constant(each) for each in node.inputs[1:5]]
-        if node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1 or any(each is None for each in constants):
+        if (
+            node.attributes.get_int("training_mode", 0)
+            or len(node.outputs) > 1
+            or any(each is None for each in constants)
+        ):
             return None
         gamma, beta, mean, variance = (np.asarray(each, np.float64) for each in constants)
         scale = gamma / np.sqrt(variance + np.float32(node.attributes.get_float("epsilon", 1e-5)))
@@ -203,7 +230,8 @@ class _Weights:
             return w.reshape(-1, *w.shape[2:])
         return (
             w.T
-            if self.layer.op_type == "MatMul" or (self.layer.op_type == "Gemm" and not self.layer.attributes.get_int("transB", 0))
+            if self.layer.op_type == "MatMul"
+            or (self.layer.op_type == "Gemm" and not self.layer.attributes.get_int("transB", 0))
             else w
         )
 

@@ -15,17 +15,27 @@ from pipelines.graph import edit, io, query, reference_session
 from pipelines.rewrites.driver import Rewrite
 
 LIMIT = 1 << 24  # bytes of a result that is larger than what it was computed from
-RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+RANDOM = (
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+    "Dropout",
+)
 QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # bytes stay bytes
 SKIPPED = (*RANDOM, *QUANTIZED, "Constant", "Identity", "If", "Loop", "Scan", "SequenceMap")
 
 
 class FoldConstants(Rewrite):
-    """f(constants) = a constant. Shape, and what picks among its values, is one too for static dimensions, even beside dynamic ones.
+    """f(constants) = a constant. Shape, and what picks among its values, is one too for static dimensions, even beside
+    dynamic ones.
 
-    Evaluated by onnxruntime, one operator at a time, its own optimizations off. Does not fire for random operators, custom domains,
-    operators with subgraphs or several results, (De)QuantizeLinear (weights that are bytes stay so), what onnxruntime cannot run, and
-    results above 16 MiB that are larger than their inputs (an Expand would only blow up the file).
+    Evaluated by onnxruntime, one operator at a time, its own optimizations off. Does not fire for random operators,
+    custom domains, operators with subgraphs or several results, (De)QuantizeLinear (weights that are bytes stay so),
+    what onnxruntime cannot run, and results above 16 MiB that are larger than their inputs (an Expand would only blow
+    up the file).
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -84,7 +94,11 @@ def _shape_arithmetic(node: ir.Node) -> NDArray[np.int64] | None:
     if node.op_type == "Size":
         static = query.static_shape(node.inputs[0])
         return None if static is None else np.asarray(np.prod(static, dtype=np.int64))
-    if node.op_type not in ("Shape", "Gather", "Slice") or query.rank(result) not in (0, 1) or result.dtype != ir.DataType.INT64:
+    if (
+        node.op_type not in ("Shape", "Gather", "Slice")
+        or query.rank(result) not in (0, 1)
+        or result.dtype != ir.DataType.INT64
+    ):
         return None
     found = query.elements(result)
     if found is None or not all(isinstance(each, int) for each in found):

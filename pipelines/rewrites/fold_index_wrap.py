@@ -11,8 +11,9 @@ from pipelines.rewrites.driver import Rewrite
 class FoldIndexWrap(Rewrite):
     """Gather(T, i < 0 ? i + n : i) = Gather(T, i), where n is the length of T's gathered axis.
 
-    ONNX's Gather already takes indices in [-n, n-1]. TensorFlow's does not, so Keras embeddings carry the selection, which tf2onnx writes
-    either as Where(i < 0, i + n, i) or in numbers as (i < 0) * (i + n) + i * not(i < 0). Does not fire where n is another number.
+    ONNX's Gather already takes indices in [-n, n-1]. TensorFlow's does not, so Keras embeddings carry the selection,
+    which tf2onnx writes either as Where(i < 0, i + n, i) or in numbers as (i < 0) * (i + n) + i * not(i < 0). Does not
+    fire where n is another number.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -60,7 +61,9 @@ def _selection(value: ir.Value | None) -> tuple[ir.Value, int] | None:
 
 
 def _mask_times(value: ir.Value | None) -> tuple[ir.Value, ir.Value, bool] | None:
-    """(condition, x, False) where `value` is Cast(condition) * x; (condition, x, True) where it is Cast(Not(condition)) * x."""
+    """(condition, x, False) where `value` is Cast(condition) * x; (condition, x, True) where it is Cast(Not(condition))
+    * x.
+    """
     product = value.producer() if value is not None else None
     if product is None or product.op_type != "Mul":
         return None

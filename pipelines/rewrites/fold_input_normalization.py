@@ -16,23 +16,27 @@ WHITE = 255
 
 
 class FoldInputNormalization(Rewrite):
-    """Conv(a_c x_p(c) + s_c; W, b) of pixels x = Conv'(x): a Cast of uint8, then Sub, Div, Mul, Add, batch norm or Gather of channels.
+    """Conv(a_c x_p(c) + s_c; W, b) of pixels x = Conv'(x): a Cast of uint8, then Sub, Div, Mul, Add, batch norm or
+    Gather of channels.
 
-    Scales and the order of channels go into the weights, W'_p(c) = a_c W_c. Let m_c = -s_c / a_c be the means, in pixels, and z the integer
-    in their middle. With DequantizeLinear(x; 1, z) before the convolution, what is left at every tap inside the image is the constant
-    r = -sum_c W'_c (m_c - z). Outside it is 0, for padding with 0 comes after normalization. Two forms, both exact:
+    Scales and the order of channels go into the weights, W'_p(c) = a_c W_c. Let m_c = -s_c / a_c be the means, in
+    pixels, and z the integer in their middle. With DequantizeLinear(x; 1, z) before the convolution, what is left at
+    every tap inside the image is the constant r = -sum_c W'_c (m_c - z). Outside it is 0, for padding with 0 comes
+    after normalization. Two forms, both exact:
 
     - Conv without padding: Conv(x - z; W', b + sum_taps r).
     - Otherwise one more channel says where the image is: k inside and, by the convolution's own padding, 0 outside.
       Pad(x with z + k) -> DequantizeLinear(.; 1, z) -> Conv([W', r / k], b).
 
-    Computed in float64. k is the least integer for which no r / k exceeds the largest weight of its output. In int8 the channel then
-    widens no output's step, and the rounding of r / k weighs as little as it can: the first convolution of torchvision's MobileNet V2 has
-    an SQNR of 49 dB on photos; with z = 0 and k = 255 it would be 37, with a bias in place of the channel 46, and wrong at the borders.
-    A fourth channel costs OpenVINO 2 to 5% of the first convolution and spares onnxruntime 15 to 40%, so it is there where r = 0, too.
+    Computed in float64. k is the least integer for which no r / k exceeds the largest weight of its output. In int8 the
+    channel then widens no output's step, and the rounding of r / k weighs as little as it can: the first convolution of
+    torchvision's MobileNet V2 has an SQNR of 49 dB on photos; with z = 0 and k = 255 it would be 37, with a bias in
+    place of the channel 46, and wrong at the borders. A fourth channel costs OpenVINO 2 to 5% of the first convolution
+    and spares onnxruntime 15 to 40%, so it is there where r = 0, too.
 
-    The pixels are bytes behind a DequantizeLinear, as the quantizer takes them: no step is left to choose. Does not fire where a value on
-    the way has another reader, the number of channels is not known, or at the end is no Conv with constant weights and one group.
+    The pixels are bytes behind a DequantizeLinear, as the quantizer takes them: no step is left to choose. Does not
+    fire where a value on the way has another reader, the number of channels is not known, or at the end is no Conv with
+    constant weights and one group.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -60,7 +64,9 @@ class FoldInputNormalization(Rewrite):
         self._replace(main, [*nodes, conv], normalized, weight.astype(np.float64), bias.astype(np.float64))
         return 1
 
-    def _replace(self, main: ir.Graph, nodes: list[ir.Node], normalized: _Normalized, weight: Floats, bias: Floats) -> None:
+    def _replace(
+        self, main: ir.Graph, nodes: list[ir.Node], normalized: _Normalized, weight: Floats, bias: Floats
+    ) -> None:
         image, conv = nodes[0].inputs[0], nodes[-1]
         assert image is not None
         stem, taken = f"{conv.outputs[0].name}", query.names(main)
@@ -71,7 +77,9 @@ class FoldInputNormalization(Rewrite):
             folded = np.concatenate([folded, rest[:, None] / level], axis=1)
             widths = edit.initializer(main, f"{stem}.image.widths", np.array([0, 0, 0, 0, 0, 1, 0, 0], np.int64), taken)
             inside = edit.initializer(main, f"{stem}.image.inside", np.array(zero + level, np.uint8), taken)
-            pad = edit.node("Pad", [image, widths, inside], f"{stem}.image.padded", dtype=ir.DataType.UINT8, taken=taken)
+            pad = edit.node(
+                "Pad", [image, widths, inside], f"{stem}.image.padded", dtype=ir.DataType.UINT8, taken=taken
+            )
             batch, _, *sides = query.symbols(image) or []
             pad.outputs[0].shape = ir.Shape([batch, folded.shape[1], *sides])
             main.insert_before(nodes[0], pad)
@@ -80,7 +88,9 @@ class FoldInputNormalization(Rewrite):
             bias = bias + rest.sum(axis=(1, 2))
         scale = edit.initializer(main, f"{stem}.image.scale", np.array(1, np.float32), taken)
         point = edit.initializer(main, f"{stem}.image.zero_point", np.array(zero, np.uint8), taken)
-        pixels = edit.node("DequantizeLinear", [image, scale, point], f"{stem}.image", dtype=ir.DataType.FLOAT, taken=taken)
+        pixels = edit.node(
+            "DequantizeLinear", [image, scale, point], f"{stem}.image", dtype=ir.DataType.FLOAT, taken=taken
+        )
         pixels.outputs[0].shape = image.shape
         main.insert_before(nodes[0], pixels)
         inputs = [
@@ -107,7 +117,9 @@ class _Normalized:
         return int(np.clip(np.rint((means.min() + means.max()) / 2), 0, WHITE)) if live.any() else 0
 
     def absorbed(self, weight: Floats, zero: int) -> tuple[Floats, Floats]:
-        """Weights [outputs, inputs, height, width] for pixels - zero, and what is left to add at every tap: [outputs, height, width]."""
+        """Weights [outputs, inputs, height, width] for pixels - zero, and what is left to add at every tap: [outputs,
+        height, width].
+        """
         folded = np.zeros((len(weight), self.channels, *weight.shape[2:]))
         rest = np.zeros((len(weight), *weight.shape[2:]))
         for c, source in enumerate(self.order):
@@ -117,10 +129,14 @@ class _Normalized:
 
 
 def _level(folded: Floats, rest: Floats, zero: int) -> int:
-    """The least k, as z + k or, where that is no byte, z - k, for which rest / k has no larger weights than `folded`, output by output."""
+    """The least k, as z + k or, where that is no byte, z - k, for which rest / k has no larger weights than `folded`,
+    output by output.
+    """
     reach, wanted = (np.abs(each).reshape(len(each), -1).max(axis=1) for each in (folded, rest))
     live = reach > 0
-    least = math.ceil(float((wanted[live] / reach[live]).max(initial=0)) - 1e-3)  # what float32 means leave counts for nothing
+    least = math.ceil(
+        float((wanted[live] / reach[live]).max(initial=0)) - 1e-3
+    )  # what float32 means leave counts for nothing
     level = min(max(least, 1), max(zero, WHITE - zero))
     return level if zero + level <= WHITE else -level
 
@@ -135,8 +151,12 @@ def _follow(cast: ir.Node, channels: int) -> tuple[list[ir.Node], _Normalized]:
     nodes, found = [cast], _Normalized(channels, np.arange(channels), np.ones(channels), np.zeros(channels))
     while (node := query.sole_user(value := nodes[-1].outputs[0])) is not None:
         if (affine := as_affine(node, value, len(found.order), 4)) is not None:
-            found = _Normalized(channels, found.order, affine.scale * found.scale, affine.scale * found.shift + affine.shift)
-        elif query.standard(node, "Gather") and node.inputs[0] is value and node.attributes.get_int("axis", 0) in (1, -3):
+            found = _Normalized(
+                channels, found.order, affine.scale * found.scale, affine.scale * found.shift + affine.shift
+            )
+        elif (
+            query.standard(node, "Gather") and node.inputs[0] is value and node.attributes.get_int("axis", 0) in (1, -3)
+        ):
             picks = query.constant(node.inputs[1])
             if picks is None or picks.ndim != 1:
                 break

@@ -13,11 +13,12 @@ POSITIVE = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Softplus
 
 
 class FoldPad(Rewrite):
-    """Conv(Pad(x)) = Conv(x; more pads), and the same for AveragePool that counts its padding, for zeros added around the picture.
+    """Conv(Pad(x)) = Conv(x; more pads), and the same for AveragePool that counts its padding, for zeros added around
+    the picture.
 
-    MaxPool pads with the lowest value: exact where Pad writes -inf, or where it writes 0 and nothing in x is negative (x comes from a Relu,
-    a Clip from 0 on, ...), for every window then holds some x. Does not fire for other modes and values, pads of batch or channels,
-    negative pads, a padded value with another reader, auto_pad, or ceil_mode.
+    MaxPool pads with the lowest value: exact where Pad writes -inf, or where it writes 0 and nothing in x is negative
+    (x comes from a Relu, a Clip from 0 on, ...), for every window then holds some x. Does not fire for other modes and
+    values, pads of batch or channels, negative pads, a padded value with another reader, auto_pad, or ceil_mode.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -55,9 +56,15 @@ class FoldPad(Rewrite):
             return "it does not pad with constants by constant widths"
         if min(pads) < 0 or any(pads[:2]) or any(pads[len(pads) // 2 :][:2]):
             return "it pads batch or channels, or cuts"
-        if reader.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or reader.attributes.get_int("ceil_mode", 0) != 0:
+        if (
+            reader.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+            or reader.attributes.get_int("ceil_mode", 0) != 0
+        ):
             return f"{reader.op_type} {query.label(reader)} has auto_pad or ceil_mode"
-        own, kernel = reader.attributes.get_ints("pads", ()) or [0] * (len(pads) - 4), reader.attributes.get_ints("kernel_shape", ())
+        own, kernel = (
+            reader.attributes.get_ints("pads", ()) or [0] * (len(pads) - 4),
+            reader.attributes.get_ints("kernel_shape", ()),
+        )
         both = zip((*pads[2 : len(pads) // 2], *pads[len(pads) // 2 + 2 :]), own, (*kernel, *kernel), strict=False)
         if reader.op_type != "Conv" and any(a + b >= k for a, b, k in both):
             return f"{reader.op_type} {query.label(reader)} would have windows of padding alone"

@@ -12,10 +12,12 @@ MOVES = ("Reshape", "Transpose")
 
 
 class FoldScale(Rewrite):
-    """c (x W + b) K = (x (c W) + c b) K for one number c, a Mul or a Div after the product; Reshape and Transpose may stand between.
+    """c (x W + b) K = (x (c W) + c b) K for one number c, a Mul or a Div after the product; Reshape and Transpose may
+    stand between.
 
-    Exact where c is a power of two, else to the rounding of the weights. For a first factor that a Gemm or a MatMul with constant weights
-    computes, with or without an Add of a constant row. Does not fire where something else reads a value on the way.
+    Exact where c is a power of two, else to the rounding of the weights. For a first factor that a Gemm or a MatMul
+    with constant weights computes, with or without an Add of a constant row. Does not fire where something else reads a
+    value on the way.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -24,11 +26,19 @@ class FoldScale(Rewrite):
 
     def _fold(self, main: ir.Graph, scale: ir.Node) -> int:
         product, *others = (
-            scale.inputs if scale.op_type == "Div" else sorted(scale.inputs, key=lambda each: query.constant(each) is not None)
+            scale.inputs
+            if scale.op_type == "Div"
+            else sorted(scale.inputs, key=lambda each: query.constant(each) is not None)
         )
         factor = query.scalar(others[0])
         matmul = product.producer() if product is not None else None
-        if factor is None or not factor or product is None or not query.standard(matmul, "MatMul") or query.rank(others[0]):
+        if (
+            factor is None
+            or not factor
+            or product is None
+            or not query.standard(matmul, "MatMul")
+            or query.rank(others[0])
+        ):
             return 0
         assert matmul is not None
         if query.sole_user(product) is not scale or query.constant(matmul.inputs[1]) is not None:
@@ -42,13 +52,17 @@ class FoldScale(Rewrite):
             value = node.inputs[index]
             array = query.constant(value)
             assert value is not None and array is not None
-            node.replace_input_with(index, edit.initializer(main, f"{value.name}.scaled", (array * times).astype(array.dtype)))
+            node.replace_input_with(
+                index, edit.initializer(main, f"{value.name}.scaled", (array * times).astype(array.dtype))
+            )
         edit.bypass(scale, product)
         return 1
 
 
 def _layer(value: ir.Value | None) -> list[tuple[ir.Node, int]] | None:
-    """(node, input) of the weights and the bias that `value` is linear in; None where there is no such layer, or it has other readers."""
+    """(node, input) of the weights and the bias that `value` is linear in; None where there is no such layer, or it has
+    other readers.
+    """
     found: list[tuple[ir.Node, int]] = []
     while value is not None and (node := value.producer()) is not None and query.sole_user(value) is not None:
         constants = [index for index, each in enumerate(node.inputs) if query.constant(each) is not None]

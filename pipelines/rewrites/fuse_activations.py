@@ -22,15 +22,19 @@ class FuseActivations(Rewrite):
         Clip(x + 3, 0, 6) / 6 = HardSigmoid(x; 1/6, 1/2), x HardSigmoid(x; 1/6, 1/2) = HardSwish(x)
         Max(x, a x) = LeakyRelu(x; a) for 0 < a < 1
 
-    Bounds are constants of one value, tensors float32. HardSwish needs opset 14. x Sigmoid(x) stays: engines fuse the two by
-    themselves, and only opset 24 has one operator for it. Does not fire where a value in between has another reader.
+    Bounds are constants of one value, tensors float32. HardSwish needs opset 14. x Sigmoid(x) stays: engines fuse the
+    two by themselves, and only opset 24 has one operator for it. Does not fire where a value in between has another
+    reader.
     """
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
         opset = model.opset_imports.get("", io.OPSET)
         return sum(
-            self._clamp(each) or self._leaky(each) or self._hard_sigmoid(each) or (opset >= HARD_SWISH and self._hard_swish(each))
+            self._clamp(each)
+            or self._leaky(each)
+            or self._hard_sigmoid(each)
+            or (opset >= HARD_SWISH and self._hard_swish(each))
             for each in list(model.graph)
             if each.outputs and each.outputs[0].dtype == ir.DataType.FLOAT
         )
@@ -57,7 +61,11 @@ class FuseActivations(Rewrite):
         bounds: list[ir.Value | None] = []
         if wanted == "Clip":
             for label, bound in (("min", low), ("max", high)):
-                bounds.append(None if math.isinf(bound) else edit.initializer(main, f"{name}.{label}", np.array(bound, np.float32)))
+                bounds.append(
+                    None
+                    if math.isinf(bound)
+                    else edit.initializer(main, f"{name}.{label}", np.array(bound, np.float32))
+                )
         if wanted == "Clip" and bounds[1] is None:
             bounds.pop()
         edit.substitute(nodes, ir.node(wanted, [x, *bounds], name=node.name))
@@ -71,14 +79,21 @@ class FuseActivations(Rewrite):
             if x is None or product is None or not query.standard(product, "Mul") or x not in product.inputs:
                 continue
             slope = query.scalar(next((each for each in product.inputs if each is not x), None))
-            if slope is None or not 0 < slope < 1 or query.sole_user(product.outputs[0]) is not node or not _same_shape(x, node.outputs[0]):
+            if (
+                slope is None
+                or not 0 < slope < 1
+                or query.sole_user(product.outputs[0]) is not node
+                or not _same_shape(x, node.outputs[0])
+            ):
                 continue
             edit.substitute([product, node], ir.node("LeakyRelu", [x], {"alpha": slope}, name=node.name))
             return 1
         return 0
 
     def _hard_sigmoid(self, node: ir.Node) -> int:
-        """Clip(x + 3, 0, 6) / 6, where the division may also come last: (y Clip(x + 3, 0, 6)) / 6 = y HardSigmoid(x)."""
+        """Clip(x + 3, 0, 6) / 6, where the division may also come last: (y Clip(x + 3, 0, 6)) / 6 = y
+        HardSigmoid(x).
+        """
         scaled = _times(node)
         if scaled is None or not math.isclose(scaled[1], 1 / 6, rel_tol=1e-6):
             return 0
@@ -88,7 +103,11 @@ class FuseActivations(Rewrite):
             between = inner
             value = next((each for each in inner.inputs if each is not None and _six(each) is not None), value)
         clip = _six(value)
-        if clip is None or query.sole_user(value) is None or (between is not None and query.sole_user(between.outputs[0]) is not node):
+        if (
+            clip is None
+            or query.sole_user(value) is None
+            or (between is not None and query.sole_user(between.outputs[0]) is not node)
+        ):
             return 0
         add = clip.inputs[0].producer() if clip.inputs[0] is not None else None
         if add is None or not query.standard(add, "Add") or query.sole_user(add.outputs[0]) is not clip:
@@ -115,11 +134,18 @@ class FuseActivations(Rewrite):
             return 0
         for x, gate in (node.inputs, node.inputs[::-1]):
             sigmoid = gate.producer() if gate is not None else None
-            if gate is None or sigmoid is None or not query.standard(sigmoid, "HardSigmoid") or sigmoid.inputs[0] is not x:
+            if (
+                gate is None
+                or sigmoid is None
+                or not query.standard(sigmoid, "HardSigmoid")
+                or sigmoid.inputs[0] is not x
+            ):
                 continue
             slopes = [sigmoid.attributes.get_float(key, default) for key, default in (("alpha", 0.2), ("beta", 0.5))]
             if not np.allclose(slopes, (1 / 6, 0.5), rtol=1e-6):
-                self.refuse(node, f"its HardSigmoid has alpha {slopes[0]:g} and beta {slopes[1]:g}; HardSwish has 1/6 and 1/2")
+                self.refuse(
+                    node, f"its HardSigmoid has alpha {slopes[0]:g} and beta {slopes[1]:g}; HardSwish has 1/6 and 1/2"
+                )
             elif query.sole_user(gate) is not node:
                 self.refuse(node, "its HardSigmoid has another reader")
             else:
@@ -137,7 +163,9 @@ def _clamp(node: ir.Node | None) -> tuple[ir.Value, float, float] | None:
         return x, 0.0, math.inf
     if query.standard(node, "Clip") and "min" not in node.attributes and "max" not in node.attributes:
         bounds = [*node.inputs[1:], None, None][:2]
-        low, high = (None if value is not None and query.scalar(value) is None else query.scalar(value) for value in bounds)
+        low, high = (
+            None if value is not None and query.scalar(value) is None else query.scalar(value) for value in bounds
+        )
         if any(value is not None and query.scalar(value) is None for value in bounds):
             return None
         low, high = -math.inf if low is None else low, math.inf if high is None else high
@@ -170,7 +198,11 @@ def _times(node: ir.Node) -> tuple[ir.Value, float] | None:
     if c is not None and first is not None and _same_shape(first, node.outputs[0]):
         return (first, c) if node.op_type == "Mul" else ((first, 1 / c) if c else None)
     c = query.scalar(first)
-    return (second, c) if c is not None and second is not None and node.op_type == "Mul" and _same_shape(second, node.outputs[0]) else None
+    return (
+        (second, c)
+        if c is not None and second is not None and node.op_type == "Mul" and _same_shape(second, node.outputs[0])
+        else None
+    )
 
 
 def _same_shape(a: ir.Value, b: ir.Value) -> bool:

@@ -11,8 +11,8 @@ from pipelines.rewrites.driver import Rewrite
 class FuseLinear(Rewrite):
     """Add(MatMul(x, W), b) = Gemm(x, W, b), for a 2-D x, a constant 2-D W and a constant b of one row.
 
-    The ReLU after it is left in place: engines fuse it into the operator (float or int8) by themselves.
-    Does not fire where the product has another reader, where x is not known to be 2-D, or where b varies along the batch.
+    The ReLU after it is left in place: engines fuse it into the operator (float or int8) by themselves. Does not fire
+    where the product has another reader, where x is not known to be 2-D, or where b varies along the batch.
     """
 
     def rewrite(self, model: ir.Model) -> int:

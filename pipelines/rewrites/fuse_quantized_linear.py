@@ -10,12 +10,13 @@ from pipelines.rewrites.driver import Rewrite
 
 
 class FuseQuantizedLinear(Rewrite):
-    """Add(MatMul(DQ(x), DQ(W)), b) = Gemm(DQ(x), DQ(W), DQ(b_q)), b_q = round(b / (s_x s_w)): exact to half a step of the integer sum.
+    """Add(MatMul(DQ(x), DQ(W)), b) = Gemm(DQ(x), DQ(W), DQ(b_q)), b_q = round(b / (s_x s_w)): exact to half a step of
+    the integer sum.
 
-    Where b is computed, such as a residual: Add(Gemm(DQ(x), DQ(W)), b), exact. For a graph that is bytes already, of which a part became
-    2-D after it was quantized: onnxruntime makes a float Gemm of MatMul and Add, and dequantizes W every time. For a 2-D x with one step
-    and a constant 2-D W of bytes with one step or one a column. Does not fire where the product has another reader, or where b is constant
-    and not one row, or does not fit 32 bits in such steps.
+    Where b is computed, such as a residual: Add(Gemm(DQ(x), DQ(W)), b), exact. For a graph that is bytes already, of
+    which a part became 2-D after it was quantized: onnxruntime makes a float Gemm of MatMul and Add, and dequantizes W
+    every time. For a 2-D x with one step and a constant 2-D W of bytes with one step or one a column. Does not fire
+    where the product has another reader, or where b is constant and not one row, or does not fit 32 bits in such steps.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -29,7 +30,12 @@ class FuseQuantizedLinear(Rewrite):
             quantized, scale, _ = known
             bias = next(each for each in add.inputs if each is not matmul.outputs[0])
             b, columns, result = query.constant(bias), quantized.shape[-1], add.outputs[0]
-            if query.rank(x) != 2 or quantized.ndim != 2 or scale.size not in (1, columns) or (scale.size > 1 and _axis(weight) != 1):
+            if (
+                query.rank(x) != 2
+                or quantized.ndim != 2
+                or scale.size not in (1, columns)
+                or (scale.size > 1 and _axis(weight) != 1)
+            ):
                 self.refuse(matmul, "it is not 2-D, or its steps are not one a column")
                 continue
             if b is None:
@@ -50,7 +56,9 @@ class FuseQuantizedLinear(Rewrite):
                 edit.initializer(model.graph, f"{result.name}.bias.{kind}", array, taken)
                 for kind, array in (("quantized", integers.astype(np.int32)), ("scale", steps))
             )
-            dq = edit.node("DequantizeLinear", [q, s], f"{result.name}.bias", dtype=ir.DataType.FLOAT, taken=taken, axis=0)
+            dq = edit.node(
+                "DequantizeLinear", [q, s], f"{result.name}.bias", dtype=ir.DataType.FLOAT, taken=taken, axis=0
+            )
             gemm = edit.node("Gemm", [x, weight, dq.outputs[0]], str(result.name), dtype=result.dtype)
             gemm.outputs[0].shape = result.shape
             ir.convenience.replace_nodes_and_values(model.graph, add, [matmul, add], [dq, gemm], [result], gemm.outputs)
@@ -61,7 +69,9 @@ class FuseQuantizedLinear(Rewrite):
 def _step(value: ir.Value | None) -> np.float32 | None:
     """The one scale of what was bytes just before."""
     producer = value.producer() if value is not None else None
-    scale = query.constant(producer.inputs[1]) if producer is not None and producer.op_type == "DequantizeLinear" else None
+    scale = (
+        query.constant(producer.inputs[1]) if producer is not None and producer.op_type == "DequantizeLinear" else None
+    )
     return None if scale is None or scale.size != 1 else np.float32(scale.item())
 
 

@@ -17,13 +17,16 @@ GEOMETRY = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 
 
 class MergeSiblings(Rewrite):
-    """Concat(x W_1, x W_2) = x [W_1 W_2], and x W_1, x W_2 = Split(x [W_1 W_2]), biases and an activation that all share taken along.
+    """Concat(x W_1, x W_2) = x [W_1 W_2], and x W_1, x W_2 = Split(x [W_1 W_2]), biases and an activation that all
+    share taken along.
 
-    For Gemm and MatMul with constant weights of equal depth, and for ungrouped Conv of equal geometry. It always pays where no Split
-    remains, because the results are joined anyway. Where one would remain the pass fires only if `split`, for a model on which that was
-    timed: measured against layers apart (one thread, both engines, float and int8), Q, K, V of attention ran at .95-1.07 of the speed, 8 to
-    26 layers of 16 or 32 outputs at 1.0-1.26 with a batch but .76-1.15 without, and the two 1x1 convolutions that start a ResNet's stage at
-    .59-1.07, for the Split stands between a Conv and the Relu or the residual Add that engines fuse into it.
+    For Gemm and MatMul with constant weights of equal depth, and for ungrouped Conv of equal geometry. It always pays
+    where no Split remains, because the results are joined anyway. Where one would remain the pass fires only if
+    `split`, for a model on which that was
+    timed: measured against layers apart (one thread, both engines, float and int8), Q, K, V of attention ran at
+    .95-1.07 of the speed, 8 to 26 layers of 16 or 32 outputs at 1.0-1.26 with a batch but .76-1.15 without, and the two
+    1x1 convolutions that start a ResNet's stage at .59-1.07, for the Split stands between a Conv and the Relu or the
+    residual Add that engines fuse into it.
     """
 
     def __init__(self, split: bool = False) -> None:
@@ -52,7 +55,9 @@ class MergeSiblings(Rewrite):
             return count
         first = branches[0].nodes[0]
         if not self.split:
-            self.refuse(first, f"it has {len(branches) - 1} siblings; to split their joint result costs what one call saves")
+            self.refuse(
+                first, f"it has {len(branches) - 1} siblings; to split their joint result costs what one call saves"
+            )
             return count
         merged = _together(main, branches)
         widths = edit.initializer(main, f"{merged.name}.widths", np.array([each.width for each in branches], np.int64))
@@ -74,7 +79,9 @@ class MergeSiblings(Rewrite):
 
 @dataclass(frozen=True, eq=False)
 class _Branch:
-    """A layer: its nodes (itself, a bias Add, an activation), constant weights with the outputs on `axis`, and bias [width] or None."""
+    """A layer: its nodes (itself, a bias Add, an activation), constant weights with the outputs on `axis`, and bias
+    [width] or None.
+    """
 
     nodes: tuple[ir.Node, ...]
     weight: NDArray[Any]
@@ -104,7 +111,11 @@ class _Branch:
         if weight is None or weight.dtype.kind != "f" or (given is not None and bias is None):
             return None
         axis = 0 if node.op_type == "Conv" or node.attributes.get_int("transB", 0) != 0 else 1
-        if node.op_type == "MatMul" and (add := query.sole_user(node.outputs[0])) is not None and query.standard(add, "Add"):
+        if (
+            node.op_type == "MatMul"
+            and (add := query.sole_user(node.outputs[0])) is not None
+            and query.standard(add, "Add")
+        ):
             found = next((array for each in add.inputs if (array := query.constant(each)) is not None), None)
             if found is not None and found.ndim == 1:
                 bias, nodes = found, [node, add]
@@ -114,27 +125,42 @@ class _Branch:
             and all(node.attributes.get_float(key, 1.0) == 1.0 for key in ("alpha", "beta"))
         )
         bias = None if bias is None else bias.ravel()
-        if not plain or node.attributes.get_int("group", 1) != 1 or (bias is not None and bias.size != weight.shape[axis]):
+        if (
+            not plain
+            or node.attributes.get_int("group", 1) != 1
+            or (bias is not None and bias.size != weight.shape[axis])
+        ):
             return None
         clamp: tuple[Hashable, ...] = ()
         following = query.sole_user(nodes[-1].outputs[0])
         if following is not None and query.standard(following, "Relu", "Clip"):
             bounds = [None if each is None else query.scalar(each) for each in following.inputs[1:]]
-            if None not in [bound for each, bound in zip(following.inputs[1:], bounds, strict=True) if each is not None]:
+            if None not in [
+                bound for each, bound in zip(following.inputs[1:], bounds, strict=True) if each is not None
+            ]:
                 nodes.append(following)
                 clamp = (following.op_type, *bounds)
         depth = tuple(size for index, size in enumerate(weight.shape) if index != axis)
         geometry = [str(node.attributes[key].value) if key in node.attributes else "" for key in GEOMETRY]
         return cls(
-            tuple(nodes), weight, bias, axis, bool(clamp), (node.op_type, axis, depth, weight.dtype.str, bias is None, clamp, *geometry)
+            tuple(nodes),
+            weight,
+            bias,
+            axis,
+            bool(clamp),
+            (node.op_type, axis, depth, weight.dtype.str, bias is None, clamp, *geometry),
         )
 
 
 def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]:
-    """(Concat, position, branches) for the longest run of neighbouring inputs of each Concat that are results of `branches`."""
+    """(Concat, position, branches) for the longest run of neighbouring inputs of each Concat that are results of
+    `branches`.
+    """
     found: list[tuple[ir.Node, int, list[_Branch]]] = []
     by_result = {each.result: each for each in branches}
-    concats = dict.fromkeys(reader for each in branches if query.standard(reader := query.sole_user(each.result), "Concat"))
+    concats = dict.fromkeys(
+        reader for each in branches if query.standard(reader := query.sole_user(each.result), "Concat")
+    )
     for concat in concats:
         assert concat is not None
         rank = query.rank(concat.outputs[0])
@@ -170,7 +196,9 @@ def _together(main: ir.Graph, branches: list[_Branch]) -> ir.Value:
         made.append(ir.node("Add", [made[0].outputs[0], bias], name=edit.unique(f"{stem}.biased", taken)))
     if first.clamped:
         clamp = first.nodes[-1]
-        made.append(ir.node(clamp.op_type, [made[-1].outputs[0], *clamp.inputs[1:]], name=edit.unique(f"{stem}.clamped", taken)))
+        made.append(
+            ir.node(clamp.op_type, [made[-1].outputs[0], *clamp.inputs[1:]], name=edit.unique(f"{stem}.clamped", taken))
+        )
     shape = first.result.shape
     for each in made:
         each.outputs[0].name, each.outputs[0].type = each.name, None if dtype is None else ir.TensorType(dtype)

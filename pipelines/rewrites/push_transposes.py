@@ -9,7 +9,22 @@ from pipelines.graph import edit, query
 from pipelines.rewrites.driver import Rewrite
 
 UNARY = (
-    *("Abs", "Cast", "Ceil", "Clip", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish"),
+    *(
+        "Abs",
+        "Cast",
+        "Ceil",
+        "Clip",
+        "Elu",
+        "Erf",
+        "Exp",
+        "Floor",
+        "Gelu",
+        "HardSigmoid",
+        "HardSwish",
+        "LeakyRelu",
+        "Log",
+        "Mish",
+    ),
     *("Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Softplus", "Softsign", "Sqrt", "Tanh"),
 )
 BINARY = ("Add", "Div", "Max", "Min", "Mul", "Pow", "PRelu", "Sub")
@@ -17,11 +32,13 @@ REDUCE = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
 
 
 class PushTransposes(Rewrite):
-    """f(T x) = T f(x) for elementwise f, T x + c = T (x + T^-1 c), T x + T y = T (x + y), T T' = T'', and alike Concat, Pad, Reduce.
+    """f(T x) = T f(x) for elementwise f, T x + c = T (x + T^-1 c), T x + T y = T (x + y), T T' = T'', and alike Concat,
+    Pad, Reduce.
 
-    A Transpose goes down only where it then meets another one (T^-1 T = identity, or two that merge at an Add or Concat) or a reduction
-    swallows it: elsewhere the move saves nothing. So every move removes a Transpose. Pools and convolutions are never passed: ONNX has
-    them in one layout only, and the Transposes around them are needed. Does not fire where the transposed value has another reader.
+    A Transpose goes down only where it then meets another one (T^-1 T = identity, or two that merge at an Add or
+    Concat) or a reduction swallows it: elsewhere the move saves nothing. So every move removes a Transpose. Pools and
+    convolutions are never passed: ONNX has them in one layout only, and the Transposes around them are needed. Does not
+    fire where the transposed value has another reader.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -66,7 +83,9 @@ class PushTransposes(Rewrite):
         main, result = node.graph, reader.outputs[0]
         assert isinstance(main, ir.Graph) and node.inputs[0] is not None
         transposes = [
-            producer for each in reader.inputs if each is not None and (producer := each.producer()) is not None and _perm(producer)
+            producer
+            for each in reader.inputs
+            if each is not None and (producer := each.producer()) is not None and _perm(producer)
         ]
         inner = _moved(reader, perm, main)
         inner.outputs[0].type = result.type
@@ -96,7 +115,9 @@ def _drop(node: ir.Node) -> None:
 
 
 def _after(node: ir.Node, perm: list[int]) -> list[int] | None:
-    """The permutation after `node` that does the same as `perm` on all its inputs that are not constant; None where there is none."""
+    """The permutation after `node` that does the same as `perm` on all its inputs that are not constant; None where
+    there is none.
+    """
     values = [each for each in node.inputs if each is not None]
     constants = [each for each in values if query.constant(each) is not None]
     data = [each for each in values if each not in constants]
@@ -105,7 +126,9 @@ def _after(node: ir.Node, perm: list[int]) -> list[int] | None:
     if query.standard(node, *UNARY, "Pad", *REDUCE):
         if len(data) > 1 or data[0] is not node.inputs[0]:
             return None
-        if node.op_type == "Pad" and (query.integers(node, "pads", 1) is None or (len(node.inputs) > 3 and node.inputs[3] is not None)):
+        if node.op_type == "Pad" and (
+            query.integers(node, "pads", 1) is None or (len(node.inputs) > 3 and node.inputs[3] is not None)
+        ):
             return None
     elif query.standard(node, *BINARY):
         if any((query.rank(each) or 0) > len(perm) for each in constants):
@@ -129,7 +152,9 @@ def _pays(node: ir.Node, perm: list[int]) -> bool:
     after, result = _after(node, perm), node.outputs[0]
     if after is None:
         return False
-    if sum(_perm(each.producer()) is not None for each in set(node.inputs) if each is not None) > 1 or after == sorted(after):
+    if sum(_perm(each.producer()) is not None for each in set(node.inputs) if each is not None) > 1 or after == sorted(
+        after
+    ):
         return True
     readers = result.consumers()
     if any(_perm(each) is not None for each in readers):
@@ -162,12 +187,16 @@ def _moved(node: ir.Node, perm: list[int], main: ir.Graph) -> ir.Node:
             value = producer.inputs[0]
         elif node.op_type in BINARY and array is not None and array.size > 1:
             full = array.reshape([1] * (len(perm) - array.ndim) + list(array.shape))
-            value = edit.initializer(main, f"{node.outputs[0].name}.{index}.transposed", np.ascontiguousarray(full.transpose(inverse)))
+            value = edit.initializer(
+                main, f"{node.outputs[0].name}.{index}.transposed", np.ascontiguousarray(full.transpose(inverse))
+            )
         elif node.op_type == "Pad" and index == 1 and array is not None:
             both = array.reshape(2, -1)[:, inverse].ravel()
             value = edit.initializer(main, f"{node.outputs[0].name}.pads", both)
         elif node.op_type in REDUCE and index == 1 and array is not None:
-            value = edit.initializer(main, f"{node.outputs[0].name}.axes", np.array([perm[axis] for axis in array.ravel()], np.int64))
+            value = edit.initializer(
+                main, f"{node.outputs[0].name}.axes", np.array([perm[axis] for axis in array.ravel()], np.int64)
+            )
         inputs.append(value)
     if node.op_type == "Concat":
         attributes["axis"] = ir.AttrInt64("axis", perm[node.attributes.get_int("axis", 0)])

@@ -11,8 +11,9 @@ from pipelines.rewrites.driver import Rewrite
 class RemoveDeadBranches(Rewrite):
     """If(constant) = the branch taken, inlined; Dropout(x) = x and Cast(x) = x where x has the type already.
 
-    The inlined branch's values get names that are free in the whole graph. Unused nodes and outputs go in the clean-up between rounds.
-    Loop and Scan are left alone, and so is an If whose condition is computed, and a Dropout in training mode or whose mask is read.
+    The inlined branch's values get names that are free in the whole graph. Unused nodes and outputs go in the clean-up
+    between rounds. Loop and Scan are left alone, and so is an If whose condition is computed, and a Dropout in training
+    mode or whose mask is read.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -23,13 +24,20 @@ class RemoveDeadBranches(Rewrite):
         if query.standard(node, "If"):
             return self._inline(node)
         x = node.inputs[0] if node.inputs else None
-        if query.standard(node, "Cast") and x is not None and x.dtype is not None and x.dtype == node.attributes.get_int("to", 0):
+        if (
+            query.standard(node, "Cast")
+            and x is not None
+            and x.dtype is not None
+            and x.dtype == node.attributes.get_int("to", 0)
+        ):
             edit.bypass(node, x)
             return 1
         if query.standard(node, "Dropout") and x is not None:
             training = query.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else False
             if training is None or training or any(each.uses() or each.is_graph_output() for each in node.outputs[1:]):
-                self.refuse(node, "it is in training mode, or may be" if training is None or training else "its mask is read")
+                self.refuse(
+                    node, "it is in training mode, or may be" if training is None or training else "its mask is read"
+                )
                 return 0
             if node.outputs[0].is_graph_output() and len(node.outputs) > 1:
                 node.resize_outputs(1)

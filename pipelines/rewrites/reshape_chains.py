@@ -15,11 +15,12 @@ RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 class ReshapeChains(Rewrite):
-    """Reshape(Squeeze(Flatten(x))) = Reshape(x, s) with a constant s; one that changes nothing goes. All only rename positions in memory.
+    """Reshape(Squeeze(Flatten(x))) = Reshape(x, s) with a constant s; one that changes nothing goes. All only rename
+    positions in memory.
 
-    s holds the dimensions of the result: -1 for one that is not static, 0 for those that x has at the same position. A computed shape
-    (Concat(Gather(Shape(x), 0), 64, 8), as exporters write it) becomes such an s too. Does not fire where more dimensions are not static,
-    or a value in between has another reader.
+    s holds the dimensions of the result: -1 for one that is not static, 0 for those that x has at the same position. A
+    computed shape (Concat(Gather(Shape(x), 0), 64, 8), as exporters write it) becomes such an s too. Does not fire
+    where more dimensions are not static, or a value in between has another reader.
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -57,12 +58,20 @@ class ReshapeChains(Rewrite):
 
 
 def _result(node: ir.Node) -> list[int | str | None] | None:
-    """The dimensions of what `node` returns, as `graph.symbols`; None where one may be 0 or their number is not known."""
+    """The dimensions of what `node` returns, as `graph.symbols`; None where one may be 0 or their number is not
+    known.
+    """
     source, inferred = query.symbols(node.inputs[0]), query.symbols(node.outputs[0])
     found = inferred
-    given = query.elements(node.inputs[1]) if node.op_type == "Reshape" and not node.attributes.get_int("allowzero", 0) else None
+    given = (
+        query.elements(node.inputs[1])
+        if node.op_type == "Reshape" and not node.attributes.get_int("allowzero", 0)
+        else None
+    )
     if given is not None:
-        copied = [source[i] if each == 0 and source is not None and i < len(source) else each for i, each in enumerate(given)]
+        copied = [
+            source[i] if each == 0 and source is not None and i < len(source) else each for i, each in enumerate(given)
+        ]
         found = [None if each in (-1, 0) else each for each in copied]
     if found is None or any(isinstance(each, int) and each <= 0 for each in found):
         return None
@@ -80,7 +89,9 @@ def _result(node: ir.Node) -> list[int | str | None] | None:
 
 def _factors(dims: list[int | str | None]) -> tuple[Counter[str], int]:
     """Names with how often each occurs, and the product of the numbers."""
-    return Counter(each for each in dims if isinstance(each, str)), math.prod(each for each in dims if isinstance(each, int))
+    return Counter(each for each in dims if isinstance(each, str)), math.prod(
+        each for each in dims if isinstance(each, int)
+    )
 
 
 def _written(wanted: list[int | str | None], source: list[int | str | None]) -> list[int] | None:

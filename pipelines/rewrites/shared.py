@@ -13,7 +13,8 @@ from pipelines.rewrites.reshape_chains import ReshapeChains
 from pipelines.rewrites.simplify_concat import SimplifyConcat
 from pipelines.rewrites.widen_half import WidenHalf
 
-# First what makes constants and lays layers side by side, then what fuses them; MergeSiblings last, for it joins finished layers.
+# First what makes constants and lays layers side by side, then what fuses them; MergeSiblings last, for it joins
+# finished layers.
 SHARED = (
     *(WidenHalf, RemoveDeadBranches, FoldConstants, FoldIndexWrap, ReshapeChains, PushTransposes, SimplifyConcat),
     *(FuseActivations, FoldPad, FoldBatchNorm, FuseLinear, MergeSiblings),

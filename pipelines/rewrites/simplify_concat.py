@@ -9,15 +9,18 @@ from pipelines.rewrites.driver import Rewrite
 
 
 class SimplifyConcat(Rewrite):
-    """Concat(x) = x, Concat(a, Concat(b, c)) = Concat(a, b, c), Concat(Split(x)) = x, Split(Concat(a, b)) = a, b; all on one axis.
+    """Concat(x) = x, Concat(a, Concat(b, c)) = Concat(a, b, c), Concat(Split(x)) = x, Split(Concat(a, b)) = a, b; all
+    on one axis.
 
-    The third where all parts come back in order, the last where the cuts are the seams. Does not fire where the inner concatenation has
-    another reader: it is needed anyway, and to copy its parts once more saves nothing.
+    The third where all parts come back in order, the last where the cuts are the seams. Does not fire where the inner
+    concatenation has another reader: it is needed anyway, and to copy its parts once more saves nothing.
     """
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        return sum(self._concat(each) if query.standard(each, "Concat") else self._split(each) for each in list(model.graph))
+        return sum(
+            self._concat(each) if query.standard(each, "Concat") else self._split(each) for each in list(model.graph)
+        )
 
     def _concat(self, node: ir.Node) -> int:
         parts = list(node.inputs)
@@ -26,7 +29,12 @@ class SimplifyConcat(Rewrite):
             return 1
         axis = _axis(node, node.outputs[0])
         split = parts[0].producer() if parts and parts[0] is not None else None
-        if split is not None and query.standard(split, "Split") and tuple(parts) == tuple(split.outputs) and split.inputs[0] is not None:
+        if (
+            split is not None
+            and query.standard(split, "Split")
+            and tuple(parts) == tuple(split.outputs)
+            and split.inputs[0] is not None
+        ):
             if _axis(split, split.inputs[0], 0) == axis is not None:
                 edit.bypass(node, split.inputs[0])
                 return 1
@@ -40,7 +48,9 @@ class SimplifyConcat(Rewrite):
             elif query.sole_user(inner.outputs[0]) is not node:
                 self.refuse(node, f"Concat {query.label(inner)} before it has another reader")
             else:
-                new = ir.node("Concat", [*parts[:index], *inner.inputs, *parts[index + 1 :]], {"axis": axis}, name=node.name)
+                new = ir.node(
+                    "Concat", [*parts[:index], *inner.inputs, *parts[index + 1 :]], {"axis": axis}, name=node.name
+                )
                 edit.substitute([inner, node], new)
                 return 1
         return 0
@@ -48,7 +58,12 @@ class SimplifyConcat(Rewrite):
     def _split(self, node: ir.Node) -> int:
         joined = node.inputs[0] if query.standard(node, "Split") else None
         concat = joined.producer() if joined is not None else None
-        if joined is None or concat is None or not query.standard(concat, "Concat") or len(concat.inputs) != len(node.outputs):
+        if (
+            joined is None
+            or concat is None
+            or not query.standard(concat, "Concat")
+            or len(concat.inputs) != len(node.outputs)
+        ):
             return 0
         axis = _axis(concat, joined)
         shapes = [query.dimensions(each) for each in (*concat.inputs, *node.outputs)]
@@ -63,7 +78,11 @@ class SimplifyConcat(Rewrite):
         for result, part in zip(node.outputs, concat.inputs, strict=True):
             if part is not None and result.is_graph_output():
                 copy = ir.node("Identity", [part])
-                copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = result.name, result.type, result.shape
+                copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = (
+                    result.name,
+                    result.type,
+                    result.shape,
+                )
                 main.insert_before(node, copy)
                 part = copy.outputs[0]
             if part is not None:

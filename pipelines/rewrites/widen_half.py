@@ -9,21 +9,33 @@ from pipelines.graph import edit, query
 from pipelines.rewrites.driver import Rewrite
 
 HALF, FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
-STUBBORN = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "EyeLike", "Bernoulli", "Constant")  # carry a dtype
+STUBBORN = (
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "EyeLike",
+    "Bernoulli",
+    "Constant",
+)  # carry a dtype
 
 
 class WidenHalf(Rewrite):
-    """Every float16 value of the graph becomes float32; inputs and outputs keep their type, with a Cast behind or before them.
+    """Every float16 value of the graph becomes float32; inputs and outputs keep their type, with a Cast behind or
+    before them.
 
-    The weights keep their values (each float16 is a float32), sums and products lose the rounding to float16 in between: results differ
-    from the float16 graph's by that rounding. Does not fire beside subgraphs, custom domains or operators that name float16 themselves.
+    The weights keep their values (each float16 is a float32), sums and products lose the rounding to float16 in
+    between: results differ from the float16 graph's by that rounding. Does not fire beside subgraphs, custom domains or
+    operators that name float16 themselves.
     """
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
         main = model.graph
         readers = [
-            each for each in main if not query.standard(each, "Cast") and any(v is not None and v.dtype == HALF for v in each.inputs)
+            each
+            for each in main
+            if not query.standard(each, "Cast") and any(v is not None and v.dtype == HALF for v in each.inputs)
         ]
         if not readers:
             return 0
@@ -56,10 +68,20 @@ class WidenHalf(Rewrite):
     def _widen(self, node: ir.Node) -> None:
         main = node.graph
         assert isinstance(main, ir.Graph)
-        if node.op_type == "Cast" and node.attributes.get_int("to", 0) == HALF and not node.outputs[0].is_graph_output():
+        if (
+            node.op_type == "Cast"
+            and node.attributes.get_int("to", 0) == HALF
+            and not node.outputs[0].is_graph_output()
+        ):
             node.attributes["to"] = ir.AttrInt64("to", int(FLOAT))
-        if node.op_type == "ConstantOfShape" and "value" in node.attributes and node.attributes["value"].as_tensor().dtype == HALF:
-            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(node.attributes["value"].as_tensor().numpy().astype(np.float32)))
+        if (
+            node.op_type == "ConstantOfShape"
+            and "value" in node.attributes
+            and node.attributes["value"].as_tensor().dtype == HALF
+        ):
+            node.attributes["value"] = ir.AttrTensor(
+                "value", ir.tensor(node.attributes["value"].as_tensor().numpy().astype(np.float32))
+            )
         for value in node.outputs:
             if value.dtype != HALF or (value.is_graph_output() and node.op_type == "Cast"):
                 continue

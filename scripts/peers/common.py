@@ -29,7 +29,7 @@ ONE_THREAD = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------------------ request
+# ------------------------------------------------------------------------------------------------------------- request
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,7 +65,9 @@ def require_known(what: str, given: Iterable[str], known: Iterable[str]) -> None
 
 
 def listed(what: str, text: str, known: Iterable[str] | None = None) -> list[str]:
-    """The names in `text`, with commas between them, each once. Raises RequestError for none, and see `require_known`."""
+    """The names in `text`, with commas between them, each once. Raises RequestError for none, and see
+    `require_known`.
+    """
     found = list(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
     if not found:
         raise RequestError(f"found an empty list, wanted at least one {what}")
@@ -75,20 +77,24 @@ def listed(what: str, text: str, known: Iterable[str] | None = None) -> list[str
 
 
 def numbers(what: str, text: str) -> list[int]:
-    """The whole numbers in `text`, with commas between them. Raises RequestError for anything else, none, and those below 1."""
+    """The whole numbers in `text`, with commas between them. Raises RequestError for anything else, none, and those
+    below 1.
+    """
     found = [int(each) if each.isdecimal() else 0 for each in listed(what, text)]
     if min(found) < 1:
         raise RequestError(f"found the {what} {text!r}, wanted whole numbers of 1 or more")
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------------- report
+# -------------------------------------------------------------------------------------------------------------- report
 
 
 def gather(
     key: str, names: Iterable[Any], measure: Callable[[Any], Any], output: str | None, environment: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """{key: [measure(name), ...], "environment"}, written to `output`, if any, after each: what is there if a later one fails."""
+    """{key: [measure(name), ...], "environment"}, written to `output`, if any, after each: what is there if a later one
+    fails.
+    """
     found: list[Any] = []
     report = {key: found, "environment": environment}
     for name in names:
@@ -133,7 +139,7 @@ def why(error: Exception) -> str:
     return f"{type(error).__name__}: {errors.one_line(error)}"[:300]
 
 
-# ---------------------------------------------------------------------------------------------------------------- processes
+# ----------------------------------------------------------------------------------------------------------- processes
 
 
 def talk_into(log: Path) -> None:
@@ -143,8 +149,11 @@ def talk_into(log: Path) -> None:
         os.dup2(file.fileno(), 2)
 
 
-def serve(connection: Connection, make: Callable[[], Any], core: int, log: Path, environment: Mapping[str, str]) -> None:
-    """A process's whole life, on one core, its libraries' talk in a file: make an engine, answer (method, arguments) until None comes.
+def serve(
+    connection: Connection, make: Callable[[], Any], core: int, log: Path, environment: Mapping[str, str]
+) -> None:
+    """A process's whole life, on one core, its libraries' talk in a file: make an engine, answer (method, arguments)
+    until None comes.
 
     Every answer is (value, None) or (None, message of an error).
     """
@@ -167,7 +176,9 @@ class Worker:
     def __init__(self, make: Callable[[], Any], core: int, log: Path, **environment: str) -> None:
         spawned = multiprocessing.get_context("spawn")
         self.connection, theirs = spawned.Pipe()
-        self.process = spawned.Process(target=serve, args=(theirs, make, core, log, ONE_THREAD | environment), daemon=True)
+        self.process = spawned.Process(
+            target=serve, args=(theirs, make, core, log, ONE_THREAD | environment), daemon=True
+        )
         self.process.start()
         theirs.close()
 

@@ -1,10 +1,12 @@
-"""Score Criteo rows with pandas and onnxruntime: the script one writes without this project, to measure `zoo run` against.
+"""Score Criteo rows with pandas and onnxruntime: the script one writes without this project, to measure `zoo run`
+against.
 
     python scripts/peers/criteo_obvious.py ROWS.tsv -o scores.csv [--model DIR] [--factorize] [--onnx FILE]
 
-Reads the rows in chunks, hashes every category with FarmHash, brings the numbers to [0, 1] as the model's card says, runs the graph in
-one thread, and writes row and probability. --factorize hashes each distinct value of a column only once a chunk. --onnx takes another
-graph than DIR/fp32.onnx, for instance an int8 one. Scores equal those of `zoo run --precision fp32`.
+Reads the rows in chunks, hashes every category with FarmHash, brings the numbers to [0, 1] as the model's card says,
+runs the graph in one thread, and writes row and probability. --factorize hashes each distinct value of a column only
+once a chunk. --onnx takes another graph than DIR/fp32.onnx, for instance an int8 one. Scores equal those of `zoo run
+--precision fp32`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,14 @@ def read(path: str) -> Iterator[pd.DataFrame]:
     names = [*NUMBERS, *CATEGORIES] if columns == 39 else ["label", *NUMBERS, *CATEGORIES]
     dtypes = {**dict.fromkeys(NUMBERS, np.float64), **dict.fromkeys(CATEGORIES, str)}
     yield from pd.read_csv(
-        path, sep="\t", header=None, names=names, usecols=list(dtypes), dtype=dtypes, chunksize=CHUNK_ROWS, quoting=csv.QUOTE_NONE
+        path,
+        sep="\t",
+        header=None,
+        names=names,
+        usecols=list(dtypes),
+        dtype=dtypes,
+        chunksize=CHUNK_ROWS,
+        quoting=csv.QUOTE_NONE,
     )
 
 

@@ -1,9 +1,10 @@
-"""Time whole runs over a file, Criteo rows in and a file of scores out: `zoo run` beside the obvious script, in turn on one core.
+"""Time whole runs over a file, Criteo rows in and a file of scores out: `zoo run` beside the obvious script, in turn on
+one core.
 
     python scripts/peers/criteo_run.py [-n 500000] [--rounds 5] [-o FILE]
 
-A run is a process from its start to its end. Rows come from scripts/synthesize_criteo.py. The better-informed script hashes each distinct
-value once a chunk and runs the graph that onnxruntime's own quantizer made.
+A run is a process from its start to its end. Rows come from scripts/synthesize_criteo.py. The better-informed script
+hashes each distinct value once a chunk and runs the graph that onnxruntime's own quantizer made.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def make_stock(scratch: Path) -> None:
-    """Quantize the model by onnxruntime; in a process of its own, so that its memory is not counted with that of the runs."""
+    """Quantize the model by onnxruntime; in a process of its own, so that its memory is not counted with that of the
+    runs.
+    """
     features = zoo.load(MODEL).preprocessing
     work = Work(MODEL, scratch, features["categorical"], features["buckets"], features["numeric"])
     stock_quantize(work.fp32, work.stock, work.samples())
@@ -43,9 +46,9 @@ def make_stock(scratch: Path) -> None:
 def compare(count: int, rounds: int) -> dict[str, Any]:
     """All ways in turn.
 
-    Returns {"model", "rows", "results": [{"way", "seconds" (median), "spread" (least and most), "cpu_seconds" (median; a busy machine
-    changes it less), "rows_per_second", "peak_memory_mb", "max_probability" (largest difference to the obvious script)}],
-    "environment"}. Raises RequestError for fewer than one row or round, ZooError where a run fails.
+    Returns {"model", "rows", "results": [{"way", "seconds" (median), "spread" (least and most), "cpu_seconds" (median;
+    a busy machine changes it less), "rows_per_second", "peak_memory_mb", "max_probability" (largest difference to the
+    obvious script)}], "environment"}. Raises RequestError for fewer than one row or round, ZooError where a run fails.
     """
     if min(count, rounds) < 1:
         raise RequestError(f"rows {count} and rounds {rounds} must both be 1 or more")
@@ -55,7 +58,9 @@ def compare(count: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         source, output = scratch / "rows.tsv", scratch / "scores.csv"
-        subprocess.run([sys.executable, HERE.parent / "synthesize_criteo.py", "-n", str(count), "-o", source], check=True)
+        subprocess.run(
+            [sys.executable, HERE.parent / "synthesize_criteo.py", "-n", str(count), "-o", source], check=True
+        )
         quantizing = multiprocessing.get_context("spawn").Process(target=make_stock, args=(scratch,))
         quantizing.start()
         quantizing.join()
@@ -65,7 +70,11 @@ def compare(count: int, rounds: int) -> dict[str, Any]:
             "obvious, onnxruntime fp32": obvious,
             "factorize, onnxruntime int8": [*obvious, "--factorize", "--onnx", scratch / "stock.onnx"],
             "zoo run, onnxruntime fp32": [*run, "--precision", "fp32", "--engine", "onnxruntime"],
-            **{f"zoo run, {engine} int8": [*run, "--engine", engine] for engine in ENGINES if engine != "native" or extension.isas()},
+            **{
+                f"zoo run, {engine} int8": [*run, "--engine", engine]
+                for engine in ENGINES
+                if engine != "native" or extension.isas()
+            },
         }
         seconds: dict[str, list[float]] = {way: [] for way in ways}
         cpu: dict[str, list[float]] = {way: [] for way in ways}
@@ -95,7 +104,12 @@ def compare(count: int, rounds: int) -> dict[str, Any]:
                 "max_probability": float(f"{np.abs(scores[way] - first).max():.2e}"),
             }
         )
-    return {"model": MODEL, "rows": count, "results": results, "environment": machine.environment(threads=1, rounds=rounds)}
+    return {
+        "model": MODEL,
+        "rows": count,
+        "results": results,
+        "environment": machine.environment(threads=1, rounds=rounds),
+    }
 
 
 def timed(command: list[str]) -> tuple[float, float, float]:

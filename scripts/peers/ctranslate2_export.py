@@ -1,11 +1,13 @@
-"""Export a translation model to CTranslate2's format: the same weights and pieces, for the benchmark and to check the beam search.
+"""Export a translation model to CTranslate2's format: the same weights and pieces, for the benchmark and to check the
+beam search.
 
     python scripts/peers/ctranslate2_export.py MODEL DIR [--quantization int8]
     python scripts/peers/ctranslate2_export.py MODEL DIR --check FILE [--beam 4] [--length-penalty 1] [--sentences 1000]
 
-MODEL is a name of the zoo or a model folder. DIR is then opened by `ctranslate2.Translator(DIR, compute_type="float32")`, which is given
-pieces of sentencepiece without start and end. `--check` translates the lines of FILE by this project's beam search in torch and by
-CTranslate2, both in fp32, and tells how many are the same. Needs the `train` and `peers` extras.
+MODEL is a name of the zoo or a model folder. DIR is then opened by `ctranslate2.Translator(DIR,
+compute_type="float32")`, which is given pieces of sentencepiece without start and end. `--check` translates the lines
+of FILE by this project's beam search in torch and by CTranslate2, both in fp32, and tells how many are the same. Needs
+the `train` and `peers` extras.
 """
 
 from __future__ import annotations
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
 QUANTIZATIONS = ("float32", "int8")
 
 
-# -------------------------------------------------------------------------------------------------------------------- export
+# -------------------------------------------------------------------------------------------------------------- export
 
 
 def specification(model: Transformer, vocabulary: Vocabulary) -> Any:
-    """The model as a `ctranslate2.specs.TransformerSpec`, validated. Raises RequestError that names everything that does not fit."""
+    """The model as a `ctranslate2.specs.TransformerSpec`, validated. Raises RequestError that names everything that
+    does not fit.
+    """
     from ctranslate2.specs import TransformerSpec  # type: ignore[import-untyped]
     from torch import nn
 
@@ -56,8 +60,13 @@ def specification(model: Transformer, vocabulary: Vocabulary) -> Any:
     ]
     if found := [fault for wrong, fault in faults if wrong]:
         raise RequestError(f"CTranslate2 cannot run this model: {'; '.join(found)}")
-    spec = TransformerSpec.from_config((model.form.encoder, model.form.decoder), model.form.heads, pre_norm=model.pre_norm)
-    for side, layers, last in ((spec.encoder, model.encoder, model.encoder_norm), (spec.decoder, model.decoder, model.decoder_norm)):
+    spec = TransformerSpec.from_config(
+        (model.form.encoder, model.form.decoder), model.form.heads, pre_norm=model.pre_norm
+    )
+    for side, layers, last in (
+        (spec.encoder, model.encoder, model.encoder_norm),
+        (spec.decoder, model.decoder, model.decoder_norm),
+    ):
         embeddings = side.embeddings[0] if isinstance(side.embeddings, list) else side.embeddings
         embeddings.weight = _array(model.embedding.weight)
         side.position_encodings.encodings = _array(model.positions)
@@ -67,7 +76,9 @@ def specification(model: Transformer, vocabulary: Vocabulary) -> Any:
             _layer(given, layer)  # type: ignore[arg-type]
     spec.decoder.projection.weight = _array(model.embedding.weight)
     spec.config.layer_norm_epsilon = epsilons[0]
-    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (names[each] for each in (UNKNOWN, START, END))
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (
+        names[each] for each in (UNKNOWN, START, END)
+    )
     spec.config.decoder_start_token, spec.config.add_source_eos = names[START], True
     spec.register_source_vocabulary(names)
     spec.register_target_vocabulary(names)
@@ -113,7 +124,8 @@ def _attention(spec: Any, attention: Attention, norm: Any, fused: int) -> None:
 def export(model: Transformer, vocabulary: Vocabulary, target: str | Path, quantization: str = "float32") -> Path:
     """Write the folder `target`, whole or not at all. quantization: of the weights, one of `QUANTIZATIONS`.
 
-    Raises RequestError for an unknown quantization, a `target` that is in use by something else, and what `specification` refuses.
+    Raises RequestError for an unknown quantization, a `target` that is in use by something else, and what
+    `specification` refuses.
     """
     target = Path(target)
     if quantization not in QUANTIZATIONS:
@@ -132,13 +144,15 @@ def export(model: Transformer, vocabulary: Vocabulary, target: str | Path, quant
     return target
 
 
-# --------------------------------------------------------------------------------------------------------------------- check
+# --------------------------------------------------------------------------------------------------------------- check
 
 
 def translations(
     translator: Any, names: Sequence[str], sentences: Sequence[Tokens], *, beam: int, best: int, length_penalty: float
 ) -> list[list[Hypothesis]]:
-    """What CTranslate2 makes of tokenized sentences (`END` last), by the limits of this project's search; the best first."""
+    """What CTranslate2 makes of tokenized sentences (`END` last), by the limits of this project's search; the best
+    first.
+    """
     token = {name: index for index, name in enumerate(names)}
     found: list[list[Hypothesis]] = [[] for _ in sentences]
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
@@ -147,7 +161,12 @@ def translations(
         given = [[names[each] for each in sentences[i][:-1]] for i in chosen]
         options = {"beam_size": beam, "num_hypotheses": best, "length_penalty": length_penalty, "return_scores": True}
         results = translator.translate_batch(
-            given, max_batch_size=64, max_input_length=0, max_decoding_length=limit(length, POSITIONS), min_decoding_length=0, **options
+            given,
+            max_batch_size=64,
+            max_input_length=0,
+            max_decoding_length=limit(length, POSITIONS),
+            min_decoding_length=0,
+            **options,
         )
         for i, result in zip(chosen, results, strict=True):
             said = zip(result.hypotheses, result.scores, strict=True)
@@ -156,13 +175,20 @@ def translations(
 
 
 def compare(ours: Sequence[Sequence[Hypothesis]], theirs: Sequence[Sequence[Hypothesis]]) -> dict[str, Any]:
-    """{"sentences", "same": share whose best translations have the same tokens, "same_n_best": share whose lists have the same, in order,
-    "score_difference": the largest of equal translations, "different": the first of them, {"sentence", "ours", "theirs"}}.
+    """{"sentences", "same": share whose best translations have the same tokens, "same_n_best": share whose lists have
+    the same, in order,
+    "score_difference": the largest of equal translations, "different": the first of them, {"sentence", "ours",
+    "theirs"}}.
     """
     pairs = list(zip(ours, theirs, strict=True))
     same = [a[0].tokens == b[0].tokens for a, b in pairs]
     lists = [[each.tokens for each in a] == [each.tokens for each in b] for a, b in pairs]
-    scores = [abs(one.score - other.score) for a, b in pairs for one, other in zip(a, b, strict=False) if one.tokens == other.tokens]
+    scores = [
+        abs(one.score - other.score)
+        for a, b in pairs
+        for one, other in zip(a, b, strict=False)
+        if one.tokens == other.tokens
+    ]
     different = [{"sentence": i, "ours": a, "theirs": b} for i, (a, b) in enumerate(pairs) if not same[i]]
     return {
         "sentences": len(pairs),
@@ -174,9 +200,17 @@ def compare(ours: Sequence[Sequence[Hypothesis]], theirs: Sequence[Sequence[Hypo
 
 
 def check(
-    model: Transformer, vocabulary: Vocabulary, folder: Path, sentences: Sequence[Tokens], *, beam: int = 4, length_penalty: float = 1.0
+    model: Transformer,
+    vocabulary: Vocabulary,
+    folder: Path,
+    sentences: Sequence[Tokens],
+    *,
+    beam: int = 4,
+    length_penalty: float = 1.0,
 ) -> dict[str, Any]:
-    """`compare` of the n-best lists (n = beam) that this project's search in torch and CTranslate2 find, in fp32. folder: of `export`."""
+    """`compare` of the n-best lists (n = beam) that this project's search in torch and CTranslate2 find, in fp32.
+    folder: of `export`.
+    """
     import ctranslate2  # type: ignore[import-untyped]
 
     translator = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
@@ -196,7 +230,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("target", metavar="DIR")
-    parser.add_argument("--quantization", default="float32", help=f"of the weights: {' or '.join(QUANTIZATIONS)} (default float32)")
+    parser.add_argument(
+        "--quantization", default="float32", help=f"of the weights: {' or '.join(QUANTIZATIONS)} (default float32)"
+    )
     parser.add_argument("--check", metavar="FILE", help="translate its lines in both, fp32, and print the comparison")
     parser.add_argument("--beam", type=int, default=4)
     parser.add_argument("--length-penalty", type=float, default=1.0)
@@ -210,7 +246,9 @@ def main() -> None:
         if args.check:
             with open_lines(Path(args.check)) as file:
                 texts = [each for each in itertools.islice(lines(file, args.check), args.sentences) if each]
-            found = check(model, vocabulary, folder, vocabulary.encode(texts), beam=args.beam, length_penalty=args.length_penalty)
+            found = check(
+                model, vocabulary, folder, vocabulary.encode(texts), beam=args.beam, length_penalty=args.length_penalty
+            )
             print(json.dumps(found, indent=2))
     except ZooError as error:
         print(f"ctranslate2_export: {error}", file=sys.stderr)

@@ -1,17 +1,20 @@
-"""Time JPEG bytes to label in this project and in the obvious pipelines of its peers: same weights, same photos, one core, in turn.
+"""Time JPEG bytes to label in this project and in the obvious pipelines of its peers: same weights, same photos, one
+core, in turn.
 
     python scripts/peers/images.py [MODEL,...] [--peers NAME,...] [--photos 500] [--rounds 9] [--work DIR] [-o FILE]
 
-Photos are those of the development data ($ZOO_SHARED, by default ../shared): every fifth of data/imagenet/nips17 calibrates the peers, the
-others are classified, one by one, from bytes in memory. This project's model is what `zoo.pipeline` opens: its calibration is shipped.
-A peer gets the float network in fp32.onnx from the normalized image on, and its photos the obvious way: Pillow opens, converts to RGB and
-resizes, the middle is cut out, numpy normalizes and transposes. LiteRT and torch get it with batch norms folded, rebuilt of their own
-operators; LiteRT's takes and gives float32, as its converter makes it unless told.
+Photos are those of the development data ($ZOO_SHARED, by default ../shared): every fifth of data/imagenet/nips17
+calibrates the peers, the others are classified, one by one, from bytes in memory. This project's model is what
+`zoo.pipeline` opens: its calibration is shipped. A peer gets the float network in fp32.onnx from the normalized image
+on, and its photos the obvious way: Pillow opens, converts to RGB and resizes, the middle is cut out, numpy normalizes
+and transposes. LiteRT and torch get it with batch norms folded, rebuilt of their own operators; LiteRT's takes and
+gives float32, as its converter makes it unless told.
 
-Peers are quantized in processes of their own, as their documentation does it; then one process on one core, one thread, gives each
-`BLOCK` photos in turn. Milliseconds are of processor time; "core_share" is its share of the clock's: well below 1 others were at work,
-and the figures are rough. A peer that cannot be built or opened is left out, and the report says why.
-Needs the `train` and `peers` extras. The weight files are taken from $ZOO_MIRROR, by default $ZOO_SHARED/weights.
+Peers are quantized in processes of their own, as their documentation does it; then one process on one core, one thread,
+gives each `BLOCK` photos in turn. Milliseconds are of processor time; "core_share" is its share of the clock's: well
+below 1 others were at work, and the figures are rough. A peer that cannot be built or opened is left out, and the
+report says why. Needs the `train` and `peers` extras. The weight files are taken from $ZOO_MIRROR, by default
+$ZOO_SHARED/weights.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ BUILD_SECONDS = 600
 PACKAGES = ("nncf", "pillow", "simplejpeg", "torch", "torchao", "tensorflow-cpu", "tensorflow")
 
 
-# ------------------------------------------------------------------------------------------------------------------ photos
+# -------------------------------------------------------------------------------------------------------------- photos
 
 
 def crop(image: Image.Image, spec: Preprocess) -> Image.Image:
@@ -70,7 +73,9 @@ def crop(image: Image.Image, spec: Preprocess) -> Image.Image:
 
 
 def normalize(pixels: Any, spec: Preprocess) -> Array:
-    """float32 [..., 3] of pixels R, G, B, in the network's order of channels; in as few steps as its own preprocessing takes."""
+    """float32 [..., 3] of pixels R, G, B, in the network's order of channels; in as few steps as its own preprocessing
+    takes.
+    """
     mean, deviation = (255 * np.array(each, np.float32) for each in (spec.mean, spec.std))
     x = np.asarray(pixels, np.float32) - mean
     if not np.allclose(deviation, 1):
@@ -84,12 +89,14 @@ def obvious(data: bytes, spec: Preprocess, *, last: bool = False) -> Array:
     return np.ascontiguousarray(x if last else x.transpose(2, 0, 1))[None]
 
 
-# ---------------------------------------------------------------------------------------------------------------- networks
+# ------------------------------------------------------------------------------------------------------------ networks
 
 
 @dataclass(frozen=True)
 class Work(vision.Work):
-    """What a process is given: the model, the float network, photos to calibrate on (uint8 [n, size, size, 3], .npy), preprocessing."""
+    """What a process is given: the model, the float network, photos to calibrate on (uint8 [n, size, size, 3], .npy),
+    preprocessing.
+    """
 
     spec: Preprocess
 
@@ -115,7 +122,9 @@ def network(fp32: Path, work: Work) -> None:
 
 
 class Graph(NamedTuple):
-    """An ONNX graph of one input and one output: (operator, names of inputs, of the output, attributes) of its nodes, in order."""
+    """An ONNX graph of one input and one output: (operator, names of inputs, of the output, attributes) of its nodes,
+    in order.
+    """
 
     nodes: list[tuple[str, list[str], str, dict[str, Any]]]
     given: str
@@ -129,7 +138,10 @@ class Graph(NamedTuple):
 
         graph = onnx.load(path).graph
         options = [{each.name: onnx.helper.get_attribute_value(each) for each in node.attribute} for node in graph.node]
-        nodes = [(node.op_type, list(node.input), node.output[0], each) for node, each in zip(graph.node, options, strict=True)]
+        nodes = [
+            (node.op_type, list(node.input), node.output[0], each)
+            for node, each in zip(graph.node, options, strict=True)
+        ]
         constants = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
         return Graph(nodes, graph.input[0].name, graph.output[0].name, constants)
 
@@ -176,7 +188,9 @@ def torch_network(path: Path) -> Any:
                 self.register_buffer(attribute, torch.from_numpy(graph.constants[name].copy()))
 
         def forward(self, x: Any) -> Any:
-            return graph.evaluate(x, scalars | {name: getattr(self, attribute) for name, attribute in own.items()}, operators)
+            return graph.evaluate(
+                x, scalars | {name: getattr(self, attribute) for name, attribute in own.items()}, operators
+            )
 
     return Network().eval()
 
@@ -194,7 +208,15 @@ def tensorflow_network(path: Path) -> Callable[[Any], Any]:
         return tf.pad(x, [[0, 0], [pads[0], pads[2]], [pads[1], pads[3]], [0, 0]]), "VALID"
 
     def convolve(
-        x: Any, kernel: Array, bias: Array, *, kernel_shape: list[int], strides: list[int], pads: list[int], group: int, **_: Any
+        x: Any,
+        kernel: Array,
+        bias: Array,
+        *,
+        kernel_shape: list[int],
+        strides: list[int],
+        pads: list[int],
+        group: int,
+        **_: Any,
     ) -> Any:
         x, padding = pad(x, kernel_shape, strides, pads)
         if group > 1:
@@ -221,7 +243,7 @@ def tensorflow_network(path: Path) -> Callable[[Any], Any]:
     return lambda x: graph.evaluate(x, graph.constants, operators)
 
 
-# ------------------------------------------------------------------------------------------------------------------- peers
+# --------------------------------------------------------------------------------------------------------------- peers
 
 
 def build_zoo(work: Work, target: Path) -> None:
@@ -239,14 +261,18 @@ def build_torch(work: Work, target: Path) -> None:
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    samples = [torch.from_numpy(batch[NORMALIZED]).contiguous(memory_format=torch.channels_last) for batch in work.batches()]
+    samples = [
+        torch.from_numpy(batch[NORMALIZED]).contiguous(memory_format=torch.channels_last) for batch in work.batches()
+    ]
     exported = torch.export.export(torch_network(work.folded), (samples[0],), strict=True).module()
     quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
     prepared = prepare_pt2e(exported, quantizer)
     for sample in samples:
         prepared(sample)
     converted = torch.export.export(move_exported_model_to_eval(convert_pt2e(prepared)), (samples[0],))
-    if not any("quantize" in str(node.target) for node in converted.graph.nodes):  # as of a graph that is not exported strictly
+    if not any(
+        "quantize" in str(node.target) for node in converted.graph.nodes
+    ):  # as of a graph that is not exported strictly
         raise ZooError("torch's quantizer found nothing to quantize")
     path = target.with_suffix(".pt2")
     torch._inductor.aoti_compile_and_package(converted, package_path=str(path), inductor_configs={"freezing": True})
@@ -281,7 +307,9 @@ def _peer(session: Callable[[Array], Array], spec: Preprocess, *, last: bool = F
 def open_zoo(work: Work, path: Path) -> System:
     opened = zoo.pipeline(work.model, batch_size=1)
     opened.predict(opened.blank())  # type: ignore[attr-defined]  # "auto" decides
-    return System(opened.preprocess, opened.predict, lambda out: int(opened.postprocess(out)[0]["index"]), opened.engine)
+    return System(
+        opened.preprocess, opened.predict, lambda out: int(opened.postprocess(out)[0]["index"]), opened.engine
+    )
 
 
 def open_torch(work: Work, path: Path) -> System:
@@ -318,7 +346,9 @@ class Peer(NamedTuple):
 
 SYSTEMS = {
     OURS: Peer(build_zoo, "", open_zoo),
-    "openvino-int8": Peer(vision.nncf("performance"), ".xml", lambda work, path: _peer(vision.openvino_session(path, 1), work.spec)),
+    "openvino-int8": Peer(
+        vision.nncf("performance"), ".xml", lambda work, path: _peer(vision.openvino_session(path, 1), work.spec)
+    ),
     "onnxruntime-int8": Peer(
         vision.onnxruntime("MinMax"), ".onnx", lambda work, path: _peer(vision.onnxruntime_session(path, 1), work.spec)
     ),
@@ -328,7 +358,7 @@ SYSTEMS = {
 }
 
 
-# --------------------------------------------------------------------------------------------------------------- measuring
+# ----------------------------------------------------------------------------------------------------------- measuring
 
 
 def _target(work: Work, name: str) -> Path:
@@ -368,8 +398,9 @@ def _why(error: Exception) -> str:
 def measure(work: Work, names: Sequence[str], photos: Sequence[Path], rounds: int) -> dict[str, Any]:
     """Open all and time them, in this process.
 
-    Returns {"left_out": {name: reason}, "engine": {name: the one chosen, or ""}, "labels": {name: a class a photo}, "whole", "prepare",
-    "model", "clock" (of the whole): {name: milliseconds a photo, one number a round}, "model_only": the same of one input again and again}.
+    Returns {"left_out": {name: reason}, "engine": {name: the one chosen, or ""}, "labels": {name: a class a photo},
+    "whole", "prepare", "model", "clock" (of the whole): {name: milliseconds a photo, one number a round}, "model_only":
+    the same of one input again and again}.
     """
     opened: dict[str, System] = {}
     left_out: dict[str, str] = {}
@@ -404,11 +435,19 @@ def measure(work: Work, names: Sequence[str], photos: Sequence[Path], rounds: in
                     labels[name] += found
         gc.collect()
     gc.enable()
-    times = {key: {name: list(each[:, i] / len(photos) * 1e3) for name, each in spent.items()} for i, key in enumerate(COLUMNS)}
+    times = {
+        key: {name: list(each[:, i] / len(photos) * 1e3) for name, each in spent.items()}
+        for i, key in enumerate(COLUMNS)
+    }
     inputs = {name: system.prepare(some) for name, system in opened.items()}
     again = {name: (lambda _, run=system.run, x=inputs[name]: run(x)) for name, system in opened.items()}
     times["model_only"] = vision.time_in_turn(again, np.empty(0), rounds)
-    return {"left_out": left_out, "engine": {name: each.engine for name, each in opened.items()}, "labels": labels, **times}
+    return {
+        "left_out": left_out,
+        "engine": {name: each.engine for name, each in opened.items()},
+        "labels": labels,
+        **times,
+    }
 
 
 COLUMNS = ("whole", "prepare", "model", "clock")
@@ -417,9 +456,9 @@ COLUMNS = ("whole", "prepare", "model", "clock")
 def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     """What `measure` found, as the report tells it.
 
-    Returns {"best_int8_peer", "results": [{"system", "engine", "ms": {"whole", "prepare", "model", "model_only": {"median", "spread"}},
-    "images_per_second", "times_as_fast_as_best" (median over the rounds), "labels_as_best", "labels_as_fp32" (shares), "core_share"}],
-    "ours": {peer: {"times_as_fast", "same_labels"} of this project's}}.
+    Returns {"best_int8_peer", "results": [{"system", "engine", "ms": {"whole", "prepare", "model", "model_only":
+    {"median", "spread"}}, "images_per_second", "times_as_fast_as_best" (median over the rounds), "labels_as_best",
+    "labels_as_fp32" (shares), "core_share"}], "ours": {peer: {"times_as_fast", "same_labels"} of this project's}}.
     """
     whole, labels = measured["whole"], measured["labels"]
     peers = [name for name in whole if name.endswith("-int8") and name != OURS]
@@ -448,9 +487,16 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare(
-    name: str, peers: Sequence[str], photos: Sequence[Path], rounds: int, scratch: Path, advance: Callable[[float], None]
+    name: str,
+    peers: Sequence[str],
+    photos: Sequence[Path],
+    rounds: int,
+    scratch: Path,
+    advance: Callable[[float], None],
 ) -> dict[str, Any]:
-    """All systems of one model: `summary`, "model", "photos", "build_seconds", "left_out". What `scratch` holds is not built again."""
+    """All systems of one model: `summary`, "model", "photos", "build_seconds", "left_out". What `scratch` holds is not
+    built again.
+    """
     core = max(os.sched_getaffinity(0))
     calibration = photos[:: vision.CALIBRATE_EVERY]
     tested = [path for index, path in enumerate(photos) if index % vision.CALIBRATE_EVERY]
@@ -464,7 +510,13 @@ def compare(
         _apart(core, folder / "network.log", BUILD_SECONDS, _network, name, work)
     except (ZooError, BrokenProcessPool) as error:
         advance(len(peers) + 1)
-        return {**about, "best_int8_peer": None, "results": [], "ours": {}, "left_out": dict.fromkeys(peers, _why(error))}
+        return {
+            **about,
+            "best_int8_peer": None,
+            "results": [],
+            "ours": {},
+            "left_out": dict.fromkeys(peers, _why(error)),
+        }
     np.save(work.pixels, np.stack([np.asarray(crop(Image.open(path).convert("RGB"), spec)) for path in calibration]))
     seconds = {}
     for each in peers:
@@ -478,20 +530,47 @@ def compare(
                 _target(work, each).unlink(missing_ok=True)
         advance(1)
     try:
-        measured = _apart(core, folder / "measure.log", 0, measure, work, [each for each in peers if each not in left_out], tested, rounds)
+        measured = _apart(
+            core,
+            folder / "measure.log",
+            0,
+            measure,
+            work,
+            [each for each in peers if each not in left_out],
+            tested,
+            rounds,
+        )
     except BrokenProcessPool as error:
-        raise ZooError(f"the process that times {name} ended; what its libraries said is in {folder / 'measure.log'}") from error
+        raise ZooError(
+            f"the process that times {name} ended; what its libraries said is in {folder / 'measure.log'}"
+        ) from error
     advance(1)
     return {**about, "build_seconds": seconds, **summary(measured), "left_out": left_out | measured["left_out"]}
 
 
-# ------------------------------------------------------------------------------------------------------------------ report
+# -------------------------------------------------------------------------------------------------------------- report
 
 
 def table(report: Mapping[str, Any]) -> str:
     """The results as text."""
     line = "{:22} {:17} {:11} {:>8} {:>15} {:>8} {:>8} {:>8} {:>6} {:>6} {:>7} {:>7} {:>5}".format
-    lines = [line("model", "system", "engine", "ms", "spread", "prepare", "model", "alone", "/s", "ratio", "=best", "=fp32", "core")]
+    lines = [
+        line(
+            "model",
+            "system",
+            "engine",
+            "ms",
+            "spread",
+            "prepare",
+            "model",
+            "alone",
+            "/s",
+            "ratio",
+            "=best",
+            "=fp32",
+            "core",
+        )
+    ]
     for each in report["models"]:
         for row in each["results"]:
             times = row["ms"]
@@ -500,8 +579,22 @@ def table(report: Mapping[str, Any]) -> str:
             shares = (f"{row[key]:.1%}" if key in row else "" for key in ("labels_as_best", "labels_as_fp32"))
             rates = f"{row['images_per_second']:.0f}", row.get("times_as_fast_as_best", "")
             whole = f"{times['whole']['median']:.3f}"
-            lines.append(line(each["model"], row["system"], row["engine"], whole, spread, *medians, *rates, *shares, row["core_share"]))
-        beside = ", ".join(f"{name} {found['times_as_fast']}x {found['same_labels']:.1%}" for name, found in each["ours"].items())
+            lines.append(
+                line(
+                    each["model"],
+                    row["system"],
+                    row["engine"],
+                    whole,
+                    spread,
+                    *medians,
+                    *rates,
+                    *shares,
+                    row["core_share"],
+                )
+            )
+        beside = ", ".join(
+            f"{name} {found['times_as_fast']}x {found['same_labels']:.1%}" for name, found in each["ours"].items()
+        )
         if beside:
             lines.append(f"{each['model']}: {OURS} is so many times as fast, with the same labels: {beside}")
         lines += [f"{each['model']}: {name} left out: {why}" for name, why in each["left_out"].items()]
@@ -510,11 +603,17 @@ def table(report: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = common.Parser(__doc__)
-    parser.add_argument("models", nargs="?", default=",".join(MODELS), help=f"with commas; {', '.join(MODELS)} by default")
+    parser.add_argument(
+        "models", nargs="?", default=",".join(MODELS), help=f"with commas; {', '.join(MODELS)} by default"
+    )
     parser.add_argument("--peers", default=",".join(SYSTEMS), help=f"of {', '.join(SYSTEMS)}; all by default")
-    parser.add_argument("--photos", type=int, default=500, help="so many photos, of which every fifth calibrates (default 500)")
+    parser.add_argument(
+        "--photos", type=int, default=500, help="so many photos, of which every fifth calibrates (default 500)"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="times that each system sees every photo (default 9)")
-    parser.add_argument("--work", metavar="DIR", help="keep the peers' models there; what is found there is not built again")
+    parser.add_argument(
+        "--work", metavar="DIR", help="keep the peers' models there; what is found there is not built again"
+    )
     os.environ.setdefault("ZOO_MIRROR", str(vision.SHARED / "weights"))
     with common.one_line("images"):
         args = parser.parse_args()

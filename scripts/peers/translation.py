@@ -1,20 +1,25 @@
-"""Time translation in the engines of its peers and in this project's: same weights, same sentences, one thread and core, in turn.
+"""Time translation in the engines of its peers and in this project's: same weights, same sentences, one thread and
+core, in turn.
 
-    python scripts/peers/translation.py [MODEL,...] [--tasks steps,text] [--batch-size 1,32] [--beam 1,4] [--peers NAME,...] [-o FILE]
+    python scripts/peers/translation.py [MODEL,...] [--tasks steps,text] [--batch-size 1,32] [--beam 1,4] [--peers
+    NAME,...] [-o FILE]
 
-MODEL: a trained model (name of the zoo or folder), or a size of random weights, `base` (6+6 layers of 512, 32,000 pieces) or `small` (3+3
-of 256, 8,000). Task `steps`: exactly `STEPS` tokens of every sentence, for each batch size and beam; no token ends a sentence. Its
-sentences have 8 to 32 tokens: those of the test set, drawn ones for random weights. Task `text`, of trained models: Multi30k's
-test_2016_flickr ($ZOO_SHARED, by default ../shared) from text to text at natural lengths, the last batch size and beam, with BLEU and chrF.
+MODEL: a trained model (name of the zoo or folder), or a size of random weights, `base` (6+6 layers of 512, 32,000
+pieces) or `small` (3+3 of 256, 8,000). Task `steps`: exactly `STEPS` tokens of every sentence, for each batch size and
+beam; no token ends a sentence. Its sentences have 8 to 32 tokens: those of the test set, drawn ones for random weights.
+Task `text`, of trained models: Multi30k's test_2016_flickr ($ZOO_SHARED, by default ../shared) from text to text at
+natural lengths, the last batch size and beam, with BLEU and chrF.
 
-Every engine lives in a process of its own, all pinned to one core, and only one works at a time: a round gives each a turn, all the same
-sentences. Seconds are of processor time; "core_share" is its share of the clock's: well below 1 others were at work, and the figures are
-rough. "search" leaves the tokenization out, "whole" has it. Memory is the process's: the peak while timed, and by shares (PSS) after it.
-This project's int8 comes in both forms: "zoo-native" decodes in the native kernels, "zoo-int8" has the whole search in the graph of
-int8.onnx, as "zoo-fp32" has it in float, both in onnxruntime. CTranslate2 is told to use AVX-512 where an AMD CPU has it, which it does not
-by itself; "ctranslate2-default" (task text) is not told how large a batch is, and makes one of all sentences. OpenVINO has a decoder with
-its state inside and weights in int8, by NNCF, the beam search in Python; torch likewise, in float32, "torch-naive" without any cache. An
-engine that cannot be opened is left out, and the report says why. Needs the `train` and `peers` extras.
+Every engine lives in a process of its own, all pinned to one core, and only one works at a time: a round gives each a
+turn, all the same sentences. Seconds are of processor time; "core_share" is its share of the clock's: well below 1
+others were at work, and the figures are rough. "search" leaves the tokenization out, "whole" has it. Memory is the
+process's: the peak while timed, and by shares (PSS) after it. This project's int8 comes in both forms: "zoo-native"
+decodes in the native kernels, "zoo-int8" has the whole search in the graph of int8.onnx, as "zoo-fp32" has it in float,
+both in onnxruntime. CTranslate2 is told to use AVX-512 where an AMD CPU has it, which it does not by itself;
+"ctranslate2-default" (task text) is not told how large a batch is, and makes one of all sentences. OpenVINO has a
+decoder with its state inside and weights in int8, by NNCF, the beam search in Python; torch likewise, in float32,
+"torch-naive" without any cache. An engine that cannot be opened is left out, and the report says why. Needs the `train`
+and `peers` extras.
 """
 
 from __future__ import annotations
@@ -56,12 +61,14 @@ def test_set(count: int) -> tuple[list[str], list[str]]:
     """The first `count` sentences and their translations. Raises RequestError where they are missing."""
     names = [SHARED / f"{TEST_SET}.{language}.gz" for language in ("en", "de")]
     if missing := [str(each) for each in names if not each.is_file()]:
-        raise RequestError(f"found no {' and no '.join(missing)}; set ZOO_SHARED to the folder that holds data/translation")
+        raise RequestError(
+            f"found no {' and no '.join(missing)}; set ZOO_SHARED to the folder that holds data/translation"
+        )
     pairs = [(tidy(a), tidy(b)) for a, b in itertools.islice(read_pairs(",".join(map(str, names))), count)]
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
-# ---------------------------------------------------------------------------------------------------------------- measuring
+# ----------------------------------------------------------------------------------------------------------- measuring
 
 
 class Engine:
@@ -73,25 +80,37 @@ class Engine:
         self.inputs: list[Any] = []
 
     def open(self, inputs: Sequence[Any]) -> list[str]:
-        """Open, and translate the first of the inputs. inputs: of task steps batches of tokens, else texts. Returns the translations."""
+        """Open, and translate the first of the inputs. inputs: of task steps batches of tokens, else texts. Returns the
+        translations.
+        """
         self.system = PEERS[self.name].open(self.work, self.case)
         self.inputs = [self.system.given(each) for each in inputs] if self.case.steps else list(inputs)
         first = self.inputs[0] if self.case.steps else self.system.read(self.inputs[: self.case.batch_size])
         found = self.system.search(first)
         if self.case.steps and (wrong := {len(each) for each in self.system.tokens(found)} - {self.case.steps}):
-            raise ZooError(f"found translations of {', '.join(map(str, sorted(wrong)))} tokens, wanted {self.case.steps}")
+            raise ZooError(
+                f"found translations of {', '.join(map(str, sorted(wrong)))} tokens, wanted {self.case.steps}"
+            )
         common.forget_peak()
         return [] if self.case.steps else self.system.write(found)
 
     def turn(self, chosen: Sequence[int]) -> dict[str, Any]:
-        """Translate the inputs of these numbers. Returns {"whole", "search": processor seconds, "clock", "tokens", "texts"}."""
+        """Translate the inputs of these numbers. Returns {"whole", "search": processor seconds, "clock", "tokens",
+        "texts"}.
+        """
         if self.case.steps:
             clock, begin, tokens = time.perf_counter(), time.process_time(), 0
             for i in chosen:
                 found = self.system.search(self.inputs[i])
                 tokens += sum(map(len, self.system.tokens(found)))
             spent = time.process_time() - begin
-            return {"whole": spent, "search": spent, "clock": time.perf_counter() - clock, "tokens": tokens, "texts": []}
+            return {
+                "whole": spent,
+                "search": spent,
+                "clock": time.perf_counter() - clock,
+                "tokens": tokens,
+                "texts": [],
+            }
         clock, begin = time.perf_counter(), time.process_time()
         given = self.system.read([self.inputs[i] for i in chosen])
         read = time.process_time()
@@ -100,7 +119,13 @@ class Engine:
         texts = self.system.write(found)
         spent = time.process_time() - begin
         tokens = sum(map(len, self.system.tokens(found)))
-        return {"whole": spent, "search": searched - read, "clock": time.perf_counter() - clock, "tokens": tokens, "texts": texts}
+        return {
+            "whole": spent,
+            "search": searched - read,
+            "clock": time.perf_counter() - clock,
+            "tokens": tokens,
+            "texts": texts,
+        }
 
     def memory(self) -> dict[str, float]:
         """Of this process, in MB."""
@@ -115,18 +140,27 @@ def inputs_of(case: Case, work: Work, texts: Sequence[str]) -> list[Any]:
     sentences = vocabulary.encode(texts) if texts else drawn(len(vocabulary), POOL)
     fit = [each for each in sentences if LENGTHS[0] <= len(each) <= LENGTHS[1]]
     order = np.random.default_rng(0).permutation(len(fit))[: max(POOL, case.batch_size)].tolist()
-    return [[fit[i] for i in order[at : at + case.batch_size]] for at in range(0, len(order) - case.batch_size + 1, case.batch_size)]
+    return [
+        [fit[i] for i in order[at : at + case.batch_size]]
+        for at in range(0, len(order) - case.batch_size + 1, case.batch_size)
+    ]
 
 
 def compare(
-    case: Case, work: Work, peers: Sequence[str], rounds: int, text: tuple[list[str], list[str]], advance: Callable[[float], None]
+    case: Case,
+    work: Work,
+    peers: Sequence[str],
+    rounds: int,
+    text: tuple[list[str], list[str]],
+    advance: Callable[[float], None],
 ) -> dict[str, Any]:
     """All `peers` in turn. text: sentences and references of the test set.
 
-    Returns {"model", "task", "batch_size", "beam", "steps", "sentences" (of a turn), "results": [{"engine", "sentences_per_second", its
-    "tokens_per_second" (of the translations), "ms_a_step" (a batch's, task steps), "search_per_second" (sentences, tokenization left
-    out): {"median", "spread"} of the rounds, "bleu", "chrf" (task text), "memory_mb": {"peak", "shares"}, "core_share"}], "ratios":
-    {engine of this project: {peer: median over the rounds of how many times as fast}}, "left_out": {engine: reason}}.
+    Returns {"model", "task", "batch_size", "beam", "steps", "sentences" (of a turn), "results": [{"engine",
+    "sentences_per_second", its "tokens_per_second" (of the translations), "ms_a_step" (a batch's, task steps),
+    "search_per_second" (sentences, tokenization left out): {"median", "spread"} of the rounds, "bleu", "chrf" (task
+    text), "memory_mb": {"peak", "shares"}, "core_share"}], "ratios": {engine of this project: {peer: median over the
+    rounds of how many times as fast}}, "left_out": {engine: reason}}.
     """
     inputs = inputs_of(case, work, text[0])
     each = max(1, TURN // case.batch_size) if case.steps else len(inputs)
@@ -135,7 +169,9 @@ def compare(
     with common.Workers() as workers:
         for name in peers:
             log = work.folder.parent / f"{name}.log"
-            workers.live[name] = common.Worker(partial(Engine, name, work, case), core, log, **(isa() if "ctranslate2" in name else {}))
+            workers.live[name] = common.Worker(
+                partial(Engine, name, work, case), core, log, **(isa() if "ctranslate2" in name else {})
+            )
             workers.ask(name, "open", inputs)
             advance(1)
         for turn in range(rounds):
@@ -146,11 +182,22 @@ def compare(
         memory = workers.ask_all("memory")
     turns = {name: found for name, found in turns.items() if name in memory}
     count = each * (case.batch_size if case.steps else 1)
-    results = [{"engine": name, **summary(case, found, count, text[1]), "memory_mb": memory[name]} for name, found in turns.items()]
-    return {**case._asdict(), "sentences": count, "results": results, "ratios": ratios(turns), "left_out": workers.left_out}
+    results = [
+        {"engine": name, **summary(case, found, count, text[1]), "memory_mb": memory[name]}
+        for name, found in turns.items()
+    ]
+    return {
+        **case._asdict(),
+        "sentences": count,
+        "results": results,
+        "ratios": ratios(turns),
+        "left_out": workers.left_out,
+    }
 
 
-def summary(case: Case, turns: Sequence[Mapping[str, Any]], sentences: int, references: Sequence[str]) -> dict[str, Any]:
+def summary(
+    case: Case, turns: Sequence[Mapping[str, Any]], sentences: int, references: Sequence[str]
+) -> dict[str, Any]:
     """See `compare`."""
     whole = [each["whole"] for each in turns]
     found: dict[str, Any] = {
@@ -193,7 +240,9 @@ def prepare(model: str, task: str, peers: Sequence[str], scratch: Path) -> tuple
     return work, left_out
 
 
-def cases(models: Sequence[str], tasks: Sequence[str], sizes: Sequence[int], beams: Sequence[int], steps: int) -> Iterator[Case]:
+def cases(
+    models: Sequence[str], tasks: Sequence[str], sizes: Sequence[int], beams: Sequence[int], steps: int
+) -> Iterator[Case]:
     """What is asked for, in order."""
     for model, task in itertools.product(models, tasks):
         if task == "steps":
@@ -230,10 +279,20 @@ def table(report: Mapping[str, Any]) -> str:
             here = (Path(case["model"]).name, case["task"], case["batch_size"], case["beam"], each["engine"])
             spread = "{:.2f}..{:.2f}".format(*rate["spread"])
             lines.append(
-                line(*here, f"{rate['median']:.2f}", spread, f"{tokens['median']:.0f}", step, *quality, *memory, each["core_share"])
+                line(
+                    *here,
+                    f"{rate['median']:.2f}",
+                    spread,
+                    f"{tokens['median']:.0f}",
+                    step,
+                    *quality,
+                    *memory,
+                    each["core_share"],
+                )
             )
         lines += [
-            f"{name} is so many times as fast: {', '.join(f'{p} {r}x' for p, r in each.items())}" for name, each in case["ratios"].items()
+            f"{name} is so many times as fast: {', '.join(f'{p} {r}x' for p, r in each.items())}"
+            for name, each in case["ratios"].items()
         ]
         lines += [f"{name} left out: {why}" for name, why in case["left_out"].items()]
     return "\n".join(lines)
@@ -241,7 +300,9 @@ def table(report: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = common.Parser(__doc__)
-    parser.add_argument("models", nargs="?", default=",".join(RANDOM), help=f"with commas; {', '.join(RANDOM)} by default")
+    parser.add_argument(
+        "models", nargs="?", default=",".join(RANDOM), help=f"with commas; {', '.join(RANDOM)} by default"
+    )
     parser.add_argument("--tasks", default=",".join(TASKS), help="steps, text; both by default")
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; all by default")
     parser.add_argument("--batch-size", default="1,32", help="several with commas (default 1,32)")
@@ -254,18 +315,25 @@ def main() -> None:
         args = parser.parse_args()
         models, peers = common.listed("model", args.models), common.listed("engine", args.peers, PEERS)
         common.require_known("model", [each for each in models if not Path(each).is_dir()], [*RANDOM, *zoo.names()])
-        ((steps,), (sentences,), (rounds,)) = (common.numbers(each, getattr(args, each))[:1] for each in ("steps", "sentences", "rounds"))
+        ((steps,), (sentences,), (rounds,)) = (
+            common.numbers(each, getattr(args, each))[:1] for each in ("steps", "sentences", "rounds")
+        )
         numbers = common.numbers("batch size", args.batch_size), common.numbers("beam", args.beam)
         wanted = list(cases(models, common.listed("task", args.tasks, TASKS), *numbers, steps))
         if not wanted:
             raise RequestError("found nothing to do: random weights have only the task steps")
         text = test_set(sentences) if set(models) - set(RANDOM) else ([], [])
         data = (
-            {"test_set": f"multi30k {Path(TEST_SET).name}, the first {len(text[0])} sentences", "signatures": signatures()}
+            {
+                "test_set": f"multi30k {Path(TEST_SET).name}, the first {len(text[0])} sentences",
+                "signatures": signatures(),
+            }
             if text[0]
             else {}
         )
-        facts = machine.environment(threads=1, rounds=rounds, ctranslate2=isa() or "default", **data, peers=common.versions(*PACKAGES))
+        facts = machine.environment(
+            threads=1, rounds=rounds, ctranslate2=isa() or "default", **data, peers=common.versions(*PACKAGES)
+        )
         prepared: dict[tuple[str, str], tuple[Work, dict[str, str]]] = {}
         with common.folder(args.work) as scratch, progress("comparing", len(wanted) * (len(peers) + rounds)) as advance:
 

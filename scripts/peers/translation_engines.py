@@ -1,4 +1,6 @@
-"""Translation in the engines of the peers and in this project's: how each is made of a model folder, opened and called."""
+"""Translation in the engines of the peers and in this project's: how each is made of a model folder, opened and
+called.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ class Work:
         return Vocabulary.read(self.folder / VOCABULARY)
 
 
-# ------------------------------------------------------------------------------------------------------------------- models
+# -------------------------------------------------------------------------------------------------------------- models
 
 
 def made_up(size: int) -> bytes:
@@ -67,7 +69,12 @@ def made_up(size: int) -> bytes:
 
     found = proto.ModelProto()
     kinds = proto.ModelProto.SentencePiece
-    for name, kind in (("<pad>", kinds.CONTROL), ("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)):
+    for name, kind in (
+        ("<pad>", kinds.CONTROL),
+        ("<unk>", kinds.UNKNOWN),
+        ("<s>", kinds.CONTROL),
+        ("</s>", kinds.CONTROL),
+    ):
         found.pieces.add(piece=name, score=0, type=kind)
     for index in range(len(found.pieces), size):
         found.pieces.add(piece=f"▁w{index}", score=-float(index), type=kinds.NORMAL)
@@ -78,7 +85,9 @@ def made_up(size: int) -> bytes:
 
 
 def untrained(arch: str, pieces: int, folder: Path) -> None:
-    """Write a model folder of random weights and biases, as a training leaves it. No sentence ends with padding: its logit is 0."""
+    """Write a model folder of random weights and biases, as a training leaves it. No sentence ends with padding: its
+    logit is 0.
+    """
     import torch
 
     from zoo.transformer_mt.model import build
@@ -98,7 +107,9 @@ def untrained(arch: str, pieces: int, folder: Path) -> None:
     card = Card(f"random-{arch}", "transformer-mt", "random weights", (), {"preprocessing": features})
     files.write_json(folder / CARD, card.to_json())
     sources = drawn(pieces, CALIBRATION)
-    np.savez(folder / "calibration.npz", source=padded(sources), target=padded([[START, *each[:-1]] for each in sources]))
+    np.savez(
+        folder / "calibration.npz", source=padded(sources), target=padded([[START, *each[:-1]] for each in sources])
+    )
 
 
 def drawn(pieces: int, count: int) -> list[Tokens]:
@@ -118,7 +129,9 @@ def copied(model: str, folder: Path) -> None:
     else:
         found = zoo.load(model)
         if found.card.entry != "transformer-mt":
-            raise RequestError(f"{model} is a {found.card.entry} model; wanted a transformer-mt one, or {', '.join(RANDOM)}")
+            raise RequestError(
+                f"{model} is a {found.card.entry} model; wanted a transformer-mt one, or {', '.join(RANDOM)}"
+            )
         shutil.copytree(found.path, folder, ignore=shutil.ignore_patterns("checkpoint", "reports", ".build.lock"))
     zoo.build(folder)
 
@@ -132,7 +145,9 @@ def make_ctranslate2(work: Work, quantization: str) -> None:
 
 
 def make_openvino(work: Work) -> None:
-    """Encoder and decoder for OpenVINO: keys and values of the source as inputs, those of the target as states; weights int8."""
+    """Encoder and decoder for OpenVINO: keys and values of the source as inputs, those of the target as states; weights
+    int8.
+    """
     import nncf  # type: ignore[import-untyped]
     import openvino as ov
     import torch
@@ -162,9 +177,12 @@ def make_openvino(work: Work) -> None:
                 def own(y: Any, i: int = i, layer: Any = layer) -> Any:
                     new = layer.attention.keys_values(y)
                     grown.extend(
-                        torch.cat([before.index_select(0, parents), now], 2) for before, now in zip(past[2 * i :], new, strict=False)
+                        torch.cat([before.index_select(0, parents), now], 2)
+                        for before, now in zip(past[2 * i :], new, strict=False)
                     )
-                    return layer.attention(y, grown[-2:], None)  # without torch's own form: that with a state goes wrong in OpenVINO 2026.4
+                    return layer.attention(
+                        y, grown[-2:], None
+                    )  # without torch's own form: that with a state goes wrong in OpenVINO 2026.4
 
                 def cross(y: Any, i: int = i, layer: Any = layer) -> Any:
                     return layer.cross(y, memory[2 * i : 2 * i + 2], mask)
@@ -203,15 +221,19 @@ def make_openvino(work: Work) -> None:
     decoder.validate_nodes_and_infer_types()
     for name, each in (("encoder", encoder), ("decoder", decoder)):
         ov.save_model(
-            nncf.compress_weights(each, mode=nncf.CompressWeightsMode.INT8_SYM), work.made(f"openvino-{name}.xml"), compress_to_fp16=False
+            nncf.compress_weights(each, mode=nncf.CompressWeightsMode.INT8_SYM),
+            work.made(f"openvino-{name}.xml"),
+            compress_to_fp16=False,
         )
 
 
-# ------------------------------------------------------------------------------------------------------------------ engines
+# ------------------------------------------------------------------------------------------------------------- engines
 
 
 class System(NamedTuple):
-    """One engine: tokens (`END` last) or texts to its own input, that to its own result, and the result's best tokens and texts."""
+    """One engine: tokens (`END` last) or texts to its own input, that to its own result, and the result's best tokens
+    and texts.
+    """
 
     given: Callable[[Sequence[Tokens]], Any]
     read: Callable[[list[str]], Any]
@@ -221,13 +243,17 @@ class System(NamedTuple):
 
 
 def force_steps(steps: int, engine: str) -> None:
-    """A pipeline that this process opens hereafter takes exactly so many steps: no token ends a sentence, its limit does.
+    """A pipeline that this process opens hereafter takes exactly so many steps: no token ends a sentence, its limit
+    does.
 
-    Both for the search in Python, and for that in the graph, which has the growth of a sentence as an input, and is made with its end.
+    Both for the search in Python, and for that in the graph, which has the growth of a sentence as an input, and is
+    made with its end.
     """
     from zoo.transformer_mt import predict
 
-    changes: dict[Any, dict[str, Any]] = {predict: {"END": NO_TOKEN, "limit": lambda source, most: steps, "GROWTH": (0, steps)}}
+    changes: dict[Any, dict[str, Any]] = {
+        predict: {"END": NO_TOKEN, "limit": lambda source, most: steps, "GROWTH": (0, steps)}
+    }
     if engine != "native":  # which has no use for the graph, nor memory for what reads it
         from zoo.transformer_mt import loop
 
@@ -263,7 +289,9 @@ def isa() -> dict[str, str]:
 
 
 def open_ctranslate2(precision: str, batched: bool = True) -> Callable[[Work, Case], System]:
-    """CTranslate2, which sorts and batches sentences by itself, with sentencepiece. batched: in its own default all are one batch."""
+    """CTranslate2, which sorts and batches sentences by itself, with sentencepiece. batched: in its own default all are
+    one batch.
+    """
 
     def open_translator(work: Work, case: Case) -> System:
         import ctranslate2  # type: ignore[import-untyped]
@@ -338,11 +366,15 @@ def open_naive(work: Work, case: Case) -> System:
                 x = layer.decode(x, lambda own: own, layer.cross.keys_values(memory), mask)  # type: ignore[operator, union-attr]
             return {"logits": model._logits(x[:, -1]).numpy()}
 
-    return stepping(lambda source: naive_step(Decoder(), source, model.encode(torch.from_numpy(source))[0].numpy()), work, case)
+    return stepping(
+        lambda source: naive_step(Decoder(), source, model.encode(torch.from_numpy(source))[0].numpy()), work, case
+    )
 
 
 def open_openvino(work: Work, case: Case) -> System:
-    """OpenVINO's plugin quantizes activations by itself, where the CPU can; states in float32, without which it gave NaN here."""
+    """OpenVINO's plugin quantizes activations by itself, where the CPU can; states in float32, without which it gave
+    NaN here.
+    """
     import openvino as ov
 
     options = {
@@ -356,7 +388,8 @@ def open_openvino(work: Work, case: Case) -> System:
     }
     core = ov.Core()
     encoder, decoder = (
-        core.compile_model(work.made(f"openvino-{name}.xml"), "CPU", options).create_infer_request() for name in ("encoder", "decoder")
+        core.compile_model(work.made(f"openvino-{name}.xml"), "CPU", options).create_infer_request()
+        for name in ("encoder", "decoder")
     )
 
     def begin(source: Array) -> Step:
@@ -381,7 +414,9 @@ def open_openvino(work: Work, case: Case) -> System:
 
 
 class Peer(NamedTuple):
-    """How an engine is opened, what it reads, if that is made for it beforehand: how, and a file of it; whether it is for texts alone."""
+    """How an engine is opened, what it reads, if that is made for it beforehand: how, and a file of it; whether it is
+    for texts alone.
+    """
 
     open: Callable[[Work, Case], System]
     make: Callable[[Work], None] | None = None
@@ -393,9 +428,14 @@ PEERS = {
     "zoo-native": Peer(open_zoo("int8", "native")),
     "zoo-int8": Peer(open_zoo("int8", "onnxruntime")),
     "zoo-fp32": Peer(open_zoo("fp32", "onnxruntime")),
-    "ctranslate2-int8": Peer(open_ctranslate2("int8"), partial(make_ctranslate2, quantization="int8"), "ctranslate2-int8/model.bin"),
+    "ctranslate2-int8": Peer(
+        open_ctranslate2("int8"), partial(make_ctranslate2, quantization="int8"), "ctranslate2-int8/model.bin"
+    ),
     "ctranslate2-default": Peer(
-        open_ctranslate2("int8", batched=False), partial(make_ctranslate2, quantization="int8"), "ctranslate2-int8/model.bin", texts=True
+        open_ctranslate2("int8", batched=False),
+        partial(make_ctranslate2, quantization="int8"),
+        "ctranslate2-int8/model.bin",
+        texts=True,
     ),
     "ctranslate2-fp32": Peer(
         open_ctranslate2("float32"), partial(make_ctranslate2, quantization="float32"), "ctranslate2-float32/model.bin"

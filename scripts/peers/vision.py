@@ -1,17 +1,20 @@
-"""Quantize ResNet-50, MobileNet-V1 and V2 by this project, onnxruntime and NNCF; compare accuracy on photos, and speed, in one report.
+"""Quantize ResNet-50, MobileNet-V1 and V2 by this project, onnxruntime and NNCF; compare accuracy on photos, and speed,
+in one report.
 
     python scripts/peers/vision.py [MODEL,...] [--settings NAME,...] [--photos 500] [--rounds 9] [--work DIR] [-o FILE]
 
-Weights and photos are those of the development data ($ZOO_SHARED, by default ../shared): every fifth photo of data/imagenet/nips17
-calibrates, the rest tests, in the middle of each and in `VIEWS` - 1 other views: mirrored, and at the corners. All settings are post-
-training only, calibrate on the same photos and are given the same float file, as tf2onnx and torch write it. Photos are decoded by PIL, the
-short side brought to 256 (bilinear), the middle 224 x 224 cut out.
+Weights and photos are those of the development data ($ZOO_SHARED, by default ../shared): every fifth photo of
+data/imagenet/nips17 calibrates, the rest tests, in the middle of each and in `VIEWS` - 1 other views: mirrored, and at
+the corners. All settings are post- training only, calibrate on the same photos and are given the same float file, as
+tf2onnx and torch write it. Photos are decoded by PIL, the short side brought to 256 (bilinear), the middle 224 x 224
+cut out.
 
-Told of each: top-1 and its drop, agreement (share of photos whose label is that of fp32; and of all views, of which chance moves it less),
-SQNR of the logits against fp32 in dB, seconds and peak memory of the quantization in a process of its own.
-Then every int8 file is timed at batch 1 in onnxruntime and OpenVINO, in turn, on one thread and one core. NNCF's bias correction is skipped
-in silence on models of core.read_model(onnx); `openvino.convert_model` is used here, whose results only OpenVINO runs; "nncf-onnx" is its
-quantizer of ONNX files. Needs the `train` and `peers` extras. A setting that fails is told of as left out, with its error.
+Told of each: top-1 and its drop, agreement (share of photos whose label is that of fp32; and of all views, of which
+chance moves it less), SQNR of the logits against fp32 in dB, seconds and peak memory of the quantization in a process
+of its own. Then every int8 file is timed at batch 1 in onnxruntime and OpenVINO, in turn, on one thread and one core.
+NNCF's bias correction is skipped in silence on models of core.read_model(onnx); `openvino.convert_model` is used here,
+whose results only OpenVINO runs; "nncf-onnx" is its quantizer of ONNX files. Needs the `train` and `peers` extras. A
+setting that fails is told of as left out, with its error.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ TURN_SECONDS = 0.5
 PACKAGES = ("nncf", "pillow", "tf2onnx", "torch", "tensorflow-cpu")
 
 
-# ------------------------------------------------------------------------------------------------------------------ models
+# -------------------------------------------------------------------------------------------------------------- models
 
 
 def convert_resnet50(weights: Path, target: Path) -> None:
@@ -113,7 +116,15 @@ def convert_mobilenet_v2(weights: Path, target: Path) -> None:
             super().__init__()
             layers: list[nn.Module] = [block(3, 32, 3, 2)]
             width = 32
-            stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+            stages = (
+                (1, 16, 1, 1),
+                (6, 24, 2, 2),
+                (6, 32, 3, 2),
+                (6, 64, 4, 2),
+                (6, 96, 3, 1),
+                (6, 160, 3, 2),
+                (6, 320, 1, 1),
+            )
             for factor, out, count, stride in stages:
                 for at in range(count):
                     layers.append(Bottleneck(width, out, 1 if at else stride, factor))
@@ -126,8 +137,14 @@ def convert_mobilenet_v2(weights: Path, target: Path) -> None:
 
     model = MobileNetV2()
     model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-    names: dict[str, Any] = {"input_names": ["image"], "output_names": ["logits"], "dynamic_axes": {"image": [0], "logits": [0]}}
-    torch.onnx.export(model.eval(), (torch.zeros(1, 3, SIZE, SIZE),), str(target), opset_version=OPSET, dynamo=False, **names)
+    names: dict[str, Any] = {
+        "input_names": ["image"],
+        "output_names": ["logits"],
+        "dynamic_axes": {"image": [0], "logits": [0]},
+    }
+    torch.onnx.export(
+        model.eval(), (torch.zeros(1, 3, SIZE, SIZE),), str(target), opset_version=OPSET, dynamo=False, **names
+    )
 
 
 def _save(proto: Any, target: Path) -> None:
@@ -145,7 +162,9 @@ def _save(proto: Any, target: Path) -> None:
 
 @dataclass(frozen=True)
 class Network:
-    """Weights and the preprocessing bound to them: pixels uint8 [n, 224, 224, 3] RGB become (pixels - mean) / deviation."""
+    """Weights and the preprocessing bound to them: pixels uint8 [n, 224, 224, 3] RGB become (pixels - mean) /
+    deviation.
+    """
 
     weights: str
     convert: Callable[[Path, Path], None]
@@ -163,14 +182,20 @@ class Network:
 
 HALF = (127.5, 127.5, 127.5)
 NETWORKS = {
-    "resnet50": Network("resnet50_keras_imagenet.weights.h5", convert_resnet50, (103.939, 116.779, 123.68), (1.0, 1.0, 1.0), bgr=True),
+    "resnet50": Network(
+        "resnet50_keras_imagenet.weights.h5", convert_resnet50, (103.939, 116.779, 123.68), (1.0, 1.0, 1.0), bgr=True
+    ),
     "mobilenet_v1": Network("mobilenet_v1_1.0_224_imagenet.tflite", convert_mobilenet_v1, HALF, HALF, background=1),
-    "mobilenet_v2": Network("mobilenet_v2-b0353104.pth", convert_mobilenet_v2, (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
+    "mobilenet_v2": Network(
+        "mobilenet_v2-b0353104.pth", convert_mobilenet_v2, (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+    ),
 }
 
 
 def photos(limit: int) -> tuple[Array, Array]:
-    """(pixels uint8 [n, VIEWS, 224, 224, 3], labels int64 [n]) of the first `limit` photos; the first view is the middle."""
+    """(pixels uint8 [n, VIEWS, 224, 224, 3], labels int64 [n]) of the first `limit` photos; the first view is the
+    middle.
+    """
     from PIL import Image
 
     folder = SHARED / "data" / "imagenet" / "nips17"
@@ -191,7 +216,7 @@ def photos(limit: int) -> tuple[Array, Array]:
     return pixels, np.array([int(row["label"]) for row in rows])
 
 
-# ---------------------------------------------------------------------------------------------------------------- settings
+# ------------------------------------------------------------------------------------------------------------ settings
 
 
 @dataclass(frozen=True)
@@ -210,7 +235,9 @@ class Work:
 
 
 def ours(observer: str, *, correct: bool = True) -> Callable[[Work, Path], dict[str, Any]]:
-    """This project, as `zoo quantize --search` does it: shared passes, what the search keeps, calibration, corrections."""
+    """This project, as `zoo quantize --search` does it: shared passes, what the search keeps, calibration,
+    corrections.
+    """
 
     def make(work: Work, target: Path) -> dict[str, Any]:
         model, samples = io.load(work.fp32), work.batches()
@@ -308,7 +335,7 @@ def _apart(function: Callable[..., Any], *args: Any) -> Any:
         return pool.submit(function, *args).result()
 
 
-# --------------------------------------------------------------------------------------------------------------- measuring
+# ----------------------------------------------------------------------------------------------------------- measuring
 
 
 def onnxruntime_session(path: Path, threads: int) -> Callable[[Array], Array]:
@@ -343,7 +370,9 @@ ENGINES = {"onnxruntime": onnxruntime_session, "openvino": openvino_session}
 def outputs(path: Path, engine: str, network: Network, pixels: Array) -> Array:
     """Of every view by itself, float32 [n, VIEWS, classes], background classes left out."""
     run = ENGINES[engine](path, machine.cores())
-    found = np.concatenate([run(network.prepare(view[None])) for photo in pixels for view in photo])[:, network.background :]
+    found = np.concatenate([run(network.prepare(view[None])) for photo in pixels for view in photo])[
+        :, network.background :
+    ]
     return found.reshape(*pixels.shape[:2], -1)
 
 
@@ -390,7 +419,9 @@ def _speed(paths: Mapping[str, Path], network: Network, rounds: int) -> dict[str
     return found
 
 
-def compare(name: str, settings: Sequence[str], limit: int, rounds: int, folder: Path, advance: Callable[[float], None]) -> dict[str, Any]:
+def compare(
+    name: str, settings: Sequence[str], limit: int, rounds: int, folder: Path, advance: Callable[[float], None]
+) -> dict[str, Any]:
     """Everything measured of one model."""
     network = NETWORKS[name]
     pixels, labels = photos(limit)
@@ -410,8 +441,17 @@ def compare(name: str, settings: Sequence[str], limit: int, rounds: int, folder:
             if not kept.is_file():
                 facts = _apart(_make, setting, work, folder / f"{name}-{setting}")
                 path = _made(folder, name, setting)
-                engines = ("openvino",) if path.suffix == ".xml" else ("onnxruntime", "openvino") if setting == "zoo" else ("onnxruntime",)
-                measured = {each: accuracy(outputs(path, each, network, pixels[tested]), reference, labels[tested]) for each in engines}
+                engines = (
+                    ("openvino",)
+                    if path.suffix == ".xml"
+                    else ("onnxruntime", "openvino")
+                    if setting == "zoo"
+                    else ("onnxruntime",)
+                )
+                measured = {
+                    each: accuracy(outputs(path, each, network, pixels[tested]), reference, labels[tested])
+                    for each in engines
+                }
                 files.write_json(kept, {"setting": setting, "accuracy": measured, **facts})
             results.append(files.read_json(kept))
             paths[setting] = _made(folder, name, setting)
@@ -419,9 +459,15 @@ def compare(name: str, settings: Sequence[str], limit: int, rounds: int, folder:
             left_out[setting] = common.why(error)
         advance(1)
     times = _apart(_speed, paths, network, rounds) if rounds else {}
-    speed = {engine: {setting: common.median(each) for setting, each in found.items()} for engine, found in times.items()}
+    speed = {
+        engine: {setting: common.median(each) for setting, each in found.items()} for engine, found in times.items()
+    }
     ratios = {
-        engine: {setting: round(float(np.median(np.divide(each, found["zoo"]))), 3) for setting, each in found.items() if setting != "zoo"}
+        engine: {
+            setting: round(float(np.median(np.divide(each, found["zoo"]))), 3)
+            for setting, each in found.items()
+            if setting != "zoo"
+        }
         for engine, found in times.items()
         if "zoo" in found
     }
@@ -446,7 +492,9 @@ def _ahead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     found = {}
     for key in ("agreement", "agreement_of_views", "sqnr_db"):
         own = [min(each[key] for each in row["accuracy"].values()) for row in results if row["setting"] == "zoo"]
-        peers = [each[key] for row in results if not row["setting"].startswith("zoo") for each in row["accuracy"].values()]
+        peers = [
+            each[key] for row in results if not row["setting"].startswith("zoo") for each in row["accuracy"].values()
+        ]
         if own and peers:
             found[key] = round(own[0] - max(peers), 2)
     return found
@@ -455,13 +503,32 @@ def _ahead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def table(report: Mapping[str, Any]) -> str:
     """The results as text."""
     line = "{:13} {:24} {:12} {:>6} {:>6} {:>9} {:>8} {:>7} {:>7} {:>7} {:>8} {:>8}".format
-    lines = [line("model", "setting", "engine", "top-1", "drop", "agreement", "of views", "SQNR dB", "s", "MB", "ORT ms", "OV ms")]
+    lines = [
+        line(
+            "model",
+            "setting",
+            "engine",
+            "top-1",
+            "drop",
+            "agreement",
+            "of views",
+            "SQNR dB",
+            "s",
+            "MB",
+            "ORT ms",
+            "OV ms",
+        )
+    ]
     for each in report["models"]:
         for row in each["results"]:
-            speed = [each["milliseconds"].get(engine, {}).get(row["setting"], {}).get("median", "") for engine in ENGINES]
+            speed = [
+                each["milliseconds"].get(engine, {}).get(row["setting"], {}).get("median", "") for engine in ENGINES
+            ]
             for engine, found in row["accuracy"].items():
                 shown = (found[key] for key in ("top1", "drop", "agreement", "agreement_of_views", "sqnr_db"))
-                lines.append(line(each["model"], row["setting"], engine, *shown, row["seconds"], row["peak_mb"], *speed))
+                lines.append(
+                    line(each["model"], row["setting"], engine, *shown, row["seconds"], row["peak_mb"], *speed)
+                )
         lines += [f"{each['model']}: {setting} left out: {why}" for setting, why in each["left_out"].items()]
         lines.append(f"{each['model']}: fp32 top-1 {each['fp32_top1']}; ahead of the best peer by {each['ahead']}")
     return "\n".join(lines)
@@ -469,14 +536,23 @@ def table(report: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = common.Parser(__doc__)
-    parser.add_argument("models", nargs="?", default=",".join(NETWORKS), help=f"with commas, of {', '.join(NETWORKS)}; all by default")
+    parser.add_argument(
+        "models", nargs="?", default=",".join(NETWORKS), help=f"with commas, of {', '.join(NETWORKS)}; all by default"
+    )
     parser.add_argument("--settings", default=",".join(SETTINGS), help=f"of {', '.join(SETTINGS)}; all by default")
-    parser.add_argument("--photos", type=int, default=500, help="so many photos, of which every fifth calibrates (default 500)")
+    parser.add_argument(
+        "--photos", type=int, default=500, help="so many photos, of which every fifth calibrates (default 500)"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="turns of each engine, 0: no timing (default 9)")
-    parser.add_argument("--work", metavar="DIR", help="keep models and accuracies there; what is found there is not made again")
+    parser.add_argument(
+        "--work", metavar="DIR", help="keep models and accuracies there; what is found there is not made again"
+    )
     with common.one_line("vision"):
         args = parser.parse_args()
-        names, settings = common.listed("model", args.models, NETWORKS), common.listed("setting", args.settings, SETTINGS)
+        names, settings = (
+            common.listed("model", args.models, NETWORKS),
+            common.listed("setting", args.settings, SETTINGS),
+        )
         facts = machine.environment(threads=1, rounds=args.rounds, peers=common.versions(*PACKAGES))
         with common.folder(args.work) as scratch, progress("comparing", len(names) * len(settings)) as advance:
 

@@ -1,16 +1,20 @@
-"""Time the Wide & Deep model in the engines of its peers and in this project's: same weights, same inputs, one thread, in turn.
+"""Time the Wide & Deep model in the engines of its peers and in this project's: same weights, same inputs, one thread,
+in turn.
 
-    python scripts/peers/wide_deep.py [MODEL] [--batch-size 512,64,1] [--ids zipf,uniform] [--peers NAME,...] [--rounds 15] [-o FILE]
+    python scripts/peers/wide_deep.py [MODEL] [--batch-size 512,64,1] [--ids zipf,uniform] [--peers NAME,...] [--rounds
+    15] [-o FILE]
 
-Every engine lives in a process of its own (TensorFlow, torch and OpenVINO disturb each other's threads), all pinned to one core, and only
-one of them works at a time: a round gives each a turn of 0.1 s. Batches come from a pool of 32,768 rows or 64 batches, whichever is more,
-in order, so that no call finds the table rows of the last one in the cache by chance. What is timed is one call, inputs ready to
-probabilities; inputs of torch and TensorFlow are their own tensors beforehand. Engines that read a graph get fp32.onnx as it was frozen;
-torch and TensorFlow get the same weights with the embedding tables of all fields in one, which is faster there than one lookup a field.
+Every engine lives in a process of its own (TensorFlow, torch and OpenVINO disturb each other's threads), all pinned to
+one core, and only one of them works at a time: a round gives each a turn of 0.1 s. Batches come from a pool of 32,768
+rows or 64 batches, whichever is more, in order, so that no call finds the table rows of the last one in the cache by
+chance. What is timed is one call, inputs ready to probabilities; inputs of torch and TensorFlow are their own tensors
+beforehand. Engines that read a graph get fp32.onnx as it was frozen; torch and TensorFlow get the same weights with the
+embedding tables of all fields in one, which is faster there than one lookup a field.
 
-Engines that quantize by themselves calibrate on 4,096 rows drawn as those they are timed on: the ranges fit, and where the probabilities
-differ from fp32, it is not for want of better samples. This project's int8 model keeps the ranges of its training data.
-Needs the `train` and `peers` extras; an engine that cannot be opened is left out, and the report says why.
+Engines that quantize by themselves calibrate on 4,096 rows drawn as those they are timed on: the ranges fit, and where
+the probabilities differ from fp32, it is not for want of better samples. This project's int8 model keeps the ranges of
+its training data. Needs the `train` and `peers` extras; an engine that cannot be opened is left out, and the report
+says why.
 """
 
 from __future__ import annotations
@@ -53,14 +57,15 @@ REFERENCE = "onnxruntime-fp32"
 PACKAGES = ("torch", "torchao", "tensorflow-cpu", "tensorflow", "nncf")
 
 
-# ------------------------------------------------------------------------------------------------------------------ inputs
+# -------------------------------------------------------------------------------------------------------------- inputs
 
 
 def draw_ids(kind: str, rows: int, fields: int, buckets: int, seed: int = 0) -> NDArray[np.int32]:
     """Bucket numbers, int32 [rows, fields].
 
-    "uniform": every bucket is as likely. "zipf": the bucket of rank r = 1, 2, ... of a field has a probability proportional to r^-1.1;
-    which bucket has which rank is a random permutation of each field, the same for every `seed`.
+    "uniform": every bucket is as likely. "zipf": the bucket of rank r = 1, 2, ... of a field has a probability
+    proportional to r^-1.1; which bucket has which rank is a random permutation of each field, the same for every
+    `seed`.
     """
     random = np.random.default_rng(seed)
     if kind == "uniform":
@@ -101,7 +106,9 @@ class Work:
         return [batch for kind in IDS for batch in self.batches(kind, CALIBRATION_BATCH)[:CALIBRATION_BATCHES]]
 
     def batches(self, kind: str, size: int) -> list[dict[str, Array]]:
-        """The pool of inputs in batches of `size`: {"ids": int32 [size, fields], "numbers": float32 [size, numeric] in [0, 1)}."""
+        """The pool of inputs in batches of `size`: {"ids": int32 [size, fields], "numbers": float32 [size, numeric] in
+        [0, 1)}.
+        """
         rows = size * max(POOL_ROWS // size, POOL_BATCHES)
         ids = draw_ids(kind, rows, self.fields, self.buckets)
         numbers = np.random.default_rng(2).random((rows, self.numeric), dtype=np.float32)
@@ -109,7 +116,9 @@ class Work:
 
 
 def stock_quantize(source: str | Path, target: str | Path, samples: Iterable[Batch]) -> None:
-    """Quantize an ONNX file by onnxruntime's own quantizer, as its documentation says: pre-processed, QDQ, MinMax, weights per channel."""
+    """Quantize an ONNX file by onnxruntime's own quantizer, as its documentation says: pre-processed, QDQ, MinMax,
+    weights per channel.
+    """
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -133,11 +142,13 @@ def stock_quantize(source: str | Path, target: str | Path, samples: Iterable[Bat
         )
 
 
-# ----------------------------------------------------------------------------------------------------------------- engines
+# ------------------------------------------------------------------------------------------------------------- engines
 
 
 class Network(NamedTuple):
-    """The weights as arrays: every field's table in one, float32 [fields * buckets, width], and layers of kernel [in, out], bias [out]."""
+    """The weights as arrays: every field's table in one, float32 [fields * buckets, width], and layers of kernel [in,
+    out], bias [out].
+    """
 
     table: Array
     wide: Array
@@ -146,10 +157,15 @@ class Network(NamedTuple):
 
     @staticmethod
     def read(path: Path, fields: int) -> Network:
-        """The network in an fp32.onnx. Raises RequestError where the graph's initializers are not those of a frozen Wide & Deep model."""
+        """The network in an fp32.onnx. Raises RequestError where the graph's initializers are not those of a frozen
+        Wide & Deep model.
+        """
         found = {name: value.const_value for name, value in io.load(path).graph.initializers.items()}
         weights = {name: value.numpy() for name, value in found.items() if value is not None}
-        hidden = sorted((name.split("/")[0] for name in weights if name.startswith("hidden_") and name.endswith("/kernel")), key=_number)
+        hidden = sorted(
+            (name.split("/")[0] for name in weights if name.startswith("hidden_") and name.endswith("/kernel")),
+            key=_number,
+        )
         try:
             table, wide = (
                 np.concatenate([weights[name.format(field)] for field in range(1, fields + 1)])
@@ -157,7 +173,9 @@ class Network(NamedTuple):
             )
             layers = [(weights[f"{name}/kernel"], weights[f"{name}/bias"]) for name in (*hidden, "deep_logit")]
         except KeyError as error:
-            raise RequestError(f"{path} has no weight {error}; wanted the frozen graph of a Wide & Deep model") from error
+            raise RequestError(
+                f"{path} has no weight {error}; wanted the frozen graph of a Wide & Deep model"
+            ) from error
         return Network(table, wide, layers, np.arange(fields, dtype=np.int32) * np.int32(len(table) // fields))
 
 
@@ -166,7 +184,9 @@ def _number(name: str) -> int:
 
 
 class Call(NamedTuple):
-    """How one batch size is run: `prepare` makes the engine's inputs of a batch of arrays (not timed), `run` the probabilities of those."""
+    """How one batch size is run: `prepare` makes the engine's inputs of a batch of arrays (not timed), `run` the
+    probabilities of those.
+    """
 
     prepare: Callable[[dict[str, Array]], Any]
     run: Callable[[Any], Any]
@@ -237,7 +257,9 @@ def openvino_nncf(work: Work) -> Opened:
 
 
 def torch_network(network: Network) -> Any:
-    """The network as a torch module in evaluation mode: (ids int32 [n, fields], numbers float32 [n, m]) -> probability [n, 1]."""
+    """The network as a torch module in evaluation mode: (ids int32 [n, fields], numbers float32 [n, m]) -> probability
+    [n, 1].
+    """
     import torch
 
     def linear(kernel: Array, bias: Array) -> torch.nn.Linear:
@@ -263,7 +285,9 @@ def torch_network(network: Network) -> Any:
 
 
 def torch_int8(work: Work) -> Opened:
-    """Post-training quantization of the exported graph for Inductor on x86, compiled for each batch size by itself, weights frozen."""
+    """Post-training quantization of the exported graph for Inductor on x86, compiled for each batch size by itself,
+    weights frozen.
+    """
     import torch
     import torch._inductor.config as inductor
     from torchao.quantization.pt2e import move_exported_model_to_eval  # type: ignore[import-untyped]
@@ -298,7 +322,9 @@ def torch_int8(work: Work) -> Opened:
 
 
 def tensorflow_network(network: Network) -> Any:
-    """The network as a tf.function (ids int32 [n, fields], numbers float32 [n, m]) -> probability [n, 1], its weights constants."""
+    """The network as a tf.function (ids int32 [n, fields], numbers float32 [n, m]) -> probability [n, 1], its weights
+    constants.
+    """
     import tensorflow as tf
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
@@ -326,7 +352,9 @@ def tensorflow_fp32(work: Work) -> Opened:
     def open_size(size: int) -> Call:
         shapes = tf.TensorSpec([size, work.fields], tf.int32), tf.TensorSpec([size, work.numeric], tf.float32)
         traced = function.get_concrete_function(*shapes)
-        return Call(lambda batch: (tf.constant(batch["ids"]), tf.constant(batch["numbers"])), lambda inputs: traced(*inputs))
+        return Call(
+            lambda batch: (tf.constant(batch["ids"]), tf.constant(batch["numbers"])), lambda inputs: traced(*inputs)
+        )
 
     return open_size
 
@@ -359,7 +387,7 @@ PEERS: dict[str, Callable[[Work], Opened]] = {
 }
 
 
-# --------------------------------------------------------------------------------------------------------------- processes
+# ----------------------------------------------------------------------------------------------------------- processes
 
 
 class Engine:
@@ -381,7 +409,9 @@ class Engine:
         inputs = [call.prepare(batch) for batch in self.work.batches(kind, size)]
         self.inputs, self.run = itertools.cycle(inputs), call.run
         first = inputs[: -(-COMPARED_ROWS // size)]
-        found = np.concatenate([np.array(self.run(each), np.float32).ravel() for each in first])  # array() copies what is shared
+        found = np.concatenate(
+            [np.array(self.run(each), np.float32).ravel() for each in first]
+        )  # array() copies what is shared
         gc.collect()
         gc.freeze()  # a collection would look at every input again
         common.forget_peak()
@@ -403,7 +433,7 @@ class Engine:
         return common.peak_memory()
 
 
-# ------------------------------------------------------------------------------------------------------------------ report
+# -------------------------------------------------------------------------------------------------------------- report
 
 
 def compare(
@@ -415,12 +445,13 @@ def compare(
 ) -> dict[str, Any]:
     """All `peers` in turn, for every batch size and kind of ids.
 
-    Returns {"model", "results": [{"engine", "ids", "batch_size", "samples_per_second" (median of the rounds), "spread" (5th and 95th
-    percentile of the same), "latency_ms": {"p50", "p95", "p99"} of single calls, "max_probability" (largest difference to onnxruntime fp32
-    on the pool's first rows), "core_share" (median share of a turn for which the process had the core: below 0.98 others were at work, and
-    the figures are rough), "memory_mb" (peak of the process while timed, its inputs included)}], "ratios": [{"ids", "batch_size",
-    "engine" of this project, "over": {peer: median over the rounds of its samples/s over the peer's}}], "left_out": {engine: reason},
-    "environment"}. Raises RequestError for wrong names, sizes or models, ZooError where no engine could be opened.
+    Returns {"model", "results": [{"engine", "ids", "batch_size", "samples_per_second" (median of the rounds), "spread"
+    (5th and 95th percentile of the same), "latency_ms": {"p50", "p95", "p99"} of single calls, "max_probability"
+    (largest difference to onnxruntime fp32 on the pool's first rows), "core_share" (median share of a turn for which
+    the process had the core: below 0.98 others were at work, and the figures are rough), "memory_mb" (peak of the
+    process while timed, its inputs included)}], "ratios": [{"ids", "batch_size", "engine" of this project, "over":
+    {peer: median over the rounds of its samples/s over the peer's}}], "left_out": {engine: reason}, "environment"}.
+    Raises RequestError for wrong names, sizes or models, ZooError where no engine could be opened.
     """
     common.require_known("engine", peers, PEERS)
     common.require_known("ids", kinds, IDS)
@@ -457,13 +488,26 @@ def compare(
                 here = {"ids": kind, "batch_size": size}
                 for name in memory:
                     error = float(np.abs(found[name] - reference).max())
-                    results.append({"engine": name, **here, **_summary(size, turns[name]), "max_probability": float(f"{error:.2e}")})
+                    results.append(
+                        {
+                            "engine": name,
+                            **here,
+                            **_summary(size, turns[name]),
+                            "max_probability": float(f"{error:.2e}"),
+                        }
+                    )
                     results[-1]["memory_mb"] = memory[name]
                 ratios += [{**here, **each} for each in _ratios({name: turns[name] for name in memory})]
     if not results:
         raise ZooError("no engine could be opened")
     where = machine.environment(threads=1, rounds=rounds, core=core, peers=common.versions(*PACKAGES))
-    return {"model": folder.card.name, "results": results, "ratios": ratios, "left_out": workers.left_out, "environment": where}
+    return {
+        "model": folder.card.name,
+        "results": results,
+        "ratios": ratios,
+        "left_out": workers.left_out,
+        "environment": where,
+    }
 
 
 def _reference(work: Work, kind: str, size: int) -> Array:
@@ -493,7 +537,10 @@ def _ratios(turns: Mapping[str, Sequence[Turn]]) -> Iterator[dict[str, Any]]:
     peers = [name for name in rates if not name.startswith("zoo-")]
     for name in rates:
         if name not in peers:
-            yield {"engine": name, "over": {peer: round(float(np.median(rates[name] / rates[peer])), 3) for peer in peers}}
+            yield {
+                "engine": name,
+                "over": {peer: round(float(np.median(rates[name] / rates[peer])), 3) for peer in peers},
+            }
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -511,7 +558,12 @@ def table(report: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = common.Parser(__doc__)
-    parser.add_argument("model", nargs="?", default="wide-deep-criteo", help="name of the zoo or a model folder (default wide-deep-criteo)")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default="wide-deep-criteo",
+        help="name of the zoo or a model folder (default wide-deep-criteo)",
+    )
     parser.add_argument("--batch-size", default="512,64,1", help="several with commas (default 512,64,1)")
     parser.add_argument("--ids", default=",".join(IDS), help="how categories are drawn (default zipf,uniform)")
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; all by default")
@@ -519,7 +571,9 @@ def main() -> None:
     with common.one_line("wide_deep"):
         args = parser.parse_args()
         sizes, (rounds, *_) = common.numbers("batch size", args.batch_size), common.numbers("rounds", args.rounds)
-        report = compare(args.model, sizes, common.listed("kind of ids", args.ids), common.listed("engine", args.peers), rounds)
+        report = compare(
+            args.model, sizes, common.listed("kind of ids", args.ids), common.listed("engine", args.peers), rounds
+        )
         if args.output:
             files.write_json(args.output, report)
         common.show(report, table, args.json)

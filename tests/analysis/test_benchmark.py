@@ -34,7 +34,9 @@ def quick(monkeypatch):
 
 def test_results_have_the_promised_keys(path, quick):
     configurations = [Configuration(engine, "fp32", path) for engine in ("onnxruntime", "openvino")]
-    found = benchmark(configurations, FEEDS, threads=1, rounds=3, stages=Stages(lambda: FEEDS, lambda out: out["y"].sum()))
+    found = benchmark(
+        configurations, FEEDS, threads=1, rounds=3, stages=Stages(lambda: FEEDS, lambda out: out["y"].sum())
+    )
     assert [each["engine"] for each in found] == ["onnxruntime", "openvino"]
     for each in found:
         assert list(each) == [
@@ -112,7 +114,9 @@ def test_memory_is_that_of_the_model_and_not_of_the_process_that_asks(path):
     assert 20 < small < 400
     ballast = np.ones(int((small + 300) * 1e6), np.uint8)
     weight = np.ones((4000, 5000), np.float32)  # 80 MB
-    big = io.save(model("(float[n,4000] x) => (float[n,5000] y) { y = MatMul(x, w) }", w=weight), path.parent / "big.onnx")
+    big = io.save(
+        model("(float[n,4000] x) => (float[n,5000] y) { y = MatMul(x, w) }", w=weight), path.parent / "big.onnx"
+    )
     large = memory_mb(Configuration("onnxruntime", "fp32", big), {"x": np.ones((2, 4000), np.float32)}, 1)
     assert small + 60 < large < small + 280
     del ballast
@@ -120,7 +124,9 @@ def test_memory_is_that_of_the_model_and_not_of_the_process_that_asks(path):
 
 def test_memory_of_a_model_that_does_not_load(path):
     path.write_bytes(b"broken")
-    with pytest.raises(ZooError, match=r"measuring the memory of .*m\.onnx failed: .*onnxruntime cannot load") as caught:
+    with pytest.raises(
+        ZooError, match=r"measuring the memory of .*m\.onnx failed: .*onnxruntime cannot load"
+    ) as caught:
         memory_mb(Configuration("onnxruntime", "fp32", path), FEEDS, 1)
     assert "\n" not in str(caught.value)
 
@@ -151,7 +157,13 @@ def test_two_instances_of_a_model(path, started, monkeypatch):
         *("engine", "precision", "batch_size", "threads", "instances"),
         *("samples_per_second", "spread", "latency_ms", "split_ms", "memory_mb", "rss_mb"),
     ]
-    assert [found[key] for key in ("engine", "precision", "batch_size", "threads", "instances")] == ["onnxruntime", "fp32", 8, 1, 2]
+    assert [found[key] for key in ("engine", "precision", "batch_size", "threads", "instances")] == [
+        "onnxruntime",
+        "fp32",
+        8,
+        1,
+        2,
+    ]
     assert json.loads(json.dumps(found)) == found
     latency = found["latency_ms"]
     assert list(latency) == ["p50", "p95", "p99"] and 0 < latency["p50"] <= latency["p95"] <= latency["p99"]
@@ -174,7 +186,10 @@ def test_each_instance_is_pinned_and_begins_elsewhere(path, tmp_path):
         batches = module._batches(request)
         assert [each["x"].tolist() for each in batches] == [[4, 5], [6, 7], [0, 1], [2, 3]]
         assert batches[0]["y"].tolist() == [[8, 9], [10, 11]]
-        assert [each["x"].tolist() for each in module._batches({**request, "batch_size": 3, "begin": 0})] == [[0, 1, 2], [3, 4, 5]]
+        assert [each["x"].tolist() for each in module._batches({**request, "batch_size": 3, "begin": 0})] == [
+            [0, 1, 2],
+            [3, 4, 5],
+        ]
 
 
 def test_figures_of_instances_are_sums_over_them_and_configurations_take_turns(monkeypatch, tmp_path):
@@ -220,7 +235,9 @@ def test_a_window_takes_every_call_until_its_time_is_over(monkeypatch):
 def test_more_instances_than_cores_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 3, 5, 4, 9})
     assert pinned(5) == [[3], [4], [5], [7], [9]] and pinned(2, 2) == [[3, 4], [5, 7]]
-    with pytest.raises(RequestError, match=r"found 5 core\(s\), wanted 6 for 3 x 2 thread\(s\); at most: --instances 2"):
+    with pytest.raises(
+        RequestError, match=r"found 5 core\(s\), wanted 6 for 3 x 2 thread\(s\); at most: --instances 2"
+    ):
         pinned(3, 2)
     with pytest.raises(RequestError, match="--threads 1"):
         pinned(2, 6)
@@ -234,7 +251,9 @@ def test_a_model_that_does_not_load_gives_one_line_and_leaves_no_process(path, s
     broken = path.parent / "broken.onnx"
     broken.write_bytes(b"broken")
     configurations = [Configuration("onnxruntime", "fp32", each) for each in (path, broken)]
-    with pytest.raises(ZooError, match=r"^an instance of .*broken\.onnx in onnxruntime failed: onnxruntime cannot load") as caught:
+    with pytest.raises(
+        ZooError, match=r"^an instance of .*broken\.onnx in onnxruntime failed: onnxruntime cannot load"
+    ) as caught:
         instances(configurations, FEEDS, 8, TWO[:1])
     assert "\n" not in str(caught.value)
     assert len(started) == 2 and all(each.returncode is not None for each in started)
@@ -264,7 +283,9 @@ module._Worker.tell = lambda self, request: (tell(self, request), "warm" in requ
 rows = {{"x": np.ones((8, 64), np.float32)}}
 module.instances([module.Configuration("onnxruntime", "fp32", module.Path(sys.argv[1]))], rows, 8, {TWO}, rounds=1000)
 """
-    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         workers = [int(process.stdout.readline()) for _ in TWO]
         assert all(Path(f"/proc/{each}").exists() for each in workers)
         process.send_signal(how)
@@ -287,17 +308,35 @@ def _runs(pid):
 def test_the_table_shows_the_instances(monkeypatch, capsys):
     from zoo import verbs
 
-    row = {"engine": "native", "precision": "int8", "batch_size": 512, "threads": 1, "instances": 3, "samples_per_second": 1234.5}
-    row |= {"spread": [1200.0, 1250.0], "latency_ms": {"p50": 1.0, "p95": 2.0, "p99": 3.0}, "split_ms": {"model": 1.0}, "memory_mb": 77.7}
+    row = {
+        "engine": "native",
+        "precision": "int8",
+        "batch_size": 512,
+        "threads": 1,
+        "instances": 3,
+        "samples_per_second": 1234.5,
+    }
+    row |= {
+        "spread": [1200.0, 1250.0],
+        "latency_ms": {"p50": 1.0, "p95": 2.0, "p99": 3.0},
+        "split_ms": {"model": 1.0},
+        "memory_mb": 77.7,
+    }
     given = {}
     monkeypatch.setattr(
         verbs,
         "benchmark",
-        lambda model, **options: given.update(options) or {"model": model, "results": [row], "environment": {"cpu": "C"}},
+        lambda model, **options: (
+            given.update(options) or {"model": model, "results": [row], "environment": {"cpu": "C"}}
+        ),
     )
     cli.call(["benchmark", "m", "--instances", "3"])
     header, line, last = capsys.readouterr().out.strip().splitlines()
     assert given["instances"] == 3
-    assert header.split("inst.")[0].split() == ["engine", "precision", "batch"] and "model ms" in header and "pre /" not in header
+    assert (
+        header.split("inst.")[0].split() == ["engine", "precision", "batch"]
+        and "model ms" in header
+        and "pre /" not in header
+    )
     assert line.split() == ["native", "int8", "512", "3", "1,234", "1.000", "2.000", "3.000", "1.000", "78"]
     assert last.strip() == "C, 1 thread(s) an instance"

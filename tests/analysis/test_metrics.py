@@ -3,7 +3,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.analysis.metrics import Ranked, auc, class_metrics, click_metrics, compare_classes, compare_clicks, logloss, rank
+from pipelines.analysis.metrics import (
+    Ranked,
+    auc,
+    class_metrics,
+    click_metrics,
+    compare_classes,
+    compare_clicks,
+    logloss,
+    rank,
+)
 from pipelines.core.errors import RequestError, ZooError
 
 
@@ -19,7 +28,9 @@ def pairs(labels, scores, weights=None):
     return won / total if total else float("nan")
 
 
-samples = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=25)
+samples = st.lists(
+    st.tuples(st.sampled_from([0.0, 1.0]), st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=25
+)
 
 
 @given(samples)
@@ -47,7 +58,9 @@ def test_auc_of_a_million_rows_does_not_lose_counts():
 def test_logloss():
     labels, p = np.array([1, 0, 1], np.float32), np.array([0.9, 0.2, 0.5], np.float32)
     assert logloss(labels, p) == pytest.approx(-(np.log(0.9) + np.log(0.8) + np.log(0.5)) / 3, rel=1e-6)
-    assert logloss(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == pytest.approx(-np.log(1e-7))  # wrong and sure, but finite
+    assert logloss(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == pytest.approx(
+        -np.log(1e-7)
+    )  # wrong and sure, but finite
     assert logloss(np.array([1.0]), np.array([1.0])) == pytest.approx(1e-7, rel=1e-3)
 
 
@@ -81,7 +94,9 @@ def test_differences_are_int8_minus_fp32():
 def test_identical_outputs_differ_by_nothing():
     labels, fp32, _ = scored()
     found = compare_clicks(labels, {"fp32": fp32, "int8": fp32.copy()})
-    assert found["difference"] == dict.fromkeys(["auc", "logloss", "accuracy", "max_probability", "mean_probability"], 0) | {"agreement": 1}
+    assert found["difference"] == dict.fromkeys(
+        ["auc", "logloss", "accuracy", "max_probability", "mean_probability"], 0
+    ) | {"agreement": 1}
     assert [found["interval"][key] for key in ("auc", "logloss", "accuracy")] == [[0, 0]] * 3
 
 
@@ -112,10 +127,16 @@ def test_intervals_are_those_of_a_plain_paired_bootstrap():
 def test_the_same_seed_gives_the_same_intervals():
     labels, fp32, int8 = scored(noise=0.1)
     outputs = {"fp32": fp32, "int8": int8}
-    assert compare_clicks(labels, outputs, seed=1) == compare_clicks(labels, outputs, seed=1) != compare_clicks(labels, outputs, seed=2)
+    assert (
+        compare_clicks(labels, outputs, seed=1)
+        == compare_clicks(labels, outputs, seed=1)
+        != compare_clicks(labels, outputs, seed=2)
+    )
 
 
-@pytest.mark.parametrize(("labels", "what"), [([], "no rows"), ([0.0, 0.0], "only rows with label 0"), ([1.0], "only rows with label 1")])
+@pytest.mark.parametrize(
+    ("labels", "what"), [([], "no rows"), ([0.0, 0.0], "only rows with label 0"), ([1.0], "only rows with label 1")]
+)
 def test_one_class_is_refused(labels, what):
     scores = np.full(len(labels), 0.5, np.float32)
     with pytest.raises(RequestError, match=f"found {what}; AUC needs clicks and non-clicks"):

@@ -69,7 +69,10 @@ def test_outputs_and_chain_are_measured_against_the_float_model(net, found):
 
 def test_a_layers_own_error_is_that_of_its_weights_and_the_rounding_of_its_input(net, found):
     _, _, what = found
-    alone, table = model("(float[n,3,6,6] x) => (float[n,8,6,6] a) { a = Conv<pads=[1,1,1,1]>(x, w1) }", w1=weights(8, 3, 3, 3)), None
+    alone, table = (
+        model("(float[n,3,6,6] x) => (float[n,8,6,6] a) { a = Conv<pads=[1,1,1,1]>(x, w1) }", w1=weights(8, 3, 3, 3)),
+        None,
+    )
     table = calibrate(alone, [{"x": X}], "minmax")
     int8, _ = quantize(alone, QuantRecipe(observer="minmax"), table)
     values = {each.name for each in int8.graph.outputs}
@@ -92,7 +95,9 @@ def test_layers_whose_channels_were_equalized_are_compared_so():
     scale_channels(equalized, factors)
     table = replace(calibrate(equalized, [{"x": X}], "minmax"), graph=io.digest(net), equalization=factors)
     int8, said = quantize(net, QuantRecipe(observer="minmax"), table)
-    layers = [each for each in report.explain(net, int8, said, table, [{"x": X}])["operators"] if each["type"] == "Conv"]
+    layers = [
+        each for each in report.explain(net, int8, said, table, [{"x": X}])["operators"] if each["type"] == "Conv"
+    ]
     assert len(layers) == 2 and all(each["sqnr_db"] > 30 and each["own_db"] > 30 for each in layers)
     assert min(report.noise_of_layers(net, int8, said, table, [{"x": X}]).values()) > 30
 
@@ -148,10 +153,14 @@ def test_little_memory_means_groups_and_the_same_result(net, found, monkeypatch)
     monkeypatch.setattr(report, "MEMORY", 4000)
     groups = []
     whole = report._Group.__init__
-    monkeypatch.setattr(report._Group, "__init__", lambda self, pair, names: (groups.append(names), whole(self, pair, names))[1])
+    monkeypatch.setattr(
+        report._Group, "__init__", lambda self, pair, names: (groups.append(names), whole(self, pair, names))[1]
+    )
     what = explained(net)[2]
     assert len(groups) > 2
-    assert [each["own_db"] for each in what["operators"]] == pytest.approx([each["own_db"] for each in found[2]["operators"]], abs=0.02)
+    assert [each["own_db"] for each in what["operators"]] == pytest.approx(
+        [each["own_db"] for each in found[2]["operators"]], abs=0.02
+    )
 
 
 def test_a_fixed_batch_size():
@@ -162,7 +171,9 @@ def test_a_fixed_batch_size():
 
 def test_tables_of_embeddings_and_bytes_between_operators():
     net = model(
-        "(int64[n,2] ids) => (float[n,3] y) { g = Gather(t, ids) f = Flatten(g) y = Gemm(f, w) }", t=weights(10, 4), w=weights(8, 3)
+        "(int64[n,2] ids) => (float[n,3] y) { g = Gather(t, ids) f = Flatten(g) y = Gemm(f, w) }",
+        t=weights(10, 4),
+        w=weights(8, 3),
     )
     ids = np.random.default_rng(0).integers(0, 10, (32, 2))
     table = calibrate(net, [{"ids": ids}])
@@ -182,7 +193,10 @@ def test_bytes_that_are_moved_before_a_product_stand_for_their_own_tensors():
     x = np.random.default_rng(3).normal(size=(40, 4, 6)).astype(np.float32)
     what = explained(net, x)[2]
     assert what["outputs"]["y"]["sqnr_db"] > 30
-    assert operator(what, "q1")["sqnr_db"] == pytest.approx(operator(what, "q")["sqnr_db"]) and operator(what, "q")["sqnr_db"] > 30
+    assert (
+        operator(what, "q1")["sqnr_db"] == pytest.approx(operator(what, "q")["sqnr_db"])
+        and operator(what, "q")["sqnr_db"] > 30
+    )
 
 
 @needs_vnni
@@ -198,7 +212,9 @@ def test_products_with_ranges_of_run_time():
     table = calibrate(net, [{"x": x}], "minmax")
     int8, said = quantize(net, QuantRecipe(dynamic=("h", "y")), table)
     what = report.explain(net, int8, said, table, [{"x": x}])
-    assert [each["reason"] for each in what["operators"] if each["name"] in "hy"] == ["its input is quantized at run time"] * 2
+    assert [each["reason"] for each in what["operators"] if each["name"] in "hy"] == [
+        "its input is quantized at run time"
+    ] * 2
     got = run(int8, x=x)["y"]
     assert operator(what, "y")["sqnr_db"] == pytest.approx(db(run(net, x=x)["y"], got), abs=0.01)
     assert operator(what, "y")["own_db"] > operator(what, "y")["sqnr_db"] and operator(what, "h")["own_db"] > 30
@@ -206,11 +222,17 @@ def test_products_with_ranges_of_run_time():
 
 @pytest.mark.parametrize(
     ("end", "shape", "told"),
-    [("y = ReduceMean<keepdims=0>(h)", "", {"y"}), ("y = Reshape(h, wide)", "2,m", {"y"}), ("y = ArgMax<axis=1>(h)", "n,1", set())],
+    [
+        ("y = ReduceMean<keepdims=0>(h)", "", {"y"}),
+        ("y = Reshape(h, wide)", "2,m", {"y"}),
+        ("y = ArgMax<axis=1>(h)", "n,1", set()),
+    ],
 )
 def test_outputs_of_any_shape(end, shape, told):
     kind = "int64" if "ArgMax" in end else "float"
-    net = model(f"(float[n,6] x) => ({kind}[{shape}] y) {{ h = MatMul(x, w) {end} }}", w=weights(6, 8), wide=np.array([2, -1]))
+    net = model(
+        f"(float[n,6] x) => ({kind}[{shape}] y) {{ h = MatMul(x, w) {end} }}", w=weights(6, 8), wide=np.array([2, -1])
+    )
     net.graph.outputs[0].shape = None
     what = explained(net, np.random.default_rng(3).normal(size=(40, 6)).astype(np.float32))[2]
     for each in what["engines"].values():
@@ -265,7 +287,10 @@ def test_a_group_that_the_engine_did_not_fuse_is_a_fallback(monkeypatch):
         Executed("conv2.dequantized/duplicated", "DequantizeLinear", "f32"),
     ]
     said = ran(monkeypatch, executed)
-    assert [(each["name"], each["type"]) for each in said["fallbacks"]] == [("conv", "FusedConv"), ("conv2", "Convolution")]
+    assert [(each["name"], each["type"]) for each in said["fallbacks"]] == [
+        ("conv", "FusedConv"),
+        ("conv2", "Convolution"),
+    ]
 
 
 def test_a_real_fallback_is_found():
@@ -300,14 +325,18 @@ def test_the_page_is_whole_and_stands_alone(found, tmp_path):
         ElementTree.fromstring(svg)
     ElementTree.fromstring(text.split("\n", 1)[1].replace('<meta charset="utf-8">', ""))
     assert not re.search(r"\b(nan|inf|None)\b", text)
-    assert "at most 0.5% lost" in text and "<td>broken</td>" in text and "<td>no</td>" in text  # a recipe that failed is in the table
+    assert (
+        "at most 0.5% lost" in text and "<td>broken</td>" in text and "<td>no</td>" in text
+    )  # a recipe that failed is in the table
     again = report_html.save(what, tmp_path / "again.html")
     assert again.read_bytes() == path.read_bytes()
 
 
 def test_many_tensors_are_folded_away_and_the_worst_come_first(found):
     one = {**found[2]["tensors"]["x"]}
-    text = report_html.page({**found[2], "tensors": {f"t{i}": {**one, "sqnr_db": 90.0 - i} for i in range(report_html.SHOWN + 3)}})
+    text = report_html.page(
+        {**found[2], "tensors": {f"t{i}": {**one, "sqnr_db": 90.0 - i} for i in range(report_html.SHOWN + 3)}}
+    )
     shown, folded = text.split("<details>")
     assert "<summary>3 more</summary>" in folded and shown.count('title="t') == report_html.SHOWN
     assert f'title="t{report_html.SHOWN + 2}"' in shown and 'title="t0"' in folded

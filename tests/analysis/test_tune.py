@@ -84,7 +84,9 @@ def test_the_search_keeps_a_model_that_meets_the_goal(net, data, tmp_path, all_o
     assert (found["met"], found["missed_by"], found["stopped"], found["metric"]) == (True, 0.0, "done", "agreement")
     tried = {each["settings"]["observer"] for each in found["trials"]}
     assert tried == {"auto", "minmax", "percentile", "mse", "kl"}
-    assert {"correct", "symmetric"} <= {key for each in found["trials"] for key in ("correct", "symmetric") if each["settings"][key]}
+    assert {"correct", "symmetric"} <= {
+        key for each in found["trials"] for key in ("correct", "symmetric") if each["settings"][key]
+    }
     assert sha256(output) == found["best"]["sha256"] and floats(output) == 0
     meeting = [each for each in found["trials"] if each["drop"] <= 0.02]
     assert found["best"]["milliseconds"] <= tune.TIE * min(each["milliseconds"] for each in meeting)
@@ -230,7 +232,8 @@ def test_trials_run_in_the_engine_asked_for(net, data, tmp_path, name):
 
 def test_auto_takes_the_quicker_engine(net, data, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "pipelines.engines.timing.measure", lambda sessions, batch: [{"openvino": 1.0}.get(each.engine, 2.0) for each in sessions]
+        "pipelines.engines.timing.measure",
+        lambda sessions, batch: [{"openvino": 1.0}.get(each.engine, 2.0) for each in sessions],
     )
     assert search(net, data, tmp_path / "int8.onnx", engine="auto", seconds=0.0)["engine"] == "openvino"
 
@@ -283,14 +286,18 @@ def test_labels_that_do_not_fit():
 
 
 def test_nan_is_no_model_to_keep():
-    assert ArrayJudge({"x": np.zeros((4, 1), np.float32)}, batch_size=4)(Constant(LOGITS), Constant(LOGITS * np.nan)).drop == np.inf
+    assert (
+        ArrayJudge({"x": np.zeros((4, 1), np.float32)}, batch_size=4)(Constant(LOGITS), Constant(LOGITS * np.nan)).drop
+        == np.inf
+    )
 
 
 @pytest.fixture(scope="module")
 def mlp():
     """Three products, the second of inputs whose largest values are rare and of no use."""
     return model(
-        "(float[n,16] x) => (float[n,4] y) { a = MatMul(x, u) r = Relu(a) b = MatMul(r, v) s = Relu(b) y = MatMul(s, w) }",
+        "(float[n,16] x) => (float[n,4] y) "
+        "{ a = MatMul(x, u) r = Relu(a) b = MatMul(r, v) s = Relu(b) y = MatMul(s, w) }",
         u=weights(16, 32),
         v=weights(32, 32),
         w=weights(32, 4),
@@ -341,7 +348,11 @@ def test_any_failure_of_a_trial_is_passed_over(net, data, tmp_path, monkeypatch,
 def test_a_goal_that_cannot_be_met_ends_and_a_second_run_adds_nothing(net, data, tmp_path):
     output = tmp_path / "int8.onnx"
     first = search(net, data, output, max_drop=-0.5)  # better than fp32 by half
-    assert not first["met"] and first["stopped"] == "done" and first["missed_by"] == pytest.approx(first["best"]["drop"] + 0.5)
+    assert (
+        not first["met"]
+        and first["stopped"] == "done"
+        and first["missed_by"] == pytest.approx(first["best"]["drop"] + 0.5)
+    )
     assert (
         first["metric"] == "agreement"
         and first["best"]["drop"] == min(each["drop"] for each in first["trials"])

@@ -76,7 +76,10 @@ def test_a_device_is_not_replaced_by_a_file(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_named_by_the_target(tmp_path):
     target = files.write_text(tmp_path / "out.txt", "old")
-    with pytest.raises(ZooError, match=r"cannot write .*/out\.txt: No space left on device; free space") as caught, files.replacing(target):
+    with (
+        pytest.raises(ZooError, match=r"cannot write .*/out\.txt: No space left on device; free space") as caught,
+        files.replacing(target),
+    ):
         Path("/dev/full").write_text("new")
     assert not isinstance(caught.value, RequestError) and caught.value.exit_code == 1
     assert target.read_text() == "old" and listing(tmp_path) == ["out.txt"]
@@ -96,7 +99,9 @@ def test_a_target_that_cannot_be_replaced_is_named(tmp_path, monkeypatch):
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path), None, str(target))
 
     monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(RequestError, match=r"cannot write .*/out\.txt: Operation not permitted; choose another output path$"):
+    with pytest.raises(
+        RequestError, match=r"cannot write .*/out\.txt: Operation not permitted; choose another output path$"
+    ):
         files.write_text(tmp_path / "out.txt", "x")
     assert listing(tmp_path) == []
 

@@ -46,7 +46,13 @@ def test_a_system_without_cpuinfo(monkeypatch):
 def test_caches_are_those_of_the_first_processor(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "CACHES", tmp_path)
     assert machine.caches() == {"L1d": 0, "L2": 0, "L3": 0}
-    said = [("1", "Data", "32K"), ("1", "Instruction", "64K"), ("2", "Unified", "2M"), ("3", "Unified", "?"), ("4", "Unified", "1G")]
+    said = [
+        ("1", "Data", "32K"),
+        ("1", "Instruction", "64K"),
+        ("2", "Unified", "2M"),
+        ("3", "Unified", "?"),
+        ("4", "Unified", "1G"),
+    ]
     for number, values in enumerate(said):
         (tmp_path / f"index{number}").mkdir()
         for name, value in zip(("level", "type", "size"), values, strict=True):
@@ -90,7 +96,9 @@ def test_commit_of_a_checkout(tmp_path, monkeypatch):
     (tmp_path / "report.json").write_text("1")
     who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
     for arguments in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "x"]):
-        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, env=os.environ | {"GIT_CONFIG_GLOBAL": os.devnull})
+        subprocess.run(
+            ["git", *arguments], cwd=tmp_path, check=True, env=os.environ | {"GIT_CONFIG_GLOBAL": os.devnull}
+        )
     clean = machine.commit()
     assert len(clean) == 12
     (tmp_path / "report.json").write_text("2")

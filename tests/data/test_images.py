@@ -41,13 +41,20 @@ def rgb(data):
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
-# ---------------------------------------------------------------------------------------------------------------- Preprocess
+# ---------------------------------------------------------------------------------------------------------- Preprocess
 
 
 def test_preprocess_is_json_and_back():
     spec = Preprocess(224, 256, "bicubic", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "BGR", True)
     assert Preprocess.from_json(spec.to_json()) == spec and json.loads(json.dumps(spec.to_json())) == spec.to_json()
-    person = {"size": 224, "resize": 256, "interpolation": "bilinear", "mean": [0, 0, 0], "std": [1, 1, 1], "channels": "RGB"}
+    person = {
+        "size": 224,
+        "resize": 256,
+        "interpolation": "bilinear",
+        "mean": [0, 0, 0],
+        "std": [1, 1, 1],
+        "channels": "RGB",
+    }
     assert Preprocess.from_json(person) == Preprocess(224, 256, mean=(0, 0, 0), std=(1, 1, 1))
     assert isinstance(Preprocess.from_json(person).mean[0], float)
 
@@ -83,7 +90,7 @@ def test_preprocess_needs_an_object_with_a_size():
         Preprocess.from_json(3)
 
 
-# -------------------------------------------------------------------------------------------------------------------- decode
+# -------------------------------------------------------------------------------------------------------------- decode
 
 
 @pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411"])
@@ -93,7 +100,9 @@ def test_jpegs_have_the_pixels_of_pillow(shape, subsampling):
     assert np.array_equal(decode(data), rgb(data))
 
 
-@pytest.mark.parametrize("options", [{"progressive": True}, {"restart_marker_blocks": 2}, {"keep_rgb": True}, {"quality": 20}])
+@pytest.mark.parametrize(
+    "options", [{"progressive": True}, {"restart_marker_blocks": 2}, {"keep_rgb": True}, {"quality": 20}]
+)
 def test_kinds_of_jpeg_have_the_pixels_of_pillow(options):
     data = encoded(picture(33, 47), "JPEG", **options)
     assert np.array_equal(decode(data), rgb(data))
@@ -166,7 +175,9 @@ def test_a_jpeg_cut_short_is_told_also_where_decoders_fill_it_with_grey(extra, o
             decode(data[: int(len(data) * share)] + extra)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000", *(["AVIF"] if features.check("avif") else [])])
+@pytest.mark.parametrize(
+    "kind", ["PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000", *(["AVIF"] if features.check("avif") else [])]
+)
 def test_other_images_cut_short_are_told(kind):
     data = encoded(picture(64, 64), kind)
     assert decode(data).shape == (64, 64, 3)
@@ -177,7 +188,17 @@ def test_other_images_cut_short_are_told(kind):
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xff", b"\xff\xd8", b"\xff\xd8\xff\xd9", b"hello", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"<svg/>", b"%!PS-Adobe-3.0 EPSF-3.0\n"],
+    [
+        b"",
+        b"\xff",
+        b"\xff\xd8",
+        b"\xff\xd8\xff\xd9",
+        b"hello",
+        b"\x89PNG\r\n\x1a\n",
+        b"GIF89a",
+        b"<svg/>",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n",
+    ],
 )
 def test_what_is_no_image_is_named(data, tmp_path):
     path = tmp_path / "photo.jpg"
@@ -229,7 +250,11 @@ def test_large_jpegs_are_decoded_smaller_where_that_is_asked_for():
     data = encoded(picture(800, 1200), "JPEG")
     assert decode(data, smallest=200).shape == (200, 300, 3)
     assert decode(data, smallest=201).shape == (300, 450, 3)
-    assert decode(data, smallest=401).shape == (800, 1200, 3)  # nothing between a half and all: that would cost more than all
+    assert decode(data, smallest=401).shape == (
+        800,
+        1200,
+        3,
+    )  # nothing between a half and all: that would cost more than all
     assert decode(data, smallest=5000).shape == (800, 1200, 3)
     spec = Preprocess(48, 50)
     full, scaled = prepare(data, spec), prepare(data, Preprocess(48, 50, scaled_decode=True))
@@ -238,11 +263,13 @@ def test_large_jpegs_are_decoded_smaller_where_that_is_asked_for():
     assert np.array_equal(prepare(small, spec), prepare(small, Preprocess(48, 50, scaled_decode=True)))
 
 
-# ------------------------------------------------------------------------------------------------------------------- prepare
+# ------------------------------------------------------------------------------------------------------------- prepare
 
 
 def obvious(image, spec):
-    """The same by Pillow alone, as torchvision does it; one axis at a time, since Pillow 13 begins with the columns of tall images."""
+    """The same by Pillow alone, as torchvision does it; one axis at a time, since Pillow 13 begins with the columns of
+    tall images.
+    """
     width, height = image.size
     side, size = spec.resize, spec.size
     resized = (side, int(side * height / width)) if width <= height else (int(side * width / height), side)
@@ -301,7 +328,7 @@ def test_normalized_is_what_torchvision_does():
     assert np.array_equal(normalized(pixels, reverse), found[:, ::-1])
 
 
-# --------------------------------------------------------------------------------------------------------------------- lists
+# --------------------------------------------------------------------------------------------------------------- lists
 
 
 @pytest.fixture
@@ -320,7 +347,11 @@ def names(paths, folder):
 
 def test_listed_takes_files_folders_and_stdin(folder, monkeypatch, tmp_path):
     assert names(listed(folder), folder) == ["cat/c.jpeg", "dog/b.PNG", "dog/deep/a.jpg"]
-    assert names(listed([folder / "dog", str(folder / "cat/notes.txt")]), folder) == ["dog/b.PNG", "dog/deep/a.jpg", "cat/notes.txt"]
+    assert names(listed([folder / "dog", str(folder / "cat/notes.txt")]), folder) == [
+        "dog/b.PNG",
+        "dog/deep/a.jpg",
+        "cat/notes.txt",
+    ]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a b.jpg\r\n\n\xff.jpg\n-")))
     assert [os.fsencode(path) for path in listed("-")] == [b"a b.jpg", b"\xff.jpg", b"-"]
     (tmp_path / "empty").mkdir()
@@ -335,14 +366,22 @@ def test_labels_from_subfolders(folder):
 
 
 def test_labels_from_a_table(folder):
-    (folder / "labels.csv").write_text("\ufefffile,label,author\ndog/b.PNG,388,someone\ncat/c.jpeg, 7 ,\n", encoding="utf-8")
+    (folder / "labels.csv").write_text(
+        "\ufefffile,label,author\ndog/b.PNG,388,someone\ncat/c.jpeg, 7 ,\n", encoding="utf-8"
+    )
     found = labelled(folder)
-    assert names(found.paths, folder) == ["dog/b.PNG", "cat/c.jpeg"] and found.labels.tolist() == [388, 7] and found.names is None
+    assert (
+        names(found.paths, folder) == ["dog/b.PNG", "cat/c.jpeg"]
+        and found.labels.tolist() == [388, 7]
+        and found.names is None
+    )
     (folder / "labels.csv").write_text("file,label\ndog/b.PNG,dog\ncat/c.jpeg,cat\n")
     assert labelled(folder).labels.tolist() == [1, 0] and labelled(folder).names == ["cat", "dog"]
 
 
-@pytest.mark.parametrize("table", ["", "file,label\n", "name,label\na,1\n", "file,label\na.jpg,1\nb.jpg\n", "file,label\n,1\n"])
+@pytest.mark.parametrize(
+    "table", ["", "file,label\n", "name,label\na,1\n", "file,label\na.jpg,1\nb.jpg\n", "file,label\n,1\n"]
+)
 def test_a_table_with_gaps_is_refused(folder, table):
     (folder / "labels.csv").write_text(table)
     with pytest.raises(RequestError, match=r"labels.csv: row \d has no file or no label"):
@@ -358,7 +397,7 @@ def test_a_folder_without_labels_is_refused(folder, tmp_path):
         labelled(folder)
 
 
-# ------------------------------------------------------------------------------------------------------------------- batches
+# ------------------------------------------------------------------------------------------------------------- batches
 
 
 def port(dtype, *shape):
@@ -373,7 +412,9 @@ def test_batches_as_the_graph_takes_them(folder):
     assert np.array_equal(np.concatenate([each["image"] for each in given]), pixels[:, ::-1])
     assert all(each["image"].flags.c_contiguous for each in given)
     (last,) = batches(listed(folder), spec, port(np.float32, None, None, None, 3))
-    assert last["image"].dtype == np.float32 and np.array_equal(last["image"].transpose(0, 3, 1, 2), normalized(pixels, spec))
+    assert last["image"].dtype == np.float32 and np.array_equal(
+        last["image"].transpose(0, 3, 1, 2), normalized(pixels, spec)
+    )
     (half,) = batches(folder, spec, port(np.float16, 3, None, 8, 8))
     assert half["image"].dtype == np.float16 and half["image"].shape == (3, 3, 8, 8)
 
@@ -408,7 +449,7 @@ def test_images_that_cannot_be_read_raise_or_are_listed(folder):
         list(batches([folder / "bad.jpg", folder / "cat" / "bad.png"], SPEC, graph, skipped=[]))
 
 
-# ---------------------------------------------------------------------------------------------------------------------- real
+# ---------------------------------------------------------------------------------------------------------------- real
 
 
 def damaged(data, i, rng):

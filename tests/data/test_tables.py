@@ -13,9 +13,17 @@ from pipelines.kernels import extension
 
 COLUMNS = {"row": np.int64, "probability": np.float32, "click": np.bool_}
 CHUNKS = [
-    {"row": np.arange(3), "probability": np.array([0.25, 0.1, 1e-9], np.float32), "click": np.array([True, False, False])},
+    {
+        "row": np.arange(3),
+        "probability": np.array([0.25, 0.1, 1e-9], np.float32),
+        "click": np.array([True, False, False]),
+    },
     {"row": np.arange(3, 3), "probability": np.zeros(0, np.float32), "click": np.zeros(0, bool)},
-    {"row": np.arange(3, 5), "probability": np.array([0.5, 1.0, 0.0, 7.0], np.float32)[::3], "click": np.array([True, True])},
+    {
+        "row": np.arange(3, 5),
+        "probability": np.array([0.5, 1.0, 0.0, 7.0], np.float32)[::3],
+        "click": np.array([True, True]),
+    },
 ]
 TEXT = "row,probability,click\n0,0.25,true\n1,0.1,false\n2,1e-9,false\n3,0.5,true\n4,7,true\n"
 
@@ -100,7 +108,12 @@ def test_whole_and_real_columns_read_the_same_however_they_are_written(tmp_path,
 
 
 MIXED = {"file": str, "index": np.int64, "share": np.float32, "error": str}
-ROWS = {"file": ['a,"b"\n.jpg', "c é"], "index": [7, None], "share": np.array([0.1, 1e-9], np.float32), "error": [None, "it's broken"]}
+ROWS = {
+    "file": ['a,"b"\n.jpg', "c é"],
+    "index": [7, None],
+    "share": np.array([0.1, 1e-9], np.float32),
+    "error": [None, "it's broken"],
+}
 
 
 def mixed(output, **options):
@@ -113,7 +126,9 @@ def test_text_and_what_is_missing(tmp_path):
     for name in ("out.csv", "out.csv.gz", "out.jsonl", "out.parquet"):
         mixed(tmp_path / name)
     text = 'file,index,share,error\n"a,""b""\n.jpg",7,0.1,\n' + "c é,,1e-09,it's broken\n" * 2
-    assert (tmp_path / "out.csv").read_text() == gzip.decompress((tmp_path / "out.csv.gz").read_bytes()).decode() == text
+    assert (
+        (tmp_path / "out.csv").read_text() == gzip.decompress((tmp_path / "out.csv.gz").read_bytes()).decode() == text
+    )
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     second = {"file": "c é", "share": 1e-9, "error": "it's broken"}
     assert rows == [{"file": 'a,"b"\n.jpg', "index": 7, "share": 0.1}, second, second]

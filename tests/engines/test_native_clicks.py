@@ -1,4 +1,6 @@
-"""The engine native: one small folded model in all its ways, the shipped model through the verbs, and everything that can be missing."""
+"""The engine native: one small folded model in all its ways, the shipped model through the verbs, and everything that
+can be missing.
+"""
 
 import gzip
 import itertools
@@ -52,12 +54,18 @@ def folded(*, dense=True, wide=True, sigmoid=False, outputs=1, middle="Relu", id
 
     fields, width = len(ROWS), 8 * len(ROWS) + (4 if dense else 0)
     weights = {f"E{f}": normal(rows, 8) for f, rows in enumerate(ROWS)} | {f"c{f}": np.int64(f) for f in range(fields)}
-    weights |= {"W": normal(width, 64) / np.float32(width**0.5), "b": normal(64), "V": normal(64, 16) / np.float32(8), "d": normal(16)}
+    weights |= {
+        "W": normal(width, 64) / np.float32(width**0.5),
+        "b": normal(64),
+        "V": normal(64, 16) / np.float32(8),
+        "d": normal(16),
+    }
     weights |= {"U": normal(16, outputs) / np.float32(4), "t": normal(outputs)}
     lines = [f"i{f} = Gather<axis=1>(ids, c{f}) e{f} = Gather(E{f}, i{f})" for f in range(fields)]
     parts = [*(f"e{f}" for f in range(fields)), *(["x"] if dense else [])]
     lines.append(
-        f"v = Concat<axis=1>({', '.join(parts)}) g = Gemm(v, W, b) h = Relu(g) m = Gemm(h, V, d) r = {middle}(m) z = Gemm(r, U, t)"
+        f"v = Concat<axis=1>({', '.join(parts)}) g = Gemm(v, W, b) h = Relu(g) m = Gemm(h, V, d) r = {middle}(m) z = "
+        "Gemm(r, U, t)"
     )
     last = "z"
     if wide:
@@ -100,7 +108,9 @@ def session(folder):
 
 def only(name):
     """A stand-in for `choose` that always takes one way."""
-    return lambda digest, candidates, batch, threads: replace(PLAN, engine=name if name in candidates else min(candidates))
+    return lambda digest, candidates, batch, threads: replace(
+        PLAN, engine=name if name in candidates else min(candidates)
+    )
 
 
 @pytest.fixture
@@ -356,7 +366,9 @@ def test_data_that_is_missing_or_too_short_is_refused(copy):
 
 @needs_kernels
 def test_a_damaged_graph_is_refused_in_one_line_or_runs(copy):
-    """Cut anywhere, or with wrong bytes: no traceback and no crash. `ModelFolder.ensure` finds every damage, by its digest."""
+    """Cut anywhere, or with wrong bytes: no traceback and no crash. `ModelFolder.ensure` finds every damage, by its
+    digest.
+    """
     content = copy.read_bytes()
     rng = np.random.default_rng(4)
     damaged = [content[: len(content) * part // 40] for part in range(40)]

@@ -65,7 +65,9 @@ def kept(zoo_home):
 
 
 def test_the_quickest_engine_is_chosen(path, timed):
-    assert quickest(path, FEEDS, 2) == Plan("openvino", 2, 4, {"onnxruntime": 2.0, "openvino": 1.0}, machine.fingerprint())
+    assert quickest(path, FEEDS, 2) == Plan(
+        "openvino", 2, 4, {"onnxruntime": 2.0, "openvino": 1.0}, machine.fingerprint()
+    )
     timed["openvino"] = 3.0
     assert quickest(path, FEEDS, 2, fresh=True).engine == "onnxruntime"
 
@@ -189,7 +191,9 @@ def rewrite_plan(path, **changed):
 def test_a_plan_file_holds_every_timing_and_the_quickest_of_each_batch_size(planned):
     output, found = planned
     assert plan.read_plan(output) == found
-    assert {(each["engine"], each["batch_size"]) for each in found["timings"]} == {(name, size) for name in available() for size in (1, 4)}
+    assert {(each["engine"], each["batch_size"]) for each in found["timings"]} == {
+        (name, size) for name in available() for size in (1, 4)
+    }
     for profile in found["profiles"]:
         same = [each["milliseconds"] for each in found["timings"] if each["batch_size"] == profile["batch_size"]]
         assert profile["milliseconds"] == min(same) and profile["compiled"] > 0
@@ -219,10 +223,16 @@ def test_a_plan_made_again_can_be_opened(path, tmp_path, name):
 
 def test_a_plan_of_another_machine_says_so_and_is_built_anew(planned, caplog, monkeypatch):
     output, found = planned
-    elsewhere = {**found["environment"], "cpu": "Elbrus", "versions": {**found["environment"]["versions"], "openvino": "1.0"}}
+    elsewhere = {
+        **found["environment"],
+        "cpu": "Elbrus",
+        "versions": {**found["environment"]["versions"], "openvino": "1.0"},
+    }
     rewrite_plan(output, machine="another", environment=elsewhere)
     opened = catalog.open_plan(output)
-    assert re.search(r"m.plan: made with cpu Elbrus \(here .*\), openvino 1.0 \(here .*\); building it anew", caplog.text)
+    assert re.search(
+        r"m.plan: made with cpu Elbrus \(here .*\), openvino 1.0 \(here .*\); building it anew", caplog.text
+    )
     np.testing.assert_array_equal(opened.run({"x": -np.ones((2, 3), np.float32)})["y"], np.zeros((2, 3)))
     assert plan.stale(output, plan.read_plan(output)) == ""
 
@@ -263,7 +273,9 @@ def test_a_plan_that_cannot_be_written_is_used_all_the_same(planned, caplog, mon
 @pytest.mark.parametrize("body", [b"", b"nothing", b"PK\x05\x06" + bytes(18)])
 def test_a_file_that_is_no_plan(tmp_path, body):
     (tmp_path / "m.plan").write_bytes(body)
-    with pytest.raises(RequestError, match="m.plan is not a plan of this version .*; make one with: zoo plan") as caught:
+    with pytest.raises(
+        RequestError, match="m.plan is not a plan of this version .*; make one with: zoo plan"
+    ) as caught:
         catalog.open_plan(tmp_path / "m.plan")
     assert "\n" not in str(caught.value)
 
@@ -271,7 +283,11 @@ def test_a_file_that_is_no_plan(tmp_path, body):
 def test_a_candidate_that_fails_is_named_in_the_plan(path, tmp_path):
     broken = io.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
     found = plan.build(
-        [Candidate("onnxruntime", "a", broken), Candidate("onnxruntime", "b", path)], [FEEDS], [1], tmp_path / "m.plan", load
+        [Candidate("onnxruntime", "a", broken), Candidate("onnxruntime", "b", path)],
+        [FEEDS],
+        [1],
+        tmp_path / "m.plan",
+        load,
     )
     assert found["profiles"][0]["precision"] == "b" and "foo.onnx" in found["failed"][0]
     with pytest.raises(ZooError, match="no engine runs the model"):

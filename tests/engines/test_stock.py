@@ -54,7 +54,10 @@ def test_a_first_batch_without_samples(mixed, name):
 @ENGINES
 def test_inputs_are_described(mixed, name):
     session = catalog.load(mixed, name, 1)
-    assert session.inputs == {"ids": engine.Port(np.dtype(np.int32), (None, 2)), "x": engine.Port(np.dtype(np.float32), (None, 3))}
+    assert session.inputs == {
+        "ids": engine.Port(np.dtype(np.int32), (None, 2)),
+        "x": engine.Port(np.dtype(np.float32), (None, 3)),
+    }
     assert (session.engine, session.threads) == (name, 1)
 
 
@@ -108,7 +111,9 @@ def gemms(session):
     """Element types of the operators that multiply matrices, and all types that ran."""
     ran = session.executed({"x": np.ones((16, 32), np.float32)})
     assert ran and all(each.name and each.type for each in ran)
-    return [each.precision for each in ran if "Gemm" in each.type or "MatMul" in each.type or "FullyConnected" in each.type], ran
+    return [
+        each.precision for each in ran if "Gemm" in each.type or "MatMul" in each.type or "FullyConnected" in each.type
+    ], ran
 
 
 @ENGINES
@@ -176,7 +181,11 @@ def test_requests_that_are_wrong(mixed, name):
     refused(RequestError, lambda: catalog.load(mixed.parent / "none.onnx", name), "no model file at")
     refused(RequestError, lambda: catalog.load(mixed.parent, name), "no model file at")
     refused(RequestError, lambda: catalog.load(mixed, name, 0), "threads must be 1 or more, not 0")
-    refused(RequestError, lambda: catalog.load(mixed, "tvm"), "unknown engine 'tvm'; choose auto, onnxruntime, openvino or native")
+    refused(
+        RequestError,
+        lambda: catalog.load(mixed, "tvm"),
+        "unknown engine 'tvm'; choose auto, onnxruntime, openvino or native",
+    )
 
 
 @ENGINES
@@ -203,7 +212,9 @@ def test_a_batch_that_does_not_fit(mixed, name, change):
 def test_an_index_beyond_the_table(mixed):
     feeds = batch(4)
     feeds["ids"][1] = 9
-    refused(RequestError, lambda: catalog.load(mixed, "onnxruntime").run(feeds), "indices element out of data bounds, idx=9")
+    refused(
+        RequestError, lambda: catalog.load(mixed, "onnxruntime").run(feeds), "indices element out of data bounds, idx=9"
+    )
 
 
 def test_openvino_says_which_batch_size_a_model_cannot_have(tmp_path):
@@ -214,7 +225,9 @@ def test_openvino_says_which_batch_size_a_model_cannot_have(tmp_path):
 
 def test_an_engine_that_is_not_installed(mixed, monkeypatch):
     monkeypatch.setattr(stock, "available", lambda: ["onnxruntime"])
-    refused(RequestError, lambda: catalog.load(mixed, "openvino"), "openvino is not installed; run: pip install openvino")
+    refused(
+        RequestError, lambda: catalog.load(mixed, "openvino"), "openvino is not installed; run: pip install openvino"
+    )
 
 
 # --- bfloat16
@@ -234,7 +247,11 @@ def test_bf16_runs_in_bf16_and_fp32_does_not_whatever_the_cache_holds(mlps, zoo_
 
 
 def test_bf16_is_refused_by_another_engine_and_without_the_instructions(mlps, monkeypatch):
-    refused(RequestError, lambda: catalog.load(mlps[0], "onnxruntime", 1, "bf16"), "the engine onnxruntime does not compute in bf16")
+    refused(
+        RequestError,
+        lambda: catalog.load(mlps[0], "onnxruntime", 1, "bf16"),
+        "the engine onnxruntime does not compute in bf16",
+    )
     monkeypatch.setattr(machine, "has_bf16", lambda: False)
     refused(
         RequestError,

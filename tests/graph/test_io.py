@@ -37,7 +37,11 @@ def saved(tmp_path):
 
 def test_a_model_survives_saving(saved):
     found, x = io.load(saved), RNG.standard_normal((3, 8)).astype(np.float32)
-    assert ops(found) == ["Gemm", "LeakyRelu", "MatMul"] and query.operators(found) == {"Gemm": 1, "LeakyRelu": 1, "MatMul": 1}
+    assert ops(found) == ["Gemm", "LeakyRelu", "MatMul"] and query.operators(found) == {
+        "Gemm": 1,
+        "LeakyRelu": 1,
+        "MatMul": 1,
+    }
     again = io.save(found, saved.parent / "again" / "m.onnx")
     assert again.read_bytes() == saved.read_bytes()
     np.testing.assert_array_equal(run(found, x=x)["y"], run(io.load(again), x=x)["y"])
@@ -152,7 +156,21 @@ def swap_inputs(proto):
         lambda proto: proto.graph.output.append(onnx.helper.make_tensor_value_info("h", 1, ["n", 16])),
         lambda proto: proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1, np.float32), "more")),
     ],
-    ids=["weight", "attribute", "output", "input", "value", "weight name", "operator", "domain", "order", "dtype", "shape", "new", "more"],
+    ids=[
+        "weight",
+        "attribute",
+        "output",
+        "input",
+        "value",
+        "weight name",
+        "operator",
+        "domain",
+        "order",
+        "dtype",
+        "shape",
+        "new",
+        "more",
+    ],
 )
 def test_digest_changes_with_what_the_graph_computes(change):
     proto = ir.to_proto(mlp())
@@ -173,7 +191,11 @@ def made_in_memory():
         mlp(),
         made_in_memory(),
         model(BRANCH),
-        model("(float[n,3] x, float z) => (float[n,3] y) { a = Mul(x, z) y = Einsum<equation='ij->ij'>(a) }".replace("'", '"')),
+        model(
+            "(float[n,3] x, float z) => (float[n,3] y) { a = Mul(x, z) y = Einsum<equation='ij->ij'>(a) }".replace(
+                "'", '"'
+            )
+        ),
         model("(float[n,3] x) => (float[n,3] y) { k = Constant<value = float {2}>() y = Mul(x, k) }"),
     ],
     ids=["plain", "float attribute", "branches", "string attribute", "tensor attribute"],
@@ -193,7 +215,9 @@ def test_digest_looks_into_branches():
 
 def test_digest_is_the_same_in_another_process(saved):
     code = "import sys; from pipelines.graph import io; print(io.digest(io.load(sys.argv[1])))"
-    found = subprocess.run([sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=True).stdout.strip()
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert found == io.digest(io.load(saved))
 
 
@@ -235,7 +259,9 @@ def test_float16_halves_a_file_and_can_be_done_again(tmp_path):
 
 
 def test_float16_of_a_weight_with_two_readers():
-    found = model("(float[n,9] x) => (float[n,9] y) { h = MatMul(x, w) y = MatMul(h, w) }", w=np.eye(9, dtype=np.float32) / 3)
+    found = model(
+        "(float[n,9] x) => (float[n,9] y) { h = MatMul(x, w) y = MatMul(h, w) }", w=np.eye(9, dtype=np.float32) / 3
+    )
     edit.compress_fp16(found)
     assert ops(found) == ["Cast", "MatMul", "MatMul"]
     edit.expand_fp16(found)
@@ -294,14 +320,18 @@ def test_sole_user_stays_in_its_graph():
 
 
 def test_constant_reads_initializers_and_constant_nodes_only():
-    found = model("(float[n] x) => (float[n] y) { k = Constant<value_float=2.0>() a = Mul(x, k) y = Add(a, w) }", w=np.float32(3))
+    found = model(
+        "(float[n] x) => (float[n] y) { k = Constant<value_float=2.0>() a = Mul(x, k) y = Add(a, w) }", w=np.float32(3)
+    )
     values = {value.name: value for node in found.graph for value in node.inputs}
     assert query.constant(values["k"]) == 2 and query.constant(values["w"]) == 3
     assert query.constant(values["x"]) is None and query.constant(None) is None
 
 
 def test_sole_user():
-    found = model("(float[n] x) => (float[n] y, float[n] b) { a = Relu(x) b = Abs(a) c = Neg(b) d = Mul(c, c) y = Add(d, x) }")
+    found = model(
+        "(float[n] x) => (float[n] y, float[n] b) { a = Relu(x) b = Abs(a) c = Neg(b) d = Mul(c, c) y = Add(d, x) }"
+    )
     users = {node.outputs[0].name: query.sole_user(node.outputs[0]) for node in found.graph}
     found_users = {name: user and user.op_type for name, user in users.items()}
     # b also leaves the graph, c is read twice, by one node
@@ -349,7 +379,9 @@ def test_table_lookup(body, found):
 
 
 def test_a_lookup_that_leaves_the_graph_is_none():
-    found = model("(int64[n] i) => (float[n,4] y, float[n,4] e) { e = Gather(T, i) y = Relu(e) }", T=np.ones((5, 4), np.float32))
+    found = model(
+        "(int64[n] i) => (float[n,4] y, float[n,4] e) { e = Gather(T, i) y = Relu(e) }", T=np.ones((5, 4), np.float32)
+    )
     assert query.table_lookup(found.graph[0].outputs[0]) is None
     assert query.table_lookup(None) is None and query.table_lookup(found.graph.inputs[0]) is None
 
@@ -369,12 +401,18 @@ def keep(proto, path):
 
 def parsed(text, opset=17, ir_version=9, **weights):
     proto = onnx.parser.parse_model(f'<ir_version: {ir_version}, opset_import: ["": {opset}]> g {text}')
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()
+    )
     return proto
 
 
 DENSE = "(float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) a = Add(h, b) y = Clip(a, low) }"
-WEIGHTS = {"w": RNG.standard_normal((8, 4)).astype(np.float32), "b": RNG.standard_normal(4).astype(np.float32), "low": np.float32(0)}
+WEIGHTS = {
+    "w": RNG.standard_normal((8, 4)).astype(np.float32),
+    "b": RNG.standard_normal(4).astype(np.float32),
+    "low": np.float32(0),
+}
 
 
 @pytest.mark.parametrize("opset", range(11, 24))
@@ -384,7 +422,9 @@ def test_opsets_from_11_on_are_read(opset, tmp_path, caplog):
         if opset < 13
         else DENSE
     )
-    body = body.replace("q = Squeeze<axes=[0]>(u) u = Unsqueeze<axes=[0]>(s)", "u = Unsqueeze<axes=[0]>(s) q = Squeeze<axes=[0]>(u)")
+    body = body.replace(
+        "q = Squeeze<axes=[0]>(u) u = Unsqueeze<axes=[0]>(s)", "u = Unsqueeze<axes=[0]>(s) q = Squeeze<axes=[0]>(u)"
+    )
     body = body.replace("Clip(a", "Clip(q") if opset < 13 else body
     proto = parsed(body, opset, **WEIGHTS)
     found, x = io.load(keep(proto, tmp_path / "m.onnx")), RNG.standard_normal((3, 8)).astype(np.float32)
@@ -396,7 +436,8 @@ def test_opsets_from_11_on_are_read(opset, tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("opset", "what"), [(10, "opset 10, wanted is 11 or newer"), (999, "it has opset 999, onnx .* knows up to .* update onnx")]
+    ("opset", "what"),
+    [(10, "opset 10, wanted is 11 or newer"), (999, "it has opset 999, onnx .* knows up to .* update onnx")],
 )
 def test_other_opsets_are_refused(opset, what, tmp_path):
     path = keep(parsed("(float[n] x) => (float[n] y) { y = Relu(x) }", opset), tmp_path / "m.onnx")
@@ -409,7 +450,9 @@ def test_a_conversion_that_fails_is_one_line(tmp_path, monkeypatch):
         raise RuntimeError("no adapter\nfor Upsample")
 
     monkeypatch.setattr(onnx.version_converter, "convert_version", fail)
-    one_line(keep(parsed("(float[n] x) => (float[n] y) { y = Relu(x) }", 12), tmp_path / "m.onnx"), "no adapter for Upsample")
+    one_line(
+        keep(parsed("(float[n] x) => (float[n] y) { y = Relu(x) }", 12), tmp_path / "m.onnx"), "no adapter for Upsample"
+    )
 
 
 @pytest.fixture
@@ -448,7 +491,10 @@ def test_weights_outside_the_folder_are_refused(outside):
 
 def test_a_model_too_large_for_one_file_keeps_its_weights_beside_it(tmp_path, monkeypatch):
     monkeypatch.setattr(io, "WHOLE", 1000)
-    found = model("(float[n,512] x) => (float[n,520] y) { y = MatMul(x, w) }", w=RNG.standard_normal((512, 520)).astype(np.float32))
+    found = model(
+        "(float[n,512] x) => (float[n,520] y) { y = MatMul(x, w) }",
+        w=RNG.standard_normal((512, 520)).astype(np.float32),
+    )
     path, x = io.save(found, tmp_path / "m.onnx"), RNG.standard_normal((2, 512)).astype(np.float32)
     assert path.stat().st_size < 1000 and mapped(path).stat().st_size >= 2**20
     before = (path.read_bytes(), mapped(path).read_bytes())
@@ -477,8 +523,13 @@ def test_several_inputs_dynamic_batch_and_shared_weights(tmp_path):
     rewrite(found, [each() for each in SHARED])
     assert ops(found) == ["Gemm", "Gemm", "Transpose", "MatMul", "Mul"] and set(found.graph.initializers) == {"w", "b1"}
     for n, m in ((1, 1), (3, 5)):
-        feeds = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in {"x": (n, 8), "z": (m, 8), "k": (n, m)}.items()}
-        np.testing.assert_allclose(run(found, **feeds)["y"], run(ir.from_proto(proto), **feeds)["y"], rtol=1e-4, atol=1e-5)
+        feeds = {
+            name: RNG.standard_normal(shape).astype(np.float32)
+            for name, shape in {"x": (n, 8), "z": (m, 8), "k": (n, m)}.items()
+        }
+        np.testing.assert_allclose(
+            run(found, **feeds)["y"], run(ir.from_proto(proto), **feeds)["y"], rtol=1e-4, atol=1e-5
+        )
 
 
 def test_operators_of_other_domains_are_left_alone(tmp_path):
@@ -488,14 +539,24 @@ def test_operators_of_other_domains_are_left_alone(tmp_path):
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(WEIGHTS[name], name) for name in "wb")
     found = io.load(keep(proto, tmp_path / "m.onnx"))
     rewrite(found, [each() for each in SHARED])
-    assert ops(found) == ["Clip", "MatMul", "Add"] and [node.domain for node in found.graph] == ["com.example", "", "com.example"]
+    assert ops(found) == ["Clip", "MatMul", "Add"] and [node.domain for node in found.graph] == [
+        "com.example",
+        "",
+        "com.example",
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("(float[n] x) => (float[n] y) { y = Add(x, w) }", "Add y reads w, which is no input, no initializer, and computed nowhere"),
-        ("(float[n] x) => (float[n] y) { a = Add(x, b) b = Relu(a) y = Neg(b) }", "read each other's results in a circle: a, b, y"),
+        (
+            "(float[n] x) => (float[n] y) { y = Add(x, w) }",
+            "Add y reads w, which is no input, no initializer, and computed nowhere",
+        ),
+        (
+            "(float[n] x) => (float[n] y) { a = Add(x, b) b = Relu(a) y = Neg(b) }",
+            "read each other's results in a circle: a, b, y",
+        ),
         ("(float[n] x) => (float[n] y) { y = Relu(y) }", "in a circle: y"),
     ],
 )

@@ -11,7 +11,10 @@ NET = """(float[n,3,8,8] x) => (float[n,10] y) { a = Conv<pads=[1,1,1,1]>(x, w) 
 
 
 def net(*shape, text=NET):
-    rows = {"w": RNG.standard_normal((16, 3, 3, 3)).astype(np.float32), "v": RNG.standard_normal((16, 10)).astype(np.float32)}
+    rows = {
+        "w": RNG.standard_normal((16, 3, 3, 3)).astype(np.float32),
+        "v": RNG.standard_normal((16, 10)).astype(np.float32),
+    }
     return model(text, s=np.array(shape), t=np.array([-1, 16]), **rows)
 
 
@@ -20,7 +23,10 @@ def test_a_batch_size_fixed_inside_becomes_that_of_the_inputs(size, capfd):
     found = net(size, 16)
     said = reference_session.fix_batch(found)
     assert said.startswith(f"the graph computes only batches of {size} (Reshape") and capfd.readouterr().err == ""
-    assert [query.dimensions(each) for each in (found.graph.inputs[0], found.graph.outputs[0])] == [[size, 3, 8, 8], [size, 10]]
+    assert [query.dimensions(each) for each in (found.graph.inputs[0], found.graph.outputs[0])] == [
+        [size, 3, 8, 8],
+        [size, 10],
+    ]
     assert reference_session.fix_batch(found) == ""
 
 
@@ -42,7 +48,9 @@ def test_an_operator_that_fails_later_is_named():
 def test_other_graphs_stay_as_they_are(shape, text):
     found = net(*shape, text=text)
     before = [query.dimensions(each) for each in found.graph.inputs]
-    assert reference_session.fix_batch(found) == "" and [query.dimensions(each) for each in found.graph.inputs] == before
+    assert (
+        reference_session.fix_batch(found) == "" and [query.dimensions(each) for each in found.graph.inputs] == before
+    )
 
 
 def test_errors_are_one_line():

@@ -1,4 +1,6 @@
-"""The native kernels, in every instruction set that this CPU runs, return the bits of `reference`; what is no right input is refused."""
+"""The native kernels, in every instruction set that this CPU runs, return the bits of `reference`; what is no right
+input is refused.
+"""
 
 import gc
 import itertools
@@ -114,7 +116,9 @@ def test_sums_at_the_bounds_of_16_and_32_bits(isa, fields, shift, entry):
     room = (2**31 - 1 - (127 << shift) * fields) // 2048
     weights = np.array([min(32767, room - 32767 * k) if room > 32767 * k else 0 for k in range(34)], np.int16)
     weight = np.repeat(weights[:, None] * np.int16(1 if entry == 255 else -1), 65, axis=1)
-    layer = embedding(fields, 2, 65, 34, shift, weight=weight, step=np.ones(34, np.float32), scale=np.full(65, 2.0**-23, np.float32))
+    layer = embedding(
+        fields, 2, 65, 34, shift, weight=weight, step=np.ones(34, np.float32), scale=np.full(65, 2.0**-23, np.float32)
+    )
     layer.table[:, :65] = entry
     assert 2**31 - 2048 <= layer.reach().max() < 2**31
     ids, _ = feeds(layer, 7)
@@ -159,7 +163,10 @@ def test_results_at_a_half_round_to_even(isa):
 def test_fields_may_share_columns_and_rows_and_skip_columns(isa):
     of = embedding(4, 6, 40, 2)
     layer = replace(
-        of, columns=np.array([5, 1, 1, 3], np.int32), offsets=np.array([0, 20, 3, 0], np.int32), rows=np.array([24, 4, 4, 1], np.int32)
+        of,
+        columns=np.array([5, 1, 1, 3], np.int32),
+        offsets=np.array([0, 20, 3, 0], np.int32),
+        rows=np.array([24, 4, 4, 1], np.int32),
     )
     ids = RNG.integers(-(2**31), 2**31, (50, 7), np.int64)  # what no field reads is not looked at
     ids[:, [5, 1, 3]] = RNG.integers(0, [24, 4, 1], (50, 3))
@@ -218,7 +225,9 @@ def network(isa, sizes=(65, 33, 9, 1), fields=5, numbers=3, wide=True, sigmoid=F
     """(native network, the same by the reference)."""
     first = embedding(fields, 8, sizes[0], numbers, wide=wide)
     layers = [dense(a, b, low=3) for a, b in itertools.pairwise(sizes[:-1])] + [dense(sizes[-2], 1, None)]
-    native = kernels.click_network(kernels.parallel_embedding(first, isa), [kernels.linear(each, isa) for each in layers], sigmoid)
+    native = kernels.click_network(
+        kernels.parallel_embedding(first, isa), [kernels.linear(each, isa) for each in layers], sigmoid
+    )
 
     def expected(ids, x):
         value, total = reference.parallel_embedding(first, ids, x)
@@ -230,7 +239,9 @@ def network(isa, sizes=(65, 33, 9, 1), fields=5, numbers=3, wide=True, sigmoid=F
 
 
 @pytest.mark.parametrize("count", BATCHES)
-@pytest.mark.parametrize(("sizes", "numbers"), [((65, 33, 9, 1), 3), ((1, 1), 0), ((64, 200, 1), 1), ((40, 3, 130, 2, 1), 2)])
+@pytest.mark.parametrize(
+    ("sizes", "numbers"), [((65, 33, 9, 1), 3), ((1, 1), 0), ((64, 200, 1), 1), ((40, 3, 130, 2, 1), 2)]
+)
 @pytest.mark.parametrize("wide", [True, False])
 def test_networks_are_their_layers(isa, sizes, numbers, wide, count):
     first, native, expected = network(isa, sizes, numbers=numbers, wide=wide)
@@ -264,7 +275,10 @@ WRONG = [
     np.zeros((), np.int32),
     np.zeros(3, np.int32),
     np.zeros((2, 3, 1), np.int32),
-    *(np.zeros((5, 3), kind) for kind in ("i1", "u1", "i2", "u4", "u8", "f2", "f8", "c8", "?", "O", "U3", ">i4", ">i8", ">f4", "M8[s]")),
+    *(
+        np.zeros((5, 3), kind)
+        for kind in ("i1", "u1", "i2", "u4", "u8", "f2", "f8", "c8", "?", "O", "U3", ">i4", ">i8", ">f4", "M8[s]")
+    ),
     np.zeros((5, 3), [("a", "i4")]),
     np.ma.masked_array(np.zeros((5, 3), np.float64)),
 ]
@@ -295,7 +309,9 @@ def works(kernel, arguments, expected):
 
 
 @pytest.mark.parametrize(
-    "wrong", WRONG, ids=lambda wrong: f"{type(wrong).__name__} {getattr(wrong, 'dtype', '')} {getattr(wrong, 'shape', '')}"
+    "wrong",
+    WRONG,
+    ids=lambda wrong: f"{type(wrong).__name__} {getattr(wrong, 'dtype', '')} {getattr(wrong, 'shape', '')}",
 )
 def test_what_is_no_right_array_is_refused_and_the_kernel_still_works(isa, wrong):
     for kernel, arguments, expected in kernels_of(isa):
@@ -353,7 +369,9 @@ def test_other_layouts_are_refused_and_read_only_arrays_taken(isa):
         works(kernel, kept, expected)
 
 
-shapes = st.tuples(st.sampled_from([0, 1, 2, 5, 6, 241, 256, 257, 4099]), st.sampled_from([0, 1, 2, 3, 4, 5, 39, 40, 41]))
+shapes = st.tuples(
+    st.sampled_from([0, 1, 2, 5, 6, 241, 256, 257, 4099]), st.sampled_from([0, 1, 2, 3, 4, 5, 39, 40, 41])
+)
 dtypes = st.sampled_from([np.int32, np.int64, np.float32, np.uint8, np.int8, np.float64, np.uint32])
 
 
@@ -363,7 +381,9 @@ def arrays(draw):
     (rows, columns), dtype = draw(shapes), np.dtype(draw(dtypes))
     values = draw(st.sampled_from([[0], [0, 1, 2, 6], [0, 1, -1], [7, 0], [2**32 + 1, 0], [255, 3]]))
     made = np.resize(np.array(values, np.int64).astype(dtype), (rows, columns))
-    match draw(st.sampled_from(["plain", "plain", "plain", "fortran", "strided", "reversed", "read-only", "flat", "deep"])):
+    match draw(
+        st.sampled_from(["plain", "plain", "plain", "fortran", "strided", "reversed", "read-only", "flat", "deep"])
+    ):
         case "fortran":
             return np.asfortranarray(made)
         case "strided":
@@ -392,7 +412,9 @@ def test_any_arrays_give_an_error_or_the_right_result(data):
         except REFUSED as error:
             assert str(error)
         else:
-            assert [(each.ndim, each.shape[1]) for each in given_arrays[1:]] == [(2, good.shape[1]) for good in arguments[1:]]
+            assert [(each.ndim, each.shape[1]) for each in given_arrays[1:]] == [
+                (2, good.shape[1]) for good in arguments[1:]
+            ]
             if expected[0].shape[1] == 40:
                 same(found, reference.parallel_embedding(LAYER, *given_arrays))
             elif len(arguments) == 1:
@@ -405,7 +427,13 @@ def test_any_arrays_give_an_error_or_the_right_result(data):
 def test_the_shapes_of_ids_numbers_and_inputs_are_checked(isa):
     (native, (ids, x), _), (net, _, _), (linear, _, _) = kernels_of(isa)
     for kernel in (native, net):
-        for a, b in ((ids[:4], x), (ids, x[:4]), (ids, np.ascontiguousarray(x[:, :3])), (np.ascontiguousarray(ids[:, :2]), x), (ids, None)):
+        for a, b in (
+            (ids[:4], x),
+            (ids, x[:4]),
+            (ids, np.ascontiguousarray(x[:, :3])),
+            (np.ascontiguousarray(ids[:, :2]), x),
+            (ids, None),
+        ):
             with pytest.raises(ValueError):
                 kernel(a, b)
         for columns in (0, 2):
@@ -466,7 +494,12 @@ def test_the_extension_itself_refuses_arrays_that_do_not_fit():
         with pytest.raises(ValueError, match="fit"):
             module.ParallelEmbedding(**(right | {name: wrong}))
     weight, bias, scale = np.ones((3, 2), np.int8), np.ones(2, np.int32), np.ones(2, np.float32)
-    for wrong in ((weight, bias[:1], scale), (weight, bias, scale[:1]), (weight[:0], bias, scale), (weight[:, :0], bias[:0], scale[:0])):
+    for wrong in (
+        (weight, bias[:1], scale),
+        (weight, bias, scale[:1]),
+        (weight[:0], bias, scale),
+        (weight[:, :0], bias[:0], scale[:0]),
+    ):
         with pytest.raises(ValueError, match="fit"):
             module.Linear(*wrong, None, 0, "")
 
@@ -531,7 +564,12 @@ def test_linear_layers_are_validated(changes, said):
 
 def test_arrays_of_a_layer_may_lie_in_any_way(isa):
     """All but the table's are copied in any case."""
-    layer = replace(LAYER, weight=np.asfortranarray(LAYER.weight), scale=np.repeat(LAYER.scale, 2)[::2], bias=next(unaligned(LAYER.bias)))
+    layer = replace(
+        LAYER,
+        weight=np.asfortranarray(LAYER.weight),
+        scale=np.repeat(LAYER.scale, 2)[::2],
+        bias=next(unaligned(LAYER.bias)),
+    )
     same(kernels.parallel_embedding(layer, isa)(*GOOD), reference.parallel_embedding(LAYER, *GOOD))
     x = RNG.integers(0, 256, (5, 40), np.uint8)
     same([kernels.linear(replace(DENSE, weight=np.asfortranarray(DENSE.weight)), isa)(x)], [reference.linear(DENSE, x)])
@@ -545,7 +583,10 @@ def test_the_table_stays_in_its_file_and_all_else_is_copied(isa, tmp_path):
     path = tmp_path / "table"
     LAYER.table.tofile(path)
     table = np.memmap(path, np.uint8, "r+", shape=LAYER.table.shape)
-    arrays = {name: getattr(LAYER, name).copy() for name in ("columns", "offsets", "rows", "weight", "scale", "bias", "step", "wide")}
+    arrays = {
+        name: getattr(LAYER, name).copy()
+        for name in ("columns", "offsets", "rows", "weight", "scale", "bias", "step", "wide")
+    }
     shown = np.memmap(path, np.uint8, "r", shape=LAYER.table.shape)
     native = kernels.parallel_embedding(replace(LAYER, table=shown, **arrays), isa)
     del shown
@@ -561,7 +602,9 @@ def test_the_table_stays_in_its_file_and_all_else_is_copied(isa, tmp_path):
 def test_what_an_object_needs_lives_as_long_as_it_does(isa):
     net = network(isa, (40, 9, 1), 3, 4)[1]
     expected = net(*GOOD)
-    hidden, wide = kernels.parallel_embedding(replace(LAYER, table=LAYER.table.copy()), isa)(*GOOD)  # outlive their kernel
+    hidden, wide = kernels.parallel_embedding(replace(LAYER, table=LAYER.table.copy()), isa)(
+        *GOOD
+    )  # outlive their kernel
     gc.collect()
     kept = [np.full(1 << size, 255, np.uint8) for size in range(6, 20)]  # takes what was freed
     same([net(*GOOD)], [expected])
@@ -634,7 +677,9 @@ def test_the_extension_is_found_from_another_process_in_any_folder(tmp_path):
 
 @pytest.mark.skipif(not extension.isas(), reason=extension.missing())
 def test_ids_that_change_during_a_call_are_never_followed(isa):
-    """Another thread writes rows that do not exist into the batch between the check of the whole of it and the reading of a part."""
+    """Another thread writes rows that do not exist into the batch between the check of the whole of it and the reading
+    of a part.
+    """
     kernel = kernels.parallel_embedding(embedding(3, 5, 64, 0), isa)
     ids, done = np.zeros((4099, 3), np.int32), threading.Event()
 

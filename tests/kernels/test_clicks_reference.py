@@ -42,17 +42,23 @@ def feeds(of, count=50):
     return ids, RNG.standard_normal((count, of.step.size)).astype(np.float32)
 
 
-@pytest.mark.parametrize(("columns", "width", "numbers"), [(None, 40, 4), ([2, 0, 1], 64, 1), ([3, 1, 0], 65, 0), ([1, 1, 1], 1, 13)])
+@pytest.mark.parametrize(
+    ("columns", "width", "numbers"), [(None, 40, 4), ([2, 0, 1], 64, 1), ([3, 1, 0], 65, 0), ([1, 1, 1], 1, 13)]
+)
 def test_an_embedding_layer_is_rows_plus_numbers_in_float(columns, width, numbers):
     of = replace(layer(columns=columns, width=width, numbers=numbers))
-    of = replace(of, rows=np.full(3, 2, np.int32)) if columns == [1, 1, 1] else of  # one column, so ids fit the shortest field
+    of = (
+        replace(of, rows=np.full(3, 2, np.int32)) if columns == [1, 1, 1] else of
+    )  # one column, so ids fit the shortest field
     ids, x = feeds(of)
     hidden, wide = parallel_embedding(of, ids, x)
     rows = [offset + ids[:, column] for offset, column in zip(of.offsets, of.columns, strict=True)]
     values = (of.table.astype(np.float64) - 128)[:, :width] * 2.0**of.shift
     sums = sum(values[row] for row in rows) + np.rint(x * of.step).astype(np.float64) @ of.weight.astype(np.float64)
     expected = np.clip(sums * of.scale + of.bias, 0, 255)
-    assert hidden.dtype == np.uint8 and hidden.shape == (50, width) and wide.dtype == np.float32 and wide.shape == (50, 1)
+    assert (
+        hidden.dtype == np.uint8 and hidden.shape == (50, width) and wide.dtype == np.float32 and wide.shape == (50, 1)
+    )
     assert np.abs(hidden - expected).max() <= 0.5001
     assert (hidden > 0).any() and (hidden < 255).any()
     np.testing.assert_allclose(wide[:, 0], sum(of.wide[row].astype(np.float64) for row in rows), rtol=1e-5, atol=1e-6)
@@ -202,7 +208,12 @@ def test_a_linear_layer_by_hand():
     ],
 )
 def test_linear_layers_that_are_refused(changes, reason):
-    found = {"weight": np.ones((2, 1), np.int8), "bias": np.zeros(1, np.int32), "scale": np.ones(1, np.float32), "zero": 0}
+    found = {
+        "weight": np.ones((2, 1), np.int8),
+        "bias": np.zeros(1, np.int32),
+        "scale": np.ones(1, np.float32),
+        "zero": 0,
+    }
     with pytest.raises(RequestError, match=reason):
         LinearLayer(**found | changes)
 

@@ -68,15 +68,21 @@ NUMBERS += [
     b"--1",
 ]
 number = (
-    st.sampled_from(NUMBERS) | st.integers(-(10**9), 10**9).map(lambda x: b"%d" % x) | st.floats(width=32).map(lambda x: repr(x).encode())
+    st.sampled_from(NUMBERS)
+    | st.integers(-(10**9), 10**9).map(lambda x: b"%d" % x)
+    | st.floats(width=32).map(lambda x: repr(x).encode())
 )
 label = st.sampled_from([b"0", b"1", b"1", b"0", b"", b"2", b"01", b"1.0", b"-0", b"x", b"-1", b"1 "])
-category = st.sampled_from([b"", b"1234abcd", b"a\rb", b"\r"]) | st.binary(max_size=200).map(lambda x: x.translate(None, b"\t\n"))
+category = st.sampled_from([b"", b"1234abcd", b"a\rb", b"\r"]) | st.binary(max_size=200).map(
+    lambda x: x.translate(None, b"\t\n")
+)
 ending = st.sampled_from([b"\n", b"\n", b"\r\n", b"\t\n", b"\n\n"])
 
 
 def outcome(block, **sizes):
-    """What reading the bytes gives, both ways of treating faults; and how often the native parser was asked and answered."""
+    """What reading the bytes gives, both ways of treating faults; and how often the native parser was asked and
+    answered.
+    """
     found = []
     for on_error in ("raise", "skip"):
         log = ErrorLog()
@@ -154,7 +160,11 @@ def test_every_number_alone(both, value):
         both(content, numeric=1, categorical=1)
 
 
-@given(st.lists(st.sampled_from([*b"\t\t\t\n\n01279-+.eE\r \0\xffab"]), max_size=400).map(bytes), st.integers(1, 3), st.integers(1, 3))
+@given(
+    st.lists(st.sampled_from([*b"\t\t\t\n\n01279-+.eE\r \0\xffab"]), max_size=400).map(bytes),
+    st.integers(1, 3),
+    st.integers(1, 3),
+)
 @example(b"\n", 1, 1)
 @example(b"\t\n", 1, 1)
 @example(b"\t\t", 1, 1)
@@ -215,7 +225,9 @@ def test_hashes_of_all_lengths_are_those_of_numpy():
         np.testing.assert_array_equal(found, buckets_of(fingerprints(data, starts, lengths), buckets))
 
 
-@pytest.mark.parametrize(("start", "length"), [(-1, 1), (0, 11), (10, 1), (11, 0), (3, -1), (2**62, 2**62), (5, 2**63 - 1)])
+@pytest.mark.parametrize(
+    ("start", "length"), [(-1, 1), (0, 11), (10, 1), (11, 0), (3, -1), (2**62, 2**62), (5, 2**63 - 1)]
+)
 def test_strings_outside_the_data_are_refused(start, length):
     with pytest.raises(ValueError, match="outside"):
         native.hash_buckets(np.zeros(10, np.uint8), np.array([0, start]), np.array([10, length]), 10)
@@ -245,7 +257,9 @@ def test_every_field_has_buckets_of_its_own_and_one_for_nothing(isa):
             native.parse_rows(block, 1, 2, wrong, False, isa)
 
 
-@pytest.mark.parametrize("block", [b"", b"1\t2", b"\n", b"1\n", b"1\t2\n3", b"1\t2\t3\n", b"1\t2\n\n", b"x\t2\n", b"1\n2\t3\n4\t"])
+@pytest.mark.parametrize(
+    "block", [b"", b"1\t2", b"\n", b"1\n", b"1\t2\n3", b"1\t2\t3\n", b"1\t2\n\n", b"x\t2\n", b"1\n2\t3\n4\t"]
+)
 def test_what_is_no_block_of_right_rows_is_declined(block):
     assert native.parse_rows(block, 1, 1, 10, False) is None
 
@@ -276,7 +290,14 @@ def test_normalized_numbers_are_the_same_bits(monkeypatch, fill):
     places = rng.random(numbers.shape) < 0.3
     numbers[places] = rng.choice(np.array(odd, np.float32), places.sum())
     features = Features((0.0, 0.0, 1.5, 2.0, 3.0), (9.0, 0.0, 7.25, 2.0, 20.0), (fill,) * 5, numeric=5, categorical=1)
-    inputs = (numbers, numbers[::2], numbers[:, ::-1], numbers[:0], np.asfortranarray(numbers[:7]), numbers.astype(np.float64))
+    inputs = (
+        numbers,
+        numbers[::2],
+        numbers[:, ::-1],
+        numbers[:0],
+        np.asfortranarray(numbers[:7]),
+        numbers.astype(np.float64),
+    )
     quick = [features.normalize(each) for each in inputs]
     monkeypatch.setattr(extension, "native", lambda: None)
     for each, found in zip(inputs, quick, strict=True):
@@ -288,7 +309,9 @@ def test_normalized_numbers_are_the_same_bits(monkeypatch, fill):
 def pyarrow_lines(whole, real):
     batch = pa.record_batch({"a": pa.array(whole), "b": pa.array(real)})
     with io.BytesIO() as out:
-        with pyarrow.csv.CSVWriter(out, batch.schema, write_options=pyarrow.csv.WriteOptions(include_header=False)) as writer:
+        with pyarrow.csv.CSVWriter(
+            out, batch.schema, write_options=pyarrow.csv.WriteOptions(include_header=False)
+        ) as writer:
             writer.write_batch(batch)
         return out.getvalue()
 
@@ -335,6 +358,12 @@ def test_lines_are_those_of_pyarrow():
 def test_lines_of_other_columns_are_refused():
     assert native.csv_lines([np.arange(0), np.zeros(0, np.float32)]) == b""
     assert native.csv_lines([np.ones(2, np.float32)] * 3) == b"1,1,1\n1,1,1\n"
-    for wrong in ([np.zeros(2)], [np.arange(4)[::2]], [np.arange(2), np.arange(3)], [np.zeros((2, 2), np.float32)], [[1, 2]]):
+    for wrong in (
+        [np.zeros(2)],
+        [np.arange(4)[::2]],
+        [np.arange(2), np.arange(3)],
+        [np.zeros((2, 2), np.float32)],
+        [[1, 2]],
+    ):
         with pytest.raises(ValueError, match="wanted"):
             native.csv_lines(wrong)

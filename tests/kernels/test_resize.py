@@ -19,11 +19,18 @@ needs_kernels = pytest.mark.skipif(not ISAS, reason=f"no native kernels: {extens
 
 
 def pillow(image, resizing):
-    """Pillow's result, [3, h, w]. One axis at a time: from release 13 it begins with the columns of images that shrink most there."""
-    (width, height), filtered = resizing.size, Image.Resampling.BICUBIC if resizing.bicubic else Image.Resampling.BILINEAR
+    """Pillow's result, [3, h, w]. One axis at a time: from release 13 it begins with the columns of images that shrink
+    most there.
+    """
+    (width, height), filtered = (
+        resizing.size,
+        Image.Resampling.BICUBIC if resizing.bicubic else Image.Resampling.BILINEAR,
+    )
     x0, y0, x1, y1 = resizing.box or (0, 0, image.shape[1], image.shape[0])
     half = Image.fromarray(image).resize((width, len(image)), filtered, box=(x0, 0, x1, len(image)))
-    return np.asarray(half.resize((width, height), filtered, box=(0, y0, width, y1)).crop(resizing.crop)).transpose(2, 0, 1)
+    return np.asarray(half.resize((width, height), filtered, box=(0, y0, width, y1)).crop(resizing.crop)).transpose(
+        2, 0, 1
+    )
 
 
 def native(image, resizing, isa=""):
@@ -34,7 +41,9 @@ def native(image, resizing, isa=""):
 
 
 def drawn(seed, largest):
-    """A random image and what becomes of it: up and down, crops, boxes; half of them are black and white, for the cubic's overshoot."""
+    """A random image and what becomes of it: up and down, crops, boxes; half of them are black and white, for the
+    cubic's overshoot.
+    """
     rng = np.random.default_rng(seed)
     height, width = rng.integers(1, largest, 2)
     image = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -93,7 +102,9 @@ def test_shapes_that_models_and_odd_files_have(isa, bicubic, shape, size, crop):
 def test_one_call_of_pillow_agrees_for_photos(bicubic, shape):
     image = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     resizing = Resize((256, 256 * shape[0] // shape[1]), (0, 0, 256, 1), bicubic)
-    resized = Image.fromarray(image).resize(resizing.size, Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR)
+    resized = Image.fromarray(image).resize(
+        resizing.size, Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
+    )
     assert np.array_equal(np.asarray(resized.crop(resizing.crop)).transpose(2, 0, 1), reference.resize(image, resizing))
 
 

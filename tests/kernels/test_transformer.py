@@ -1,4 +1,6 @@
-"""The native Transformer, in every instruction set that this CPU runs: kernels with the bits of `rowwise`, translations with its tokens."""
+"""The native Transformer, in every instruction set that this CPU runs: kernels with the bits of `rowwise`, translations
+with its tokens.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def floats(rng, *shape, scale=1.0):
 def dense(rng, inputs, outputs, scale=1.0, levels=None):
     weight = rng.integers(-127, 128, (inputs, outputs)).astype(np.int8)
     return RowLinear(
-        weight, (rng.uniform(0.5, 1.5, outputs) * scale / (73 * inputs**0.5)).astype(np.float32), floats(rng, outputs, scale=0.1), levels
+        weight,
+        (rng.uniform(0.5, 1.5, outputs) * scale / (73 * inputs**0.5)).astype(np.float32),
+        floats(rng, outputs, scale=0.1),
+        levels,
     )
 
 
@@ -76,7 +81,13 @@ def test_rows_are_quantized_alike(isa, positive, n, width, seed):
 
 
 @every_isa
-@given(st.integers(0, 20), st.integers(1, 300), st.sampled_from([1e-42, 0.0173, 3.0, 1e30]), st.integers(0, 255), st.integers(0, 2**32))
+@given(
+    st.integers(0, 20),
+    st.integers(1, 300),
+    st.sampled_from([1e-42, 0.0173, 3.0, 1e30]),
+    st.integers(0, 255),
+    st.integers(0, 2**32),
+)
 @settings(deadline=None)
 def test_rows_are_quantized_alike_by_given_levels(isa, n, width, scale, zero, seed):
     rng = np.random.default_rng(seed)
@@ -97,7 +108,9 @@ def test_given_levels_are_those_of_onnx(zero):
         <float scale = {{0.0173}}, uint8 zero = {{{zero}}}> {{ y = QuantizeLinear(x, scale, zero) }}"""
     )
     rng = np.random.default_rng(zero)
-    x = np.concatenate([floats(rng, 50, 500), rng.integers(-400, 400, (50, 500)).astype(np.float32) * np.float32(0.0173) / 2])
+    x = np.concatenate(
+        [floats(rng, 50, 500), rng.integers(-400, 400, (50, 500)).astype(np.float32) * np.float32(0.0173) / 2]
+    )
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     same(reference.quantize(x, levels=Levels(float(np.float32(0.0173)), zero))[0], session.run(None, {"x": x})[0])
 
@@ -150,7 +163,13 @@ def test_all_halves_come_back_and_what_lies_between_goes_to_the_nearest(isa):
 
 
 @every_isa
-@given(st.integers(0, 9), st.integers(1, 70), st.integers(1, 4), st.sampled_from([16, 32, 48, 64, 80]), st.integers(0, 2**32))
+@given(
+    st.integers(0, 9),
+    st.integers(1, 70),
+    st.integers(1, 4),
+    st.sampled_from([16, 32, 48, 64, 80]),
+    st.integers(0, 2**32),
+)
 @settings(deadline=None)
 def test_attention_is_alike(isa, n, count, heads, size, seed):
     rng = np.random.default_rng(seed)
@@ -197,12 +216,16 @@ def test_linear_layers_are_alike(isa, n, inputs, outputs, positive, relu, more, 
 def test_wide_layers_are_alike(isa, inputs):
     rng = np.random.default_rng(inputs)
     layer, x = dense(rng, inputs, 200), floats(rng, 11, inputs)
-    same(native.RowLinear(layer.weight, layer.scale, layer.shift, False, isa)(x, False, None), reference.linear(layer, x))
+    same(
+        native.RowLinear(layer.weight, layer.scale, layer.shift, False, isa)(x, False, None), reference.linear(layer, x)
+    )
     for zero in (0, 40, 255):
         fixed = replace(layer, levels=Levels(0.015625, zero))
         made = native.RowLinear(layer.weight, layer.scale, layer.shift, False, isa, (0.015625, zero))
         same(made(x, False, None), reference.linear(fixed, x))
-        for found, wanted in zip(made.likeliest(x, 3)[:2], reference.likeliest(reference.linear(fixed, x), 3), strict=False):
+        for found, wanted in zip(
+            made.likeliest(x, 3)[:2], reference.likeliest(reference.linear(fixed, x), 3), strict=False
+        ):
             same(found, wanted)
 
 
@@ -227,7 +250,9 @@ def test_the_likeliest_are_alike(isa, n, inputs, words, data, seed):
 # --- whole translations
 
 
-def program(rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=40, pre=True, sharp=4.0, memory=24, fixed=False):
+def program(
+    rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=40, pre=True, sharp=4.0, memory=24, fixed=False
+):
     """A decoder of random weights, pre- or post-LN; `sharp` logits have no near ties."""
     width = heads * size
     count = iter(range(1000))
@@ -251,7 +276,11 @@ def program(rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=40, 
                 steps.append(SelfAttention(linear(y, width, 3 * width), heads, next(count)))
                 x = linear(steps[-1].out, width, width, residual=x)
             elif kind == "cross":
-                steps.append(CrossAttention(linear(y, width, width), dense(rng, memory, 2 * width, levels=levels), heads, next(count)))
+                steps.append(
+                    CrossAttention(
+                        linear(y, width, width), dense(rng, memory, 2 * width, levels=levels), heads, next(count)
+                    )
+                )
                 x = linear(steps[-1].out, width, width, residual=x)
             else:
                 x = linear(linear(y, width, hidden, relu=True), hidden, width, residual=x)
@@ -264,14 +293,27 @@ def encoder(rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=600,
     """An encoder of random weights, pre-LN, whose result has 32 columns, or `memory`."""
     width, count = heads * size, iter(range(1000))
     steps = [
-        Embed(rng.integers(-127, 128, (words, width)).astype(np.int8), np.full(words, 0.02, np.float32), floats(rng, positions, width), 0)
+        Embed(
+            rng.integers(-127, 128, (words, width)).astype(np.int8),
+            np.full(words, 0.02, np.float32),
+            floats(rng, positions, width),
+            0,
+        )
     ]
 
     def linear(inputs, outputs, **more):
         steps.append(Linear(steps[-1].out, dense(rng, inputs, outputs), 1 + next(count) % 9, **more))
 
     def norm():
-        steps.append(Norm(steps[-1].out, floats(rng, width, scale=0.2) + 1, floats(rng, width, scale=0.1), 1e-5, 1 + next(count) % 9))
+        steps.append(
+            Norm(
+                steps[-1].out,
+                floats(rng, width, scale=0.2) + 1,
+                floats(rng, width, scale=0.1),
+                1e-5,
+                1 + next(count) % 9,
+            )
+        )
 
     for _ in range(layers):
         x = steps[-1].out
@@ -295,12 +337,16 @@ def packed(memories):
 
 def search(native_decoder, memories, limits, beam=4, best=1, penalty=1.0, slots=8, threads=1, start=START, end=END):
     memory, lengths = packed(memories) if memories else (np.zeros((0, 24), np.float32), np.zeros(0, np.int64))
-    return native_decoder.translate(None, memory, lengths, np.asarray(limits, np.int64), start, end, beam, best, penalty, slots, threads)
+    return native_decoder.translate(
+        None, memory, lengths, np.asarray(limits, np.int64), start, end, beam, best, penalty, slots, threads
+    )
 
 
 @every_isa
 @pytest.mark.parametrize("pre", [True, False])
-@pytest.mark.parametrize(("beam", "best", "penalty"), [(1, 1, 1.0), (4, 1, 1.0), (4, 4, 0.6), (3, 2, 0.0), (16, 3, 1.0)])
+@pytest.mark.parametrize(
+    ("beam", "best", "penalty"), [(1, 1, 1.0), (4, 1, 1.0), (4, 4, 0.6), (3, 2, 0.0), (16, 3, 1.0)]
+)
 @pytest.mark.parametrize("fixed", [False, True])
 def test_translations_are_those_of_the_reference(isa, pre, beam, best, penalty, fixed):
     rng = np.random.default_rng(beam)
@@ -311,7 +357,13 @@ def test_translations_are_those_of_the_reference(isa, pre, beam, best, penalty, 
     agreed = 0
     for memory, limit, each in zip(memories, limits, found, strict=True):
         [wanted] = beam_search(
-            reference.Decoding(made, [memory]), np.array([limit]), start=START, end=END, beam=beam, best=best, length_penalty=penalty
+            reference.Decoding(made, [memory]),
+            np.array([limit]),
+            start=START,
+            end=END,
+            beam=beam,
+            best=best,
+            length_penalty=penalty,
         )
         agreed += [one.tokens for one in wanted] == [one[0] for one in each]
         if [one.tokens for one in wanted] == [one[0] for one in each]:
@@ -393,7 +445,12 @@ def test_sources_are_translated_as_their_encoder_and_decoder_do_it(isa, threads)
 def test_all_shapes_translate(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     beam = data.draw(st.integers(1, 16))
-    made = program(rng, layers=data.draw(st.integers(0, 2)), words=data.draw(st.integers(2 * beam, 200)), pre=data.draw(st.booleans()))
+    made = program(
+        rng,
+        layers=data.draw(st.integers(0, 2)),
+        words=data.draw(st.integers(2 * beam, 200)),
+        pre=data.draw(st.booleans()),
+    )
     lengths = data.draw(st.lists(st.sampled_from([1, 2, 15, 16, 17, 100, 512]), max_size=9))
     memories, limits = [floats(rng, length, 24) for length in lengths], [data.draw(st.integers(1, 40)) for _ in lengths]
     start, end = data.draw(st.sampled_from([(2, 3), (0, -1), (0, 0)]))
@@ -480,8 +537,12 @@ def test_steps_that_do_not_fit_are_refused_by_both():
         "not the one that it reads": lambda steps: steps.__setitem__(1, replace(steps[1], out=0)),
         "words": lambda steps: steps.__setitem__(-1, replace(steps[-1], layer=dense(rng, 32, 61))),
         "epsilon": lambda steps: steps.__setitem__(1, replace(steps[1], epsilon=-1.0)),
-        "another by": lambda steps: steps.insert(3, replace(steps[2], layer=replace(steps[2].layer, levels=Levels(0.5, 3)), out=99)),
-        "quantized by": lambda steps: steps.__setitem__(7, replace(steps[7], layer=replace(steps[7].layer, levels=Levels(0.5, 3)))),
+        "another by": lambda steps: steps.insert(
+            3, replace(steps[2], layer=replace(steps[2].layer, levels=Levels(0.5, 3)), out=99)
+        ),
+        "quantized by": lambda steps: steps.__setitem__(
+            7, replace(steps[7], layer=replace(steps[7].layer, levels=Levels(0.5, 3)))
+        ),
     }
     for match, change in changes.items():
         steps = list(good.steps)

@@ -1,4 +1,6 @@
-"""A frozen graph becomes the programs of the native encoder and decoder: by structure, or is refused with the operator and the reason."""
+"""A frozen graph becomes the programs of the native encoder and decoder: by structure, or is refused with the operator
+and the reason.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from pipelines.graph import edit, io, query, reference_session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import native, program_file, reference
 from pipelines.kernels.transformer.from_graph import encoder_program, program, programs
-from pipelines.kernels.transformer.program import Attention, CrossAttention, Embed, Levels, Linear, Norm, SelfAttention, Vocabulary
+from pipelines.kernels.transformer.program import (
+    Attention,
+    CrossAttention,
+    Embed,
+    Levels,
+    Linear,
+    Norm,
+    SelfAttention,
+    Vocabulary,
+)
 from pipelines.quantization import embedding_tables
 from pipelines.quantization.calibrator import Calibrator
 from pipelines.quantization.scales import weight_parameters
@@ -58,7 +69,9 @@ def memories(model, sources):
 
 
 def logits_of(model, source, target):
-    [found] = reference_session.run(reference_session.session(model, "the test needs"), {"source": source[None], "target": target[None]})
+    [found] = reference_session.run(
+        reference_session.session(model, "the test needs"), {"source": source[None], "target": target[None]}
+    )
     return found[0]
 
 
@@ -127,7 +140,9 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
                 if name == "layer":
                     assert isinstance(value.levels, Levels if kind == "int8" else type(None))
                     exact = same.weight * same.scale
-                    np.testing.assert_allclose(value.weight * value.scale, exact, atol=np.abs(exact).max() * small[kind] + 1e-7)
+                    np.testing.assert_allclose(
+                        value.weight * value.scale, exact, atol=np.abs(exact).max() * small[kind] + 1e-7
+                    )
                 elif isinstance(value, np.ndarray) and value.dtype == np.float32:
                     np.testing.assert_allclose(value, same, rtol=0.002, atol=1e-3)
                 elif not isinstance(value, np.ndarray):
@@ -152,13 +167,16 @@ def test_translations_are_those_of_the_reference_and_near_the_float_model(pre, b
     mapped, encoder = program(model), encoder_program(model)
     known = [reference.encode(encoder, each) for each in sources]
     emulated = [
-        beam_search(reference.Decoding(mapped, [each]), np.array([most]), **options)[0] for each, most in zip(known, limits, strict=True)
+        beam_search(reference.Decoding(mapped, [each]), np.array([most]), **options)[0]
+        for each, most in zip(known, limits, strict=True)
     ]
     assert np.mean([one[0][0] == two[0].tokens for one, two in zip(found, emulated, strict=True)]) >= 0.995
     if beam == 1:
         decoding = [net.begin(torch.from_numpy(each[None])) for each in sources]
         with torch.inference_mode():
-            exact = [beam_search(each, np.array([most]), **options)[0] for each, most in zip(decoding, limits, strict=True)]
+            exact = [
+                beam_search(each, np.array([most]), **options)[0] for each, most in zip(decoding, limits, strict=True)
+            ]
         first = [one[0][0][:1] == two[0].tokens[:1] for one, two in zip(found, exact, strict=True)]
         assert np.mean(first) > 0.9  # of random weights: int8 changes the rest of a translation after any close call
 
@@ -187,7 +205,11 @@ def test_layers_take_their_input_as_the_graph_quantizes_it(pre, tmp_path):
 
 def test_rows_that_layers_take_by_other_levels_go_by_their_own_ranges(tmp_path):
     model = calibrated(export(network(pre=True)), tmp_path / "int8.onnx")
-    product = next(each for each in model.graph if each.op_type == "MatMul" and each.inputs[0].name.startswith("memory.dequantized"))
+    product = next(
+        each
+        for each in model.graph
+        if each.op_type == "MatMul" and each.inputs[0].name.startswith("memory.dequantized")
+    )
     product.replace_input_with(0, product.inputs[0].producer().inputs[0].producer().inputs[0])  # not quantized
     decoder = program(model)
     levels = [each.layer.levels for each in decoder.steps if isinstance(each, CrossAttention)]
@@ -349,7 +371,9 @@ def test_the_vocabulary_serves_as_the_table_of_embeddings_where_its_weights_are_
     one, two = (each.encode(tokens, lengths) for each in both)
     assert one.tobytes() == two.tobytes()
     other = native.compiled(program(model), isa)
-    found = [each.translate(both[0], tokens, lengths, lengths + 9, START, END, 4, 1, 1.0, 8, 1) for each in (shared, other)]
+    found = [
+        each.translate(both[0], tokens, lengths, lengths + 9, START, END, 4, 1, 1.0, 8, 1) for each in (shared, other)
+    ]
     assert found[0] == found[1]
     with pytest.raises(ValueError, match="shares"):
         native.compiled(encoder, isa, (decoder, both[1]))

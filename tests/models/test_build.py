@@ -24,7 +24,10 @@ TEXT = "(float[n,8] x) => (float[n,2] y) { h = MatMul(x, w) a = Add(h, b) r = Re
 
 def weights(seed):
     rng = np.random.default_rng(seed)
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("w", (8, 16)), ("b", (16,)), ("v", (16, 2)))}
+    return {
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in (("w", (8, 16)), ("b", (16,)), ("v", (16, 2)))
+    }
 
 
 def samples(count=50):
@@ -75,7 +78,10 @@ def test_every_stage_is_made_once(folder):
     assert (folder.path / "frozen.log").read_text() == "frozen\n"
     record = json.loads((folder.path / road.RECORD).read_text())
     assert list(record) == list(ROAD)
-    assert record["fp32.onnx"]["inputs"] == {"seed.txt": sha256(folder.path / "seed.txt")} and record["fp32.onnx"]["nodes"] == 4
+    assert (
+        record["fp32.onnx"]["inputs"] == {"seed.txt": sha256(folder.path / "seed.txt")}
+        and record["fp32.onnx"]["nodes"] == 4
+    )
     assert record["rewritten.onnx"]["operators"]["after"] == {"Gemm": 1, "MatMul": 1, "Relu": 1}
     assert (record["calibration.json"]["observer"], record["calibration.json"]["samples"]) == ("auto", 50)
     assert record["int8.onnx"]["precisions"] == {"int8": 3} and record["int8.onnx"]["seconds"] >= 0
@@ -117,7 +123,10 @@ def edit_record(path, stage, change):
         (lambda path: (path / "rewritten.onnx").unlink(), "kmkk"),
         (lambda path: (path / "calibration.json").unlink(), "kkmk"),
         (lambda path: (path / "int8.onnx").unlink(), "kkkm"),
-        (lambda path: (path / "calibration.json").write_text((path / "calibration.json").read_text() + " "), "kkmk"),  # damaged
+        (
+            lambda path: (path / "calibration.json").write_text((path / "calibration.json").read_text() + " "),
+            "kkmk",
+        ),  # damaged
         (lambda path: (path / "fp32.onnx").write_bytes((path / "fp32.onnx").read_bytes()[:-9]), "mkkk"),
         (lambda path: (path / "int8.onnx").write_bytes(b""), "kkkm"),
         (lambda path: (path / road.RECORD).write_text("null"), "mmmm"),
@@ -125,7 +134,10 @@ def edit_record(path, stage, change):
         (lambda path: (path / road.RECORD).write_text((path / road.RECORD).read_text()[:-9]), "mmmm"),
         (lambda path: edit_record(path, "int8.onnx", lambda said: 3), "kkkm"),
         (lambda path: edit_record(path, "int8.onnx", lambda said: {**said, "recipe": [1]}), "kkkm"),
-        (lambda path: edit_record(path, "int8.onnx", lambda said: {**said, "recipe": {**said["recipe"], "bits": 4}}), "kkkm"),
+        (
+            lambda path: edit_record(path, "int8.onnx", lambda said: {**said, "recipe": {**said["recipe"], "bits": 4}}),
+            "kkkm",
+        ),
         (lambda path: edit_record(path, "calibration.json", lambda said: {**said, "observer": [1]}), "kkmk"),
         (lambda path: edit_record(path, "rewritten.onnx", lambda said: {"sha256": said["sha256"]}), "kmkk"),
         (lambda path: (path / road.RECORD).unlink(), "mmmm"),
@@ -164,7 +176,9 @@ def test_a_complete_folder_may_be_read_only(folder, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(road.files.filelock.FileLock, "acquire", lambda lock, **_: refuse(lock.lock_file))
-        with pytest.raises(RequestError, match=r"cannot write .*model: Permission denied; copy the model to a folder you may write"):
+        with pytest.raises(
+            RequestError, match=r"cannot write .*model: Permission denied; copy the model to a folder you may write"
+        ):
             build(folder)
     build(folder)
     monkeypatch.setattr(road.files.filelock.FileLock, "acquire", lambda lock, **_: refuse(lock.lock_file))
@@ -173,13 +187,17 @@ def test_a_complete_folder_may_be_read_only(folder, monkeypatch):
 
 def test_a_missing_checkpoint_is_named(folder):
     (folder.path / "seed.txt").unlink()
-    with pytest.raises(RequestError, match=r"seed\.txt is missing, fp32\.onnx is made from it; train or download the model again"):
+    with pytest.raises(
+        RequestError, match=r"seed\.txt is missing, fp32\.onnx is made from it; train or download the model again"
+    ):
         build(folder)
 
 
 def test_missing_samples_are_named(folder):
     (folder.path / road.SAMPLES).unlink()
-    with pytest.raises(RequestError, match=r"holds no calibration\.npz; calibrate on your data with: zoo calibrate .* --data FILE"):
+    with pytest.raises(
+        RequestError, match=r"holds no calibration\.npz; calibrate on your data with: zoo calibrate .* --data FILE"
+    ):
         build(folder)
 
 
@@ -211,7 +229,9 @@ def test_two_processes_build_one_folder_once(folder):
 
 
 def shipped(folder, *names):
-    files = tuple(CardFile(name, (folder.path / name).stat().st_size, sha256(folder.path / name), None) for name in names)
+    files = tuple(
+        CardFile(name, (folder.path / name).stat().st_size, sha256(folder.path / name), None) for name in names
+    )
     return ModelFolder(folder.path, Card("mine", "fake", "of a test", files, folder.card.details), folder.entry)
 
 
@@ -223,7 +243,12 @@ def test_files_of_the_card_are_given(folder):
     for name in ("fp32.onnx", "rewritten.onnx", "seed.txt", road.RECORD):
         (folder.path / name).unlink()
     given = shipped(folder, road.HALF, "int8.onnx", "calibration.json")
-    assert build(given) == {"fp32.onnx": "made", "rewritten.onnx": "made", "calibration.json": "given", "int8.onnx": "given"}
+    assert build(given) == {
+        "fp32.onnx": "made",
+        "rewritten.onnx": "made",
+        "calibration.json": "given",
+        "int8.onnx": "given",
+    }
     w = query.constant(io.load(given.path / "fp32.onnx").graph.initializers["w"])
     np.testing.assert_array_equal(w, weights(1)["w"].astype(np.float16).astype(np.float32))
 
@@ -244,7 +269,9 @@ def test_a_given_file_that_is_not_the_one_of_the_card_is_named(folder):
         body = bytearray((folder.path / name).read_bytes())
         body[50] ^= 1
         (folder.path / name).write_bytes(body)
-        with pytest.raises(RequestError, match=rf"{name} is not the file that its card lists \(sha256 .*; download or copy"):
+        with pytest.raises(
+            RequestError, match=rf"{name} is not the file that its card lists \(sha256 .*; download or copy"
+        ):
             use()
     (folder.path / "int8.onnx").unlink()
     with pytest.raises(RequestError, match=r"holds no int8\.onnx"):
@@ -257,7 +284,9 @@ def test_a_given_file_that_is_not_the_one_of_the_card_is_named(folder):
 def observer_and_bits(folder):
     table = json.loads((folder.path / "calibration.json").read_text())
     stored = io.load(folder.path / "int8.onnx").graph.initializers
-    return table["observer"], max(int(np.abs(query.constant(v)).max()) for k, v in stored.items() if k.endswith("w.quantized"))
+    return table["observer"], max(
+        int(np.abs(query.constant(v)).max()) for k, v in stored.items() if k.endswith("w.quantized")
+    )
 
 
 def test_a_recipe_makes_int8_anew_and_is_kept(folder):
@@ -377,7 +406,9 @@ def test_preprocessing_that_is_no_object_is_named_with_its_card(folder):
 
 def test_an_interrupted_training_can_go_on(tmp_path):
     (tmp_path / "checkpoint").mkdir()
-    with pytest.raises(RequestError, match=r"training that was interrupted; go on with: zoo train \.\.\. -o .* --resume"):
+    with pytest.raises(
+        RequestError, match=r"training that was interrupted; go on with: zoo train \.\.\. -o .* --resume"
+    ):
         open_folder(tmp_path, {}.__getitem__)
 
 

@@ -36,7 +36,11 @@ def test_recipe_refuses_what_it_cannot_do():
 def test_keep_float_matches_whole_names():
     recipe = QuantRecipe(keep_float=("hidden_0/Add:0", "last.*"))
     assert recipe.keeps_float("hidden_0/Add:0") and recipe.keeps_float("last") and recipe.keeps_float("last_layer")
-    assert not recipe.keeps_float("hidden_0/Add:01") and not recipe.keeps_float("a/last") and not QuantRecipe().keeps_float("")
+    assert (
+        not recipe.keeps_float("hidden_0/Add:01")
+        and not recipe.keeps_float("a/last")
+        and not QuantRecipe().keeps_float("")
+    )
 
 
 def test_one_pattern_is_not_taken_for_its_letters():
@@ -69,7 +73,9 @@ def test_parts_are_imported_on_first_use(monkeypatch, tmp_path):
 def test_a_missing_library_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "needs_more.py").write_text("import no_such_library.inside")
-    with pytest.raises(RequestError, match=r"train of wide-deep needs no_such_library, .*pip install 'int8-zoo\[train\]'"):
+    with pytest.raises(
+        RequestError, match=r"train of wide-deep needs no_such_library, .*pip install 'int8-zoo\[train\]'"
+    ):
         entry(train="needs_more:train").part("train")
 
 

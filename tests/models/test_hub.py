@@ -94,7 +94,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         rest = body[start:]
-        server.full += act not in ("drop", "stall", "unsized") and start == 0  # counted first: a client that has it all is quick
+        server.full += (
+            act not in ("drop", "stall", "unsized") and start == 0
+        )  # counted first: a client that has it all is quick
         if act in ("drop", "stall", "unsized"):
             self.wfile.write(rest[: len(rest) // 2])
             self.wfile.flush()
@@ -240,7 +242,10 @@ def test_card_keeps_everything_and_its_order(tmp_path):
         "name": "toy",
         "entry": "toy_entry",
         "description": "Ein Spielzeug: größer.",
-        "files": {"z.onnx": record(b"z", "https://there/z.onnx"), "a.json": {"size": None, "sha256": None, "url": None}},
+        "files": {
+            "z.onnx": record(b"z", "https://there/z.onnx"),
+            "a.json": {"size": None, "sha256": None, "url": None},
+        },
         "data": {"licence": None},
     }
     path = tmp_path / "card.json"
@@ -310,7 +315,9 @@ def test_hub_finds_models(shipped):
     catalogue = Hub(shipped)
     assert catalogue.names() == ["mobilenet", "resnet50", "wide-deep"]
     assert catalogue.card("resnet50").name == "resnet50"
-    with pytest.raises(RequestError, match=r"no model 'resnet-5O'; did you mean 'resnet50'\? known: mobilenet, resnet50, wide-deep"):
+    with pytest.raises(
+        RequestError, match=r"no model 'resnet-5O'; did you mean 'resnet50'\? known: mobilenet, resnet50, wide-deep"
+    ):
         catalogue.card("resnet-5O")
     with pytest.raises(RequestError, match=r"no model '\.\./shipped/resnet50'"):
         catalogue.card("../shipped/resnet50")
@@ -355,7 +362,9 @@ def test_a_failing_server_is_asked_again(server, target, status):
 
 def test_retries_end(server, target):
     server.always = "503"
-    with pytest.raises(ZooError, match=rf"cannot download {server.base}/model.bin: answered 503 Service Unavailable \(4 attempts\)"):
+    with pytest.raises(
+        ZooError, match=rf"cannot download {server.base}/model.bin: answered 503 Service Unavailable \(4 attempts\)"
+    ):
         download(f"{server.base}/model.bin", target, sha256=SHA)
     assert len(server.asked) == 4 and not target.exists()
 
@@ -569,7 +578,9 @@ def test_a_full_disk_is_no_fault_of_the_package(server, shipped, monkeypatch):
     (folder / "model.bin").write_bytes(BODY)
 
     def full(source, target):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source, None, target)  # as shutil does: the source comes first
+        raise OSError(
+            errno.ENOSPC, os.strerror(errno.ENOSPC), source, None, target
+        )  # as shutil does: the source comes first
 
     monkeypatch.setattr(hub.shutil, "copyfile", full)
     with pytest.raises(ZooError, match="No space left on device; free space") as error:
@@ -592,7 +603,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(server, tmp_path):
 
 
 def test_shipped_files_come_without_network(server, shipped, monkeypatch):
-    folder = publish(shipped, {"int8.onnx": record(BODY, f"{server.base}/model.bin"), "table.json": record(b"{}")}, note="ä")
+    folder = publish(
+        shipped, {"int8.onnx": record(BODY, f"{server.base}/model.bin"), "table.json": record(b"{}")}, note="ä"
+    )
     (folder / "int8.onnx").write_bytes(BODY)
     (folder / "table.json").write_bytes(b"{}")
     monkeypatch.setenv("ZOO_OFFLINE", "1")
@@ -634,7 +647,9 @@ def test_a_filled_cache_is_only_read(shipped):
         path.unlink()
     before = {path.name: path.stat() for path in working.iterdir()}
     Hub(shipped).fetch("toy")
-    assert {path.name: path.stat().st_mtime_ns for path in working.iterdir()} == {name: stat.st_mtime_ns for name, stat in before.items()}
+    assert {path.name: path.stat().st_mtime_ns for path in working.iterdir()} == {
+        name: stat.st_mtime_ns for name, stat in before.items()
+    }
 
 
 @pytest.mark.parametrize("damage", [BODY[:-1], BODY[:-1] + b"?", b""])
@@ -655,7 +670,9 @@ def test_a_corrupt_cache_that_cannot_be_repaired_is_deleted(shipped):
     path = Hub(shipped).fetch("toy") / "a"
     (folder / "a").unlink()
     path.write_text("b")
-    with pytest.raises(RequestError, match=r"cannot find a of toy: not in the package, and its card has no url; set ZOO_MIRROR"):
+    with pytest.raises(
+        RequestError, match=r"cannot find a of toy: not in the package, and its card has no url; set ZOO_MIRROR"
+    ):
         Hub(shipped).fetch("toy")
     assert not path.exists()
 
@@ -716,7 +733,11 @@ def test_a_damaged_package_is_passed_over(server, shipped, caplog):
 
 def test_a_file_found_nowhere_is_named(server, shipped, tmp_path, monkeypatch):
     publish(shipped, {"model.bin": record(BODY), "gone.bin": record(BODY, f"{server.base}/gone.bin")})
-    for base, named in {"": "not in the package", str(tmp_path): f"ZOO_MIRROR={tmp_path}", f"{server.base}/none": "404 Not Found"}.items():
+    for base, named in {
+        "": "not in the package",
+        str(tmp_path): f"ZOO_MIRROR={tmp_path}",
+        f"{server.base}/none": "404 Not Found",
+    }.items():
         monkeypatch.setenv("ZOO_MIRROR", base)
         with pytest.raises(RequestError, match=r"cannot find model.bin of toy: .*has no url; set ZOO_MIRROR") as error:
             Hub(shipped).fetch("toy", ["model.bin"])
@@ -739,7 +760,10 @@ def test_offline(server, shipped, monkeypatch):
         with pytest.raises(RequestError) as error:
             Hub(shipped).fetch("toy")
         text = str(error.value)
-        assert all(part in text for part in ("model.bin", "`zoo download toy`", "ZOO_OFFLINE", "ZOO_MIRROR")) and "\n" not in text
+        assert (
+            all(part in text for part in ("model.bin", "`zoo download toy`", "ZOO_OFFLINE", "ZOO_MIRROR"))
+            and "\n" not in text
+        )
     assert server.asked == []
     monkeypatch.delenv("ZOO_OFFLINE")
     working = Hub(shipped).fetch("toy")

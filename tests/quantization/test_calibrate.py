@@ -37,7 +37,10 @@ def samples(count=100):
 
 def cut(batch, *sizes):
     ends = np.cumsum(sizes)[:-1]
-    return [dict(zip(batch, parts, strict=True)) for parts in zip(*(np.split(array, ends) for array in batch.values()), strict=True)]
+    return [
+        dict(zip(batch, parts, strict=True))
+        for parts in zip(*(np.split(array, ends) for array in batch.values()), strict=True)
+    ]
 
 
 def test_minmax_sees_every_float_tensor_that_is_no_weight():
@@ -64,7 +67,8 @@ def test_the_model_is_left_as_it_is():
 
 @pytest.mark.parametrize("observer", OBSERVERS)
 def test_the_table_does_not_depend_on_batching(observer):
-    text = "(float[n,4] x, int64[n] i) => (float[n,4] y) { e = Gather(T, i) a = Add(x, e) y = Relu(a) }"  # nothing that an engine sums
+    # nothing that an engine sums
+    text = "(float[n,4] x, int64[n] i) => (float[n,4] y) { e = Gather(T, i) a = Add(x, e) y = Relu(a) }"
     batch, found = samples(96), model(text, T=WEIGHTS["T"])
     tables = [calibrate(found, cut(batch, *sizes), observer) for sizes in ([96], [32, 64], [1, 0, 95])]
     assert tables[0] == tables[1] == tables[2]
@@ -121,7 +125,9 @@ def test_a_fixed_batch_size_takes_samples_in_any_batches(fixed, sizes):
 
 def test_samples_that_do_not_fill_the_last_batch_are_not_dropped():
     batch = {"x": samples(97)["x"]}
-    with pytest.raises(RequestError, match="^the graph takes 32 samples at a time and 1 are left over; give a multiple of 32, or .*$"):
+    with pytest.raises(
+        RequestError, match="^the graph takes 32 samples at a time and 1 are left over; give a multiple of 32, or .*$"
+    ):
         calibrate(model(DOUBLE.format(32, 32), two=np.float32(2)), [batch])
 
 
@@ -164,7 +170,11 @@ def test_a_model_that_onnxruntime_refuses(domain):
 def test_what_onnxruntime_says_of_the_samples_is_not_cut_short():
     with pytest.raises(RequestError) as caught:
         calibrate(mlp(), [samples() | {"x": np.zeros((100, 5), np.float32)}])
-    assert "\n" not in str(caught.value) and "Got: 5 Expected: 4" in str(caught.value) and "Please fix" in str(caught.value)
+    assert (
+        "\n" not in str(caught.value)
+        and "Got: 5 Expected: 4" in str(caught.value)
+        and "Please fix" in str(caught.value)
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +187,10 @@ def test_what_onnxruntime_says_of_the_samples_is_not_cut_short():
         ([samples() | {"x": np.zeros((100, 5), np.float32)}], "the calibration samples do not fit the graph: .*"),
         ([samples() | {"x": np.zeros((100, 4))}], "the calibration samples do not fit the graph: .*"),
         ([samples() | {"i": np.full(100, 9)}], "the calibration samples do not fit the graph: .*"),
-        ([samples(), samples() | {"x": np.full((100, 4), np.nan, np.float32)}], "the calibration samples hold NaN in x; check the samples"),
+        (
+            [samples(), samples() | {"x": np.full((100, 4), np.nan, np.float32)}],
+            "the calibration samples hold NaN in x; check the samples",
+        ),
         ([samples() | {"x": np.full((100, 4), 3e38, np.float32)}], "the model computes NaN or infinity on .*"),
     ],
     ids=range(9),
@@ -196,13 +209,18 @@ def test_what_holds_infinity_within_gets_no_range():
 def test_infinity_within_the_samples_of_one_table_is_remembered_by_both():
     net = model("(float[n,4] x, float[n,4] m) => (float[n,4] y) { a = Add(x, m) y = Softmax(a) }")
     x, m = (RNG.standard_normal((20, 4)).astype(np.float32) for _ in range(2))
-    tables = [calibrate(net, [{"x": x, "m": each}]) for each in (m, np.where(np.eye(20, 4, dtype=bool), -np.inf, m).astype(np.float32))]
+    tables = [
+        calibrate(net, [{"x": x, "m": each}])
+        for each in (m, np.where(np.eye(20, 4, dtype=bool), -np.inf, m).astype(np.float32))
+    ]
     assert set(tables[0].tensors) == {"x", "m", "a", "y"} and set(tables[1].tensors) == {"x", "y"}
     assert tables[0].merge(tables[1]).tensors.keys() == tables[1].merge(tables[0]).tensors.keys() == {"x", "y"}
 
 
 def test_an_unknown_observer():
-    with pytest.raises(RequestError, match="unknown observer 'median'; choose one of auto, minmax, percentile, mse, kl"):
+    with pytest.raises(
+        RequestError, match="unknown observer 'median'; choose one of auto, minmax, percentile, mse, kl"
+    ):
         calibrate(mlp(), [samples()], "median")
 
 
@@ -228,7 +246,13 @@ def test_a_table_belongs_to_one_graph():
 
 
 @pytest.mark.parametrize(
-    "body", ["[]", "{}", "3", '{"graph": "a", "observer": "kl", "samples": 1, "samples_digest": "d", "tensors": {"x": {"low": 1}}}']
+    "body",
+    [
+        "[]",
+        "{}",
+        "3",
+        '{"graph": "a", "observer": "kl", "samples": 1, "samples_digest": "d", "tensors": {"x": {"low": 1}}}',
+    ],
 )
 def test_a_file_that_is_no_table(tmp_path, body):
     (tmp_path / "t.json").write_text(body)
@@ -238,14 +262,23 @@ def test_a_file_that_is_no_table(tmp_path, body):
 
 @pytest.mark.parametrize(
     "change",
-    [{"low": "text"}, {"low": float("nan")}, {"high": float("inf")}, {"low": None}, {"minimum": "1"}, {"low": 2.0, "high": 1.0}],
+    [
+        {"low": "text"},
+        {"low": float("nan")},
+        {"high": float("inf")},
+        {"low": None},
+        {"minimum": "1"},
+        {"low": 2.0, "high": 1.0},
+    ],
     ids=str,
 )
 def test_ranges_that_are_none(tmp_path, change):
     good = {"minimum": -1.0, "maximum": 1.0, "low": -1.0, "high": 1.0, "count": 3}
     table = {"graph": "a", "observer": "kl", "samples": 1, "samples_digest": "d"}
     (tmp_path / "t.json").write_text(json.dumps(table | {"tensors": {"fine": good, "odd": good | change}}))
-    with pytest.raises(RequestError, match="^.*t.json gives tensor odd the range .*; wanted finite numbers, low <= high; .*$"):
+    with pytest.raises(
+        RequestError, match="^.*t.json gives tensor odd the range .*; wanted finite numbers, low <= high; .*$"
+    ):
         CalibrationTable.load(tmp_path / "t.json")
 
 
@@ -277,7 +310,16 @@ def test_a_table_can_be_read_by_a_person(tmp_path):
 def test_names_are_kept(tmp_path, name):
     ranges = {name: TensorRange(0.0, 1.0, 0.0, 1.0, 1, "kl", Summary(0.0, 1.0, 0, (1,)))}
     table = CalibrationTable(
-        "g", "kl", 1, "d", ranges, True, {name: (1.0, 0.5)}, {name: (-0.25,)}, {name: "AQI="}, QuantRecipe(keep_float=("a", "b")).to_json()
+        "g",
+        "kl",
+        1,
+        "d",
+        ranges,
+        True,
+        {name: (1.0, 0.5)},
+        {name: (-0.25,)},
+        {name: "AQI="},
+        QuantRecipe(keep_float=("a", "b")).to_json(),
     )
     assert CalibrationTable.load(table.save(tmp_path / "t.json")) == table
 
@@ -297,7 +339,10 @@ def test_a_broken_histogram(tmp_path, histogram):
 def halves(observer, **options):
     batch = samples(2000)
     batch["x"][7, 2] = 30
-    return [calibrate(mlp(), each, observer, **options) for each in (cut(batch, 600, 1400)[:1], cut(batch, 600, 1400)[1:], [batch])]
+    return [
+        calibrate(mlp(), each, observer, **options)
+        for each in (cut(batch, 600, 1400)[:1], cut(batch, 600, 1400)[1:], [batch])
+    ]
 
 
 def test_tables_of_minmax_merge_to_that_of_all_samples():
@@ -306,7 +351,9 @@ def test_tables_of_minmax_merge_to_that_of_all_samples():
     assert (merged.graph, merged.samples) == (both.graph, 2000) and list(merged.tensors) == list(both.tensors)
     for name, each in both.tensors.items():
         found = merged.tensors[name]
-        np.testing.assert_allclose(found.histogram.counts, each.histogram.counts, atol=2)  # an engine sums other batches in another order
+        np.testing.assert_allclose(
+            found.histogram.counts, each.histogram.counts, atol=2
+        )  # an engine sums other batches in another order
         ends = ("minimum", "maximum", "low", "high", "count")
         assert [getattr(found, end) for end in ends] == pytest.approx([getattr(each, end) for end in ends], rel=1e-6)
 
@@ -325,7 +372,9 @@ def test_a_merged_range_is_nearly_as_good_as_that_of_all_samples(observer):
 def test_tables_that_cannot_be_merged():
     one, other, _ = halves("minmax")
     refused = {
-        "cannot merge calibration tables of different graphs, .* and feed; make both alike: zoo calibrate": replace(other, graph="feed"),
+        "cannot merge calibration tables of different graphs, .* and feed; make both alike: zoo calibrate": replace(
+            other, graph="feed"
+        ),
         "cannot merge calibration tables of different observers, minmax and kl; make both alike: zoo calibrate": replace(
             other, observer="kl"
         ),
@@ -347,7 +396,9 @@ def test_histograms_serve_every_observer_without_another_run(monkeypatch):
     monkeypatch.setattr("pipelines.graph.reference_session.run", None)  # nothing may run
     for observer in OBSERVERS:
         assert observation.table(observer).tensors == {
-            name: TensorRange(each.low, each.high, *choose(each, observer)[1:], each.count, choose(each, observer)[0], each.summary())
+            name: TensorRange(
+                each.low, each.high, *choose(each, observer)[1:], each.count, choose(each, observer)[0], each.summary()
+            )
             for name, each in observation.histograms.items()
         }
     low, high = (getattr(observation.table("auto", symmetric=True).tensors["x"], end) for end in ("low", "high"))
@@ -412,7 +463,16 @@ def test_merging_keeps_the_corrections_of_more_samples_and_equalizations_must_be
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("1GB", 10**9), ("512 MiB", 2**29), ("1.5k", 1500), (77, 77), ("0.5gb", 5 * 10**8), ("300", 300), ("2T", 2 * 10**12)]
+    ("text", "size"),
+    [
+        ("1GB", 10**9),
+        ("512 MiB", 2**29),
+        ("1.5k", 1500),
+        (77, 77),
+        ("0.5gb", 5 * 10**8),
+        ("300", 300),
+        ("2T", 2 * 10**12),
+    ],
 )
 def test_memory_sizes(text, size):
     assert memory(text) == size
@@ -446,7 +506,9 @@ def test_memory_of_the_engine_is_bounded():
     def peak(batches):
         command = [sys.executable, "-c", PEAK, str(batches)]
         return float(
-            subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": ":".join(sys.path)}).stdout
+            subprocess.run(
+                command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": ":".join(sys.path)}
+            ).stdout
         )
 
     few, many = peak(1), peak(4)

@@ -1,4 +1,6 @@
-"""Corrections: a shift is taken out where results pass, a table carries what was found, and bytes are the same twice."""
+"""Corrections: a shift is taken out where results pass, a table carries what was found, and bytes are the same
+twice.
+"""
 
 from dataclasses import replace
 
@@ -33,7 +35,8 @@ def quantized(found, feeds, **ranges):
     """The int8 model; `ranges` overrides what was calibrated: {tensor: (low, high)}."""
     table = calibrate(found, [feeds], "minmax")
     tensors = {
-        name: replace(each, low=ranges[name][0], high=ranges[name][1]) if name in ranges else each for name, each in table.tensors.items()
+        name: replace(each, low=ranges[name][0], high=ranges[name][1]) if name in ranges else each
+        for name, each in table.tensors.items()
     }
     return quantize(found, RECIPE, replace(table, tensors=tensors))[0]
 
@@ -103,7 +106,9 @@ def test_engines_load_what_it_writes(engine, tmp_path):
 def test_same_inputs_give_the_same_bytes_however_samples_are_batched():
     found, int8 = conv()
     int8 = shifted(int8, np.array([900, -700, 0, 400]))
-    one, again = (ir.to_proto(corrected(found, int8, IMAGES)[0]).SerializeToString(deterministic=True) for _ in range(2))
+    one, again = (
+        ir.to_proto(corrected(found, int8, IMAGES)[0]).SerializeToString(deterministic=True) for _ in range(2)
+    )
     assert one == again
     assert len(IMAGES["x"]) > 2 * CHUNK
     pieces, _ = correct(found, int8, [{"x": IMAGES["x"][at : at + 3]} for at in range(0, 20, 3)])
@@ -117,7 +122,11 @@ def test_a_perfect_model_stays_as_it_is():
     x[0, :2] = 0, 255
     weight = RNG.integers(-127, 128, (6, 5)).astype(np.float32)
     weight[0] = 127
-    found = model("(float[N,6] x) => (float[N,5] y) { y = Gemm(x, W, b) }", W=weight, b=RNG.integers(-99, 99, 5).astype(np.float32))
+    found = model(
+        "(float[N,6] x) => (float[N,5] y) { y = Gemm(x, W, b) }",
+        W=weight,
+        b=RNG.integers(-99, 99, 5).astype(np.float32),
+    )
     int8 = quantized(found, {"x": x})
     result, report = corrected(found, int8, {"x": x})
     assert io.digest(result) == io.digest(int8)
@@ -126,7 +135,9 @@ def test_a_perfect_model_stays_as_it_is():
 
 
 def test_what_a_relu_stops_does_not_count():
-    """Inputs that saturate move the mean before the ReLU by far, but only where nothing passes: nothing must be corrected for them."""
+    """Inputs that saturate move the mean before the ReLU by far, but only where nothing passes: nothing must be
+    corrected for them.
+    """
     x = np.abs(normal(4000, 2))
     x[::2] *= 8  # every other one saturates
     found = model(
@@ -297,11 +308,15 @@ def test_a_table_carries_what_was_found_so_that_quantizing_needs_no_samples(tmp_
     direct = replace(table, graph=io.digest(equalized), equalization={}, bias={}, rounding={})
     expected, said = correct(equalized, quantize(equalized, recipe, direct)[0], samples)
     assert io.digest(int8) == io.digest(expected)
-    assert sum(each.corrected for each in said.layers) > 0 and "bias corrected" in " ".join(each.reason for each in report.operators)
+    assert sum(each.corrected for each in said.layers) > 0 and "bias corrected" in " ".join(
+        each.reason for each in report.operators
+    )
     for changes in ({"correct": False}, {"keep_float": ("y",)}):
         other, report = quantize(found, replace(recipe, **changes), table)
         assert "bias corrected" not in " ".join(each.reason for each in report.operators)
-        assert io.digest(other) == io.digest(quantize(found, replace(recipe, **changes), replace(table, bias={}, rounding={}))[0])
+        assert io.digest(other) == io.digest(
+            quantize(found, replace(recipe, **changes), replace(table, bias={}, rounding={}))[0]
+        )
 
 
 def test_corrections_by_another_recipe_are_left_out_with_a_word(caplog):

@@ -1,4 +1,6 @@
-"""Cross-layer equalization: exact in float, only where the closed form gains, and never past a value that a Clip cuts."""
+"""Cross-layer equalization: exact in float, only where the closed form gains, and never past a value that a Clip
+cuts.
+"""
 
 import re
 
@@ -85,7 +87,9 @@ def test_samples_that_do_not_fit_are_refused():
         channel_statistics(chain(), [{"x": normal(1, 4, 8, 8)}])
 
 
-@pytest.mark.parametrize("activation", ["Relu(a)", "AveragePool<kernel_shape=[2,2]>(a)", "MaxPool<kernel_shape=[2,2]>(a)"])
+@pytest.mark.parametrize(
+    "activation", ["Relu(a)", "AveragePool<kernel_shape=[2,2]>(a)", "MaxPool<kernel_shape=[2,2]>(a)"]
+)
 @pytest.mark.parametrize("group", [8, 2, 1])
 def test_channels_are_brought_to_one_range_and_the_outputs_stay(activation, group):
     found = chain(activation, group=group)
@@ -149,7 +153,11 @@ def test_all_parts_of_a_residual_sum_get_the_same_factors():
     }
     found = model(text, **weights)
     assert equalized(found)[0].fired == 1
-    v, d = (query.constant(node.inputs[1]) for node in found.graph if node.op_type == "Conv" and node.outputs[0].name in "ac")
+    v, d = (
+        query.constant(node.inputs[1])
+        for node in found.graph
+        if node.op_type == "Conv" and node.outputs[0].name in "ac"
+    )
     k = (v / weights["V"])[:, 0, 0, 0]
     assert k.std() > 0
     np.testing.assert_allclose(d, weights["D"], rtol=1e-6)  # read and written with the same factors
@@ -246,13 +254,21 @@ def norm(text=NORM, **weights):
 
 def feed(text=FEED):
     """Outlier channels between two linear layers."""
-    return model(text, V=normal(16, 16) * OUTLIERS / 4, c=normal(16) * OUTLIERS, W=normal(16, 8) / (4 * OUTLIERS[:, None]))
+    return model(
+        text, V=normal(16, 16) * OUTLIERS / 4, c=normal(16) * OUTLIERS, W=normal(16, 8) / (4 * OUTLIERS[:, None])
+    )
 
 
 def gemm(transposed=0):
     last = normal(16, 8) / (4 * OUTLIERS[:, None])
     text = GEMM.replace("TRANSPOSED", str(transposed))
-    return model(text, V=normal(16, 16) * OUTLIERS[:, None] / 4, c=normal(16) * OUTLIERS, W=last.T if transposed else last, d=normal(8))
+    return model(
+        text,
+        V=normal(16, 16) * OUTLIERS[:, None] / 4,
+        c=normal(16) * OUTLIERS,
+        W=last.T if transposed else last,
+        d=normal(8),
+    )
 
 
 LINEAR = {
@@ -267,7 +283,10 @@ def loss(found, rows, reference, table=None):
     """SQNR of the int8 model against `reference`, in dB, all outputs together; and that model."""
     int8, _ = quantize(found, QuantRecipe(observer="minmax"), table or calibrate(found, [{"x": rows}], "minmax"))
     exact, rounded = run(reference, x=rows), run(int8, x=rows)
-    noise, power = (sum(np.square(each).sum() for each in found) for found in ([exact[k] - rounded[k] for k in exact], exact.values()))
+    noise, power = (
+        sum(np.square(each).sum() for each in found)
+        for found in ([exact[k] - rounded[k] for k in exact], exact.values())
+    )
     return 10 * np.log10(power / noise), int8
 
 
@@ -307,7 +326,9 @@ def test_statistics_of_linear_layers_are_those_of_numpy_and_do_not_depend_on_bat
 def test_channels_of_a_linear_layer_that_were_quiet_in_calibration_are_not_blown_up():
     found, rows = feed(), ROWS.copy()
     bias = query.constant(found.graph.initializers["c"]).copy()
-    bias[0] = -4 * np.abs(query.constant(found.graph.initializers["V"])[:, 0]).sum()  # its ReLU lets next to nothing pass
+    bias[0] = (
+        -4 * np.abs(query.constant(found.graph.initializers["V"])[:, 0]).sum()
+    )  # its ReLU lets next to nothing pass
     rows[0, 0] = 4.001 * np.sign(query.constant(found.graph.initializers["V"])[:, 0])
     found.graph.initializers["c"].const_value = ir.tensor(bias, name="c")
     each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
@@ -363,8 +384,14 @@ def around(body, outputs="float[N,T,16] y"):
         (around("a = MatMul(h, S)\n y = MatMul(a, h)"), "MatMul .* is not the same when its channels are scaled"),
         (around("y = MatMul(S, h)", "float[N,16,16] y"), "MatMul .* is not the same when its channels are scaled"),
         (around("a = Tanh(h)\n y = MatMul(a, S)"), "Tanh .* is not the same"),
-        (around("a = MatMul(h, S)\n b = Add(a, h)\n y = LayerNormalization(b, g, s)"), "LayerNormalization .* is not the same"),
-        (around("a = Transpose<perm=[0,2,1]>(h)\n y = MatMul(a, L)", "float[N,16,8] y"), "may move the axis of the channels"),
+        (
+            around("a = MatMul(h, S)\n b = Add(a, h)\n y = LayerNormalization(b, g, s)"),
+            "LayerNormalization .* is not the same",
+        ),
+        (
+            around("a = Transpose<perm=[0,2,1]>(h)\n y = MatMul(a, L)", "float[N,16,8] y"),
+            "may move the axis of the channels",
+        ),
         (around("y = MatMul(h, T)", "float[2,N,16] y"), "no matrix"),
     ],
 )

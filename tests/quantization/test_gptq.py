@@ -69,8 +69,16 @@ def test_it_is_better_than_nearest_and_near_the_best_of_all():
 
 
 LAYERS = {
-    "conv": ("(float[N,12,9,9] x) => (float[N,8,h,w] y) { y = Conv<pads=[1,0,2,1], strides=[2,1]>(x, W, b) }", (8, 12, 3, 3), (12, 9, 9)),
-    "dilated": ("(float[N,12,9,9] x) => (float[N,8,h,w] y) { y = Conv<dilations=[2,2]>(x, W, b) }", (8, 12, 3, 3), (12, 9, 9)),
+    "conv": (
+        "(float[N,12,9,9] x) => (float[N,8,h,w] y) { y = Conv<pads=[1,0,2,1], strides=[2,1]>(x, W, b) }",
+        (8, 12, 3, 3),
+        (12, 9, 9),
+    ),
+    "dilated": (
+        "(float[N,12,9,9] x) => (float[N,8,h,w] y) { y = Conv<dilations=[2,2]>(x, W, b) }",
+        (8, 12, 3, 3),
+        (12, 9, 9),
+    ),
     "grouped": ("(float[N,12,9,9] x) => (float[N,8,h,w] y) { y = Conv<group=2>(x, W, b) }", (8, 6, 3, 3), (12, 9, 9)),
     "depthwise": ("(float[N,8,9,9] x) => (float[N,8,h,w] y) { y = Conv<group=8>(x, W, b) }", (8, 1, 3, 3), (8, 9, 9)),
     "one dimension": ("(float[N,12,9] x) => (float[N,8,h] y) { y = Conv(x, W, b) }", (8, 12, 3), (12, 9)),
@@ -86,7 +94,9 @@ def test_every_form_of_layer_comes_closer_to_the_float_model(name, reduced):
     text, weights, shape = LAYERS[name]
     feeds = {"x": correlated(40, *shape) if name != "matmul" else np.swapaxes(correlated(40, 12, 5), 1, 2).copy()}
     found = model(text, W=normal(*weights), b=normal(8))
-    int8 = quantize(found, QuantRecipe(observer="minmax", reduced_range=reduced), calibrate(found, [feeds], "minmax"))[0]
+    int8 = quantize(found, QuantRecipe(observer="minmax", reduced_range=reduced), calibrate(found, [feeds], "minmax"))[
+        0
+    ]
     errors = []
     for together in (False, True):
         result, report = correct(found, int8, [feeds], weights=together)

@@ -101,7 +101,8 @@ def test_a_histogram_remembers_what_is_no_number(bad):
 
 
 def migacz(bins, zero, levels):
-    """The pseudo-code of "8-bit inference with TensorRT" (GTC 2017), bin by bin: the i of least KL(P || Q), i bins beside zero.
+    """The pseudo-code of "8-bit inference with TensorRT" (GTC 2017), bin by bin: the i of least KL(P || Q), i bins
+    beside zero.
 
     bins: counts; bins[zero:] are not negative (all of them, where |x| is quantized).
     """
@@ -260,7 +261,9 @@ def test_percentile_is_that_of_the_reference(kind, symmetric):
     x = RNG.standard_t(3, 100 if kind == "few" else 50_000).astype(np.float32)
     x = {"positive": np.abs(x), "negative": -np.abs(x)}.get(kind, x)
     found = histogram(x)
-    assert percentile_range(found, symmetric) == pytest.approx(percentile_reference(x.astype(float), found.width, symmetric))
+    assert percentile_range(found, symmetric) == pytest.approx(
+        percentile_reference(x.astype(float), found.width, symmetric)
+    )
 
 
 def test_percentile_cuts_what_it_says():
@@ -357,7 +360,9 @@ def error_of(found, low, high, symmetric=False):
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_mse_is_that_of_the_reference(x, symmetric):
     found = histogram(x, [0.0, 0.0])
-    found.low, found.high = (float(end(each / found.width)) * found.width for end, each in ((np.floor, found.low), (np.ceil, found.high)))
+    found.low, found.high = (
+        float(end(each / found.width)) * found.width for end, each in ((np.floor, found.low), (np.ceil, found.high))
+    )
     assert mse_range(found, symmetric) == pytest.approx(mse_reference(found, symmetric))
 
 
@@ -402,7 +407,9 @@ def test_hardly_anything_is_left_whole(observer, x):
 
 
 def test_an_unknown_observer():
-    with pytest.raises(RequestError, match="^unknown observer 'median'; choose one of auto, minmax, percentile, mse, kl$"):
+    with pytest.raises(
+        RequestError, match="^unknown observer 'median'; choose one of auto, minmax, percentile, mse, kl$"
+    ):
         choose(histogram([1.0]), "median")
 
 
@@ -413,8 +420,13 @@ def test_an_unknown_observer():
 @settings(max_examples=100, deadline=None)
 def test_a_summary_counts_every_value_in_few_bins(x):
     found = histogram(x).summary()
-    assert len(found.counts) <= SUMMARY and found.counts[0] > 0 and found.counts[-1] > 0 and found.zeros == (x == 0).sum()
-    expected = [((x >= found.start + i * found.width) & (x < found.start + (i + 1) * found.width)).sum() for i in range(len(found.counts))]
+    assert (
+        len(found.counts) <= SUMMARY and found.counts[0] > 0 and found.counts[-1] > 0 and found.zeros == (x == 0).sum()
+    )
+    expected = [
+        ((x >= found.start + i * found.width) & (x < found.start + (i + 1) * found.width)).sum()
+        for i in range(len(found.counts))
+    ]
     assert list(found.counts) == expected
 
 
@@ -427,7 +439,10 @@ def test_summaries_merge_to_that_of_all_values(x, y):
     assert (sum(merged.counts), merged.zeros) == (sum(both.counts), both.zeros) and merged.width >= both.width
     wide = merged.width
     exact = np.array(
-        [sum(count for i, count in enumerate(both.counts) if (both.start + i * both.width) // wide == k) for k in spread(merged)]
+        [
+            sum(count for i, count in enumerate(both.counts) if (both.start + i * both.width) // wide == k)
+            for k in spread(merged)
+        ]
     )
     np.testing.assert_array_equal(exact, merged.counts)
 

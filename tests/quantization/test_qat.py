@@ -1,4 +1,6 @@
-"""Quantization-aware training: the trained torch model and the int8 ONNX model that its ranges make compute the same."""
+"""Quantization-aware training: the trained torch model and the int8 ONNX model that its ranges make compute the
+same.
+"""
 
 from dataclasses import replace
 
@@ -79,7 +81,9 @@ def trained(tmp_path_factory):
 
 def quantized_tensors(model):
     """{float tensor: QuantizeLinear node}; the tensor's name is that of its scale."""
-    return {node.inputs[1].name.removesuffix(".scale"): node for node in model.graph if node.op_type == "QuantizeLinear"}
+    return {
+        node.inputs[1].name.removesuffix(".scale"): node for node in model.graph if node.op_type == "QuantizeLinear"
+    }
 
 
 def fake_quantized(module, named, inputs):
@@ -114,13 +118,17 @@ def test_torch_and_int8_onnx_agree_within_one_step(trained):
         for name, fake in wanted.items():
             integers = np.rint(fake / scales[name]).astype(int) + zeros[name]
             assert np.ptp(integers) > 60, name
-            difference = np.abs(found[names[name]].astype(int).reshape(fake.shape) - integers)  # a Flatten may stand between
+            difference = np.abs(
+                found[names[name]].astype(int).reshape(fake.shape) - integers
+            )  # a Flatten may stand between
             assert difference.max() <= 1, name
             assert np.mean(difference > 0) < 0.05, name
         # a step of the last layer's input in every feature, at the very most
         bound = max(scales.values()) * np.abs(module.last.inner.weight.detach().numpy()).sum(axis=1).max()
         assert np.abs(found["output"] - logits).max() <= bound / 4
-    assert np.abs(logits - run(io.load(path), image=images(32, seed=99).numpy())["output"]).max() > 1e-3  # it does round
+    assert (
+        np.abs(logits - run(io.load(path), image=images(32, seed=99).numpy())["output"]).max() > 1e-3
+    )  # it does round
 
 
 def test_ranges_and_scales_are_those_trained(trained, tmp_path):
@@ -171,7 +179,9 @@ def test_batch_norm_statistics_follow_the_batches_until_frozen():
         plain.first(images(16))
         module(images(16))
     norm = module.get_submodule("first.0").norm
-    assert torch.allclose(norm.running_mean, plain.first[1].running_mean, atol=0.02)  # the image is rounded, the weights are not
+    assert torch.allclose(
+        norm.running_mean, plain.first[1].running_mean, atol=0.02
+    )  # the image is rounded, the weights are not
     qat.freeze_ranges(module)
     before = {name: each.clone() for name, each in module.named_buffers()}
     with torch.no_grad():
@@ -248,11 +258,15 @@ def test_distillation_is_nothing_between_equals_and_scales_with_the_temperature(
 
 
 class Hard(nn.Module):
-    """Two convolutions with one channel between them that is 300 times as large as the others, and is shrunk again by the second."""
+    """Two convolutions with one channel between them that is 300 times as large as the others, and is shrunk again by
+    the second.
+    """
 
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU()
+        )
         self.last = nn.Linear(16, 4)
 
     def forward(self, image):

@@ -1,4 +1,6 @@
-"""The quantizer against integer arithmetic in numpy, against onnxruntime's own quantizer, and on graphs drawn at random."""
+"""The quantizer against integer arithmetic in numpy, against onnxruntime's own quantizer, and on graphs drawn at
+random.
+"""
 
 import collections
 from dataclasses import replace
@@ -59,7 +61,17 @@ def check_report(result, report):
 
 
 LAYERS = {
-    "onnxruntime": ("QGemm", "QLinearConv", "QLinearMatMul", "MatMulIntegerToFloat", "Gemm", "FusedGemm", "MatMul", "Conv", "FusedConv"),
+    "onnxruntime": (
+        "QGemm",
+        "QLinearConv",
+        "QLinearMatMul",
+        "MatMulIntegerToFloat",
+        "Gemm",
+        "FusedGemm",
+        "MatMul",
+        "Conv",
+        "FusedConv",
+    ),
     "openvino": ("FullyConnected", "Convolution", "MatMul"),
 }
 
@@ -67,7 +79,11 @@ LAYERS = {
 def check_executed(result, report, folder, **feeds):
     """Every layer that the report calls int8 runs on bytes in both engines, and no other one does."""
     path = io.save(result, folder / "executed.onnx")
-    expected = sorted("u8" if each.precision == "int8" else "f32" for each in report.operators if each.type in ("Gemm", "MatMul", "Conv"))
+    expected = sorted(
+        "u8" if each.precision == "int8" else "f32"
+        for each in report.operators
+        if each.type in ("Gemm", "MatMul", "Conv")
+    )
     for engine in EXACT:
         ran = [each for each in load(path, engine).executed(feeds) if each.type in LAYERS[engine]]
         assert sorted(each.precision for each in ran) == expected, (engine, ran)
@@ -104,7 +120,9 @@ def to_bytes(x, scale, zero):
 
 
 def layer(x_q, zero, x_scale, w, b):
-    """u8 [n, k] times float [k, m]: exact integer sums, and their step; the zero point goes into the bias (shifted bias)."""
+    """u8 [n, k] times float [k, m]: exact integer sums, and their step; the zero point goes into the bias (shifted
+    bias).
+    """
     w_scale = (np.abs(w).max(axis=0) / 127).astype(np.float32)
     w_q = np.rint(w / w_scale).astype(np.int64)
     assert np.abs(w_q).max() <= 127
@@ -144,7 +162,9 @@ def test_two_layers_against_integers(text, signed, optimized):
     assert (zero > 0) == signed
     sums, step = layer(to_bytes(x, x_scale, zero), zero, x_scale, w, b)
     r_scale, _ = input_step(np.maximum(x @ w + b, 0))
-    r_q = np.clip(np.rint(sums * step / r_scale), 0, 255).astype(np.int64)  # requantized: half to even; the clip at 0 is the ReLU
+    r_q = np.clip(np.rint(sums * step / r_scale), 0, 255).astype(
+        np.int64
+    )  # requantized: half to even; the clip at 0 is the ReLU
     off = np.abs(found["r.quantized"].astype(np.int64) - r_q)
     assert off.max() <= 1 and (off > 0).mean() < 0.01
     sums, step = layer(found["r.quantized"].astype(np.int64), 0, r_scale, v, c)
@@ -157,7 +177,10 @@ def conv(x, w, strides=1, pad=1, groups=1):
     x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     patches = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], axis=(2, 3))[:, :, ::strides, ::strides]
     ins, outs = x.shape[1] // groups, w.shape[0] // groups
-    parts = [np.einsum("nchwij,ocij->nohw", patches[:, g * ins : (g + 1) * ins], w[g * outs : (g + 1) * outs]) for g in range(groups)]
+    parts = [
+        np.einsum("nchwij,ocij->nohw", patches[:, g * ins : (g + 1) * ins], w[g * outs : (g + 1) * outs])
+        for g in range(groups)
+    ]
     return np.concatenate(parts, axis=1)
 
 
@@ -224,9 +247,10 @@ def test_activation_parameters_cover_the_range_and_hold_zero(a, b):
 @settings(max_examples=50, deadline=None)
 def test_weights_are_never_saturated(seed, bits, axis):
     rng = np.random.default_rng(seed)
-    w = (rng.standard_normal((6, 7)) * 10.0 ** rng.uniform(-12, 6, (6, 7)[axis]).reshape((-1, 1) if axis == 0 else (1, -1))).astype(
-        np.float32
-    )
+    w = (
+        rng.standard_normal((6, 7))
+        * 10.0 ** rng.uniform(-12, 6, (6, 7)[axis]).reshape((-1, 1) if axis == 0 else (1, -1))
+    ).astype(np.float32)
     scale, q = weight_parameters(w, axis, bits)
     top = 2 ** (bits - 1) - 1
     assert q.dtype == np.int8 and (np.abs(q).max(axis=1 - axis) == top).all()  # every channel uses the whole range
@@ -329,7 +353,8 @@ def test_parameters_are_those_of_onnxruntimes_quantizer(tmp_path):
     theirs = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(tmp_path / "q.onnx").graph.initializer}
     ours = {name: query.constant(value) for name, value in result.graph.initializers.items()}
     for name, layer in (("w", "h"), ("v", "y")):
-        # onnxruntime widens the range by a hair in float32, so a value that lies between two steps may fall on the other side
+        # onnxruntime widens the range by a hair in float32, so a value that lies between two steps may fall on the
+        # other side
         np.testing.assert_allclose(ours[f"{layer}/{name}.scale"], theirs[f"{name}_scale"], rtol=1e-6)
         off = np.abs(ours[f"{layer}/{name}.quantized"].astype(int) - theirs[f"{name}_quantized"])
         assert off.max() <= 1 and (off > 0).mean() < 1e-3
@@ -384,7 +409,12 @@ def test_the_report():
         "recipe": recipe.to_json(),
         "operators": [
             {"name": "h", "type": "Gemm", "precision": "int8", "reason": ""},
-            {"name": "r", "type": "Relu", "precision": "int8", "reason": "fused by engines into the operator before it"},
+            {
+                "name": "r",
+                "type": "Relu",
+                "precision": "int8",
+                "reason": "fused by engines into the operator before it",
+            },
             {"name": "y", "type": "Gemm", "precision": "int8", "reason": ""},
         ],
     }
@@ -400,7 +430,11 @@ def test_operators_without_a_name_are_told_apart():
     assert not found.graph[0].name
     found.graph[1].name = "h"  # what the first one would be called
     _, report = quantized(found, QuantRecipe(keep_float=("y",)), x=normal(64, 24))
-    assert [(each.type, each.precision) for each in report.operators] == [("Gemm", "int8"), ("Relu", "int8"), ("Gemm", "float")]
+    assert [(each.type, each.precision) for each in report.operators] == [
+        ("Gemm", "int8"),
+        ("Relu", "int8"),
+        ("Gemm", "float"),
+    ]
 
 
 def test_keep_float_keeps_layers_and_what_moves():
@@ -447,7 +481,9 @@ def test_tables(tables):
 def test_both_forms_of_a_table_compute_the_same_bits():
     found = model(LOOKED_UP, T=normal(50, 4), w=normal(7, 5))
     feeds = {"i": RNG.integers(0, 50, 64), "x": normal(64, 3)}
-    stored, looked_up = (run(quantized(found, QuantRecipe(quantize_tables=each), **feeds)[0], **feeds)["y"] for each in (True, False))
+    stored, looked_up = (
+        run(quantized(found, QuantRecipe(quantize_tables=each), **feeds)[0], **feeds)["y"] for each in (True, False)
+    )
     np.testing.assert_array_equal(stored, looked_up)
 
 
@@ -460,7 +496,11 @@ EMBEDDED = """(int64[n,m] i, int64[n] j) => (float[n,m,40] y, float[n,40] z, flo
 
 @pytest.mark.parametrize(
     ("recipe", "stored"),
-    [(QuantRecipe(), {"int8"}), (QuantRecipe(quantize_tables=False), {"float32"}), (QuantRecipe(keep_float=("b",)), {"int8", "float32"})],
+    [
+        (QuantRecipe(), {"int8"}),
+        (QuantRecipe(quantize_tables=False), {"float32"}),
+        (QuantRecipe(keep_float=("b",)), {"int8", "float32"}),
+    ],
 )
 def test_a_table_whose_rows_stay_float_has_a_scale_a_row(recipe, stored):
     table = normal(500, 40) * np.geomspace(1e-3, 10, 500, dtype=np.float32)[:, None]
@@ -563,7 +603,10 @@ def test_an_export_without_names_types_and_with_constant_nodes():
 
 
 def test_an_old_file_that_lists_its_weights_as_inputs():
-    found, x = model("(float[n,3] x, float[3,2] w) => (float[n,2] y) { y = MatMul(x, w) }", w=normal(3, 2)), normal(64, 3)
+    found, x = (
+        model("(float[n,3] x, float[3,2] w) => (float[n,2] y) { y = MatMul(x, w) }", w=normal(3, 2)),
+        normal(64, 3),
+    )
     result, report = quantized(found, x=x)
     assert report.counts() == {"int8": 1} and [each.name for each in result.graph.inputs] == ["x"]
     np.testing.assert_allclose(run(result, x=x)["y"], run(found, x=x)["y"], atol=0.03)
@@ -584,7 +627,12 @@ def layer_weights():
     return {
         "x16": {"w": normal(16, 16, scale=0.3), "b": normal(16), "v": normal(16, 4)},
         "convs": {
-            **{"k": normal(8, 3, 3, 3, scale=0.3), "kb": normal(8), "l": normal(8, 8, 3, 3, scale=0.15), "m": normal(8, 8, 1, 1)},
+            **{
+                "k": normal(8, 3, 3, 3, scale=0.3),
+                "kb": normal(8),
+                "l": normal(8, 8, 3, 3, scale=0.15),
+                "m": normal(8, 8, 1, 1),
+            },
             **{"w": normal(8, 10), "wb": normal(10), "zero": np.float32(0), "six": np.float32(6)},
         },
     }
@@ -610,7 +658,9 @@ def test_a_residual_mlp_runs_as_reported(tmp_path):
 def test_a_residual_convolutional_net_runs_as_reported(tmp_path):
     result, report = check_runs_as_reported(model(CONVS, **layer_weights()["convs"]), tmp_path, x=normal(16, 3, 8, 8))
     assert {how for kind, how in precisions(report) if kind in ("Conv", "Gemm")} == {"int8"}
-    assert next(node for node in result.graph if node.outputs[0].name == "y").op_type == "Gemm"  # logits are not quantized
+    assert (
+        next(node for node in result.graph if node.outputs[0].name == "y").op_type == "Gemm"
+    )  # logits are not quantized
 
 
 @pytest.mark.parametrize(
@@ -678,10 +728,21 @@ def test_an_operator_of_another_domain_stays_and_its_bytes_feed_the_next_layer(t
     text = f"""<ir_version: 9, opset_import: ["": 17, "other": 1]> g (int64[n,3] ids) => (float[n,5] y{", float[n,1] t" if wide else ""}) {{
         h{", t" if wide else ""} = other.Lookup<shift=3>(ids, , table) x = DequantizeLinear(h, s, z) y = Gemm(x, w, b) }}"""
     proto = onnx.parser.parse_model(text)
-    arrays = {"table": np.ones((9, 24), np.uint8), "s": np.float32(0.1), "z": np.uint8(0), "w": normal(24, 5), "b": normal(5)}
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
+    arrays = {
+        "table": np.ones((9, 24), np.uint8),
+        "s": np.float32(0.1),
+        "z": np.uint8(0),
+        "w": normal(24, 5),
+        "b": normal(5),
+    }
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()
+    )
     found = ir.from_proto(proto)
-    found.graph[0].outputs[0].type, found.graph[0].outputs[0].shape = ir.TensorType(ir.DataType.UINT8), ir.Shape(["n", 24])
+    found.graph[0].outputs[0].type, found.graph[0].outputs[0].shape = (
+        ir.TensorType(ir.DataType.UINT8),
+        ir.Shape(["n", 24]),
+    )
     x = TensorRange(0, 25.5, 0, 25.5, 1)
     table = CalibrationTable(io.digest(found), "minmax", 1, "", {"x": x})
     result, report = quantize(found, QuantRecipe(), table)
@@ -692,7 +753,10 @@ def test_an_operator_of_another_domain_stays_and_its_bytes_feed_the_next_layer(t
 
 
 def test_a_relu_kept_float(tmp_path):
-    found, x = model("(float[n,16] x) => (float[n,16] y) { h = Gemm(x, w) r = Relu(h) y = Neg(r) }", w=normal(16, 16)), normal(64, 16)
+    found, x = (
+        model("(float[n,16] x) => (float[n,16] y) { h = Gemm(x, w) r = Relu(h) y = Neg(r) }", w=normal(16, 16)),
+        normal(64, 16),
+    )
     result, report = quantized(found, QuantRecipe(keep_float=("r",)), x=x)
     assert precisions(report) == [("Gemm", "int8"), ("Relu", "float"), ("Neg", "float")]
     check_executed(result, report, tmp_path, x=x)
@@ -774,7 +838,10 @@ def networks(draw):
         x, k = "x0", numbers + 4 * fields
     for number, width in enumerate(widths):
         w = rng.normal(0, 1 / np.sqrt(k), (k, width)).astype(np.float32)
-        weights |= {f"w{number}": w.T.copy() if kind == "transB" else w, f"b{number}": rng.normal(0, 0.3, width).astype(np.float32)}
+        weights |= {
+            f"w{number}": w.T.copy() if kind == "transB" else w,
+            f"b{number}": rng.normal(0, 0.3, width).astype(np.float32),
+        }
         layer = {
             "Gemm": f"h{number} = Gemm({x}, w{number}, b{number})",
             "transB": f"h{number} = Gemm<transB=1>({x}, w{number}, b{number})",
@@ -788,7 +855,9 @@ def networks(draw):
             x = f"r{number}"
     body.append(f"y = Sigmoid({x})" if draw(st.booleans()) else f"y = Neg({x})")
     inputs = f"{ids}[n,{max(fields, 1)}] ids, float[n,{numbers}] numbers" if fields else f"float[n,{numbers}] numbers"
-    used = {name: array for name, array in weights.items() if f"{name})" in " ".join(body) or f"{name}," in " ".join(body)}
+    used = {
+        name: array for name, array in weights.items() if f"{name})" in " ".join(body) or f"{name}," in " ".join(body)
+    }
     found = model(f"({inputs}) => (float[n,{k}] y) {{ {' '.join(body)} }}", **used)
     values = rng.normal(0, 1, (256, numbers)) if signed else rng.uniform(0, 1, (256, numbers))
     feeds = {"numbers": values.astype(np.float32)}

@@ -1,4 +1,6 @@
-"""Operators between layers, recipes and traps: small graphs that must run on bytes in both engines and stay near float."""
+"""Operators between layers, recipes and traps: small graphs that must run on bytes in both engines and stay near
+float.
+"""
 
 import re
 
@@ -26,11 +28,35 @@ def normal(*shape, scale=1.0):
 
 
 WEIGHTS = {
-    **{"k": normal(8, 3, 3, 3, scale=0.3), "kb": normal(8), "l": normal(8, 8, 3, 3, scale=0.15), "m": normal(8, 8, 1, 1, scale=0.4)},
-    **{"d": normal(8, 1, 3, 3, scale=0.4), "c2": normal(8, 16, 1, 1, scale=0.3), "w": normal(8, 8, scale=0.4), "b": normal(8)},
-    **{"w3": normal(4, 16, 8, scale=0.3), "zero": np.float32(0), "six": np.float32(6), "half": np.full((1, 8, 1, 1), 0.5, np.float32)},
-    **{"axes": np.array([2, 3]), "twice": np.array([1, 1, 2, 2], np.float32), "even": np.array([0, 2, 4]), "rows": np.array([0, 8, -1])},
-    **{"image": np.array([0, 8, 8, 8]), "around": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "slope": np.full((8, 1, 1), 0.1, np.float32)},
+    **{
+        "k": normal(8, 3, 3, 3, scale=0.3),
+        "kb": normal(8),
+        "l": normal(8, 8, 3, 3, scale=0.15),
+        "m": normal(8, 8, 1, 1, scale=0.4),
+    },
+    **{
+        "d": normal(8, 1, 3, 3, scale=0.4),
+        "c2": normal(8, 16, 1, 1, scale=0.3),
+        "w": normal(8, 8, scale=0.4),
+        "b": normal(8),
+    },
+    **{
+        "w3": normal(4, 16, 8, scale=0.3),
+        "zero": np.float32(0),
+        "six": np.float32(6),
+        "half": np.full((1, 8, 1, 1), 0.5, np.float32),
+    },
+    **{
+        "axes": np.array([2, 3]),
+        "twice": np.array([1, 1, 2, 2], np.float32),
+        "even": np.array([0, 2, 4]),
+        "rows": np.array([0, 8, -1]),
+    },
+    **{
+        "image": np.array([0, 8, 8, 8]),
+        "around": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+        "slope": np.full((8, 1, 1), 0.1, np.float32),
+    },
     **{"one": np.array([1]), "same": np.array([1, 8, 1, 1]), "two": np.array([2]), "w4": normal(64, 8, scale=0.2)},
     **{"flat": np.array([0, 8, 9]), "first": np.array([0]), "sizes": np.array([1, 8]), "token": normal(1, 1, 8)},
 }
@@ -59,7 +85,9 @@ def decibels(output, expected):
 
 
 def check(found, least, folder, recipe=None, **feeds):
-    """(report, {engine: what ran}); every output is within `least` dB of float in both engines, and of any batch size."""
+    """(report, {engine: what ran}); every output is within `least` dB of float in both engines, and of any batch
+    size.
+    """
     result, report = quantized(found, recipe, **feeds)
     path, expected = io.save(result, folder / "int8.onnx"), run(found, **feeds)
     ran = {}
@@ -68,18 +96,27 @@ def check(found, least, folder, recipe=None, **feeds):
         for size in (16, 3):
             part = {name: array[:size] for name, array in feeds.items()}
             for name, output in session.run(part).items():
-                assert decibels(output, expected[name][:size]) > least, (engine, name, decibels(output, expected[name][:size]))
+                assert decibels(output, expected[name][:size]) > least, (
+                    engine,
+                    name,
+                    decibels(output, expected[name][:size]),
+                )
         ran[engine] = [(each.type, each.precision) for each in session.executed(feeds)]
     return report, ran
 
 
-# what an engine may do in float beside the layer under test: the first quantize step, the last operator and what brings it back
+# what an engine may do in float beside the layer under test: the first quantize step, the last operator and what brings
+# it back
 AT_THE_ENDS = {"QuantizeLinear", "Neg", "Subgraph", "Reorder", "Softmax", "Add"}
 LAST = "z = Conv({}, m) y = Neg(z)"
 
 # body, what onnxruntime must run on bytes, least dB; measured ones lie 3 dB or more above
 CASES = {
-    "add, relu": ("a = Conv<pads=[1,1,1,1]>(r, l, kb) s = Add(a, r) t = Relu(s) " + LAST.format("t"), ["QLinearAdd"], 34),
+    "add, relu": (
+        "a = Conv<pads=[1,1,1,1]>(r, l, kb) s = Add(a, r) t = Relu(s) " + LAST.format("t"),
+        ["QLinearAdd"],
+        34,
+    ),
     "add, signed": ("a = Conv<pads=[1,1,1,1]>(r, l, kb) s = Add(a, r) " + LAST.format("s"), ["QLinearAdd"], 34),
     "add of one tensor twice": ("s = Add(r, r) " + LAST.format("s"), ["QLinearAdd"], 34),
     "two adds in a row": (
@@ -96,22 +133,38 @@ CASES = {
     "leaky relu": ("i = Conv(r, m) s = LeakyRelu<alpha=0.1>(i) " + LAST.format("s"), ["QLinearLeakyRelu"], 25),
     "relu6": ("i = Conv(r, m) s = Clip(i, zero, six) " + LAST.format("s"), [], 30),
     "product with a constant": ("s = Mul(r, half) " + LAST.format("s"), ["QLinearMul"], 33),
-    "concat": ("a = Conv(r, m) i = Conv<pads=[1,1,1,1]>(r, l) s = Concat<axis=1>(a, i) z = Conv(s, c2) y = Neg(z)", ["Concat"], 30),
+    "concat": (
+        "a = Conv(r, m) i = Conv<pads=[1,1,1,1]>(r, l) s = Concat<axis=1>(a, i) z = Conv(s, c2) y = Neg(z)",
+        ["Concat"],
+        30,
+    ),
     "concat, densely": ("a = Conv(r, m) s = Concat<axis=1>(r, a) z = Conv(s, c2) y = Neg(z)", [], 31),
     "concat of a tensor and itself": ("s = Concat<axis=1>(r, r) z = Conv(s, c2) y = Neg(z)", [], 30),
-    "max pool": ("s = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(r) " + LAST.format("s"), ["NhwcMaxPool"], 36),
+    "max pool": (
+        "s = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(r) " + LAST.format("s"),
+        ["NhwcMaxPool"],
+        36,
+    ),
     "max pool beside a layer": (
         "s = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>(r) a = Conv(r, m) t = Add(s, a) " + LAST.format("t"),
         ["NhwcMaxPool", "QLinearAdd"],
         31,
     ),
-    "average pool": ("s = AveragePool<kernel_shape=[2,2], strides=[2,2]>(r) " + LAST.format("s"), ["QLinearAveragePool"], 35),
+    "average pool": (
+        "s = AveragePool<kernel_shape=[2,2], strides=[2,2]>(r) " + LAST.format("s"),
+        ["QLinearAveragePool"],
+        35,
+    ),
     "mean over the image": (
         "s = ReduceMean<axes=[2,3], keepdims=0>(r) z = Gemm(s, w, b) y = Neg(z)",
         ["QLinearGlobalAveragePool", "QGemm"],
         40,
     ),
-    "mean, axes from the end": ("s = ReduceMean<axes=[-2,-1]>(r) " + LAST.format("s"), ["QLinearGlobalAveragePool"], 37),
+    "mean, axes from the end": (
+        "s = ReduceMean<axes=[-2,-1]>(r) " + LAST.format("s"),
+        ["QLinearGlobalAveragePool"],
+        37,
+    ),
     "global average pool": (
         "s = GlobalAveragePool(r) f = Flatten(s) z = Gemm(f, w, b) y = Neg(z)",
         ["QLinearGlobalAveragePool", "QGemm"],
@@ -119,7 +172,11 @@ CASES = {
     ),
     "resize": ('s = Resize<mode="nearest">(r, , twice) ' + LAST.format("s"), ["Resize"], 32),
     "resize, linear": ('s = Resize<mode="linear">(r, , twice) ' + LAST.format("s"), ["Resize"], 28),
-    "reshape, transpose": ("s = Reshape(r, rows) t = Transpose<perm=[0,2,1]>(s) z = MatMul(t, w) y = Neg(z)", ["MatMulIntegerToFloat"], 37),
+    "reshape, transpose": (
+        "s = Reshape(r, rows) t = Transpose<perm=[0,2,1]>(s) z = MatMul(t, w) y = Neg(z)",
+        ["MatMulIntegerToFloat"],
+        37,
+    ),
     "gather": ("s = Gather<axis=2>(r, even) " + LAST.format("s"), ["Gather"], 33),
     "slice": ("s = Slice(r, one, two, two) " + LAST.format("s"), ["Slice"], 30),
     "pad": ("s = Pad(r, around) z = Conv(s, l) y = Neg(z)", ["Pad"], 31),
@@ -129,7 +186,11 @@ CASES = {
         ["QLinearAdd"],
         29,
     ),
-    "batched weights": ("s = Reshape(r, rows) t = Reshape(s, image) z = MatMul(t, w) y = Neg(z)", ["MatMulIntegerToFloat"], 35),
+    "batched weights": (
+        "s = Reshape(r, rows) t = Reshape(s, image) z = MatMul(t, w) y = Neg(z)",
+        ["MatMulIntegerToFloat"],
+        35,
+    ),
 }
 
 
@@ -143,7 +204,9 @@ def test_operators_run_on_bytes_in_both_engines(tmp_path, name):
         assert on_bytes.count(each) == wanted.count(each), ran
     allowed = AT_THE_ENDS | {"QLinearConcat"}  # its first input is a scale
     for engine, found in ran.items():
-        assert [kind for kind, precision in found if precision == "f32" and kind not in allowed and kind != "Reshape"] == [], (
+        assert [
+            kind for kind, precision in found if precision == "f32" and kind not in allowed and kind != "Reshape"
+        ] == [], (
             engine,
             found,
         )
@@ -152,31 +215,45 @@ def test_operators_run_on_bytes_in_both_engines(tmp_path, name):
 
 @pytest.mark.parametrize("function", ["HardSwish(i)", "Tanh(i)", "PRelu(i, slope)", "Elu(i)"])
 def test_functions_without_an_integer_kernel_stand_between_bytes(tmp_path, function):
-    report, _ = check(image(f"i = Conv(r, m) s = {function} t = Add(s, r) " + LAST.format("t")), 24, tmp_path, x=normal(16, 3, 8, 8))
+    report, _ = check(
+        image(f"i = Conv(r, m) s = {function} t = Add(s, r) " + LAST.format("t")), 24, tmp_path, x=normal(16, 3, 8, 8)
+    )
     told = {each.type: (each.precision, each.reason) for each in report.operators}
     assert told[function.split("(")[0]] == ("float", "computed in float between bytes") and told["Add"] == ("int8", "")
 
 
 def test_the_last_operators_stay_float(tmp_path):
-    found = image("a = Conv<pads=[1,1,1,1]>(r, l, kb) s = Add(a, r) t = Relu(s) g = GlobalAveragePool(t) y = Softmax<axis=1>(g)")
+    found = image(
+        "a = Conv<pads=[1,1,1,1]>(r, l, kb) s = Add(a, r) t = Relu(s) g = GlobalAveragePool(t) y = Softmax<axis=1>(g)"
+    )
     report, _ = check(found, 30, tmp_path, x=normal(16, 3, 8, 8))
     told = {each.name: (each.precision, each.reason) for each in report.operators}
     assert told["s"] == ("float", "nothing after it is int8") == told["g"] and told["a"] == ("int8", "")
 
 
 def test_a_product_with_something_computed_from_constants_stays_float(tmp_path):
-    report, _ = check(image("c = Relu(half) e = Reshape(c, same) s = Mul(r, e) " + LAST.format("s")), 30, tmp_path, x=normal(16, 3, 8, 8))
+    report, _ = check(
+        image("c = Relu(half) e = Reshape(c, same) s = Mul(r, e) " + LAST.format("s")),
+        30,
+        tmp_path,
+        x=normal(16, 3, 8, 8),
+    )
     told = {each.name: (each.precision, each.reason) for each in report.operators}
     assert told["s"] == ("float", "its input e is float") and told["z"] == ("int8", "")
 
 
 def test_steps_that_cancel_are_removed():
-    found = image("a = Conv(r, m) s = Concat<axis=1>(r, r) t = Transpose<perm=[0,1,3,2]>(s) z = Conv(t, c2) u = Add(z, a) y = Neg(u)")
+    found = image(
+        "a = Conv(r, m) s = Concat<axis=1>(r, r) t = Transpose<perm=[0,1,3,2]>(s) z = Conv(t, c2) u = Add(z, a) y = "
+        "Neg(u)"
+    )
     result, _ = quantized(found, x=normal(16, 3, 8, 8))
     for node in result.graph:
         source = node.inputs[0].producer() if node.op_type == "QuantizeLinear" else None
         if source is not None and source.op_type == "DequantizeLinear":
-            assert [query.constant(each).item() for each in source.inputs[1:]] != [query.constant(each).item() for each in node.inputs[1:]]
+            assert [query.constant(each).item() for each in source.inputs[1:]] != [
+                query.constant(each).item() for each in node.inputs[1:]
+            ]
 
 
 def test_a_relu_beside_another_reader(tmp_path):
@@ -194,7 +271,12 @@ def test_an_output_that_is_read_inside_too(tmp_path):
 
 
 def test_one_weight_of_two_convolutions(tmp_path):
-    report, _ = check(image("a = Conv(r, m, kb) i = Conv(a, m) s = Add(a, i) " + LAST.format("s")), 24, tmp_path, x=normal(16, 3, 8, 8))
+    report, _ = check(
+        image("a = Conv(r, m, kb) i = Conv(a, m) s = Add(a, i) " + LAST.format("s")),
+        24,
+        tmp_path,
+        x=normal(16, 3, 8, 8),
+    )
     assert report.counts() == {"int8": 6, "float": 1}
 
 
@@ -221,8 +303,12 @@ def test_opsets(tmp_path, opset):
 
 
 def test_a_mean_over_something_else_stays_float(tmp_path):
-    report, _ = check(image("s = ReduceMean<axes=[1]>(r) z = MatMul(s, w) y = Neg(z)"), 30, tmp_path, x=normal(16, 3, 8, 8))
-    assert {each.type: each.reason for each in report.operators}["ReduceMean"] == "its mean is not over height and width"
+    report, _ = check(
+        image("s = ReduceMean<axes=[1]>(r) z = MatMul(s, w) y = Neg(z)"), 30, tmp_path, x=normal(16, 3, 8, 8)
+    )
+    assert {each.type: each.reason for each in report.operators}[
+        "ReduceMean"
+    ] == "its mean is not over height and width"
 
 
 ATTENTION = """(float[n,16,64] x) => (float y) {
@@ -235,7 +321,9 @@ ATTENTION = """(float[n,16,64] x) => (float y) {
 
 def attention(text=ATTENTION, **more):
     weights = {name: normal(64, 64, scale=0.12) for name in ("wq", "wk", "wv", "wo")}
-    found = model(text, **weights, b=normal(64, scale=0.2), heads=np.array([0, 16, 4, 16]), joined=np.array([0, 16, 64]), **more)
+    found = model(
+        text, **weights, b=normal(64, scale=0.2), heads=np.array([0, 16, 4, 16]), joined=np.array([0, 16, 64]), **more
+    )
     found.graph.outputs[0].shape = None
     return found
 
@@ -244,7 +332,10 @@ def test_products_of_two_activations(tmp_path):
     report, ran = check(attention(), 30, tmp_path, x=normal(16, 16, 64))
     told = {each.name: each for each in report.operators}
     assert all(each.precision == "int8" for each in report.operators if each.type == "MatMul")
-    assert told["p"].reason == "Softmax has no int8 form here" and told["q1"].reason == "engines make it part of the product before it"
+    assert (
+        told["p"].reason == "Softmax has no int8 form here"
+        and told["q1"].reason == "engines make it part of the product before it"
+    )
     kinds = [kind for kind, _ in ran["onnxruntime"]]
     assert sum(kinds.count(each) for each in ("MatMulIntegerToFloat", "QLinearMatMul")) == 6
     if "openvino" in EXACT:
@@ -279,7 +370,8 @@ def test_a_token_before_the_patches_of_an_image(tmp_path, shaped):
 
 
 @pytest.mark.parametrize(
-    "reduce", ["ReduceMean<axes=[1],keepdims=0>(h)", "ReduceMax<axes=[1],keepdims=0>(h)", "ReduceSum<keepdims=0>(h, one)"]
+    "reduce",
+    ["ReduceMean<axes=[1],keepdims=0>(h)", "ReduceMax<axes=[1],keepdims=0>(h)", "ReduceSum<keepdims=0>(h, one)"],
 )
 @pytest.mark.parametrize("rest", ["z = MatMul(r, w) y = Neg(z)", "y = Neg(r)"])
 def test_products_without_bias_that_are_reduced(tmp_path, reduce, rest):
@@ -298,11 +390,15 @@ def test_dynamic_products(tmp_path):
     report, ran = check(found, 30, tmp_path, recipe, x=x)
     told = [(each.precision, each.reason) for each in report.operators if each.type == "MatMulInteger"]
     assert told == [("int8", "its input is quantized at run time")] * 4
-    assert not [each for each in report.operators if each.type in ("Cast", "Mul", "DynamicQuantizeLinear")]  # parts of the products
+    assert not [
+        each for each in report.operators if each.type in ("Cast", "Mul", "DynamicQuantizeLinear")
+    ]  # parts of the products
     result, _ = quantized(found, recipe, x=x)
     assert ops(result).count("DynamicQuantizeLinear") == 2  # one for q, k and v
     kinds = [kind for kind, _ in ran["onnxruntime"]]
-    assert kinds.count("DynamicQuantizeMatMul") + kinds.count("MatMulIntegerToFloat") == 4 and "MatMulInteger" not in kinds
+    assert (
+        kinds.count("DynamicQuantizeMatMul") + kinds.count("MatMulIntegerToFloat") == 4 and "MatMulInteger" not in kinds
+    )
 
 
 @pytest.mark.parametrize("turned", [0, 1])
@@ -329,7 +425,11 @@ def test_symmetric_activations(tmp_path):
     found, x = image("a = Conv(h, m) s = Add(a, r) z = Conv(s, m) y = Neg(z)"), normal(16, 3, 8, 8)
     check(found, 24, tmp_path, QuantRecipe(symmetric=True), x=x)
     result, _ = quantized(found, QuantRecipe(symmetric=True), x=x)
-    zeros = {name: int(query.constant(value)) for name, value in result.graph.initializers.items() if name[1:] == ".zero_point"}
+    zeros = {
+        name: int(query.constant(value))
+        for name, value in result.graph.initializers.items()
+        if name[1:] == ".zero_point"
+    }
     assert zeros["x"[0] + ".zero_point"] == 128 and zeros["r.zero_point"] == 0 and set(zeros.values()) == {0, 128}
     scale = query.constant(result.graph.initializers["x.scale"])
     np.testing.assert_allclose(scale, np.abs(x).max() / 127, rtol=1e-6)
@@ -365,7 +465,9 @@ def test_reduced_range_avoids_the_saturation_of_16_bit_pairs(reduced):
 
 @st.composite
 def networks(draw):
-    """A float model over images: convolutions, sums, products, pools, joins, functions and moves in any order, of any tensors so far."""
+    """A float model over images: convolutions, sums, products, pools, joins, functions and moves in any order, of any
+    tensors so far.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     body, weights, pool = ["t0 = Conv<pads=[1,1,1,1]>(x, w0, b0)"], {}, ["t0"]
 
@@ -377,7 +479,11 @@ def networks(draw):
     for number in range(1, draw(st.integers(2, 9))):
         a, b = draw(st.sampled_from(pool)), draw(st.sampled_from(pool))
         t, w = f"t{number}", f"w{number}"
-        kind = draw(st.sampled_from([*("conv", "pointwise", "depthwise") * 2, "relu", "relu6", "add", "add", "gate", "concat", *MOVED]))
+        kind = draw(
+            st.sampled_from(
+                [*("conv", "pointwise", "depthwise") * 2, "relu", "relu6", "add", "add", "gate", "concat", *MOVED]
+            )
+        )
         if kind == "conv":
             weight(w, 8, 8, 3, 3, fan=72)
             body.append(f"{t} = Conv<pads=[1,1,1,1]>({a}, {w})")
@@ -398,7 +504,12 @@ def networks(draw):
             body.append(f"{t} = " + {"relu": "Relu({})", "relu6": "Clip({}, zero, six)", **MOVED}[kind].format(a))
         pool.append(t)
     weight("wz", 8, 6, fan=8)
-    weights |= {"image": np.array([0, 8, 8, 8]), "zero": np.float32(0), "six": np.float32(6), "order": np.arange(8)[::-1].copy()}
+    weights |= {
+        "image": np.array([0, 8, 8, 8]),
+        "zero": np.float32(0),
+        "six": np.float32(6),
+        "order": np.arange(8)[::-1].copy(),
+    }
     also = draw(st.sampled_from(pool))  # also leaves the graph
     body.append(f"g = GlobalAveragePool({pool[-1]}) f = Flatten(g) z = Gemm(f, wz) y = Neg(z) also = Neg({also})")
     text = f"(float[n,3,8,8] x) => (float[n,6] y, float[n,8,8,8] also) {{ {' '.join(body)} }}"

@@ -49,7 +49,10 @@ def test_what_counts_stays_and_a_range_too_narrow_is_widened():
     feeds = {"x": RNG.uniform(-1, 1, (32, 16)).astype(np.float32)}
     table = calibrate(found, [feeds], "minmax")
     assert refined(found, RECIPE, table, [feeds]) == table
-    narrow = replace(table, tensors={name: replace(each, low=each.low / 1.6, high=each.high / 1.6) for name, each in table.tensors.items()})
+    narrow = replace(
+        table,
+        tensors={name: replace(each, low=each.low / 1.6, high=each.high / 1.6) for name, each in table.tensors.items()},
+    )
     assert refined(found, RECIPE, narrow, [feeds]).tensors["x"].high == pytest.approx(table.tensors["x"].high)
 
 
@@ -64,7 +67,11 @@ def test_a_softmax_is_looked_behind_and_idle_tensors_are_left_alone():
 
 def test_infinity_before_a_softmax_does_not_count():
     text = "(float[N,16] x) => (float[N,16] y) {{ h = Gemm(x, W)\n m = {} \n y = Softmax(m) }}"
-    weights, feeds, mask = normal(16, 16), {"x": normal(32, 16)}, np.where(np.arange(16) % 4, 0, -np.inf).astype(np.float32)
+    weights, feeds, mask = (
+        normal(16, 16),
+        {"x": normal(32, 16)},
+        np.where(np.arange(16) % 4, 0, -np.inf).astype(np.float32),
+    )
     masked = model(text.format("Add(h, mask)"), W=weights, mask=mask)
     table = calibrate(masked, [feeds], "minmax")
     assert 25 < output_sqnr(masked, quantize(masked, RECIPE, table)[0], [feeds]) < 60

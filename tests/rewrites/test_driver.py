@@ -46,9 +46,9 @@ def test_clean_up_expands_float16_weights():
         k = Constant<value = float16[2] {1, 2}>() c = Cast<to=1>(k) w = Cast<to=1>(half) h = MatMul(x, w) y = Add(h, c) }"""
     found = model(text, half=np.eye(2, dtype=np.float16))
     rewritten(found, x=np.ones((3, 2), np.float32), exact=True)
-    assert ops(found) == ["MatMul", "Add"] and {query.constant(each).dtype.name for each in found.graph.initializers.values()} == {
-        "float32"
-    }
+    assert ops(found) == ["MatMul", "Add"] and {
+        query.constant(each).dtype.name for each in found.graph.initializers.values()
+    } == {"float32"}
 
 
 def test_passes_run_in_order_until_none_fires():

@@ -47,7 +47,9 @@ def wrapped(body, zero=0, length=5, axis=0, shape=(5, 4), ids=(-5, -1, 0, 4)):
         WHERE,
         PRODUCTS.format("a, b"),
         PRODUCTS.format("b, a"),
-        WHERE.replace("Less(i, zero)", "Less(f, fzero)").replace("c =", "f = Cast<to=1>(i) fzero = Cast<to=1>(zero) c =", 1),
+        WHERE.replace("Less(i, zero)", "Less(f, fzero)").replace(
+            "c =", "f = Cast<to=1>(i) fzero = Cast<to=1>(zero) c =", 1
+        ),
     ],
     ids=["where", "products", "products, complement first", "comparison in float"],
 )
@@ -77,8 +79,14 @@ def test_fold_index_wrap_on_another_axis():
         (WHERE.replace("Add(i, length)", "Add(length, length)"), {"length": 1}),
         (PRODUCTS.format("a, a"), {"ids": (-4, -3, 1)}),
         (PRODUCTS.format("b, b"), {"ids": (-3, -2, 1)}),
-        (PRODUCTS.format("a, b").replace("Mul(m, w)", "Mul(m, i)").replace("Mul(i, inverse)", "Mul(w, inverse)"), {"ids": (-5, -1)}),
-        (PRODUCTS.format("a, b").replace("Not(c)", "Not(d)").replace("not =", "d = Less(i, length) not =", 1), {"ids": (-5, -1)}),
+        (
+            PRODUCTS.format("a, b").replace("Mul(m, w)", "Mul(m, i)").replace("Mul(i, inverse)", "Mul(w, inverse)"),
+            {"ids": (-5, -1)},
+        ),
+        (
+            PRODUCTS.format("a, b").replace("Not(c)", "Not(d)").replace("not =", "d = Less(i, length) not =", 1),
+            {"ids": (-5, -1)},
+        ),
     ],
 )
 def test_fold_index_wrap_leaves_another_selection_alone(body, changes):
@@ -110,7 +118,9 @@ def test_fuse_linear(text, shape):
 
 
 def test_fuse_linear_of_layers_that_share_weights_and_bias():
-    text = "(float[n,3] x) => (float[n,3] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) k = MatMul(r, w) y = Add(k, b) }"
+    text = (
+        "(float[n,3] x) => (float[n,3] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) k = MatMul(r, w) y = Add(k, b) }"
+    )
     found = model(text, w=normal(3, 3), b=normal(1, 3))
     assert rewritten(found, FuseLinear(), x=normal(4, 3)).fired("FuseLinear") == 2
     assert ops(found) == ["Gemm", "Relu", "Gemm"]
@@ -128,10 +138,20 @@ ROW = "what is added is not a constant row of one value per output"
     ("text", "weights", "feeds", "reason"),
     [
         (LINEAR.replace("y = Add(h, b)", "a = Add(h, b) y = Mul(a, h)"), {}, {}, None),  # two readers
-        (LINEAR.replace("(float[n,2] y)", "(float[n,2] y, float[n,2] h)"), {}, {}, None),  # the product leaves the graph
+        (
+            LINEAR.replace("(float[n,2] y)", "(float[n,2] y, float[n,2] h)"),
+            {},
+            {},
+            None,
+        ),  # the product leaves the graph
         (LINEAR.replace("Add(h, b)", "Sub(h, b)"), {}, {}, None),
         (LINEAR.replace("Add(h, b)", "Add(h, h)"), {}, {}, None),
-        (LINEAR.replace("n,3", "n,5,3").replace("n,2", "n,5,2"), {}, {"x": normal(4, 5, 3)}, "input is not known to be 2-D (rank 3)"),
+        (
+            LINEAR.replace("n,3", "n,5,3").replace("n,2", "n,5,2"),
+            {},
+            {"x": normal(4, 5, 3)},
+            "input is not known to be 2-D (rank 3)",
+        ),
         (LINEAR.replace("n,3] x", "n,3] x, float[2] b"), {"b": None}, {"b": normal(2)}, ROW),
         (LINEAR.replace("n,3] x", "n,3] x, float[3,2] w"), {"w": None}, {"w": normal(3, 2)}, None),
         (LINEAR, {"b": normal(4, 2)}, {}, ROW),
@@ -148,7 +168,9 @@ ROW = "what is added is not a constant row of one value per output"
     ],
 )
 def test_fuse_linear_near_misses(text, weights, feeds, reason):
-    values = {name: array for name, array in ({"w": normal(3, 2), "b": normal(2)} | weights).items() if array is not None}
+    values = {
+        name: array for name, array in ({"w": normal(3, 2), "b": normal(2)} | weights).items() if array is not None
+    }
     found = model(text, **values)
     kept = ops(found)
     report = rewritten(found, FuseLinear(), exact=True, **({"x": normal(4, 3)} | feeds))
@@ -164,7 +186,11 @@ RANGES = {"numbers": (0.0, 1.0)}
 
 
 def embedded(text=EMBEDDED, table_scale=0.02, **changes):
-    weights = {"T": normal(50, 8, scale=table_scale), "U": normal(70, 4, scale=table_scale), "w": normal(15, 6, scale=0.3)}
+    weights = {
+        "T": normal(50, 8, scale=table_scale),
+        "U": normal(70, 4, scale=table_scale),
+        "w": normal(15, 6, scale=0.3),
+    }
     return model(text, **{name: array for name, array in (weights | changes).items() if array is not None})
 
 
@@ -186,7 +212,11 @@ def rows(count=64):
     ],
 )
 def test_equalize_concat_changes_no_bit_of_the_output(text):
-    found = embedded(text, **({"b": normal(6)} if "Gemm" in text else {}), **({"shape": integers(-1, 8)} if "Reshape" in text else {}))
+    found = embedded(
+        text,
+        **({"b": normal(6)} if "Gemm" in text else {}),
+        **({"shape": integers(-1, 8)} if "Reshape" in text else {}),
+    )
     kept, before = ops(found), {name: query.constant(found.graph.initializers[name]) for name in ("T", "U", "w")}
     feeds = rows()
     if "Reshape" in text:
@@ -209,7 +239,9 @@ def test_equalize_concat_changes_no_bit_of_the_output(text):
         (EMBEDDED, {}, {}, "the range of its part numbers is not known"),
         (EMBEDDED.replace("Gather(U, j)", "Gather(T, j)"), {"w": normal(19, 6)}, RANGES, "table T has another reader"),
         (
-            EMBEDDED.replace("(float[n,6] y)", "(float[n,6] y, float[n,8] z)").replace("y = M", "z = Gather(T, j) y = M"),
+            EMBEDDED.replace("(float[n,6] y)", "(float[n,6] y, float[n,8] z)").replace(
+                "y = M", "z = Gather(T, j) y = M"
+            ),
             {},
             RANGES,
             "table T has another reader",
@@ -220,8 +252,18 @@ def test_equalize_concat_changes_no_bit_of_the_output(text):
             RANGES,
             "its only reader is not a MatMul or Gemm",
         ),
-        (EMBEDDED.replace("(float[n,6] y)", "(float[n,6] y, float[n,15] x)"), {}, RANGES, "its only reader is not a MatMul or Gemm"),
-        (EMBEDDED.replace("MatMul(x, w)", "Relu(x)").replace("n,6", "n,15"), {}, RANGES, "its only reader is not a MatMul or Gemm"),
+        (
+            EMBEDDED.replace("(float[n,6] y)", "(float[n,6] y, float[n,15] x)"),
+            {},
+            RANGES,
+            "its only reader is not a MatMul or Gemm",
+        ),
+        (
+            EMBEDDED.replace("MatMul(x, w)", "Relu(x)").replace("n,6", "n,15"),
+            {},
+            RANGES,
+            "its only reader is not a MatMul or Gemm",
+        ),
         (
             EMBEDDED.replace("MatMul(x, w)", "MatMul(v, x)").replace("[n,6]", "[a,b]"),
             {"v": normal(2, 64)},
@@ -264,12 +306,17 @@ def test_equalize_concat_of_another_axis_is_left_alone():
     found = embedded(text, U=normal(70, 8, scale=3.0), w=normal(8, 6))
     feeds = rows()
     report = rewritten(found, EqualizeConcat({}), exact=True, i=feeds["i"], j=feeds["j"])
-    assert report.fired("EqualizeConcat") == 0 and list(reasons(report, "EqualizeConcat").values()) == ["it does not join columns"]
+    assert report.fired("EqualizeConcat") == 0 and list(reasons(report, "EqualizeConcat").values()) == [
+        "it does not join columns"
+    ]
 
 
 def test_equalize_concat_needs_a_clear_gain():
     text = "(int64[n] i, int64[n] j) => (float[n,6] y) { e = Gather(T, i) f = Gather(U, j) x = Concat<axis=1>(e, f) y = MatMul(x, w) }"
-    tables = {"T": RNG.uniform(-1, 1, (500, 8)).astype(np.float32), "U": RNG.uniform(-1, 1, (500, 4)).astype(np.float32)}
+    tables = {
+        "T": RNG.uniform(-1, 1, (500, 8)).astype(np.float32),
+        "U": RNG.uniform(-1, 1, (500, 4)).astype(np.float32),
+    }
     found = embedded(text, **tables, w=RNG.uniform(-1, 1, (12, 6)).astype(np.float32))
     feeds = rows()
     assert rewritten(found, EqualizeConcat({}), exact=True, i=feeds["i"], j=feeds["j"]).fired("EqualizeConcat") == 0
@@ -357,7 +404,9 @@ def test_quantize_early_passes_a_whole_chain_and_splits_at_a_concatenation():
 @pytest.mark.parametrize("axis", [0, 1])
 def test_quantize_early_stores_a_table_as_bytes(axis):
     text = f"(int64[n] i) => (uint8[a,b] q) {{ e = Gather<axis={axis}>(T, i) q = QuantizeLinear(e, s, z) }}"
-    table = np.append(normal(6, 5), [[-9.0, 9.0, 0.01, 0.03, -0.05]], axis=0).astype(np.float32)  # saturates; halves round to even
+    table = np.append(normal(6, 5), [[-9.0, 9.0, 0.01, 0.03, -0.05]], axis=0).astype(
+        np.float32
+    )  # saturates; halves round to even
     found = model(text, **STEP, T=table)
     rewritten(found, QuantizeEarly(), exact=True, i=integers(4, 0, -1, 3))
     assert ops(found) == ["Gather"] and found.graph[0].inputs[0].dtype == ir.DataType.UINT8

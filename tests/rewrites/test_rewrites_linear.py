@@ -21,12 +21,21 @@ ATTENTION = """(float[n, t, 8] x, float[n, 2, 4, s] keys) => (float[n, 2, t, s] 
 def attention(scale: str):
     random = np.random.default_rng(0)
     weights = {"W": random.normal(size=(8, 8)).astype(np.float32), "b": random.normal(size=8).astype(np.float32)}
-    return model(ATTENTION.format(scale=scale), heads=np.array([0, 0, 2, -1]), c=np.float32(3), v=np.ones(5, np.float32), **weights)
+    return model(
+        ATTENTION.format(scale=scale),
+        heads=np.array([0, 0, 2, -1]),
+        c=np.float32(3),
+        v=np.ones(5, np.float32),
+        **weights,
+    )
 
 
 def attention_inputs():
     random = np.random.default_rng(1)
-    return {"x": random.normal(size=(2, 3, 8)).astype(np.float32), "keys": random.normal(size=(2, 2, 4, 5)).astype(np.float32)}
+    return {
+        "x": random.normal(size=(2, 3, 8)).astype(np.float32),
+        "keys": random.normal(size=(2, 2, 4, 5)).astype(np.float32),
+    }
 
 
 @pytest.mark.parametrize("scale", ["Div(scores, c)", "Mul(scores, c)", "Mul(c, scores)"])
@@ -45,7 +54,8 @@ def test_no_scale_of_one_number_is_left_alone(scale):
 
 def test_a_scale_is_not_folded_into_what_others_read():
     m = model(
-        "(float[n, 4] x, float[4, m] k) => (float[n, m] y, float[n, 4] q) { q = MatMul(x, W)  s = MatMul(q, k)  y = Div(s, c) }",
+        "(float[n, 4] x, float[4, m] k) => (float[n, m] y, float[n, 4] q) "
+        "{ q = MatMul(x, W)  s = MatMul(q, k)  y = Div(s, c) }",
         W=np.eye(4, dtype=np.float32),
         c=np.float32(2),
     )
@@ -65,7 +75,12 @@ QUANTIZED = """({type} x) => (float[n, 3] y) {{
 
 def quantized_linear(bias, kind="float[n, 4]"):
     constants = {"s": np.float32(0.5), "z": np.uint8(7), "t": np.array([0.25, 0.5, 1], np.float32)}
-    return model(QUANTIZED.format(type=kind), W=np.arange(-6, 6, dtype=np.int8).reshape(4, 3), b=np.array(bias, np.float32), **constants)
+    return model(
+        QUANTIZED.format(type=kind),
+        W=np.arange(-6, 6, dtype=np.int8).reshape(4, 3),
+        b=np.array(bias, np.float32),
+        **constants,
+    )
 
 
 def test_a_product_of_bytes_takes_its_bias_along():
@@ -76,7 +91,9 @@ def test_a_product_of_bytes_takes_its_bias_along():
 
 
 def test_what_is_added_to_a_product_of_bytes_may_be_computed():
-    text = QUANTIZED.format(type="float[n, 4]").replace("x) =>", "x, float[n, 3] r) =>").replace("Add(p, b)", "Add(r, p)")
+    text = (
+        QUANTIZED.format(type="float[n, 4]").replace("x) =>", "x, float[n, 3] r) =>").replace("Add(p, b)", "Add(r, p)")
+    )
     constants = {"s": np.float32(0.5), "z": np.uint8(7), "t": np.array([0.25, 0.5, 1], np.float32)}
     m = model(text, W=np.arange(-6, 6, dtype=np.int8).reshape(4, 3), **constants)
     random = np.random.default_rng(0)

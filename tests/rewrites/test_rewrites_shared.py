@@ -1,4 +1,6 @@
-"""The passes before quantization, from ONNX text: the op list after, numerics before against after, near misses, idempotence."""
+"""The passes before quantization, from ONNX text: the op list after, numerics before against after, near misses,
+idempotence.
+"""
 
 import random
 
@@ -83,7 +85,10 @@ def test_scales_and_shifts_after_a_conv_are_a_batch_norm_too():
 
 def test_a_scale_after_a_matmul_but_no_shift():
     found = model(
-        "(float[n,k,4] x) => (float[n,k,6] y) { c = MatMul(x, W) d = Mul(c, s) y = Add(d, b) }", W=normal(4, 6), s=normal(6), b=normal(6)
+        "(float[n,k,4] x) => (float[n,k,6] y) { c = MatMul(x, W) d = Mul(c, s) y = Add(d, b) }",
+        W=normal(4, 6),
+        s=normal(6),
+        b=normal(6),
     )
     fires(found, FoldBatchNorm(), "MatMul Add", x=normal(2, 3, 4))
 
@@ -97,10 +102,15 @@ def test_batch_norm_before_a_conv_without_padding():
 
 
 def test_input_normalization_before_a_layer():
-    found = conv("c = Sub(x, mean) d = Div(c, std) y = Conv(d, W)", mean=normal(1, 4, 1, 1), std=np.abs(normal(4, 1, 1)) + 1)
+    found = conv(
+        "c = Sub(x, mean) d = Div(c, std) y = Conv(d, W)", mean=normal(1, 4, 1, 1), std=np.abs(normal(4, 1, 1)) + 1
+    )
     fires(found, FoldBatchNorm(), "Conv", **IMAGE)
     found = model(
-        "(float[n,4] x) => (float[n,6] y) { c = Mul(x, s) d = Add(c, t) y = Gemm(d, W) }", s=normal(4), t=normal(1, 4), W=normal(4, 6)
+        "(float[n,4] x) => (float[n,6] y) { c = Mul(x, s) d = Add(c, t) y = Gemm(d, W) }",
+        s=normal(4),
+        t=normal(1, 4),
+        W=normal(4, 6),
     )
     fires(found, FoldBatchNorm(), "Gemm", x=normal(3, 4))
 
@@ -116,12 +126,14 @@ T4 = normal(1, 4, 1, 1)
         (PADDED.replace("pads=[1,1,1,1]", 'auto_pad="SAME_UPPER"'), {"t": T4}, "Add Conv", "pads its input with zeros"),
         (PADDED.replace("Add", "Mul"), {"t": T4}, "Conv", None),  # 0 * t = 0
         ("c = Conv(x, W) d = Relu(c) e = BatchNormalization(c, g, be, m, v) y = Add(d, e)", BN, None, "its result is read by others"),
-        (f"k = ReduceMean<keepdims=0>(x) Wc = Mul(W, k) c = Conv(x, Wc) {NORM}", BN, None, None),  # weights are computed
+        # weights are computed
+        (f"k = ReduceMean<keepdims=0>(x) Wc = Mul(W, k) c = Conv(x, Wc) {NORM}", BN, None, None),
         ("c = Conv(x, W) y = Mul(c, s)", {"s": normal(1, 6, 3, 1)}, None, None),  # a scale that varies along a picture
         ("c = Conv(x, W) y = Mul(c, s)", {"s": normal(2, 6, 1, 1)}, None, None),  # along the batch
         ("c = Conv(x, W) y = Mul(c, s)", {"s": normal(6, 1)[:3]}, None, None),
         ("c = Conv(x, W) y = Add(c, s)", {"s": normal(2, 1, 6, 1, 1)[:1]}, None, None),  # raises the rank
-        ("c = Conv(x, one) y = Mul(c, s)", {"one": normal(1, 4, 3, 3), "s": normal(1, 6, 1, 1)}, None, None),  # one channel becomes six
+        # one channel becomes six
+        ("c = Conv(x, one) y = Mul(c, s)", {"one": normal(1, 4, 3, 3), "s": normal(1, 6, 1, 1)}, None, None),
         ("c = Conv(x, W) y = Sub(s, c)", {"s": normal(1, 6, 1, 1)}, None, None),
         ("c = Conv(x, W) y = Div(c, s)", {"s": np.zeros((1, 6, 1, 1), np.float32)}, None, None),
         ("c = Conv(x, W) y = Mul(c, s)", {"s": np.full((6, 1, 1), 3e38, np.float32), "W": normal(6, 4, 3, 3, scale=9)}, None, "the range"),
@@ -135,7 +147,9 @@ def test_fold_batch_norm_near_misses(body, weights, left, reason):
     one = FoldBatchNorm()
     report = rewrite(found, [one])
     assert ops(found) == (before if left is None else left.split())
-    assert (reason is None) == (not one.refused) and all(reason in each for each in reasons(report, "FoldBatchNorm").values())
+    assert (reason is None) == (not one.refused) and all(
+        reason in each for each in reasons(report, "FoldBatchNorm").values()
+    )
 
 
 def test_the_last_factor_of_a_gelu_stays():
@@ -161,7 +175,9 @@ def test_a_shared_weight_is_folded_for_its_own_reader_only():
 
 def test_constants_are_computed_once():
     found = model(
-        "(float[n,3] x) => (float[n,3] y) { a = Mul(k, k) b = Transpose(a) c = ReduceSum<keepdims=0>(b) y = Mul(x, c) }", k=normal(3, 3)
+        "(float[n,3] x) => (float[n,3] y) "
+        "{ a = Mul(k, k) b = Transpose(a) c = ReduceSum<keepdims=0>(b) y = Mul(x, c) }",
+        k=normal(3, 3),
     )
     assert fires(found, FoldConstants(), "Mul", exact=True, x=normal(2, 3)).fired("FoldConstants") == 3
 
@@ -184,7 +200,13 @@ def test_shapes_of_static_dimensions_are_constants():
     ],
 )
 def test_what_is_not_constant_stays(body):
-    found = model(f"(float[n,3] x) => (float[n,3] y) {{ {body} }}", w=normal(3), q=np.ones(3, np.int8), s=np.float32(2), zero=np.int64(0))
+    found = model(
+        f"(float[n,3] x) => (float[n,3] y) {{ {body} }}",
+        w=normal(3),
+        q=np.ones(3, np.int8),
+        s=np.float32(2),
+        zero=np.int64(0),
+    )
     before = len(found.graph)
     assert not rewrite(found, [FoldConstants()]).fired("FoldConstants") and len(found.graph) == before
 
@@ -237,7 +259,8 @@ def test_two_ifs_with_the_same_inner_names():
 
 def test_dropout_and_casts_to_the_same_type_go():
     found = model(
-        "(float[n] x) => (float[n] y, float[n] z) { a, mask = Dropout(x, r) b = Cast<to=1>(a) y = Relu(b) z = Dropout(y) }",
+        "(float[n] x) => (float[n] y, float[n] z) "
+        "{ a, mask = Dropout(x, r) b = Cast<to=1>(a) y = Relu(b) z = Dropout(y) }",
         r=np.float32(0.5),
     )
     rewritten(found, RemoveDeadBranches(), exact=True, x=normal(3))
@@ -298,7 +321,11 @@ def test_hard_swish_needs_opset_14():
 @pytest.mark.parametrize(
     ("body", "left", "reason"),
     [
-        ("a = Max(x, zero) b = Neg(a) c = Min(six, a) y = Add(b, c)", "Relu Neg Clip Add", "Relu a before it has another reader"),
+        (
+            "a = Max(x, zero) b = Neg(a) c = Min(six, a) y = Add(b, c)",
+            "Relu Neg Clip Add",
+            "Relu a before it has another reader",
+        ),
         ("a = HardSigmoid(x) y = Mul(x, a)", "HardSigmoid Mul", "alpha 0.2"),
         ("a = HardSigmoid<alpha=0.16666667>(x) b = Neg(x) y = Mul(b, a)", "HardSigmoid Neg Mul", None),
         ("a = HardSigmoid<alpha=0.16666667>(x) b = Mul(x, a) y = Add(a, b)", "HardSigmoid Mul Add", "another reader"),
@@ -319,7 +346,11 @@ def test_activations_that_only_look_alike(body, left, reason):
     found.graph.outputs[0].shape = None
     report = rewritten(found, FuseActivations(), **WIDE)
     assert ops(found) == left.split()
-    assert reason in " ".join(reasons(report, "FuseActivations").values()) if reason else not reasons(report, "FuseActivations")
+    assert (
+        reason in " ".join(reasons(report, "FuseActivations").values())
+        if reason
+        else not reasons(report, "FuseActivations")
+    )
 
 
 # --- PushTransposes
@@ -345,7 +376,10 @@ X4D = {
         (f"a = {NHWC}(x) b = ReduceMean<axes=[1,2],keepdims=0>(a) y = Unsqueeze(b, ends)", "ReduceMean Unsqueeze"),
         (f"a = {NHWC}(x) b = ReduceSum(a, ends2) y = {NCHW}(b)", "ReduceSum"),
         (f"a = {NHWC}(x) b = Clip(a, one, two) c = {NCHW}(b) d = {NCHW}(b) e = Relu(d) y = Add(c, e)", "Clip Relu Add"),
-        (f"a = {NHWC}(x) b = Relu(a) c = {NCHW}(b) d = Abs(c) e = {NHWC}(d) f = Add(b, e) y = {NCHW}(f)", "Relu Abs Add"),  # residual
+        (
+            f"a = {NHWC}(x) b = Relu(a) c = {NCHW}(b) d = Abs(c) e = {NHWC}(d) f = Add(b, e) y = {NCHW}(f)",
+            "Relu Abs Add",
+        ),  # residual
         ("y = Transpose<perm=[0,1,2,3]>(x)", ""),
     ],
 )
@@ -372,14 +406,18 @@ def test_transposes_cancel(body, left):
         f"a = {NHWC}(x) b = Reshape(a, flat) c = Relu(b) d = Reshape(c, back) y = {NCHW}(d)",
         f"a = {NHWC}(x) b = Relu(a) c = Softmax(a) d = Mul(b, c) y = {NCHW}(d)",
         f"a = {NHWC}(x) b = Add(a, w5) y = Relu(b)",
-        f"a = {NHWC}(x) b = {NCHW}(x) c = Shape(a) d = Shape(b) e = Add(c, d) f = ReduceSum(e) g = Cast<to=1>(f) y = Mul(x, g)",
+        f"a = {NHWC}(x) b = {NCHW}(x) c = Shape(a) d = Shape(b) e = Add(c, d) f = ReduceSum(e) g = Cast<to=1>(f) y = "
+        "Mul(x, g)",
     ],
 )
 def test_transposes_that_are_needed_stay(body):
     found = model(T4D.format(body), 13, flat=integers(-1), back=integers(-1, 5, 6, 4), w5=normal(1, 1, 1, 1, 4))
     found.graph.outputs[0].shape = None
     before = sorted(ops(found))
-    assert rewritten(found, PushTransposes(), exact=True, **X4D).fired("PushTransposes") == 0 and sorted(ops(found)) == before
+    assert (
+        rewritten(found, PushTransposes(), exact=True, **X4D).fired("PushTransposes") == 0
+        and sorted(ops(found)) == before
+    )
 
 
 # --- FoldPad
@@ -411,7 +449,9 @@ def test_pads_go_into_the_operator(body, left):
 
 
 def test_pads_with_axes():
-    found = model(PAD.format("a = Pad(x, q, , ax) y = Conv(a, W)"), 18, q=integers(1, 0, 0, 2), ax=integers(-1, 2), **PADS)
+    found = model(
+        PAD.format("a = Pad(x, q, , ax) y = Conv(a, W)"), 18, q=integers(1, 0, 0, 2), ax=integers(-1, 2), **PADS
+    )
     fires(found, FoldPad(), "Conv", **PICTURE)
 
 
@@ -420,7 +460,10 @@ def test_pads_with_axes():
     [
         ("a = Pad(x, p) y = MaxPool<kernel_shape=[3,3]>(a)", "pads with the lowest value, not 0"),
         ("a = Relu(x) b = Pad(a, p) y = MaxPool<kernel_shape=[2,2]>(b)", "windows of padding alone"),
-        ("a = Pad(x, p) y = AveragePool<kernel_shape=[3,3],pads=[1,1,1,1],count_include_pad=1>(a)", "windows of padding alone"),
+        (
+            "a = Pad(x, p) y = AveragePool<kernel_shape=[3,3],pads=[1,1,1,1],count_include_pad=1>(a)",
+            "windows of padding alone",
+        ),
         ("a = Relu(x) b = Pad(a, p) y = MaxPool<kernel_shape=[4,4],pads=[1,1,1,1]>(b)", "its own value"),
         ("a = Relu(x) b = Pad(a, p) y = MaxPool<kernel_shape=[3,3],ceil_mode=1>(b)", "ceil_mode"),
         ("a = Pad(x, p, one) y = Conv(a, W)", "pads with 0"),
@@ -433,7 +476,9 @@ def test_pads_with_axes():
     ],
 )
 def test_fold_pad_near_misses(body, reason):
-    found = model(PAD.format(body), batch=integers(1, 0, 0, 0, 0, 0, 0, 0), cut=integers(0, 0, -1, 0, 0, 0, 0, 0), **PADS)
+    found = model(
+        PAD.format(body), batch=integers(1, 0, 0, 0, 0, 0, 0, 0), cut=integers(0, 0, -1, 0, 0, 0, 0, 0), **PADS
+    )
     report = rewritten(found, FoldPad(), exact=True, **PICTURE)
     assert "Pad" in ops(found) and reason in reasons(report, "FoldPad").popitem()[1]
 
@@ -449,12 +494,26 @@ CAT = "(float[n,4] x, float[n,2] z) => (float[n,k] y) {{ {} }}"
         ("a = Concat<axis=1>(x) y = Relu(a)", "Relu"),
         ("a = Concat<axis=1>(x, z) b = Concat<axis=-1>(z, a, x) y = Relu(b)", "Concat Relu"),
         ("a, b = Split<axis=1>(x) c = Concat<axis=-1>(a, b) y = Relu(c)", "Relu"),
-        ("a = Concat<axis=1>(x, z) b, c = Split<axis=1>(a, widths) d = Relu(c) y = Concat<axis=1>(d, b)", "Relu Concat"),
-        ("a = Concat<axis=1>(x, z) b = Concat<axis=1>(a, x) c = Concat<axis=1>(z, b) d = Concat<axis=1>(c, z) y = Relu(d)", "Concat Relu"),
+        (
+            "a = Concat<axis=1>(x, z) b, c = Split<axis=1>(a, widths) d = Relu(c) y = Concat<axis=1>(d, b)",
+            "Relu Concat",
+        ),
+        (
+            "a = Concat<axis=1>(x, z) b = Concat<axis=1>(a, x) c = Concat<axis=1>(z, b) d = Concat<axis=1>(c, z) y = "
+            "Relu(d)",
+            "Concat Relu",
+        ),
     ],
 )
 def test_concats_that_need_not_copy(body, left):
-    fires(model(CAT.format(body), widths=integers(4, 2)), SimplifyConcat(), left, exact=True, x=normal(3, 4), z=normal(3, 2))
+    fires(
+        model(CAT.format(body), widths=integers(4, 2)),
+        SimplifyConcat(),
+        left,
+        exact=True,
+        x=normal(3, 4),
+        z=normal(3, 2),
+    )
 
 
 @pytest.mark.parametrize(
@@ -472,7 +531,9 @@ def test_concats_that_are_needed_stay(body, reason):
     found = model(CAT.format(body))
     before = len(found.graph)
     report = rewritten(found, SimplifyConcat(), exact=True, x=normal(3, 4), z=normal(3, 2))
-    assert len(found.graph) == before and (reason is None or reason in " ".join(reasons(report, "SimplifyConcat").values()))
+    assert len(found.graph) == before and (
+        reason is None or reason in " ".join(reasons(report, "SimplifyConcat").values())
+    )
 
 
 # --- ReshapeChains
@@ -501,14 +562,19 @@ def test_reshapes_become_one(body, left):
         "m": integers(24),
         "same": integers(-1, 4, 6),
     }
-    fires(model(RES.format(body), copy=integers(0, 0, -1), **shapes), ReshapeChains(), left, exact=True, x=normal(3, 4, 6))
+    fires(
+        model(RES.format(body), copy=integers(0, 0, -1), **shapes), ReshapeChains(), left, exact=True, x=normal(3, 4, 6)
+    )
 
 
 @pytest.mark.parametrize(
     ("body", "left"),
     [
         ("a = Flatten(x) b = Relu(a) c = Unsqueeze(a, one) d = Squeeze(c, one) y = Add(b, d)", None),
-        ("s = Shape(x) n = Gather(s, first) v = Gather(t, n) w = Concat<axis=0>(v, rest) y = Reshape(x, w)", "two dimensions"),
+        (
+            "s = Shape(x) n = Gather(s, first) v = Gather(t, n) w = Concat<axis=0>(v, rest) y = Reshape(x, w)",
+            "two dimensions",
+        ),
     ],
 )
 def test_reshapes_that_stay(body, left):
@@ -524,7 +590,10 @@ LAYERS = {f"w{i}": normal(4, i + 1) for i in range(9)} | {f"b{i}": normal(i + 1)
 
 
 def heads(count, layer="h{i} = Gemm(x, w{i}, b{i}) r{i} = Relu(h{i}) s{i} = Neg(r{i})"):
-    return " ".join(layer.format(i=i) for i in range(count)) + f" y = Concat<axis=-1>({', '.join(f's{i}' for i in range(count))})"
+    return (
+        " ".join(layer.format(i=i) for i in range(count))
+        + f" y = Concat<axis=-1>({', '.join(f's{i}' for i in range(count))})"
+    )
 
 
 def test_siblings_become_one_layer_and_a_split_where_asked_for():
@@ -536,7 +605,9 @@ def test_siblings_become_one_layer_and_a_split_where_asked_for():
     fires(found, MergeSiblings(split=True), "Conv Split", **PICTURE)
 
 
-@pytest.mark.parametrize("layer", ["a{i} = MatMul(x, w{i}) s{i} = Add(a{i}, b{i})", "s{i} = MatMul(x, w{i})", "s{i} = Gemm(x, w{i}, b{i})"])
+@pytest.mark.parametrize(
+    "layer", ["a{i} = MatMul(x, w{i}) s{i} = Add(a{i}, b{i})", "s{i} = MatMul(x, w{i})", "s{i} = Gemm(x, w{i}, b{i})"]
+)
 def test_siblings_that_are_joined_become_one_layer(layer):
     found = model(SIB.format(heads(3, layer)), **LAYERS)
     left = ["MatMul", "Add"] if "Add" in layer else [layer.split("(")[0].split()[-1]]
@@ -557,8 +628,14 @@ def test_joined_convs_become_one():
     ("body", "refused"),
     [
         (heads(7), True),  # a Split would remain
-        (heads(2, "s{i} = Gemm(x, w{i}, b{i})").replace("axis=-1>(s0, s1)", "axis=-1>(s0, x, s1)"), True),  # not side by side
-        ("a = Gemm(x, w3, b3) b = Gemm(x, w3, b3) c = Relu(b) y = Concat<axis=0>(c, c)", False),  # repeated: the clean-up makes it one
+        (
+            heads(2, "s{i} = Gemm(x, w{i}, b{i})").replace("axis=-1>(s0, s1)", "axis=-1>(s0, x, s1)"),
+            True,
+        ),  # not side by side
+        (
+            "a = Gemm(x, w3, b3) b = Gemm(x, w3, b3) c = Relu(b) y = Concat<axis=0>(c, c)",
+            False,
+        ),  # repeated: the clean-up makes it one
         ("a = Gemm(x, w3) b = Gemm<alpha=2.0>(x, w3) y = Concat<axis=1>(a, b)", False),
         ("a = Gemm(x, w3, b3) c = Relu(a) b = Gemm(x, w2, b2) y = Concat<axis=1>(c, b)", False),  # another activation
         ("z = Neg(x) a = Gemm(x, w3) b = Gemm(z, w3) y = Concat<axis=1>(a, b)", False),  # another input
@@ -632,7 +709,19 @@ SIDE = {
 def test_the_shared_passes_on_a_small_net(opset, tmp_path):
     found = model(NET, opset, **SIDE)
     rewritten(found, *[each() for each in SHARED], image=normal(2, 16, 16, 3))
-    assert ops(found) == ["Transpose", "Conv", "Clip", "Conv", "Relu", "Add", "Tanh", "Add", "GlobalAveragePool", "Reshape", "Gemm"]
+    assert ops(found) == [
+        "Transpose",
+        "Conv",
+        "Clip",
+        "Conv",
+        "Relu",
+        "Add",
+        "Tanh",
+        "Add",
+        "GlobalAveragePool",
+        "Reshape",
+        "Gemm",
+    ]
     once = io.save(found, tmp_path / "once.onnx").read_bytes()
     again = model(NET, opset, **SIDE)
     rewrite(again, [each() for each in SHARED])
@@ -643,7 +732,9 @@ def test_the_shared_passes_on_a_small_net(opset, tmp_path):
 
 
 def random_net(seed):
-    """Up to twelve operators that the passes look for, in any order, and weights for them; every result may be an output."""
+    """Up to twelve operators that the passes look for, in any order, and weights for them; every result may be an
+    output.
+    """
     choose, rng = random.Random(seed), np.random.default_rng(seed)
     lines, weights, shapes = [], {}, {"x": (4, 6, 6)}
 
@@ -739,4 +830,11 @@ def test_shared_keeps_what_mobilenet_computes(shared):
     rewrite(found, [each() for each in SHARED])
     for name, value in run(found, input=x).items():
         np.testing.assert_allclose(value, before[name], atol=1e-4)
-    assert query.operators(found) == {"Conv": 28, "Clip": 27, "AveragePool": 1, "Reshape": 1, "Softmax": 1, "Transpose": 1}
+    assert query.operators(found) == {
+        "Conv": 28,
+        "Clip": 27,
+        "AveragePool": 1,
+        "Reshape": 1,
+        "Softmax": 1,
+        "Transpose": 1,
+    }

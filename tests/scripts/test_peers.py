@@ -1,4 +1,6 @@
-"""The benchmark beside other engines: what it feeds them, the networks it rebuilds, and the script it compares whole runs with."""
+"""The benchmark beside other engines: what it feeds them, the networks it rebuilds, and the script it compares whole
+runs with.
+"""
 
 import importlib.util
 import json
@@ -51,7 +53,9 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         nodes.append(helper.make_node("Relu", [f"y_{k}"], [f"x_{k + 1}"]))
     nodes[-1] = helper.make_node("Sum", ["y_2", *(f"wide_{i}" for i in range(1, FIELDS + 1))], ["logit"])
     nodes.append(helper.make_node("Sigmoid", ["logit"], ["probability"]))
-    constants = [numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name) for name, shape in weights.items()]
+    constants = [
+        numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name) for name, shape in weights.items()
+    ]
     constants += [numpy_helper.from_array(np.int64(i - 1), f"field_{i}") for i in range(1, FIELDS + 1)]
     ports = [
         helper.make_tensor_value_info("ids", TensorProto.INT32, ["batch", FIELDS]),
@@ -115,7 +119,9 @@ def test_a_pool_holds_many_different_batches(peers: ModuleType, tmp_path: Path) 
     assert all(each["numbers"].min() >= 0 and each["numbers"].max() <= 1 for each in batches)
 
 
-def test_the_torch_network_is_the_frozen_graph(peers: ModuleType, frozen: Path, batch: dict[str, np.ndarray], expected: np.ndarray) -> None:
+def test_the_torch_network_is_the_frozen_graph(
+    peers: ModuleType, frozen: Path, batch: dict[str, np.ndarray], expected: np.ndarray
+) -> None:
     torch = pytest.importorskip("torch", reason="needs the train extra")
     network = peers.torch_network(peers.Network.read(frozen, FIELDS))
     with torch.no_grad():
@@ -136,7 +142,9 @@ def test_a_graph_without_the_weights_of_the_model_is_refused(peers: ModuleType, 
         peers.Network.read(frozen, FIELDS + 1)
 
 
-def test_onnxruntimes_quantizer_writes_int8(peers: ModuleType, frozen: Path, batch: dict[str, np.ndarray], tmp_path: Path) -> None:
+def test_onnxruntimes_quantizer_writes_int8(
+    peers: ModuleType, frozen: Path, batch: dict[str, np.ndarray], tmp_path: Path
+) -> None:
     peers.stock_quantize(frozen, tmp_path / "stock.onnx", [batch])
     kinds = {each.data_type for each in onnx.load(tmp_path / "stock.onnx").graph.initializer}
     assert {TensorProto.INT8, TensorProto.UINT8} <= kinds
@@ -176,7 +184,18 @@ def test_what_is_wrong_with_a_request_is_one_line(
 
 def test_engines_in_processes_of_their_own_make_a_report(tmp_path: Path) -> None:
     engines = ["onnxruntime-fp32", "zoo-onnxruntime"]
-    options = ["--peers", ",".join(engines), "--batch-size", "16", "--ids", "zipf", "--rounds", "2", "-o", tmp_path / "report.json"]
+    options = [
+        "--peers",
+        ",".join(engines),
+        "--batch-size",
+        "16",
+        "--ids",
+        "zipf",
+        "--rounds",
+        "2",
+        "-o",
+        tmp_path / "report.json",
+    ]
     done = subprocess.run([sys.executable, PEERS / "wide_deep.py", *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3
@@ -191,7 +210,9 @@ def test_engines_in_processes_of_their_own_make_a_report(tmp_path: Path) -> None
         assert 0 < each["core_share"] <= 1.1  # the processor's clock is coarser
     reference, ours = (each["max_probability"] for each in report["results"])
     assert reference < 1e-6 < ours < 0.01
-    assert [(each["engine"], list(each["over"])) for each in report["ratios"]] == [("zoo-onnxruntime", ["onnxruntime-fp32"])]
+    assert [(each["engine"], list(each["over"])) for each in report["ratios"]] == [
+        ("zoo-onnxruntime", ["onnxruntime-fp32"])
+    ]
     assert report["environment"]["threads"] == 1
 
 

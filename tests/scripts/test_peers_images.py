@@ -1,4 +1,6 @@
-"""The benchmark of image pipelines: the photos its peers get, the networks it rebuilds of other libraries' operators, what it reports."""
+"""The benchmark of image pipelines: the photos its peers get, the networks it rebuilds of other libraries' operators,
+what it reports.
+"""
 
 import importlib.util
 import io
@@ -53,8 +55,16 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "six": np.array(6.0),
     }
 
-    def convolution(given: str, kernel: str, made: str, side: int, stride: int, pads: list[int], group: int = 1) -> onnx.NodeProto:
-        shape = {"kernel_shape": [side, side], "strides": [stride, stride], "pads": pads, "group": group, "dilations": [1, 1]}
+    def convolution(
+        given: str, kernel: str, made: str, side: int, stride: int, pads: list[int], group: int = 1
+    ) -> onnx.NodeProto:
+        shape = {
+            "kernel_shape": [side, side],
+            "strides": [stride, stride],
+            "pads": pads,
+            "group": group,
+            "dilations": [1, 1],
+        }
         return helper.make_node("Conv", [given, kernel, "bias"], [made], name=made, **shape)
 
     pooled = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
@@ -62,7 +72,9 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         helper.make_node("Cast", ["image"], ["float"], to=TensorProto.FLOAT),
         helper.make_node("Div", ["float", "white"], ["image.normalized"]),
         convolution("image.normalized", "stem", "stem.y", 3, 2, [0, 0, 1, 1]),
-        helper.make_node("BatchNormalization", ["stem.y", "gamma", "beta", "mean", "variance"], ["normal"], name="normal"),
+        helper.make_node(
+            "BatchNormalization", ["stem.y", "gamma", "beta", "mean", "variance"], ["normal"], name="normal"
+        ),
         helper.make_node("Clip", ["normal", "zero", "six"], ["clipped"]),
         convolution("clipped", "depthwise", "depth.y", 3, 2, [1, 1, 1, 1], 8),
         convolution("depth.y", "depthwise", "same.y", 3, 1, [1, 1, 1, 1], 8),
@@ -113,7 +125,9 @@ def test_the_obvious_way_gives_the_pixels_of_this_projects(
     assert np.array_equal(peers.obvious(jpeg(*size), spec, last=True), found.transpose(0, 2, 3, 1))
 
 
-def test_the_float_networks_are_the_frozen_graph_without_its_front(peers: ModuleType, work, expected: np.ndarray) -> None:
+def test_the_float_networks_are_the_frozen_graph_without_its_front(
+    peers: ModuleType, work, expected: np.ndarray
+) -> None:
     (batch,) = work.batches(3)
     for path in (work.fp32, work.folded):
         assert np.abs(onnxruntime.InferenceSession(path).run(None, batch)[0] - expected).max() < 1e-4
@@ -148,7 +162,9 @@ def test_systems_are_opened_timed_in_turn_and_left_out_with_a_reason(
     def broken(work, path):
         raise ValueError("no such\nkernel")
 
-    monkeypatch.setattr(peers, "SYSTEMS", {"a-int8": peers.Peer(None, "", opened), "b-int8": peers.Peer(None, "", broken)})
+    monkeypatch.setattr(
+        peers, "SYSTEMS", {"a-int8": peers.Peer(None, "", opened), "b-int8": peers.Peer(None, "", broken)}
+    )
     monkeypatch.setattr(peers.vision, "TURN_SECONDS", 0)
     found = peers.measure(work, ["a-int8", "b-int8"], photos, 2)
     assert found["left_out"].keys() == {"b-int8"}
@@ -160,8 +176,18 @@ def test_systems_are_opened_timed_in_turn_and_left_out_with_a_reason(
 
 
 def test_the_report_compares_with_the_quickest_int8_peer(peers: ModuleType) -> None:
-    whole = {"zoo-int8": [2.0, 2.0, 1.0], "slow-int8": [9.0, 9.0, 9.0], "quick-int8": [4.0, 3.0, 4.0], "openvino-fp32": [1.0, 1.0, 1.0]}
-    labels = {"zoo-int8": [1, 2, 3, 4], "slow-int8": [0, 0, 0, 0], "quick-int8": [1, 2, 3, 0], "openvino-fp32": [1, 2, 0, 0]}
+    whole = {
+        "zoo-int8": [2.0, 2.0, 1.0],
+        "slow-int8": [9.0, 9.0, 9.0],
+        "quick-int8": [4.0, 3.0, 4.0],
+        "openvino-fp32": [1.0, 1.0, 1.0],
+    }
+    labels = {
+        "zoo-int8": [1, 2, 3, 4],
+        "slow-int8": [0, 0, 0, 0],
+        "quick-int8": [1, 2, 3, 0],
+        "openvino-fp32": [1, 2, 0, 0],
+    }
     times = dict.fromkeys((*peers.COLUMNS, "model_only"), whole)
     found = peers.summary({**times, "labels": labels, "engine": dict.fromkeys(whole, "")})
     assert found["best_int8_peer"] == "quick-int8"
@@ -172,7 +198,9 @@ def test_the_report_compares_with_the_quickest_int8_peer(peers: ModuleType) -> N
     assert found["ours"]["slow-int8"] == {"times_as_fast": 4.5, "same_labels": 0.0}
 
 
-@pytest.mark.parametrize("arguments", [["nosuchmodel"], ["--peers", "nosuchpeer"], ["--photos", "1"], ["--rounds", "0"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["nosuchmodel"], ["--peers", "nosuchpeer"], ["--photos", "1"], ["--rounds", "0"]], ids=" ".join
+)
 def test_what_is_wrong_with_a_request_is_one_line(
     peers: ModuleType, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

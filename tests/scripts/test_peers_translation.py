@@ -77,7 +77,7 @@ def folder(torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------- CTranslate2
+# --------------------------------------------------------------------------------------------------------- CTranslate2
 
 
 @pytest.mark.parametrize("pre_norm", [True, False], ids=["pre", "post"])
@@ -88,7 +88,9 @@ def folder(torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ctranslate2_finds_what_this_search_finds(torch, exporter, vocabulary, pre_norm, penalty, tmp_path) -> None:
     network = sharpened(torch, pre_norm, 3.0 if pre_norm else 1.5)
     sentences = [each[-2 - i % 5 :] for i, each in enumerate(engines.drawn(PIECES, 40))]
-    found = exporter.check(network, vocabulary, exporter.export(network, vocabulary, tmp_path / "made"), sentences, length_penalty=penalty)
+    found = exporter.check(
+        network, vocabulary, exporter.export(network, vocabulary, tmp_path / "made"), sentences, length_penalty=penalty
+    )
     lengths = [len(each[0].tokens) for each in exporter._in_torch(network, sentences, beam=4, length_penalty=penalty)]
     ended = [length < limit(len(each), POSITIONS) for each, length in zip(sentences, lengths, strict=True)]
     assert sum(ended) > 5, "too few translations end before their limit to say anything of the end"
@@ -99,7 +101,9 @@ def test_ctranslate2_finds_what_this_search_finds(torch, exporter, vocabulary, p
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_ctranslate2_translates_the_test_set_as_the_shipped_model(torch, exporter, shared, tmp_path, monkeypatch) -> None:
+def test_ctranslate2_translates_the_test_set_as_the_shipped_model(
+    torch, exporter, shared, tmp_path, monkeypatch
+) -> None:
     import zoo
     from zoo.transformer_mt.train import load_model
 
@@ -115,7 +119,10 @@ def test_ctranslate2_translates_the_test_set_as_the_shipped_model(torch, exporte
 
 def test_int8_weights_take_a_quarter(torch, exporter, vocabulary, tmp_path) -> None:
     network = sharpened(torch, True, 0.0)
-    sizes = [(exporter.export(network, vocabulary, tmp_path / each, each) / "model.bin").stat().st_size for each in exporter.QUANTIZATIONS]
+    sizes = [
+        (exporter.export(network, vocabulary, tmp_path / each, each) / "model.bin").stat().st_size
+        for each in exporter.QUANTIZATIONS
+    ]
     positions = 2 * network.positions.numel() * 4
     assert sizes[1] < 0.6 * sizes[0] or sizes[1] - positions < 0.5 * (sizes[0] - positions)
 
@@ -153,10 +160,12 @@ def test_comparing_counts_translations_lists_and_scores(exporter) -> None:
     assert [each["sentence"] for each in found["different"]] == [1]
 
 
-# ----------------------------------------------------------------------------------------------------------------- engines
+# ------------------------------------------------------------------------------------------------------------- engines
 
 
-@pytest.mark.parametrize("name", ["zoo-native", "zoo-int8", "zoo-fp32", "torch-fp32", "torch-naive", "ctranslate2-fp32"])
+@pytest.mark.parametrize(
+    "name", ["zoo-native", "zoo-int8", "zoo-fp32", "torch-fp32", "torch-naive", "ctranslate2-fp32"]
+)
 @pytest.mark.parametrize("beam", [1, 3])
 def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monkeypatch) -> None:
     if name.startswith("ctranslate2"):
@@ -197,7 +206,7 @@ def test_ctranslate2_is_told_of_avx512_on_amd_alone(monkeypatch: pytest.MonkeyPa
         assert engines.isa() == {}
 
 
-# ------------------------------------------------------------------------------------------------------------------ report
+# -------------------------------------------------------------------------------------------------------------- report
 
 
 def turn(whole: float, tokens: int = 120, texts: tuple[str, ...] = ()):
@@ -218,7 +227,11 @@ def test_a_summary_tells_rates_steps_and_quality() -> None:
 
 
 def test_ratios_pair_the_turns_of_a_round() -> None:
-    turns = {"zoo-int8": [turn(1.0), turn(2.0), turn(4.0)], "peer": [turn(3.0), turn(4.0), turn(40.0)], "zoo-fp32": [turn(3.0)] * 3}
+    turns = {
+        "zoo-int8": [turn(1.0), turn(2.0), turn(4.0)],
+        "peer": [turn(3.0), turn(4.0), turn(40.0)],
+        "zoo-fp32": [turn(3.0)] * 3,
+    }
     assert translation.ratios(turns) == {"zoo-int8": {"peer": 3.0}, "zoo-fp32": {"peer": 1.333}}
 
 
@@ -256,7 +269,9 @@ def test_what_is_wrong_with_a_request_is_one_line(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["translation.py", *arguments])
-    monkeypatch.setattr(translation, "SHARED", tmp_path)  # where the request is of a trained model, its test set is missing
+    monkeypatch.setattr(
+        translation, "SHARED", tmp_path
+    )  # where the request is of a trained model, its test set is missing
     with pytest.raises(SystemExit) as ended:
         translation.main()
     said = capsys.readouterr()
@@ -280,23 +295,42 @@ def test_a_report_is_on_disk_after_every_case(tmp_path: Path) -> None:
 def test_engines_in_processes_of_their_own_make_a_report(torch, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2", reason="needs the peers extra")
     wanted = ["zoo-fp32", "ctranslate2-int8"]
-    options = ["--tasks", "steps", "--batch-size", "2", "--beam", "2", "--steps", "3", "--rounds", "2", "-o", tmp_path / "report.json"]
-    done = subprocess.run([sys.executable, SCRIPT, "small", "--peers", ",".join(wanted), *options], capture_output=True, text=True)
+    options = [
+        "--tasks",
+        "steps",
+        "--batch-size",
+        "2",
+        "--beam",
+        "2",
+        "--steps",
+        "3",
+        "--rounds",
+        "2",
+        "-o",
+        tmp_path / "report.json",
+    ]
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "small", "--peers", ",".join(wanted), *options], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     (case,) = json.loads((tmp_path / "report.json").read_text())["cases"]
     assert [each["engine"] for each in case["results"]] == wanted
     assert case["left_out"] == {}
     assert list(case["ratios"]) == ["zoo-fp32"]
     for each in case["results"]:
-        assert each["tokens_per_second"]["median"] == pytest.approx(3 * each["sentences_per_second"]["median"], rel=0.01)
+        assert each["tokens_per_second"]["median"] == pytest.approx(
+            3 * each["sentences_per_second"]["median"], rel=0.01
+        )
         assert 20 < each["memory_mb"]["peak"] < 4000
 
 
-# ---------------------------------------------------------------------------------------------------------- translation_steps
+# --------------------------------------------------------------------------------------------------- translation_steps
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_all_forms_without_a_rewrite_translate_alike(folder: Path, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_forms_without_a_rewrite_translate_alike(
+    folder: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a row times must compute the same, or it says nothing of the rewrite."""
     found: list[tuple[str, list[list[int]]]] = []
 
@@ -304,7 +338,9 @@ def test_all_forms_without_a_rewrite_translate_alike(folder: Path, precision: st
         def search(self, session):
             """As `timed` gives it, but keeps the translations."""
             batch = {"source": self.drawn([5, 9, 3]), "beam": [2], "best": [1], "growth": [0, 6]}
-            ran = session.run({**{name: np.array(each) for name, each in batch.items()}, "length_penalty": np.ones(1, np.float32)})
+            ran = session.run(
+                {**{name: np.array(each) for name, each in batch.items()}, "length_penalty": np.ones(1, np.float32)}
+            )
             found.append((str(len(found)), ran["tokens"].tolist()))
             return super().search(session)
 
@@ -313,7 +349,9 @@ def test_all_forms_without_a_rewrite_translate_alike(folder: Path, precision: st
     assert len(found) == 8
     wanted = np.array(found[0][1])
     for which, tokens in found[1:]:
-        assert np.mean(np.array(tokens) == wanted) > (0.99 if precision == "fp32" else 0.6), which  # int8: ranges anew, biases rounded
+        assert np.mean(np.array(tokens) == wanted) > (0.99 if precision == "fp32" else 0.6), (
+            which
+        )  # int8: ranges anew, biases rounded
 
 
 def test_a_report_of_rewrites_has_a_row_for_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,10 +361,12 @@ def test_a_report_of_rewrites_has_a_row_for_each(folder: Path, monkeypatch: pyte
     found = steps.measure(None, [(1, 4), (32, 4)], 3, lambda done: None)
     assert found[0]["cases"][0] == {"batch_size": 1, "beam": 4, "on": 1.0, "off": 2.0, "times": 2.0}
     assert [each["batch_size"] for each in found[1]["cases"]] == [32]
-    assert "B32 beam 4   96.000 /   1.500   0.02x" in steps.table({"models": [{"model": "m", "precision": "int8", "rows": found}]})
+    assert "B32 beam 4   96.000 /   1.500   0.02x" in steps.table(
+        {"models": [{"model": "m", "precision": "int8", "rows": found}]}
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------- MODELS.md
+# ----------------------------------------------------------------------------------------------------------- MODELS.md
 
 
 def test_rewrites_are_a_table_of_models_md(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,13 +392,25 @@ def test_a_report_is_a_section_of_models_md(tmp_path: Path, monkeypatch: pytest.
     said = ("Ein Mann geht heute nach Hause .",)
     cases = []
     for case in (steps, text):
-        turns = {name: [turn(seconds, texts=said)] for name, seconds in (("zoo-native", 0.5), ("zoo-int8", 1), ("ctranslate2-int8", 2.5))}
+        turns = {
+            name: [turn(seconds, texts=said)]
+            for name, seconds in (("zoo-native", 0.5), ("zoo-int8", 1), ("ctranslate2-int8", 2.5))
+        }
         memory = {"peak": 99.4, "shares": 50.2}
-        results = [{"engine": name, **translation.summary(case, found, 4, said), "memory_mb": memory} for name, found in turns.items()]
-        cases.append({**case._asdict(), "sentences": 4, "results": results, "ratios": translation.ratios(turns), "left_out": {}})
+        results = [
+            {"engine": name, **translation.summary(case, found, 4, said), "memory_mb": memory}
+            for name, found in turns.items()
+        ]
+        cases.append(
+            {**case._asdict(), "sentences": 4, "results": results, "ratios": translation.ratios(turns), "left_out": {}}
+        )
     place = {"cpu": "some CPU", "cpu_model": "1/2", "isa": ["avx2"], "threads": 1, "commit": "abc"}
     place |= {"versions": {"onnxruntime": "1", "openvino": "2", "python": "3"}, "peers": {"ctranslate2": "4.8.5"}}
-    place |= {"ctranslate2": {"CT2_FORCE_CPU_ISA": "AVX512"}, "test_set": "some sentences", "signatures": {"bleu": "sig"}}
+    place |= {
+        "ctranslate2": {"CT2_FORCE_CPU_ISA": "AVX512"},
+        "test_set": "some sentences",
+        "signatures": {"bleu": "sig"},
+    }
     peers = tmp_path / "scripts" / "peers"
     (peers / "reports").mkdir(parents=True)
     (peers / "reports" / "translation-some-cpu.json").write_text(json.dumps({"cases": cases, "environment": place}))

@@ -24,7 +24,14 @@ def trained(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     import zoo
 
     folder = tmp_path_factory.mktemp("models") / "small"
-    settings = {"epochs": "1", "hidden": "64,32", "buckets": "100", "embedding_size": "8", "validation": "500", "refit": "false"}
+    settings = {
+        "epochs": "1",
+        "hidden": "64,32",
+        "buckets": "100",
+        "embedding_size": "8",
+        "validation": "500",
+        "refit": "false",
+    }
     zoo.train("wide-deep", str(rows), folder, settings=settings)
     zoo.build(folder)
     return folder
@@ -34,7 +41,13 @@ class Language:
     """Sentences of made-up words, and their translations word by word."""
 
     FORM = (2, 1, 64, 128, 4)
-    SETTINGS: ClassVar = {"arch": "word-by-word", "vocabulary": "60", "dropout": "0", "warmup": "100", "precision": "fp32"}
+    SETTINGS: ClassVar = {
+        "arch": "word-by-word",
+        "vocabulary": "60",
+        "dropout": "0",
+        "warmup": "100",
+        "precision": "fp32",
+    }
 
     def __init__(self) -> None:
         stems = (("lan", "x"), ("tor", "y"), ("pes", "z"), ("fil", "w"))

@@ -1,4 +1,6 @@
-"""Graphs as people froze them in TensorFlow 1: `tf.compat.v1.feature_column` columns into a DNNLinearCombinedClassifier's layers."""
+"""Graphs as people froze them in TensorFlow 1: `tf.compat.v1.feature_column` columns into a
+DNNLinearCombinedClassifier's layers.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +18,9 @@ v1.logging.set_verbosity(v1.logging.ERROR)
 PROBABILITY = "head/predictions/logistic"
 
 
-def features(categories: Sequence[str], numbers: Sequence[str], shape: Sequence[int | None] = (None, 1)) -> dict[str, Any]:
+def features(
+    categories: Sequence[str], numbers: Sequence[str], shape: Sequence[int | None] = (None, 1)
+) -> dict[str, Any]:
     """Placeholders by name."""
     texts = {name: v1.placeholder(tf.string, shape, name=name) for name in categories}
     return texts | {name: v1.placeholder(tf.float32, shape, name=name) for name in numbers}
@@ -36,14 +40,19 @@ def classifier(
     activation: Callable[[Any], Any] = tf.nn.relu,
     head: bool = False,
 ) -> Any:
-    """The logits of a wide and deep model over `inputs`, and its probability; head: with the other outputs that an estimator has."""
+    """The logits of a wide and deep model over `inputs`, and its probability; head: with the other outputs that an
+    estimator has.
+    """
     x = v1.feature_column.input_layer(inputs, deep)
     for i, size in enumerate([*hidden, 1]):
         width = int(x.shape[1])
         bound = np.sqrt(6 / width)
-        kernel = v1.get_variable(f"dense_{i}/kernel", [width, size], initializer=v1.random_uniform_initializer(-bound, bound))
+        kernel = v1.get_variable(
+            f"dense_{i}/kernel", [width, size], initializer=v1.random_uniform_initializer(-bound, bound)
+        )
         x = tf.nn.bias_add(
-            tf.matmul(x, kernel), v1.get_variable(f"dense_{i}/bias", [size], initializer=v1.random_normal_initializer(0, 0.1))
+            tf.matmul(x, kernel),
+            v1.get_variable(f"dense_{i}/bias", [size], initializer=v1.random_normal_initializer(0, 0.1)),
         )
         x = activation(x) if i < len(hidden) else x
     logits = x + v1.feature_column.linear_model(inputs, wide) if wide else x
@@ -55,7 +64,9 @@ def classifier(
 
 
 def frozen(graph: Any, outputs: Sequence[str] = (PROBABILITY,), seed: int = 0) -> Any:
-    """The GraphDef with every variable as a constant: as it starts, and what starts at zero (linear models) at random."""
+    """The GraphDef with every variable as a constant: as it starts, and what starts at zero (linear models) at
+    random.
+    """
     random = np.random.default_rng(seed)
     with v1.Session(graph=graph) as session:
         session.run(v1.global_variables_initializer())
@@ -66,7 +77,9 @@ def frozen(graph: Any, outputs: Sequence[str] = (PROBABILITY,), seed: int = 0) -
 
 
 def run(graph_def: Any, feed: Mapping[str, Any], output: str = PROBABILITY) -> np.ndarray:
-    """What TensorFlow computes of a frozen graph, by the names of its placeholders; a feed that it has not is left out."""
+    """What TensorFlow computes of a frozen graph, by the names of its placeholders; a feed that it has not is left
+    out.
+    """
     names = {node.name for node in graph_def.node}
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(graph_def, name="")

@@ -19,7 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "zoo.cli", *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        [sys.executable, "-m", "zoo.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
@@ -44,7 +49,9 @@ def mlp(tmp_path: Path) -> Path:
     ]
     inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 8])]
     outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 4])]
-    made = helper.make_graph(nodes, "mlp", inputs, outputs, [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)])
+    made = helper.make_graph(
+        nodes, "mlp", inputs, outputs, [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)]
+    )
     path = tmp_path / "mlp.onnx"
     onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     np.savez(tmp_path / "calibration.npz", x=rng.normal(size=(64, 8)).astype(np.float32))
@@ -88,7 +95,16 @@ WRONG = {
     "quantize without data": ["quantize", "MLP", "-o", "int8.onnx"],
     "quantize on a file that is no npz": ["quantize", "MLP", "--calibration-data", "MLP", "-o", "int8.onnx"],
     "overwrite a shipped int8 model": ["quantize", "wide-deep-criteo"],
-    "broken expression": ["quantize", "MLP", "--calibration-data", "calibration.npz", "--keep-float", "(", "-o", "int8.onnx"],
+    "broken expression": [
+        "quantize",
+        "MLP",
+        "--calibration-data",
+        "calibration.npz",
+        "--keep-float",
+        "(",
+        "-o",
+        "int8.onnx",
+    ],
     "evaluate without labels": ["evaluate", "wide-deep-criteo", "--data", "UNLABELLED"],
     "evaluate nothing": ["evaluate", "wide-deep-criteo", "--data", "nothing-here.tsv"],
     "benchmark an unknown engine": ["benchmark", "wide-deep-criteo", "--engine", "tensorrt"],
@@ -140,13 +156,19 @@ def test_only_the_first_process_of_a_training_prints_metrics(
     assert call(capsys, "train", "resnet26d", "--data", "folder", "-o", "out") == (0, "" if rank else "top1: 0.5\n", "")
 
 
-def test_any_onnx_model_is_quantized_from_the_command_line(mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_onnx_model_is_quantized_from_the_command_line(
+    mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "int8.onnx"
     samples = tmp_path / "calibration.npz"
     code, out, _ = call(capsys, "quantize", mlp, "--calibration-data", samples, "-o", target, "--json")
     assert code == 0
     report = json.loads(out)
-    assert {each["name"]: each["precision"] for each in report["operators"]} == {"first": "int8", "relu": "int8", "second": "int8"}
+    assert {each["name"]: each["precision"] for each in report["operators"]} == {
+        "first": "int8",
+        "relu": "int8",
+        "second": "int8",
+    }
     code, out, _ = call(capsys, "calibrate", mlp, "--data", samples, "-o", tmp_path / "table.json", "--json")
     assert code == 0
     assert json.loads(out)["samples"] == 64
@@ -158,7 +180,9 @@ def test_any_onnx_model_is_quantized_from_the_command_line(mlp: Path, tmp_path: 
     assert "another" in err or "made for" in err
 
 
-@pytest.mark.parametrize("verb", ["list", "info wide-deep-criteo", "download wide-deep-criteo", "doctor", "build wide-deep-criteo"])
+@pytest.mark.parametrize(
+    "verb", ["list", "info wide-deep-criteo", "download wide-deep-criteo", "doctor", "build wide-deep-criteo"]
+)
 def test_json_is_exactly_one_document(verb: str) -> None:
     done = command(*verb.split(), "--json")
     assert done.returncode == 0, done.stderr
@@ -168,7 +192,9 @@ def test_json_is_exactly_one_document(verb: str) -> None:
 def test_results_go_through_pipes(tmp_path: Path) -> None:
     import gzip
 
-    lines = gzip.decompress((zoo.SHIPPED / "wide-deep-criteo" / "sample.tsv.gz").read_bytes()).splitlines(keepends=True)[:100]
+    lines = gzip.decompress((zoo.SHIPPED / "wide-deep-criteo" / "sample.tsv.gz").read_bytes()).splitlines(
+        keepends=True
+    )[:100]
     done = subprocess.run(
         [sys.executable, "-m", "zoo.cli", "run", "wide-deep-criteo", "-", "--engine", "onnxruntime"],
         input=b"".join(lines), capture_output=True, check=True,

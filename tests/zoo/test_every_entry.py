@@ -16,7 +16,9 @@ from pipelines.quantization.calibrate import CalibrationTable
 
 LIMIT = 32_000_000
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = [name for name in zoo.names() if (zoo.SHIPPED / name / "int8.onnx").is_file()]  # of others the user fetches the weights
+SHIPPED = [
+    name for name in zoo.names() if (zoo.SHIPPED / name / "int8.onnx").is_file()
+]  # of others the user fetches the weights
 
 
 @pytest.mark.parametrize("name", zoo.ENTRIES)
@@ -44,7 +46,9 @@ def test_a_shipped_model_is_complete_and_its_files_match_the_card(name: str) -> 
     found = files.read_json(zoo.SHIPPED / name / told["report"])
     for precision in ("fp32", "int8"):
         measured = found.get("quality", found)["metrics"][precision]
-        assert told[precision] == pytest.approx({key: measured[key] for key in told[precision]}, abs=0.005)  # BLEU is told to two places
+        assert told[precision] == pytest.approx(
+            {key: measured[key] for key in told[precision]}, abs=0.005
+        )  # BLEU is told to two places
     for file in card.files:
         path = zoo.SHIPPED / name / file.name
         assert (path.stat().st_size, files.sha256(path)) == (file.size, file.sha256)
@@ -66,7 +70,9 @@ def test_the_graphs_of_a_shipped_model_are_stock_onnx_with_the_same_inputs_and_a
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_shipped_int8_model_is_what_this_code_makes_of_the_shipped_weights(name: str, tmp_path: Path) -> None:
-    """The table belongs to the rewritten graph, and quantizing again gives the same scales (and the same bytes with the same packages)."""
+    """The table belongs to the rewritten graph, and quantizing again gives the same scales (and the same bytes with the
+    same packages).
+    """
     folder = zoo.load(name)
     rewritten = io.load(folder.ensure("rewritten.onnx"))
     CalibrationTable.load(folder.ensure("calibration.json")).require(rewritten)
@@ -98,5 +104,7 @@ def test_models_md_is_what_the_reports_say() -> None:
     import subprocess
     import sys
 
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "render_models_md.py", "--check"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "render_models_md.py", "--check"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

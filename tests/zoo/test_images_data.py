@@ -107,7 +107,9 @@ def test_labels_csv_says_the_classes_and_its_further_columns_are_ignored(tmp_pat
 def test_classes_that_are_numbers_are_sorted_as_such(tmp_path):
     for i in range(24):
         picture(seed=i).save(tmp_path / f"{i}.png")
-    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *(f"{i}.png,{(2, 10, 1)[i % 3]}" for i in range(24))]))
+    (tmp_path / "labels.csv").write_text(
+        "\n".join(["file,label", *(f"{i}.png,{(2, 10, 1)[i % 3]}" for i in range(24))])
+    )
     assert open_images(tmp_path, held_out=0.3).classes == ("1", "2", "10")
 
 
@@ -213,7 +215,7 @@ def test_prepare_is_resize_and_centre_crop():
     assert prepare(image, features | {"size": 24, "resize": 24, "interpolation": "bicubic"}).shape == (24, 24, 3)
 
 
-# -------------------------------------------------------------------------------------------------------------- augmentation
+# -------------------------------------------------------------------------------------------------------- augmentation
 
 
 @pytest.mark.parametrize("operation", [*augment.GEOMETRIC, *augment.TONAL, *augment.ENHANCING])
@@ -221,7 +223,9 @@ def test_operations_keep_the_shape_and_grow_with_strength(operation):
     table = {**augment.GEOMETRIC, **augment.TONAL, **augment.ENHANCING}
     y, x = np.mgrid[-1:1:32j, -1:1:32j]
     image = Image.fromarray(
-        (120 + np.stack([90 * np.exp(-4 * x * x - 4 * y * y), 60 * x * y, 50 * np.sin(9 * x)], axis=-1)).astype(np.uint8)
+        (120 + np.stack([90 * np.exp(-4 * x * x - 4 * y * y), 60 * x * y, 50 * np.sin(9 * x)], axis=-1)).astype(
+            np.uint8
+        )
     )  # smooth
     for sign in (-1.0, 1.0):
         weak, strong = (np.asarray(table[operation](image, strength, sign)).astype(int) for strength in (0.1, 1.0))
@@ -235,7 +239,9 @@ def test_no_operations_change_nothing():
     image = picture()
     assert augment.randaugment(image, 0, 9, np.random.default_rng(0)) == image
     pixels = np.asarray(picture(size=(4, 4)))
-    np.testing.assert_array_equal(augment.pad_and_crop(pixels, np.random.default_rng(0)), pixels)  # an eighth of 4 is none
+    np.testing.assert_array_equal(
+        augment.pad_and_crop(pixels, np.random.default_rng(0)), pixels
+    )  # an eighth of 4 is none
 
 
 def test_augmix_stays_near_the_image_and_keeps_its_shape():

@@ -35,7 +35,8 @@ from zoo.resnet.model import build as build_resnet  # noqa: E402
 
 PREPROCESSING = {"size": 64, "resize": 64, "interpolation": "bilinear", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225],
                  "channels": "RGB"}  # fmt: skip
-# network: millions of parameters for 1,000 classes (the slim form has one bias in place of each batch norm's two parameters)
+# network: millions of parameters for 1,000 classes (the slim form has one bias in place of each batch norm's two
+# parameters)
 PARAMETERS = {
     "resnet50": 25_557_032,
     "resnet50-v1": 25_583_592,
@@ -79,10 +80,28 @@ def test_the_networks_are_of_their_published_size(arch: str) -> None:
 @pytest.mark.parametrize(
     "arch, names",
     [
-        ("resnet50", ["conv1.weight", "bn1.running_var", "layer1.0.downsample.1.bias", "layer4.2.conv3.weight", "fc.bias"]),
-        ("resnet26d", ["conv1.0.weight", "conv1.4.running_mean", "conv1.6.weight", "layer2.0.downsample.1.weight", "layer4.1.bn3.bias"]),
-        ("mobilenet-v1", ["conv_stem.weight", "blocks.0.0.conv_dw.weight", "blocks.3.5.bn2.running_var", "classifier.weight"]),
-        ("mobilenet-v2", ["features.0.0.weight", "features.1.conv.0.0.weight", "features.18.1.bias", "classifier.1.weight"]),
+        (
+            "resnet50",
+            ["conv1.weight", "bn1.running_var", "layer1.0.downsample.1.bias", "layer4.2.conv3.weight", "fc.bias"],
+        ),
+        (
+            "resnet26d",
+            [
+                "conv1.0.weight",
+                "conv1.4.running_mean",
+                "conv1.6.weight",
+                "layer2.0.downsample.1.weight",
+                "layer4.1.bn3.bias",
+            ],
+        ),
+        (
+            "mobilenet-v1",
+            ["conv_stem.weight", "blocks.0.0.conv_dw.weight", "blocks.3.5.bn2.running_var", "classifier.weight"],
+        ),
+        (
+            "mobilenet-v2",
+            ["features.0.0.weight", "features.1.conv.0.0.weight", "features.18.1.bias", "classifier.1.weight"],
+        ),
     ],
 )
 def test_weights_are_called_as_in_torchvision_and_timm(arch: str, names: list[str]) -> None:
@@ -129,7 +148,7 @@ def test_what_cannot_be_built_is_refused() -> None:
         build_mobilenet("mobilenet-v1", 10, 0)
 
 
-# ------------------------------------------------------------------------------------------------------------------- export
+# -------------------------------------------------------------------------------------------------------------- export
 
 
 @pytest.mark.parametrize("arch, channels", [*((arch, "RGB") for arch in PARAMETERS), ("mobilenet-v1-slim", "BGR")])
@@ -152,7 +171,9 @@ def test_the_exported_graph_computes_what_torch_does_and_so_does_the_rewritten_o
 def test_names_come_from_module_paths() -> None:
     exported = export(build("resnet26d"), Preprocess.from_json(PREPROCESSING))
     nodes = {node.name: node for node in exported.graph}
-    assert {"conv1.0", "layer1.0.conv1", "layer1.0.add", "layer2.0.downsample.0", "avgpool", "flatten", "fc"} <= set(nodes)
+    assert {"conv1.0", "layer1.0.conv1", "layer1.0.add", "layer2.0.downsample.0", "avgpool", "flatten", "fc"} <= set(
+        nodes
+    )
     assert nodes["layer1.0.conv1"].inputs[1].name == "layer1.0.conv1.weight"
     assert all(node.outputs[0].name == node.name for node in exported.graph if node.name != "fc")
     assert set(build("resnet26d").state_dict()) - set(exported.graph.initializers) == {
@@ -180,7 +201,9 @@ class Odd(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, 4, (3, 1), padding=(1, 0), dilation=(1, 1))
         self.pool = pool
-        self.tail = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.ReLU(), nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten(), nn.Dropout())
+        self.tail = nn.Sequential(
+            nn.Conv2d(4, 4, 3, groups=2), nn.ReLU(), nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten(), nn.Dropout()
+        )
         self.fc = nn.Linear(4, 3, bias=False)
 
     def forward(self, x: Any) -> Any:
@@ -206,12 +229,18 @@ def test_pools_and_pads_and_a_module_used_twice(pool: nn.Module) -> None:
     exported = export(model, Preprocess.from_json(preprocessing))
     onnx.checker.check_model(ir.to_proto(exported), full_check=True)
     with torch.no_grad():
-        np.testing.assert_allclose(run(exported, image=x)["logits"], model(normalized(x, preprocessing)).numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            run(exported, image=x)["logits"], model(normalized(x, preprocessing)).numpy(), rtol=1e-4, atol=1e-5
+        )
     assert {"tail.1", "tail.1_1"} <= {node.name for node in exported.graph}
 
 
 def test_a_pool_whose_windows_fit_needs_no_ceil_mode() -> None:
-    pools = [node for node in export(build("resnet26d"), Preprocess.from_json(PREPROCESSING)).graph if node.op_type == "AveragePool"]
+    pools = [
+        node
+        for node in export(build("resnet26d"), Preprocess.from_json(PREPROCESSING)).graph
+        if node.op_type == "AveragePool"
+    ]
     assert len(pools) == 3 and not any("ceil_mode" in node.attributes for node in pools)
 
 
@@ -260,12 +289,17 @@ def test_a_network_without_a_head_is_refused() -> None:
         export(nn.Sequential(nn.ReLU()), Preprocess.from_json(PREPROCESSING))
 
 
-# ------------------------------------------------------------------------------------------------------------------- freeze
+# -------------------------------------------------------------------------------------------------------------- freeze
 
 
 def trained(folder: Path, **changes: Any) -> Path:
     """A folder as training leaves it."""
-    about = {"arch": "mobilenet-v1", "classes": ["cat", "dog", "eel"], "width": 0.25, "features": PREPROCESSING} | changes
+    about = {
+        "arch": "mobilenet-v1",
+        "classes": ["cat", "dog", "eel"],
+        "width": 0.25,
+        "features": PREPROCESSING,
+    } | changes
     torch.manual_seed(0)
     torch.save({"state_dict": build_mobilenet("mobilenet-v1", 3, 0.25).state_dict()}, folder / "model.pt")
     files.write_json(folder / "train.json", about)
@@ -371,8 +405,16 @@ def test_keras_names_and_layouts(tmp_path: Path) -> None:
                 group[str(index)] = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     state = resnet_freeze.read_keras(tmp_path / "w.h5")
     assert set(state) == {
-        *(f"{name}.{key}" for name in ("conv1", "layer1.0.downsample.0", "layer4.11.conv3", "fc") for key in ("weight", "bias")),
-        *(f"{name}.{key}" for name in ("bn1", "layer1.0.downsample.1") for key in ("weight", "bias", "running_mean", "running_var")),
+        *(
+            f"{name}.{key}"
+            for name in ("conv1", "layer1.0.downsample.0", "layer4.11.conv3", "fc")
+            for key in ("weight", "bias")
+        ),
+        *(
+            f"{name}.{key}"
+            for name in ("bn1", "layer1.0.downsample.1")
+            for key in ("weight", "bias", "running_mean", "running_var")
+        ),
     }
     assert state["conv1.weight"].shape == (4, 3, 7, 7) and state["conv1.weight"][1, 2, 0, 1] == 3 * 4 + 2 * 4 + 1
     assert state["fc.weight"].shape == (6, 5) and state["fc.weight"][1, 0] == 1
@@ -380,7 +422,12 @@ def test_keras_names_and_layouts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arch, theirs",
-    [("resnet50", "resnet50"), ("resnet26d", "resnet26d"), ("mobilenet-v1", "mobilenetv1_100"), ("mobilenet-v2", "mobilenetv2_100")],
+    [
+        ("resnet50", "resnet50"),
+        ("resnet26d", "resnet26d"),
+        ("mobilenet-v1", "mobilenetv1_100"),
+        ("mobilenet-v2", "mobilenetv2_100"),
+    ],
 )
 def test_timm_computes_the_same(arch: str, theirs: str) -> None:
     timm = pytest.importorskip("timm")
@@ -394,7 +441,7 @@ def test_timm_computes_the_same(arch: str, theirs: str) -> None:
         torch.testing.assert_close(ours(x), reference(x), rtol=1e-5, atol=1e-5)
 
 
-# --------------------------------------------------------------------------------------------------- published models, photos
+# -------------------------------------------------------------------------------------------- published models, photos
 
 PUBLISHED = ("mobilenet-v1-imagenet", "mobilenet-v2-imagenet", "resnet50-imagenet")
 
@@ -427,8 +474,12 @@ def twenty(shared: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     return np.ascontiguousarray(found), np.array([int(row["label"]) for row in rows])
 
 
-def reference(name: str, file: Path, pixels: npt.NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch) -> npt.NDArray[np.float32]:
-    """Logits, or for TFLite probabilities, of the software that the weights came from (for torchvision's: torch, normalizing by itself)."""
+def reference(
+    name: str, file: Path, pixels: npt.NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
+) -> npt.NDArray[np.float32]:
+    """Logits, or for TFLite probabilities, of the software that the weights came from (for torchvision's: torch,
+    normalizing by itself).
+    """
     if name == "mobilenet-v2-imagenet":
         model = build_mobilenet("mobilenet-v2", 1000).eval()
         model.load_state_dict(torch.load(file, weights_only=True))
@@ -454,7 +505,10 @@ def reference(name: str, file: Path, pixels: npt.NDArray[np.uint8], monkeypatch:
 @pytest.mark.data
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_weights_classify_as_where_they_came_from(
-    name: str, shared: Path, twenty: tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    shared: Path,
+    twenty: tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ZOO_MIRROR", str(shared / "weights"))
     monkeypatch.setenv("ZOO_OFFLINE", "1")

@@ -51,14 +51,20 @@ def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
 
 
 def network(classes: list[str]) -> Any:
-    """Six channels, the positive and the negative part of R, G and B; a class's logit is how far the mean color lies in its direction."""
+    """Six channels, the positive and the negative part of R, G and B; a class's logit is how far the mean color lies in
+    its direction.
+    """
     w = np.zeros((6, 3, 3, 3), np.float32)
     for channel in range(3):
         w[channel, channel, 1, 1], w[3 + channel, channel, 1, 1] = 1, -1
     means = np.array([COLORS.get(name, (128,) * 3) for name in classes], np.float32) / 127.5 - 1
     directions = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 0.1)
     head = np.concatenate([directions, -directions], axis=1).T * 3
-    values = {"white": np.float32(255), "mean": np.full((1, 3, 1, 1), 0.5, np.float32), "std": np.full((1, 3, 1, 1), 0.25, np.float32)}
+    values = {
+        "white": np.float32(255),
+        "mean": np.full((1, 3, 1, 1), 0.5, np.float32),
+        "std": np.full((1, 3, 1, 1), 0.25, np.float32),
+    }
     bias = np.array([{"grey": 3.0, "background": -50.0}.get(name, 0.0) for name in classes], np.float32)
     text = TEXT.replace("batch,7", f"batch,{len(classes)}")
     return model(text, w=w, b=np.zeros(6, np.float32), head=np.ascontiguousarray(head), bias=bias, **values)
@@ -68,7 +74,10 @@ def make_folder(path: Path, outputs: list[str], **details: Any) -> Path:
     path.mkdir(parents=True)
     file = graph.save(network(outputs), path / "fp32.onnx")
     given = (CardFile("fp32.onnx", file.stat().st_size, files.sha256(file), None),)
-    files.write_json(path / "card.json", Card("colors", "mobilenet-v1", "of a test", given, {"preprocessing": SPEC, **details}).to_json())
+    files.write_json(
+        path / "card.json",
+        Card("colors", "mobilenet-v1", "of a test", given, {"preprocessing": SPEC, **details}).to_json(),
+    )
     return path
 
 
@@ -113,7 +122,9 @@ def everything(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_road_ends_in_a_pipeline_that_knows_the_colors(folder: Path, photos: Path, precision: str, engine: str) -> None:
+def test_the_road_ends_in_a_pipeline_that_knows_the_colors(
+    folder: Path, photos: Path, precision: str, engine: str
+) -> None:
     opened = zoo.pipeline(folder, precision, engine)
     found = opened(photos)
     assert [each["label"] for each in found] == [path.parent.name for path in everything(photos)]
@@ -124,7 +135,16 @@ def test_a_pipeline_takes_what_people_have(opened: ImagePipeline, photos: Path) 
     path = photos / "red" / "1.jpg"
     pixels = images.decode(path)
     expected = images.prepare(path, opened.spec)
-    for raw in (path, str(path), path.read_bytes(), pixels, Image.fromarray(pixels), [path], (each for each in [pixels]), pixels[None]):
+    for raw in (
+        path,
+        str(path),
+        path.read_bytes(),
+        pixels,
+        Image.fromarray(pixels),
+        [path],
+        (each for each in [pixels]),
+        pixels[None],
+    ):
         batch = opened.preprocess(raw)
         assert batch["image"].dtype == np.uint8 and batch["image"].flags.c_contiguous
         assert np.array_equal(batch["image"], expected[None])
@@ -153,11 +173,17 @@ def test_probabilities_are_the_softmax_and_equal_ones_come_in_order(opened: Imag
     logits = np.random.default_rng(0).normal(0, 3, (20, 7)).astype(np.float32)
     logits[0] = [1, 5, 2, 5, 5, 0, 2]
     powers = np.exp(logits.astype(np.float64))
-    for row, found in zip(powers / powers.sum(axis=1, keepdims=True), opened.postprocess({"logits": logits}), strict=True):
+    for row, found in zip(
+        powers / powers.sum(axis=1, keepdims=True), opened.postprocess({"logits": logits}), strict=True
+    ):
         order = np.argsort(-row, kind="stable")[:5]
         assert [name for name, _ in found["top5"]][:3] == [NAMES[i] for i in order[:3]]
         assert [p for _, p in found["top5"]] == pytest.approx(row[order], rel=1e-5)
-        assert (found["index"], found["label"], found["probability"]) == (order[0], NAMES[order[0]], found["top5"][0][1])
+        assert (found["index"], found["label"], found["probability"]) == (
+            order[0],
+            NAMES[order[0]],
+            found["top5"][0][1],
+        )
     for bad in (np.nan, np.inf):
         logits[3, 2] = bad
         with pytest.raises(ZooError, match="NaN or infinite"):
@@ -169,7 +195,9 @@ def test_two_classes_have_no_top_five(opened: ImagePipeline, monkeypatch: pytest
     assert len(opened.postprocess({"logits": np.array([[0, 1]], np.float32)})[0]["top5"]) == 2
 
 
-def test_names_come_from_the_card_a_file_or_the_training_or_are_numbers(photos: Path, folder: Path, tmp_path: Path) -> None:
+def test_names_come_from_the_card_a_file_or_the_training_or_are_numbers(
+    photos: Path, folder: Path, tmp_path: Path
+) -> None:
     def label(path: Path) -> str:
         return str(zoo.pipeline(path, "fp32", "onnxruntime")(photos / "red" / "0.jpg")[0]["label"])
 
@@ -202,11 +230,15 @@ def test_run_keeps_the_order_and_equals_the_call(folder: Path, photos: Path, tmp
     for row, each in zip(written, zoo.pipeline(folder, engine="onnxruntime")(paths), strict=True):
         assert (row["label"], int(row["index"]), row["error"]) == (each["label"], each["index"], "")
         assert [row["label2"], row["label5"]] == [each["top5"][1][0], each["top5"][4][0]]
-        assert [float(row["probability"]), float(row["probability5"])] == pytest.approx([each["probability"], each["top5"][4][1]], abs=1e-6)
+        assert [float(row["probability"]), float(row["probability5"])] == pytest.approx(
+            [each["probability"], each["top5"][4][1]], abs=1e-6
+        )
     assert set(threading.enumerate()) <= before
 
 
-def test_preloading_changes_nothing(opened: ImagePipeline, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preloading_changes_nothing(
+    opened: ImagePipeline, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = []
     for workers in (0, 1, 4):
         monkeypatch.setattr(ImagePipeline, "workers", workers)
@@ -245,7 +277,13 @@ def test_results_go_where_they_are_wanted(folder: Path, photos: Path, tmp_path: 
     for name in ("a.csv", "a.jsonl", "a.parquet"):
         zoo.run(folder, some, tmp_path / name, engine="onnxruntime")
     good, bad = (json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines())
-    assert list(good) == ["file", "label", "index", "probability", *(f"{key}{i}" for i in (2, 3, 4, 5) for key in ("label", "probability"))]
+    assert list(good) == [
+        "file",
+        "label",
+        "index",
+        "probability",
+        *(f"{key}{i}" for i in (2, 3, 4, 5) for key in ("label", "probability")),
+    ]
     assert bad.keys() == {"file", "error"} and bad["error"].startswith("is no image")
     table = parquet.read_table(tmp_path / "a.parquet").to_pylist()
     assert [{key: value for key, value in row.items() if value is not None} for row in table] == [good, bad]
@@ -278,7 +316,9 @@ def test_a_name_of_any_bytes_is_written(folder: Path, photos: Path, tmp_path: Pa
     except OSError:
         pytest.skip("the file system allows no such name")
     zoo.run(folder, [path], tmp_path / "out.csv", engine="onnxruntime")
-    assert [(Path(row["file"]).name, row["label"]) for row in rows(tmp_path / "out.csv")] == [('caf?, "x"\n.jpg', "red")]
+    assert [(Path(row["file"]).name, row["label"]) for row in rows(tmp_path / "out.csv")] == [
+        ('caf?, "x"\n.jpg', "red")
+    ]
 
 
 KINDS = {
@@ -317,7 +357,9 @@ def test_a_thousand_damaged_files_stop_nothing_and_each_is_reported(
     folder: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = np.random.default_rng(0)
-    whole = [encoded(picture("red", seed, 32, 24), kind) for seed, kind in enumerate(("JPEG", "PNG", "GIF", "WEBP", "TIFF"))]
+    whole = [
+        encoded(picture("red", seed, 32, 24), kind) for seed, kind in enumerate(("JPEG", "PNG", "GIF", "WEBP", "TIFF"))
+    ]
     for index in range(1000):
         data = bytearray(whole[index % 5])
         match index // 5 % 4:
@@ -339,16 +381,25 @@ def test_a_thousand_damaged_files_stop_nothing_and_each_is_reported(
     assert found["skipped"] == sum(bool(row["error"]) for row in written) > 700
     assert found["images"] == len(written) - found["skipped"] >= 1
     assert [row["label"] for row in written if Path(row["file"]).name == "0500.good.jpg"] == ["red"]
-    assert not any(row["label"] for row in written if int(Path(row["file"]).name[:4]) // 5 % 4 == 3 and "good" not in row["file"])
-    assert f"{found['skipped']} of 1001 images could not be read: " in caplog.text and f"and {found['skipped'] - 3} more" in caplog.text
+    assert not any(
+        row["label"] for row in written if int(Path(row["file"]).name[:4]) // 5 % 4 == 3 and "good" not in row["file"]
+    )
+    assert (
+        f"{found['skipped']} of 1001 images could not be read: " in caplog.text
+        and f"and {found['skipped'] - 3} more" in caplog.text
+    )
 
 
 def test_the_run_stops_where_that_is_asked(folder: Path, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jpg").write_bytes((photos / "red" / "0.jpg").read_bytes()[:200])
     before = set(threading.enumerate())
     with pytest.raises(RequestError, match=r"bad\.jpg is broken"):
-        zoo.run(folder, [photos, tmp_path / "bad.jpg", photos], tmp_path / "out.csv", engine="onnxruntime", on_error="raise")
-    with pytest.raises(RequestError, match=r"none of 2 images could be read: .*bad.jpg is broken.*; .*nowhere\.jpg does not exist"):
+        zoo.run(
+            folder, [photos, tmp_path / "bad.jpg", photos], tmp_path / "out.csv", engine="onnxruntime", on_error="raise"
+        )
+    with pytest.raises(
+        RequestError, match=r"none of 2 images could be read: .*bad.jpg is broken.*; .*nowhere\.jpg does not exist"
+    ):
         zoo.run(folder, [tmp_path / "bad.jpg", tmp_path / "nowhere.jpg"], tmp_path / "out.csv", engine="onnxruntime")
     assert not (tmp_path / "out.csv").exists()
     assert set(threading.enumerate()) <= before
@@ -375,7 +426,11 @@ def test_the_command_ends_as_scripts_want_it(
         (["run", folder], 2, "paths on stdin"),
         (["run", folder, photos, "-o", tmp_path / "a.txt"], 2, "cannot tell the format"),
         (["run", folder, photos, "--batch-size", 0], 2, "must be 1 or more"),
-        (["run", folder, photos, tmp_path / "bad.jpg", "--on-error", "raise", "-o", tmp_path / "a.csv"], 2, "bad.jpg is no image"),
+        (
+            ["run", folder, photos, tmp_path / "bad.jpg", "--on-error", "raise", "-o", tmp_path / "a.csv"],
+            2,
+            "bad.jpg is no image",
+        ),
         (["run", folder, tmp_path / "bad.jpg", "-o", tmp_path / "a.csv"], 2, "none of 1 images"),
         (["evaluate", folder, "--data", tmp_path / "empty"], 2, "found no images"),
         (["calibrate", folder, "--data", tmp_path / "nowhere"], 2, "nowhere"),
@@ -390,7 +445,9 @@ def test_the_command_ends_as_scripts_want_it(
 # --- calibration and examples
 
 
-def test_calibration_takes_images_evenly_and_those_for_training(opened: ImagePipeline, photos: Path, tmp_path: Path) -> None:
+def test_calibration_takes_images_evenly_and_those_for_training(
+    opened: ImagePipeline, photos: Path, tmp_path: Path
+) -> None:
     batch = opened.calibration(photos, 7)
     assert np.array_equal(batch["image"], opened.preprocess([photos / color / "0.jpg" for color in NAMES])["image"])
     shutil.copytree(photos / "red", tmp_path / "train" / "red")
@@ -408,7 +465,9 @@ def test_calibration_takes_images_evenly_and_those_for_training(opened: ImagePip
 
 
 def test_examples_are_files_given_or_made_up(opened: ImagePipeline, photos: Path) -> None:
-    assert opened.example(6, photos / "red") == [path.read_bytes() for path in [*everything(photos / "red"), photos / "red" / "0.jpg"]]
+    assert opened.example(6, photos / "red") == [
+        path.read_bytes() for path in [*everything(photos / "red"), photos / "red" / "0.jpg"]
+    ]
     made = opened.example(20)
     assert len(set(made)) == predict.PHOTOS and made == opened.example(20)
     opened.spec = replace(opened.spec, size=224, resize=256)
@@ -422,7 +481,9 @@ def test_examples_are_files_given_or_made_up(opened: ImagePipeline, photos: Path
 def plainly(opened: Any, paths: list[Path], labels: list[int]) -> dict[str, float]:
     logits = [opened.predict(opened.preprocess(path))["logits"][0] for path in paths]
     orders = [np.argsort(-row, kind="stable").tolist() for row in logits]
-    return {f"top{k}": float(np.mean([y in order[:k] for order, y in zip(orders, labels, strict=True)])) for k in (1, 5)}
+    return {
+        f"top{k}": float(np.mean([y in order[:k] for order, y in zip(orders, labels, strict=True)])) for k in (1, 5)
+    }
 
 
 def test_evaluation_is_what_a_plain_loop_finds(folder: Path, photos: Path, tmp_path: Path) -> None:
@@ -434,7 +495,9 @@ def test_evaluation_is_what_a_plain_loop_finds(folder: Path, photos: Path, tmp_p
     named = [f"{path.parent.name}{path.name}" for path in paths]
     found = []
     for column in (labels, [NAMES[label] for label in labels]):
-        (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{n},{y}\n" for n, y in zip(named, column, strict=True)))
+        (tmp_path / "labels.csv").write_text(
+            "file,label\n" + "".join(f"{n},{y}\n" for n, y in zip(named, column, strict=True))
+        )
         found.append(zoo.evaluate(folder, tmp_path, engine="onnxruntime", batch_size=4))
     assert found[0]["metrics"] == found[1]["metrics"]
     assert found[0]["environment"]["batch_size"] == 4 and found[0]["samples"] == 35
@@ -462,15 +525,25 @@ def test_evaluation_reads_archives_and_leaves_out_what_is_broken(
     assert "1 of 7 images could not be read" in caplog.text
 
 
-def test_labels_count_without_the_background_and_unknown_ones_are_named(folder: Path, photos: Path, tmp_path: Path) -> None:
+def test_labels_count_without_the_background_and_unknown_ones_are_named(
+    folder: Path, photos: Path, tmp_path: Path
+) -> None:
     shifted = zoo.pipeline(
-        make_folder(tmp_path / "shifted", ["background", *NAMES], classes=8, background="class 0 is none of them"), "fp32", "onnxruntime"
+        make_folder(tmp_path / "shifted", ["background", *NAMES], classes=8, background="class 0 is none of them"),
+        "fp32",
+        "onnxruntime",
     )
     assert isinstance(shifted, ImagePipeline)
-    assert predict.evaluate({"fp32": shifted}, photos)["metrics"]["fp32"]["top1"] == 1  # as many labels as classes: in sorted order
+    assert (
+        predict.evaluate({"fp32": shifted}, photos)["metrics"]["fp32"]["top1"] == 1
+    )  # as many labels as classes: in sorted order
     (tmp_path / "some").mkdir()
     shutil.copy(photos / "red" / "0.jpg", tmp_path / "some" / "a.jpg")
-    for label, said in (("5", ""), ("7", "1 of the 1 labels are no class of colors: 7; it numbers its classes 0 to 6"), ("red", "red; it")):
+    for label, said in (
+        ("5", ""),
+        ("7", "1 of the 1 labels are no class of colors: 7; it numbers its classes 0 to 6"),
+        ("red", "red; it"),
+    ):
         (tmp_path / "some" / "labels.csv").write_text(f"file,label\na.jpg,{label}\n")
         if said:
             with pytest.raises(RequestError, match=said):
@@ -479,12 +552,16 @@ def test_labels_count_without_the_background_and_unknown_ones_are_named(folder: 
             assert predict.labelled(shifted, tmp_path / "some")[1].tolist() == [6]
     shutil.copytree(photos / "red", tmp_path / "odd" / "crimson")
     shutil.copytree(photos / "red", tmp_path / "odd" / "red")
-    with pytest.raises(RequestError, match=r"1 of the 2 labels are no class of colors: crimson; it names blue, cyan, green, \.\.\."):
+    with pytest.raises(
+        RequestError, match=r"1 of the 2 labels are no class of colors: crimson; it names blue, cyan, green, \.\.\."
+    ):
         zoo.evaluate(folder, tmp_path / "odd", engine="onnxruntime")
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name, top1, top5", [("mobilenet-v1-imagenet", 0.8, 0.938), ("mobilenet-v2-imagenet", 0.848, 0.972)])
+@pytest.mark.parametrize(
+    "name, top1, top5", [("mobilenet-v1-imagenet", 0.8, 0.938), ("mobilenet-v2-imagenet", 0.848, 0.972)]
+)
 def test_published_weights_are_as_good_as_they_should_be(
     name: str, top1: float, top5: float, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,10 +579,19 @@ def test_published_weights_are_as_good_as_they_should_be(
 
 
 def test_the_harness_judges_then_times(folder: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"engines": ["onnxruntime"], "scenario": "single-stream", "min_top1": 0.9, "count": 12, "price_per_hour": 3.6}
+    options = {
+        "engines": ["onnxruntime"],
+        "scenario": "single-stream",
+        "min_top1": 0.9,
+        "count": 12,
+        "price_per_hour": 3.6,
+    }
     found = zoo.benchmark(folder, data=photos, **options)
     assert (found["model"], found["samples"], found["images"]) == ("colors", 35, 12)
-    assert [(each["precision"], each["engine"]) for each in found["results"]] == [("fp32", "onnxruntime"), ("int8", "onnxruntime")]
+    assert [(each["precision"], each["engine"]) for each in found["results"]] == [
+        ("fp32", "onnxruntime"),
+        ("int8", "onnxruntime"),
+    ]
     for each in found["results"]:
         assert each["top1"] == 1
         assert each["latency_ms"].keys() == {"mean", "p50", "p90", "p99"}
@@ -535,7 +621,11 @@ def test_the_harness_times_nothing_that_is_not_good_enough(
             1,
             "colors in int8, onnxruntime: top1 is 0.0000 on 5 images, wanted 0.93 or more",
         ),
-        (["--data", tmp_path / "loose", "--scenario", "single-stream", "--min-top1", "50%"], 2, "--min-top1 asks for the labels"),
+        (
+            ["--data", tmp_path / "loose", "--scenario", "single-stream", "--min-top1", "50%"],
+            2,
+            "--min-top1 asks for the labels",
+        ),
         (["--data", photos, "--min-top1", "0.5"], 2, "add --scenario"),
         (["--scenario", "offline"], 2, "--data FOLDER"),
         (["--data", photos, "--scenario", "offline", "--batch-size", "8"], 2, "leave out --batch-size"),
@@ -545,7 +635,9 @@ def test_the_harness_times_nothing_that_is_not_good_enough(
         assert (found, out) == (code, "") and said in line
 
 
-def test_the_harness_times_images_without_labels(folder: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_harness_times_images_without_labels(
+    folder: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for path in everything(photos / "red"):
         shutil.copy(path, tmp_path)
     found = zoo.benchmark(folder, data=tmp_path, engines=["onnxruntime"], precisions=["int8"], scenario="offline")

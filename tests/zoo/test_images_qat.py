@@ -34,7 +34,11 @@ from zoo.mobilenet.model import build as build_mobilenet  # noqa: E402
 from zoo.mobilenet.train import FINETUNE_V1  # noqa: E402
 from zoo.resnet.model import build as build_resnet  # noqa: E402
 
-SETTINGS = ["--batch-size", "12", *(word for each in ("workers=0", "image_size=32", "randaugment_n=0") for word in ("--set", each))]
+SETTINGS = [
+    "--batch-size",
+    "12",
+    *(word for each in ("workers=0", "image_size=32", "randaugment_n=0") for word in ("--set", each)),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -109,13 +113,21 @@ def bytes_of(student, x):
 
 
 def layer_by_layer(int8, given, pixels):
-    """({tensor: (bytes that the int8 model makes, those of `given`)}, logits) where every operator reads bytes of `given`."""
+    """({tensor: (bytes that the int8 model makes, those of `given`)}, logits) where every operator reads bytes of
+    `given`.
+    """
     cut, made, feeds = int8.clone(), {}, {"image": pixels}
-    read = [node.inputs for node in cut.graph if node.op_type == "DequantizeLinear" and node.inputs[0].producer() is not None]
+    read = [
+        node.inputs
+        for node in cut.graph
+        if node.op_type == "DequantizeLinear" and node.inputs[0].producer() is not None
+    ]
     for value, scale in {each: scale for each, scale, _ in read if not each.name.endswith(".image.padded")}.items():
         name, shape = scale.name.removesuffix(".scale").removesuffix(".strided"), query.dimensions(value)[1:]
         array = given[name]
-        array = array[..., ::2, ::2] if array[0].size == 4 * np.prod(shape) else array  # a stride taken before the layer
+        array = (
+            array[..., ::2, ::2] if array[0].size == 4 * np.prod(shape) else array
+        )  # a stride taken before the layer
         feeds[f"{value.name}.given"] = array.reshape(-1, *shape)  # a Flatten may stand between
         made[value.name] = name, array.reshape(-1, *shape)
         fed = ir.Value(name=f"{value.name}.given", type=ir.TensorType(ir.DataType.UINT8), shape=value.shape)
@@ -248,7 +260,9 @@ def test_what_cannot_be_done_is_said_in_one_line(pictures, start, tmp_path, monk
 
 def test_new_classes_train_at_the_full_rate(start, tmp_path):
     others = write_images(tmp_path / "others", {"cyan": (60, 200, 200), "pink": (220, 120, 160)}, size=32)
-    zoo.finetune(start, others, tmp_path / "new", settings={"qat": "true", "epochs": "1", "batch_size": "16", "workers": "0"})
+    zoo.finetune(
+        start, others, tmp_path / "new", settings={"qat": "true", "epochs": "1", "batch_size": "16", "workers": "0"}
+    )
     assert read_json(tmp_path / "new" / "train.json")["config"]["learning_rate"] == FINETUNE_V1.learning_rate
     zoo.build(tmp_path / "new")
     assert query.symbols(io.load(tmp_path / "new" / "int8.onnx").graph.outputs[0])[1] == 2
@@ -257,7 +271,11 @@ def test_new_classes_train_at_the_full_rate(start, tmp_path):
 @pytest.mark.parametrize(
     "arch, channels",
     [
-        *(("mobilenet-v1-slim", "RGB"), ("mobilenet-v2", "RGB"), pytest.param("resnet26d", "RGB", marks=pytest.mark.slow)),
+        *(
+            ("mobilenet-v1-slim", "RGB"),
+            ("mobilenet-v2", "RGB"),
+            pytest.param("resnet26d", "RGB", marks=pytest.mark.slow),
+        ),
         *(pytest.param(each, "BGR", marks=pytest.mark.slow) for each in ("resnet50", "resnet50-v1")),
     ],
 )
@@ -281,7 +299,9 @@ def test_every_network_rounds_what_its_int8_form_does(arch, channels):
     model = export(fresh, Preprocess.from_json(features))
     rewrite(model, passes())
     ranges = {each.tensor: each.range() for each in student.modules() if isinstance(each, Range) and each.tensor}
-    int8, report = quantize(model, QuantRecipe(correct=False), CalibrationTable(io.digest(model), "minmax", 1, "", ranges))
+    int8, report = quantize(
+        model, QuantRecipe(correct=False), CalibrationTable(io.digest(model), "minmax", 1, "", ranges)
+    )
     assert {each.type for each in report.operators if each.precision == "float"} <= {"Flatten"}
     assert_one_step(student.eval(), int8, pixels, x)
 

@@ -21,7 +21,15 @@ fit = training.fit
 torch.set_num_threads(1)  # such small work only waits for a second thread
 
 TINY = Settings(
-    arch="tiny", image_size=16, epochs=3, batch_size=16, learning_rate=0.8, warmup_epochs=1.0, ema=0.8, precision="fp32", workers=0
+    arch="tiny",
+    image_size=16,
+    epochs=3,
+    batch_size=16,
+    learning_rate=0.8,
+    warmup_epochs=1.0,
+    ema=0.8,
+    precision="fp32",
+    workers=0,
 )
 MADE = {"model.pt", "train.json", "calibration.npz", "history.json", "curves.png", "confusion.png", "checkpoint"}
 
@@ -177,8 +185,22 @@ def test_divergence_is_said(tmp_path, pictures):
 @pytest.mark.parametrize(
     "change",
     [
-        *({"epochs": 0}, {"learning_rate": math.nan}, {"precision": "fp8"}, {"progressive": ()}, {"progressive": (1.5,)}),
-        *({"ema": 1.0}, {"augmix": 1.1}, {"randaugment_m": 11.0}, {"clip": 0.0}, {"seed": -1}, {"weight_decay": -1.0}, {"workers": -1}),
+        *(
+            {"epochs": 0},
+            {"learning_rate": math.nan},
+            {"precision": "fp8"},
+            {"progressive": ()},
+            {"progressive": (1.5,)},
+        ),
+        *(
+            {"ema": 1.0},
+            {"augmix": 1.1},
+            {"randaugment_m": 11.0},
+            {"clip": 0.0},
+            {"seed": -1},
+            {"weight_decay": -1.0},
+            {"workers": -1},
+        ),
     ],
 )
 def test_settings_out_of_range_are_refused(change):
@@ -189,7 +211,11 @@ def test_settings_out_of_range_are_refused(change):
 def test_sizes_grow_and_the_rate_rises_and_falls():
     config = Settings(image_size=64, epochs=20, batch_size=128)
     assert [config.size(epoch) for epoch in range(20)] == [32] * 5 + [48] * 5 + [64] * 10
-    for epoch_steps, warm in ((150, 300), (60, 200), (15, 100)):  # its epochs; the least number of steps; a third of all
+    for epoch_steps, warm in (
+        (150, 300),
+        (60, 200),
+        (15, 100),
+    ):  # its epochs; the least number of steps; a third of all
         rates = [config.rate(step, epoch_steps) for step in range(20 * epoch_steps)]
         assert rates[warm - 1] == max(rates) == pytest.approx(config.learning_rate / 2)
         assert 0 < rates[-1] < 0.01 * config.learning_rate
@@ -238,7 +264,9 @@ def test_jensen_shannon_divergence():
 
 
 def test_timing_precisions_leaves_no_trace():
-    trainer = training.Trainer(build(TINY, 3), replace(TINY, precision="auto"), dict(training.PREPROCESSING), training.Processes())
+    trainer = training.Trainer(
+        build(TINY, 3), replace(TINY, precision="auto"), dict(training.PREPROCESSING), training.Processes()
+    )
     before = {name: each.clone() for name, each in trainer.model.state_dict().items()}
     assert trainer.choose(16, 4)["precision"] in ("fp32", "bf16")
     for name, each in trainer.model.state_dict().items():

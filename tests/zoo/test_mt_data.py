@@ -94,7 +94,9 @@ def test_bad_sources_are_refused(tmp_path, monkeypatch):
 
 def test_cleaning_tidies_and_counts_what_it_leaves_out():
     faults = Faults()
-    found = data.clean([(" a  b\u00a0c ", "d"), ("a b c", "d"), ("", "x"), ("x", "  "), ("bell\x07", "x"), ("x", "\ue000")], faults)
+    found = data.clean(
+        [(" a  b\u00a0c ", "d"), ("a b c", "d"), ("", "x"), ("x", "  "), ("bell\x07", "x"), ("x", "\ue000")], faults
+    )
     assert list(found) == [("a b c", "d")]
     assert faults == {"repeated": 1, "empty": 2, "strange characters": 2}
 

@@ -58,7 +58,9 @@ def reference(sentence: int, most: int, beam: int, penalty: float, best: int, en
 @pytest.mark.parametrize("ends", [-2.0, 2.0])
 def test_a_batch_finds_what_the_search_of_each_sentence_finds(beam, penalty, ends):
     sentences, limits, best = range(7), np.array([9, 3, 12, 1, 7, 2, 10]), max(1, beam // 2)
-    found = beam_search(Table(sentences, ends), limits, start=START, end=END, beam=beam, length_penalty=penalty, best=best)
+    found = beam_search(
+        Table(sentences, ends), limits, start=START, end=END, beam=beam, length_penalty=penalty, best=best
+    )
     for sentence, most, hypotheses in zip(sentences, limits, found, strict=True):
         wanted = reference(sentence, most, beam, penalty, best, ends)
         assert [each.tokens for each in hypotheses] == [tokens for tokens, _ in wanted]
@@ -99,7 +101,9 @@ def test_a_sentence_that_ends_at_once_has_no_words_and_a_score():
     assert beam_search(Table([]), np.zeros(0, np.int64), start=START, end=END) == []
 
 
-@pytest.mark.parametrize(("beam", "best", "said"), [(0, 1, "beam 0"), (2, 3, "n-best 3"), (7, 1, "half of the 12 words")])
+@pytest.mark.parametrize(
+    ("beam", "best", "said"), [(0, 1, "beam 0"), (2, 3, "n-best 3"), (7, 1, "half of the 12 words")]
+)
 def test_an_impossible_beam_is_refused(beam, best, said):
     with pytest.raises(RequestError, match=said):
         beam_search(Table([0]), np.array([5]), start=START, end=END, beam=beam, best=best)
@@ -107,7 +111,12 @@ def test_an_impossible_beam_is_refused(beam, best, said):
 
 def test_logits_that_are_no_numbers_are_told():
     with pytest.raises(ZooError, match="NaN"):
-        beam_search(lambda tokens, parents: np.full((len(tokens), WORDS), np.nan, np.float32), np.array([5]), start=START, end=END)
+        beam_search(
+            lambda tokens, parents: np.full((len(tokens), WORDS), np.nan, np.float32),
+            np.array([5]),
+            start=START,
+            end=END,
+        )
 
 
 def test_the_limit_grows_with_the_source():

@@ -88,7 +88,9 @@ class Opened:
         self._session = reference_session.session(model, "the test needs", reference_session.options(quick=optimize))
 
     def run(self, batch):
-        return dict(zip([each.name for each in self._session.get_outputs()], self._session.run(None, batch), strict=True))
+        return dict(
+            zip([each.name for each in self._session.get_outputs()], self._session.run(None, batch), strict=True)
+        )
 
 
 def assert_same(found, wanted):
@@ -116,7 +118,9 @@ def test_a_step_computes_what_the_naive_graph_does(naive, rewritten, form):
         tokens = random.integers(END + 1, WORDS, len(parents)) if length else np.full(len(parents), START)
         history = np.concatenate([history[parents], tokens[:, None]], 1)
         logits = search(tokens, parents)
-        wanted = whole.run({"source": np.repeat(source[kept], len(parents) // len(kept), 0), "target": history})["logits"]
+        wanted = whole.run({"source": np.repeat(source[kept], len(parents) // len(kept), 0), "target": history})[
+            "logits"
+        ]
         # the bias of a layer of bytes is rounded to a step of its sum, in the derived form alone
         np.testing.assert_allclose(logits, wanted, atol=0.05 * np.abs(wanted).max() if form == "int8" else 1e-5)
 
@@ -126,7 +130,9 @@ def test_keys_and_values_of_bytes_are_halves_and_those_of_floats_stay(rewritten,
         found = incremental(model)
         assert {each.dtype for each in found.caches} == {kind}
         given = Opened(found.encoder).run({"source": padded(sentences)})
-        floats = [each for each in given.values() if each.dtype == np.float32 and each.ndim == 4 and np.ptp(each) < 1000]  # not the mask
+        floats = [
+            each for each in given.values() if each.dtype == np.float32 and each.ndim == 4 and np.ptp(each) < 1000
+        ]  # not the mask
         assert len(floats) >= 2
         assert all(np.array_equal(each, each.astype(np.float16)) == (kind == ir.DataType.FLOAT16) for each in floats)
 
@@ -147,19 +153,32 @@ def test_the_search_in_the_graph_finds_what_the_reference_does(rewritten, senten
     encoder, step = Opened(model.encoder), Opened(model.step)
     limits = np.array([limit(len(each), POSITIONS) for each in sentences])
     given = encoder.run({"source": padded(sentences)})
-    wanted = beam_search(cached_step(step, given, model.caches), limits, start=START, end=END, beam=beam, length_penalty=penalty, best=best)
+    wanted = beam_search(
+        cached_step(step, given, model.caches),
+        limits,
+        start=START,
+        end=END,
+        beam=beam,
+        length_penalty=penalty,
+        best=best,
+    )
     assert penalty < 1 or len({len(each[0].tokens) for each in wanted}) > 1
     opened = Opened(search(model))
     found = opened.run({"source": padded(sentences), **options(beam, best, penalty)})
     assert found["tokens"].dtype == np.int64
     assert found["scores"].dtype == np.float32
     assert_same(hypotheses(found["tokens"], found["scores"]), wanted)
-    alone = [hypotheses(*opened.run({"source": padded([each]), **options(beam, best, penalty)}).values())[0] for each in sentences]
+    alone = [
+        hypotheses(*opened.run({"source": padded([each]), **options(beam, best, penalty)}).values())[0]
+        for each in sentences
+    ]
     assert_same(alone, wanted)
 
 
 def test_the_naive_decoder_finds_the_same(naive, rewritten, sentences):
-    encoder, decoder = (edit.part(naive, *each) for each in ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"])))
+    encoder, decoder = (
+        edit.part(naive, *each) for each in ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"]))
+    )
     source = padded(sentences)
     step = naive_step(Opened(decoder), source, Opened(encoder).run({"source": source})["memory"])
     limits = np.array([limit(len(each), POSITIONS) for each in sentences])
@@ -174,7 +193,11 @@ def test_the_search_is_a_valid_model_of_standard_operators_with_one_copy_of_each
     onnx.checker.check_model(proto, full_check=True)
     assert {each.domain for each in ir.traversal.RecursiveGraphIterator(model.graph)} <= {"", "ai.onnx"}
     weights = sum(each.const_value.nbytes for each in rewritten.graph.initializers.values())
-    positions = POSITIONS * next(each.shape[1] for name, each in rewritten.graph.initializers.items() if name == "positions") * 4
+    positions = (
+        POSITIONS
+        * next(each.shape[1] for name, each in rewritten.graph.initializers.items() if name == "positions")
+        * 4
+    )
     assert proto.ByteSize() < weights + positions + 200_000
 
 
@@ -201,7 +224,9 @@ def test_layers_of_bytes_stay_so_inside_the_loop(rewritten, tmp_path):
     chosen.optimized_model_filepath, chosen.log_severity_level = str(tmp_path / "optimized.onnx"), 3
     onnxruntime.InferenceSession(io.serialized(model), chosen, providers=["CPUExecutionProvider"])
     nodes = list(ir.traversal.RecursiveGraphIterator(ir.load(tmp_path / "optimized.onnx").graph))
-    made = {name: sum(each.op_type == name for each in nodes) for name in ("Gemm", "FusedGemm", "DequantizeLinear", "QGemm")}
+    made = {
+        name: sum(each.op_type == name for each in nodes) for name in ("Gemm", "FusedGemm", "DequantizeLinear", "QGemm")
+    }
     layers = sum(each.op_type == "Softmax" for each in incremental(rewritten).step.graph) // 2
     assert made == {"Gemm": 0, "FusedGemm": 0, "DequantizeLinear": 0, "QGemm": 6 * layers}
 
@@ -249,7 +274,9 @@ def test_what_cannot_be_computed_token_by_token_is_refused_with_the_operator(cha
 
 def test_other_graphs_are_refused():
     other = ir.from_onnx_text('<ir_version: 9, opset_import: ["": 18]> g (float[n] x) => (float[n] y) { y = Relu(x) }')
-    with pytest.raises(RequestError, match="found inputs x and outputs y; decoding needs source and target, and logits"):
+    with pytest.raises(
+        RequestError, match="found inputs x and outputs y; decoding needs source and target, and logits"
+    ):
         incremental(other)
 
 

@@ -59,7 +59,8 @@ def test_presets_have_the_published_sizes():
     for name in models.FORMS:
         with torch.device("meta"):
             sizes[name] = sum(
-                each.numel() for each in models.Transformer(models.FORMS[name], 32_000, pre_norm=False, dropout=0).parameters()
+                each.numel()
+                for each in models.Transformer(models.FORMS[name], 32_000, pre_norm=False, dropout=0).parameters()
             )
     assert sizes["base"] == pytest.approx(60.5e6, rel=0.01)  # 65 M with the 37,000 pieces of Vaswani et al. 2017
     assert sizes["big"] == pytest.approx(209e6, rel=0.01)  # 213 M

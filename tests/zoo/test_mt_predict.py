@@ -94,7 +94,9 @@ def test_a_translation_does_not_depend_on_the_batch(translator, texts):
 
 
 def test_both_engines_translate_alike(translator, texts):
-    one, other = (zoo.pipeline(translator, precision="fp32", engine=engine)(texts[:6]) for engine in ("onnxruntime", "openvino"))
+    one, other = (
+        zoo.pipeline(translator, precision="fp32", engine=engine)(texts[:6]) for engine in ("onnxruntime", "openvino")
+    )
     assert [each["translation"] for each in one] == [each["translation"] for each in other]
 
 
@@ -109,7 +111,9 @@ def test_native_code_translates_like_the_graph_and_alike_in_any_batch(translator
         assert pipeline.engine == engine
     graph, native, one_by_one = found
     assert native == one_by_one and native[-1] == ""
-    assert np.mean([a == b for a, b in zip(graph, native, strict=True)]) > 0.9  # the table of embeddings is float there, int8 here
+    assert (
+        np.mean([a == b for a, b in zip(graph, native, strict=True)]) > 0.9
+    )  # the table of embeddings is float there, int8 here
     with pytest.raises(RequestError, match="native computes in int8, not fp32"):
         zoo.pipeline(translator, precision="fp32", engine="native")
 
@@ -152,7 +156,12 @@ def test_run_keeps_the_order_and_empty_lines(translate, opened, texts, monkeypat
     wanted = [each["translation"] for each in opened([line.strip() for line in lines])]
     assert found == wanted
     assert found[7:9] == ["", ""]
-    assert (summary["sentences"], summary["skipped"], summary["engine"], summary["precision"]) == (30, 0, "onnxruntime", "fp32")
+    assert (summary["sentences"], summary["skipped"], summary["engine"], summary["precision"]) == (
+        30,
+        0,
+        "onnxruntime",
+        "fp32",
+    )
 
 
 def test_bad_lines_are_named_and_the_run_goes_on(translate, texts, caplog):
@@ -164,7 +173,9 @@ def test_bad_lines_are_named_and_the_run_goes_on(translate, texts, caplog):
     assert found[0] and found[6]
     assert (summary["sentences"], summary["skipped"]) == (2, 5)
     said = [each.getMessage() for each in caplog.records]
-    for number, reason in enumerate(["U+0007", "not UTF-8", "does not know", "tokens, the model takes 128", "20,000 characters"], 2):
+    for number, reason in enumerate(
+        ["U+0007", "not UTF-8", "does not know", "tokens, the model takes 128", "20,000 characters"], 2
+    ):
         assert any(f"in.txt, line {number} " in each and reason in each for each in said), reason
     with pytest.raises(RequestError, match="line 2 holds the character U\\+0007"):
         translate(b"\n".join([texts[0].encode(), *bad]), on_error="raise")
@@ -222,7 +233,9 @@ def test_a_line_longer_than_the_model_takes_is_cut_at_the_ends_of_sentences(tran
 def test_a_line_with_a_sentence_too_long_is_refused_with_its_number(translate, texts, caplog):
     parts = sentences_of(texts)
     with caplog.at_level(logging.WARNING):
-        _, found = translate("\n".join([" ".join([*parts[:3], " ".join(texts[:30]).capitalize() + ".", *parts[3:]]), texts[0]]).encode())
+        _, found = translate(
+            "\n".join([" ".join([*parts[:3], " ".join(texts[:30]).capitalize() + ".", *parts[3:]]), texts[0]]).encode()
+        )
     assert [bool(line) for line in found] == [False, True]
     assert any("line 1 holds a sentence that has" in each.getMessage() for each in caplog.records)
     with pytest.raises(RequestError, match="line 1 holds a sentence that has .* tokens, the model takes 128; split it"):
@@ -231,7 +244,16 @@ def test_a_line_with_a_sentence_too_long_is_refused_with_its_number(translate, t
 
 def test_sentences_end_at_marks_before_white_space_and_no_small_letter():
     text = 'One here. Two there! Three? "Four." Five 3.5 m. and more. 12 men go. Éric (with him). Übung. ähm'
-    wanted = ["One here.", "Two there!", "Three?", '"Four."', "Five 3.5 m. and more.", "12 men go.", "Éric (with him).", "Übung. ähm"]
+    wanted = [
+        "One here.",
+        "Two there!",
+        "Three?",
+        '"Four."',
+        "Five 3.5 m. and more.",
+        "12 men go.",
+        "Éric (with him).",
+        "Übung. ähm",
+    ]
     assert predict.SENTENCE_END.split(text) == wanted
 
 
@@ -314,7 +336,9 @@ def test_evaluate_compares_precisions_by_bleu_and_chrf(translator, language, tmp
     assert found["metrics"]["fp32"]["chrf"] == pytest.approx(sacrebleu.corpus_chrf(said, [[b for _, b in pairs]]).score)
     assert found["samples"] == 60
     assert found["difference"].keys() == {"bleu", "chrf", "agreement"}
-    assert found["difference"]["bleu"] == pytest.approx(found["metrics"]["int8"]["bleu"] - found["metrics"]["fp32"]["bleu"])
+    assert found["difference"]["bleu"] == pytest.approx(
+        found["metrics"]["int8"]["bleu"] - found["metrics"]["fp32"]["bleu"]
+    )
     assert abs(found["difference"]["bleu"]) < 5
     low, high = found["interval"]["bleu"]
     assert low <= found["difference"]["bleu"] <= high
@@ -346,7 +370,9 @@ def test_freezing_leaves_the_optimizer_behind_and_says_so(translator):
     sizes = read_json(translator / "build.json")["fp32.onnx"]["bytes"]
     assert sizes["state.pt"] > 2.5 * sizes["model.pt"]  # Adam keeps two moments of every weight
     assert sizes["fp32.onnx"] == (translator / "fp32.onnx").stat().st_size
-    layers = [each for each in read_json(translator / "quantization.json")["operators"] if each["type"] in ("MatMul", "Gemm")]
+    layers = [
+        each for each in read_json(translator / "quantization.json")["operators"] if each["type"] in ("MatMul", "Gemm")
+    ]
     attention = [each["precision"] for each in layers if each["name"].endswith((".products", ".found"))]
     assert attention and set(attention) == {"float"}
     assert {each["precision"] for each in layers if not each["name"].endswith((".products", ".found"))} == {"int8"}
@@ -365,7 +391,17 @@ def test_a_folder_without_its_vocabulary_is_named(translator, tmp_path):
 
 def test_benchmark_times_whole_translations_in_both_engines(translator, texts, tmp_path, capsys):
     (tmp_path / "in.txt").write_text("\n".join(texts))
-    command = ["benchmark", str(translator), "--data", str(tmp_path / "in.txt"), "--batch-size", "1,6", "--rounds", "2", "--json"]
+    command = [
+        "benchmark",
+        str(translator),
+        "--data",
+        str(tmp_path / "in.txt"),
+        "--batch-size",
+        "1,6",
+        "--rounds",
+        "2",
+        "--json",
+    ]
     cli.call([*command, "--engine", "onnxruntime,native" if extension.isas() else "onnxruntime"])
     found = json.loads(capsys.readouterr().out)["results"]
     native = [("native", "int8", size) for size in (1, 6) if extension.isas()]
@@ -388,12 +424,15 @@ def test_a_plan_of_translation_is_refused_in_one_line(translator, capsys):
 @pytest.mark.data
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("precision", "engine", "wanted"), [("fp32", "onnxruntime", 0.995), ("int8", "onnxruntime", 0.97), ("int8", "native", 1.0)]
+    ("precision", "engine", "wanted"),
+    [("fp32", "onnxruntime", 0.995), ("int8", "onnxruntime", 0.97), ("int8", "native", 1.0)],
 )
 def test_the_shipped_model_translates_alike_in_batches_of_1_and_64(shared, precision, engine, wanted):
     if engine == "native" and not extension.isas():
         pytest.skip("needs the native kernels")
-    with gzip.open(shared / "data" / "translation" / "multi30k" / "test_2016_flickr.en.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(
+        shared / "data" / "translation" / "multi30k" / "test_2016_flickr.en.gz", "rt", encoding="utf-8"
+    ) as file:
         sentences = [line.strip() for line in file][:300]
     found = []
     for size in (1, 64):

@@ -24,7 +24,9 @@ from zoo.transformer_mt.train import Settings, Trainer, train  # noqa: E402
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[2]
 FORMS["one"] = Form(1, 1, 32, 64, 2)
-QUICK = Settings(arch="one", vocabulary=60, epochs=3, batch_size=512, learning_rate=5e-3, warmup=20, precision="fp32", average=2)
+QUICK = Settings(
+    arch="one", vocabulary=60, epochs=3, batch_size=512, learning_rate=5e-3, warmup=20, precision="fp32", average=2
+)
 MADE = {"model.pt", "vocabulary.model", "train.json", "calibration.npz", "history.json", "curves.png", "checkpoint"}
 
 
@@ -145,7 +147,14 @@ def _empty(folder: Path) -> Path:
 
 def test_fine_tuning_improves_on_what_training_left(translator, language, tmp_path):
     data = language.write(tmp_path / "more.tsv", 600, seed=5)
-    settings = {"epochs": "4", "learning_rate": "0.002", "warmup": "5", "dropout": "0", "precision": "fp32", "batch_size": "512"}
+    settings = {
+        "epochs": "4",
+        "learning_rate": "0.002",
+        "warmup": "5",
+        "dropout": "0",
+        "precision": "fp32",
+        "batch_size": "512",
+    }
     zoo.finetune(translator, str(data), tmp_path / "out", settings=settings)
     history = read_json(tmp_path / "out" / "history.json")
     assert history[0]["loss"] < 1.0  # from scratch it begins near 4
@@ -158,9 +167,14 @@ def test_a_teacher_s_translations_are_trained_on(translator, pairs, language, tm
     vocabulary = data.Vocabulary.read(tmp_path / "out" / "vocabulary.model")
     with np.load(tmp_path / "out" / "checkpoint" / "distilled.npz") as arrays:
         found = data.Corpus(**arrays)
-    asked, said = ([vocabulary.decode([found.pair(i)[side][:-1].tolist()])[0] for i in range(len(found))] for side in (0, 1))
+    asked, said = (
+        [vocabulary.decode([found.pair(i)[side][:-1].tolist()])[0] for i in range(len(found))] for side in (0, 1)
+    )
     assert len(found) > 200
-    right = [each == " ".join(language.words[word] for word in source.split()) for source, each in zip(asked, said, strict=True)]
+    right = [
+        each == " ".join(language.words[word] for word in source.split())
+        for source, each in zip(asked, said, strict=True)
+    ]
     assert np.mean(right) > 0.5  # it is the teacher who speaks, who makes mistakes
     with pytest.raises(RequestError, match="nobody"):
         train(pairs, tmp_path / "none", config=replace(QUICK, teacher="nobody"))
@@ -175,7 +189,9 @@ def test_the_loss_is_cross_entropy_with_smoothed_labels(language):
     logits = trainer.model(source, torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)).flatten(0, 1)
     options = {"ignore_index": data.PAD, "reduction": "sum"}
     assert tokens == int((labels != data.PAD).sum())
-    torch.testing.assert_close(plain, torch.nn.functional.cross_entropy(logits.detach(), labels.flatten(), **options), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        plain, torch.nn.functional.cross_entropy(logits.detach(), labels.flatten(), **options), rtol=1e-5, atol=0
+    )
     wanted = torch.nn.functional.cross_entropy(logits, labels.flatten(), label_smoothing=0.1, **options)
     torch.testing.assert_close(smooth, wanted, rtol=1e-5, atol=0)
     assert not plain.requires_grad
@@ -189,7 +205,9 @@ def test_the_parts_of_all_processes_make_the_whole(language, count):
     found, model = corpus(language), build("one", 60).requires_grad_(False)
     batch = np.arange(3)  # for 4 processes: one has nothing to do
     whole, plain, tokens = Trainer(model, QUICK, Processes()).loss(model, found, batch, False, 0.1)
-    parts = [Trainer(model, QUICK, Processes(rank, count)).loss(model, found, batch, False, 0.1) for rank in range(count)]
+    parts = [
+        Trainer(model, QUICK, Processes(rank, count)).loss(model, found, batch, False, 0.1) for rank in range(count)
+    ]
     assert sum(float(each[0]) for each in parts) == pytest.approx(float(whole), rel=1e-5)
     assert sum(float(each[1]) for each in parts) == pytest.approx(float(plain), rel=1e-5)
     assert {each[2] for each in parts} == {tokens}
@@ -221,7 +239,14 @@ def test_a_diverging_training_ends_with_advice(pairs, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"dropout": 1.0}, {"epochs": 0}, {"precision": "fp16"}, {"languages": "english"}, {"max_length": 1000}, {"clip": float("nan")}],
+    [
+        {"dropout": 1.0},
+        {"epochs": 0},
+        {"precision": "fp16"},
+        {"languages": "english"},
+        {"max_length": 1000},
+        {"clip": float("nan")},
+    ],
 )
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(RequestError, match=rf"out of range: {next(iter(settings))} \S+ \(wanted "):
@@ -283,7 +308,9 @@ def test_a_shipped_model_is_translated_with_and_fine_tuned(translator, language,
     assert np.mean([a["translation"] == b["translation"] for a, b in zip(found, before, strict=True)]) > 0.8
     assert zoo.pipeline("small")(texts[:3])[0]["translation"]
     settings = {"epochs": "1", "learning_rate": "0.0001", "dropout": "0", "precision": "fp32"}
-    metrics = zoo.finetune("small", str(language.write(tmp_path / "more.tsv", 200, seed=6)), tmp_path / "out", settings=settings)
+    metrics = zoo.finetune(
+        "small", str(language.write(tmp_path / "more.tsv", 200, seed=6)), tmp_path / "out", settings=settings
+    )
     assert metrics["loss"] < 1.0
     assert (tmp_path / "out" / "vocabulary.model").read_bytes() == (translator / "vocabulary.model").read_bytes()
 
@@ -291,12 +318,34 @@ def test_a_shipped_model_is_translated_with_and_fine_tuned(translator, language,
 def test_the_command_trains_with_a_teacher(translator, pairs, tmp_path, capsys):
     from zoo import cli
 
-    words = ["--epochs", "1", "--set", "arch=one", "--set", "vocabulary=60", "--set", "precision=fp32", "--set", f"validation_data={pairs}"]
+    words = [
+        "--epochs",
+        "1",
+        "--set",
+        "arch=one",
+        "--set",
+        "vocabulary=60",
+        "--set",
+        "precision=fp32",
+        "--set",
+        f"validation_data={pairs}",
+    ]
     with pytest.raises(SystemExit, match="2"):
         cli.call(["train", "transformer-mt", "--data", str(pairs), "-o", str(tmp_path / "none"), *words])
     assert "0 pairs to train on" in capsys.readouterr().err
     cli.call(
-        ["train", "transformer-mt", "--data", str(pairs), "-o", str(tmp_path / "out"), "--teacher", str(translator), *words[:-2], "--json"]
+        [
+            "train",
+            "transformer-mt",
+            "--data",
+            str(pairs),
+            "-o",
+            str(tmp_path / "out"),
+            "--teacher",
+            str(translator),
+            *words[:-2],
+            "--json",
+        ]
     )
     assert json.loads(capsys.readouterr().out).keys() == {"bleu", "chrf", "loss"}
     assert read_json(tmp_path / "out" / "train.json")["config"]["teacher"] == str(translator)

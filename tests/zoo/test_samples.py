@@ -29,7 +29,9 @@ TEXT = "(float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) r = Relu(h) y = MatM
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """mlp.onnx, e.npz with labels that are the float model's, and c.npz."""
     rng = np.random.default_rng(0)
-    made = model(TEXT, w=rng.standard_normal((8, 16)).astype(np.float32), v=rng.standard_normal((16, 4)).astype(np.float32))
+    made = model(
+        TEXT, w=rng.standard_normal((8, 16)).astype(np.float32), v=rng.standard_normal((16, 4)).astype(np.float32)
+    )
     io.save(made, tmp_path / "mlp.onnx")
     x = rng.standard_normal((200, 8)).astype(np.float32)
     np.savez(tmp_path / "e.npz", x=x, label=run(made, x=x)["y"].argmax(1))
@@ -66,7 +68,10 @@ def test_tune_an_onnx_file_with_labels(here: Path, capsys: pytest.CaptureFixture
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert found["met"] and found["metric"] == "top1" and found["best"]["metrics"]["fp32"] == 1.0
-    assert files.sha256("int8.onnx") == found["best"]["sha256"] and len(Path("int8.trials.jsonl").read_text().splitlines()) > 5
+    assert (
+        files.sha256("int8.onnx") == found["best"]["sha256"]
+        and len(Path("int8.trials.jsonl").read_text().splitlines()) > 5
+    )
     assert json.loads(Path("r.json").read_text())["trials"] == found["trials"]
 
 
@@ -118,13 +123,16 @@ def test_requests_that_are_wrong(here: Path, arguments: dict[str, Any], said: st
 def test_a_wrong_input_name(here: Path) -> None:
     np.savez("z.npz", z=np.zeros((4, 8), np.float32))
     with pytest.raises(
-        RequestError, match=r"z.npz holds z float32 \[4, 8\]; wanted the graph's inputs, x float32 \[n, 8\], and label if known"
+        RequestError,
+        match=r"z.npz holds z float32 \[4, 8\]; wanted the graph's inputs, x float32 \[n, 8\], and label if known",
     ):
         zoo.tune("mlp.onnx", "z.npz", "o.onnx")
 
 
 def test_tune_a_zoo_model_by_its_own_metric(trained: Path, rows: Path, tmp_path: Path) -> None:
-    found = zoo.tune(trained, str(rows), tmp_path / "int8.onnx", max_drop=0.02, engine="onnxruntime", seconds=0.0, batch_size=64)
+    found = zoo.tune(
+        trained, str(rows), tmp_path / "int8.onnx", max_drop=0.02, engine="onnxruntime", seconds=0.0, batch_size=64
+    )
     assert found["metric"] == "auc" and found["met"] and len(found["trials"]) == 1
     exact = zoo.evaluate(trained, str(rows), engine="onnxruntime")["metrics"]["fp32"]["auc"]
     assert found["best"]["metrics"]["fp32"] == pytest.approx(exact, abs=1e-6)
@@ -137,7 +145,9 @@ def test_plan_an_onnx_file(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     found = json.loads(out)
     assert [each["batch_size"] for each in found["profiles"]] == [1, 8] and found["path"] == "mlp.plan"
     x = np.load("c.npz")["x"]
-    np.testing.assert_allclose(open_plan("mlp.plan").run({"x": x})["y"], run(io.load("mlp.onnx"), x=x)["y"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        open_plan("mlp.plan").run({"x": x})["y"], run(io.load("mlp.onnx"), x=x)["y"], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_plan_shows_what_was_chosen(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +177,14 @@ def test_an_open_shape_asks_for_an_example(here: Path) -> None:
 
 
 def test_plan_a_zoo_model(trained: Path, rows: Path, tmp_path: Path) -> None:
-    found = zoo.plan(trained, tmp_path / "m.plan", data=rows, batch_sizes=(16,), engines=("onnxruntime",), precisions=("int8", "fp32"))
+    found = zoo.plan(
+        trained,
+        tmp_path / "m.plan",
+        data=rows,
+        batch_sizes=(16,),
+        engines=("onnxruntime",),
+        precisions=("int8", "fp32"),
+    )
     assert {each["precision"] for each in found["timings"]} == {"int8", "fp32"}
     opened = zoo.pipeline(trained, engine="onnxruntime")
     batch = opened.preprocess(opened.example(16, rows))  # type: ignore[attr-defined]
@@ -184,19 +201,27 @@ def test_durations(text: str, seconds: float) -> None:
     assert cli.Duration().convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize(("option", "value"), [("--max-drop", "lots"), ("--max-drop", "-1%"), ("--time-budget", "soon")])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--max-drop", "lots"), ("--max-drop", "-1%"), ("--time-budget", "soon")]
+)
 def test_what_is_no_share_or_time(here: Path, capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
     code, _, err = call(capsys, "tune", "mlp.onnx", "--evaluation-data", "e.npz", "-o", "o.onnx", option, value)
     assert code == 2 and "is not a" in err and err.count("\n") == 1
 
 
 def test_quantize_with_a_report(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "quantize", "mlp.onnx", "--calibration-data", "c.npz", "-o", "int8.onnx", "--report", "r.json", "--json")
+    code, out, err = call(
+        capsys, "quantize", "mlp.onnx", "--calibration-data", "c.npz", "-o", "int8.onnx", "--report", "r.json", "--json"
+    )
     assert (code, err) == (0, "")
     found, said = json.loads(Path("r.json").read_text()), json.loads(out)
-    assert [each["name"] for each in found["operators"]] == [each["name"] for each in said["operators"]] and found["samples"] == 64
+    assert [each["name"] for each in found["operators"]] == [each["name"] for each in said["operators"]] and found[
+        "samples"
+    ] == 64
     assert found["outputs"]["y"]["sqnr_db"] > 20
-    code, _, err = call(capsys, "quantize", "mlp.onnx", "--calibration-data", "c.npz", "-o", "int8.onnx", "--report", "r.pdf")
+    code, _, err = call(
+        capsys, "quantize", "mlp.onnx", "--calibration-data", "c.npz", "-o", "int8.onnx", "--report", "r.pdf"
+    )
     assert code == 2 and "a report ends in .json or .html" in err
     zoo.calibrate("mlp.onnx", "c.npz", "t.json")
     code, _, err = call(capsys, "quantize", "mlp.onnx", "--table", "t.json", "-o", "int8.onnx", "--report", "r.html")
@@ -213,9 +238,14 @@ SPEC = {"size": 8, "resize": 10, "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.2]
 
 @pytest.fixture
 def photos(here: Path) -> Path:
-    """net.onnx, spec.json, and photos/ with 20 images, one of them broken in all/, in one folder a class in classes/."""
+    """net.onnx, spec.json, and photos/ with 20 images, one of them broken in all/, in one folder a class in
+    classes/.
+    """
     rng = np.random.default_rng(0)
-    weights = {"w": rng.standard_normal((8, 3, 3, 3)).astype(np.float32), "v": rng.standard_normal((8, 4)).astype(np.float32)}
+    weights = {
+        "w": rng.standard_normal((8, 3, 3, 3)).astype(np.float32),
+        "v": rng.standard_normal((8, 4)).astype(np.float32),
+    }
     io.save(model(CONVNET, **weights), "net.onnx")
     io.save(model(CONVNET.replace("[n,", "[3,"), **weights), "three.onnx")
     Path("spec.json").write_text(json.dumps(SPEC))
@@ -236,10 +266,15 @@ def test_a_folder_of_images_calibrates_like_its_arrays(photos: Path, capsys: pyt
                           "--report", "r.json", "--json")  # fmt: skip
     assert (code, err) == (0, "") and json.loads(out)["path"] == "a.onnx"
     zoo.quantize("net.onnx", "b.onnx", calibration_data="photos.npz")
-    assert Path("a.onnx").read_bytes() == Path("b.onnx").read_bytes() and json.loads(Path("r.json").read_text())["samples"] == 20
+    assert (
+        Path("a.onnx").read_bytes() == Path("b.onnx").read_bytes()
+        and json.loads(Path("r.json").read_text())["samples"] == 20
+    )
     tables = [zoo.calibrate("net.onnx", data, f"{i}.json", preprocess=spec) for i, (data, spec) in
               enumerate((("photos", "spec.json"), ("photos.npz", None)))]  # fmt: skip
-    assert [each["samples"] for each in tables] == [20, 20] and Path("0.json").read_bytes() == Path("1.json").read_bytes()
+    assert [each["samples"] for each in tables] == [20, 20] and Path("0.json").read_bytes() == Path(
+        "1.json"
+    ).read_bytes()
 
 
 def test_images_fill_the_batches_of_a_graph(photos: Path) -> None:
@@ -247,7 +282,9 @@ def test_images_fill_the_batches_of_a_graph(photos: Path) -> None:
     assert zoo.calibrate("net.onnx", "photos", "t.json", preprocess="spec.json", samples=7)["samples"] == 7
 
 
-def test_a_broken_image_is_named_or_left_out(photos: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_image_is_named_or_left_out(
+    photos: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     options = ("net.onnx", "--calibration-data", "all", "--preprocess", "spec.json", "-o")
     for verb in ("calibrate", "quantize"):
         code, _, err = call(capsys, verb, *options, "a.onnx")
@@ -272,10 +309,16 @@ def test_tune_on_folders_of_images(photos: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({}, r'photos is a folder of images; say what the network takes with --preprocess FILE.json, such as {"size": 224, "resize": 256'),
+        (
+            {},
+            r'photos is a folder of images; say what the network takes with --preprocess FILE.json, such as {"size": 224, "resize": 256',
+        ),
         ({"preprocess": "none.json"}, "none.json"),
         ({"preprocess": "bad.json"}, "bad.json: preprocess: no size"),
-        ({"calibration_data": "photos.npz", "preprocess": "spec.json"}, "describes a folder of images; photos.npz is none"),
+        (
+            {"calibration_data": "photos.npz", "preprocess": "spec.json"},
+            "describes a folder of images; photos.npz is none",
+        ),
         ({"calibration_data": "empty", "preprocess": "spec.json"}, "no images in the folder empty"),
     ],
 )
@@ -288,7 +331,9 @@ def test_folders_that_say_too_little(photos: Path, arguments: dict[str, Any], sa
 
 def test_a_zoo_model_brings_its_own_spec() -> None:
     for act in (zoo.calibrate, zoo.quantize, lambda name, **more: zoo.tune(name, "rows", "o.onnx", **more)):
-        with pytest.raises(RequestError, match="--preprocess describes the images of an ONNX file; .* knows what it takes"):
+        with pytest.raises(
+            RequestError, match="--preprocess describes the images of an ONNX file; .* knows what it takes"
+        ):
             act(zoo.names()[0], preprocess="spec.json")
 
 
@@ -299,7 +344,10 @@ def test_a_zoo_model_brings_its_own_spec() -> None:
 def test_a_graph_that_computes_only_some_batch_size(here: Path, caplog: pytest.LogCaptureFixture, size: int) -> None:
     rng = np.random.default_rng(0)
     text = "(float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) s = Reshape(h, t) r = Relu(s) y = MatMul(r, v) }"
-    weights = {"w": rng.standard_normal((8, 16)).astype(np.float32), "v": rng.standard_normal((16, 4)).astype(np.float32)}
+    weights = {
+        "w": rng.standard_normal((8, 16)).astype(np.float32),
+        "v": rng.standard_normal((16, 4)).astype(np.float32),
+    }
     io.save(model(text, t=np.array([size, 16]), **weights), "fixed.onnx")
     report = zoo.quantize("fixed.onnx", "int8.onnx", calibration_data="c.npz", search=True, report_path="r.json")
     assert f"fixed.onnx: the graph computes only batches of {size} (Reshape" in caplog.text
@@ -335,6 +383,8 @@ def test_an_output_may_lie_in_a_model_folder_but_replaces_nothing_there(trained:
         zoo.tune(trained, str(rows), trained / "int8.onnx")
     output = trained / "tuned.onnx"
     for _ in range(2):  # a second search goes on from the first
-        assert zoo.tune(trained, str(rows), output, max_drop=0.02, engine="onnxruntime", seconds=0.0)["path"] == str(output)
+        assert zoo.tune(trained, str(rows), output, max_drop=0.02, engine="onnxruntime", seconds=0.0)["path"] == str(
+            output
+        )
     for each in (output, output.with_suffix(".trials.jsonl")):
         each.unlink()

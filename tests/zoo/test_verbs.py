@@ -215,15 +215,26 @@ def test_bf16_is_a_precision_like_others(tmp_path: Path) -> None:
     assert (row["engine"], row["precision"]) == ("openvino", "bf16")
 
 
-def test_bf16_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bf16_is_refused_where_it_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     sample = str(zoo.SHIPPED / NAMES[0] / "sample.tsv.gz")
-    requests = {("run", sample): "onnxruntime", ("benchmark", "--batch-size", "8"): "native", ("evaluate", "--data", sample): "onnxruntime"}
+    requests = {
+        ("run", sample): "onnxruntime",
+        ("benchmark", "--batch-size", "8"): "native",
+        ("evaluate", "--data", sample): "onnxruntime",
+    }
     for (verb, *rest), name in requests.items():
         with pytest.raises(SystemExit, match="2"):
             cli.call([verb, NAMES[0], *rest, "--precision", "bf16", "--engine", name])
-        assert f"the engine {name} does not compute in bf16; choose openvino, or fp32 or int8" in capsys.readouterr().err
+        assert (
+            f"the engine {name} does not compute in bf16; choose openvino, or fp32 or int8" in capsys.readouterr().err
+        )
     monkeypatch.setattr(machine, "has_bf16", lambda: False)
-    for act in (lambda: zoo.pipeline(NAMES[0], "bf16"), lambda: zoo.benchmark(NAMES[0], precisions=("bf16",), batch_sizes=(8,))):
+    for act in (
+        lambda: zoo.pipeline(NAMES[0], "bf16"),
+        lambda: zoo.benchmark(NAMES[0], precisions=("bf16",), batch_sizes=(8,)),
+    ):
         with pytest.raises(RequestError, match="does not compute in bf16 .*; choose fp32 or int8$"):
             act()
 
@@ -252,7 +263,9 @@ def test_opening_a_shipped_model_makes_its_float_graphs(name: str) -> None:
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(28, "No space left on device")])
-def test_a_cache_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+def test_a_cache_that_cannot_be_written_does_not_stop_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
     path = Hub(zoo.SHIPPED).fetch(NAMES[0])
 
     def refuse(*_: Any, **__: Any) -> None:

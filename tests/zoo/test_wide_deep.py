@@ -53,13 +53,18 @@ def test_the_whole_road_leaves_a_file_at_every_station(trained: Path) -> None:
     linear = [each for each in report["operators"] if each["type"] in ("Gemm", "MatMul")]
     assert [each["precision"] for each in linear] == ["int8"] * 3
     assert all(each["reason"] for each in report["operators"] if each["precision"] == "float")
-    fired = {each["name"]: each["fired"] for each in json.loads((trained / "build.json").read_text())["rewritten.onnx"]["passes"]}
+    fired = {
+        each["name"]: each["fired"]
+        for each in json.loads((trained / "build.json").read_text())["rewritten.onnx"]["passes"]
+    }
     assert fired["FuseParallelEmbedding"] == fired["FuseParallelSum"] == fired["EqualizeConcat"] == 1
     assert fired["FuseLinear"] == 3
 
 
 @pytest.mark.parametrize("engine", STOCK)
-def test_the_int8_graph_runs_without_float_gemm_or_requantization_in_float(trained: Path, rows: Path, engine: str) -> None:
+def test_the_int8_graph_runs_without_float_gemm_or_requantization_in_float(
+    trained: Path, rows: Path, engine: str
+) -> None:
     opened = zoo.pipeline(trained, engine=engine)
     executed = load(trained / "int8.onnx", engine).executed(opened.preprocess(opened.example(512, rows)))
     gemms = [each for each in executed if any(word in each.type for word in ("Gemm", "MatMul", "FullyConnected"))]
@@ -76,7 +81,9 @@ def test_both_engines_and_precisions_agree(trained: Path, rows: Path) -> None:
     reference = opened.predict(batch)["probability"]
     for precision, tolerance in (("fp32", 1e-5), ("int8", 0.01)):
         for engine in STOCK:
-            found = zoo.pipeline(trained, precision=precision, engine=engine, batch_size=128).predict(batch)["probability"]
+            found = zoo.pipeline(trained, precision=precision, engine=engine, batch_size=128).predict(batch)[
+                "probability"
+            ]
             assert found.shape == (300, 1)
             assert np.abs(found - reference).max() < tolerance
 
@@ -91,11 +98,15 @@ def test_run_keeps_the_row_order_and_equals_the_call(trained: Path, rows: Path, 
     assert np.allclose(scores[:, 1], [each["probability"] for each in called], atol=1e-6)
 
 
-def test_run_writes_parquet_and_gzip_and_reads_gzip_and_unlabelled_rows(trained: Path, rows: Path, tmp_path: Path) -> None:
+def test_run_writes_parquet_and_gzip_and_reads_gzip_and_unlabelled_rows(
+    trained: Path, rows: Path, tmp_path: Path
+) -> None:
     import pyarrow.parquet as parquet
 
     unlabelled = tmp_path / "rows.gz"
-    unlabelled.write_bytes(gzip.compress(b"".join(line.partition(b"\t")[2] for line in rows.read_bytes().splitlines(keepends=True))))
+    unlabelled.write_bytes(
+        gzip.compress(b"".join(line.partition(b"\t")[2] for line in rows.read_bytes().splitlines(keepends=True)))
+    )
     zoo.run(trained, str(rows), tmp_path / "a.csv.gz", engine="onnxruntime")
     zoo.run(trained, str(unlabelled), tmp_path / "b.parquet", engine="onnxruntime")
     table = parquet.read_table(tmp_path / "b.parquet")
@@ -123,11 +134,15 @@ def test_evaluate_gives_the_keys_that_the_house_promises(trained: Path, rows: Pa
     assert {"auc", "logloss", "accuracy", "max_probability"} <= set(found["difference"])
     assert found["samples"] == 1500
     assert found["difference"]["max_probability"] < 0.01
-    assert found["difference"]["auc"] == pytest.approx(found["metrics"]["int8"]["auc"] - found["metrics"]["fp32"]["auc"])
+    assert found["difference"]["auc"] == pytest.approx(
+        found["metrics"]["int8"]["auc"] - found["metrics"]["fp32"]["auc"]
+    )
 
 
 def test_evaluate_refuses_rows_without_labels(trained: Path, rows: Path, tmp_path: Path) -> None:
-    (tmp_path / "rows.tsv").write_bytes(b"".join(line.partition(b"\t")[2] for line in rows.read_bytes().splitlines(keepends=True)))
+    (tmp_path / "rows.tsv").write_bytes(
+        b"".join(line.partition(b"\t")[2] for line in rows.read_bytes().splitlines(keepends=True))
+    )
     with pytest.raises(RequestError, match="label"):
         zoo.evaluate(trained, str(tmp_path / "rows.tsv"))
 
@@ -149,7 +164,9 @@ def test_wrong_arrays_are_refused_before_the_engine_sees_them(trained: Path, row
         opened.predict({name: array[:0] for name, array in batch.items()})
 
 
-def test_finetune_starts_from_the_model_and_its_folder_serves_like_any(trained: Path, rows: Path, tmp_path: Path) -> None:
+def test_finetune_starts_from_the_model_and_its_folder_serves_like_any(
+    trained: Path, rows: Path, tmp_path: Path
+) -> None:
     settings = {"epochs": "1", "hidden": "64,32", "embedding_size": "8", "buckets": "100"}
     zoo.finetune(trained, str(rows), tmp_path / "tuned", settings=settings)
     assert zoo.run(tmp_path / "tuned", str(rows), tmp_path / "scores.csv")["rows"] == 1500
@@ -167,7 +184,9 @@ def test_a_stage_is_made_again_when_what_it_was_made_from_changed(trained: Path,
         "fp32.onnx": "kept", "rewritten.onnx": "kept", "calibration.json": "kept", "int8.onnx": "made",
     }  # fmt: skip
     zoo.quantize(folder, keep_float=["deep_logit.*"])
-    precisions = {each["name"]: each["precision"] for each in json.loads((folder / "quantization.json").read_text())["operators"]}
+    precisions = {
+        each["name"]: each["precision"] for each in json.loads((folder / "quantization.json").read_text())["operators"]
+    }
     assert [precision for name, precision in precisions.items() if name.startswith("deep_logit")] == ["float"]
     (folder / "rewritten.onnx").unlink()
     assert zoo.build(folder)["stages"]["rewritten.onnx"] == "made"
@@ -175,7 +194,9 @@ def test_a_stage_is_made_again_when_what_it_was_made_from_changed(trained: Path,
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "native"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_wrong_id_is_named_by_its_row_in_the_whole_batch(trained: Path, rows: Path, engine: str, threads: int) -> None:
+def test_a_wrong_id_is_named_by_its_row_in_the_whole_batch(
+    trained: Path, rows: Path, engine: str, threads: int
+) -> None:
     if engine == "native" and not extension.isas():
         pytest.skip(extension.missing())
     opened = zoo.pipeline(trained, engine=engine, threads=threads, batch_size=256)
@@ -196,8 +217,10 @@ def test_a_remembered_engine_that_cannot_be_opened_now_gives_way(
         raise RequestError("cannot write it")
 
     monkeypatch.setattr(pipeline, "choose", choose)
-    monkeypatch.setattr(pipeline.kernels, "isas", lambda: ["portable"])
-    monkeypatch.setattr(pipeline, "load", lambda path, name, *options: fails() if name == "native" else load(path, name, *options))
+    monkeypatch.setattr(pipeline.extension, "isas", lambda: ["portable"])
+    monkeypatch.setattr(
+        pipeline, "load", lambda path, name, *options: fails() if name == "native" else load(path, name, *options)
+    )
     opened = zoo.pipeline(trained)
     assert len(opened(opened.example(8, rows))) == 8 and opened.engine == "onnxruntime"
     assert "the engine native is left out: cannot write it" in caplog.text
@@ -211,7 +234,15 @@ def test_benchmark_gives_the_keys_that_the_house_promises(trained: Path, rows: P
         {("native", "int8")} if extension.isas() else set()
     )
     for each in found["results"]:
-        assert {"batch_size", "threads", "instances", "samples_per_second", "latency_ms", "split_ms", "memory_mb"} <= set(each)
+        assert {
+            "batch_size",
+            "threads",
+            "instances",
+            "samples_per_second",
+            "latency_ms",
+            "split_ms",
+            "memory_mb",
+        } <= set(each)
         assert set(each["latency_ms"]) == {"p50", "p95", "p99"}
         assert set(each["split_ms"]) == {"preprocess", "model", "postprocess"}
         assert 20 < each["memory_mb"] < 2000
@@ -220,7 +251,9 @@ def test_benchmark_gives_the_keys_that_the_house_promises(trained: Path, rows: P
 def test_running_int8_loads_neither_tensorflow_nor_torch(trained: Path, rows: Path) -> None:
     code = "import sys, zoo; zoo.run(sys.argv[1], sys.argv[2], sys.argv[3]); print(*sys.modules)"
     target = rows.parent / "modules.csv"
-    done = subprocess.run([sys.executable, "-c", code, trained, rows, target], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, trained, rows, target], capture_output=True, text=True, check=True
+    )
     assert not {"tensorflow", "torch", "keras", "datasets", "tf2onnx"} & set(done.stdout.split())
 
 
@@ -230,7 +263,20 @@ def test_interrupting_a_run_leaves_nothing(trained: Path, rows: Path, tmp_path: 
     pipe = tmp_path / "rows.pipe"
     os.mkfifo(pipe)
     target = tmp_path / "out" / "scores.csv"
-    command = [sys.executable, "-X", "faulthandler", "-m", "zoo.cli", "run", trained, pipe, "-o", target, "--threads", threads]
+    command = [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        "-m",
+        "zoo.cli",
+        "run",
+        trained,
+        pipe,
+        "-o",
+        target,
+        "--threads",
+        threads,
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     with pipe.open("wb") as feed:
         feed.write(rows.read_bytes())
@@ -255,7 +301,14 @@ def test_interrupting_a_run_leaves_nothing(trained: Path, rows: Path, tmp_path: 
 def test_several_threads_write_the_same_file(trained: Path, rows: Path, tmp_path: Path, engine: str) -> None:
     (tmp_path / "rows.tsv").write_bytes(rows.read_bytes() * 9)  # some pieces of work
     found = [
-        zoo.run(trained, str(tmp_path / "rows.tsv"), tmp_path / f"{threads}.csv", engine=engine, threads=threads, batch_size=500)
+        zoo.run(
+            trained,
+            str(tmp_path / "rows.tsv"),
+            tmp_path / f"{threads}.csv",
+            engine=engine,
+            threads=threads,
+            batch_size=500,
+        )
         for threads in (1, 2, 5)
     ]
     assert (tmp_path / "1.csv").read_bytes() == (tmp_path / "2.csv").read_bytes() == (tmp_path / "5.csv").read_bytes()
@@ -271,7 +324,13 @@ def test_several_threads_write_the_same_file(trained: Path, rows: Path, tmp_path
 @pytest.mark.parametrize("stage", ["read", "encode", "model", "write"])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RequestError, OSError])
 def test_whatever_goes_wrong_ends_all_threads(
-    trained: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, stage: str, kind: type[BaseException]
+    trained: Path,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int,
+    stage: str,
+    kind: type[BaseException],
 ) -> None:
     """Whichever stage fails, on its third piece of work, its exception arrives, no thread stays and no file."""
     (tmp_path / "rows.tsv").write_bytes(rows.read_bytes() * 9)
@@ -343,7 +402,9 @@ def test_int8_is_at_least_three_times_as_fast_at_batch_512() -> None:
     assert speed["openvino", "int8"] >= 3.0 * speed["openvino", "fp32"]
 
 
-def test_a_cpu_without_vnni_is_said_at_load(trained: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cpu_without_vnni_is_said_at_load(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from pipelines.core import machine
 
     monkeypatch.setattr(machine, "has_vnni", lambda: False)
@@ -358,7 +419,11 @@ def test_a_benchmark_reads_its_rows_as_every_verb_does(trained: Path, rows: Path
     packed = tmp_path / "packed"  # gzip is told by content, not by name
     packed.write_bytes(gzip.compress(rows.read_bytes()))
     assert opened.example(2000, packed) == [*rows.read_bytes().splitlines(), *rows.read_bytes().splitlines()[:500]]
-    for content, message in ((gzip.compress(rows.read_bytes())[:-2000], "cut short"), (b"", "empty"), (b"x" * (20 << 20), "MB")):
+    for content, message in (
+        (gzip.compress(rows.read_bytes())[:-2000], "cut short"),
+        (b"", "empty"),
+        (b"x" * (20 << 20), "MB"),
+    ):
         (tmp_path / "bad").write_bytes(content)
         with pytest.raises(RequestError, match=message):
             opened.example(2000, tmp_path / "bad")
@@ -374,7 +439,9 @@ def test_finetuning_keeps_the_sizes_of_the_model(trained: Path, rows: Path, tmp_
     assert not (tmp_path / "tuned").exists()
 
 
-def test_calibration_counts_the_rows_it_leaves_out(trained: Path, rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_calibration_counts_the_rows_it_leaves_out(
+    trained: Path, rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "rows.tsv").write_bytes(b"\n".join([b"no row", *rows.read_bytes().splitlines()[:20]]))
     found = zoo.calibrate(trained, str(tmp_path / "rows.tsv"), tmp_path / "table.json", on_error="skip")
     assert found["samples"] == 20

@@ -1,4 +1,6 @@
-"""Graphs made of feature columns: the same outputs before and after, from raw rows; what is refused; the whole road from a graph."""
+"""Graphs made of feature columns: the same outputs before and after, from raw rows; what is refused; the whole road
+from a graph.
+"""
 
 import dataclasses
 import json
@@ -36,7 +38,10 @@ def graph_of(build: Callable[[], Any], seed: int = 1) -> Any:
     with tf.Graph().as_default() as graph:
         v1.set_random_seed(seed)
         build()
-        return frozen(graph, [node.name for node in graph.as_graph_def().node if node.name.startswith("head/") and node.op in ENDS])
+        return frozen(
+            graph,
+            [node.name for node in graph.as_graph_def().node if node.name.startswith("head/") and node.op in ENDS],
+        )
 
 
 ENDS = ("Sigmoid", "Softmax", "AsString")
@@ -51,8 +56,12 @@ def some_rows(count: int, texts: Sequence[str], numbers: Sequence[str], seed: in
     random = np.random.default_rng(seed)
     rows: Rows = []
     for _ in range(count):
-        row: dict[str, Any] = {name: "x" * random.integers(0, 4) + str(random.integers(0, 40)) * random.integers(0, 3) for name in texts}
-        rows.append(row | {name: None if random.random() < 0.1 else round(float(random.gamma(1, 4)), 3) for name in numbers})
+        row: dict[str, Any] = {
+            name: "x" * random.integers(0, 4) + str(random.integers(0, 40)) * random.integers(0, 3) for name in texts
+        }
+        rows.append(
+            row | {name: None if random.random() < 0.1 else round(float(random.gamma(1, 4)), 3) for name in numbers}
+        )
     return rows
 
 
@@ -80,7 +89,9 @@ def feed_of(rows: Rows, shape: str = "[n, 1]", integers: Sequence[str] = ()) -> 
 def raw(rows: Rows, known: MappedFeatures) -> list[str]:
     """The rows as lines of a log."""
     return [
-        "\t".join("" if row[name] is None else str(row[name]) for name in (*known.numeric_columns, *known.categorical_columns))
+        "\t".join(
+            "" if row[name] is None else str(row[name]) for name in (*known.numeric_columns, *known.categorical_columns)
+        )
         for row in rows
     ]
 
@@ -99,7 +110,9 @@ def scores(model: Any, known: MappedFeatures, lines: Sequence[str]) -> np.ndarra
     return np.concatenate([session.run(None, known.encode(rows))[0] for rows in read_rows(list(lines), **known.counts)])
 
 
-def check(graph: Any, texts: Sequence[str], numbers: Sequence[str], shape: str = "[n, 1]", output: str = PROBABILITY) -> Any:
+def check(
+    graph: Any, texts: Sequence[str], numbers: Sequence[str], shape: str = "[n, 1]", output: str = PROBABILITY
+) -> Any:
     """That a graph and its ONNX model say the same of 512 rows and of one; returns the model."""
     known, model = converted(graph)
     for count in (512, 1, 1, 1):
@@ -120,10 +133,19 @@ def normalized(x: Any) -> Any:
 
 COLUMNS = {  # the wide and the deep part's columns over the categories a, b, c and the numbers u, v
     "combiners": lambda: [
-        fc.embedding_column(hashed(name, 7 + i), 3 + i, combiner=how) for i, (name, how) in enumerate(zip("abc", HOW, strict=True))
+        fc.embedding_column(hashed(name, 7 + i), 3 + i, combiner=how)
+        for i, (name, how) in enumerate(zip("abc", HOW, strict=True))
     ],
-    "numbers": lambda: [fc.embedding_column(hashed("a"), 4), fc.numeric_column("u", normalizer_fn=normalized), fc.numeric_column("v")],
-    "indicators": lambda: [fc.indicator_column(hashed("a")), fc.embedding_column(hashed("b", 30), 5), fc.indicator_column(hashed("c", 4))],
+    "numbers": lambda: [
+        fc.embedding_column(hashed("a"), 4),
+        fc.numeric_column("u", normalizer_fn=normalized),
+        fc.numeric_column("v"),
+    ],
+    "indicators": lambda: [
+        fc.indicator_column(hashed("a")),
+        fc.embedding_column(hashed("b", 30), 5),
+        fc.indicator_column(hashed("c", 4)),
+    ],
     "one embedding": lambda: [fc.embedding_column(hashed("a", 5), 4)],
     "only indicators": lambda: [fc.indicator_column(hashed("a")), fc.numeric_column("u")],
 }
@@ -131,7 +153,13 @@ HOW = ("mean", "sum", "sqrtn")
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"), [*((kind, "[n, 1]") for kind in COLUMNS), ("numbers", "[n]"), ("combiners", "examples"), ("indicators", "examples")]
+    ("kind", "shape"),
+    [
+        *((kind, "[n, 1]") for kind in COLUMNS),
+        ("numbers", "[n]"),
+        ("combiners", "examples"),
+        ("indicators", "examples"),
+    ],
 )
 def test_outputs_before_and_after_are_equal(kind: str, shape: str) -> None:
     deep = COLUMNS[kind]()
@@ -156,14 +184,19 @@ def test_outputs_before_and_after_are_equal(kind: str, shape: str) -> None:
 
 def deep_buckets(deep: Sequence[Any]) -> int:
     return next(
-        each.categorical_column.hash_bucket_size for each in deep if getattr(each, "categorical_column", None) and "a" in each.name[:1]
+        each.categorical_column.hash_bucket_size
+        for each in deep
+        if getattr(each, "categorical_column", None) and "a" in each.name[:1]
     )
 
 
 def check_filled(graph: Any) -> Any:
     known, model = converted(graph)
     for count in (512, 1):
-        rows = [{name: 1.25 if value is None else value for name, value in row.items()} for row in some_rows(count, "abcz", "uvw", count)]
+        rows = [
+            {name: 1.25 if value is None else value for name, value in row.items()}
+            for row in some_rows(count, "abcz", "uvw", count)
+        ]
         assert np.abs(scores(model, known, raw(rows, known)) - run(graph, feed_of(rows, "examples"))).max() < TOLERANCE
     return model
 
@@ -189,13 +222,18 @@ def test_activations(activation: Callable[[Any], Any]) -> None:
 
 def batch_norm(x: Any) -> Any:
     x = tf.nn.relu(x)
-    made = [v1.get_variable(f"{x.op.name}/{name}", [x.shape[1]], initializer=v1.random_uniform_initializer(0.5, 1.5)) for name in "mvbg"]
+    made = [
+        v1.get_variable(f"{x.op.name}/{name}", [x.shape[1]], initializer=v1.random_uniform_initializer(0.5, 1.5))
+        for name in "mvbg"
+    ]
     return tf.nn.batch_normalization(x, *made, 1e-3)
 
 
 def test_batch_normalization_leaves_no_operator_behind() -> None:
     deep = [fc.embedding_column(hashed("a"), 4), fc.numeric_column("u", normalizer_fn=normalized)]
-    model = check(graph_of(lambda: classifier(features("a", "u"), deep, [hashed("a")], activation=batch_norm)), "a", "u")
+    model = check(
+        graph_of(lambda: classifier(features("a", "u"), deep, [hashed("a")], activation=batch_norm)), "a", "u"
+    )
     assert set(query.operators(model)) == {"Gather", "Concat", "MatMul", "Add", "Relu", "Sum", "Sigmoid"}
 
 
@@ -203,7 +241,9 @@ def test_shared_embeddings_wide_numbers_and_the_two_class_output() -> None:
     def build() -> None:
         shared = v1.feature_column.shared_embedding_columns([hashed("a"), hashed("b")], 4)
         inputs = features("ab", "") | {"m": v1.placeholder(tf.float64, [None, 3], name="m")}
-        numbers = fc.numeric_column("m", shape=(3,), dtype=tf.float64, normalizer_fn=lambda x: (x - [1.0, 2.0, 3.0]) / [4.0, 5.0, 6.0])
+        numbers = fc.numeric_column(
+            "m", shape=(3,), dtype=tf.float64, normalizer_fn=lambda x: (x - [1.0, 2.0, 3.0]) / [4.0, 5.0, 6.0]
+        )
         classifier(inputs, [*shared, numbers], [hashed("b"), numbers], head=True)
 
     graph = graph_of(build)
@@ -223,7 +263,10 @@ def test_plain_lookups_and_a_softmax_over_two_classes() -> None:
     def build() -> None:
         inputs = features("ab", "u", (None,))
         table = [v1.get_variable(f"t{i}", [9, 4]) for i in range(2)]
-        rows = [tf.gather(each, tf.strings.to_hash_bucket_fast(inputs[name], 9)) for each, name in zip(table, "ab", strict=True)]
+        rows = [
+            tf.gather(each, tf.strings.to_hash_bucket_fast(inputs[name], 9))
+            for each, name in zip(table, "ab", strict=True)
+        ]
         x = tf.concat([*rows, inputs["u"][:, None] / 10], 1)
         logits = tf.matmul(tf.nn.relu(tf.matmul(x, v1.get_variable("k", [9, 8]))), v1.get_variable("l", [8, 2]))
         tf.nn.softmax(logits, name="head/both")
@@ -234,7 +277,9 @@ def test_plain_lookups_and_a_softmax_over_two_classes() -> None:
 def test_names_of_nodes_mean_nothing() -> None:
     deep = [fc.embedding_column(hashed("a"), 4), fc.embedding_column(hashed("b"), 4), fc.numeric_column("u")]
     graph = graph_of(lambda: classifier(features("ab", "u"), deep, [hashed("b"), hashed("a")]))
-    names = {node.name: node.name if node.op == "Placeholder" else f"n{i * 7919 % 1009}" for i, node in enumerate(graph.node)}
+    names = {
+        node.name: node.name if node.op == "Placeholder" else f"n{i * 7919 % 1009}" for i, node in enumerate(graph.node)
+    }
     assert len(set(names.values())) == len(graph.node)
     renamed = type(graph).FromString(graph.SerializeToString())
     for node in renamed.node:
@@ -243,7 +288,7 @@ def test_names_of_nodes_mean_nothing() -> None:
     assert onnx_graph.serialized(converted(graph)[1]) == onnx_graph.serialized(converted(renamed)[1])
 
 
-# ------------------------------------------------------------------------------------------------------------------ refusals
+# ------------------------------------------------------------------------------------------------------------ refusals
 
 
 def with_column(column: Any, texts: str = "ab", extra: Callable[[], dict[str, Any]] = dict) -> Any:
@@ -264,7 +309,11 @@ def with_column(column: Any, texts: str = "ab", extra: Callable[[], dict[str, An
             lambda: {"m": v1.placeholder(tf.string, [None, None], "m")},
             r"m \(Placeholder\).*several",
         ),
-        (lambda: [fc.embedding_column(fc.weighted_categorical_column(hashed("b"), "u"), 4)], dict, r"\(NotEqual\).*weighted"),
+        (
+            lambda: [fc.embedding_column(fc.weighted_categorical_column(hashed("b"), "u"), 4)],
+            dict,
+            r"\(NotEqual\).*weighted",
+        ),
         (lambda: [fc.embedding_column(fc.crossed_column(["a", "b"], 50), 4)], dict, r"\(SparseCross\w*\).*crossed"),
         (lambda: [fc.bucketized_column(fc.numeric_column("u"), [1.0, 2.0])], dict, r"\(Bucketize\).*bucketized"),
         (
@@ -284,7 +333,9 @@ def test_an_unknown_combiner_and_another_hash_are_refused() -> None:
     graph = with_column(lambda: [fc.embedding_column(hashed("b"), 4)])
     segment = next(node for node in graph.node if node.op == "SparseSegmentMean")
     segment.op = "SegmentMax"
-    with pytest.raises(RequestError, match=rf"{segment.name} \(SegmentMax\): rows are combined by other than mean, sum or sqrtn"):
+    with pytest.raises(
+        RequestError, match=rf"{segment.name} \(SegmentMax\): rows are combined by other than mean, sum or sqrtn"
+    ):
         optimize(graph)
     deep = [fc.embedding_column(hashed("a"), 4)]
     with pytest.raises(RequestError, match=r"\(StringToHashBucketFast\): a is hashed to 1[02] and to 1[02] buckets"):
@@ -301,7 +352,10 @@ def test_everything_that_cannot_be_mapped_is_listed_at_once() -> None:
         return {name: v1.placeholder(tf.string, shape, name) for name, shape in shapes.items()}
 
     def columns() -> list[Any]:
-        return [*(fc.embedding_column(hashed(name), 4) for name in ("m", "k", "one")), fc.bucketized_column(fc.numeric_column("u"), [1.0])]
+        return [
+            *(fc.embedding_column(hashed(name), 4) for name in ("m", "k", "one")),
+            fc.bucketized_column(fc.numeric_column("u"), [1.0]),
+        ]
 
     with pytest.raises(RequestError, match="cannot map 4 parts of the graph") as raised:
         optimize(with_column(columns, extra=extra))
@@ -319,9 +373,15 @@ def test_numbers_of_any_length_and_texts_with_a_default_in_examples_are_refused(
         parsed = v1.io.parse_example(v1.placeholder(tf.string, [None], name="input_example_tensor"), spec)
         parsed["v"] = tf.sparse.to_dense(parsed["v"])
         parsed["v"].set_shape([None, 1])
-        classifier(parsed, [fc.embedding_column(hashed("a"), 4), fc.embedding_column(hashed("b"), 4), fc.numeric_column("v")], [])
+        classifier(
+            parsed,
+            [fc.embedding_column(hashed("a"), 4), fc.embedding_column(hashed("b"), 4), fc.numeric_column("v")],
+            [],
+        )
 
-    with pytest.raises(RequestError, match=r"cannot map 2 parts.*v \(ParseExample\w*\): numbers of any length") as raised:
+    with pytest.raises(
+        RequestError, match=r"cannot map 2 parts.*v \(ParseExample\w*\): numbers of any length"
+    ) as raised:
         optimize(graph_of(build))
     assert "a missing text becomes" in str(raised.value)
 
@@ -341,7 +401,9 @@ def test_graphs_without_one_probability_are_refused() -> None:
             tf.sigmoid(tf.matmul(x, v1.get_variable(name[5:], [4, 1])), name=name)
 
     graph = graph_of(two)
-    with pytest.raises(RequestError, match="several probabilities: head/click, head/buy; choose one with --output-node"):
+    with pytest.raises(
+        RequestError, match="several probabilities: head/click, head/buy; choose one with --output-node"
+    ):
         optimize(graph)
     assert optimize(graph, "head/buy").output == "head/buy"
     with pytest.raises(RequestError, match="no node head/sell.*head/click"):
@@ -350,14 +412,15 @@ def test_graphs_without_one_probability_are_refused() -> None:
         optimize(graph_of(lambda: classifier(features("", "u"), [fc.numeric_column("u")], [])))
 
 
-# ------------------------------------------------------------------------------------------------------------ rows and columns
+# ---------------------------------------------------------------------------------------------------- rows and columns
 
 
 def test_columns_of_a_row_stand_in_their_natural_order_or_the_one_given() -> None:
     assert ordered(["I10", "I2"], ["C1", "b"], None) == (["I2", "I10"], ["C1", "b"])
     assert ordered(["I10", "I2"], ["C1", "b"], ["label", "I10", "I2", "b", "C1"]) == (["I10", "I2"], ["b", "C1"])
     with pytest.raises(
-        RequestError, match="x is no column.*I2 is named twice.*number I10 is missing.*category b stands in front of a number"
+        RequestError,
+        match="x is no column.*I2 is named twice.*number I10 is missing.*category b stands in front of a number",
     ):
         ordered(["I10", "I2"], ["C1", "b"], ["I2", "b", "I2", "x", "C1"])
 
@@ -367,8 +430,17 @@ def test_features_come_back_from_json_and_broken_ones_are_refused() -> None:
     value = json.loads(json.dumps(known.to_json()))
     assert MappedFeatures.from_json(value) == known
     number = value["numbers"][0]
-    changes: list[dict[str, Any]] = [{"hash": "md5"}, {"buckets": [3]}, {"buckets": [0, 4]}, {"fill": ["x"]}, {"fill": [float("nan")]}]
-    changes += [{"numbers": [{**number, **each}]} for each in ({"column": 1}, {"lo": 4.0}, {"steps": [["cube"]]}, {"steps": [["divide"]]})]
+    changes: list[dict[str, Any]] = [
+        {"hash": "md5"},
+        {"buckets": [3]},
+        {"buckets": [0, 4]},
+        {"fill": ["x"]},
+        {"fill": [float("nan")]},
+    ]
+    changes += [
+        {"numbers": [{**number, **each}]}
+        for each in ({"column": 1}, {"lo": 4.0}, {"steps": [["cube"]]}, {"steps": [["divide"]]})
+    ]
     for change in changes:
         with pytest.raises(RequestError, match="broken features"):
             MappedFeatures.from_json(value | change)
@@ -389,7 +461,9 @@ def test_every_category_has_its_own_buckets_and_a_missing_one_none_of_them(
     columns = [[line.split("\t")[1 + k] for line in lines] for k in range(3)]
     for column, size, found in zip(columns, sizes, ids.T, strict=True):
         wanted = tf.strings.to_hash_bucket_fast(column, size).numpy()
-        assert found.tolist() == [size if not text else bucket for text, bucket in zip(column, wanted.tolist(), strict=True)]
+        assert found.tolist() == [
+            size if not text else bucket for text, bucket in zip(column, wanted.tolist(), strict=True)
+        ]
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -399,7 +473,7 @@ def test_every_category_has_its_own_buckets_and_a_missing_one_none_of_them(
     assert (stored.ids == ids).all()
 
 
-# ----------------------------------------------------------------------------------------------------------------- the road
+# ------------------------------------------------------------------------------------------------------------ the road
 
 
 @pytest.fixture(scope="module")
@@ -409,7 +483,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = some_rows(600, "abc", ["I2", "I10"])
     path.write_text(
         "".join(
-            f"{i % 2}\t" + "\t".join("" if v is None else str(v) for v in (r["I2"], r["I10"], r["a"], r["b"], r["c"])) + "\n"
+            f"{i % 2}\t"
+            + "\t".join("" if v is None else str(v) for v in (r["I2"], r["I10"], r["a"], r["b"], r["c"]))
+            + "\n"
             for i, r in enumerate(rows)
         )
     )
@@ -418,7 +494,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pb(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A graph of other sizes than those trained here: 3 fields of 20, 30 and 40 buckets, embeddings of 4, 4 and 6, layers of 24 and 8."""
+    """A graph of other sizes than those trained here: 3 fields of 20, 30 and 40 buckets, embeddings of 4, 4 and 6,
+    layers of 24 and 8.
+    """
     path = tmp_path_factory.mktemp("graph") / "graph.pb"
     categories = [hashed(name, size) for name, size in zip("abc", (20, 30, 40), strict=True)]
     numbers = [fc.numeric_column(name, normalizer_fn=normalized) for name in ("I10", "I2")]
@@ -441,7 +519,9 @@ def test_a_graph_goes_down_the_whole_road(taken: Path, pb: Path, log: Path, tmp_
     assert len(onnx.load(taken / "rewritten.onnx").graph.node) * 10 < report["nodes"]["operators"]
     assert set(zoo.build(taken)["stages"].values()) == {"kept"}
     quantized = json.loads((taken / "quantization.json").read_text())
-    assert [each["precision"] for each in quantized["operators"] if each["type"] in ("Gemm", "MatMul")].count("int8") == 4
+    assert [each["precision"] for each in quantized["operators"] if each["type"] in ("Gemm", "MatMul")].count(
+        "int8"
+    ) == 4
 
     lines = log.read_text().splitlines()
     found = zoo.run(taken, str(log), tmp_path / "scores.csv", precision="fp32", engine="onnxruntime")
@@ -449,7 +529,11 @@ def test_a_graph_goes_down_the_whole_road(taken: Path, pb: Path, log: Path, tmp_
     said = np.loadtxt(tmp_path / "scores.csv", delimiter=",", skiprows=1)[:, 1]
     names = ("label", "I2", "I10", "a", "b", "c")
     rows = [
-        {k: (float(v) if v else None) if k[0] == "I" else v for k, v in zip(names, line.split("\t"), strict=True) if k != "label"}
+        {
+            k: (float(v) if v else None) if k[0] == "I" else v
+            for k, v in zip(names, line.split("\t"), strict=True)
+            if k != "label"
+        }
         for line in lines
     ]
     before = run(read_graph(pb), feed_of(rows))
@@ -478,7 +562,9 @@ def test_a_graph_without_numbers(log: Path, tmp_path: Path) -> None:
     graph = graph_of(lambda: classifier(features("abc", ""), deep, []))
     (tmp_path / "graph.pb").write_bytes(graph.SerializeToString())
     rows = tmp_path / "rows.tsv"
-    rows.write_text("".join("\t".join(line.split("\t")[i] for i in (0, 3, 4, 5)) + "\n" for line in log.read_text().splitlines()))
+    rows.write_text(
+        "".join("\t".join(line.split("\t")[i] for i in (0, 3, 4, 5)) + "\n" for line in log.read_text().splitlines())
+    )
     zoo.freeze("wide-deep", from_pb=tmp_path / "graph.pb", data=str(rows), output=tmp_path / "m")
     assert zoo.evaluate(tmp_path / "m", str(rows), engine="onnxruntime")["difference"]["max_probability"] < 0.03
 
@@ -505,9 +591,13 @@ def saved(folder: Path, graph_def: Any) -> str:
     """A frozen graph as a SavedModel of TensorFlow 1."""
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(graph_def, name="")
-        tensors = {node.name: graph.get_tensor_by_name(f"{node.name}:0") for node in graph_def.node if node.op == "Placeholder"}
+        tensors = {
+            node.name: graph.get_tensor_by_name(f"{node.name}:0") for node in graph_def.node if node.op == "Placeholder"
+        }
         with v1.Session(graph=graph) as session:
-            v1.saved_model.simple_save(session, str(folder), tensors, {"probability": graph.get_tensor_by_name(f"{PROBABILITY}:0")})
+            v1.saved_model.simple_save(
+                session, str(folder), tensors, {"probability": graph.get_tensor_by_name(f"{PROBABILITY}:0")}
+            )
     return str(folder)
 
 
@@ -520,14 +610,17 @@ def test_what_an_estimator_exports(resource: bool, tmp_path: Path) -> None:
         inputs = examples(columns)
         classifier(inputs, [fc.embedding_column(columns[0], 4), columns[1]], columns, head=True)
         session.run(v1.global_variables_initializer())
-        serialized, both = (graph.get_tensor_by_name(f"{name}:0") for name in ("input_example_tensor", "head/predictions/probabilities"))
+        serialized, both = (
+            graph.get_tensor_by_name(f"{name}:0") for name in ("input_example_tensor", "head/predictions/probabilities")
+        )
         builder = v1.saved_model.Builder(str(tmp_path / "m"))
         signature = v1.saved_model.classification_signature_def(serialized, None, both)
         builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature})
         builder.save()
         rows = some_rows(32, "a", "u")
         before = session.run(
-            both, {serialized: feed_of([row | {"u": row["u"] or 0.0} for row in rows], "examples")["input_example_tensor"]}
+            both,
+            {serialized: feed_of([row | {"u": row["u"] or 0.0} for row in rows], "examples")["input_example_tensor"]},
         )
     known, model = converted(read_graph(tmp_path / "m"))
     assert np.abs(scores(model, known, raw(rows, known)) - before[:, 1:]).max() < TOLERANCE
@@ -579,8 +672,12 @@ def test_wrong_requests_are_one_line_and_leave_nothing_behind(
     assert "it may end in head" in fails([*start, str(pb), "--output-node", "x"], capsys)
     assert "--data" in fails(["freeze", "wide-deep", "--from-pb", str(pb), "-o", str(target)], capsys)
     assert "-o" in fails(["freeze", "wide-deep", "--from-pb", str(pb), "--data", str(log)], capsys)
-    assert "wide-deep" in fails(["freeze", "resnet50", "--from-pb", str(pb), "--data", str(log), "-o", str(target)], capsys)
-    assert "family" in fails(["freeze", str(taken), "--from-pb", str(pb), "--data", str(log), "-o", str(target)], capsys)
+    assert "wide-deep" in fails(
+        ["freeze", "resnet50", "--from-pb", str(pb), "--data", str(log), "-o", str(target)], capsys
+    )
+    assert "family" in fails(
+        ["freeze", str(taken), "--from-pb", str(pb), "--data", str(log), "-o", str(target)], capsys
+    )
     assert "--from-pb" in fails(["freeze", str(taken), "--data", str(log)], capsys)
     short = tmp_path / "short.tsv"
     short.write_text("1\t2\t3\n")
@@ -588,19 +685,23 @@ def test_wrong_requests_are_one_line_and_leave_nothing_behind(
     assert "found 3 columns" in error
     assert "I2, I10, a, b, c" in error
     assert not target.exists()
-    assert "in use" in fails(["freeze", "wide-deep", "--from-pb", str(pb), "--data", str(log), "-o", str(taken)], capsys)
+    assert "in use" in fails(
+        ["freeze", "wide-deep", "--from-pb", str(pb), "--data", str(log), "-o", str(taken)], capsys
+    )
     assert "found 3 columns" in fails(["run", str(taken), str(short)], capsys)
     assert "found 3 columns" in fails(["evaluate", str(taken), "--data", str(short)], capsys)
     assert "found 3 columns" in fails(["calibrate", str(taken), "--data", str(short)], capsys)
     assert "zoo freeze" in fails(["finetune", str(taken), "--data", str(log), "-o", str(target)], capsys)
 
 
-# ----------------------------------------------------------------------------------------------------------------- full size
+# ----------------------------------------------------------------------------------------------------------- full size
 
 
 @pytest.mark.slow
 def test_the_published_model_at_its_full_size() -> None:
-    """26 columns of 1000 buckets and 32 dimensions, 13 numbers, layers of 1024, 512 and 256: 10,000 rows within 1e-6."""
+    """26 columns of 1000 buckets and 32 dimensions, 13 numbers, layers of 1024, 512 and 256: 10,000 rows within
+    1e-6.
+    """
     names, numbers = [f"C{i + 1}" for i in range(26)], [f"I{i + 1}" for i in range(13)]
     categories = [hashed(name, 1000) for name in names]
     ready = [fc.numeric_column(name, normalizer_fn=normalized) for name in numbers]

@@ -77,7 +77,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(sources, "BLOCK", 700)
 
 
-# ----------------------------------------------------------------------------------------------------------------- hashing
+# ------------------------------------------------------------------------------------------------------------- hashing
 
 
 def random_strings(lengths, seed=0):
@@ -158,7 +158,9 @@ def test_hash_buckets_of_every_arrow_type():
 
 def test_bytes_behind_a_null_do_not_count():
     valid = pa.py_buffer(b"\x01")  # of two strings only the first
-    array = pa.Array.from_buffers(pa.string(), 2, [valid, pa.py_buffer(np.array([0, 1, 4], np.int32)), pa.py_buffer(b"aaaa")])
+    array = pa.Array.from_buffers(
+        pa.string(), 2, [valid, pa.py_buffer(np.array([0, 1, 4], np.int32)), pa.py_buffer(b"aaaa")]
+    )
     assert hash_buckets(array, 1000).tolist() == buckets(b"a", b"")
 
 
@@ -171,16 +173,55 @@ def test_modulo_is_exact():
             buckets_of(hashes, count)
 
 
-# ----------------------------------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------------------------- reading
 
 
 def test_one_row():
-    rows = read([line(b"1", [b"5", b"-3", b"", b"1.5", b"1382", b"00012", b"99999999", b"123456789", b"+7", b".5", b"2.", b"1e3", b"0"])])
+    rows = read(
+        [
+            line(
+                b"1",
+                [
+                    b"5",
+                    b"-3",
+                    b"",
+                    b"1.5",
+                    b"1382",
+                    b"00012",
+                    b"99999999",
+                    b"123456789",
+                    b"+7",
+                    b".5",
+                    b"2.",
+                    b"1e3",
+                    b"0",
+                ],
+            )
+        ]
+    )
     assert rows.labels.tolist() == [1]
     assert np.isnan(rows.numbers[0, 2])
-    assert np.delete(rows.numbers[0], 2).tolist() == [5, -3, 1.5, 1382, 12, 1e8, np.float32(123456789), 7, 0.5, 2, 1000, 0]
+    assert np.delete(rows.numbers[0], 2).tolist() == [
+        5,
+        -3,
+        1.5,
+        1382,
+        12,
+        1e8,
+        np.float32(123456789),
+        7,
+        0.5,
+        2,
+        1000,
+        0,
+    ]
     assert rows.ids[0].tolist() == buckets(*[b"%08x" % i for i in range(26)])
-    assert (rows.numbers.dtype, rows.ids.dtype, rows.labels.dtype, rows.index.dtype) == (np.float32, np.int32, np.float32, np.int64)
+    assert (rows.numbers.dtype, rows.ids.dtype, rows.labels.dtype, rows.index.dtype) == (
+        np.float32,
+        np.int32,
+        np.float32,
+        np.int64,
+    )
     assert rows.numbers.flags.c_contiguous
 
 
@@ -202,7 +243,9 @@ def test_reads_what_was_written(synthetic):
     expected = [row.split(b"\t") for row in synthetic.read_bytes().splitlines()]
     assert len(rows) == len(expected) == 40_000
     assert rows.labels.tolist() == [float(row[0]) for row in expected]
-    assert np.array_equal(rows.numbers, np.array([[float(x or "nan") for x in row[1:14]] for row in expected], np.float32), equal_nan=True)
+    assert np.array_equal(
+        rows.numbers, np.array([[float(x or "nan") for x in row[1:14]] for row in expected], np.float32), equal_nan=True
+    )
     assert rows.ids.ravel().tolist() == buckets(*itertools.chain.from_iterable(row[14:] for row in expected))
     assert np.array_equal(rows.index, np.arange(40_000))
 
@@ -302,7 +345,11 @@ BROKEN = [
     (line(b"-1"), "label", "found label '-1', wanted 0 or 1"),
     (line(b"yes"), "label", "found label 'yes', wanted 0 or 1"),
     *(
-        (line(b"0", [b"1"] * 12 + [text]), "number", f"found {text.decode()!r} in column 14, wanted a number or nothing")
+        (
+            line(b"0", [b"1"] * 12 + [text]),
+            "number",
+            f"found {text.decode()!r} in column 14, wanted a number or nothing",
+        )
         for text in b"abc,nan,inf,-inf,1e99,1 , 1,-,.,1_0,0x10,--1,1.2.3,1;5".split(b",")
     ),
     (line(b"0", [b"1", "١".encode(), *[b"1"] * 11]), "number", "found '١' in column 3"),
@@ -330,7 +377,10 @@ def test_line_numbers_hold_in_every_block(tmp_path, small_blocks):
     good = synthetic_lines(40)
     broken = {3: b"x", 4: line(b"7"), 17: line() + b"\tx", 30: line(b"1", [b"?"] * 13), 40: b"\t"}
     lines = [broken.get(number, good[number - 1]) for number in range(1, 41)]
-    for file, text in ((tmp_path / "a.tsv", b"\n".join(lines)), (tmp_path / "b.gz", gzip.compress(b"\r\n".join(lines) + b"\r\n"))):
+    for file, text in (
+        (tmp_path / "a.tsv", b"\n".join(lines)),
+        (tmp_path / "b.gz", gzip.compress(b"\r\n".join(lines) + b"\r\n")),
+    ):
         file.write_bytes(text)
         log = ErrorLog(limit=10)
         rows = read([file, file], on_error="skip", errors=log)
@@ -357,7 +407,9 @@ def test_a_wrong_first_row_does_not_decide_about_labels():
     log = ErrorLog()
     rows = read([b"x", line(None), line()], on_error="skip", errors=log)
     assert (rows.labels, rows.index.tolist(), log.total) == (None, [1], 2)
-    with pytest.raises(RequestError, match=r"rows:1: found 1 column, wanted 40 \(with label\) or 39 \(without\), and no header line"):
+    with pytest.raises(
+        RequestError, match=r"rows:1: found 1 column, wanted 40 \(with label\) or 39 \(without\), and no header line"
+    ):
         read([b"x", line(None)])
 
 
@@ -421,7 +473,12 @@ def test_a_truncated_gzip_fails_after_its_last_whole_block(tmp_path, small_block
 def test_gzip_members_are_one_stream(tmp_path, small_blocks):
     """As GzipFile reads them: several in a row, empty ones, and zeros behind them, but nothing else."""
     lines = [row + b"\n" for row in synthetic_lines(30)]
-    members = [gzip.compress(b"".join(lines[:7])), gzip.compress(b""), gzip.compress(b"".join(lines[7:])), bytes(100_000)]
+    members = [
+        gzip.compress(b"".join(lines[:7])),
+        gzip.compress(b""),
+        gzip.compress(b"".join(lines[7:])),
+        bytes(100_000),
+    ]
     file = tmp_path / "rows.gz"
     file.write_bytes(b"".join(members))
     assert b"".join(sources.blocks("rows", file)) == b"".join(lines)
@@ -433,7 +490,9 @@ def test_gzip_members_are_one_stream(tmp_path, small_blocks):
 
 
 def test_a_signal_between_two_reads_of_a_pipe_is_seen(tmp_path):
-    """Python code runs between the system calls that fill a block: a single `read` would not look at a signal before the block is full."""
+    """Python code runs between the system calls that fill a block: a single `read` would not look at a signal before
+    the block is full.
+    """
     calls = []
 
     class Pipe(io.RawIOBase):
@@ -492,7 +551,7 @@ def test_reading_twice_gives_the_same(synthetic):
     same(read(synthetic), read(synthetic))
 
 
-# -------------------------------------------------------------------------------------------------- parquet and data sets
+# ----------------------------------------------------------------------------------------------- parquet and data sets
 
 
 INTEGER, TEXT = pa.int64(), pa.string()
@@ -524,7 +583,8 @@ def test_parquet(tmp_path, numbers, text, label):
     other = tmp_path / "other_name"
     order = np.random.default_rng(0).permutation(40).tolist()
     names = [
-        f"{'' if i == 0 else 'integer_feature_' if i < 14 else 'Categorical_Feature_'}{[i, i - 13][i > 13] or 'CLICK'}" for i in range(40)
+        f"{'' if i == 0 else 'integer_feature_' if i < 14 else 'Categorical_Feature_'}{[i, i - 13][i > 13] or 'CLICK'}"
+        for i in range(40)
     ]
     renamed = whole.rename_columns(names).select(order).append_column("extra", pa.array([1] * 60))
     pq.write_table(renamed, other)
@@ -560,7 +620,10 @@ def test_broken_values_in_parquet(tmp_path):
     rows = read(tmp_path / "rows.parquet", on_error="skip", errors=log)
     assert (rows.index.tolist(), log.counts) == ([0, 2], {"number": 2, "label": 2})
     assert np.isnan(rows.numbers[1, 2])  # NaN in a table is missing
-    for column, values, message in ((4, [[1]] * 6, "found list.* in the column I4"), (20, [1.5] * 6, "found double in the column C7")):
+    for column, values, message in (
+        (4, [[1]] * 6, "found list.* in the column I4"),
+        (20, [1.5] * 6, "found double in the column C7"),
+    ):
         name = whole.column_names[column]
         pq.write_table(whole.set_column(column, name, pa.array(values)), tmp_path / "kind.parquet")
         with pytest.raises(RequestError, match=message):
@@ -612,7 +675,9 @@ def test_hub_data_sets_are_streamed(monkeypatch):
         raise ConnectionError("no network\nat all")
 
     monkeypatch.setattr(datasets, "load_dataset", broken)
-    with pytest.raises(RequestError, match=r"found neither a file someone/criteo nor that data set on the hub: no network$"):
+    with pytest.raises(
+        RequestError, match=r"found neither a file someone/criteo nor that data set on the hub: no network$"
+    ):
         read("someone/criteo")
     monkeypatch.setenv("ZOO_OFFLINE", "1")
     with pytest.raises(RequestError, match="ZOO_OFFLINE"):
@@ -647,10 +712,13 @@ def test_without_the_datasets_library(monkeypatch):
 
 def test_importing_loads_nothing_heavy():
     code = "import sys, zoo.wide_deep.data; print([m for m in ('torch', 'tensorflow', 'datasets', 'pandas') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        == "[]\n"
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- features
+# ------------------------------------------------------------------------------------------------------------ features
 
 
 def rows_of(numbers, ids=None):
@@ -670,14 +738,18 @@ def test_fit_and_normalize():
     assert features.lo == pytest.approx([0, 0, 0, math.log(8)])
     assert features.hi == pytest.approx([2, 3, 0, math.log(8)])
     assert features.fill == (0, 0, 0, 0)
-    values = features.normalize(np.array([[E1, E1, 4, 7], [nan, nan, nan, nan], [-3, 1e300, 1e300, 1e300], [1e9, 0, 0, 0]]))
+    values = features.normalize(
+        np.array([[E1, E1, 4, 7], [nan, nan, nan, nan], [-3, 1e300, 1e300, 1e300], [1e9, 0, 0, 0]])
+    )
     assert values.tolist() == [pytest.approx([1 / 2, 1 / 3, 0, 0]), [0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0]]
     assert values.dtype == np.float32
     assert values.flags.c_contiguous
 
 
 def test_fill_with_the_mean_of_the_normalized_column():
-    features = fit([rows_of([[0, 3], [math.nan, 3]]), rows_of([[E1, math.nan], [math.e**4 - 1, math.nan]])], fill="mean")
+    features = fit(
+        [rows_of([[0, 3], [math.nan, 3]]), rows_of([[E1, math.nan], [math.e**4 - 1, math.nan]])], fill="mean"
+    )
     assert features.fill == pytest.approx((5 / 12, 0))
     assert features.normalize(np.full((1, 2), np.nan)).tolist() == [pytest.approx([5 / 12, 0])]
 
@@ -775,7 +847,7 @@ def test_features_with_something_missing_or_more():
     assert Features.from_json({**GOOD, "note": "kept by the card", "hi": [1, 0.5]}).to_json() == GOOD
 
 
-# ---------------------------------------------------------------------------------------------------------- synthetic rows
+# ------------------------------------------------------------------------------------------------------ synthetic rows
 
 
 def run_script(*arguments):
@@ -914,7 +986,8 @@ def test_speed_and_memory(tmp_path):
         "import re, sys, time\nfrom zoo.wide_deep.data import fit, read_rows\n"
         "f = fit(read_rows(sys.argv[1])); t = time.process_time()\n"
         "n = sum(len(f.encode(rows)['ids']) for rows in read_rows(sys.argv[1]))\n"
-        "print(n, n / (time.process_time() - t), int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) / 1024)"
+        "print(n, n / (time.process_time() - t), int(re.search(r'VmHWM:\\s*(\\d+)', "
+        "open('/proc/self/status').read())[1]) / 1024)"
     )
     result = subprocess.run([sys.executable, "-c", code, file], cwd=ROOT, capture_output=True, text=True, check=True)
     rows, speed, memory = map(float, result.stdout.split())
@@ -932,7 +1005,7 @@ def test_hashing_speed():
     assert time.process_time() - start < 0.2  # 20 to 100 million a second
 
 
-# --------------------------------------------------------------------------------------------------------------- real rows
+# ----------------------------------------------------------------------------------------------------------- real rows
 
 
 @pytest.mark.data
@@ -944,7 +1017,9 @@ def test_real_rows():
     expected = [row.split(b"\t") for row in file.read_bytes().splitlines()]
     assert len(rows) == len(expected) == 10_390
     assert rows.labels.sum() == sum(row[0] == b"1" for row in expected) == 2281
-    assert np.array_equal(rows.numbers, np.array([[float(x or "nan") for x in row[1:14]] for row in expected], np.float32), equal_nan=True)
+    assert np.array_equal(
+        rows.numbers, np.array([[float(x or "nan") for x in row[1:14]] for row in expected], np.float32), equal_nan=True
+    )
     assert rows.ids.ravel().tolist() == buckets(*itertools.chain.from_iterable(row[14:] for row in expected))
     assert rows.numbers[:, 1].min() == -2
     features = fit([rows])

@@ -103,7 +103,8 @@ def network(
         weights["W"] = weights["W"].T.copy()
     lines = [
         lookups(rows, columns),
-        f"v = Concat<axis=1>({', '.join(order)}) g = {gemm} h = Relu(g) m = Gemm(h, V, d) r = Relu(m) z = Gemm(r, U, t)",
+        f"v = Concat<axis=1>({', '.join(order)}) g = {gemm} h = Relu(g) m = Gemm(h, V, d) r = Relu(m) z = Gemm(r, U, "
+        "t)",
     ]
     if wide:
         weights |= {f"S{f}": normal(r, 1) for f, r in enumerate(rows)}
@@ -113,7 +114,9 @@ def network(
     lines.append(f"y = Sigmoid({f's{len(rows) - 1}' if wide else 'z'}) {tail}")
     inputs = [f"{ids}[n,{max(columns) + 1}] ids", *(f"float[n,{m}] {name}" for name, m in dense)]
     text = f"({', '.join(inputs)}) => (float[n,1] y) {{ {' '.join(lines)} }}"
-    used = {name: array for name, array in (weights | (extra or {})).items() if f"{name})" in text or f"{name}," in text}
+    used = {
+        name: array for name, array in (weights | (extra or {})).items() if f"{name})" in text or f"{name}," in text
+    }
     values = np.zeros((200, max(columns) + 1), np.dtype(ids))
     for f, c in enumerate(columns):
         values[:, c] = RNG.integers(0, rows[f], 200)
@@ -129,7 +132,9 @@ def prepared(found, feeds, fuse=True):
 
 
 def folded(found, feeds, fuse=True):
-    """(graph after the pass, its report); its hidden layer must be the float one to the roundings, the graph valid and settled."""
+    """(graph after the pass, its report); its hidden layer must be the float one to the roundings, the graph valid and
+    settled.
+    """
     found, table = prepared(found, feeds, fuse)
     expected = run(with_hidden(found), **feeds)
     result = found.clone()
@@ -147,7 +152,9 @@ def folded(found, feeds, fuse=True):
 
 
 def roundings(layer):
-    """By how many steps the hidden layer may be wrong, per column: half a step of the result, of every row, of every number and weight."""
+    """By how many steps the hidden layer may be wrong, per column: half a step of the result, of every row, of every
+    number and weight.
+    """
     numbers = (np.abs(layer.weight.astype(np.float64)) + 2048).sum(axis=0) * layer.scale
     return (1 + layer.columns.size * layer.scale * 2.0**layer.shift + numbers) / 2 + 1e-3
 
@@ -210,7 +217,9 @@ def test_variants(changes, fuse):
     rows, columns = changes.get("rows", (7, 3, 11)), changes.get("columns", range(3))
     wanted = dict(zip(columns, rows, strict=False))
     assert {int(c): int(r) for c, r in zip(layer.columns, layer.rows, strict=True)} == wanted
-    assert (layer.wide is not None) == (fuse and changes.get("wide", True) and len(rows) > 1 and changes.get("columns") != [0, 1, 0])
+    assert (layer.wide is not None) == (
+        fuse and changes.get("wide", True) and len(rows) > 1 and changes.get("columns") != [0, 1, 0]
+    )
     assert layer.step.size == sum(m for _, m in changes.get("dense", (("x", 4),)))
 
 
@@ -228,7 +237,9 @@ def test_the_algebra_is_exact():
     near = (layer.table[:, :40].astype(np.float64) - 128) * s + np.repeat(middles, [7, 3, 11], axis=0)
     assert (np.abs(near - products) <= 0.5001 * s).all()
     np.testing.assert_allclose(layer.bias * hidden, weights["b"] + sum(middles), atol=1e-6)
-    np.testing.assert_allclose(layer.weight * s * 2048 / 2.0**layer.shift, w[3], atol=0.51 * 2048 * s.max() / 2.0**layer.shift)
+    np.testing.assert_allclose(
+        layer.weight * s * 2048 / 2.0**layer.shift, w[3], atol=0.51 * 2048 * s.max() / 2.0**layer.shift
+    )
     ids = feeds["ids"]
     exact = sum(np.split(products, [7, 10])[f][ids[:, f]] for f in range(3)) + feeds["x"] @ w[3] + weights["b"]
     joined = np.concatenate([*(weights[f"E{f}"][ids[:, f]] for f in range(3)), feeds["x"]], axis=1)
@@ -291,7 +302,9 @@ def test_layers_whose_sums_are_read_elsewhere_are_left_alone():
     for leaving in ("g", "v"):
         found, feeds = network()
         rewrite(found, [FuseParallelEmbedding(), FuseParallelSum()])
-        found.graph.outputs.append(next(value for node in found.graph for value in node.outputs if value.name == leaving))
+        found.graph.outputs.append(
+            next(value for node in found.graph for value in node.outputs if value.name == leaving)
+        )
         refused(found, feeds, "its sum is read by other than one Relu")
     found, feeds = network()
     next(node for node in found.graph if node.outputs[0].name == "h").op_type = "Tanh"
@@ -347,7 +360,10 @@ def ranged(name, low, high):
         (ranged("h", -1, 1), "no calibrated range from 0 on for its result h"),
         (ranged("x", 0, 0), "its part x was 0 at most in calibration, which gives no step"),
         (ranged("x", -1e-40, 1e-40), "which gives no step"),
-        (ranged("h", 0, 1e-9), "ParallelEmbedding has steps, scales or biases that are not finite, or results beyond 32 bits"),
+        (
+            ranged("h", 0, 1e-9),
+            "ParallelEmbedding has steps, scales or biases that are not finite, or results beyond 32 bits",
+        ),
     ],
 )
 def test_ranges_that_are_missing_or_give_no_step(change, reason):
@@ -358,7 +374,9 @@ def test_ranges_that_are_missing_or_give_no_step(change, reason):
 def test_weights_that_are_no_constants_are_left_alone(gemm):
     found, feeds = network(gemm=gemm, dense=(("x", 4),), extra={"B": normal(40), "P": normal(22, 40)})
     name, place, reason = (
-        ("P", 1, "its weights are no constant float32 matrix") if "P" in gemm else ("B", 2, "its bias is not a constant row")
+        ("P", 1, "its weights are no constant float32 matrix")
+        if "P" in gemm
+        else ("B", 2, "its bias is not a constant row")
     )
     value = found.graph.initializers[name]
     same = edit.node("Identity", [value], "same", dtype=ir.DataType.FLOAT)
@@ -390,7 +408,11 @@ def test_a_graph_without_lookups_has_nothing_to_refuse():
     found = model("(float[n,4] x) => (float[n,3] y) { g = Gemm(x, W) y = Relu(g) }", W=normal(4, 3))
     feeds = {"x": normal(9, 4)}
     result, report = fold(found, calibrate(found, [feeds], "minmax"), QuantRecipe())
-    assert result is None and report["reason"] == "no layer that reads lookups by columns of one input" and not report["refused"]
+    assert (
+        result is None
+        and report["reason"] == "no layer that reads lookups by columns of one input"
+        and not report["refused"]
+    )
 
 
 # --- integers at their bounds
@@ -399,7 +421,9 @@ def test_a_graph_without_lookups_has_nothing_to_refuse():
 def one_column(table, weight, step, bias=0.0, hidden=1.0, fields=1):
     table = np.asarray(table, np.float32)[:, None]
     parts = [folding._Field(f, table, np.ones((1, 1))) for f in range(fields)]
-    return fold_layer(parts, np.asarray(weight, np.float64)[:, None], np.asarray(step, np.float64), np.array([bias]), hidden)
+    return fold_layer(
+        parts, np.asarray(weight, np.float64)[:, None], np.asarray(step, np.float64), np.array([bias]), hidden
+    )
 
 
 def test_weights_reach_the_end_of_int16():
@@ -418,7 +442,9 @@ def test_weights_reach_the_end_of_int16():
 def test_sums_reach_the_end_of_int16():
     layer = one_column([127, -127], [], [], fields=258)
     assert layer.shift == 14 and layer.table[:2, 0].tolist() == [255, 1] and layer.reach().item() == 32766 << 14
-    high, low = (parallel_embedding(layer, np.full((1, 258), i), np.zeros((1, 0), np.float32))[0].item() for i in (0, 1))
+    high, low = (
+        parallel_embedding(layer, np.full((1, 258), i), np.zeros((1, 0), np.float32))[0].item() for i in (0, 1)
+    )
     assert (high, low) == (255, 0)
 
 
@@ -429,7 +455,9 @@ def test_columns_of_zeros_and_equal_rows_have_a_step():
     assert found.tolist() == [10, 9]  # 10.5 and 9
     same = one_column([5, 5], [], [])
     assert (same.table[:, 0] == 128).all() and same.bias.item() == 5  # the middle is in the bias, exactly
-    assert one_column([1e-30, -1e-30], [1.0], [2048.0]).shift >= 10  # steps of the table are no finer than the hidden layer asks for
+    assert (
+        one_column([1e-30, -1e-30], [1.0], [2048.0]).shift >= 10
+    )  # steps of the table are no finer than the hidden layer asks for
 
 
 # --- the cost model
@@ -447,7 +475,11 @@ def test_the_cost_model_weighs_products_against_bytes():
     assert not decide([8] * 26, 26000, 1024, CACHES).fold  # 8 products a byte from L3 are faster
     assert not decide([16] * 26, 26000, 1024, {}).fold
     huge = decide([32] * 26, 26_000_000, 1024, CACHES)
-    assert not huge.fold and huge.reason == "a table of 26,624.0 MB is more than 268.4 MB" and huge.table_bytes == 26_624_000_000
+    assert (
+        not huge.fold
+        and huge.reason == "a table of 26,624.0 MB is more than 268.4 MB"
+        and huge.table_bytes == 26_624_000_000
+    )
     assert set(huge.to_json()) == {"fold", "reason", "table_bytes", "macs_saved", "estimated_us"}
 
 

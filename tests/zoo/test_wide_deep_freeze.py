@@ -11,7 +11,9 @@ from google.protobuf import text_format
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json
 
-freezing = pytest.importorskip("zoo.wide_deep.freeze", reason="needs the train extra")  # before tensorflow, which it quiets
+freezing = pytest.importorskip(
+    "zoo.wide_deep.freeze", reason="needs the train extra"
+)  # before tensorflow, which it quiets
 training = pytest.importorskip("zoo.wide_deep.train")
 tf = pytest.importorskip("tensorflow")
 freeze, load_model = freezing.freeze, freezing.load_model
@@ -23,7 +25,9 @@ remove_training_ops, remove_unused_nodes, remove_attributes = (
 
 FIELDS = 4
 SIZES = {"numeric": 3, "categorical": FIELDS, "buckets": 20}
-CONFIG = replace(training.TRAIN, **SIZES, embedding_size=4, hidden=(8, 6), epochs=1, batch_size=32, validation=0.25, refit=False)
+CONFIG = replace(
+    training.TRAIN, **SIZES, embedding_size=4, hidden=(8, 6), epochs=1, batch_size=32, validation=0.25, refit=False
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +36,9 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("frozen") / "model"
     random = np.random.default_rng(0)
     kinds, numbers = random.integers(0, 9, (200, FIELDS)), random.integers(0, 99, (200, 3))
-    rows = ["\t".join(map(str, [i % 2, *numbers[i], *(f"{kind}" * 80 for kind in kinds[i])])) for i in range(200)]  # raw rows, long ones
+    rows = [
+        "\t".join(map(str, [i % 2, *numbers[i], *(f"{kind}" * 80 for kind in kinds[i])])) for i in range(200)
+    ]  # raw rows, long ones
     training.train(rows, folder, config=CONFIG)
     freeze(folder)
     return folder
@@ -67,8 +73,12 @@ def test_frozen_pb_runs_alone(folder):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         tf.import_graph_def(graph, name="")
         got = session.run("probability:0", {"ids:0": inputs["ids"], "numbers:0": inputs["numbers"]})
-    np.testing.assert_allclose(got, load_model(folder)([inputs["ids"], inputs["numbers"]], training=False).numpy(), atol=1e-6)
-    assert [node.name for node in graph.node if node.op in ("Identity", "NoOp", "VarHandleOp", "ReadVariableOp")] == ["probability"]
+    np.testing.assert_allclose(
+        got, load_model(folder)([inputs["ids"], inputs["numbers"]], training=False).numpy(), atol=1e-6
+    )
+    assert [node.name for node in graph.node if node.op in ("Identity", "NoOp", "VarHandleOp", "ReadVariableOp")] == [
+        "probability"
+    ]
     assert {variable.path for variable in load_model(folder).weights} <= {node.name for node in graph.node}
 
 
@@ -91,18 +101,31 @@ def test_the_signature(folder):
 def test_the_operators(folder):
     model = onnx.load(folder / "fp32.onnx")
     counts = read_json(folder / "freeze.json")["operators"]
-    assert counts == {"Gather": 8, "Add": 7, "Slice": 4, "Squeeze": 4, "MatMul": 3, "Relu": 2, "Concat": 1, "Sigmoid": 1}
+    assert counts == {
+        "Gather": 8,
+        "Add": 7,
+        "Slice": 4,
+        "Squeeze": 4,
+        "MatMul": 3,
+        "Relu": 2,
+        "Concat": 1,
+        "Sigmoid": 1,
+    }
     assert len(model.graph.node) == sum(counts.values())
     names = [node.name for node in model.graph.node]
     assert len(set(names)) == len(names)
     assert {"deep/C1/Gather", "wide/C4/Gather", "hidden_0/MatMul", "hidden_0/Add", "deep_logit/MatMul"} <= set(names)
-    assert {value.type.tensor_type.shape.dim[0].dim_param for value in model.graph.value_info if value.name.endswith("Gather:0")} == {
-        "batch"
-    }
+    assert {
+        value.type.tensor_type.shape.dim[0].dim_param
+        for value in model.graph.value_info
+        if value.name.endswith("Gather:0")
+    } == {"batch"}
 
 
 def test_weights_are_the_initializers_as_they_are(folder):
-    initializers = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(folder / "fp32.onnx").graph.initializer}
+    initializers = {
+        each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(folder / "fp32.onnx").graph.initializer
+    }
     weights = {variable.path: variable.numpy() for variable in load_model(folder).weights}
     for name, array in weights.items():
         np.testing.assert_array_equal(initializers[name], array)
@@ -132,7 +155,9 @@ def test_the_report(folder):
     report = freeze(folder)
     assert report == read_json(folder / "freeze.json")
     assert report["bytes"]["fp32.onnx"] == (folder / "fp32.onnx").stat().st_size
-    assert report["nodes"]["frozen.pb"] == len(tf.compat.v1.GraphDef.FromString((folder / "frozen.pb").read_bytes()).node)
+    assert report["nodes"]["frozen.pb"] == len(
+        tf.compat.v1.GraphDef.FromString((folder / "frozen.pb").read_bytes()).node
+    )
     assert (
         report["nodes"]["tensorflow"] - report["removed"]["training_ops"] - report["removed"]["unused_nodes"]
         == report["nodes"]["frozen.pb"]
@@ -173,7 +198,7 @@ def test_a_transposed_weight_is_noticed(folder, monkeypatch):
         freeze(folder)
 
 
-# ------------------------------------------------------------------------------------------------------------------ pruning
+# ------------------------------------------------------------------------------------------------------------- pruning
 
 
 def graph_of(text: str):
@@ -207,7 +232,9 @@ def test_training_operators_go():
 
 
 def test_training_operators_go_by_type_not_by_name():
-    graph = graph_of('node { name: "Identity" op: "Placeholder" } node { name: "dropout/NoOp" op: "Relu" input: "Identity" }')
+    graph = graph_of(
+        'node { name: "Identity" op: "Placeholder" } node { name: "dropout/NoOp" op: "Relu" input: "Identity" }'
+    )
     before = graph.SerializeToString()
     assert remove_training_ops(graph, {"dropout/NoOp"}) == 0
     assert graph.SerializeToString() == before

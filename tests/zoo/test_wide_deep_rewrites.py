@@ -33,9 +33,20 @@ FORMS = {
 
 
 def constants(fields):
-    found = {"last": integers(-1), "both": integers(0, 1), "ones": integers(1, 1), "flat": integers(-1), "widths": integers(*[1] * fields)}
+    found = {
+        "last": integers(-1),
+        "both": integers(0, 1),
+        "ones": integers(1, 1),
+        "flat": integers(-1),
+        "widths": integers(*[1] * fields),
+    }
     for c in range(fields + 1):
-        found |= {f"b{c}": integers(c), f"c{c}": np.int64(c), f"from{c}": integers(0, c), f"to{c}": integers(2**31 - 1, c + 1)}
+        found |= {
+            f"b{c}": integers(c),
+            f"c{c}": np.int64(c),
+            f"from{c}": integers(0, c),
+            f"to{c}": integers(2**31 - 1, c + 1),
+        }
     return found
 
 
@@ -44,8 +55,12 @@ def split(fields):
     return f"{names} = Split<axis=1>(ids, widths) " + " ".join(f"i{c} = Squeeze(s{c}, b1)" for c in range(fields))
 
 
-def fields(heights, width=4, ids="int64", form="gather", order=None, parts=None, inputs="", tail="", out="float[n,k] y"):
-    """(model of a concatenation, feeds): lookup of column c in table c, joined in `order` with what else `parts` names."""
+def fields(
+    heights, width=4, ids="int64", form="gather", order=None, parts=None, inputs="", tail="", out="float[n,k] y"
+):
+    """(model of a concatenation, feeds): lookup of column c in table c, joined in `order` with what else `parts`
+    names.
+    """
     count = len(heights)
     columns = split(count) if form == "split" else " ".join(FORMS[form](c) for c in range(count))
     widths = width if isinstance(width, list) else [width] * count
@@ -96,7 +111,9 @@ def test_permuted_and_partial_columns_are_gathered_first(order):
 
 
 def test_other_parts_stay_where_they_are():
-    found, feeds = fields([5, 9, 3, 4], parts=["z", "e0", "e1", "x", "e2", "e3", "x"], inputs=", float[n,2] x, float[n,3] z")
+    found, feeds = fields(
+        [5, 9, 3, 4], parts=["z", "e0", "e1", "x", "e2", "e3", "x"], inputs=", float[n,2] x, float[n,3] z"
+    )
     report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds, x=normal(40, 2), z=normal(40, 3))
     assert report.fired(EMBEDDINGS) == 2
     assert ops(found).count("Gather") == 4 and ops(found).count("Concat") == 1  # two tables, two selections of columns
@@ -115,7 +132,9 @@ def test_runs_of_one_width_fuse():
     found, feeds = fields([5, 9, 3, 4, 6], width=[4, 4, 8, 8, 4])
     report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
     assert report.fired(EMBEDDINGS) == 2
-    widths = sorted(value.shape[1] for name, value in found.graph.initializers.items() if "table" in name or name.startswith("T"))
+    widths = sorted(
+        value.shape[1] for name, value in found.graph.initializers.items() if "table" in name or name.startswith("T")
+    )
     assert widths == [4, 4, 8]
 
 
@@ -137,7 +156,10 @@ def test_two_inputs_of_ids_are_two_runs():
 
 def near_miss(text, reason=None, fused=(EMBEDDINGS, FuseParallelEmbedding), weights=None, **feeds):
     used = {
-        name: array for name, array in (constants(3) | {"T": normal(5, 4), "U": normal(6, 4), "W": normal(6, 3)} | (weights or {})).items()
+        name: array
+        for name, array in (
+            constants(3) | {"T": normal(5, 4), "U": normal(6, 4), "W": normal(6, 3)} | (weights or {})
+        ).items()
     }
     found = model(text, **{name: array for name, array in used.items() if f"{name})" in text or f"{name}," in text})
     name, kind = fused
@@ -158,10 +180,15 @@ LONE = "{} has no neighbour of the same input and width"
         (TWO.replace("axis=1>(e", "axis=0>(e"), None),
         (TWO.replace("Gather(U, j)", "Gather(W, j)"), LONE.format("f")),
         (TWO.replace("y)", "y, float[n,4] e)"), LONE.format("f")),  # the lookup leaves the graph
-        (TWO.replace("y)", "y, float[n,4] z)").replace("y =", "z = Relu(e) y ="), LONE.format("f")),  # or is read elsewhere
+        (
+            TWO.replace("y)", "y, float[n,4] z)").replace("y =", "z = Relu(e) y ="),
+            LONE.format("f"),
+        ),  # or is read elsewhere
         (TWO.replace("j = Gather<axis=1>(ids, c1)", "k = Gather<axis=1>(ids, c1) j = Abs(k)"), LONE.format("e")),
         (
-            TWO.replace("j = Gather<axis=1>(ids, c1)", "s = Slice(ids, b1, b3, b1) j = Reshape(s, flat)").replace("axis=1>(e", "axis=0>(e"),
+            TWO.replace("j = Gather<axis=1>(ids, c1)", "s = Slice(ids, b1, b3, b1) j = Reshape(s, flat)").replace(
+                "axis=1>(e", "axis=0>(e"
+            ),
             None,
         ),
         (
@@ -170,7 +197,12 @@ LONE = "{} has no neighbour of the same input and width"
             ),
             None,
         ),
-        (TWO.replace("[n,3]", "[n]").replace("i = Gather<axis=1>(ids, c0) j = Gather<axis=1>(ids, c1)", "i = Abs(ids) j = Neg(i)"), None),
+        (
+            TWO.replace("[n,3]", "[n]").replace(
+                "i = Gather<axis=1>(ids, c0) j = Gather<axis=1>(ids, c1)", "i = Abs(ids) j = Neg(i)"
+            ),
+            None,
+        ),
     ],
     ids=["rows joined", "widths", "output", "read twice", "computed ids", "two columns", "rows of ids", "no columns"],
 )
@@ -184,7 +216,10 @@ def test_near_misses(text, reason):
     [
         ("s{0} = Slice(ids, b{0}, b{2}, b1) i{0} = Reshape(s{0}, flat)", {}),  # two columns
         ("s{0} = Slice(ids, minus{0}, minus{1}, b1) i{0} = Squeeze(s{0}, b1)", {}),  # counted from the end
-        ("s{0} = Slice(ids, from{0}, to{0}, both, steps) i{0} = Squeeze(s{0}, b1)", {"steps": integers(2, 1)}),  # every second row
+        (
+            "s{0} = Slice(ids, from{0}, to{0}, both, steps) i{0} = Squeeze(s{0}, b1)",
+            {"steps": integers(2, 1)},
+        ),  # every second row
         ("s{0} = Slice(ids, from{0}, few{0}, both, ones) i{0} = Squeeze(s{0}, b1)", {}),  # the first rows
         ("s{0} = Slice(ids, b{0}, e{0}, b1) i{0} = Squeeze(s{0}, b1)", None),  # an end that is computed
     ],
@@ -194,7 +229,9 @@ def test_slices_that_are_no_plain_column(columns, weights):
     lines = " ".join(columns.format(c, c + 1, c + 2) for c in range(2))
     if weights is None:
         lines = "shape = Shape(ids) two = Gather(shape, b1) e1 = Sub(two, b1) e0 = Sub(e1, b1) " + lines
-    text = f"(int64[n,3] ids) => (float[m,k] y) {{ {lines} e = Gather(T, i0) f = Gather(U, i1) y = Concat<axis=1>(e, f) }}"
+    text = (
+        f"(int64[n,3] ids) => (float[m,k] y) {{ {lines} e = Gather(T, i0) f = Gather(U, i1) y = Concat<axis=1>(e, f) }}"
+    )
     more = {f"minus{c}": integers(c - 3) for c in range(3)} | {f"few{c}": integers(5, c + 1) for c in range(2)}
     near_miss(text, weights=more | (weights or {}), ids=IDS)
 
@@ -221,7 +258,13 @@ WIDE = """(int64[n,3] ids, float[n,1] x) => (float[n,1] y) {
 
 
 def wide(body, text=WIDE, width=1, **weights):
-    tables = {"A": normal(5, width), "B": normal(8, width), "C": normal(6, width), "bias": normal(width), "c0": np.int64(0)}
+    tables = {
+        "A": normal(5, width),
+        "B": normal(8, width),
+        "C": normal(6, width),
+        "bias": normal(width),
+        "c0": np.int64(0),
+    }
     tables |= {"c1": np.int64(1), "c2": np.int64(2), "one": integers(1)} | weights
     text = (text + body + " }").replace("[n,1]", f"[n,{width}]")
     used = {name: array for name, array in tables.items() if f"{name})" in text or f"{name}," in text}
@@ -314,7 +357,10 @@ def wide_and_deep(count=5, width=4, buckets=20):
     lines.append(f"probability = Sigmoid(t{count - 1})")
     text = f"(int32[n,{count}] ids, float[n,3] numbers) => (float[n,1] probability) {{ {' '.join(lines)} }}"
     used = {name: array for name, array in weights.items() if f"{name})" in text or f"{name}," in text}
-    feeds = {"ids": RNG.integers(0, buckets, (64, count)).astype(np.int32), "numbers": RNG.uniform(0, 1, (64, 3)).astype(np.float32)}
+    feeds = {
+        "ids": RNG.integers(0, buckets, (64, count)).astype(np.int32),
+        "numbers": RNG.uniform(0, 1, (64, 3)).astype(np.float32),
+    }
     return model(text, **used), feeds
 
 

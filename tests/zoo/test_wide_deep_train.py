@@ -92,7 +92,11 @@ def test_the_model_is_the_paper_s():
     x = np.concatenate([*(w[f"deep/C{i + 1}/embeddings"][ids[:, i]] for i in range(2)), numbers], axis=1)
     for k in range(2):
         x = np.maximum(x @ w[f"hidden_{k}/kernel"] + w[f"hidden_{k}/bias"], 0)
-    logit = x @ w["deep_logit/kernel"] + w["deep_logit/bias"] + sum(w[f"wide/C{i + 1}/weights"][ids[:, i]] for i in range(2))
+    logit = (
+        x @ w["deep_logit/kernel"]
+        + w["deep_logit/bias"]
+        + sum(w[f"wide/C{i + 1}/weights"][ids[:, i]] for i in range(2))
+    )
     np.testing.assert_allclose(model([ids, numbers], training=False).numpy(), 1 / (1 + np.exp(-logit)), rtol=1e-5)
 
 
@@ -132,7 +136,9 @@ def test_a_run_leaves_its_files_and_nothing_else(trained, log):
     assert record["metrics"] == metrics and set(metrics) == {"auc", "logloss", "accuracy"}
     assert record["rows"] == {"train": 300, "held_out": 100, "final": 400, "left_out": 0}
     assert record["trained_rows"] == 3 * 300 + record["epochs"] * 400
-    assert record["seconds"].keys() == {"read", "wait", "step", "evaluate", "save"} and min(record["seconds"].values()) > 0
+    assert (
+        record["seconds"].keys() == {"read", "wait", "step", "evaluate", "save"} and min(record["seconds"].values()) > 0
+    )
     assert record["data"] == [{"file": "log.tsv", "sha256": sha256(log)}]
     assert Features.from_json(record["features"]).buckets == 50
     assert [each["epoch"] for each in record["history"]] == [1, 2, 3]
@@ -185,11 +191,15 @@ def test_the_prior_pulls_the_whole_table(from_start):
     """To 0, or to the weights that training started from; without it a bucket that never occurs stays where it is."""
     features = Features((0.0,) * 3, (1.0,) * 3, (0.0,) * 3, **COUNTS)
     start = (
-        {each.path: np.full(each.shape, 0.03, np.float32) for each in training.build_model(features, TINY).weights} if from_start else None
+        {each.path: np.full(each.shape, 0.03, np.float32) for each in training.build_model(features, TINY).weights}
+        if from_start
+        else None
     )
     batch = np.ones((8, 2), np.int32), np.ones((8, 3), np.float32), np.ones(8, np.float32)
     for strength in (0.0, 1000.0):
-        trainer = training.Trainer(features, replace(TINY, l2_embeddings=strength, learning_rate=1e-3), 100, start, training.Workers())
+        trainer = training.Trainer(
+            features, replace(TINY, l2_embeddings=strength, learning_rate=1e-3), 100, start, training.Workers()
+        )
         table = next(each for each in trainer.model.weights if each.path == "deep/C1/embeddings")
         before = table.numpy()
         table.assign(before + 0.05)
@@ -210,7 +220,8 @@ def test_one_seed_gives_the_same_weights(tmp_path, log, trained):
     assert (tmp_path / "again" / "model.weights.h5").read_bytes() == (trained[0] / "model.weights.h5").read_bytes()
     features = Features.from_json(read_json(trained[0] / "train.json")["features"])
     first, second = (
-        training.Trainer(features, replace(TINY, seed=seed), 300, None, training.Workers()).model.get_weights() for seed in (0, 1)
+        training.Trainer(features, replace(TINY, seed=seed), 300, None, training.Workers()).model.get_weights()
+        for seed in (0, 1)
     )
     assert any((a != b).any() for a, b in zip(first, second, strict=True))
 
@@ -251,7 +262,9 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path, log, trained, m
     assert {path.name for path in folder.iterdir()} == {"checkpoint"}
     calls, whole = -1000, calls
     whole_run = logs.Log.batches
-    monkeypatch.setattr(logs.Log, "batches", lambda self, *a, skip, **b: resumed.append(skip) or whole_run(self, *a, skip=skip, **b))
+    monkeypatch.setattr(
+        logs.Log, "batches", lambda self, *a, skip, **b: resumed.append(skip) or whole_run(self, *a, skip=skip, **b)
+    )
     assert train(log, folder, config=TINY, resume=True) == trained[1]
     assert resumed[0] == (0 if every else (whole - 1) % STEPS if steps < 3 * STEPS else steps - 3 * STEPS)
     assert record_of(folder) == {**record_of(trained[0]), "trained_rows": record_of(folder)["trained_rows"]}
@@ -307,7 +320,9 @@ def test_a_folder_in_use_is_refused(tmp_path, log):
 
 
 def test_unusable_data_is_refused(tmp_path, log):
-    assert "without labels" in refusal(write_log(tmp_path / "unlabelled.tsv", labelled=False), tmp_path / "m", config=TINY)
+    assert "without labels" in refusal(
+        write_log(tmp_path / "unlabelled.tsv", labelled=False), tmp_path / "m", config=TINY
+    )
     lines = log.read_text().splitlines()
     one_class = tmp_path / "one.tsv"
     one_class.write_text("\n".join([*lines[:-100], *("0" + line[1:] for line in lines[-100:])]) + "\n")
@@ -360,7 +375,9 @@ def test_every_row_comes_once_an_epoch(log, held, monkeypatch, limit):
         assert [count for _, count in found] == [32] * 9 + [22] == [len(batch[2]) for batch, _ in found]
         ids, numbers, labels = joined(found)
         epochs.append(numbers)
-        order, wanted = (np.lexsort((y, *i.T, *n.T)) for i, n, y in ((ids, numbers, labels), (*expected.values(), rows.labels[:310])))
+        order, wanted = (
+            np.lexsort((y, *i.T, *n.T)) for i, n, y in ((ids, numbers, labels), (*expected.values(), rows.labels[:310]))
+        )
         np.testing.assert_array_equal(ids[order], expected["ids"][wanted])
         np.testing.assert_array_equal(numbers[order], expected["numbers"][wanted])
         np.testing.assert_array_equal(labels[order], rows.labels[:310][wanted])
@@ -423,7 +440,10 @@ def test_data_larger_than_a_block_trains(tmp_path, log, trained, monkeypatch):
     monkeypatch.setattr(logs, "BLOCK_ROWS", 96)
     config = replace(TINY, epochs=1, refit=False)
     train(log, tmp_path / "m", config=config)
-    assert read_json(tmp_path / "m" / "train.json")["rows"] == {**read_json(trained[0] / "train.json")["rows"], "final": 300}
+    assert read_json(tmp_path / "m" / "train.json")["rows"] == {
+        **read_json(trained[0] / "train.json")["rows"],
+        "final": 300,
+    }
 
 
 def test_data_sets_and_pipes_train_like_files(tmp_path, log, trained, monkeypatch):
@@ -431,7 +451,10 @@ def test_data_sets_and_pipes_train_like_files(tmp_path, log, trained, monkeypatc
     datasets = pytest.importorskip("datasets")
     rows = [line.split("\t") for line in log.read_text().splitlines()]
     names = ["label", "I1", "I2", "I3", "C1", "C2"]
-    columns = {name: [row[i] if name[0] == "C" else int(row[i]) if row[i] else None for row in rows] for i, name in enumerate(names)}
+    columns = {
+        name: [row[i] if name[0] == "C" else int(row[i]) if row[i] else None for row in rows]
+        for i, name in enumerate(names)
+    }
     saved = datasets.Dataset.from_dict(columns)
     datasets.DatasetDict({"train": saved}).save_to_disk(str(tmp_path / "saved"))
     opened = []
@@ -456,7 +479,11 @@ def test_finetuning_starts_from_a_model_and_keeps_its_preprocessing(tmp_path, tr
     train(own, tmp_path / "still", config=still, start_from=folder)
     record = read_json(tmp_path / "still" / "train.json")
     assert record["features"] == read_json(trained[0] / "train.json")["features"]
-    assert (record["config"]["hidden"], record["config"]["embedding_size"], record["config"]["buckets"]) == ([8, 6], 4, 50)
+    assert (record["config"]["hidden"], record["config"]["embedding_size"], record["config"]["buckets"]) == (
+        [8, 6],
+        4,
+        50,
+    )
     for name, array in weights_of(folder).items():
         found = weights_of(tmp_path / "still")[name]
         if "/C" not in name:  # neurons are numbered anew, by their activity on the own data
@@ -476,7 +503,10 @@ def test_starting_from_something_else_is_refused(tmp_path, trained, log):
     assert "fp32.onnx" in refusal(log, tmp_path / "m", start_from=other)
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8), other / "fp32.onnx")
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8),
+        other / "fp32.onnx",
+    )
     assert "no Wide & Deep" in refusal(log, tmp_path / "m", start_from=other)
     assert not (tmp_path / "m").exists()
 
@@ -484,7 +514,9 @@ def test_starting_from_something_else_is_refused(tmp_path, trained, log):
 def test_a_pipe_gets_a_line_an_epoch_and_no_bars(tmp_path, log, capfd):
     train(log, tmp_path / "m", config=replace(TINY, epochs=1, refit=False))
     out, err = capfd.readouterr()
-    assert out == "" and re.fullmatch(r"(search: epoch \d+/\d+  LogLoss \d\.\d{4}  held out \d\.\d{4}  AUC \d\.\d{4}\n)+", err), err
+    assert out == "" and re.fullmatch(
+        r"(search: epoch \d+/\d+  LogLoss \d\.\d{4}  held out \d\.\d{4}  AUC \d\.\d{4}\n)+", err
+    ), err
 
 
 @pytest.mark.slow

@@ -70,10 +70,23 @@ def pair(tmp_path):
         started = []
         for index, (data, output) in enumerate(each):
             config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_CONFIG": json.dumps(config)}
-            command = [sys.executable, str(script), json.dumps([str(here.parents[2]), str(here.parent)]), str(steps), str(data)]
+            environment = {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "TF_NUM_INTRAOP_THREADS": "1",
+                "TF_CONFIG": json.dumps(config),
+            }
+            command = [
+                sys.executable,
+                str(script),
+                json.dumps([str(here.parents[2]), str(here.parent)]),
+                str(steps),
+                str(data),
+            ]
             command += [str(output), *(["--resume"] if resume else [])]
-            started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment))
+            started.append(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+            )
         try:
             return [(process.wait(), said) for process in started for said in [process.communicate(timeout=SECONDS)[0]]]
         finally:
@@ -129,7 +142,9 @@ def test_processes_with_other_rows_are_refused_together(tmp_path, pair, log):
     (first, said), (second, why) = pair((log, tmp_path / "a"), (other, tmp_path / "b"))
     assert (first, second) == (2, 2)
     assert "process 1 of 2 failed" in said and "found other rows" in why
-    (first, said), (second, why) = pair((log, log), (log, tmp_path / "b"))  # an output that the first process alone looks at
+    (first, said), (second, why) = pair(
+        (log, log), (log, tmp_path / "b")
+    )  # an output that the first process alone looks at
     assert (first, second) == (2, 2) and "in use" in said and "in use" in why
 
 
@@ -141,9 +156,16 @@ def test_the_first_process_writes(monkeypatch):
     assert not is_first()
     cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
     for task, first in ((("chief", 0), True), (("worker", 0), False), (("worker", 1), False)):
-        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": dict(zip(("type", "index"), task, strict=True))}))
+        monkeypatch.setenv(
+            "TF_CONFIG", json.dumps({"cluster": cluster, "task": dict(zip(("type", "index"), task, strict=True))})
+        )
         assert is_first() == first
-    for text in ("{", "[]", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', '{"cluster": {}}'):
+    for text in (
+        "{",
+        "[]",
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
+        '{"cluster": {}}',
+    ):
         monkeypatch.setenv("TF_CONFIG", text)
         with pytest.raises(RequestError, match="TF_CONFIG"):
             is_first()

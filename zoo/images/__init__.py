@@ -5,7 +5,9 @@ from pipelines.quantization.recipe import QuantRecipe
 
 
 def entry(name: str, title: str, family: str, key: str) -> Entry:
-    """The entry of a network of the package zoo.`family`, whose train.py holds its settings under `key` and FINETUNE_`key`."""
+    """The entry of a network of the package zoo.`family`, whose train.py holds its settings under `key` and
+    FINETUNE_`key`.
+    """
     return Entry(
         name=name,
         title=title,

@@ -14,7 +14,8 @@ from zoo.images.data import Images, Pixels
 GREY = (128, 128, 128)  # what comes into view from outside an image
 STRONGEST = 10.0
 
-# Every operation takes an image, a strength in [0, 1] and a sign of +-1. Greatest strengths are those of Cubuk et al. 2020.
+# Every operation takes an image, a strength in [0, 1] and a sign of +-1. Greatest strengths are those of Cubuk et al.
+# 2020.
 Operation = Callable[[Image.Image, float, float], Image.Image]
 
 
@@ -27,7 +28,9 @@ def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
 
 
 GEOMETRIC: dict[str, Operation] = {
-    "rotate": lambda image, strength, sign: image.rotate(30 * strength * sign, Image.Resampling.BILINEAR, fillcolor=GREY),
+    "rotate": lambda image, strength, sign: image.rotate(
+        30 * strength * sign, Image.Resampling.BILINEAR, fillcolor=GREY
+    ),
     "shear_x": lambda image, strength, sign: _affine(image, 1, 0.3 * strength * sign, 0, 0, 1, 0),
     "shear_y": lambda image, strength, sign: _affine(image, 1, 0, 0, 0.3 * strength * sign, 1, 0),
     "translate_x": lambda image, strength, sign: _affine(image, 1, 0, 0.33 * image.width * strength * sign, 0, 1, 0),
@@ -45,8 +48,14 @@ ENHANCING: dict[str, Operation] = {
     "brightness": _enhance(ImageEnhance.Brightness),
     "sharpness": _enhance(ImageEnhance.Sharpness),
 }
-RANDAUGMENT: tuple[Operation, ...] = (lambda image, strength, sign: image, *{**GEOMETRIC, **TONAL, **ENHANCING}.values())
-AUGMIX: tuple[Operation, ...] = (*TONAL.values(), *GEOMETRIC.values())  # none that the corruptions it is judged by resemble
+RANDAUGMENT: tuple[Operation, ...] = (
+    lambda image, strength, sign: image,
+    *{**GEOMETRIC, **TONAL, **ENHANCING}.values(),
+)
+AUGMIX: tuple[Operation, ...] = (
+    *TONAL.values(),
+    *GEOMETRIC.values(),
+)  # none that the corruptions it is judged by resemble
 
 
 def randaugment(image: Image.Image, count: int, magnitude: float, random: np.random.Generator) -> Image.Image:
@@ -56,8 +65,12 @@ def randaugment(image: Image.Image, count: int, magnitude: float, random: np.ran
     return image
 
 
-def augmix(image: Image.Image, random: np.random.Generator, severity: float = 3, width: int = 3, alpha: float = 1.0) -> Pixels:
-    """A mixture of the image with `width` chains of one to three operations (Hendrycks et al. 2020, algorithm 1): uint8 [h, w, 3]."""
+def augmix(
+    image: Image.Image, random: np.random.Generator, severity: float = 3, width: int = 3, alpha: float = 1.0
+) -> Pixels:
+    """A mixture of the image with `width` chains of one to three operations (Hendrycks et al. 2020, algorithm 1): uint8
+    [h, w, 3].
+    """
     weights, share = random.dirichlet([alpha] * width), random.beta(alpha, alpha)
     original = np.asarray(image, np.float32)
     mixed = np.zeros_like(original)
@@ -69,7 +82,9 @@ def augmix(image: Image.Image, random: np.random.Generator, severity: float = 3,
     return np.asarray(np.rint((1 - share) * original + share * mixed).clip(0, 255), np.uint8)
 
 
-def _apply(operations: tuple[Operation, ...], image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
+def _apply(
+    operations: tuple[Operation, ...], image: Image.Image, strength: float, random: np.random.Generator
+) -> Image.Image:
     return operations[random.integers(len(operations))](image, strength, 1.0 if random.random() < 0.5 else -1.0)
 
 
@@ -83,7 +98,9 @@ def pad_and_crop(pixels: Pixels, random: np.random.Generator) -> Pixels:
 
 
 def resized_crop(image: Image.Image, size: int, random: np.random.Generator, least: float = 0.25) -> Image.Image:
-    """A window of `least` to all of the area and of sides 3:4 to 4:3 (Szegedy et al. 2015), resized to [size, size]; else the centre."""
+    """A window of `least` to all of the area and of sides 3:4 to 4:3 (Szegedy et al. 2015), resized to [size, size];
+    else the centre.
+    """
     for _ in range(10):
         area = image.width * image.height * random.uniform(least, 1)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -96,10 +113,12 @@ def resized_crop(image: Image.Image, size: int, random: np.random.Generator, lea
 
 @dataclass(frozen=True)
 class Views:
-    """Training images at `size` pixels as an epoch sees them; anything that indexes takes (index, whether AugMix is wanted).
+    """Training images at `size` pixels as an epoch sees them; anything that indexes takes (index, whether AugMix is
+    wanted).
 
-    Gives (uint8 [views, size, size, 3], label): one view, or the plain one and two by AugMix. An image's randomness hangs on seed, epoch
-    and index alone, so that workers may share the work in any way. Small images are moved and changed as they are and then resized.
+    Gives (uint8 [views, size, size, 3], label): one view, or the plain one and two by AugMix. An image's randomness
+    hangs on seed, epoch and index alone, so that workers may share the work in any way. Small images are moved and
+    changed as they are and then resized.
     """
 
     images: Images
@@ -119,7 +138,9 @@ class Views:
         if self.images.pixels is not None:
             image = Image.fromarray(pad_and_crop(self.images.pixels[index], random))
         else:
-            image = resized_crop(self.images.image(index, 2 * self.size), self.size, random)  # the least window is half a side
+            image = resized_crop(
+                self.images.image(index, 2 * self.size), self.size, random
+            )  # the least window is half a side
         if random.random() < 0.5:
             image = ImageOps.mirror(image)
         views: list[Image.Image] = [image]

@@ -29,7 +29,10 @@ from zoo.training import datasets, load_dataset
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3], RGB
 
-TRAIN, HELD_OUT = "train", ("test", "val", "valid", "validation")  # folders or splits; of several to hold out, the first is used
+TRAIN, HELD_OUT = (
+    "train",
+    ("test", "val", "valid", "validation"),
+)  # folders or splits; of several to hold out, the first is used
 SMALL = 64  # pixels a side up to which images are decoded once and kept
 MEMORY = 1 << 30  # bytes of decoded small images, or of the files in an archive, that are kept
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -37,7 +40,9 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True)
 class Item:
-    """An image file: its name in the source, the split and the class that the source says, and how its bytes are had."""
+    """An image file: its name in the source, the split and the class that the source says, and how its bytes are
+    had.
+    """
 
     name: str
     split: str
@@ -47,7 +52,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Images:
-    """Images of one split. names and readers: of each; labels int64 [n]; pixels: uint8 [n, h, w, 3] where they are small, else None."""
+    """Images of one split. names and readers: of each; labels int64 [n]; pixels: uint8 [n, h, w, 3] where they are
+    small, else None.
+    """
 
     names: tuple[str, ...]
     labels: npt.NDArray[np.int64]
@@ -64,15 +71,18 @@ class Images:
         try:
             return decode(self.readers[index](), scale_to)
         except Exception as error:
-            raise ZooError(f"cannot read {self.names[index]}: {_reason(error)}; it was readable when the run began") from error
+            raise ZooError(
+                f"cannot read {self.names[index]}: {_reason(error)}; it was readable when the run began"
+            ) from error
 
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images to train on and held-out ones, both labelled with indices into `classes`, which are sorted by name, or number.
+    """Images to train on and held-out ones, both labelled with indices into `classes`, which are sorted by name, or
+    number.
 
-    left_out: a message for every image that could not be read. digest: of names, labels and contents (for large images, of names and
-    labels alone).
+    left_out: a message for every image that could not be read. digest: of names, labels and contents (for large images,
+    of names and labels alone).
     """
 
     classes: tuple[str, ...]
@@ -85,12 +95,13 @@ class LabelledImages:
 def open_images(data: Any, *, held_out: float = 0.1, seed: int = 0, on_error: str = "raise") -> LabelledImages:
     """Find labelled images and look at each of them once.
 
-    data: a folder or a .tar(.gz) archive with a subfolder of images for every class, or with labels.csv (columns file and label, others
-    are ignored); either may hold such folders called train and test (or val). Or a folder that `datasets` wrote, or the hub id org/name
-    of a data set. Files without an image's ending are ignored. held_out: the share that is held out, by a hash of `seed` and the file's
-    name, where the source has no such split. on_error: "raise" stops at the first image that cannot be read, "skip" leaves it out.
-    Images of one size up to `SMALL` pixels are kept decoded while they fill less than `MEMORY`.
-    Raises RequestError where there are no two classes of images to train on, or an image that cannot be read.
+    data: a folder or a .tar(.gz) archive with a subfolder of images for every class, or with labels.csv (columns file
+    and label, others are ignored); either may hold such folders called train and test (or val). Or a folder that
+    `datasets` wrote, or the hub id org/name of a data set. Files without an image's ending are ignored. held_out: the
+    share that is held out, by a hash of `seed` and the file's name, where the source has no such split. on_error:
+    "raise" stops at the first image that cannot be read, "skip" leaves it out. Images of one size up to `SMALL` pixels
+    are kept decoded while they fill less than `MEMORY`. Raises RequestError where there are no two classes of images to
+    train on, or an image that cannot be read.
     """
     if on_error not in ("raise", "skip"):
         raise RequestError(f"on_error is {on_error!r}; wanted raise or skip")
@@ -124,18 +135,24 @@ def open_images(data: Any, *, held_out: float = 0.1, seed: int = 0, on_error: st
     unseen = [label for i, label in enumerate(classes) if i not in set(train.labels.tolist())]
     if len(classes) < 2 or unseen or not len(test):
         found = f"{len(classes)} classes, {len(train)} images to train on and {len(test)} held out in {data}"
-        raise RequestError(f"found {found}, wanted two classes or more and some of each" + (f"; none of {unseen[0]}" if unseen else ""))
+        raise RequestError(
+            f"found {found}, wanted two classes or more and some of each" + (f"; none of {unseen[0]}" if unseen else "")
+        )
     digest = hashlib.sha256("\n".join(f"{item.split}/{item.name}={item.label}" for item in kept).encode())
     digest.update(b"" if whole is None else whole.tobytes())
     return LabelledImages(classes, train, test, left_out, digest.hexdigest())
 
 
 def find_images(data: Any) -> list[Item]:
-    """All labelled images of a source (see `open_images`) by name, none of them opened. Raises RequestError where there are none."""
+    """All labelled images of a source (see `open_images`) by name, none of them opened. Raises RequestError where there
+    are none.
+    """
     source = one_source(data)
     items = sorted(_items(source), key=lambda item: item.name)
     if not items:
-        raise RequestError(f"found no images in {source}, wanted a subfolder of them for every class, or labels.csv (file,label)")
+        raise RequestError(
+            f"found no images in {source}, wanted a subfolder of them for every class, or labels.csv (file,label)"
+        )
     return items
 
 
@@ -153,7 +170,9 @@ def decode(content: bytes, scale_to: int = 0) -> Image.Image:
 
 
 def prepare(image: Image.Image, features: dict[str, Any]) -> Pixels:
-    """uint8 [size, size, 3] as a model's preprocessing says, by `pipelines.data.images.prepare`: training sees the pixels that serving sees."""
+    """uint8 [size, size, 3] as a model's preprocessing says, by `pipelines.data.images.prepare`: training sees the
+    pixels that serving sees.
+    """
     return prepare_pixels(np.asarray(image), Preprocess.from_json(features)).transpose(1, 2, 0)
 
 
@@ -169,13 +188,18 @@ def _look(items: Sequence[Item], on_error: str, left_out: list[str]) -> list[Pix
                 advance(1)
                 if reason:
                     if on_error == "raise":
-                        raise RequestError(f"cannot read {item.name}: {reason}; repair it, or leave such files out with --on-error skip")
+                        raise RequestError(
+                            f"cannot read {item.name}: {reason}; repair it, or leave such files out with --on-error "
+                            "skip"
+                        )
                     left_out.append(f"{item.name}: {reason}")
                     found.append(None)
                     continue
                 first = first or array.shape
                 budget -= array.nbytes
-                if keep and (array.shape != first or budget < 0):  # one image is large, or all are: they are read again when needed
+                if keep and (
+                    array.shape != first or budget < 0
+                ):  # one image is large, or all are: they are read again when needed
                     keep, found = False, [None if each is None else nothing for each in found]
                 found.append(array if keep else nothing)
     return found
@@ -187,7 +211,9 @@ def _look_at(item: Item) -> tuple[Pixels, str]:
         content = item.read()
         with Image.open(io.BytesIO(content)) as image:
             small = max(image.size) <= SMALL
-        array = np.asarray(decode(content, 0 if small else 8))  # at an eighth of the size a JPEG's every byte is still read
+        array = np.asarray(
+            decode(content, 0 if small else 8)
+        )  # at an eighth of the size a JPEG's every byte is still read
         return array if small else np.empty(0, np.uint8), ""
     except Exception as error:  # Pillow raises dozens of kinds for damaged files
         return np.empty(0, np.uint8), _reason(error)
@@ -206,7 +232,7 @@ def _share(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
 
 
-# ------------------------------------------------------------------------------------------------------------------ sources
+# ------------------------------------------------------------------------------------------------------------- sources
 
 
 def _items(name: str) -> Iterator[Item]:
@@ -214,7 +240,9 @@ def _items(name: str) -> Iterator[Item]:
     if path.is_dir():
         if any((path / each).is_file() for each in ("dataset_info.json", "dataset_dict.json")):
             return _dataset(name, lambda datasets: datasets.load_from_disk(name))
-        files = [each for each in path.rglob("*") if not any(part.startswith(".") for part in each.relative_to(path).parts)]
+        files = [
+            each for each in path.rglob("*") if not any(part.startswith(".") for part in each.relative_to(path).parts)
+        ]
         return _labelled(name, {each.relative_to(path).as_posix(): each.read_bytes for each in files if each.is_file()})
     if path.is_file():
         return _labelled(name, _archive(path))
@@ -224,7 +252,9 @@ def _items(name: str) -> Iterator[Item]:
         if offline():
             raise RequestError(f"found no folder {name}, and ZOO_OFFLINE forbids to look for it on the hub")
         return _dataset(name, lambda datasets: datasets.load_dataset(name))
-    raise RequestError(f"found no {name}, wanted a folder of images, a .tar or .tar.gz of one, or the hub id org/name of a data set")
+    raise RequestError(
+        f"found no {name}, wanted a folder of images, a .tar or .tar.gz of one, or the hub id org/name of a data set"
+    )
 
 
 def _archive(path: Path) -> dict[str, Callable[[], bytes]]:
@@ -237,25 +267,39 @@ def _archive(path: Path) -> dict[str, Callable[[], bytes]]:
                 if not member.isfile() or any(part.startswith(".") for part in name.parts if part != "."):
                     continue
                 if (total := total + member.size) > MEMORY:
-                    raise RequestError(f"found more than {MEMORY >> 30} GB of files in {path}; unpack it (tar xf) and give the folder")
+                    raise RequestError(
+                        f"found more than {MEMORY >> 30} GB of files in {path}; unpack it (tar xf) and give the folder"
+                    )
                 content = archive.extractfile(member)
                 assert content is not None  # it is a file
                 files[name.as_posix()] = functools.partial(bytes, content.read())
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise RequestError(f"cannot read {path}: {_reason(error)}; wanted a .tar or .tar.gz archive of image folders") from error
+        raise RequestError(
+            f"cannot read {path}: {_reason(error)}; wanted a .tar or .tar.gz archive of image folders"
+        ) from error
     return files
 
 
 def _labelled(source: str, files: dict[str, Callable[[], bytes]]) -> Iterator[Item]:
     """Items of the files of a folder or archive: {relative path: how its bytes are had}."""
-    known = {name: PurePosixPath(name) for name in files if PurePosixPath(name).suffix.lower() in SUFFIXES or name.endswith("labels.csv")}
-    while known and len({path.parts[0] for path in known.values()}) == 1 and all(len(path.parts) > 2 for path in known.values()):
+    known = {
+        name: PurePosixPath(name)
+        for name in files
+        if PurePosixPath(name).suffix.lower() in SUFFIXES or name.endswith("labels.csv")
+    }
+    while (
+        known
+        and len({path.parts[0] for path in known.values()}) == 1
+        and all(len(path.parts) > 2 for path in known.values())
+    ):
         known = {name: path.relative_to(path.parts[0]) for name, path in known.items()}  # an archive's one outer folder
     by_path = {path: files[name] for name, path in known.items()}
     tops = {path.parts[0] for path in by_path}
     split_up = TRAIN in tops and tops <= {TRAIN, *HELD_OUT}
     for split in sorted(tops) if split_up else [""]:
-        inside = {path.relative_to(split): read for path, read in by_path.items() if not split or path.parts[0] == split}
+        inside = {
+            path.relative_to(split): read for path, read in by_path.items() if not split or path.parts[0] == split
+        }
         table = inside.pop(PurePosixPath("labels.csv"), None)
         place = f"{source}/{split}" if split else source
         pairs = _table(f"{place}/labels.csv", table()) if table else _subfolders(place, inside)
@@ -266,7 +310,9 @@ def _labelled(source: str, files: dict[str, Callable[[], bytes]]) -> Iterator[It
 def _subfolders(place: str, paths: Iterable[PurePosixPath]) -> Iterator[tuple[PurePosixPath, str]]:
     for path in paths:
         if len(path.parts) < 2:
-            raise RequestError(f"found {path} in {place} outside the classes' subfolders, and no labels.csv (file,label) beside it")
+            raise RequestError(
+                f"found {path} in {place} outside the classes' subfolders, and no labels.csv (file,label) beside it"
+            )
         yield path, path.parts[0]
 
 
@@ -276,7 +322,9 @@ def _table(place: str, content: bytes) -> Iterator[tuple[PurePosixPath, str]]:
         for row in rows:
             yield PurePosixPath(row["file"]), row["label"].strip()
     except (KeyError, AttributeError, ValueError, csv.Error) as error:
-        raise RequestError(f"cannot read {place} ({_reason(error)}); wanted UTF-8 with the columns file and label") from error
+        raise RequestError(
+            f"cannot read {place} ({_reason(error)}); wanted UTF-8 with the columns file and label"
+        ) from error
 
 
 def _missing(path: PurePosixPath) -> bytes:

@@ -25,11 +25,12 @@ IMAGE, LOGITS = "image", "logits"
 
 
 def export(model: nn.Module, preprocess: Preprocess) -> ir.Model:
-    """`model` as it computes after training, from pixels on: `image` uint8 [batch,3,size,size] (RGB) -> `logits` float32 [batch,classes].
+    """`model` as it computes after training, from pixels on: `image` uint8 [batch,3,size,size] (RGB) -> `logits`
+    float32 [batch,classes].
 
-    The graph begins with (image / 255 - mean) / std, channels reversed first where the network sees BGR; resizing is not part of it.
-    Operators and values are called by the path of their module ("layer1.0.conv1"), weights as in the state dict.
-    Raises RequestError, with the path, for a module or function that is not known here.
+    The graph begins with (image / 255 - mean) / std, channels reversed first where the network sees BGR; resizing is
+    not part of it. Operators and values are called by the path of their module ("layer1.0.conv1"), weights as in the
+    state dict. Raises RequestError, with the path, for a module or function that is not known here.
     """
     from torch import fx
 
@@ -87,7 +88,9 @@ def _columns(logits: ir.Value) -> int:
 
 
 def _drop_ceil(pool: ir.Node) -> None:
-    """A pool whose windows end with the picture does the same without ceil_mode, and then engines have an int8 form for it."""
+    """A pool whose windows end with the picture does the same without ceil_mode, and then engines have an int8 form for
+    it.
+    """
     sides, kernel, strides = (
         query.dimensions(pool.inputs[0] if pool.inputs else None),
         *(pool.attributes.get_ints(key, ()) for key in ("kernel_shape", "strides")),
@@ -119,7 +122,11 @@ class _Writer:
     def layer(self, inputs: list[ir.Value], path: str, module: nn.Module) -> ir.Value:
         """Append what `module` computes after training."""
         kind = type(module).__name__
-        state = {key: self.weight(f"{path}.{key}", np.array(each.cpu())) for key, each in module.state_dict().items() if each.ndim}
+        state = {
+            key: self.weight(f"{path}.{key}", np.array(each.cpu()))
+            for key, each in module.state_dict().items()
+            if each.ndim
+        }
         m: Any = module
         match kind:
             case "Identity" | "Dropout":
@@ -158,9 +165,14 @@ class _Writer:
                 return self.add("Add", inputs, path)
             case "flatten", (1,) if not options:
                 return self.add("Flatten", inputs, path, axis=1)
-            case "pad", (tuple(pads),) if len(pads) == 4 and options in ({"mode": "constant"}, {"mode": "constant", "value": 0}):
+            case "pad", (tuple(pads),) if len(pads) == 4 and options in (
+                {"mode": "constant"},
+                {"mode": "constant", "value": 0},
+            ):
                 return self._pad(inputs, path, pads)
-        raise RequestError(f"{path} is {node.format_node()}, which has no ONNX form here; known functions: see zoo/images/export.py")
+        raise RequestError(
+            f"{path} is {node.format_node()}, which has no ONNX form here; known functions: see zoo/images/export.py"
+        )
 
     def _pad(self, inputs: list[ir.Value], path: str, pads: Sequence[Any]) -> ir.Value:
         left, right, top, bottom = pads

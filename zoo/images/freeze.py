@@ -24,12 +24,13 @@ CHECKPOINT = "model.pt"
 def freeze(
     folder: str | Path, build: Callable[..., nn.Module], formats: Mapping[str, Callable[[Path], State]] | None = None
 ) -> dict[str, Any]:
-    """Write fp32.onnx (see `export`) from the weights in a model folder. Returns the network's name, its parameters, operators and bytes.
+    """Write fp32.onnx (see `export`) from the weights in a model folder. Returns the network's name, its parameters,
+    operators and bytes.
 
-    A folder with train.json holds model.pt, trained here. Another one's card says in "weights" which file holds them ("file"), how
-    ("format": "torch", or one of `formats`: a function from the file to a state dict) and what network they are for ("arch", "width"),
-    and in "classes" how many it has. The same weights give the same bytes.
-    Raises RequestError where a file is missing or broken, or does not fit the network: with all that is wrong.
+    A folder with train.json holds model.pt, trained here. Another one's card says in "weights" which file holds them
+    ("file"), how ("format": "torch", or one of `formats`: a function from the file to a state dict) and what network
+    they are for ("arch", "width"), and in "classes" how many it has. The same weights give the same bytes. Raises
+    RequestError where a file is missing or broken, or does not fit the network: with all that is wrong.
     """
     folder = Path(folder)
     try:
@@ -39,7 +40,9 @@ def freeze(
         options = {"width": float(about["width"])} if "width" in about else {}
         model = build(arch, int(about["classes"]), **options)
     except (KeyError, TypeError, ValueError) as error:
-        raise RequestError(f"{folder} does not say what network it holds ({error!r}); train or download the model again") from error
+        raise RequestError(
+            f"{folder} does not say what network it holds ({error!r}); train or download the model again"
+        ) from error
     readers = {"torch": read_torch, **(formats or {})}
     if kind not in readers:
         raise RequestError(f"{folder / CARD}: weights are in the format {kind!r}; known: {', '.join(readers)}")
@@ -59,7 +62,13 @@ def _about(folder: Path) -> dict[str, Any]:
     if (folder / "train.json").is_file():
         trained = read_json(folder / "train.json")
         known = {key: trained[key] for key in ("arch", "width") if key in trained}
-        return {**known, "file": CHECKPOINT, "format": "torch", "classes": len(trained["classes"]), "preprocessing": trained["features"]}
+        return {
+            **known,
+            "file": CHECKPOINT,
+            "format": "torch",
+            "classes": len(trained["classes"]),
+            "preprocessing": trained["features"],
+        }
     card = read_json(folder / CARD)
     return {**card["weights"], "classes": card["classes"], "preprocessing": card["preprocessing"]}
 
@@ -72,9 +81,15 @@ def _read(reader: Callable[[Path], State], file: Path) -> State:
     except RequestError:
         raise
     except ModuleNotFoundError as error:
-        raise RequestError(f"{file} needs {error.name}, which is not installed; run: pip install 'int8-zoo[train]'") from error
-    except Exception as error:  # torch, pickle, safetensors, h5py and flatbuffers raise their own kinds for every sort of damage
-        raise RequestError(f"cannot read the weights in {file} ({one_line(error)}); train or download the model again") from error
+        raise RequestError(
+            f"{file} needs {error.name}, which is not installed; run: pip install 'int8-zoo[train]'"
+        ) from error
+    except (
+        Exception
+    ) as error:  # torch, pickle, safetensors, h5py and flatbuffers raise their own kinds for every sort of damage
+        raise RequestError(
+            f"cannot read the weights in {file} ({one_line(error)}); train or download the model again"
+        ) from error
 
 
 def read_torch(file: Path) -> State:

@@ -1,4 +1,6 @@
-"""From image files to classes, timed in DAWNBench's manner: accuracy first, then one image after the other, then as many as can be."""
+"""From image files to classes, timed in DAWNBench's manner: accuracy first, then one image after the other, then as
+many as can be.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +44,19 @@ def harness(
     least: Mapping[str, float | None] | None = None,
     price_per_hour: float | None = None,
 ) -> dict[str, Any]:
-    """Accuracy of every pipeline on all of `data`, then times on `count` images, evenly out of it, the pipelines in turn.
+    """Accuracy of every pipeline on all of `data`, then times on `count` images, evenly out of it, the pipelines in
+    turn.
 
-    data: images as `labelled` takes them; without labels, a folder or files, and there is no accuracy. least: {"top1", "top5"}: what every
-    pipeline must reach before any is timed. scenario: "single-stream" times images one by one, then the stream; "offline" the stream alone.
+    data: images as `labelled` takes them; without labels, a folder or files, and there is no accuracy. least: {"top1",
+    "top5"}: what every pipeline must reach before any is timed. scenario: "single-stream" times images one by one, then
+    the stream; "offline" the stream alone.
 
-    Returns {"scenario", "samples" (of the accuracy), "images" (of the times), "results": [{"engine", "precision", "threads", "top1",
-    "top5", "latency_ms": {"mean", "p50", "p90", "p99"} from the bytes of a file to its classes, "split_ms": the mean of every step,
-    "offline": {"images_per_second", "batch_size", "workers" (that decode), "by_batch"}, "model_mb" (the file), "memory_mb" (see
-    `pipelines.analysis.benchmark.memory_mb`, for a batch of one), "cost_per_million": of images, in the unit of `price_per_hour`}]}.
-    Raises ZooError for a pipeline below what is wanted, RequestError for images that cannot be read, or missing labels where `least` asks.
+    Returns {"scenario", "samples" (of the accuracy), "images" (of the times), "results": [{"engine", "precision",
+    "threads", "top1", "top5", "latency_ms": {"mean", "p50", "p90", "p99"} from the bytes of a file to its classes,
+    "split_ms": the mean of every step, "offline": {"images_per_second", "batch_size", "workers" (that decode),
+    "by_batch"}, "model_mb" (the file), "memory_mb" (see `pipelines.analysis.benchmark.memory_mb`, for a batch of one),
+    "cost_per_million": of images, in the unit of `price_per_hour`}]}. Raises ZooError for a pipeline below what is
+    wanted, RequestError for images that cannot be read, or missing labels where `least` asks.
     """
     if scenario not in SCENARIOS:
         raise RequestError(f"unknown scenario {scenario!r}; choose {' or '.join(SCENARIOS)}")
@@ -61,7 +66,9 @@ def harness(
     images, labels = _images(pipelines[0], data, wanted)
     for each in pipelines:
         each.predict(each.blank())  # "auto" decides
-    results: list[dict[str, Any]] = [{"engine": each.engine, "precision": each.precision, "threads": each.threads} for each in pipelines]
+    results: list[dict[str, Any]] = [
+        {"engine": each.engine, "precision": each.precision, "threads": each.threads} for each in pipelines
+    ]
     if labels is not None:
         for found, metrics in zip(results, _accuracy(pipelines, images, labels, wanted), strict=True):
             found |= metrics
@@ -70,7 +77,9 @@ def harness(
     if scenario == SCENARIOS[0]:
         for found, times in zip(results, _one_by_one(pipelines, chosen), strict=True):
             whole = times.sum(axis=1)
-            found["latency_ms"] = _rounded({"mean": whole.mean()} | {f"p{q}": np.percentile(whole, q) for q in (50, 90, 99)})
+            found["latency_ms"] = _rounded(
+                {"mean": whole.mean()} | {f"p{q}": np.percentile(whole, q) for q in (50, 90, 99)}
+            )
             found["split_ms"] = _rounded(dict(zip(STEPS, times.mean(axis=0), strict=True)))
     for each, found, offline in zip(pipelines, results, _offline(pipelines, chosen), strict=True):
         found["offline"] = offline
@@ -82,7 +91,9 @@ def harness(
     return {"scenario": scenario, "samples": 0 if labels is None else len(labels), "images": count, "results": results}
 
 
-def _images(pipeline: ImagePipeline, data: Any, wanted: Mapping[str, float]) -> tuple[Sequence[Path | Item], NDArray[np.int64] | None]:
+def _images(
+    pipeline: ImagePipeline, data: Any, wanted: Mapping[str, float]
+) -> tuple[Sequence[Path | Item], NDArray[np.int64] | None]:
     try:
         return labelled(pipeline, data)
     except RequestError as error:
@@ -103,7 +114,10 @@ def _accuracy(
         for name, share in wanted.items():
             if found[name] < share:
                 who = f"{pipeline.folder.card.name} in {pipeline.precision}, {pipeline.engine}"
-                raise ZooError(f"{who}: {name} is {found[name]:.4f} on {len(labels):,} images, wanted {share:g} or more; nothing was timed")
+                raise ZooError(
+                    f"{who}: {name} is {found[name]:.4f} on {len(labels):,} images, wanted {share:g} or more; nothing "
+                    "was timed"
+                )
     return metrics
 
 

@@ -11,8 +11,12 @@ import numpy.typing as npt
 from pipelines.core.files import replacing
 
 
-def plot_confusion(path: Path, classes: Sequence[str], labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64]) -> None:
-    """How often each class (a row) was taken for each other, as shares of the row; named and numbered where there is room."""
+def plot_confusion(
+    path: Path, classes: Sequence[str], labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64]
+) -> None:
+    """How often each class (a row) was taken for each other, as shares of the row; named and numbered where there is
+    room.
+    """
     from matplotlib.figure import Figure  # without pyplot: no window system is asked for
 
     counts = np.zeros((len(classes), len(classes)))

@@ -33,7 +33,9 @@ from zoo.images.data import HELD_OUT, TRAIN, Item, find_images
 
 INPUT, OUTPUT = "image", "logits"
 NAMES = "classes.txt"  # of a model's folder: the class names, one a line
-IMAGENET = Path(__file__).parent / "imagenet.txt"  # lemmas of WordNet 3.0 (Princeton University) for ImageNet-1k's synsets, in its order
+IMAGENET = (
+    Path(__file__).parent / "imagenet.txt"
+)  # lemmas of WordNet 3.0 (Princeton University) for ImageNet-1k's synsets, in its order
 TOP = 5
 WORKERS = 8  # threads that decode, at most
 SHOWN = 3  # broken images that a message names
@@ -43,7 +45,9 @@ logger = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """A few images: their names, what is wrong with each ("": nothing), pixels uint8 [those well, 3, size, size], and seconds taken."""
+    """A few images: their names, what is wrong with each ("": nothing), pixels uint8 [those well, 3, size, size], and
+    seconds taken.
+    """
 
     names: list[str]
     faults: list[str]
@@ -60,19 +64,27 @@ class ImagePipeline(Pipeline):
     ON_ERROR: ClassVar[str] = "skip"
 
     def __init__(
-        self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None
+        self,
+        folder: ModelFolder,
+        precision: str = "int8",
+        engine: str = "auto",
+        threads: int = 1,
+        batch_size: int | None = None,
     ) -> None:
         super().__init__(folder, precision, engine, threads, batch_size)
         self.spec = Preprocess.from_json(folder.preprocessing)
-        self.background = int(bool(folder.card.details.get("background")))  # classes before the first one that labels count
+        self.background = int(
+            bool(folder.card.details.get("background"))
+        )  # classes before the first one that labels count
         self.smallest = 2 * (self.spec.resize or self.spec.size) if self.spec.scaled_decode else 0
         self._names: list[str] = []
 
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
         """Images -> {"image": uint8 [n, 3, size, size], R, G, B}.
 
-        raw: a path or a folder, the bytes of an image file, pixels uint8 [H, W, 3] or [H, W], a Pillow image, or a list of these. All of
-        it in memory at once; `run` streams. Raises RequestError for an image that cannot be read, or none at all.
+        raw: a path or a folder, the bytes of an image file, pixels uint8 [H, W, 3] or [H, W], a Pillow image, or a list
+        of these. All of it in memory at once; `run` streams. Raises RequestError for an image that cannot be read, or
+        none at all.
         """
         images = list(_each(raw))
         if not images:
@@ -83,7 +95,8 @@ class ImagePipeline(Pipeline):
         return {INPUT: pixels}
 
     def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
-        """[{"label": class name, "index": of the output, "probability", "top5": [(name, probability), ...]}, ...], one per image.
+        """[{"label": class name, "index": of the output, "probability", "top5": [(name, probability), ...]}, ...], one
+        per image.
 
         Probabilities are the softmax of the logits. Raises ZooError where these are not finite.
         """
@@ -108,7 +121,7 @@ class ImagePipeline(Pipeline):
         """See `Pipeline.input_ports`."""
         return {INPUT: (np.dtype(np.uint8), (None, 3, self.spec.size, self.spec.size))}
 
-    # ------------------------------------------------------------------------------------------------------------------ classes
+    # --------------------------------------------------------------------------------------------------------- classes
 
     @functools.cached_property
     def given_names(self) -> list[str] | None:
@@ -134,7 +147,10 @@ class ImagePipeline(Pipeline):
             given = self.given_names or [f"class {index}" for index in range(classes - self.background)]
             names = [*["background"] * self.background, *given] if len(given) == classes - self.background else given
             if len(names) != classes:
-                raise RequestError(f"{self.path} names {len(names)} classes, and its network tells {classes} apart; correct its {NAMES}")
+                raise RequestError(
+                    f"{self.path} names {len(names)} classes, and its network tells {classes} apart; correct its "
+                    f"{NAMES}"
+                )
             self._names = names
         return self._names
 
@@ -143,7 +159,7 @@ class ImagePipeline(Pipeline):
         """How many classes the network tells apart. Runs it once, on a batch of nothing."""
         return int(self.predict(self.blank())[OUTPUT].shape[1])
 
-    # -------------------------------------------------------------------------------------------------------------------- streams
+    # --------------------------------------------------------------------------------------------------------- streams
 
     @property
     def workers(self) -> int:
@@ -172,7 +188,9 @@ class ImagePipeline(Pipeline):
         return Loaded([_name(image) for image in images], faults, pixels[:count], spent[0], spent[1])
 
     def stream(self, images: Iterable[Path | Item], on_error: str = "raise") -> Generator[Loaded, None, None]:
-        """Images in order, `batch_size` at a time, from `workers` threads that decode ahead; close it to end it early."""
+        """Images in order, `batch_size` at a time, from `workers` threads that decode ahead; close it to end it
+        early.
+        """
         left = iter(images)
         groups = iter(lambda: list(itertools.islice(left, self.batch_size)), [])
         return ordered_map(lambda some: self.load(some, on_error), groups, self.workers)
@@ -180,15 +198,19 @@ class ImagePipeline(Pipeline):
     def run(self, inputs: Any, output: str | Path, on_error: str = "skip") -> dict[str, Any]:
         """Classify images (see `pipelines.data.images.listed`) of any number in constant memory, in input order.
 
-        Writes the columns file, label, index, probability, label2, probability2, ... of the classes next in line, and error: what is wrong
-        with an image that cannot be read, of which the others are empty. `workers` threads decode ahead while the caller's classifies.
+        Writes the columns file, label, index, probability, label2, probability2, ... of the classes next in line, and
+        error: what is wrong with an image that cannot be read, of which the others are empty. `workers` threads decode
+        ahead while the caller's classifies.
 
-        Returns {"images" (that were classified), "skipped", "seconds", "images_per_second", "split_ms", "engine", "precision"}. split_ms:
-        milliseconds an image spent to "decode", "preprocess" (both per thread), in the "model", in "postprocess" with writing, and the
-        "wall" clock's; these overlap where threads decode. Raises RequestError, and makes no file, where not one image could be read.
+        Returns {"images" (that were classified), "skipped", "seconds", "images_per_second", "split_ms", "engine",
+        "precision"}. split_ms: milliseconds an image spent to "decode", "preprocess" (both per thread), in the "model",
+        in "postprocess" with writing, and the "wall" clock's; these overlap where threads decode. Raises RequestError,
+        and makes no file, where not one image could be read.
         """
         some = range(2, min(TOP, self.classes) + 1)
-        more: dict[str, Any] = {name: kind for i in some for name, kind in ((f"label{i}", str), (f"probability{i}", np.float64))}
+        more: dict[str, Any] = {
+            name: kind for i in some for name, kind in ((f"label{i}", str), (f"probability{i}", np.float64))
+        }
         columns = {"file": str, "label": str, "index": np.int64, "probability": np.float64, **more, "error": str}
         faults: list[str] = []
         count = skipped = 0
@@ -225,7 +247,9 @@ class ImagePipeline(Pipeline):
         }
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
-        """`count` images to calibrate on, or as many as there are: evenly out of `data`, of its training images where it is split."""
+        """`count` images to calibrate on, or as many as there are: evenly out of `data`, of its training images where
+        it is split.
+        """
         images = pictures(data)
         count = min(count, len(images))
         chosen = [images[index * len(images) // count] for index in range(count)]
@@ -241,7 +265,10 @@ class ImagePipeline(Pipeline):
     def example(self, count: int, data: Any = None) -> list[bytes]:
         """The bytes of `count` image files for a benchmark, from `data` or else made up, repeated if need be."""
         if data is None:
-            height, width = self.spec.size * 375 // 224, self.spec.size * 500 // 224  # to the input as ImageNet's photos are, usually
+            height, width = (
+                self.spec.size * 375 // 224,
+                self.spec.size * 500 // 224,
+            )  # to the input as ImageNet's photos are, usually
             some = [photo(seed, width, height) for seed in range(min(count, PHOTOS))]
         else:
             some = [content(image) for image in pictures(data)[:count]]
@@ -256,17 +283,20 @@ class ImagePipeline(Pipeline):
 
 
 def evaluate(pipelines: Mapping[str, ImagePipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """All precisions on the same labelled images; see `labelled` and `pipelines.analysis.metrics.compare_classes`. Adds samples and skipped."""
+    """All precisions on the same labelled images; see `labelled` and `pipelines.analysis.metrics.compare_classes`. Adds
+    samples and skipped.
+    """
     images, labels = labelled(next(iter(pipelines.values())), data)
     ranked, skipped = score(pipelines, images, labels, on_error)
     return {"samples": len(images) - skipped, "skipped": skipped, **compare_classes(ranked)}
 
 
 def labelled(pipeline: ImagePipeline, data: Any) -> tuple[list[Item], NDArray[np.int64]]:
-    """The labelled images of `data` (see `zoo.images.data.open_images`), those held out where it is split, and their outputs, int64 [n].
+    """The labelled images of `data` (see `zoo.images.data.open_images`), those held out where it is split, and their
+    outputs, int64 [n].
 
-    A label is a name that the model knows, or the number of a class, counted without the background. Where the model knows no names, as
-    many labels as it has classes are these in sorted order. Raises RequestError for other labels.
+    A label is a name that the model knows, or the number of a class, counted without the background. Where the model
+    knows no names, as many labels as it has classes are these in sorted order. Raises RequestError for other labels.
     """
     items = find_images(data)
     chosen = next((name for name in HELD_OUT if name in {item.split for item in items}), None)
@@ -280,20 +310,31 @@ def labelled(pipeline: ImagePipeline, data: Any) -> tuple[list[Item], NDArray[np
         elif names is None and len(found) == len(known) - pipeline.background:
             index = {label: i + pipeline.background for i, label in enumerate(found)}
     if unknown := [label for label in found if not 0 <= index.get(label, -1) < len(known)]:
-        what = f"names {', '.join(known[:3])}, ..." if names else f"numbers its classes 0 to {len(known) - 1 - pipeline.background}"
+        what = (
+            f"names {', '.join(known[:3])}, ..."
+            if names
+            else f"numbers its classes 0 to {len(known) - 1 - pipeline.background}"
+        )
         some = ", ".join(unknown[:10]) + (", ..." if len(unknown) > 10 else "")
-        raise RequestError(f"{len(unknown)} of the {len(found)} labels are no class of {pipeline.folder.card.name}: {some}; it {what}")
+        raise RequestError(
+            f"{len(unknown)} of the {len(found)} labels are no class of {pipeline.folder.card.name}: {some}; it {what}"
+        )
     return items, np.array([index[item.label] for item in items], np.int64)
 
 
 def score(
     pipelines: Mapping[str, ImagePipeline], images: Sequence[Item], labels: NDArray[np.int64], on_error: str = "raise"
 ) -> tuple[dict[str, Ranked], int]:
-    """What every pipeline says of labelled images, which are decoded once, and how many were left out as they could not be read."""
+    """What every pipeline says of labelled images, which are decoded once, and how many were left out as they could not
+    be read.
+    """
     parts: dict[str, list[Ranked]] = {name: [] for name in pipelines}
     faults: list[str] = []
     at = 0
-    with closing(next(iter(pipelines.values())).stream(images, on_error)) as batches, progress("evaluating images", len(images)) as advance:
+    with (
+        closing(next(iter(pipelines.values())).stream(images, on_error)) as batches,
+        progress("evaluating images", len(images)) as advance,
+    ):
         for batch in batches:
             well = [not fault for fault in batch.faults]
             faults += [fault for fault in batch.faults if fault]
@@ -327,11 +368,15 @@ def _each(raw: Any) -> Iterator[Any]:
         elif isinstance(image, bytes | np.ndarray | Image.Image):
             yield image
         else:
-            raise RequestError(f"found {type(image).__name__}; wanted a path, the bytes of an image file, pixels, or a Pillow image")
+            raise RequestError(
+                f"found {type(image).__name__}; wanted a path, the bytes of an image file, pixels, or a Pillow image"
+            )
 
 
 def pictures(data: Any) -> list[Path | Item]:
-    """Images without labels: of files and folders, or of an archive or a data set; of those for training only, where there is a split."""
+    """Images without labels: of files and folders, or of an archive or a data set; of those for training only, where
+    there is a split.
+    """
     sources = list(data) if isinstance(data, list | tuple) else [data]
     path = Path(sources[0]) if len(sources) == 1 else None
     images: list[Path | Item]

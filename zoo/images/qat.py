@@ -1,7 +1,8 @@
-"""Quantization-aware fine-tuning of image classifiers: the network that is trained computes what the road's int8.onnx will.
+"""Quantization-aware fine-tuning of image classifiers: the network that is trained computes what the road's int8.onnx
+will.
 
-`pipelines.quantization.qat` says how. A model folder keeps to its road: model.pt has the names of the family, and the trained ranges lie beside it by
-the names of rewritten.onnx, which are paths of modules.
+`pipelines.quantization.qat` says how. A model folder keeps to its road: model.pt has the names of the family, and the
+trained ranges lie beside it by the names of rewritten.onnx, which are paths of modules.
 """
 
 from __future__ import annotations
@@ -40,19 +41,26 @@ def settled(config: Settings, start: Any, same_classes: bool, processes: int) ->
     if start is None:
         raise RequestError("found qat without a trained model to start from; run: zoo finetune MODEL --qat")
     if processes > 1:
-        raise RequestError(f"found {processes} processes, wanted one: qat does not train under torchrun; start it without")
+        raise RequestError(
+            f"found {processes} processes, wanted one: qat does not train under torchrun; start it without"
+        )
     if config.precision == "bf16":
-        raise RequestError("found precision bf16 with qat, wanted fp32 (or auto): bfloat16 has no room for the steps of 8 bits")
+        raise RequestError(
+            "found precision bf16 with qat, wanted fp32 (or auto): bfloat16 has no room for the steps of 8 bits"
+        )
     if config.distillation and not same_classes:
-        raise RequestError("found distillation from a model of other classes; fine-tune without qat first, then that model with it")
+        raise RequestError(
+            "found distillation from a model of other classes; fine-tune without qat first, then that model with it"
+        )
     return replace(config, precision="fp32", learning_rate=config.learning_rate * (RATE if same_classes else 1))
 
 
 def prepare(network: nn.Module, features: Mapping[str, Any]) -> fx.GraphModule:
     """A copy of `network` to train: normalized float32 [n, 3, size, size] to logits, computed as the int8 model does.
 
-    features: the preprocessing, see `Preprocess`. Pixels are bytes already, so nothing is rounded there. Not simulated besides what
-    `pipelines.quantization.qat` lists: the rounding of what the means leave in the first layer, where they are no whole pixels.
+    features: the preprocessing, see `Preprocess`. Pixels are bytes already, so nothing is rounded there. Not simulated
+    besides what `pipelines.quantization.qat` lists: the rounding of what the means leave in the first layer, where they
+    are no whole pixels.
     """
     preprocess = Preprocess.from_json(features)
     model = export(network, preprocess)

@@ -24,25 +24,27 @@ class Settings:
     """The training recipe.
 
     arch, width: of the network, which the family builds.
-    image_size: pixels a side of its final input; 0 takes that of the model that is fine-tuned, else `SMALL` for images up to that size
-    and `LARGE` for others.
-    progressive: smaller sizes that are trained first, as shares of image_size (rounded to multiples of 8). They take the share
-    `progressive_epochs` of all epochs, in equal parts.
-    learning_rate: for 256 images a batch, of all processes together; for others in proportion (Goyal et al. 2017). It rises from zero
-    over `warmup_epochs`, of small data sets over `WARMUP_STEPS` or a third of all steps, and falls linearly to zero.
+    image_size: pixels a side of its final input; 0 takes that of the model that is fine-tuned, else `SMALL` for images
+    up to that size and `LARGE` for others.
+    progressive: smaller sizes that are trained first, as shares of image_size (rounded to multiples of 8). They take
+    the share `progressive_epochs` of all epochs, in equal parts.
+    learning_rate: for 256 images a batch, of all processes together; for others in proportion (Goyal et al. 2017). It
+    rises from zero over `warmup_epochs`, of small data sets over `WARMUP_STEPS` or a third of all steps, and falls
+    linearly to zero.
     clip: greatest norm of the gradient. Without a limit a wide head over few classes throws the first steps far off.
     weight_decay: not of norms and biases.
     randaugment_n, randaugment_m: operations an image, and their strength in 0..10.
-    augmix: share of the batches that are trained on three views with the Jensen-Shannon loss, weighed by `jsd`; each costs three.
+    augmix: share of the batches that are trained on three views with the Jensen-Shannon loss, weighed by `jsd`; each
+    costs three.
     ema: momentum of the average of the weights over steps; the average is evaluated and kept.
     precision: auto, fp32 or bf16; auto takes bf16 on a GPU that has it, and times a step of each on a CPU that has it.
     compress: send gradients in bf16 between processes.
     validation: share held out where the data has no test split.
     workers: processes that decode large images.
-    qat: fine-tune with the rounding of int8 (`zoo.images.qat`), whose ranges the model then keeps; in fp32, in one process, and where the
-    classes stay the same at a tenth of the learning rate.
-    distillation: with qat, share of the loss that is the difference from the float model that it starts from (Hinton et al. 2015).
-    Raises RequestError for values out of range.
+    qat: fine-tune with the rounding of int8 (`zoo.images.qat`), whose ranges the model then keeps; in fp32, in one
+    process, and where the classes stay the same at a tenth of the learning rate.
+    distillation: with qat, share of the loss that is the difference from the float model that it starts from (Hinton et
+    al. 2015). Raises RequestError for values out of range.
     """
 
     arch: str = ""
@@ -87,8 +89,15 @@ class Settings:
         """The learning rate at `step` of the whole training."""
         total = self.epochs * epoch_steps
         warm = max(self.warmup_epochs * epoch_steps, min(WARMUP_STEPS, total / 3))
-        return self.learning_rate * self.batch_size / 256 * ((step + 1) / warm if step < warm else (total - step) / (total - warm + 1))
+        return (
+            self.learning_rate
+            * self.batch_size
+            / 256
+            * ((step + 1) / warm if step < warm else (total - step) / (total - warm + 1))
+        )
 
 
 # Fine-tuning starts near a good minimum: few epochs, all at the model's own size, at a tenth of the rate.
-FINETUNE = Settings(progressive=(1.0,), epochs=10, batch_size=64, learning_rate=0.04, weight_decay=1e-4, warmup_epochs=1.0, ema=0.99)
+FINETUNE = Settings(
+    progressive=(1.0,), epochs=10, batch_size=64, learning_rate=0.04, weight_decay=1e-4, warmup_epochs=1.0, ema=0.99
+)

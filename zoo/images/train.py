@@ -37,15 +37,17 @@ MODEL, STATE = "model.pt", "checkpoint/state.pt"
 CALIBRATION_IMAGES = 256
 LARGE = 224
 BUCKETS = (4.0, 16.0, 64.0)  # MB of gradients that are reduced at once: what is tried
-# Pixels minus 128, an integer: the zero point of a uint8 input then takes the subtraction over, and zero padding stays exact.
+# Pixels minus 128, an integer: the zero point of a uint8 input then takes the subtraction over, and zero padding stays
+# exact.
 PREPROCESSING = {"interpolation": "bilinear", "mean": [128 / 255] * 3, "std": [0.25] * 3, "channels": "RGB"}
 
 
-# ----------------------------------------------------------------------------------------------------------------- one step
+# ------------------------------------------------------------------------------------------------------------ one step
 
 
 class _Depthwise(nn.Conv2d):
-    """A depthwise convolution on a CPU, kept from two forms for which oneDNN's backward pass is ten times slower: bf16 with a stride, and
+    """A depthwise convolution on a CPU, kept from two forms for which oneDNN's backward pass is ten times slower: bf16
+    with a stride, and
     images smaller than the kernel."""
 
     def _conv_forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -61,12 +63,18 @@ class _Depthwise(nn.Conv2d):
 
 def _spare_depthwise(model: nn.Module) -> None:
     for module in model.modules():
-        if type(module) is nn.Conv2d and module.groups == module.in_channels > 1 and not isinstance(module.padding, str):
+        if (
+            type(module) is nn.Conv2d
+            and module.groups == module.in_channels > 1
+            and not isinstance(module.padding, str)
+        ):
             module.__class__ = _Depthwise
 
 
 def jensen_shannon(logits: torch.Tensor) -> torch.Tensor:
-    """Mean divergence of the views' predictions from their mixture (Hendrycks et al. 2020, eq. 2-3): [views, n, classes] -> scalar."""
+    """Mean divergence of the views' predictions from their mixture (Hendrycks et al. 2020, eq. 2-3): [views, n,
+    classes] -> scalar.
+    """
     log_views = logits.log_softmax(-1)
     log_mixture = log_views.exp().mean(0).clamp(1e-7, 1).log()
     return (log_views.exp() * (log_views - log_mixture)).sum(-1).mean()
@@ -86,7 +94,9 @@ class Trainer:
         decayed = [each for each in self.model.parameters() if each.ndim > 1]
         plain = [each for each in self.model.parameters() if each.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.SGD(groups, config.learning_rate, config.momentum, nesterov=config.momentum > 0, foreach=True)
+        self.optimizer = torch.optim.SGD(
+            groups, config.learning_rate, config.momentum, nesterov=config.momentum > 0, foreach=True
+        )
         shape = (1, 3, 1, 1)
         self.swap = features["channels"] == "BGR"
         order = slice(None, None, -1 if self.swap else 1)  # features are of R, G, B
@@ -96,12 +106,17 @@ class Trainer:
         self.parallel: nn.Module = self.model
 
     def choose(self, size: int, batch: int) -> dict[str, Any]:
-        """How this machine trains fastest, by timing steps on noise: {"precision", "bucket_cap_mb"}. All processes agree."""
+        """How this machine trains fastest, by timing steps on noise: {"precision", "bucket_cap_mb"}. All processes
+        agree.
+        """
         precision, bucket = self.config.precision, None
         if precision == "auto":
             precision = choose_precision(self.group, lambda bf16: self._time(self.model, size, batch, bf16))
         if self.group.count > 1:
-            found = {cap: self._time(self._wrapped(copy.deepcopy(self.model), cap), size, batch, precision == "bf16") for cap in BUCKETS}
+            found = {
+                cap: self._time(self._wrapped(copy.deepcopy(self.model), cap), size, batch, precision == "bf16")
+                for cap in BUCKETS
+            }
             bucket = self.group.same(min(found, key=found.__getitem__))
         return {"precision": precision, "bucket_cap_mb": bucket}
 
@@ -137,12 +152,22 @@ class Trainer:
 
     def logits(self, model: nn.Module, x: torch.Tensor, bf16: bool) -> torch.Tensor:
         """uint8 [n, 3, size, size] -> float32 [n, classes]."""
-        pixels = (x.flip(1) if self.swap else x).float().sub_(self.mean).mul_(self.scale).contiguous(memory_format=torch.channels_last)
+        pixels = (
+            (x.flip(1) if self.swap else x)
+            .float()
+            .sub_(self.mean)
+            .mul_(self.scale)
+            .contiguous(memory_format=torch.channels_last)
+        )
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
             return model(pixels).float()  # type: ignore[no-any-return]
 
-    def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, views: int, bf16: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss of a batch and the logits of its plain images. x: uint8 [views * n, 3, size, size], view after view; y: int64 [n]."""
+    def loss(
+        self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, views: int, bf16: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss of a batch and the logits of its plain images. x: uint8 [views * n, 3, size, size], view after view; y:
+        int64 [n].
+        """
         logits = self.logits(model, x, bf16).view(views, len(y), -1)
         loss = F.cross_entropy(logits[0], y, label_smoothing=self.config.label_smoothing)
         if self.teacher is not None:
@@ -183,7 +208,9 @@ class Trainer:
         found: torch.Tensor | None = None
         batches = [list(mine[i : i + 256]) for i in range(0, len(mine), 256)]
         with torch.inference_mode():
-            for indices, x in zip(batches, _loader(_Prepared(images, features), batches, workers, np.stack), strict=True):
+            for indices, x in zip(
+                batches, _loader(_Prepared(images, features), batches, workers, np.stack), strict=True
+            ):
                 logits = self.logits(self.average, torch.from_numpy(x).permute(0, 3, 1, 2).to(group.device), self.bf16)
                 found = torch.zeros(len(images), logits.shape[1], device=group.device) if found is None else found
                 found[indices] = logits
@@ -194,7 +221,11 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
-        parts = {"model": self.model.state_dict(), "average": self.average.state_dict(), "optimizer": self.optimizer.state_dict()}
+        parts = {
+            "model": self.model.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
         return {**parts, "steps": self.steps}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -220,7 +251,9 @@ def _loader(data: Any, batches: Sequence[Any], workers: int, collate: Callable[[
     if data.images.pixels is not None or not workers:
         return DataLoader(data, batch_sampler=batches, collate_fn=collate)
     # from a clean process: to fork this one, with the threads of other libraries in it, can crash
-    return DataLoader(data, batch_sampler=batches, num_workers=workers, collate_fn=collate, multiprocessing_context="forkserver")
+    return DataLoader(
+        data, batch_sampler=batches, num_workers=workers, collate_fn=collate, multiprocessing_context="forkserver"
+    )
 
 
 def _collate(samples: list[tuple[npt.NDArray[np.uint8], int]]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -239,7 +272,8 @@ def _epoch(trainer: Trainer, images: Images, epoch: int) -> dict[str, Any]:
     mixed = random.random(steps) < config.augmix
     whole = min(config.batch_size, len(order))
     batches = [
-        [(int(i), bool(mixed[step])) for i in order[step * whole : (step + 1) * whole][group.rank :: group.count]] for step in range(steps)
+        [(int(i), bool(mixed[step])) for i in order[step * whole : (step + 1) * whole][group.rank :: group.count]]
+        for step in range(steps)
     ]
     torch.manual_seed(int(random.integers(2**32)) + group.rank)  # for dropout
     trainer.model.train()
@@ -252,7 +286,10 @@ def _epoch(trainer: Trainer, images: Images, epoch: int) -> dict[str, Any]:
             y = torch.from_numpy(labels).to(group.device)
             batch_loss, batch_right = trainer.step(x, y, len(x) // len(y), steps)
             if not math.isfinite(batch_loss):
-                raise ZooError(f"training diverged in epoch {epoch + 1} (loss {batch_loss}); train again with a lower learning_rate")
+                raise ZooError(
+                    f"training diverged in epoch {epoch + 1} (loss {batch_loss}); train again with a lower "
+                    "learning_rate"
+                )
             loss, right, seen = loss + batch_loss, right + batch_right, seen + len(y)
             advance(1)
     return {
@@ -268,7 +305,7 @@ def _steps(config: Settings, images: Images) -> int:
     return max(1, len(images) // config.batch_size)
 
 
-# ---------------------------------------------------------------------------------------------------------------- the whole
+# ----------------------------------------------------------------------------------------------------------- the whole
 
 
 def fit(
@@ -281,23 +318,26 @@ def fit(
     start_from: str | Path | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Train a classifier on labelled images (whatever `open_images` takes); returns {"top1", "top5", "loss"} on the held-out ones.
+    """Train a classifier on labelled images (whatever `open_images` takes); returns {"top1", "top5", "loss"} on the
+    held-out ones.
 
-    build: the untrained network for the settings (`arch` and `width` of them) and a number of classes, which takes normalized float32
-    [n, 3, size, size] and gives logits [n, classes].
-    `output` gets model.pt (the averaged weights), train.json (arch, classes, features: the preprocessing, config, metrics, ...),
-    calibration.npz ({"image": uint8 [n, 3, size, size]}, training images as the model sees them), history.json, curves.png,
-    confusion.png, with config.qat qat.json (the trained ranges) and, after every epoch, checkpoint/state.pt, from which `resume` goes on to
-    the same result. One seed gives the same weights on one machine with one number of processes and threads.
-    `start_from` is a model folder whose network, weights and preprocessing are taken over; where its classes are others, the head is a
-    new one. Under torchrun every process calls this alike; batch_size is that of all together, and process 0 alone writes.
-    Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
+    build: the untrained network for the settings (`arch` and `width` of them) and a number of classes, which takes
+    normalized float32 [n, 3, size, size] and gives logits [n, classes]. `output` gets model.pt (the averaged weights),
+    train.json (arch, classes, features: the preprocessing, config, metrics, ...), calibration.npz ({"image": uint8 [n,
+    3, size, size]}, training images as the model sees them), history.json, curves.png, confusion.png, with config.qat
+    qat.json (the trained ranges) and, after every epoch, checkpoint/state.pt, from which `resume` goes on to the same
+    result. One seed gives the same weights on one machine with one number of processes and threads. `start_from` is a
+    model folder whose network, weights and preprocessing are taken over; where its classes are others, the head is a
+    new one. Under torchrun every process calls this alike; batch_size is that of all together, and process 0 alone
+    writes. Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
     """
     output = Path(output)
     with processes() as group:
         require_output(output, STATE, resume)
         if config.batch_size < group.count:
-            raise RequestError(f"found batch_size {config.batch_size}, wanted at least one image for each of {group.count} processes")
+            raise RequestError(
+                f"found batch_size {config.batch_size}, wanted at least one image for each of {group.count} processes"
+            )
         images = open_images(data, held_out=config.validation, seed=config.seed, on_error=on_error)
         about: dict[str, Any] = _about(Path(start_from)) if start_from is not None else {"features": PREPROCESSING}
         config = replace(config, **{name: about[name] for name in ("arch", "width") if name in about})
@@ -316,7 +356,11 @@ def fit(
             model = qat.prepare(model, features)
         trainer = Trainer(model, config, features, group)
         trainer.teacher = start_model.to(group.device).eval() if config.distillation else None
-        run = {"config": asdict(config) | {"progressive": list(config.progressive)}, "data": images.digest, "start": start}
+        run = {
+            "config": asdict(config) | {"progressive": list(config.progressive)},
+            "data": images.digest,
+            "start": start,
+        }
         state = load_checkpoint(output / STATE, run) if resume else None
         if state:
             trainer.restore(state)
@@ -335,8 +379,26 @@ def fit(
         logits = trainer.predict(images.held_out, features, config.workers)
         metrics = _metrics(logits, images.held_out.labels)
         if group.rank == 0:
-            record = {"rows": {"train": len(images.train), "held_out": len(images.held_out), "left_out": len(images.left_out)}, **chosen}
-            _write(output, trainer, images, features, config, history, metrics, logits.argmax(1), record | {"processes": group.count}, data)
+            record = {
+                "rows": {
+                    "train": len(images.train),
+                    "held_out": len(images.held_out),
+                    "left_out": len(images.left_out),
+                },
+                **chosen,
+            }
+            _write(
+                output,
+                trainer,
+                images,
+                features,
+                config,
+                history,
+                metrics,
+                logits.argmax(1),
+                record | {"processes": group.count},
+                data,
+            )
         group.same(None)  # the others wait for the files
     return metrics
 
@@ -356,21 +418,32 @@ def _metrics(logits: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> 
 def _line(history: Sequence[dict[str, Any]], config: Settings) -> str:
     """One line of an epoch; small images take more time than their area says, which the time left allows for."""
     last = history[-1]
-    left = sum((config.size(epoch) / last["size"]) ** 1.5 for epoch in range(len(history), config.epochs)) * last["seconds"]
+    left = (
+        sum((config.size(epoch) / last["size"]) ** 1.5 for epoch in range(len(history), config.epochs))
+        * last["seconds"]
+    )
     return (
-        f"epoch {last['epoch']}/{config.epochs}  {last['size']} px  loss {last['train_loss']:.3f}  train {last['train_top1']:.1%}  "
+        f"epoch {last['epoch']}/{config.epochs}  {last['size']} px  loss {last['train_loss']:.3f}  train "
+        f"{last['train_top1']:.1%}  "
         f"held out {last['top1']:.2%}  {last['seconds']:.0f} s, about {left / 60:.0f} min left"
     )
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """What is known of a model folder to start from: "source" of its weights, "features", and "arch", "width", "classes" if they are."""
+    """What is known of a model folder to start from: "source" of its weights, "features", and "arch", "width",
+    "classes" if they are.
+    """
     source = folder / MODEL
     if (folder / "train.json").is_file():
         found = read_json(folder / "train.json")
     else:  # published, or trained here and shipped without model.pt
         card, source = read_json(folder / "card.json"), folder / "fp32.onnx"
-        found = {**card.get("training", {}).get("config", {}), **card, **card.get("weights", {}), "features": card.get("preprocessing")}
+        found = {
+            **card.get("training", {}).get("config", {}),
+            **card,
+            **card.get("weights", {}),
+            "features": card.get("preprocessing"),
+        }
     if not found.get("features") or not source.is_file():
         raise RequestError(f"found no image model in {folder}; start from one that zoo train or zoo download wrote")
     return {key: found[key] for key in ("arch", "width", "classes", "features") if key in found} | {"source": source}
@@ -389,7 +462,11 @@ def _fill(model: nn.Module, about: dict[str, Any], classes: Sequence[str]) -> st
         loaded = io.load(source)
         edit.expand_fp16(loaded)
         values = {name: each.const_value for name, each in loaded.graph.initializers.items()}
-        state = {name: torch.from_numpy(each.numpy().copy()) for name, each in values.items() if name in own and each is not None}
+        state = {
+            name: torch.from_numpy(each.numpy().copy())
+            for name, each in values.items()
+            if name in own and each is not None
+        }
     head = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]
     if about.get("classes") != list(classes):
         state |= {name: own[name] for name in own if name.startswith(f"{head}.")}
@@ -397,7 +474,7 @@ def _fill(model: nn.Module, about: dict[str, Any], classes: Sequence[str]) -> st
     return sha256(source)
 
 
-# ------------------------------------------------------------------------------------------------------------------ results
+# ------------------------------------------------------------------------------------------------------------- results
 
 
 def _write(
@@ -426,7 +503,9 @@ def _write(
     write_json(output / "history.json", history)
     loss = {"train_loss": ("loss, training", "C0--"), "loss": ("loss, held out", "C0-")}
     top1 = {"train_top1": ("top-1, training", "C1--"), "top1": ("top-1, held out", "C1-")}
-    plot_curves(output / "curves.png", history, loss, top1, ("cross entropy (training: of smoothed labels)", "top-1 accuracy"))
+    plot_curves(
+        output / "curves.png", history, loss, top1, ("cross entropy (training: of smoothed labels)", "top-1 accuracy")
+    )
     plot_confusion(output / "confusion.png", images.classes, images.held_out.labels, predicted)
     named = {"width": config.width} if config.width != 1 else {}
     source = Path(one_source(data))

@@ -3,4 +3,6 @@
 from zoo.images import entry
 
 MOBILENET_V1 = entry("mobilenet-v1", "MobileNet V1: image classification on small machines", "mobilenet", "V1")
-MOBILENET_V2 = entry("mobilenet-v2", "MobileNet V2: image classification on small machines, with inverted residuals", "mobilenet", "V2")
+MOBILENET_V2 = entry(
+    "mobilenet-v2", "MobileNet V2: image classification on small machines, with inverted residuals", "mobilenet", "V2"
+)

@@ -14,7 +14,9 @@ from pipelines.core.errors import RequestError
 from zoo.images import freeze as images
 from zoo.mobilenet.model import V1, build
 
-LAYER = re.compile(r"(?:MobilenetV1/)+(Conv2d_\w+|Logits/Conv2d_1c_1x1)/(weights|depthwise_weights|convolution_bias|depthwise_bias)")
+LAYER = re.compile(
+    r"(?:MobilenetV1/)+(Conv2d_\w+|Logits/Conv2d_1c_1x1)/(weights|depthwise_weights|convolution_bias|depthwise_bias)"
+)
 
 
 def freeze(folder: str | Path) -> dict[str, Any]:
@@ -25,7 +27,8 @@ def freeze(folder: str | Path) -> dict[str, Any]:
 def read_tflite(file: Path) -> images.State:
     """The weights of TF-Slim's MobileNet V1 in a float .tflite file, under the names of "mobilenet-v1-slim".
 
-    It keeps kernels as [outputs, height, width, inputs], depthwise ones as [1, height, width, channels]; the head is a 1x1 convolution.
+    It keeps kernels as [outputs, height, width, inputs], depthwise ones as [1, height, width, channels]; the head is a
+    1x1 convolution.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # tf2onnx imports tensorflow, which talks, and oneDNN in it
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

@@ -1,4 +1,6 @@
-"""MobileNet V1 (Howard et al. 2017) and V2 (Sandler et al. 2018), in torch: plain `nn.Module`s that torch.fx can trace."""
+"""MobileNet V1 (Howard et al. 2017) and V2 (Sandler et al. 2018), in torch: plain `nn.Module`s that torch.fx can
+trace.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +12,41 @@ from torch import nn
 from pipelines.core.errors import RequestError
 
 V1 = ((64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2))  # channels, blocks, stride of the first
-V2 = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))  # expansion, then as V1
+V2 = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)  # expansion, then as V1
 ARCHITECTURES = ("mobilenet-v1", "mobilenet-v1-slim", "mobilenet-v2")
 
 
 def build(arch: str, classes: int, width: float = 1.0) -> nn.Module:
     """The untrained network: float32 [N,3,H,W], normalized as its data wants, to logits [N,classes].
 
-    arch: "mobilenet-v1" (names and outputs of timm's mobilenetv1_100), "mobilenet-v2" (those of torchvision's mobilenet_v2), or
-    "mobilenet-v1-slim": TF-Slim's V1 as its published files hold it, batch norms folded into biased convolutions and padded as
-    TensorFlow's "SAME" pads sides that are multiples of 32. width: multiplies all channels, rounded to multiples of 8.
-    Raises RequestError for an unknown `arch` or a `width` that is not positive.
+    arch: "mobilenet-v1" (names and outputs of timm's mobilenetv1_100), "mobilenet-v2" (those of torchvision's
+    mobilenet_v2), or "mobilenet-v1-slim": TF-Slim's V1 as its published files hold it, batch norms folded into biased
+    convolutions and padded as TensorFlow's "SAME" pads sides that are multiples of 32. width: multiplies all channels,
+    rounded to multiples of 8. Raises RequestError for an unknown `arch` or a `width` that is not positive.
     """
     if arch not in ARCHITECTURES:
         raise RequestError(f"no MobileNet {arch!r}; known: {', '.join(ARCHITECTURES)}")
     if not (math.isfinite(width) and width > 0):
         raise RequestError(f"width is {width!r}; wanted a positive number")
-    return MobileNetV2(classes, width) if arch == "mobilenet-v2" else MobileNetV1(classes, width, slim=arch == "mobilenet-v1-slim")
+    return (
+        MobileNetV2(classes, width)
+        if arch == "mobilenet-v2"
+        else MobileNetV1(classes, width, slim=arch == "mobilenet-v1-slim")
+    )
 
 
 def channels(count: float) -> int:
-    """`count` rounded to a multiple of 8, at least 8, and not below 90% of it (TF-Slim's, torchvision's and timm's rule)."""
+    """`count` rounded to a multiple of 8, at least 8, and not below 90% of it (TF-Slim's, torchvision's and timm's
+    rule).
+    """
     rounded = max(8, int(count + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * count else rounded
 
@@ -55,7 +71,9 @@ class DepthwiseSeparable(nn.Module):
 
 
 def _padding(stride: int, slim: bool) -> tuple[nn.Module, int]:
-    """What pads before a 3x3 convolution, and how much that does itself: "SAME" puts the one pixel of an even side behind it."""
+    """What pads before a 3x3 convolution, and how much that does itself: "SAME" puts the one pixel of an even side
+    behind it.
+    """
     return (nn.ZeroPad2d((0, 1, 0, 1)), 0) if slim and stride == 2 else (nn.Identity(), 1)
 
 
@@ -89,7 +107,9 @@ class MobileNetV1(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """1x1 to `expansion` times the channels, 3x3 of every channel by itself, linear 1x1 back; plus its input where shapes agree."""
+    """1x1 to `expansion` times the channels, 3x3 of every channel by itself, linear 1x1 back; plus its input where
+    shapes agree.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
         super().__init__()

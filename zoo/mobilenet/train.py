@@ -12,7 +12,8 @@ from zoo.images import train as images
 from zoo.images.settings import FINETUNE, Settings
 from zoo.mobilenet.model import build
 
-# Small nets underfit in few epochs: no epoch at half size, where the last maps of small images have one pixel, and small batches.
+# Small nets underfit in few epochs: no epoch at half size, where the last maps of small images have one pixel, and
+# small batches.
 V1 = Settings(arch="mobilenet-v1", epochs=30, progressive=(0.75,), progressive_epochs=0.33, batch_size=128)
 V2 = replace(V1, arch="mobilenet-v2")
 FINETUNE_V1 = replace(FINETUNE, arch="mobilenet-v1")

@@ -11,8 +11,15 @@ import torch
 from zoo.images import freeze as images
 from zoo.resnet.model import build
 
-BLOCK = re.compile(r"conv(\d)_block(\d+)_(\d)_(conv|bn)")  # Keras numbers stages from 2, blocks from 1, the shortcut's layers 0
-VARIABLES = ("weight", "bias", "running_mean", "running_var")  # in Keras' order: kernel and bias, or those of a batch norm
+BLOCK = re.compile(
+    r"conv(\d)_block(\d+)_(\d)_(conv|bn)"
+)  # Keras numbers stages from 2, blocks from 1, the shortcut's layers 0
+VARIABLES = (
+    "weight",
+    "bias",
+    "running_mean",
+    "running_var",
+)  # in Keras' order: kernel and bias, or those of a batch norm
 
 
 def freeze(folder: str | Path) -> dict[str, Any]:
@@ -21,7 +28,8 @@ def freeze(folder: str | Path) -> dict[str, Any]:
 
 
 def read_keras(file: Path) -> images.State:
-    """The weights of keras.applications.ResNet50 in a .weights.h5 file as Keras 3 writes it, under the names of "resnet50-v1".
+    """The weights of keras.applications.ResNet50 in a .weights.h5 file as Keras 3 writes it, under the names of
+    "resnet50-v1".
 
     Keras keeps kernels as [height, width, inputs, outputs], torch as [outputs, inputs, height, width].
     """

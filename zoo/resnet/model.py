@@ -17,9 +17,9 @@ EXPANSION = 4  # a block's output has so many times the channels of its 3x3
 class Form:
     """What distinguishes the networks of this family.
 
-    blocks: of each of the four stages. deep_stem: three 3x3 instead of one 7x7. average_down: the shortcut shrinks by an average pool
-    before its 1x1 (both He et al. 2019, "Bag of Tricks"). early_stride: a stage shrinks in its first 1x1, not in the 3x3. bias: of all
-    convolutions. epsilon: of all batch norms.
+    blocks: of each of the four stages. deep_stem: three 3x3 instead of one 7x7. average_down: the shortcut shrinks by
+    an average pool before its 1x1 (both He et al. 2019, "Bag of Tricks"). early_stride: a stage shrinks in its first
+    1x1, not in the 3x3. bias: of all convolutions. epsilon: of all batch norms.
     """
 
     blocks: tuple[int, int, int, int]
@@ -40,8 +40,8 @@ FORMS = {
 def build(arch: str, classes: int) -> ResNet:
     """The untrained network: float32 [N,3,H,W], normalized as its data wants, to logits [N,classes].
 
-    arch: "resnet50" (v1.5), "resnet50-v1" or "resnet26d". State-dict names and outputs are those of torchvision's resnet50 and timm's
-    resnet50 and resnet26d. Raises RequestError for an unknown `arch`.
+    arch: "resnet50" (v1.5), "resnet50-v1" or "resnet26d". State-dict names and outputs are those of torchvision's
+    resnet50 and timm's resnet50 and resnet26d. Raises RequestError for an unknown `arch`.
     """
     if arch not in FORMS:
         raise RequestError(f"no ResNet {arch!r}; known: {', '.join(FORMS)}")
@@ -64,7 +64,9 @@ class Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=form.bias)
         self.bn3 = nn.BatchNorm2d(outputs, form.epsilon)
         self.act3 = nn.ReLU(inplace=True)
-        self.downsample = _downsample(form, inputs, outputs, stride) if stride > 1 or inputs != outputs else nn.Identity()
+        self.downsample = (
+            _downsample(form, inputs, outputs, stride) if stride > 1 or inputs != outputs else nn.Identity()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
@@ -95,8 +97,16 @@ class ResNet(nn.Module):
         self.conv1: nn.Module
         if form.deep_stem:
             self.conv1 = nn.Sequential(
-                *(nn.Conv2d(3, 32, 3, 2, padding=1, bias=form.bias), nn.BatchNorm2d(32, form.epsilon), nn.ReLU(inplace=True)),
-                *(nn.Conv2d(32, 32, 3, padding=1, bias=form.bias), nn.BatchNorm2d(32, form.epsilon), nn.ReLU(inplace=True)),
+                *(
+                    nn.Conv2d(3, 32, 3, 2, padding=1, bias=form.bias),
+                    nn.BatchNorm2d(32, form.epsilon),
+                    nn.ReLU(inplace=True),
+                ),
+                *(
+                    nn.Conv2d(32, 32, 3, padding=1, bias=form.bias),
+                    nn.BatchNorm2d(32, form.epsilon),
+                    nn.ReLU(inplace=True),
+                ),
                 nn.Conv2d(32, 64, 3, padding=1, bias=form.bias),
             )
         else:

@@ -1,4 +1,6 @@
-"""From the naive decoder, which computes all target tokens so far anew, to a step that computes the newest one alone, with caches."""
+"""From the naive decoder, which computes all target tokens so far anew, to a step that computes the newest one alone,
+with caches.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,29 @@ from zoo.transformer_mt.decode import Integers, Step
 
 SOURCE, TARGET, LOGITS = "source", "target", "logits"
 TOKENS, PARENTS, POSITION = "tokens", "parents", "position"
-UNARY = ("Cast", "Relu", "Clip", "Gelu", "Erf", "Tanh", "Sigmoid", "Sqrt", "Neg", "Identity", "QuantizeLinear", "DequantizeLinear")
+UNARY = (
+    "Cast",
+    "Relu",
+    "Clip",
+    "Gelu",
+    "Erf",
+    "Tanh",
+    "Sigmoid",
+    "Sqrt",
+    "Neg",
+    "Identity",
+    "QuantizeLinear",
+    "DequantizeLinear",
+)
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", *UNARY)
 BARRED = -1e4  # what a mask adds, at most, where nothing may be seen
 
 
 @dataclass(frozen=True)
 class Cache:
-    """An input and an output of a step: floats, halves or bytes [rows, ..., tokens, ...]; `shape`: None for the rows, 0 for the tokens."""
+    """An input and an output of a step: floats, halves or bytes [rows, ..., tokens, ...]; `shape`: None for the rows, 0
+    for the tokens.
+    """
 
     before: str
     after: str
@@ -40,9 +57,10 @@ class Cache:
 class Incremental:
     """A translation model for decoding token by token.
 
-    encoder: source int64 [n, s] -> the values `given`, one row a sentence. step: tokens int64 [rows], the newest of every row; parents
-    int64 [rows], the row of the step before that each goes on from; position int64 [], how many tokens came before; the caches; `given` ->
-    logits float32 [rows, vocabulary] and the caches grown by a token. rows is a multiple of n: the rows of a sentence stand together.
+    encoder: source int64 [n, s] -> the values `given`, one row a sentence. step: tokens int64 [rows], the newest of
+    every row; parents int64 [rows], the row of the step before that each goes on from; position int64 [], how many
+    tokens came before; the caches; `given` -> logits float32 [rows, vocabulary] and the caches grown by a token. rows
+    is a multiple of n: the rows of a sentence stand together.
     """
 
     encoder: ir.Model
@@ -52,13 +70,15 @@ class Incremental:
 
 
 def incremental(model: ir.Model) -> Incremental:
-    """Derive encoder and step from the graph that `zoo.transformer_mt.freeze.export` writes, rewritten or quantized, or one like it.
+    """Derive encoder and step from the graph that `zoo.transformer_mt.freeze.export` writes, rewritten or quantized, or
+    one like it.
 
-    Found by following every operator from the input `target` on, never by a name: what depends on the source alone is computed once a
-    sentence; of what has a row for each target token the newest is computed; what a token sees of the ones before it (the keys and values
-    of self-attention) is kept. Keys and values of the source serve all rows of a sentence, which stand where the naive graph has tokens.
-    What is kept, and the source's, is rounded to float16 where `model` is quantized, as in native code (`pipelines.kernels.transformer.program`).
-    Raises RequestError that names the operator which cannot be computed so, and why.
+    Found by following every operator from the input `target` on, never by a name: what depends on the source alone is
+    computed once a sentence; of what has a row for each target token the newest is computed; what a token sees of the
+    ones before it (the keys and values of self-attention) is kept. Keys and values of the source serve all rows of a
+    sentence, which stand where the naive graph has tokens. What is kept, and the source's, is rounded to float16 where
+    `model` is quantized, as in native code (`pipelines.kernels.transformer.program`). Raises RequestError that names
+    the operator which cannot be computed so, and why.
     """
     return _Derivation(model).result()
 
@@ -69,7 +89,10 @@ def cached_step(decoder: Any, given: Mapping[str, NDArray[Any]], caches: Sequenc
     decoder: a session of `Incremental.step`. given: what its encoder computed, a row a sentence.
     """
     sentences = np.arange(len(next(iter(given.values()))))
-    kept = {each.before: np.zeros([len(sentences) if d is None else d for d in each.shape], each.dtype.numpy()) for each in caches}
+    kept = {
+        each.before: np.zeros([len(sentences) if d is None else d for d in each.shape], each.dtype.numpy())
+        for each in caches
+    }
     chosen, length = dict(given), 0
 
     def step(tokens: Integers, parents: Integers) -> NDArray[np.float32]:
@@ -95,7 +118,8 @@ class _No(Exception):
 class _Rows:
     """A value with one row for each target token, along `axis` of the naive value (None: of the last token alone).
 
-    flat: the newest token's, without that axis, [rows, ...]. folded: the rows of a sentence along that axis, [sentences, ...].
+    flat: the newest token's, without that axis, [rows, ...]. folded: the rows of a sentence along that axis,
+    [sentences, ...].
     """
 
     naive: ir.Value
@@ -151,7 +175,8 @@ class _Derivation:
         inputs = {each.name: each for each in self.naive.graph.inputs}
         if {SOURCE, TARGET} - inputs.keys() or [each.name for each in self.naive.graph.outputs] != [LOGITS]:
             raise RequestError(
-                f"found inputs {', '.join(map(str, inputs))} and outputs {', '.join(str(each.name) for each in self.naive.graph.outputs)}; "
+                f"found inputs {', '.join(map(str, inputs))} and outputs "
+                f"{', '.join(str(each.name) for each in self.naive.graph.outputs)}; "
                 f"decoding needs {SOURCE} and {TARGET}, and {LOGITS}"
             )
         self.source, self.target = inputs[SOURCE], inputs[TARGET]
@@ -189,11 +214,14 @@ class _Derivation:
             _halve(encoder, self.seen)
         return Incremental(encoder, step, given, [each for each, _, _ in self.caches.values()])
 
-    # ------------------------------------------------------------------------------------------------------------ emission
+    # -------------------------------------------------------------------------------------------------------- emission
 
     def _emit(self, node: ir.Node, inputs: Sequence[ir.Value | None], **changed: Any) -> list[ir.Value]:
         """A copy of `node` in the step, with other inputs, and attributes `changed`."""
-        attributes = {**node.attributes, **{key: ir.convenience.convert_attribute(key, value) for key, value in changed.items()}}
+        attributes = {
+            **node.attributes,
+            **{key: ir.convenience.convert_attribute(key, value) for key, value in changed.items()},
+        }
         made = ir.Node(node.domain, node.op_type, inputs, list(attributes.values()), num_outputs=len(node.outputs))
         for old, new in zip(node.outputs, made.outputs, strict=True):
             new.name = edit.unique(f"step/{old.name}", self.taken)
@@ -202,7 +230,9 @@ class _Derivation:
         self.main.append(made)
         return list(made.outputs)
 
-    def _new(self, op: str, inputs: list[ir.Value | None], name: str, dtype: ir.DataType | None = None, **attributes: Any) -> ir.Value:
+    def _new(
+        self, op: str, inputs: list[ir.Value | None], name: str, dtype: ir.DataType | None = None, **attributes: Any
+    ) -> ir.Value:
         node = edit.node(op, inputs, f"step/{name}", dtype=dtype, taken=self.taken, **attributes)
         self.main.append(node)
         return node.outputs[0]
@@ -215,13 +245,17 @@ class _Derivation:
         if value not in self.constants:
             producer = value.producer()
             if producer is not None:
-                made = self._emit(producer, [None if each is None else self._constant(each) for each in producer.inputs])
+                made = self._emit(
+                    producer, [None if each is None else self._constant(each) for each in producer.inputs]
+                )
                 self.constants |= dict(zip(producer.outputs, made, strict=True))
             else:
                 tensor = value.const_value
                 assert tensor is not None
                 name = edit.unique(f"step/{value.name}", self.taken)
-                self.constants[value] = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=value.shape)
+                self.constants[value] = ir.Value(
+                    name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=value.shape
+                )
                 self.main.register_initializer(self.constants[value])
         return self.constants[value]
 
@@ -246,7 +280,10 @@ class _Derivation:
                 order = [0, axis, *(i for i in range(1, rows.rank) if i != axis)]
                 value = self._new("Transpose", [value], f"{rows.naive.name}.rows_first", rows.naive.dtype, perm=order)
             rows.flat = self._new(
-                "Reshape", [value, self._array("flat", np.array([-1, *rest], np.int64))], f"{rows.naive.name}.flat", rows.naive.dtype
+                "Reshape",
+                [value, self._array("flat", np.array([-1, *rest], np.int64))],
+                f"{rows.naive.name}.flat",
+                rows.naive.dtype,
             )
         return rows.flat
 
@@ -256,7 +293,10 @@ class _Derivation:
             rows.folded = rows.fold()
         if rows.folded is None:
             if rows.axis != 1:
-                raise _No(f"{rows.naive.name} has its tokens on axis {rows.axis}, where the rows of a sentence do not stand together")
+                raise _No(
+                    f"{rows.naive.name} has its tokens on axis {rows.axis}, where the rows of a sentence do not stand "
+                    "together"
+                )
             rows.folded = self._gathered(self._flat(rows), rows.naive)
         return rows.folded
 
@@ -286,7 +326,7 @@ class _Derivation:
             (self.probes[value, tokens],) = reference_session.run(opened, {TARGET: np.full((1, tokens), START)})
         return self.probes[value, tokens]
 
-    # ------------------------------------------------------------------------------------------------------------ operators
+    # ------------------------------------------------------------------------------------------------------- operators
 
     def _visit(self, node: ir.Node) -> None:
         kinds = [self.kinds.get(each) if each is not None else None for each in node.inputs]
@@ -318,7 +358,11 @@ class _Derivation:
 
     def _elementwise(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
         y = node.outputs[0]
-        constants = [query.constant(each) for each, kind in zip(node.inputs, kinds, strict=True) if kind is None and each is not None]
+        constants = [
+            query.constant(each)
+            for each, kind in zip(node.inputs, kinds, strict=True)
+            if kind is None and each is not None
+        ]
         if node.op_type in UNARY and any(each is None or each.size > 1 for each in constants):
             raise _No("its parameters are not constant, or not one for all")
         if scores := next((each for each in kinds if isinstance(each, _Scores)), None):
@@ -327,7 +371,10 @@ class _Derivation:
                 return [scores]  # the newest token sees all
             if any(each is None or each.size > 1 for each in constants) or sum(each is not None for each in kinds) > 1:
                 raise _No("it mixes scores of self-attention with something else")
-            operands = [scores.value if kind is scores else self._operand(each) for each, kind in zip(node.inputs, kinds, strict=True)]
+            operands = [
+                scores.value if kind is scores else self._operand(each)
+                for each, kind in zip(node.inputs, kinds, strict=True)
+            ]
             return [_Scores(self._emit(node, operands)[0])]
         rank, rows = _rank(y), [each for each in kinds if isinstance(each, _Rows)]
         axes = {None if each.axis is None else each.axis + rank - each.rank for each in rows}
@@ -341,7 +388,9 @@ class _Derivation:
                 if each in self.of_source and (_rank(each) != rank or (query.dimensions(each) or [])[axis] != 1):
                     raise _No(f"{each.name} differs from token to token")
             return [_Rows(y, axis, folded=self._beside(node, kinds))]
-        if node.op_type in UNARY or (len(rows) == 1 and rows[0].flat is None and all(each is None or each.size == 1 for each in constants)):
+        if node.op_type in UNARY or (
+            len(rows) == 1 and rows[0].flat is None and all(each is None or each.size == 1 for each in constants)
+        ):
             return [self._lazy(node, kinds, axis)]
         operands = []
         for each, kind in zip(node.inputs, kinds, strict=True):
@@ -356,7 +405,8 @@ class _Derivation:
     def _beside(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> ir.Value:
         """`node` on the rows of sentences."""
         operands = [
-            self._folded(kind) if isinstance(kind, _Rows) else self._operand(each) for each, kind in zip(node.inputs, kinds, strict=True)
+            self._folded(kind) if isinstance(kind, _Rows) else self._operand(each)
+            for each, kind in zip(node.inputs, kinds, strict=True)
         ]
         return self._emit(node, operands)[0]
 
@@ -366,7 +416,10 @@ class _Derivation:
         def flat() -> ir.Value:
             return self._emit(
                 node,
-                [self._flat(each) if isinstance(each, _Rows) else self._operand(x) for x, each in zip(node.inputs, kinds, strict=True)],
+                [
+                    self._flat(each) if isinstance(each, _Rows) else self._operand(x)
+                    for x, each in zip(node.inputs, kinds, strict=True)
+                ],
             )[0]
 
         found = _Rows(node.outputs[0], axis, unfold=flat, fold=lambda: self._beside(node, kinds))
@@ -392,7 +445,11 @@ class _Derivation:
         if not np.array_equal(short, table.take(range(3), where)):
             raise _No(f"{value.name} changes for a token when others follow")
         return self._new(
-            "Gather", [self._array(f"{value.name}.all", table), self.position], f"{value.name}.newest", value.dtype, axis=where
+            "Gather",
+            [self._array(f"{value.name}.all", table), self.position],
+            f"{value.name}.newest",
+            value.dtype,
+            axis=where,
         )
 
     def _without(self, value: ir.Value | None, rank: int, axis: int | None) -> ir.Value | None:
@@ -417,12 +474,25 @@ class _Derivation:
             given = self._given(y)
             self.seen.add(str(given.name))
             return [_Rows(result, a.axis, folded=self._emit(node, [self._folded(a), given])[0])]
-        if isinstance(a, _Rows) and isinstance(b, _Rows) and (a.axis, b.axis) == (rank - 2, rank - 1) and a.rank == b.rank == rank:
-            row = self._new("Unsqueeze", [self._flat(a), self._array("one_query", [rank - 2])], f"{x.name}.query", x.dtype)
+        if (
+            isinstance(a, _Rows)
+            and isinstance(b, _Rows)
+            and (a.axis, b.axis) == (rank - 2, rank - 1)
+            and a.rank == b.rank == rank
+        ):
+            row = self._new(
+                "Unsqueeze", [self._flat(a), self._array("one_query", [rank - 2])], f"{x.name}.query", x.dtype
+            )
             return [_Scores(self._emit(node, [row, self._cached(b)])[0])]
         if isinstance(a, _Scores) and isinstance(b, _Rows) and b.axis == b.rank - 2 and b.rank == rank:
             found = self._emit(node, [a.value, self._cached(b)])[0]
-            return [_Rows(result, rank - 2, self._new("Squeeze", [found, self._array("one_query", [rank - 2])], f"{result.name}.flat"))]
+            return [
+                _Rows(
+                    result,
+                    rank - 2,
+                    self._new("Squeeze", [found, self._array("one_query", [rank - 2])], f"{result.name}.flat"),
+                )
+            ]
         raise _No("it is no linear layer, and no product of attention")
 
     def _cached(self, rows: _Rows) -> ir.Value:
@@ -440,7 +510,9 @@ class _Derivation:
             dims = query.dimensions(kept)
             assert axis is not None and dims is not None
             rank, last = len(dims), axis == len(dims) - 1
-            order = [*range(rank - 2), rank - 1, rank - 2] if last else list(range(rank))  # a token's numbers lie together
+            order = (
+                [*range(rank - 2), rank - 1, rank - 2] if last else list(range(rank))
+            )  # a token's numbers lie together
             shape = tuple(None if i == 0 else 0 if i == axis else dims[i] for i in order)
             if None in shape[1:]:
                 raise _No(f"{kept.name} has the shape {kept.shape}; more than the tokens is dynamic")
@@ -451,7 +523,9 @@ class _Derivation:
                 dtype = ir.DataType.FLOAT16
                 newest = self._new("Cast", [newest], f"{kept.name}.half", dtype, to=dtype)
             before = self._input(
-                f"{kept.name}.before", ["before", *("length" if i == along else each for i, each in enumerate(shape) if i)], dtype
+                f"{kept.name}.before",
+                ["before", *("length" if i == along else each for i, each in enumerate(shape) if i)],
+                dtype,
             )
             moved = self._new("Gather", [before, self.parents], f"{kept.name}.moved", dtype, axis=0)
             newest = self._new("Unsqueeze", [newest, self._array("token", [along])], f"{kept.name}.newest", dtype)
@@ -461,13 +535,19 @@ class _Derivation:
                 result = self._new("Cast", [result], f"{kept.name}.whole", ir.DataType.FLOAT, to=ir.DataType.FLOAT)
             self.caches[kept] = Cache(str(before.name), str(after.name), shape, dtype), after, result
         result = self.caches[kept][2]
-        return self._emit(producer, [result, *map(self._operand, producer.inputs[1:])])[0] if bytes_ and producer is not None else result
+        return (
+            self._emit(producer, [result, *map(self._operand, producer.inputs[1:])])[0]
+            if bytes_ and producer is not None
+            else result
+        )
 
     def _gemm(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
         a = kinds[0]
         if not isinstance(a, _Rows) or a.axis is not None or any(kinds[1:]):
             raise _No("it is no linear layer of a row a token")
-        return [_Rows(node.outputs[0], None, self._emit(node, [self._flat(a), *map(self._operand, node.inputs[1:])])[0])]
+        return [
+            _Rows(node.outputs[0], None, self._emit(node, [self._flat(a), *map(self._operand, node.inputs[1:])])[0])
+        ]
 
     def _reshape(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
         x, target = kinds[0], query.constant(node.inputs[1])
@@ -519,7 +599,12 @@ class _Derivation:
 
     def _lookup(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
         table, rows = node.inputs[0], kinds[1]
-        if not isinstance(rows, _Rows) or kinds[0] is not None or table in self.of_source or node.attributes.get_int("axis", 0) != 0:
+        if (
+            not isinstance(rows, _Rows)
+            or kinds[0] is not None
+            or table in self.of_source
+            or node.attributes.get_int("axis", 0) != 0
+        ):
             raise _No("it looks nothing up in a table")
         return [_Rows(node.outputs[0], rows.axis, self._emit(node, [self._operand(table), self._flat(rows)])[0])]
 
@@ -542,8 +627,12 @@ def _halve(encoder: ir.Model, chosen: set[str]) -> None:
     for index, value in enumerate(encoder.graph.outputs):
         if value.name in chosen and value.dtype == ir.DataType.FLOAT:
             name, value.name = str(value.name), edit.unique(f"{value.name}.whole", taken)
-            half = edit.node("Cast", [value], f"{name}.half", dtype=ir.DataType.FLOAT16, taken=taken, to=ir.DataType.FLOAT16)
-            rounded = edit.node("Cast", [half.outputs[0]], f"{name}.rounded", dtype=ir.DataType.FLOAT, taken=taken, to=ir.DataType.FLOAT)
+            half = edit.node(
+                "Cast", [value], f"{name}.half", dtype=ir.DataType.FLOAT16, taken=taken, to=ir.DataType.FLOAT16
+            )
+            rounded = edit.node(
+                "Cast", [half.outputs[0]], f"{name}.rounded", dtype=ir.DataType.FLOAT, taken=taken, to=ir.DataType.FLOAT
+            )
             encoder.graph.extend([half, rounded])
             rounded.outputs[0].name, rounded.outputs[0].shape = name, value.shape
             encoder.graph.outputs[index] = rounded.outputs[0]

@@ -49,12 +49,16 @@ class Faults(Counter[str]):
             self.shown.append(f"{where}: {reason}")
 
 
-# ------------------------------------------------------------------------------------------------------------------ sources
+# ------------------------------------------------------------------------------------------------------------- sources
 
 
 def sources(data: Any) -> list[str]:
     """The paths and hub ids in `data`, one or a list. Raises RequestError for none."""
-    found = [os.fspath(each) for each in (data if isinstance(data, list | tuple) else [data]) if isinstance(each, str | os.PathLike)]
+    found = [
+        os.fspath(each)
+        for each in (data if isinstance(data, list | tuple) else [data])
+        if isinstance(each, str | os.PathLike)
+    ]
     if not found:
         raise RequestError("found no parallel text; name it with --data: a file of source TAB target, or SOURCE,TARGET")
     return found
@@ -65,9 +69,10 @@ def read_pairs(
 ) -> Iterator[Pair]:
     """Yield (source, target) of every line, as they stand, without the line's end.
 
-    data: one source or a list: "SOURCE,TARGET" (two files with the same number of lines), a file of source TAB target (what follows a
-    second tab is left out), either of them plain or .gz, a .zip with such a file, a folder that `datasets` wrote, or the hub id org/name of
-    a data set with the columns of `languages` ("en-de"), or such keys in its column "translation".
+    data: one source or a list: "SOURCE,TARGET" (two files with the same number of lines), a file of source TAB target
+    (what follows a second tab is left out), either of them plain or .gz, a .zip with such a file, a folder that
+    `datasets` wrote, or the hub id org/name of a data set with the columns of `languages` ("en-de"), or such keys in
+    its column "translation".
     held_out: of a data set the split to validate or test on, instead of that to train on; other sources have no splits.
     on_error: "raise" stops at the first line that is no pair of UTF-8 texts, "skip" counts it in `faults`.
     Raises RequestError, with the line's number, for what cannot be read.
@@ -77,7 +82,9 @@ def read_pairs(
             if isinstance(found, tuple):
                 yield found
             elif on_error == "raise":
-                raise RequestError(f"{source}, line {number}: {found}; repair it, or leave such lines out with --on-error skip")
+                raise RequestError(
+                    f"{source}, line {number}: {found}; repair it, or leave such lines out with --on-error skip"
+                )
             elif faults is not None:
                 faults.add(found, f"{source}, line {number}")
 
@@ -99,7 +106,8 @@ def _raw_pairs(source: str, languages: str, held_out: bool) -> Iterator[Pair | s
             raise RequestError(f"found no file {source}, and ZOO_OFFLINE forbids to look for it on the hub")
         return _dataset(source, languages, held_out, lambda datasets: datasets.load_dataset(source))
     raise RequestError(
-        f"found no {source}; wanted a file of source TAB target, two files SOURCE,TARGET, either of them plain or .gz, a .zip, a folder "
+        f"found no {source}; wanted a file of source TAB target, two files SOURCE,TARGET, either of them plain or "
+        ".gz, a .zip, a folder "
         "written by datasets, or the hub id org/name of a data set"
     )
 
@@ -140,11 +148,15 @@ def _table_in(path: Path) -> Any:
     """The one member of a .zip whose first line has a TAB."""
     try:
         archive = zipfile.ZipFile(path)
-        found = [name for name in archive.namelist() if not name.endswith("/") and b"\t" in archive.open(name).readline()]
+        found = [
+            name for name in archive.namelist() if not name.endswith("/") and b"\t" in archive.open(name).readline()
+        ]
     except (OSError, zipfile.BadZipFile) as error:
         raise RequestError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if len(found) != 1:
-        raise RequestError(f"found {len(found)} files of source TAB target in {path}, wanted one; unpack it and name the file")
+        raise RequestError(
+            f"found {len(found)} files of source TAB target in {path}, wanted one; unpack it and name the file"
+        )
     return archive.open(found[0])
 
 
@@ -157,7 +169,9 @@ def _side_by_side(first: Path, second: Path) -> Iterator[Pair | str]:
             if source is nothing and target is nothing:
                 return
             if source is nothing or target is nothing:
-                raise RequestError(f"found another number of lines in {first} than in {second}; wanted translations line by line")
+                raise RequestError(
+                    f"found another number of lines in {first} than in {second}; wanted translations line by line"
+                )
             yield (source, target) if isinstance(source, str) and isinstance(target, str) else "not UTF-8"
 
 
@@ -175,12 +189,13 @@ def _dataset(name: str, languages: str, held_out: bool, load: Callable[[Any], An
         texts = row.get("translation", row)
         if not isinstance(texts.get(source), str) or not isinstance(texts.get(target), str):
             raise RequestError(
-                f"found {', '.join(texts)} in {name}, wanted {languages or 'two languages'}; name them: --set languages=en-de"
+                f"found {', '.join(texts)} in {name}, wanted {languages or 'two languages'}; name them: --set "
+                "languages=en-de"
             )
         yield texts[source], texts[target]
 
 
-# ----------------------------------------------------------------------------------------------------------------- cleaning
+# ------------------------------------------------------------------------------------------------------------ cleaning
 
 
 def tidy(text: str) -> str:
@@ -212,11 +227,12 @@ def clean(pairs: Iterable[Pair], faults: Faults) -> Iterator[Pair]:
             yield source, target
 
 
-# --------------------------------------------------------------------------------------------------------------- vocabulary
+# ---------------------------------------------------------------------------------------------------------- vocabulary
 
 
 def learn_vocabulary(pairs: Sequence[Pair], size: int, seed: int) -> bytes:
-    """A sentencepiece model (unigram, Kudo 2018) for both languages, of at most `size` pieces; the same sentences give the same bytes.
+    """A sentencepiece model (unigram, Kudo 2018) for both languages, of at most `size` pieces; the same sentences give
+    the same bytes.
 
     Raises RequestError where sentencepiece refuses.
     """
@@ -242,7 +258,9 @@ def learn_vocabulary(pairs: Sequence[Pair], size: int, seed: int) -> bytes:
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
-        raise RequestError(f"no vocabulary of {size} pieces can be made of these sentences ({' '.join(str(error).split())})") from error
+        raise RequestError(
+            f"no vocabulary of {size} pieces can be made of these sentences ({' '.join(str(error).split())})"
+        ) from error
     return written.getvalue()
 
 
@@ -255,10 +273,14 @@ class Vocabulary:
         try:
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=content)
         except RuntimeError as error:
-            raise RequestError(f"{name} is no vocabulary of sentencepiece; train or download the model again") from error
+            raise RequestError(
+                f"{name} is no vocabulary of sentencepiece; train or download the model again"
+            ) from error
         ids = [getattr(self._pieces, f"{each}_id")() for each in ("pad", "unk", "bos", "eos")]
         if ids != [PAD, UNKNOWN, START, END]:
-            raise RequestError(f"{name} has the ids {ids} for padding, unknown, start and end; wanted {[PAD, UNKNOWN, START, END]}")
+            raise RequestError(
+                f"{name} has the ids {ids} for padding, unknown, start and end; wanted {[PAD, UNKNOWN, START, END]}"
+            )
         self.content = content
 
     @classmethod
@@ -267,7 +289,9 @@ class Vocabulary:
         try:
             return cls(path.read_bytes(), path)
         except OSError as error:
-            raise RequestError(f"cannot read {path}: {error.strerror or error}; train or download the model again") from error
+            raise RequestError(
+                f"cannot read {path}: {error.strerror or error}; train or download the model again"
+            ) from error
 
     def __len__(self) -> int:
         return int(self._pieces.get_piece_size())
@@ -279,14 +303,16 @@ class Vocabulary:
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Tokens of every text, `END` last."""
-        return [np.array([*self._pieces.encode(each), END], np.int32) for each in texts]  # a list makes threads, ten times as slow for one
+        return [
+            np.array([*self._pieces.encode(each), END], np.int32) for each in texts
+        ]  # a list makes threads, ten times as slow for one
 
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """The texts of tokens without start and end."""
         return [str(self._pieces.decode(list(each))) for each in tokens]
 
 
-# ------------------------------------------------------------------------------------------------------------------ batches
+# ------------------------------------------------------------------------------------------------------------- batches
 
 
 @dataclass
@@ -318,12 +344,17 @@ class Corpus:
 
 
 def corpus(
-    pairs: Sequence[Pair], vocabulary: Vocabulary, faults: Faults | None = None, *, max_length: int = 0, max_ratio: float = 0.0
+    pairs: Sequence[Pair],
+    vocabulary: Vocabulary,
+    faults: Faults | None = None,
+    *,
+    max_length: int = 0,
+    max_ratio: float = 0.0,
 ) -> tuple[Corpus, list[int]]:
     """The pairs as tokens, and the indices of those that are kept.
 
-    Left out: pairs of more than `max_length` tokens on a side, or with more than `max_ratio` times as many on one side as on the other,
-    five more being allowed to each; 0 keeps all.
+    Left out: pairs of more than `max_length` tokens on a side, or with more than `max_ratio` times as many on one side
+    as on the other, five more being allowed to each; 0 keeps all.
     """
     source, target = (vocabulary.encode([pair[side] for pair in pairs]) for side in (0, 1))
     kept = []
@@ -348,9 +379,11 @@ def from_tokens(source: Sequence[Tokens], target: Sequence[Tokens]) -> Corpus:
 
 
 def batches(data: Corpus, tokens: int, seed: Sequence[int] | None = None) -> list[NDArray[np.int64]]:
-    """Indices of pairs in batches of like lengths: a batch times its longest sentence, source or target, is at most `tokens`, or one pair.
+    """Indices of pairs in batches of like lengths: a batch times its longest sentence, source or target, is at most
+    `tokens`, or one pair.
 
-    seed: pairs of the same lengths, and the batches, come in an order drawn by it; without one the order is always the same.
+    seed: pairs of the same lengths, and the batches, come in an order drawn by it; without one the order is always the
+    same.
     """
     random = np.random.default_rng(seed)
     sources, targets = data.lengths
@@ -362,7 +395,9 @@ def batches(data: Corpus, tokens: int, seed: Sequence[int] | None = None) -> lis
 
 
 def by_tokens(lengths: Sequence[int], tokens: int, rows: int = 1 << 30) -> list[tuple[int, int]]:
-    """Cut sentences in the order given: (first, last + 1) of every batch with at most `rows` of them, and `tokens` in all once padded."""
+    """Cut sentences in the order given: (first, last + 1) of every batch with at most `rows` of them, and `tokens` in
+    all once padded.
+    """
     found, first, longest = [], 0, 0
     for i, length in enumerate(lengths):
         longest = max(longest, length)
@@ -380,17 +415,21 @@ def padded(sentences: Sequence[Sequence[int] | Tokens]) -> NDArray[np.int64]:
     return found
 
 
-def decoder_samples(sentences: Sequence[Sequence[int] | Tokens], translations: Sequence[Sequence[int]]) -> dict[str, NDArray[np.int64]]:
-    """What calibrates a decoder: {"source", "target"}: int64 [n, tokens], of every other sentence a part of its translation.
+def decoder_samples(
+    sentences: Sequence[Sequence[int] | Tokens], translations: Sequence[Sequence[int]]
+) -> dict[str, NDArray[np.int64]]:
+    """What calibrates a decoder: {"source", "target"}: int64 [n, tokens], of every other sentence a part of its
+    translation.
 
-    A graph computes the logits of the last token alone: of whole translations all that is seen there would predict the end.
+    A graph computes the logits of the last token alone: of whole translations all that is seen there would predict the
+    end.
     """
     random = np.random.default_rng(0)
     parts = [each[: int(random.integers(len(each) + 1))] if i % 2 else each for i, each in enumerate(translations)]
     return {"source": padded(sentences), "target": padded([[START, *part] for part in parts])}
 
 
-# ---------------------------------------------------------------------------------------------------------------- the whole
+# ----------------------------------------------------------------------------------------------------------- the whole
 
 
 @dataclass
@@ -424,8 +463,9 @@ def open_text(
 ) -> ParallelText:
     """Read, clean and tokenize parallel text. vocabulary: makes or finds it for the pairs to train on.
 
-    swap: translate from the second column into the first. validation_data: what to hold out, else the data sets' own splits for it,
-    else `validation` pairs (a tenth of all, at most) drawn by `seed`. Raises RequestError where nothing is left to train or to validate on.
+    swap: translate from the second column into the first. validation_data: what to hold out, else the data sets' own
+    splits for it, else `validation` pairs (a tenth of all, at most) drawn by `seed`. Raises RequestError where nothing
+    is left to train or to validate on.
     """
     if on_error not in ("raise", "skip"):
         raise RequestError(f"on_error is {on_error!r}; wanted raise or skip")
@@ -447,7 +487,9 @@ def open_text(
     held_out = set(references)
     pairs = [each for each in pairs if each not in held_out]
     if not pairs or not references:
-        raise RequestError(f"found {len(pairs)} pairs to train on and {len(references)} to validate on; wanted some of each")
+        raise RequestError(
+            f"found {len(pairs)} pairs to train on and {len(references)} to validate on; wanted some of each"
+        )
     found = vocabulary(pairs)
     train, _ = corpus(pairs, found, faults, max_length=max_length, max_ratio=max_ratio)
     tested, kept = corpus(references, found, max_length=max_length)

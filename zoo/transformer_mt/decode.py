@@ -15,21 +15,25 @@ from zoo.transformer_mt.data import PAD, POSITIONS
 NEVER = -1e30  # the score of what is no hypothesis
 GROWTH = (2, 10)  # tokens of a translation for each of its source, and besides, at most
 Integers = NDArray[np.int64]
-# (tokens, parents) -> logits float32 [rows, vocabulary] of the token that follows. tokens: int64 [rows], the newest of every row.
-# parents: int64 [rows], the row of the call before that each one goes on from: rows may swap places, double or be gone. In the first call
-# there is one row a sentence.
+# (tokens, parents) -> logits float32 [rows, vocabulary] of the token that follows. tokens: int64 [rows], the newest of
+# every row. parents: int64 [rows], the row of the call before that each one goes on from: rows may swap places, double
+# or be gone. In the first call there is one row a sentence.
 Step = Callable[[Integers, Integers], NDArray[np.float32]]
 
 
 class Hypothesis(NamedTuple):
-    """A translation without the end token, and its score: the sum of log probabilities divided by length ** penalty, the end counted."""
+    """A translation without the end token, and its score: the sum of log probabilities divided by length ** penalty,
+    the end counted.
+    """
 
     tokens: list[int]
     score: float
 
 
 def limit(source: int, most: int) -> int:
-    """How many tokens the translation of a sentence of `source` tokens may have, its end included: twice as many and 10, up to `most`."""
+    """How many tokens the translation of a sentence of `source` tokens may have, its end included: twice as many and
+    10, up to `most`.
+    """
     factor, more = GROWTH
     return min(factor * source + more, most)
 
@@ -37,7 +41,9 @@ def limit(source: int, most: int) -> int:
 def require(beam: int, best: int, words: int | None = None) -> None:
     """Raise RequestError for a beam that cannot be, with a vocabulary of so many `words`."""
     if not 1 <= best <= beam:
-        raise RequestError(f"found beam {beam} and n-best {best}; wanted a beam of 1 or more, and no more translations than it")
+        raise RequestError(
+            f"found beam {beam} and n-best {best}; wanted a beam of 1 or more, and no more translations than it"
+        )
     if words is not None and 2 * beam > words:
         raise RequestError(f"found beam {beam}, wanted at most half of the {words} words in the vocabulary")
 
@@ -45,13 +51,14 @@ def require(beam: int, best: int, words: int | None = None) -> None:
 def beam_search(
     step: Step, limits: Integers, *, start: int, end: int, beam: int = 4, length_penalty: float = 1.0, best: int = 1
 ) -> list[list[Hypothesis]]:
-    """Translate sentences at once; returns the `best` hypotheses of each, the highest score first. beam=1 is greedy search.
+    """Translate sentences at once; returns the `best` hypotheses of each, the highest score first. beam=1 is greedy
+    search.
 
-    limits: int64 [sentences], most tokens of each, its `end` included. start, end: the tokens around a sentence.
-    In a step the 2 * beam likeliest continuations of a sentence's beams are looked at, which leaves `beam` of them if all beams end. Those
-    among the first `beam` that end are its hypotheses; a sentence leaves the batch with `beam` hypotheses (without a length penalty, when
-    its likeliest beam has ended and there are `best`), or when its limit is reached, where all beams end. These are the rules of
-    CTranslate2 (Wu et al. 2016 is the source of the penalty).
+    limits: int64 [sentences], most tokens of each, its `end` included. start, end: the tokens around a sentence. In a
+    step the 2 * beam likeliest continuations of a sentence's beams are looked at, which leaves `beam` of them if all
+    beams end. Those among the first `beam` that end are its hypotheses; a sentence leaves the batch with `beam`
+    hypotheses (without a length penalty, when its likeliest beam has ended and there are `best`), or when its limit is
+    reached, where all beams end. These are the rules of CTranslate2 (Wu et al. 2016 is the source of the penalty).
     Raises RequestError for an impossible beam, ZooError for logits that are no numbers.
     """
     require(beam, best)
@@ -71,7 +78,9 @@ def beam_search(
         order = np.argsort(-total, axis=1, kind="stable")[:, : 2 * beam]
         total, origin = np.take_along_axis(total, order, 1), order // (2 * beam)
         words = np.take_along_axis(words.reshape(len(live), -1), order, 1)
-        grown = np.concatenate([np.take_along_axis(history, origin[..., None], 1), words[..., None]], 2)  # [live, 2 * beam, length]
+        grown = np.concatenate(
+            [np.take_along_axis(history, origin[..., None], 1), words[..., None]], 2
+        )  # [live, 2 * beam, length]
 
         ended, last = words == end, limits[live] <= length
         for i, k in np.argwhere((ended | last[:, None])[:, :beam]).tolist():
@@ -82,7 +91,9 @@ def beam_search(
         done = last | (enough & (topped | bool(length_penalty)))
 
         going = np.flatnonzero(~done)
-        kept = np.argsort(ended[going], axis=1, kind="stable")[:, :beam]  # the first that go on; a beam ends in one way only
+        kept = np.argsort(ended[going], axis=1, kind="stable")[
+            :, :beam
+        ]  # the first that go on; a beam ends in one way only
         width = scores.shape[1]
         scores = np.take_along_axis(total[going], kept, 1)
         history = np.take_along_axis(grown[going], kept[..., None], 1)
@@ -105,7 +116,9 @@ def _likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.floa
 
 
 def hypotheses(tokens: Integers, scores: NDArray[np.float32]) -> list[list[Hypothesis]]:
-    """What `zoo.transformer_mt.loop.search` returns, as `beam_search` does. Raises ZooError where the scores are no numbers."""
+    """What `zoo.transformer_mt.loop.search` returns, as `beam_search` does. Raises ZooError where the scores are no
+    numbers.
+    """
     if not (np.isfinite(scores) & (scores > NEVER / POSITIONS**2)).all():
         raise ZooError("the model computes NaN or infinite logits; check its weights")
     return [
@@ -115,9 +128,11 @@ def hypotheses(tokens: Integers, scores: NDArray[np.float32]) -> list[list[Hypot
 
 
 def naive_step(decoder: Any, source: NDArray[Any], memory: NDArray[np.float32]) -> Step:
-    """The step of a decoder without caches: it computes all tokens so far anew, and has a copy of the source for every beam.
+    """The step of a decoder without caches: it computes all tokens so far anew, and has a copy of the source for every
+    beam.
 
-    decoder: a session with the inputs source [n, s], memory [n, s, width] and target [n, t] and the output logits [n, vocabulary].
+    decoder: a session with the inputs source [n, s], memory [n, s, width] and target [n, t] and the output logits [n,
+    vocabulary].
     """
     prefix = np.zeros((len(source), 0), source.dtype)
 

@@ -24,7 +24,8 @@ NOWHERE = -1e9  # added to a score, it leaves no weight
 
 
 def freeze(folder: str | Path) -> dict[str, Any]:
-    """Write fp32.onnx (see `export`) of a folder that `zoo.transformer_mt.train.train` wrote. Returns its parameters, operators and bytes.
+    """Write fp32.onnx (see `export`) of a folder that `zoo.transformer_mt.train.train` wrote. Returns its parameters,
+    operators and bytes.
 
     The same weights give the same bytes. Raises RequestError where the folder holds no trained model.
     """
@@ -41,12 +42,14 @@ def freeze(folder: str | Path) -> dict[str, Any]:
 
 
 def export(model: Transformer) -> ir.Model:
-    """The network as one graph: source int64 [batch, source_length] and target int64 [batch, target_length], both padded, -> logits.
+    """The network as one graph: source int64 [batch, source_length] and target int64 [batch, target_length], both
+    padded, -> logits.
 
-    logits: float32 [batch, vocabulary], of the token that follows the last one of each target that is no padding. Nothing is cached: a
-    step computes all target tokens so far. The value `memory`, float32 [batch, source_length, width], is the encoder's result; the graph
-    cut there is an encoder and a decoder (`zoo.transformer_mt.predict.halves`). Weights bear their names of the state dict, those of
-    linear layers are transposed.
+    logits: float32 [batch, vocabulary], of the token that follows the last one of each target that is no padding.
+    Nothing is cached: a step computes all target tokens so far. The value `memory`, float32 [batch, source_length,
+    width], is the encoder's result; the graph cut there is an encoder and a decoder
+    (`zoo.transformer_mt.predict.halves`). Weights bear their names of the state dict, those of linear layers are
+    transposed.
     """
     form = model.form
     writer = _Writer(model)
@@ -108,7 +111,12 @@ class _Writer:
         return self.constant(name, np.ascontiguousarray(array.T) if transposed else array)
 
     def add(
-        self, op: str, inputs: Sequence[ir.Value | None], name: str, dtype: ir.DataType = ir.DataType.FLOAT, **attributes: Any
+        self,
+        op: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        dtype: ir.DataType = ir.DataType.FLOAT,
+        **attributes: Any,
     ) -> ir.Value:
         """Append an operator; returns its result."""
         node = edit.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **attributes)
@@ -117,7 +125,9 @@ class _Writer:
 
     def padding(self, tokens: ir.Value) -> ir.Value:
         """float32 [batch, 1, 1, tokens]: `NOWHERE` at padding, else 0."""
-        empty = self.add("Equal", [tokens, self.constant("padding", np.array(PAD))], f"{tokens.name}.empty", ir.DataType.BOOL)
+        empty = self.add(
+            "Equal", [tokens, self.constant("padding", np.array(PAD))], f"{tokens.name}.empty", ir.DataType.BOOL
+        )
         scores = self.add("Cast", [empty], f"{tokens.name}.empty_score", to=int(ir.DataType.FLOAT))
         scores = self.add("Mul", [scores, self.constant("nowhere", NOWHERE)], f"{tokens.name}.score")
         return self.add("Unsqueeze", [scores, self.constant("heads_queries", [1, 2])], f"{tokens.name}.mask")
@@ -135,9 +145,13 @@ class _Writer:
     def embed(self, tokens: ir.Value) -> ir.Value:
         """Scaled embeddings and position encodings, float32 [batch, tokens, width]."""
         rows = self.add("Gather", [self.state("embedding.weight"), tokens], f"{tokens.name}.rows")
-        rows = self.add("Mul", [rows, self.constant("embedding.scale", math.sqrt(self.model.form.width))], f"{tokens.name}.scaled")
+        rows = self.add(
+            "Mul", [rows, self.constant("embedding.scale", math.sqrt(self.model.form.width))], f"{tokens.name}.scaled"
+        )
         table = self.constant("positions", self.model.positions.cpu().numpy())
-        first = self.add("Slice", [table, self.constant("first", [0]), self._length(tokens)], f"{tokens.name}.positions")
+        first = self.add(
+            "Slice", [table, self.constant("first", [0]), self._length(tokens)], f"{tokens.name}.positions"
+        )
         return self.add("Add", [rows, first], f"{tokens.name}.embedded")
 
     def linear(self, x: ir.Value, path: str) -> ir.Value:
@@ -150,11 +164,22 @@ class _Writer:
         if not isinstance(module, nn.LayerNorm):
             return x
         return self.add(
-            "LayerNormalization", [x, self.state(f"{path}.weight"), self.state(f"{path}.bias")], path, axis=-1, epsilon=module.eps
+            "LayerNormalization",
+            [x, self.state(f"{path}.weight"), self.state(f"{path}.bias")],
+            path,
+            axis=-1,
+            epsilon=module.eps,
         )
 
     def attend(
-        self, x: ir.Value, around: Residual, attention: Attention, path: str, name: str, memory: ir.Value | None, mask: ir.Value
+        self,
+        x: ir.Value,
+        around: Residual,
+        attention: Attention,
+        path: str,
+        name: str,
+        memory: ir.Value | None,
+        mask: ir.Value,
     ) -> ir.Value:
         """The block of attention to itself, or to `memory`."""
         norm, path = f"{path}.around_{name}.norm", f"{path}.{name}"
@@ -166,13 +191,22 @@ class _Writer:
             parts = self.add("Reshape", [self.linear(x, f"{path}.{kind}"), heads], f"{path}.{kind}.heads")
             return self.add("Transpose", [parts], f"{path}.{kind}.split", perm=order)
 
-        queries, keys, values = split(y, "query", [0, 2, 1, 3]), split(given, "key", [0, 2, 3, 1]), split(given, "value", [0, 2, 1, 3])
+        queries, keys, values = (
+            split(y, "query", [0, 2, 1, 3]),
+            split(given, "key", [0, 2, 3, 1]),
+            split(given, "value", [0, 2, 1, 3]),
+        )
         scores = self.add("MatMul", [queries, keys], f"{path}.products")
         scale = math.sqrt(self.model.form.width // attention.heads)
         scores = self.add("Div", [scores, self.constant("attention.scale", scale)], f"{path}.scaled")
         scores = self.add("Add", [scores, mask], f"{path}.masked")
         weights = self.add("Softmax", [scores], f"{path}.weights", axis=-1)
-        found = self.add("Transpose", [self.add("MatMul", [weights, values], f"{path}.found")], f"{path}.found.split", perm=[0, 2, 1, 3])
+        found = self.add(
+            "Transpose",
+            [self.add("MatMul", [weights, values], f"{path}.found")],
+            f"{path}.found.split",
+            perm=[0, 2, 1, 3],
+        )
         found = self.add("Reshape", [found, self.constant("joined", [0, 0, self.model.form.width])], f"{path}.joined")
         y = self.add("Add", [x, self.linear(found, f"{path}.output")], f"{path}.sum")
         return y if around.pre_norm else self.norm(y, around.norm, norm)
@@ -182,14 +216,20 @@ class _Writer:
         assert isinstance(layer.feed, FeedForward)
         norm, around = f"{path}.around_feed.norm", layer.around_feed
         y = self.norm(x, around.norm, norm) if around.pre_norm else x
-        y = self.linear(self.add("Relu", [self.linear(y, f"{path}.feed.inner")], f"{path}.feed.relu"), f"{path}.feed.outer")
+        y = self.linear(
+            self.add("Relu", [self.linear(y, f"{path}.feed.inner")], f"{path}.feed.relu"), f"{path}.feed.outer"
+        )
         y = self.add("Add", [x, y], f"{path}.feed.sum")
         return y if around.pre_norm else self.norm(y, around.norm, norm)
 
     def last(self, x: ir.Value, tokens: ir.Value) -> ir.Value:
         """Of `x` [batch, tokens, width] the row of each sentence's last token that is no padding, [batch, width]."""
-        given = self.add("Cast", [tokens], f"{tokens.name}.given", ir.DataType.BOOL, to=int(ir.DataType.BOOL))  # PAD is 0
+        given = self.add(
+            "Cast", [tokens], f"{tokens.name}.given", ir.DataType.BOOL, to=int(ir.DataType.BOOL)
+        )  # PAD is 0
         counted = self.add("Cast", [given], f"{tokens.name}.counted", ir.DataType.INT64, to=int(ir.DataType.INT64))
-        count = self.add("ReduceSum", [counted, self.constant("axis", [1])], f"{tokens.name}.count", ir.DataType.INT64, keepdims=1)
+        count = self.add(
+            "ReduceSum", [counted, self.constant("axis", [1])], f"{tokens.name}.count", ir.DataType.INT64, keepdims=1
+        )
         index = self.add("Sub", [count, self.constant("one", np.array(1))], f"{tokens.name}.last", ir.DataType.INT64)
         return self.add("GatherND", [x, index], "last", batch_dims=1)

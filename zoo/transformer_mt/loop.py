@@ -18,19 +18,19 @@ SCORES = "scores"
 FEW = (3, 4)  # of the sentences of a turn: when no more than these go on, the others leave
 FORM = "7"  # changes with the graph that is made here
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
-# what is kept of every step, [sentences, beam] each: the scores of what ends there, or `NEVER`, with its word and the beam that it ends;
-# the word and the beam before of every beam that goes on
+# what is kept of every step, [sentences, beam] each: the scores of what ends there, or `NEVER`, with its word and the
+# beam that it ends; the word and the beam before of every beam that goes on
 STEPS = {"closed": FLOAT, "last_words": INT64, "last_beams": INT64, "words": INT64, "beams": INT64}
 
 
 def search(model: Incremental, end: int = END) -> ir.Model:
     """Beam search (the rules of `zoo.transformer_mt.decode.beam_search`) as one graph, of standard operators alone.
 
-    source int64 [n, s], padded with `PAD`; beam and best int64 [1]; length_penalty float32 [1]; growth int64 [2], (a, b): a translation of
-    a source of c tokens has at most a c + b tokens, its end included, and `POSITIONS` -> tokens int64 [n, best, t], padded, without `end`,
-    and scores float32 [n, best], the best first. end=-1 is no token: all translations run to their limit, to time a step.
-    `model` is used up. A step keeps the likeliest words of each row before their sum is normalized; what was chosen is followed back once,
-    when all is done.
+    source int64 [n, s], padded with `PAD`; beam and best int64 [1]; length_penalty float32 [1]; growth int64 [2], (a,
+    b): a translation of a source of c tokens has at most a c + b tokens, its end included, and `POSITIONS` -> tokens
+    int64 [n, best, t], padded, without `end`, and scores float32 [n, best], the best first. end=-1 is no token: all
+    translations run to their limit, to time a step. `model` is used up. A step keeps the likeliest words of each row
+    before their sum is normalized; what was chosen is followed back once, when all is done.
     """
     main = _Graph(model.encoder.graph)
     source = main.graph.inputs[0]
@@ -41,7 +41,9 @@ def search(model: Incremental, end: int = END) -> ir.Model:
 
     count = main("Shape", source, dtype=INT64, start=0, end=1)
     rows = main("Mul", count, beam, dtype=INT64)
-    length = main("ReduceSum", main("Cast", main("Cast", source, dtype=BOOL), dtype=INT64), [1], dtype=INT64, keepdims=0)
+    length = main(
+        "ReduceSum", main("Cast", main("Cast", source, dtype=BOOL), dtype=INT64), [1], dtype=INT64, keepdims=0
+    )
     a, b = (main("Gather", growth, [i], dtype=INT64) for i in (0, 1))
     first = main("Equal", main.count(beam), 0, dtype=BOOL)
     states = {
@@ -59,7 +61,9 @@ def search(model: Incremental, end: int = END) -> ir.Model:
         shape = main("Concat", *(rows if each is None else [each] for each in cache.shape), dtype=INT64, axis=0)
         states[cache.before] = main("Expand", ir.tensor(np.zeros((), cache.dtype.numpy())), shape, dtype=cache.dtype)
     none = main("Concat", [0], count, beam, dtype=INT64, axis=0)
-    states |= {name: main("Expand", ir.tensor(np.zeros((), dtype.numpy())), none, dtype=dtype) for name, dtype in STEPS.items()}
+    states |= {
+        name: main("Expand", ir.tensor(np.zeros((), dtype.numpy())), none, dtype=dtype) for name, dtype in STEPS.items()
+    }
     outer = {
         "beam": beam,
         "width": main("Mul", beam, 2, dtype=INT64),
@@ -76,10 +80,14 @@ def search(model: Incremental, end: int = END) -> ir.Model:
     return ir.Model(main.graph, ir_version=model.encoder.ir_version)
 
 
-def _turns(model: Incremental, outer: Mapping[str, ir.Value], states: Mapping[str, ir.Value], taken: set[str], end: int) -> ir.Graph:
-    """(number, condition, `states`) -> (condition, `states`): steps until a quarter of the sentences is done; these leave the batch.
+def _turns(
+    model: Incremental, outer: Mapping[str, ir.Value], states: Mapping[str, ir.Value], taken: set[str], end: int
+) -> ir.Graph:
+    """(number, condition, `states`) -> (condition, `states`): steps until a quarter of the sentences is done; these
+    leave the batch.
 
-    Keys and values of the source are copied here, not in a step; the caches of the target follow in the next step, by its `parents`.
+    Keys and values of the source are copied here, not in a step; the caches of the target follow in the next step, by
+    its `parents`.
     """
     turn = _Graph(ir.Graph([], [], nodes=[], name="turn"), "turn/", taken)
     turn.input("turn/number", INT64, [])
@@ -94,24 +102,36 @@ def _turns(model: Incremental, outer: Mapping[str, ir.Value], states: Mapping[st
         "firsts": turn("Mul", turn("Unsqueeze", turn.count(count), [1], dtype=INT64), beam, dtype=INT64),
         "few": turn("Squeeze", turn("Div", turn("Mul", count, FEW[0], dtype=INT64), FEW[1], dtype=INT64), dtype=INT64),
     }
-    going = {name: state[name] for name in (TOKENS, PARENTS, "total", "found", "topped", *(each.before for each in model.caches))}
+    going = {
+        name: state[name]
+        for name in (TOKENS, PARENTS, "total", "found", "topped", *(each.before for each in model.caches))
+    }
     going["live"] = turn("Expand", True, count, dtype=BOOL)
     body = _step(model, {name: state[name] for name in model.given}, fixed, going, turn.taken, end)
     results = turn.loop("steps", body, [None, turn.constant(True), *going.values()])
     after, steps = dict(zip(going, results, strict=False)), dict(zip(STEPS, results[len(going) :], strict=True))
 
     kept = turn("Squeeze", turn("NonZero", after["live"], dtype=INT64), [0], dtype=INT64)
-    rows = turn("Add", turn("Mul", turn("Unsqueeze", kept, [1], dtype=INT64), beam, dtype=INT64), turn.count(beam), dtype=INT64)
+    rows = turn(
+        "Add", turn("Mul", turn("Unsqueeze", kept, [1], dtype=INT64), beam, dtype=INT64), turn.count(beam), dtype=INT64
+    )
     rows = turn("Reshape", rows, [-1], dtype=INT64)
     done = turn("Shape", steps["closed"], dtype=INT64, start=0, end=1)
     after |= {name: turn("Gather", after[name], rows, dtype=INT64) for name in (TOKENS, PARENTS)}
-    after |= {name: turn("Gather", after[name], kept, dtype=states[name].dtype or FLOAT) for name in ("total", "found", "topped")}
+    after |= {
+        name: turn("Gather", after[name], kept, dtype=states[name].dtype or FLOAT)
+        for name in ("total", "found", "topped")
+    }
     kinds = ("sentence", "limits", *model.given)
     after |= {name: turn("Gather", state[name], kept, dtype=states[name].dtype or FLOAT) for name in kinds}
     after["length"] = turn("Add", state["length"], turn("Squeeze", done, dtype=INT64), dtype=INT64)
     # where each sentence of all stands among those of this turn; behind them where it has left
     places = turn(
-        "ScatterElements", turn("Expand", count, outer["sentences"], dtype=INT64), state["sentence"], turn.count(count), dtype=INT64
+        "ScatterElements",
+        turn("Expand", count, outer["sentences"], dtype=INT64),
+        state["sentence"],
+        turn.count(count),
+        dtype=INT64,
     )
     gone = turn("Concat", done, [1], beam, dtype=INT64, axis=0)
     for name, dtype in STEPS.items():
@@ -172,9 +192,14 @@ def _step(
     enough = body("And", many, body("Or", topped, outer["penalized"], dtype=BOOL), dtype=BOOL)
     live = body("And", state["live"], body("Not", body("Or", last, enough, dtype=BOOL), dtype=BOOL), dtype=BOOL)
 
-    late = body("Mul", body("Cast", ended, dtype=INT64), 2**20, dtype=INT64)  # what has ended comes after all that goes on
+    late = body(
+        "Mul", body("Cast", ended, dtype=INT64), 2**20, dtype=INT64
+    )  # what has ended comes after all that goes on
     _, kept = body.top(body("Add", late, body.count(outer["width"]), dtype=INT64), outer["beam"], largest=0)
-    going = {name: body("GatherElements", likely[name][0], kept, dtype=likely[name][1], axis=1) for name in ("total", "words", "origin")}
+    going = {
+        name: body("GatherElements", likely[name][0], kept, dtype=likely[name][1], axis=1)
+        for name in ("total", "words", "origin")
+    }
     after = {
         TOKENS: body("Reshape", going["words"], [-1], dtype=INT64),
         PARENTS: body("Reshape", body("Add", going["origin"], outer["firsts"], dtype=INT64), [-1], dtype=INT64),
@@ -186,27 +211,43 @@ def _step(
     }
     alive = body("ReduceSum", body("Cast", live, dtype=INT64), dtype=INT64, keepdims=0)
     more = body("Greater", alive, outer["few"], dtype=BOOL)
-    told = [body("Where", closes, front["total"], NEVER), front["words"], front["origin"], going["words"], going["origin"]]
+    told = [
+        body("Where", closes, front["total"], NEVER),
+        front["words"],
+        front["origin"],
+        going["words"],
+        going["origin"],
+    ]
     step.outputs.extend([more, *(after[name] for name in states), *told])
     step.sort()  # the position stands after its readers
     return step
 
 
 def _norm(body: _Graph, logits: ir.Value, values: ir.Value, words: ir.Value) -> ir.Value:
-    """log(sum(exp(logits))) of each row, [rows, 1]: the likeliest word's logit less the logarithm of its probability."""
+    """log(sum(exp(logits))) of each row, [rows, 1]: the likeliest word's logit less the logarithm of its
+    probability.
+    """
     chances = body("Softmax", logits, axis=-1)
-    largest, place = (body("Slice", each, [0], [1], [1], dtype=kind) for each, kind in ((values, FLOAT), (words, INT64)))
+    largest, place = (
+        body("Slice", each, [0], [1], [1], dtype=kind) for each, kind in ((values, FLOAT), (words, INT64))
+    )
     return body("Sub", largest, body("Log", body("GatherElements", chances, place, axis=1)))
 
 
-def _hypotheses(main: _Graph, steps: Sequence[ir.Value], beam: ir.Value, best: ir.Value, penalty: ir.Value, end: int) -> None:
+def _hypotheses(
+    main: _Graph, steps: Sequence[ir.Value], beam: ir.Value, best: ir.Value, penalty: ir.Value, end: int
+) -> None:
     """The outputs: of all that ended the best, followed back from word to word."""
     total, words, origin, before, parents = steps
     count = main("Squeeze", main("Shape", total, dtype=INT64, start=0, end=1), dtype=INT64)
     numbers = main("Range", 1, main("Add", count, 1, dtype=INT64), 1, dtype=INT64)
     has_end = main("Equal", words, end, dtype=BOOL)
     divisor = main("Pow", main("Cast", main("Unsqueeze", numbers, [1, 2], dtype=INT64), dtype=FLOAT), penalty)
-    told = ((main("Div", total, divisor), FLOAT), (main("Where", has_end, PAD, words, dtype=INT64), INT64), (origin, INT64))
+    told = (
+        (main("Div", total, divisor), FLOAT),
+        (main("Where", has_end, PAD, words, dtype=INT64), INT64),
+        (origin, INT64),
+    )
     flat = [main("Flatten", main("Transpose", each, dtype=dtype, perm=[1, 0, 2]), dtype=dtype) for each, dtype in told]
     scores, where = main.top(flat[0], best)
     word, row = (main("GatherElements", each, where, dtype=INT64, axis=1) for each in flat[1:])
@@ -217,7 +258,10 @@ def _hypotheses(main: _Graph, steps: Sequence[ir.Value], beam: ir.Value, best: i
     at = body.input("back/row", INT64, None)
     t = body("Sub", newest, number, dtype=INT64)
     here, on_way = body("Equal", when, t, dtype=BOOL), body("Less", t, when, dtype=BOOL)
-    then = [body("GatherElements", body("Gather", each, t, dtype=INT64), at, dtype=INT64, axis=1) for each in (before, parents)]
+    then = [
+        body("GatherElements", body("Gather", each, t, dtype=INT64), at, dtype=INT64, axis=1)
+        for each in (before, parents)
+    ]
     said = body("Where", here, word, body("Where", on_way, then[0], PAD, dtype=INT64), dtype=INT64)
     back = body("Where", here, row, body("Where", on_way, then[1], at, dtype=INT64), dtype=INT64)
     body.graph.outputs.extend([body("Identity", going, dtype=BOOL), back, said])
@@ -249,7 +293,11 @@ class _Graph:
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int] | None) -> ir.Value:
         """Another input; shape None: any."""
-        value = ir.Value(name=edit.unique(name, self.taken), type=ir.TensorType(dtype), shape=None if shape is None else ir.Shape(shape))
+        value = ir.Value(
+            name=edit.unique(name, self.taken),
+            type=ir.TensorType(dtype),
+            shape=None if shape is None else ir.Shape(shape),
+        )
         self.graph.inputs.append(value)
         return value
 
@@ -266,7 +314,9 @@ class _Graph:
         if op == "Cast":
             attributes["to"] = int(dtype)
         values = [each if isinstance(each, ir.Value) else self.constant(each) for each in inputs]
-        node = edit.node(op, list(values), f"{self.prefix}search.{op.lower()}", dtype=dtype, taken=self.taken, **attributes)
+        node = edit.node(
+            op, list(values), f"{self.prefix}search.{op.lower()}", dtype=dtype, taken=self.taken, **attributes
+        )
         self.graph.append(node)
         return node.outputs[0]
 
@@ -276,7 +326,9 @@ class _Graph:
 
     def loop(self, name: str, body: ir.Graph, inputs: Sequence[ir.Value | None]) -> list[ir.Value]:
         """A Loop; returns its results, the condition not among them."""
-        node = ir.node("Loop", inputs, {"body": body}, num_outputs=len(body.outputs) - 1, name=edit.unique(name, self.taken))
+        node = ir.node(
+            "Loop", inputs, {"body": body}, num_outputs=len(body.outputs) - 1, name=edit.unique(name, self.taken)
+        )
         for value, inner in zip(node.outputs, body.outputs[1:], strict=True):
             value.name, value.type = edit.unique(f"{name}/{inner.name}", self.taken), inner.type
         self.graph.append(node)

@@ -1,4 +1,6 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017, "Attention Is All You Need"), in torch, with one vocabulary for both languages."""
+"""The encoder-decoder Transformer (Vaswani et al. 2017, "Attention Is All You Need"), in torch, with one vocabulary for
+both languages.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,24 @@ FORMS = {
     "tiny": Form(3, 3, 256, 1024, 4),
     "base": Form(6, 6, 512, 2048, 8),
     "big": Form(6, 6, 1024, 4096, 16),
-    "deep-shallow": Form(6, 2, 256, 1024, 4),  # a sentence passes the encoder once, the decoder once a word (Kasai et al. 2021)
+    "deep-shallow": Form(
+        6, 2, 256, 1024, 4
+    ),  # a sentence passes the encoder once, the decoder once a word (Kasai et al. 2021)
 }
 
 
 def build(arch: str, vocabulary: int, *, pre_norm: bool = True, dropout: float = 0.0) -> Transformer:
-    """The untrained network. arch: a key of `FORMS`. vocabulary: its number of pieces. Raises RequestError for an unknown `arch`."""
+    """The untrained network. arch: a key of `FORMS`. vocabulary: its number of pieces. Raises RequestError for an
+    unknown `arch`.
+    """
     if arch not in FORMS:
         raise RequestError(f"no Transformer {arch!r}; known: {', '.join(FORMS)}")
     return Transformer(FORMS[arch], vocabulary, pre_norm=pre_norm, dropout=dropout)
 
 
 def sinusoids(length: int, width: int) -> NDArray[np.float32]:
-    """Position encodings float32 [length, width]: sines in the first half of the columns, cosines in the second (tensor2tensor's order).
+    """Position encodings float32 [length, width]: sines in the first half of the columns, cosines in the second
+    (tensor2tensor's order).
 
     The wave lengths run from 2 pi to 20,000 pi as in Vaswani et al. 2017, section 3.5.
     """
@@ -113,7 +120,10 @@ class Layer(nn.Module):
 
     def __init__(self, form: Form, pre_norm: bool, dropout: float, cross: bool) -> None:
         super().__init__()
-        self.attention, self.around_attention = Attention(form.width, form.heads), Residual(form.width, pre_norm, dropout)
+        self.attention, self.around_attention = (
+            Attention(form.width, form.heads),
+            Residual(form.width, pre_norm, dropout),
+        )
         if cross:
             self.cross, self.around_cross = Attention(form.width, form.heads), Residual(form.width, pre_norm, dropout)
         self.feed, self.around_feed = FeedForward(form), Residual(form.width, pre_norm, dropout)
@@ -123,8 +133,12 @@ class Layer(nn.Module):
         x = self.around_attention(x, lambda y: self.attention(y, self.attention.keys_values(y), mask))
         return self.around_feed(x, self.feed)  # type: ignore[no-any-return]
 
-    def decode(self, x: torch.Tensor, own: Callable[[KeysValues], KeysValues], memory: KeysValues, mask: torch.Tensor) -> torch.Tensor:
-        """A layer of the decoder; own: all that its self-attention looks at, from what `x` offers; memory: likewise of the source."""
+    def decode(
+        self, x: torch.Tensor, own: Callable[[KeysValues], KeysValues], memory: KeysValues, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """A layer of the decoder; own: all that its self-attention looks at, from what `x` offers; memory: likewise of
+        the source.
+        """
         back = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril() if x.shape[1] > 1 else None
         x = self.around_attention(x, lambda y: self.attention(y, own(self.attention.keys_values(y)), back))
         x = self.around_cross(x, lambda y: self.cross(y, memory, mask))
@@ -132,7 +146,8 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Source and target tokens, int64 [n, tokens] padded with `PAD`, to logits of the next target token at every position.
+    """Source and target tokens, int64 [n, tokens] padded with `PAD`, to logits of the next target token at every
+    position.
 
     One table of embeddings, scaled by sqrt(width), serves source, target and, transposed, the output (section 3.4).
     """
@@ -147,7 +162,9 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.encoder = nn.ModuleList(Layer(form, pre_norm, dropout, cross=False) for _ in range(form.encoder))
         self.decoder = nn.ModuleList(Layer(form, pre_norm, dropout, cross=True) for _ in range(form.decoder))
-        self.encoder_norm, self.decoder_norm = (nn.LayerNorm(form.width) if pre_norm else nn.Identity() for _ in range(2))
+        self.encoder_norm, self.decoder_norm = (
+            nn.LayerNorm(form.width) if pre_norm else nn.Identity() for _ in range(2)
+        )
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -170,7 +187,9 @@ class Transformer(nn.Module):
         return self.encoder_norm(x), mask
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Teacher forcing: source int64 [n, s], target int64 [n, t] beginning with `START` -> logits [n, t, vocabulary]."""
+        """Teacher forcing: source int64 [n, s], target int64 [n, t] beginning with `START` -> logits [n, t,
+        vocabulary].
+        """
         memory, mask = self.encode(source)
         x = self._embed(target)
         for layer in self.decoder:
@@ -184,7 +203,9 @@ class Transformer(nn.Module):
 
 
 class Decoding:
-    """Sentences on their way: keys and values of the source, computed once, and of the tokens so far. A step for `beam_search`."""
+    """Sentences on their way: keys and values of the source, computed once, and of the tokens so far. A step for
+    `beam_search`.
+    """
 
     def __init__(self, model: Transformer, mask: torch.Tensor, memory: list[KeysValues]) -> None:
         self.model, self.mask, self.memory = model, mask, memory
@@ -231,7 +252,9 @@ def translate(
     length_penalty: float = 1.0,
     bf16: bool = False,
 ) -> list[list[Hypothesis]]:
-    """The `best` translations of every sentence (tokens, `END` last), as `beam_search` gives them; all sentences go in one batch."""
+    """The `best` translations of every sentence (tokens, `END` last), as `beam_search` gives them; all sentences go in
+    one batch.
+    """
     model.eval()
     device = model.positions.device
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):

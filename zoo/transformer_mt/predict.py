@@ -55,7 +55,8 @@ from zoo.transformer_mt.decode import GROWTH, Hypothesis, beam_search, hypothese
 
 AVERAGE = 32  # tokens: a batch has no more of them, with padding, than this for each of its sentences
 AT_ONCE = 64  # batches that are sorted together in a long file
-# white space after a mark that ends a sentence, with or without a closing quote or bracket, where no small letter follows
+# white space after a mark that ends a sentence, with or without a closing quote or bracket, where no small letter
+# follows
 SENTENCE_END = re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'”’»)\]]))\s+(?=\W*[^\Wa-zß-ÿ])")
 CHARACTERS = 100  # a token has fewer: what is longer than that for the model's maximum is not looked at
 EXAMPLES = (
@@ -73,7 +74,9 @@ logger = logging.getLogger(__name__)
 
 
 class Line(NamedTuple):
-    """A line of input: where it stands, its text, what is wrong with it, "" if nothing, and the sentences that it is translated in."""
+    """A line of input: where it stands, its text, what is wrong with it, "" if nothing, and the sentences that it is
+    translated in.
+    """
 
     where: str
     text: str
@@ -82,7 +85,9 @@ class Line(NamedTuple):
 
 
 def halves(path: Path, engine: str, threads: int = 1, precision: str = "") -> tuple[Session, Session]:
-    """Sessions of the encoder (source -> memory) and the decoder (source, memory, target -> logits) of a graph as `freeze` writes it."""
+    """Sessions of the encoder (source -> memory) and the decoder (source, memory, target -> logits) of a graph as
+    `freeze` writes it.
+    """
     from pipelines.graph import edit, io
 
     whole = io.load(path)
@@ -92,11 +97,12 @@ def halves(path: Path, engine: str, threads: int = 1, precision: str = "") -> tu
 
 
 class TranslationPipeline(Pipeline):
-    """Translates sentences; see `zoo.pipeline`. Attributes that may be set: beam (1: greedy search), best (how many translations of each
+    """Translates sentences; see `zoo.pipeline`. Attributes that may be set: beam (1: greedy search), best (how many
+    translations of each
     sentence), length_penalty (0 to 1; see `beam_search`).
 
-    engine: "native" computes int8 in native code, and is what "auto" takes where there are kernels; else it is onnxruntime, for bf16
-    OpenVINO. batch_size: sentences at once, at most; fewer, where they are long.
+    engine: "native" computes int8 in native code, and is what "auto" takes where there are kernels; else it is
+    onnxruntime, for bf16 OpenVINO. batch_size: sentences at once, at most; fewer, where they are long.
     """
 
     BATCH_SIZE: ClassVar[int] = 32
@@ -109,7 +115,12 @@ class TranslationPipeline(Pipeline):
     length_penalty: float = 1.0
 
     def __init__(
-        self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None
+        self,
+        folder: ModelFolder,
+        precision: str = "int8",
+        engine: str = "auto",
+        threads: int = 1,
+        batch_size: int | None = None,
     ) -> None:
         super().__init__(folder, precision, "auto", threads, batch_size)
         self._open(engine)
@@ -117,7 +128,9 @@ class TranslationPipeline(Pipeline):
         self.max_length = int(folder.preprocessing["max_length"])
 
     def _open(self, engine: str) -> None:
-        """Native code; sessions of the search in one graph, where the engine has it and the decoder such a form; or of the naive graph."""
+        """Native code; sessions of the search in one graph, where the engine has it and the decoder such a form; or of
+        the naive graph.
+        """
         self._whole: Session | None = None
         self._native: NativeTranslator | None = None
         self._engine = engine if engine != "auto" else "openvino" if self.precision == BF16 else "onnxruntime"
@@ -162,8 +175,8 @@ class TranslationPipeline(Pipeline):
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
         """Sentences -> {"source": int64 [n, longest], tokens with `END` last, padded with `PAD`}.
 
-        raw: a text file with a sentence a line (a path; a str, where there is such a file), a sentence, or a list of them.
-        Raises RequestError for none, and for one that cannot be translated, with its number.
+        raw: a text file with a sentence a line (a path; a str, where there is such a file), a sentence, or a list of
+        them. Raises RequestError for none, and for one that cannot be translated, with its number.
         """
         if isinstance(raw, str) and len(raw) < LONGEST_NAME and Path(raw).is_file():
             raw = Path(raw)
@@ -181,10 +194,11 @@ class TranslationPipeline(Pipeline):
         return {"source": padded(self.vocabulary.encode([each.text for each in found]))}
 
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """{"source": int64 [n, s]} -> {"tokens": int64 [n, best, t], padded with `PAD`, "scores": float32 [n, best]}, the best first.
+        """{"source": int64 [n, s]} -> {"tokens": int64 [n, best, t], padded with `PAD`, "scores": float32 [n, best]},
+        the best first.
 
-        A score is the mean log probability of a token (for a length penalty of 1). Of a sentence without tokens nothing is computed.
-        Raises RequestError where the batch is none, or an impossible `beam`.
+        A score is the mean log probability of a token (for a length penalty of 1). Of a sentence without tokens nothing
+        is computed. Raises RequestError where the batch is none, or an impossible `beam`.
         """
         self._check(batch)
         found = self.translate([row[row != PAD].astype(np.int32) for row in batch["source"]])
@@ -192,7 +206,9 @@ class TranslationPipeline(Pipeline):
         return {"tokens": tokens, "scores": np.array([[one.score for one in each] for each in found], np.float32)}
 
     def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
-        """[{"translation", "score"}, ...], one a sentence; with `best` above 1 also "others": the same of the further ones."""
+        """[{"translation", "score"}, ...], one a sentence; with `best` above 1 also "others": the same of the further
+        ones.
+        """
         results = []
         for tokens, scores in zip(out["tokens"], out["scores"].tolist(), strict=True):
             texts = self.vocabulary.decode([row[row != PAD].tolist() for row in tokens])
@@ -201,7 +217,9 @@ class TranslationPipeline(Pipeline):
         return results
 
     def translate(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
-        """The `best` translations of every tokenized sentence, in order; sentences of like length are computed together."""
+        """The `best` translations of every tokenized sentence, in order; sentences of like length are computed
+        together.
+        """
         found: list[list[Hypothesis]] = [[Hypothesis([], 0.0)] * self.best for _ in sentences]
         full = [i for i, each in enumerate(sentences) if len(each) > 1]
         order = sorted(full, key=lambda i: len(sentences[i]))
@@ -218,7 +236,12 @@ class TranslationPipeline(Pipeline):
         """All at once, in this order, the longest first: a sentence that is done makes room for the next."""
         require(self.beam, self.best, len(self.vocabulary))
         limits = [limit(len(sentences[i]), POSITIONS) for i in order]
-        options = {"beam": self.beam, "best": self.best, "length_penalty": self.length_penalty, "slots": self.batch_size}
+        options = {
+            "beam": self.beam,
+            "best": self.best,
+            "length_penalty": self.length_penalty,
+            "slots": self.batch_size,
+        }
         chosen = [sentences[i] for i in order]
         for i, each in zip(order, native.translate(chosen, limits, start=START, end=END, **options), strict=True):  # type: ignore[arg-type]
             found[i] = [Hypothesis(tokens, score) for tokens, score in each]
@@ -228,7 +251,12 @@ class TranslationPipeline(Pipeline):
         source = padded(sentences)
         require(self.beam, self.best, len(self.vocabulary))
         if self._whole is not None:
-            batch = {"source": source, "beam": np.array([self.beam]), "best": np.array([self.best]), "growth": np.array(GROWTH)}
+            batch = {
+                "source": source,
+                "beam": np.array([self.beam]),
+                "best": np.array([self.best]),
+                "growth": np.array(GROWTH),
+            }
             found = self._whole.run({**batch, "length_penalty": np.array([self.length_penalty], np.float32)})
             return hypotheses(found["tokens"], found["scores"])
         memory = self._encoder.run({"source": source})["memory"]
@@ -243,13 +271,17 @@ class TranslationPipeline(Pipeline):
         """The lines of text files, plain or .gz, or of stdin ("-"); see `_line`."""
         for name in inputs:
             if name != STDIN and not Path(name).is_file():
-                raise RequestError(f"found no file {name}; wanted text, one sentence a line, plain or .gz, or - for stdin")
+                raise RequestError(
+                    f"found no file {name}; wanted text, one sentence a line, plain or .gz, or - for stdin"
+                )
             with contextlib.nullcontext(sys.stdin.buffer) if name == STDIN else open_lines(Path(name)) as file:
                 for number, text in enumerate(lines(file, name), 1):
                     yield self._line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text, split)
 
     def _line(self, where: str, text: str | None, split: bool = False) -> Line:
-        """What is to be translated of a text, and what is wrong with it. split: cut what is too long at the ends of its sentences."""
+        """What is to be translated of a text, and what is wrong with it. split: cut what is too long at the ends of its
+        sentences.
+        """
         if text is None:
             return Line(where, "", "is not UTF-8", ())
         text = tidy(text)
@@ -257,7 +289,10 @@ class TranslationPipeline(Pipeline):
         foreign = strange(text)
         fault = foreign or self._unfit(text)
         if split and fault and not foreign and len(sentences := SENTENCE_END.split(text)) > 1:
-            parts, fault = tuple(sentences), next((f"holds a sentence that {why}" for why in map(self._unfit, sentences) if why), "")
+            parts, fault = (
+                tuple(sentences),
+                next((f"holds a sentence that {why}" for why in map(self._unfit, sentences) if why), ""),
+            )
         return Line(where, text, fault, () if fault else parts)
 
     def _unfit(self, text: str) -> str:
@@ -271,17 +306,25 @@ class TranslationPipeline(Pipeline):
         return "is in a script or language that the model does not know" if unknown else ""
 
     def run(
-        self, inputs: Any, output: str | Path, on_error: str = "skip", *, beam: int = 4, n_best: int = 1, scores: bool = False
+        self,
+        inputs: Any,
+        output: str | Path,
+        on_error: str = "skip",
+        *,
+        beam: int = 4,
+        n_best: int = 1,
+        scores: bool = False,
     ) -> dict[str, Any]:
         """Translate text of any size, one sentence a line, in constant memory and input order; empty lines stay empty.
 
-        output: a text file, or "-" for stdout: a translation a line; with `scores` and a TAB before it; with `n_best` above 1 the number
-        of the line and a TAB before that, and so many lines for each. A name that ends with .csv(.gz), .jsonl or .parquet: a table with the
-        columns line (from 1), translation and score.
-        A line longer than the model's maximum is cut at the ends of its sentences, and their translations are joined by a space. Lines that
-        cannot be translated (not UTF-8, control characters, a sentence too long, an unknown script) become empty ones and are named on
-        stderr; on_error="raise" stops at the first. Raises RequestError where all are so. Returns {"sentences", "skipped", "seconds",
-        "sentences_per_second", "tokens_per_second" (of the translations), "engine", "precision"}.
+        output: a text file, or "-" for stdout: a translation a line; with `scores` and a TAB before it; with `n_best`
+        above 1 the number of the line and a TAB before that, and so many lines for each. A name that ends with
+        .csv(.gz), .jsonl or .parquet: a table with the columns line (from 1), translation and score. A line longer than
+        the model's maximum is cut at the ends of its sentences, and their translations are joined by a space. Lines
+        that cannot be translated (not UTF-8, control characters, a sentence too long, an unknown script) become empty
+        ones and are named on stderr; on_error="raise" stops at the first. Raises RequestError where all are so. Returns
+        {"sentences", "skipped", "seconds", "sentences_per_second", "tokens_per_second" (of the translations), "engine",
+        "precision"}.
         """
         self.beam, self.best = beam, n_best
         faults, start = Faults(), time.perf_counter()
@@ -304,7 +347,9 @@ class TranslationPipeline(Pipeline):
                 count["tokens"] += sum(len(each[0].tokens) for each in translated)
                 advance(len(window))
             if faults and not count["sentences"]:
-                raise RequestError(f"none of {faults.total():,} lines could be translated; wanted sentences, one a line, in UTF-8")
+                raise RequestError(
+                    f"none of {faults.total():,} lines could be translated; wanted sentences, one a line, in UTF-8"
+                )
         seconds = time.perf_counter() - start
         if faults.total() > SHOWN:
             logger.warning("%d lines in all were not translated", faults.total())
@@ -319,7 +364,9 @@ class TranslationPipeline(Pipeline):
         }
 
     def _joined(self, parts: Sequence[Hypothesis]) -> tuple[str, float]:
-        """The text of sentences that stand in one line, and its score: the mean over the tokens, ends included, of all."""
+        """The text of sentences that stand in one line, and its score: the mean over the tokens, ends included, of
+        all.
+        """
         lengths = [len(each.tokens) + 1 for each in parts]
         score = sum(each.score * length for each, length in zip(parts, lengths, strict=True)) / max(sum(lengths), 1)
         return " ".join(self.vocabulary.decode([each.tokens for each in parts])), score
@@ -348,7 +395,11 @@ class TranslationPipeline(Pipeline):
         """`count` sentences, of the text file `data` or else in English, repeated if need be."""
         some = list(EXAMPLES)
         if data is not None:
-            some = [each.text for each in itertools.islice(self._read([os.fspath(data)]), count) if each.text and not each.fault]
+            some = [
+                each.text
+                for each in itertools.islice(self._read([os.fspath(data)]), count)
+                if each.text and not each.fault
+            ]
             if not some:
                 raise RequestError(f"found no sentences in {data}")
         return list(itertools.islice(itertools.cycle(some), count))
@@ -359,7 +410,9 @@ def _writing(output: str | Path, scores: bool, numbers: bool) -> Iterator[Callab
     """Yield `write(line numbers, translations, scores)`; see `TranslationPipeline.run`."""
     if str(output).lower().endswith(FORMATS):
         with writing(output, {"line": np.int64, "translation": str, "score": np.float32}) as table:
-            yield lambda *rows: table({"line": np.array(rows[0]), "translation": rows[1], "score": np.array(rows[2], np.float32)})
+            yield lambda *rows: table(
+                {"line": np.array(rows[0]), "translation": rows[1], "score": np.array(rows[2], np.float32)}
+            )
         return
     with contextlib.ExitStack() as stack:
         if str(output) == STDIN:
@@ -377,11 +430,15 @@ def _writing(output: str | Path, scores: bool, numbers: bool) -> Iterator[Callab
 
 
 def evaluate(pipelines: Mapping[str, TranslationPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """All precisions on the same pairs; see `read_pairs` and `pipelines.analysis.metrics.compare_translations`. Adds samples, skipped and beam."""
+    """All precisions on the same pairs; see `read_pairs` and `pipelines.analysis.metrics.compare_translations`. Adds
+    samples, skipped and beam.
+    """
     faults, first = Faults(), next(iter(pipelines.values()))
     sources, references = [], []
     languages = str(first.folder.preprocessing.get("languages", ""))
-    for number, (source, reference) in enumerate(read_pairs(data, languages, held_out=True, on_error=on_error, faults=faults), 1):
+    for number, (source, reference) in enumerate(
+        read_pairs(data, languages, held_out=True, on_error=on_error, faults=faults), 1
+    ):
         line = first._line(f"pair {number}", source)
         first._note([line], faults, on_error)
         if not line.fault:
@@ -389,7 +446,8 @@ def evaluate(pipelines: Mapping[str, TranslationPipeline], data: Any, on_error: 
             references.append(tidy(reference))
     tokens = first.vocabulary.encode(sources)
     found = {
-        name: each.vocabulary.decode([hypotheses[0].tokens for hypotheses in each.translate(tokens)]) for name, each in pipelines.items()
+        name: each.vocabulary.decode([hypotheses[0].tokens for hypotheses in each.translate(tokens)])
+        for name, each in pipelines.items()
     }
     compared = compare_translations(found, references)
     return {"samples": len(sources), "skipped": faults.total(), "beam": first.beam, **compared}

@@ -14,7 +14,7 @@ from pipelines.rewrites.shared import SHARED
 def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
     """The passes from fp32.onnx to rewritten.onnx, in order.
 
-    Q, K and V of self-attention become one layer, and so do the keys and values of the source in all decoder layers: one call for several
-    in a step, where a call on a row takes longer to make than to compute.
+    Q, K and V of self-attention become one layer, and so do the keys and values of the source in all decoder layers:
+    one call for several in a step, where a call on a row takes longer to make than to compute.
     """
     return [*(each() for each in SHARED if each is not MergeSiblings), FoldScale(), MergeSiblings(split=True)]

@@ -81,17 +81,20 @@ class Settings:
 
     arch: a key of `zoo.transformer_mt.model.FORMS`. pre_norm: normalize before a layer, not after the sum.
     dropout: of embeddings and of what a layer adds.
-    vocabulary: pieces, at most. languages: source-target, e.g. "en-de"; names the columns of data sets. swap: files hold target, source.
-    max_length, max_ratio: tokens of a sentence to train on, and how much longer one side may be, see `zoo.transformer_mt.data.corpus`.
+    vocabulary: pieces, at most. languages: source-target, e.g. "en-de"; names the columns of data sets. swap: files
+    hold target, source.
+    max_length, max_ratio: tokens of a sentence to train on, and how much longer one side may be, see
+    `zoo.transformer_mt.data.corpus`.
     validation_data, validation: what is held out, see `zoo.transformer_mt.data.open_text`.
     epochs: at most; training ends `patience` epochs after the best BLEU of the held-out sentences (greedy).
     batch_size: tokens, longer side, with padding, of all processes together.
-    learning_rate: the greatest; it rises over `warmup` steps (a third of all, at most), then falls with their square root.
+    learning_rate: the greatest; it rises over `warmup` steps (a third of all, at most), then falls with their square
+    root.
     clip: greatest norm of the gradient.
     average: epochs whose weights are averaged: the last and the best so many are tried, and the best epoch alone.
     precision: auto, fp32 or bf16; auto takes bf16 on a GPU that has it, and times a step of each on a CPU that has it.
-    teacher: a model folder whose translations (beam `teacher_beam`) are trained on in place of the data's (Kim and Rush 2016).
-    Raises RequestError for values out of range.
+    teacher: a model folder whose translations (beam `teacher_beam`) are trained on in place of the data's (Kim and Rush
+    2016). Raises RequestError for values out of range.
     """
 
     arch: str = "tiny"
@@ -133,14 +136,18 @@ FINETUNE = Settings(epochs=10, patience=3, learning_rate=2e-4, warmup=200, avera
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Cross entropy with label smoothing, summed over the labels that are no `PAD`; the gradient is made with it, in one table.
+    """Cross entropy with label smoothing, summed over the labels that are no `PAD`; the gradient is made with it, in
+    one table.
 
-    logits float [n, vocabulary], labels int64 [n] -> (nats with smoothing, to be trained on; nats without, which take no gradient).
-    A step of the preset deep-shallow takes a tenth less time on a CPU than with log_softmax, whose backward pass makes the table again.
+    logits float [n, vocabulary], labels int64 [n] -> (nats with smoothing, to be trained on; nats without, which take
+    no gradient). A step of the preset deep-shallow takes a tenth less time on a CPU than with log_softmax, whose
+    backward pass makes the table again.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See the class."""
         table, kept, label = logits.to(torch.float32, copy=True), labels != PAD, labels[:, None]
         total = table.logsumexp(1, keepdim=True)
@@ -196,10 +203,14 @@ class Trainer:
     def loss(
         self, model: nn.Module, data: Corpus, batch: NDArray[np.int64], bf16: bool, smoothing: float
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Cross entropy (nats, with label smoothing, and without), summed over this process' part of a batch; the tokens of all parts."""
+        """Cross entropy (nats, with label smoothing, and without), summed over this process' part of a batch; the
+        tokens of all parts.
+        """
         pairs = [data.pair(int(i)) for i in batch]
         mine = pairs[self.group.rank :: self.group.count] or pairs[:1]
-        source, labels = (torch.from_numpy(padded([pair[side] for pair in mine])).to(self.group.device) for side in (0, 1))
+        source, labels = (
+            torch.from_numpy(padded([pair[side] for pair in mine])).to(self.group.device) for side in (0, 1)
+        )
         if self.group.rank >= len(pairs):  # no pair is left for this process, which must take part all the same
             labels.fill_(PAD)
         target = F.pad(labels[:, :-1], (1, 0), value=START)
@@ -209,7 +220,9 @@ class Trainer:
         return loss, plain, sum(len(pair[1]) for pair in pairs)
 
     def step(self, data: Corpus, batch: NDArray[np.int64], epoch_steps: int) -> tuple[float, int]:
-        """Train on a batch; returns this process' part of its cross entropy, without smoothing, and its target tokens in all."""
+        """Train on a batch; returns this process' part of its cross entropy, without smoothing, and its target tokens
+        in all.
+        """
         for each in self.optimizer.param_groups:
             each["lr"] = self.config.rate(self.steps, epoch_steps)
         loss, plain, tokens = self.loss(self.parallel, data, batch, self.bf16, self.config.label_smoothing)
@@ -223,15 +236,23 @@ class Trainer:
     def epoch(self, data: Corpus, epoch: int) -> dict[str, Any]:
         """Train on all pairs once; returns the epoch's line of the history so far."""
         start, order = time.monotonic(), batches(data, self.config.batch_size, [self.config.seed, epoch])
-        torch.manual_seed(int(np.random.default_rng([self.config.seed, epoch, 1]).integers(2**32)) + self.group.rank)  # for dropout
+        torch.manual_seed(
+            int(np.random.default_rng([self.config.seed, epoch, 1]).integers(2**32)) + self.group.rank
+        )  # for dropout
         self.model.train()
         total, count = 0.0, 0
         title = f"epoch {epoch + 1} of {self.config.epochs}"
-        with progress(title, len(order)) if self.group.rank == 0 else contextlib.nullcontext(lambda amount: None) as advance:
+        with (
+            progress(title, len(order))
+            if self.group.rank == 0
+            else contextlib.nullcontext(lambda amount: None) as advance
+        ):
             for batch in order:
                 loss, tokens = self.step(data, batch, len(order))
                 if not math.isfinite(loss):
-                    raise ZooError(f"training diverged in epoch {epoch + 1} (loss {loss}); train again with a lower learning_rate")
+                    raise ZooError(
+                        f"training diverged in epoch {epoch + 1} (loss {loss}); train again with a lower learning_rate"
+                    )
                 total, count = total + loss, count + tokens
                 advance(1)
         seconds = round(time.monotonic() - start, 3)
@@ -282,7 +303,7 @@ class Trainer:
         self.steps = state["steps"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- averages
+# ------------------------------------------------------------------------------------------------------------ averages
 
 
 def _weights(output: Path, epoch: int) -> Path:
@@ -293,7 +314,11 @@ def _groups(history: Sequence[Mapping[str, Any]], count: int) -> dict[str, list[
     """The epochs whose weights may make the model: the last and the best `count`, averaged, and the best one."""
     epochs = [each["epoch"] for each in history]
     ranked = sorted(epochs, key=lambda epoch: (-history[epoch - 1]["bleu"], history[epoch - 1]["loss"], epoch))
-    return {f"average of the last {count}": epochs[-count:], f"average of the best {count}": sorted(ranked[:count]), "best": ranked[:1]}
+    return {
+        f"average of the last {count}": epochs[-count:],
+        f"average of the best {count}": sorted(ranked[:count]),
+        "best": ranked[:1],
+    }
 
 
 def _average(output: Path, epochs: Sequence[int]) -> State:
@@ -311,7 +336,7 @@ def _stopped(history: Sequence[Mapping[str, Any]], config: Settings) -> bool:
     return len(history) >= config.epochs or (bool(best) and len(history) - best[0] >= config.patience)
 
 
-# ---------------------------------------------------------------------------------------------------------------- the whole
+# ----------------------------------------------------------------------------------------------------------- the whole
 
 
 def train(
@@ -323,14 +348,16 @@ def train(
     start_from: str | Path | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Train on parallel text (whatever `zoo.transformer_mt.data.read_pairs` takes); returns {"bleu", "chrf", "loss"} on what is held out.
+    """Train on parallel text (whatever `zoo.transformer_mt.data.read_pairs` takes); returns {"bleu", "chrf", "loss"} on
+    what is held out.
 
-    `output` gets model.pt (the weights, averaged), vocabulary.model, train.json (features: what a user of the model must know, config,
-    metrics with sacreBLEU's signatures, ...), calibration.npz (sentences and their greedy translations, see `decoder_samples`),
-    history.json, curves.png and, after every epoch, checkpoint/: from it `resume` goes on to the same result. One seed gives the same
-    weights on one machine with one number of processes and threads.
-    `start_from` is a model folder whose network, weights and vocabulary are taken over. Under torchrun every process calls this alike;
-    process 0 alone writes. Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
+    `output` gets model.pt (the weights, averaged), vocabulary.model, train.json (features: what a user of the model
+    must know, config, metrics with sacreBLEU's signatures, ...), calibration.npz (sentences and their greedy
+    translations, see `decoder_samples`), history.json, curves.png and, after every epoch, checkpoint/: from it `resume`
+    goes on to the same result. One seed gives the same weights on one machine with one number of processes and threads.
+    `start_from` is a model folder whose network, weights and vocabulary are taken over. Under torchrun every process
+    calls this alike; process 0 alone writes. Raises RequestError for unusable data, an output folder in use, or a
+    checkpoint of another run.
     """
     output = Path(output)
     with processes() as group:
@@ -343,12 +370,17 @@ def train(
             known, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
 
         def vocabulary(pairs: Sequence[Pair]) -> Vocabulary:
-            return known or Vocabulary(group.same(learn_vocabulary(pairs, config.vocabulary, config.seed) if group.rank == 0 else b""))
+            return known or Vocabulary(
+                group.same(learn_vocabulary(pairs, config.vocabulary, config.seed) if group.rank == 0 else b"")
+            )
 
         text = open_text(
             data,
             vocabulary,
-            **{name: getattr(config, name) for name in ("languages", "swap", "validation_data", "validation", "max_length", "max_ratio")},
+            **{
+                name: getattr(config, name)
+                for name in ("languages", "swap", "validation_data", "validation", "max_length", "max_ratio")
+            },
             seed=config.seed,
             on_error=on_error,
         )
@@ -385,8 +417,14 @@ def _about(folder: Path) -> dict[str, Any]:
         features, source = read_json(folder / "train.json").get("features"), folder / MODEL
     else:
         features, source = read_json(folder / "card.json").get("preprocessing"), folder / "fp32.onnx"
-    if not isinstance(features, dict) or not {"arch", "pre_norm", "languages", "max_length"} <= features.keys() or not source.is_file():
-        raise RequestError(f"found no translation model in {folder}; start from one that zoo train or zoo download wrote")
+    if (
+        not isinstance(features, dict)
+        or not {"arch", "pre_norm", "languages", "max_length"} <= features.keys()
+        or not source.is_file()
+    ):
+        raise RequestError(
+            f"found no translation model in {folder}; start from one that zoo train or zoo download wrote"
+        )
     return {**features, "source": source}
 
 
@@ -399,7 +437,9 @@ def _state(source: Path, model: Transformer) -> State:
     values = {name: query.constant(each) for name, each in loaded.graph.initializers.items()}
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     found = {
-        name: array.T if name in linear else array for name, array in values.items() if array is not None and name in model.state_dict()
+        name: array.T if name in linear else array
+        for name, array in values.items()
+        if array is not None and name in model.state_dict()
     }
     return {name: torch.from_numpy(np.array(array, order="C")) for name, array in found.items()}
 
@@ -426,7 +466,9 @@ def _distilled(text: ParallelText, config: Settings, group: Processes, output: P
     asked = vocabulary.encode(text.vocabulary.decode([each[:-1].tolist() for each in own]))
     said = Trainer(model, replace(config, precision="fp32"), group).translate(asked, config.teacher_beam)
     pairs = [
-        pair for pair in zip(own, text.vocabulary.encode(vocabulary.decode(said)), strict=True) if 1 < len(pair[1]) <= config.max_length
+        pair
+        for pair in zip(own, text.vocabulary.encode(vocabulary.decode(said)), strict=True)
+        if 1 < len(pair[1]) <= config.max_length
     ]
     found = from_tokens(*map(list, zip(*pairs, strict=True)))
     if group.rank == 0:
@@ -435,11 +477,20 @@ def _distilled(text: ParallelText, config: Settings, group: Processes, output: P
     return found
 
 
-def _keep(output: Path, trainer: Trainer, text: ParallelText, history: Sequence[dict[str, Any]], record: Mapping[str, Any]) -> None:
+def _keep(
+    output: Path, trainer: Trainer, text: ParallelText, history: Sequence[dict[str, Any]], record: Mapping[str, Any]
+) -> None:
     """Write the checkpoint of an epoch; weights that can make no part of the model any more go."""
     last, config = history[-1], trainer.config
-    line = f"epoch {last['epoch']}/{config.epochs}  train {last['train_loss']:.3f}  held out {last['loss']:.3f}  BLEU {last['bleu']:.2f}"
-    console.print(f"{line}  {last['seconds']:.0f} s, {last['tokens'] / last['seconds']:,.0f} tokens/s", highlight=False, soft_wrap=True)
+    line = (
+        f"epoch {last['epoch']}/{config.epochs}  train {last['train_loss']:.3f}  held out "
+        f"{last['loss']:.3f}  BLEU {last['bleu']:.2f}"
+    )
+    console.print(
+        f"{line}  {last['seconds']:.0f} s, {last['tokens'] / last['seconds']:,.0f} tokens/s",
+        highlight=False,
+        soft_wrap=True,
+    )
     with replacing(_weights(output, last["epoch"])) as temporary:
         torch.save({name: each.cpu() for name, each in trainer.model.state_dict().items()}, temporary)
     with replacing(output / "checkpoint" / VOCABULARY) as temporary:
@@ -454,7 +505,9 @@ def _keep(output: Path, trainer: Trainer, text: ParallelText, history: Sequence[
 def _choose(
     output: Path, trainer: Trainer, text: ParallelText, history: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Leave the weights with the best BLEU of `_groups` in the model; returns their metrics, and how they were chosen."""
+    """Leave the weights with the best BLEU of `_groups` in the model; returns their metrics, and how they were
+    chosen.
+    """
     group, found, seen = trainer.group, [], []
     for name, epochs in _groups(history, trainer.config.average).items():
         if epochs in seen:
@@ -466,10 +519,21 @@ def _choose(
         if group.count > 1:
             for each in trainer.model.state_dict().values():
                 distributed.broadcast(each, 0)
-        found.append((trainer.validate(text), name, epochs, {key: each.cpu().clone() for key, each in trainer.model.state_dict().items()}))
+        found.append(
+            (
+                trainer.validate(text),
+                name,
+                epochs,
+                {key: each.cpu().clone() for key, each in trainer.model.state_dict().items()},
+            )
+        )
     metrics, name, epochs, state = max(found, key=lambda each: each[0]["bleu"])
     trainer.model.load_state_dict(state)
-    return metrics, {"weights": name, "averaged": epochs, "candidates": {name: each["bleu"] for each, name, *_ in found}}
+    return metrics, {
+        "weights": name,
+        "averaged": epochs,
+        "candidates": {name: each["bleu"] for each, name, *_ in found},
+    }
 
 
 def _write(
@@ -483,7 +547,10 @@ def _write(
 ) -> None:
     config = trainer.config
     with replacing(output / MODEL) as temporary:
-        torch.save({"state_dict": {name: each.cpu().contiguous() for name, each in trainer.model.state_dict().items()}}, temporary)
+        torch.save(
+            {"state_dict": {name: each.cpu().contiguous() for name, each in trainer.model.state_dict().items()}},
+            temporary,
+        )
     with replacing(output / VOCABULARY) as temporary:
         temporary.write_bytes(text.vocabulary.content)
     count = min(CALIBRATION_SENTENCES, len(text.train))
@@ -498,8 +565,18 @@ def _write(
     best = _groups(history, 1)["best"][0]
     axes = ("cross entropy, nats a token", "BLEU (greedy)")
     plot_curves(output / "curves.png", history, left, {"bleu": ("BLEU, held out", "C1-")}, axes, best)
-    files = [Path(part) for each in sources(data) for part in ([each] if Path(each).is_file() else each.split(",")) if Path(part).is_file()]
-    features = {"arch": config.arch, "pre_norm": config.pre_norm, "languages": config.languages, "max_length": config.max_length}
+    files = [
+        Path(part)
+        for each in sources(data)
+        for part in ([each] if Path(each).is_file() else each.split(","))
+        if Path(part).is_file()
+    ]
+    features = {
+        "arch": config.arch,
+        "pre_norm": config.pre_norm,
+        "languages": config.languages,
+        "max_length": config.max_length,
+    }
     about = {
         "features": features,
         "form": asdict(FORMS[config.arch]),

@@ -1,4 +1,6 @@
-"""The verbs of the `zoo` command as Python functions, by what a user does. A model is a NAME of the zoo or a folder that a verb wrote."""
+"""The verbs of the `zoo` command as Python functions, by what a user does. A model is a NAME of the zoo or a folder
+that a verb wrote.
+"""
 
 from zoo.verbs.measuring import benchmark, evaluate, plan
 from zoo.verbs.models import build, doctor, download, info, run

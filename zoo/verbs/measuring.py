@@ -44,10 +44,11 @@ def evaluate(
     batch_size: int | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Quality of fp32 and int8 on the same labelled samples, int8 - fp32 with paired bootstrap intervals, and the machine.
+    """Quality of fp32 and int8 on the same labelled samples, int8 - fp32 with paired bootstrap intervals, and the
+    machine.
 
-    precisions: those compared with fp32, which is always measured. "difference" is of the first of them, what is said of each further one
-    stands under "others". The engine native has no fp32, which then runs in what "auto" chooses.
+    precisions: those compared with fp32, which is always measured. "difference" is of the first of them, what is said
+    of each further one stands under "others". The engine native has no fp32, which then runs in what "auto" chooses.
     """
     folder = zoo.load(model)
     kind = folder.entry.part("pipeline")
@@ -86,26 +87,32 @@ def benchmark(
 ) -> dict[str, Any]:
     """Throughput, latency, split and memory of every precision and engine, in turn in one run per batch size.
 
-    batch_sizes: the model's own (`Pipeline.BATCH_SIZE`) if None. engines: all that this machine and the model have if none is named; native
-    counts for int8 only, OpenVINO alone for bf16. instances: with 2 or more, so many processes run at once, each pinned to `threads` cores
-    of its own; results are of the model alone (`pipelines.analysis.benchmark.instances`).
-    scenario: "single-stream" or "offline", for images: from the files in `data` to classes, in the engine "auto" if none is named, after
-    the accuracy; `zoo.images.harness.harness` says what the four after it are, and what is returned.
-    A pipeline that calls its graph many times for a result (translation) is timed whole; its samples are sentences.
+    batch_sizes: the model's own (`Pipeline.BATCH_SIZE`) if None. engines: all that this machine and the model have if
+    none is named; native counts for int8 only, OpenVINO alone for bf16. instances: with 2 or more, so many processes
+    run at once, each pinned to `threads` cores of its own; results are of the model alone
+    (`pipelines.analysis.benchmark.instances`).
+    scenario: "single-stream" or "offline", for images: from the files in `data` to classes, in the engine "auto" if
+    none is named, after the accuracy; `zoo.images.harness.harness` says what the four after it are, and what is
+    returned. A pipeline that calls its graph many times for a result (translation) is timed whole; its samples are
+    sentences.
     """
     folder = zoo.load(model)
     if wrong := [each for each in precisions if each not in PRECISIONS]:
         raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
     if scenario is not None:
         if instances != 1 or batch_sizes is not None:
-            raise RequestError("a scenario has batch sizes of its own, and one process; leave out --batch-size and --instances")
+            raise RequestError(
+                "a scenario has batch sizes of its own, and one process; leave out --batch-size and --instances"
+            )
         if price_per_hour is not None and not price_per_hour >= 0:
             raise RequestError(f"the price is {price_per_hour} an hour; wanted 0 or more")
         least = {"top1": min_top1, "top5": min_top5}
         more = {"scenario": scenario, "count": count, "least": least, "price_per_hour": price_per_hour}
         return _scenario(folder, precisions, engines or ("auto",), threads, data, more)
     if {min_top1, min_top5, price_per_hour} != {None}:
-        raise RequestError("a least accuracy or a price belongs to a scenario; add --scenario single-stream or --scenario offline")
+        raise RequestError(
+            "a least accuracy or a price belongs to a scenario; add --scenario single-stream or --scenario offline"
+        )
     batch_sizes = (folder.entry.part("pipeline").BATCH_SIZE,) if batch_sizes is None else batch_sizes
     if min(batch_sizes, default=0) < 1 or min(rounds, threads, instances) < 1:
         wrong = [f"batch sizes {list(batch_sizes)}", f"rounds {rounds}", f"threads {threads}"]
@@ -122,21 +129,33 @@ def benchmark(
         configurations = []
         for precision in precisions:
             chosen = [_quickest(folder, precision, batch, threads) if each == "auto" else each for each in names]
-            usable = [each for each in dict.fromkeys(chosen) if computes(each, precision) and (each != "native" or precision == "int8")]
+            usable = [
+                each
+                for each in dict.fromkeys(chosen)
+                if computes(each, precision) and (each != "native" or precision == "int8")
+            ]
             usable = usable or (chosen if precision == BF16 else [])  # which is refused
             configurations += [_configuration(folder, precision, each) for each in usable]
         if cores:
-            results += time_instances(configurations, opened.preprocess(opened.example(size * BATCHES, data)), size, cores, rounds)
+            results += time_instances(
+                configurations, opened.preprocess(opened.example(size * BATCHES, data)), size, cores, rounds
+            )
             continue
         stages = Stages(lambda opened=opened, raw=raw: opened.preprocess(raw), opened.postprocess)  # type: ignore[misc]
         results += time_configurations(configurations, batch, threads, rounds, stages)
-    return {"model": folder.card.name, "results": results, "environment": machine.environment(threads=threads, rounds=rounds)}
+    return {
+        "model": folder.card.name,
+        "results": results,
+        "environment": machine.environment(threads=threads, rounds=rounds),
+    }
 
 
 def _quickest(folder: ModelFolder, precision: str, batch: Batch, threads: int) -> str:
     """The engine "auto" is."""
     kind = folder.entry.part("pipeline")
-    return str(choose_engine(folder, precision, batch, threads).engine if kind.ONE_CALL else kind(folder, precision).engine)
+    return str(
+        choose_engine(folder, precision, batch, threads).engine if kind.ONE_CALL else kind(folder, precision).engine
+    )
 
 
 def _configuration(folder: ModelFolder, precision: str, engine: str) -> Configuration:
@@ -147,7 +166,12 @@ def _configuration(folder: ModelFolder, precision: str, engine: str) -> Configur
 
 
 def _scenario(
-    folder: ModelFolder, precisions: Sequence[str], engines: Sequence[str], threads: int, data: Any, more: Mapping[str, Any]
+    folder: ModelFolder,
+    precisions: Sequence[str],
+    engines: Sequence[str],
+    threads: int,
+    data: Any,
+    more: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What the harness of an entry finds; see `benchmark`."""
     if not folder.entry.harness:
@@ -176,7 +200,9 @@ def _engines(folder: ModelFolder) -> list[str]:
 
 
 class Whole:
-    """The pipeline of a model folder, to be timed like a session (see `Runnable`); its batches have the size that it is given."""
+    """The pipeline of a model folder, to be timed like a session (see `Runnable`); its batches have the size that it is
+    given.
+    """
 
     def __init__(self, path: str | Path, engine: str, threads: int, precision: str) -> None:
         self._asked = path, precision, engine, threads
@@ -201,12 +227,14 @@ def plan(
     batch_sizes: Sequence[int] | None = None,
     data: Model | None = None,
 ) -> dict[str, Any]:
-    """Time engines, precisions, threads and batch sizes on this machine and write a plan file (`pipelines.engines.plan.build`, `open_plan`).
+    """Time engines, precisions, threads and batch sizes on this machine and write a plan file
+    (`pipelines.engines.plan.build`, `open_plan`).
 
-    precisions: of a zoo model (int8 unless named; "bf16" is fp32 computed in bfloat16, where the CPU has that); an ONNX file runs as it is,
-    and in "bf16" if that is named. batch_sizes: a zoo model's own, 1 for a file unless named. data: raw input, or .npz of the graph's
-    inputs for a file, whose inputs are zeros otherwise. output: by default MODEL.plan beside the file or in the model's folder.
-    For a zoo model the choice among all engines is also kept for engine="auto". Returns what the file says, and "path".
+    precisions: of a zoo model (int8 unless named; "bf16" is fp32 computed in bfloat16, where the CPU has that); an ONNX
+    file runs as it is, and in "bf16" if that is named. batch_sizes: a zoo model's own, 1 for a file unless named. data:
+    raw input, or .npz of the graph's inputs for a file, whose inputs are zeros otherwise. output: by default MODEL.plan
+    beside the file or in the model's folder. For a zoo model the choice among all engines is also kept for
+    engine="auto". Returns what the file says, and "path".
     """
     if min((*threads, *(batch_sizes or ())), default=0) < 1:
         raise RequestError(f"threads {list(threads)} and batch sizes {list(batch_sizes or ())} must all be 1 or more")

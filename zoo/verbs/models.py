@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 def info(model: Model) -> dict[str, Any]:
-    """What is known of a model: its card, the files of its folder, what the stages reported, how its operators run. Downloads nothing."""
+    """What is known of a model: its card, the files of its folder, what the stages reported, how its operators run.
+    Downloads nothing.
+    """
     if Path(model).is_dir():
         folder = zoo.load(model)
         card, path = folder.card, folder.path
@@ -32,7 +34,9 @@ def info(model: Model) -> dict[str, Any]:
     found: dict[str, Any] = {**card.to_json(), "path": str(path)}
     if path.is_dir():
         found["on_disk"] = {
-            each.name: each.stat().st_size for each in sorted(path.iterdir()) if each.is_file() and not each.name.startswith(".")
+            each.name: each.stat().st_size
+            for each in sorted(path.iterdir())
+            if each.is_file() and not each.name.startswith(".")
         }
         if built := road.read_record(path):
             found["built"] = built
@@ -69,24 +73,30 @@ def run(
 ) -> dict[str, Any]:
     """Raw input of any size -> a file of results, in constant memory and input order; returns a summary.
 
-    batch_size, on_error: the model's own (`Pipeline.BATCH_SIZE`, `Pipeline.ON_ERROR`) if None. more: what the model's `run` takes besides,
-    e.g. beam, n_best and scores for translation.
+    batch_size, on_error: the model's own (`Pipeline.BATCH_SIZE`, `Pipeline.ON_ERROR`) if None. more: what the model's
+    `run` takes besides, e.g. beam, n_best and scores for translation.
     """
     opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size)
     if unknown := more.keys() - inspect.signature(opened.run).parameters.keys():
-        raise RequestError(f"{opened.folder.card.name} has no option {', '.join(sorted(unknown))}; that is for other models")
+        raise RequestError(
+            f"{opened.folder.card.name} has no option {', '.join(sorted(unknown))}; that is for other models"
+        )
     spare(output, *used(opened.folder), *listed(inputs))
     return {"model": opened.folder.card.name, **opened.run(inputs, output, on_error or opened.ON_ERROR, **more)}
 
 
 def build(model: Model, *, force: bool = False) -> dict[str, Any]:
-    """Make every file of a model that is missing or stale; returns {"path", "stages": {file: "given" | "kept" | "made"}}."""
+    """Make every file of a model that is missing or stale; returns {"path", "stages": {file: "given" | "kept" |
+    "made"}}.
+    """
     folder = zoo.load(model)
     return {"model": folder.card.name, "path": str(folder.path), "stages": road.build(folder, force=force)}
 
 
 def doctor() -> dict[str, Any]:
-    """CPU, instruction sets and what they mean, versions, settings, cache, and a quick check of int8 against float in every engine."""
+    """CPU, instruction sets and what they mean, versions, settings, cache, and a quick check of int8 against float in
+    every engine.
+    """
     cache = settings.home()
     files = [each for each in cache.rglob("*") if each.is_file()] if cache.is_dir() else []
     return {
@@ -114,7 +124,11 @@ def _check_engine(name: str) -> str:
         error = largest_error(name)
     except ZooError as problem:
         return f"failed: {problem}"
-    return f"ok, int8 within {error:.4f} of float" if error < 0.02 else f"int8 differs from float by {error:.3f}: products saturate"
+    return (
+        f"ok, int8 within {error:.4f} of float"
+        if error < 0.02
+        else f"int8 differs from float by {error:.3f}: products saturate"
+    )
 
 
 def run_stage(model: Model, stage: str) -> dict[str, Any]:

@@ -40,10 +40,14 @@ logger = logging.getLogger(__name__)
 
 
 def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
-    """fp32.onnx -> rewritten.onnx with the model's passes; or any ONNX file -> `output` with the shared ones. Returns what fired."""
+    """fp32.onnx -> rewritten.onnx with the model's passes; or any ONNX file -> `output` with the shared ones. Returns
+    what fired.
+    """
     if not is_file(model):
         if output is not None:
-            raise RequestError(f"-o is for an .onnx file; {model} keeps its rewritten.onnx in its own folder, leave the option out")
+            raise RequestError(
+                f"-o is for an .onnx file; {model} keeps its rewritten.onnx in its own folder, leave the option out"
+            )
         return run_stage(model, "rewritten.onnx")
     target = required(output)
     spare(target, model)
@@ -67,18 +71,21 @@ def calibrate(
 ) -> dict[str, Any]:
     """Choose the ranges of a model's tensors on `data`: raw input for a zoo model (its training samples if None).
 
-    An ONNX file takes an .npz of its inputs, or a folder of images with `preprocess` (`zoo.samples.samples_of`). It is rewritten by the
-    shared passes first, as `quantize` does. samples: how many of `data` to use, at least 1; None: all for an ONNX file, else
-    `Pipeline.CALIBRATION`.
-    max_memory: see `pipelines.quantization.calibrate.Observation`. correct, search: what else to find on the samples, see `QuantRecipe`; None: as the
-    recipe has it.
-    Writes calibration.json into the model's folder, or `output`; returns {"observer", "samples", "path"}.
+    An ONNX file takes an .npz of its inputs, or a folder of images with `preprocess` (`zoo.samples.samples_of`). It is
+    rewritten by the shared passes first, as `quantize` does. samples: how many of `data` to use, at least 1; None: all
+    for an ONNX file, else `Pipeline.CALIBRATION`.
+    max_memory: see `pipelines.quantization.calibrate.Observation`. correct, search: what else to find on the samples,
+    see `QuantRecipe`; None: as the recipe has it. Writes calibration.json into the model's folder, or `output`; returns
+    {"observer", "samples", "path"}.
     """
     if samples is not None and samples < 1:
         raise RequestError(f"samples is {samples}; calibration needs at least 1")
     if is_file(model):
         if data is None:
-            raise RequestError("an ONNX file is calibrated on samples; give them with --data: an .npz of its inputs, or a folder of images")
+            raise RequestError(
+                "an ONNX file is calibrated on samples; give them with --data: an .npz of its inputs, or a folder of "
+                "images"
+            )
         target = required(output)
         spare(target, model, data)
         loaded, _ = rewritten(model)
@@ -89,11 +96,14 @@ def calibrate(
     folder = open_model(model, preprocess)
     if output is None and folder.given("calibration.json"):
         name = folder.card.name
-        raise RequestError(f"{name} ships its calibration table, which stays as it is; make yours elsewhere with --data FILE -o FILE")
+        raise RequestError(
+            f"{name} ships its calibration table, which stays as it is; make yours elsewhere with --data FILE -o FILE"
+        )
     spare(output, *used(folder), *listed(data))
     if folder.trained is not None and data is None and output is None and observer is None:
         raise RequestError(
-            f"{folder.card.name} has the ranges of its training ({road.TRAINED}); for others give --data FILE or --observer NAME"
+            f"{folder.card.name} has the ranges of its training ({road.TRAINED}); for others give --data FILE or "
+            "--observer NAME"
         )
     given = raw_samples(folder, data, "--data", samples, on_error)
     recipe = _changed(folder.recipe, observer=observer, correct=correct, search=search)
@@ -126,19 +136,31 @@ def quantize(
     calibration_data, preprocess, on_error: see `zoo.samples.samples_of`. max_memory: of their calibration, see
     `pipelines.quantization.calibrate.Observation`.
 
-    An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. The other options are those of
-    `QuantRecipe`; None: as the recipe has it; keep_float and dynamic add to what a zoo model has. Writes int8.onnx into the model's
-    folder, or `output`; returns the quantization report.
-    report_path: also measure the result on the calibration samples, and write what `pipelines.analysis.report.explain` finds (.json or .html).
+    An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. The other
+    options are those of `QuantRecipe`; None: as the recipe has it; keep_float and dynamic add to what a zoo model has.
+    Writes int8.onnx into the model's folder, or `output`; returns the quantization report.
+    report_path: also measure the result on the calibration samples, and write what `pipelines.analysis.report.explain`
+    finds (.json or .html).
     """
     if table is not None and calibration_data is not None:
         raise RequestError("give --table or --calibration-data, not both")
     if observer and (table is not None or (output is not None and not is_file(model))):
         raise RequestError(
-            "the observer was chosen when the table was made; make another with: zoo calibrate MODEL --observer NAME -o FILE"
+            "the observer was chosen when the table was made; make another with: zoo calibrate MODEL --observer NAME "
+            "-o FILE"
         )
-    changes: dict[str, Any] = {"keep_float": tuple(keep_float), "reduced_range": reduced_range, "quantize_tables": not float_tables}
-    changes |= {"dynamic": tuple(dynamic), "symmetric": symmetric, "correct": correct, "search": search, "observer": observer}
+    changes: dict[str, Any] = {
+        "keep_float": tuple(keep_float),
+        "reduced_range": reduced_range,
+        "quantize_tables": not float_tables,
+    }
+    changes |= {
+        "dynamic": tuple(dynamic),
+        "symmetric": symmetric,
+        "correct": correct,
+        "search": search,
+        "observer": observer,
+    }
     if is_file(model):
         target = required(output)
         spare(target, model, calibration_data, table)
@@ -154,7 +176,8 @@ def quantize(
             result, report = quantize_model(loaded, recipe, ranges)
         else:
             raise RequestError(
-                "int8 needs the ranges of the activations; give --calibration-data (.npz or a folder of images) or --table calibration.json"
+                "int8 needs the ranges of the activations; give --calibration-data (.npz or a folder of images) or "
+                "--table calibration.json"
             )
         io.save(result, target)
         if report_path is not None:
@@ -162,12 +185,21 @@ def quantize(
         return _report(report, target)
     folder = open_model(model, preprocess)
     if output is None and folder.given("int8.onnx"):
-        raise RequestError(f"{folder.card.name} ships its int8.onnx, which stays as it is; write yours elsewhere with -o FILE")
+        raise RequestError(
+            f"{folder.card.name} ships its int8.onnx, which stays as it is; write yours elsewhere with -o FILE"
+        )
     if calibration_data is not None:
         raise RequestError(
-            "a zoo model is calibrated on raw data; run: zoo calibrate MODEL --data FILE, then zoo quantize MODEL --table FILE"
+            "a zoo model is calibrated on raw data; run: zoo calibrate MODEL --data FILE, then zoo quantize MODEL "
+            "--table FILE"
         )
-    require_report(report_path, output or folder.path / "int8.onnx", *used(folder), table, samples=(folder.path / road.SAMPLES).is_file())
+    require_report(
+        report_path,
+        output or folder.path / "int8.onnx",
+        *used(folder),
+        table,
+        samples=(folder.path / road.SAMPLES).is_file(),
+    )
     own = folder.entry.recipe
     changes |= {"keep_float": (*own.keep_float, *keep_float), "dynamic": (*own.dynamic, *dynamic)}
     recipe = _changed(folder.recipe, **changes)
@@ -177,7 +209,10 @@ def quantize(
         road.set_recipe(folder, recipe)
         path = folder.ensure("int8.onnx")
         if report_path is not None:
-            loaded, ranges = io.load(folder.ensure("rewritten.onnx")), CalibrationTable.load(folder.ensure("calibration.json"))
+            loaded, ranges = (
+                io.load(folder.ensure("rewritten.onnx")),
+                CalibrationTable.load(folder.ensure("calibration.json")),
+            )
             write_report(report_path, loaded, *quantize_model(loaded, recipe, ranges), ranges, _kept_samples(folder))
         return {**read_json(folder.path / road.QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
     spare(output, *used(folder), table)
@@ -218,12 +253,14 @@ def tune(
     preprocess: Model | None = None,
     report_path: Model | None = None,
 ) -> dict[str, Any]:
-    """Search for the quickest recipe of a model that loses at most `max_drop` (a share: 0.005 = 0.5%); see `pipelines.analysis.tune.tune`.
+    """Search for the quickest recipe of a model that loses at most `max_drop` (a share: 0.005 = 0.5%); see
+    `pipelines.analysis.tune.tune`.
 
-    An ONNX file: evaluation_data and calibration_data are .npz of the graph's inputs, the former with `label` if there are any (see
-    `pipelines.analysis.tune.ArrayJudge` for what is measured), or folders of images, the former with labels.csv or one subfolder a class if there
-    are any, and `preprocess` (see `samples_of`); without calibration_data every fifth evaluation sample calibrates instead.
-    A zoo model: both are raw data; the metric is the model's own, calibration_data by default the samples that training kept.
+    An ONNX file: evaluation_data and calibration_data are .npz of the graph's inputs, the former with `label` if there
+    are any (see `pipelines.analysis.tune.ArrayJudge` for what is measured), or folders of images, the former with
+    labels.csv or one subfolder a class if there are any, and `preprocess` (see `samples_of`); without calibration_data
+    every fifth evaluation sample calibrates instead. A zoo model: both are raw data; the metric is the model's own,
+    calibration_data by default the samples that training kept.
     report_path: also write the report of the model found (.json or .html). Raises RequestError for unusable data.
     """
     target = Path(output)
@@ -245,7 +282,9 @@ def tune(
         example = {name: array[:batch_size] for name, array in next(iter(samples)).items()}
         judge, recipe = FolderJudge(folder, evaluation_data, example), folder.recipe
     options: Any = {"max_drop": max_drop, "seconds": seconds, "engine": engine, "threads": threads, "recipe": recipe}
-    found = search(float_model, samples.__iter__, judge, target, total=samples.total, report_path=report_path, **options)
+    found = search(
+        float_model, samples.__iter__, judge, target, total=samples.total, report_path=report_path, **options
+    )
     if report_path is not None:
         found["report"] = str(report_path)
     return found | {"environment": machine.environment(threads=threads, batch_size=length(judge.example))}
@@ -275,7 +314,8 @@ class FolderJudge:
 def rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
     """An ONNX file as `rewrite`, `calibrate`, `quantize` and `tune` see it, and which passes fired.
 
-    Its weights are float32, the shared passes are applied, and its inputs have the batch size that the graph fixes, if it does.
+    Its weights are float32, the shared passes are applied, and its inputs have the batch size that the graph fixes, if
+    it does.
     """
     loaded = io.load(model)
     said = driver.rewrite(loaded, [each() for each in SHARED])
@@ -287,12 +327,19 @@ def rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
 def open_model(model: Model, preprocess: Model | None) -> ModelFolder:
     """`zoo.load`. Raises RequestError where the user brings a spec of images, which a zoo model has itself."""
     if preprocess is not None:
-        raise RequestError(f"--preprocess describes the images of an ONNX file; {model} knows what it takes, leave the option out")
+        raise RequestError(
+            f"--preprocess describes the images of an ONNX file; {model} knows what it takes, leave the option out"
+        )
     return zoo.load(model)
 
 
 def write_report(
-    path: Model, float_model: ir.Model, int8_model: ir.Model, said: QuantReport, table: CalibrationTable, samples: Iterable[Batch]
+    path: Model,
+    float_model: ir.Model,
+    int8_model: ir.Model,
+    said: QuantReport,
+    table: CalibrationTable,
+    samples: Iterable[Batch],
 ) -> None:
     """Explain a quantized model on `samples` and write the report (.json or .html)."""
     report_html.save(report.explain(float_model, int8_model, said, table, samples), path)

@@ -21,11 +21,19 @@ logger = logging.getLogger(__name__)
 
 
 def train(
-    family: str, data: Any, output: Model, *, settings: Mapping[str, str] | None = None, resume: bool = False, on_error: str = "raise"
+    family: str,
+    data: Any,
+    output: Model,
+    *,
+    settings: Mapping[str, str] | None = None,
+    resume: bool = False,
+    on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Train a model family on own data; `output` becomes a model folder. settings: {name of a training setting: value as text}.
+    """Train a model family on own data; `output` becomes a model folder. settings: {name of a training setting: value
+    as text}.
 
-    Returns the metrics. Raises RequestError for unknown settings, unusable data, or an output folder that holds something else.
+    Returns the metrics. Raises RequestError for unknown settings, unusable data, or an output folder that holds
+    something else.
     """
     entry = zoo.entry(family)
     if not resume and is_first():
@@ -37,15 +45,24 @@ def train(
 
 
 def finetune(
-    model: Model, data: Any, output: Model, *, settings: Mapping[str, str] | None = None, resume: bool = False, on_error: str = "raise"
+    model: Model,
+    data: Any,
+    output: Model,
+    *,
+    settings: Mapping[str, str] | None = None,
+    resume: bool = False,
+    on_error: str = "raise",
 ) -> dict[str, Any]:
     """Go on training from a model's weights on own data; `output` becomes a model folder. See `train`.
 
-    The setting qat trains image classifiers with the rounding of int8 (`zoo.images.qat`); `build` then takes the ranges so trained.
+    The setting qat trains image classifiers with the rounding of int8 (`zoo.images.qat`); `build` then takes the ranges
+    so trained.
     """
     folder = zoo.load(model)
     if "from" in folder.card.details.get("weights", {}):
-        raise RequestError(f"{folder.card.name} came as a graph (zoo freeze --from-pb), which cannot be trained; start with: zoo train")
+        raise RequestError(
+            f"{folder.card.name} came as a graph (zoo freeze --from-pb), which cannot be trained; start with: zoo train"
+        )
     if not resume and is_first():
         require_free(Path(output))
     folder.ensure("fp32.onnx")
@@ -70,14 +87,17 @@ def freeze(
 ) -> dict[str, Any]:
     """Checkpoint -> frozen inference graph, fp32.onnx; returns node counts and sizes.
 
-    from_pb: a frozen TensorFlow graph from elsewhere (GraphDef, or a SavedModel's folder) of the family `model`; `output` becomes its model
-    folder, built up to int8, calibrated on the first rows of `data`. columns: names of the columns of a row where they do not stand
-    in their natural order. output_node: the node of the graph's result where there are several. Raises RequestError for a graph that the
-    family does not read, with all that is in its way.
+    from_pb: a frozen TensorFlow graph from elsewhere (GraphDef, or a SavedModel's folder) of the family `model`;
+    `output` becomes its model folder, built up to int8, calibrated on the first rows of `data`. columns: names of the
+    columns of a row where they do not stand in their natural order. output_node: the node of the graph's result where
+    there are several. Raises RequestError for a graph that the family does not read, with all that is in its way.
     """
     if from_pb is None:
         if any(each is not None for each in (data, output, columns, output_node)):
-            raise RequestError("--data, -o, --columns and --output-node are for a graph from elsewhere; name it with --from-pb GRAPH.pb")
+            raise RequestError(
+                "--data, -o, --columns and --output-node are for a graph from elsewhere; name it with --from-pb "
+                "GRAPH.pb"
+            )
         return run_stage(model, "fp32.onnx")
     if Path(model).is_dir():
         raise RequestError(f"{model} is a folder, but a graph is read as one of a family: {', '.join(_readers())}")
@@ -100,7 +120,9 @@ def _readers() -> list[str]:
 
 
 def _configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
-    """`defaults` of a family (a dataclass instance) with `settings`, given as text, converted to the types of the defaults."""
+    """`defaults` of a family (a dataclass instance) with `settings`, given as text, converted to the types of the
+    defaults.
+    """
     known = {each.name: getattr(defaults, each.name) for each in dataclasses.fields(defaults)}
     if unknown := [name for name in settings if name not in known]:
         raise RequestError(f"{family} has no training setting {', '.join(unknown)}; choose among {', '.join(known)}")

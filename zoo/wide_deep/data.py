@@ -1,13 +1,13 @@
 """Rows of the Criteo format, from any source to the arrays that Wide & Deep takes, in constant memory.
 
-A row is a label (0 or 1; optional), 13 numbers and 26 categories, tab separated, an empty field where a value is missing
-(Kaggle's Display Advertising Challenge, 2014). Categories become FarmHash buckets while reading; numbers stay raw until `Features`,
-which holds the training data's statistics, brings them to [0, 1].
+A row is a label (0 or 1; optional), 13 numbers and 26 categories, tab separated, an empty field where a value is
+missing (Kaggle's Display Advertising Challenge, 2014). Categories become FarmHash buckets while reading; numbers stay
+raw until `Features`, which holds the training data's statistics, brings them to [0, 1].
 
-Text is split by the native parser of `pipelines.kernels`. A block with a row that is not as it should be, and everything where there is
-no native parser, goes through numpy: the reference, which alone reports faults. No CSV library is used: every byte but tab and line feed
-may stand in a category, and line numbers are those of the file (pyarrow makes an empty line a row of missing values and splits at a bare
-CR).
+Text is split by the native parser of `pipelines.kernels`. A block with a row that is not as it should be, and
+everything where there is no native parser, goes through numpy: the reference, which alone reports faults. No CSV
+library is used: every byte but tab and line feed may stand in a category, and line numbers are those of the file
+(pyarrow makes an empty line a row of missing values and splits at a bare CR).
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Counts(TypedDict):
 class Rows:
     """n rows as read: `numbers` raw, `ids` hashed.
 
-    numbers: float32 [n, numeric], NaN = missing (exact up to 2^24; the relative error of larger ones, 6e-8, vanishes in their logarithm).
+    numbers: float32 [n, numeric], NaN = missing (exact up to 2^24; the relative error of larger ones, 6e-8, vanishes in
+    their logarithm).
     ids: int32 [n, categorical], bucket of each category, an empty one being the empty string's bucket.
     labels: float32 [n], 0 or 1; None where the input has none.
     index: int64 [n], 0-based position of each row in the whole input, rows left out counted.
@@ -66,7 +67,9 @@ class Rows:
         return len(self.index)
 
     def __getitem__(self, rows: slice) -> Rows:
-        return Rows(self.numbers[rows], self.ids[rows], None if self.labels is None else self.labels[rows], self.index[rows])
+        return Rows(
+            self.numbers[rows], self.ids[rows], None if self.labels is None else self.labels[rows], self.index[rows]
+        )
 
     @staticmethod
     def concatenate(parts: Sequence[Rows]) -> Rows:
@@ -84,7 +87,9 @@ class Rows:
 
 @dataclass
 class ErrorLog:
-    """Rows left out by `read_rows(on_error="skip")`: how many of each kind (columns, label, number), and the first few messages."""
+    """Rows left out by `read_rows(on_error="skip")`: how many of each kind (columns, label, number), and the first few
+    messages.
+    """
 
     limit: int = 5
     counts: Counter[str] = field(default_factory=Counter)
@@ -107,18 +112,23 @@ class ErrorLog:
         return f"{rows} left out ({kinds}); first: {self.messages[0]}" if self.total else "no rows left out"
 
 
-# ---------------------------------------------------------------------------------------------------------------- features
+# ------------------------------------------------------------------------------------------------------------ features
 
-_FIXED = {"hash": "farmhash fingerprint64 mod buckets", "transform": "log1p, minmax"}  # a model made otherwise is refused
+_FIXED = {
+    "hash": "farmhash fingerprint64 mod buckets",
+    "transform": "log1p, minmax",
+}  # a model made otherwise is refused
 
 
 @dataclass(frozen=True)
 class Features:
-    """The preprocessing that travels with a model: sizes, hash buckets, and per numeric column the training data's statistics.
+    """The preprocessing that travels with a model: sizes, hash buckets, and per numeric column the training data's
+    statistics.
 
-    A number x becomes (clip(log1p(max(x, 0)), lo, hi) - lo) / (hi - lo): negative values count as 0, values beyond those of the
-    training data as its extremes. A missing number becomes `fill` of its column, which lies in [0, 1] as well. A column that was
-    constant or always missing in training is always 0, or `fill` where missing. Raises RequestError on impossible values.
+    A number x becomes (clip(log1p(max(x, 0)), lo, hi) - lo) / (hi - lo): negative values count as 0, values beyond
+    those of the training data as its extremes. A missing number becomes `fill` of its column, which lies in [0, 1] as
+    well. A column that was constant or always missing in training is always 0, or `fill` where missing. Raises
+    RequestError on impossible values.
     """
 
     lo: tuple[float, ...]
@@ -132,11 +142,17 @@ class Features:
         for name, low, high in (("numeric", 1, 10_000), ("categorical", 1, 10_000), ("buckets", 1, 2**31 - 1)):
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
-                raise RequestError(f"broken features: found {name} {value!r}, wanted a whole number from {low} to {high}")
+                raise RequestError(
+                    f"broken features: found {name} {value!r}, wanted a whole number from {low} to {high}"
+                )
         for name in ("lo", "hi", "fill"):
             values = getattr(self, name)
-            if len(values) != self.numeric or not all(type(value) is float and 0 <= value < math.inf for value in values):
-                raise RequestError(f"broken features: wanted {name} to hold {self.numeric} finite numbers, none negative")
+            if len(values) != self.numeric or not all(
+                type(value) is float and 0 <= value < math.inf for value in values
+            ):
+                raise RequestError(
+                    f"broken features: wanted {name} to hold {self.numeric} finite numbers, none negative"
+                )
         if any(lo > hi for lo, hi in zip(self.lo, self.hi, strict=True)) or max(self.fill) > 1:
             raise RequestError("broken features: wanted lo <= hi and fill <= 1 in every column")
 
@@ -185,10 +201,17 @@ class Features:
         return out
 
     def encode(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
-        """The model's inputs: {"ids": int32 [n, categorical], "numbers": float32 [n, numeric] in [0, 1]}, C-contiguous."""
-        if rows.ids.ndim != 2 or rows.ids.shape[1] != self.categorical or (len(rows) and rows.ids.max() >= self.buckets):
+        """The model's inputs: {"ids": int32 [n, categorical], "numbers": float32 [n, numeric] in [0, 1]},
+        C-contiguous.
+        """
+        if (
+            rows.ids.ndim != 2
+            or rows.ids.shape[1] != self.categorical
+            or (len(rows) and rows.ids.max() >= self.buckets)
+        ):
             raise RequestError(
-                f"wanted ids [n, {self.categorical}] below {self.buckets}: read the rows with read_rows(..., **features.counts)"
+                f"wanted ids [n, {self.categorical}] below {self.buckets}: read the rows with read_rows(..., "
+                "**features.counts)"
             )
         return {"ids": np.ascontiguousarray(rows.ids), "numbers": self.normalize(rows.numbers)}
 
@@ -196,8 +219,8 @@ class Features:
 def fit(batches: Iterable[Rows], *, buckets: int = BUCKETS, fill: Literal["zero", "mean"] = "zero") -> Features:
     """Statistics of the training data in one pass over `batches`; memory does not grow with them.
 
-    `buckets` is what the batches were read with. `fill` says what a missing number becomes: 0, or its column's mean after
-    normalization. Raises RequestError where there is no row.
+    `buckets` is what the batches were read with. `fill` says what a missing number becomes: 0, or its column's mean
+    after normalization. Raises RequestError where there is no row.
     """
     if fill not in ("zero", "mean"):
         raise RequestError(f"found fill {fill!r}, wanted zero or mean")
@@ -240,11 +263,13 @@ def _scaled(numbers: npt.NDArray[np.floating[Any]], lo: Floats, hi: Floats, span
 
 @cache
 def _logarithms() -> Floats:
-    """The logarithms of small whole numbers, which most numbers are, once for all: numpy's own, so that results are the same bits."""
+    """The logarithms of small whole numbers, which most numbers are, once for all: numpy's own, so that results are the
+    same bits.
+    """
     return _log(np.arange(1 << 16, dtype=np.float32))
 
 
-# ----------------------------------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------------------------- reading
 
 
 def read_rows(
@@ -258,19 +283,22 @@ def read_rows(
     errors: ErrorLog | None = None,
     seconds: defaultdict[str, float] | None = None,
 ) -> Iterator[Rows]:
-    """Read rows as a stream of `Rows` of `batch_rows` rows each (the last one shorter), in input order and constant memory.
+    """Read rows as a stream of `Rows` of `batch_rows` rows each (the last one shorter), in input order and constant
+    memory.
 
-    `buckets` is that of all categories, or a sequence with that of each, see `hashing.buckets_of`.
-    `sources` is one or a list of: a TSV file, plain or gzip (told by its content); a .parquet file; "-" for stdin; a folder
-    written by `datasets.save_to_disk` or a data set on the hub, "org/name", both optionally with ":split" (parquet and data sets:
-    columns label / click / clicked, I1.. or integer_feature_1.., C1.. or categorical_feature_1.. in any case, else 39 or 40
-    columns by order). Or it is a list of raw rows: each a tab separated str or bytes, or a sequence of values where None, NaN and
-    "" are missing. Whether rows have a label is decided by the first row's column count and must hold for all of them.
+    `buckets` is that of all categories, or a sequence with that of each, see `hashing.buckets_of`. `sources` is one or
+    a list of: a TSV file, plain or gzip (told by its content); a .parquet file; "-" for stdin; a folder written by
+    `datasets.save_to_disk` or a data set on the hub, "org/name", both optionally with ":split" (parquet and data sets:
+    columns label / click / clicked, I1.. or integer_feature_1.., C1.. or categorical_feature_1.. in any case, else 39
+    or 40 columns by order). Or it is a list of raw rows: each a tab separated str or bytes, or a sequence of values
+    where None, NaN and "" are missing. Whether rows have a label is decided by the first row's column count and must
+    hold for all of them.
 
-    A row with a wrong column count, a number that is none (plain integers and decimals are; nan and inf are not), or a label
-    other than 0 and 1 raises RequestError with file and line; with on_error="skip" it is left out and counted in `errors`. Input
-    that is missing, empty, truncated, of another kind, or without one right row raises RequestError; a hub that fails on the way
-    raises ZooError. `seconds["read"]` counts the time in which the sources gave their bytes or tables.
+    A row with a wrong column count, a number that is none (plain integers and decimals are; nan and inf are not), or a
+    label other than 0 and 1 raises RequestError with file and line; with on_error="skip" it is left out and counted in
+    `errors`. Input that is missing, empty, truncated, of another kind, or without one right row raises RequestError; a
+    hub that fails on the way raises ZooError. `seconds["read"]` counts the time in which the sources gave their bytes
+    or tables.
     """
     if on_error not in ("raise", "skip"):
         raise RequestError(f"found on_error {on_error!r}, wanted raise or skip")
@@ -287,10 +315,14 @@ def read_rows(
     if _is_row(sources[0]):
         return _batches(reader.memory(sources), batch_rows, log)
     try:
-        opened = [places.find(source) for source in sources]  # a file that is missing shows before the first one is read
+        opened = [
+            places.find(source) for source in sources
+        ]  # a file that is missing shows before the first one is read
     except OSError as error:
         raise RequestError(f"cannot read {error.filename}: {error.strerror}") from error
-    return _batches((rows for name, kind, place in opened for rows in reader.source(name, kind, place)), batch_rows, log)
+    return _batches(
+        (rows for name, kind, place in opened for rows in reader.source(name, kind, place)), batch_rows, log
+    )
 
 
 def timed(items: Iterable[Item], seconds: defaultdict[str, float], name: str) -> Iterator[Item]:
@@ -339,9 +371,20 @@ class _Reader:
     """What one `read_rows` call knows across its sources."""
 
     def __init__(
-        self, numeric: int, categorical: int, buckets: int | Sequence[int], errors: ErrorLog | None, seconds: defaultdict[str, float]
+        self,
+        numeric: int,
+        categorical: int,
+        buckets: int | Sequence[int],
+        errors: ErrorLog | None,
+        seconds: defaultdict[str, float],
     ) -> None:
-        self.numeric, self.categorical, self.buckets, self.errors, self.seconds = numeric, categorical, buckets, errors, seconds
+        self.numeric, self.categorical, self.buckets, self.errors, self.seconds = (
+            numeric,
+            categorical,
+            buckets,
+            errors,
+            seconds,
+        )
         self.native = extension.native()
         self.labelled: bool | None = None  # unknown before the first row
         self.seen = 0
@@ -381,11 +424,16 @@ class _Reader:
         for table in tables:
             columns, labelled = places.choose_columns(name, table.column_names, self.numeric, self.categorical)
             if self.labelled not in (None, labelled):
-                raise RequestError(f"found {name} {'with' if labelled else 'without'} a label, wanted it like the input before it")
+                raise RequestError(
+                    f"found {name} {'with' if labelled else 'without'} a label, wanted it like the input before it"
+                )
             self.labelled = labelled
             arrays = [places.plain(table[column].combine_chunks()) for column in columns]
             named, split = list(zip(columns, arrays, strict=True)), self.numeric + labelled
-            values, bad = (np.stack(parts, axis=1) for parts in zip(*(_numbers(name, *column) for column in named[:split]), strict=True))
+            values, bad = (
+                np.stack(parts, axis=1)
+                for parts in zip(*(_numbers(name, *column) for column in named[:split]), strict=True)
+            )
             fields = zip(named[split:], per_field(self.buckets, self.categorical), strict=True)
             ids = np.stack([_hashed(name, *column, size) for column, size in fields], axis=1)
             piece = _Piece(name, before, len(table), np.arange(len(table)), [])
@@ -446,10 +494,17 @@ class _Reader:
         values, bad = _parse(data, starts[:, :split], ends[:, :split])
         hashes = fingerprints(data, starts[:, split:].ravel(), (ends[:, split:] - starts[:, split:]).ravel())
         ids = buckets_of(hashes.reshape(-1, self.categorical), self.buckets)
-        return self._rows(piece, values, bad, ids, lambda i, j: data[starts[i, j] : ends[i, j]].tobytes().decode("utf-8", "replace"))
+        return self._rows(
+            piece, values, bad, ids, lambda i, j: data[starts[i, j] : ends[i, j]].tobytes().decode("utf-8", "replace")
+        )
 
     def _rows(
-        self, piece: _Piece, values: Floats, bad: npt.NDArray[np.bool_], ids: npt.NDArray[np.int32], show: Callable[[int, int], Any]
+        self,
+        piece: _Piece,
+        values: Floats,
+        bad: npt.NDArray[np.bool_],
+        ids: npt.NDArray[np.int32],
+        show: Callable[[int, int], Any],
     ) -> Rows:
         """Check labels and numbers, report the faults of the piece in order, keep the other rows."""
         labelled, faults, right = bool(self.labelled), piece.faults, piece.right
@@ -462,7 +517,9 @@ class _Reader:
             if labelled and column == 0:
                 faults.append((int(right[row]), "label", f"found label {found}, wanted 0 or 1"))
             else:
-                faults.append((int(right[row]), "number", f"found {found} in column {column + 1}, wanted a number or nothing"))
+                faults.append(
+                    (int(right[row]), "number", f"found {found} in column {column + 1}, wanted a number or nothing")
+                )
         for row, kind, message in sorted(faults):
             message = f"{piece.name}:{piece.before + row + 1}: {message}"
             if self.errors is None:
@@ -476,7 +533,7 @@ class _Reader:
         return Rows(np.ascontiguousarray(values[:, labelled:]), ids, values[:, 0].copy() if labelled else None, index)
 
 
-# ------------------------------------------------------------------------------------------------------------------ numbers
+# ------------------------------------------------------------------------------------------------------------- numbers
 
 _PAD = b"\xff" * 8  # in front of every buffer, so that the 8 bytes before any field's end can be read
 _NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?")
@@ -485,7 +542,8 @@ _u64 = np.uint64
 
 
 def _parse(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Numbers `data[starts:ends]` (any shape) as float32, NaN where empty, and where the text is no number that float32 holds.
+    """Numbers `data[starts:ends]` (any shape) as float32, NaN where empty, and where the text is no number that float32
+    holds.
 
     Short integers are read all at once; what is longer or has a decimal point goes one by one.
     """
@@ -507,8 +565,8 @@ def _parse(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> tuple[Float
 def _digits(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Runs of up to eight digits as float32, NaN where empty, and where there is anything else.
 
-    A field is read as one 64-bit word and its digits added up in three multiplications (the well-known SWAR method: D. Lemire,
-    "Quickly parsing eight digits", 2018).
+    A field is read as one 64-bit word and its digits added up in three multiplications (the well-known SWAR method: D.
+    Lemire, "Quickly parsing eight digits", 2018).
     """
     bits = (ends - starts).astype(np.uint64) * _u64(8)
     zeros = _u64(0x3030303030303030)
@@ -518,7 +576,9 @@ def _digits(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> tuple[Floa
     other = ((words + _u64(0x7676767676767676)) | words) & _u64(0x8080808080808080) != 0  # a byte over 9
     words = words * _u64(10) + (words >> _u64(8))
     mask = _u64(0x000000FF000000FF)
-    words = ((words & mask) * _u64(0x000F424000000064) + ((words >> _u64(16)) & mask) * _u64(0x0000271000000001)) >> _u64(32)
+    words = (
+        (words & mask) * _u64(0x000F424000000064) + ((words >> _u64(16)) & mask) * _u64(0x0000271000000001)
+    ) >> _u64(32)
     values = words.astype(np.float32)
     values[bits == 0] = np.nan
     return values, other
@@ -529,7 +589,7 @@ def _number(text: bytes) -> float:
     return value if abs(value) <= _LARGEST else math.nan
 
 
-# ------------------------------------------------------------------------------------------------------------------ sources
+# ------------------------------------------------------------------------------------------------------------- sources
 
 
 def _is_row(source: Any) -> bool:
@@ -555,7 +615,9 @@ def _values(row: Any, position: int) -> list[bytes]:
     if isinstance(row, bytes):
         return row.removesuffix(b"\n").removesuffix(b"\r").split(b"\t")
     if not isinstance(row, Sequence | np.ndarray):
-        raise RequestError(f"rows:{position + 1}: found {type(row).__name__}, wanted tab separated text or a sequence of values")
+        raise RequestError(
+            f"rows:{position + 1}: found {type(row).__name__}, wanted tab separated text or a sequence of values"
+        )
     return [_bytes(value) for value in row]
 
 
@@ -583,7 +645,12 @@ def _numbers(name: str, column: str, array: Any) -> tuple[Floats, npt.NDArray[np
         _, offsets, data = array.buffers()
         ends = np.frombuffer(offsets or b"", np.int64)[array.offset : array.offset + len(array) + 1] + len(_PAD)
         return _parse(np.frombuffer(_PAD + (data.to_pybytes() if data else b""), np.uint8), ends[:-1], ends[1:])
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind)):
+    if not (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+    ):
         raise RequestError(f"found {kind} in the column {column} of {name}, wanted numbers")
     with np.errstate(over="ignore"):
         values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float32)

@@ -24,8 +24,9 @@ from zoo.wide_deep.rewrites import INTEGERS, field_lookup
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
-# Rough figures of one core, from AMD and Intel servers of 2021 to 2024, taken so that the fold has to earn its place: int8 products as
-# fast as most do them (measured: 240 to 580e9 MAC/s), rows as slow as any reads them (L2 150 to 280, L3 30 to 130, DRAM 17 to 45 GB/s).
+# Rough figures of one core, from AMD and Intel servers of 2021 to 2024, taken so that the fold has to earn its place:
+# int8 products as fast as most do them (measured: 240 to 580e9 MAC/s), rows as slow as any reads them (L2 150 to 280,
+# L3 30 to 130, DRAM 17 to 45 GB/s).
 MACS = 400e9
 BANDWIDTH = {"L2": 150e9, "L3": 30e9, "DRAM": 17e9}
 LIMIT = 2**28  # bytes of one table: it is kept in a file and in memory for as long as the model is
@@ -35,7 +36,9 @@ BLOCK = 8192  # table rows multiplied at once, in float64
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to fold one layer and the estimate behind it: bytes of the folded table, and per sample products saved and microseconds."""
+    """Whether to fold one layer and the estimate behind it: bytes of the folded table, and per sample products saved
+    and microseconds.
+    """
 
     fold: bool
     reason: str
@@ -49,15 +52,17 @@ class Decision:
 
 
 def decide(widths: Sequence[int], rows: int, hidden: int, caches: Mapping[str, int]) -> Decision:
-    """Whether folding a layer of `hidden` outputs into tables of `widths` columns, `rows` rows in all, pays on a CPU with these caches.
+    """Whether folding a layer of `hidden` outputs into tables of `widths` columns, `rows` rows in all, pays on a CPU
+    with these caches.
 
     Per sample and core, with H = hidden and H' = H in whole cache lines, the fold trades products for bytes:
 
-        gemm = sum_f d_f H / MACS        rows = F H' / BANDWIDTH[the first of L2, L3, DRAM that holds the table of R H' bytes]
+        gemm = sum_f d_f H / MACS
+        rows = F H' / BANDWIDTH[the first of L2, L3, DRAM that holds the table of R H' bytes]
 
-    It pays where rows < gemm and the table is within `LIMIT`. Where H is a multiple of 64 it cancels: tables in L3 pay from 14 columns on,
-    in DRAM from 24. This is the estimate for large batches. In small ones the layer's own weights have to be read for few samples, and the
-    fold gains more.
+    It pays where rows < gemm and the table is within `LIMIT`. Where H is a multiple of 64 it cancels: tables in L3 pay
+    from 14 columns on, in DRAM from 24. This is the estimate for large batches. In small ones the layer's own weights
+    have to be read for few samples, and the fold gains more.
     """
     line = -(-hidden // COLUMNS) * COLUMNS
     size, macs, read = rows * line, sum(widths) * hidden, len(widths) * line
@@ -84,7 +89,9 @@ class _Lookups:
 
 @dataclass(frozen=True, eq=False)
 class _Field:
-    """One field of the folded layer: the rows `table` [rows, d] that column `column` of the ids chooses, and their weights [d, H]."""
+    """One field of the folded layer: the rows `table` [rows, d] that column `column` of the ids chooses, and their
+    weights [d, H].
+    """
 
     column: int
     table: Array
@@ -107,22 +114,27 @@ class _Parts:
 
 
 class FoldParallelEmbedding(Rewrite):
-    """Relu([e_1 .. e_F; x] W + b) -> one `ParallelEmbedding` (int8.zoo, see `pipelines.kernels.clicks.operators`) and a DequantizeLinear.
+    """Relu([e_1 .. e_F; x] W + b) -> one `ParallelEmbedding` (int8.zoo, see `pipelines.kernels.clicks.operators`) and a
+    DequantizeLinear.
 
     e_f is row id_f of a constant table E_f, so e_f W_f is row id_f of the constant table P_f = E_f W_f, exactly:
 
         [e_1 .. e_F; x] W + b = sum_f P_f[id_f] + x W_x + b = sum_f (P_f[id_f] - c_f) + x W_x + (b + sum_f c_f)
 
-    c_f, the middle of each column of P_f, makes the int8 step of a column small: s_j = max_f (max - min)(P_f[:, j]) / 254. The rows are
-    then wrong by at most s_j / 2, numbers by half a step in 2048 of their calibrated range, and the hidden layer is rounded to the same
-    uint8 as without the fold. The wide part ReduceSum(T[ids + offsets]) joins where it has the same columns with the same rows.
+    c_f, the middle of each column of P_f, makes the int8 step of a column small: s_j = max_f (max - min)(P_f[:, j]) /
+    254. The rows are then wrong by at most s_j / 2, numbers by half a step in 2048 of their calibrated range, and the
+    hidden layer is rounded to the same uint8 as without the fold. The wide part ReduceSum(T[ids + offsets]) joins where
+    it has the same columns with the same rows.
 
-    Matches lookups as `FuseParallelEmbedding` joins them, or single ones, on one graph input of ids in [0, rows); other parts have to be
-    float [n, m] with a range in `table`. Does not fire where the sum or the concatenation has another reader, where the cost model (see
-    `decide`) advises against it, where `keep` says by name that an operator stays float, or where `EmbeddingLayer` refuses the numbers.
+    Matches lookups as `FuseParallelEmbedding` joins them, or single ones, on one graph input of ids in [0, rows); other
+    parts have to be float [n, m] with a range in `table`. Does not fire where the sum or the concatenation has another
+    reader, where the cost model (see `decide`) advises against it, where `keep` says by name that an operator stays
+    float, or where `EmbeddingLayer` refuses the numbers.
     """
 
-    def __init__(self, table: CalibrationTable, caches: Mapping[str, int], keep: Callable[[str], bool] = lambda name: False) -> None:
+    def __init__(
+        self, table: CalibrationTable, caches: Mapping[str, int], keep: Callable[[str], bool] = lambda name: False
+    ) -> None:
         super().__init__()
         self.table, self.caches, self.keep = table, caches, keep
         self.decisions: dict[str, Decision] = {}
@@ -162,7 +174,9 @@ class FoldParallelEmbedding(Rewrite):
         fields = parts.fields
         scale = self._hidden_scale(hidden)
         step = np.concatenate([np.zeros(0), *(self._step(each) for each in parts.dense)])
-        decision = decide([len(each.weight) for each in fields], sum(len(each.table) for each in fields), bias.size, self.caches)
+        decision = decide(
+            [len(each.weight) for each in fields], sum(len(each.table) for each in fields), bias.size, self.caches
+        )
         self.decisions[str(hidden.name)] = decision
         if not decision.fold:
             raise RequestError(decision.reason)
@@ -172,7 +186,11 @@ class FoldParallelEmbedding(Rewrite):
         nodes: list[ir.Node] = []
         numbers = parts.dense[0] if parts.dense else None
         if len(parts.dense) > 1:
-            nodes.append(edit.node("Concat", list(parts.dense), f"{hidden.name}.numbers", dtype=ir.DataType.FLOAT, taken=taken, axis=1))
+            nodes.append(
+                edit.node(
+                    "Concat", list(parts.dense), f"{hidden.name}.numbers", dtype=ir.DataType.FLOAT, taken=taken, axis=1
+                )
+            )
             numbers = nodes[0].outputs[0]
         embedding = parallel_embedding(main, layer, parts.ids, numbers, f"{hidden.name}.embedding", taken)
         s = edit.initializer(main, f"{hidden.name}.scale", np.asarray(scale), taken)
@@ -182,7 +200,9 @@ class FoldParallelEmbedding(Rewrite):
         if total is not None:
             old.append(total[0])
             replaced[total[0].outputs[0]] = embedding.outputs[1]
-        ir.convenience.replace_nodes_and_values(main, relu, old, [*nodes, embedding, back], list(replaced), list(replaced.values()))
+        ir.convenience.replace_nodes_and_values(
+            main, relu, old, [*nodes, embedding, back], list(replaced), list(replaced.values())
+        )
         return 1
 
     def _parts(self, values: Sequence[ir.Value | None], found: Sequence[_Lookups | None], weight: Floats) -> _Parts:
@@ -200,9 +220,13 @@ class FoldParallelEmbedding(Rewrite):
                 continue
             width = value.shape[1] if value is not None and value.shape is not None and len(value.shape) == 2 else None
             if value is None or value.dtype != ir.DataType.FLOAT or not isinstance(width, int):
-                raise RequestError(f"its part {value.name if value else '?'} is not known to be float32 of a fixed number of columns")
+                raise RequestError(
+                    f"its part {value.name if value else '?'} is not known to be float32 of a fixed number of columns"
+                )
             if _is_lookup(value):
-                raise RequestError(f"its part {value.name} is no lookup by columns of one input that only this layer reads")
+                raise RequestError(
+                    f"its part {value.name} is no lookup by columns of one input that only this layer reads"
+                )
             dense.append(value)
             rows.append(weight[start : start + width])
             start += width
@@ -263,11 +287,12 @@ class FoldParallelEmbedding(Rewrite):
 def fold_layer(
     fields: Sequence[_Field], weight: Floats, step: Array, bias: Floats, hidden: float, wide: Array | None = None
 ) -> EmbeddingLayer:
-    """The layer in integers: weight [M, H] of numbers in steps of 1 / step [M], bias [H], all in float units; `hidden` is the uint8 step.
+    """The layer in integers: weight [M, H] of numbers in steps of 1 / step [M], bias [H], all in float units; `hidden`
+    is the uint8 step.
 
-    Products are computed in float64 and a block at a time. A column's step is its reach / 127, see the class, but no finer than `FINEST` of
-    a hidden step, so that a column of zeros has one. The shift is the largest for which the weights of the numbers fit int16.
-    Raises RequestError where none does.
+    Products are computed in float64 and a block at a time. A column's step is its reach / 127, see the class, but no
+    finer than `FINEST` of a hidden step, so that a column of zeros has one. The shift is the largest for which the
+    weights of the numbers fit int16. Raises RequestError where none does.
     """
     low, high = np.full((2, len(fields), bias.size), [[[np.inf]], [[-np.inf]]])
     for number, each in enumerate(fields):
@@ -310,11 +335,13 @@ def fold_layer(
 
 
 def fold(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tuple[ir.Model | None, dict[str, Any]]:
-    """The rewritten float model, which is left as it is, as one for the native kernels: (model, report), or (None, report).
+    """The rewritten float model, which is left as it is, as one for the native kernels: (model, report), or (None,
+    report).
 
-    The model has a `ParallelEmbedding` in place of the first layer, whose bytes the next one reads, and QDQ form from there on. The report:
-    {"fold": bool, "reason": one line, "layers": {hidden value: `Decision`}, "refused": {operator: reason}, "quantization": of
-    `QuantReport`, if folded}. On one machine the same inputs give the same bytes. Raises RequestError as `quantize` does.
+    The model has a `ParallelEmbedding` in place of the first layer, whose bytes the next one reads, and QDQ form from
+    there on. The report: {"fold": bool, "reason": one line, "layers": {hidden value: `Decision`}, "refused": {operator:
+    reason}, "quantization": of `QuantReport`, if folded}. On one machine the same inputs give the same bytes. Raises
+    RequestError as `quantize` does.
     """
     table.require(model)
     if not recipe.quantize_tables:
@@ -328,7 +355,13 @@ def fold(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tuple
         return None, {"fold": False, "reason": reason, "layers": said, "refused": chosen.refused}
     result, report = quantize(folded, recipe, replace(table, graph=io.digest(folded)))
     reason = "; ".join(each.reason for each in chosen.decisions.values() if each.fold)
-    return result, {"fold": True, "reason": reason, "layers": said, "refused": chosen.refused, "quantization": report.to_json()}
+    return result, {
+        "fold": True,
+        "reason": reason,
+        "layers": said,
+        "refused": chosen.refused,
+        "quantization": report.to_json(),
+    }
 
 
 def _lookups(value: ir.Value | None) -> _Lookups | None:
@@ -338,14 +371,18 @@ def _lookups(value: ir.Value | None) -> _Lookups | None:
         table = query.constant(field.lookup.table)
         return None if table is None else _Lookups(field.ids, [(field.column, table)])
     producer = value.producer() if value is not None and query.sole_user(value) is not None else None
-    found = _stacked(producer.inputs[0]) if producer is not None and producer.op_type in ("Reshape", "Flatten") else None
+    found = (
+        _stacked(producer.inputs[0]) if producer is not None and producer.op_type in ("Reshape", "Flatten") else None
+    )
     if value is None or found is None or query.rank(value) != 2 or value.shape is None:
         return None
     return found if value.shape[1] == sum(table.shape[1] for _, table in found.fields) else None
 
 
 def _stacked(value: ir.Value | None) -> _Lookups | None:
-    """`value` as T[ids[:, columns] + offsets], float32 [n, fields, width], read by no other; a field ends where the next begins."""
+    """`value` as T[ids[:, columns] + offsets], float32 [n, fields, width], read by no other; a field ends where the
+    next begins.
+    """
     gather = value.producer() if value is not None and query.sole_user(value) is not None else None
     if gather is None or gather.op_type != "Gather" or gather.attributes.get_int("axis", 0) != 0:
         return None
@@ -372,8 +409,16 @@ def _stacked(value: ir.Value | None) -> _Lookups | None:
 def _columns(ids: ir.Value, count: int) -> tuple[ir.Value, list[int]]:
     """`ids` as columns of the value that it is gathered or cast from."""
     columns = list(range(count))
-    while (producer := ids.producer()) is not None and (source := producer.inputs[0]) is not None and source.dtype in INTEGERS:
-        if producer.op_type == "Gather" and producer.attributes.get_int("axis", 0) in (1, -1) and query.rank(source) == 2:
+    while (
+        (producer := ids.producer()) is not None
+        and (source := producer.inputs[0]) is not None
+        and source.dtype in INTEGERS
+    ):
+        if (
+            producer.op_type == "Gather"
+            and producer.attributes.get_int("axis", 0) in (1, -1)
+            and query.rank(source) == 2
+        ):
             chosen = query.constant(producer.inputs[1])
             if chosen is None or chosen.ndim != 1 or chosen.min() < 0:
                 break

@@ -1,4 +1,6 @@
-"""Freeze Wide & Deep: checkpoint -> pruned TensorFlow inference graph (frozen.pb) -> fp32.onnx; or a graph from elsewhere -> fp32.onnx."""
+"""Freeze Wide & Deep: checkpoint -> pruned TensorFlow inference graph (frozen.pb) -> fp32.onnx; or a graph from
+elsewhere -> fp32.onnx.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,15 @@ import tensorflow as tf  # isort: skip
 OUTPUT = "probability"
 GRAPH = "graph.pb"  # a frozen graph that came from elsewhere
 OPSET = 18
-PASS_THROUGH = {"Identity", "Snapshot", "StopGradient", "PreventGradient", "CheckNumerics", "Print", "DebugGradientIdentity"}
+PASS_THROUGH = {
+    "Identity",
+    "Snapshot",
+    "StopGradient",
+    "PreventGradient",
+    "CheckNumerics",
+    "Print",
+    "DebugGradientIdentity",
+}
 EFFECTS = {"NoOp", "Assert", "PrintV2", "ControlTrigger"}
 GRADIENT_ATTRIBUTES = {"grad_a", "grad_b"}  # of MatMul: written by new TensorFlows, unknown to older readers
 
@@ -48,11 +58,11 @@ def freeze(folder: str | Path) -> dict[str, Any]:
 
     Where `from_graph` wrote the folder, see `freeze_graph`.
 
-    fp32.onnx has the inputs `ids` int32 [batch, categorical] and `numbers` float32 [batch, numeric], the output `probability`
-    float32 [batch, 1], and the weights as initializers under their Keras paths (see `build_model`), neither transposed nor merged.
-    The same weights give the same bytes. Returns what freeze.json holds: how many nodes and attributes were removed, how many nodes
-    are left, operators of fp32.onnx, bytes. Raises RequestError where the folder holds no trained model, ZooError where the
-    conversion did not carry every weight over.
+    fp32.onnx has the inputs `ids` int32 [batch, categorical] and `numbers` float32 [batch, numeric], the output
+    `probability` float32 [batch, 1], and the weights as initializers under their Keras paths (see `build_model`),
+    neither transposed nor merged. The same weights give the same bytes. Returns what freeze.json holds: how many nodes
+    and attributes were removed, how many nodes are left, operators of fp32.onnx, bytes. Raises RequestError where the
+    folder holds no trained model, ZooError where the conversion did not carry every weight over.
     """
     folder = Path(folder)
     if (folder / GRAPH).is_file():
@@ -87,19 +97,27 @@ def load_model(folder: Path) -> keras.Model:
     trained = read_json(folder / "train.json")
     try:
         settings = trained["config"]
-        model = build_model(Features.from_json(trained["features"]), TrainConfig(**settings | {"hidden": tuple(settings["hidden"])}))
+        model = build_model(
+            Features.from_json(trained["features"]), TrainConfig(**settings | {"hidden": tuple(settings["hidden"])})
+        )
         model.load_weights(folder / WEIGHTS)
     except (OSError, TypeError, KeyError, ValueError) as error:
-        raise RequestError(f"cannot read the model in {folder} ({str(error).splitlines()[0]}); train it again") from error
+        raise RequestError(
+            f"cannot read the model in {folder} ({str(error).splitlines()[0]}); train it again"
+        ) from error
     return model
 
 
 def to_graph(model: keras.Model) -> GraphDef:
-    """The inference graph of a Keras model with its variables as constants under their paths, output node `probability`."""
+    """The inference graph of a Keras model with its variables as constants under their paths, output node
+    `probability`.
+    """
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     signature = [tf.TensorSpec(each.shape, each.dtype, name=each.name) for each in model.inputs]
-    function = tf.function(lambda *inputs: tf.identity(model(inputs, training=False), name=OUTPUT), input_signature=signature)
+    function = tf.function(
+        lambda *inputs: tf.identity(model(inputs, training=False), name=OUTPUT), input_signature=signature
+    )
     concrete = function.get_concrete_function()
     graph = convert_variables_to_constants_v2(concrete).graph.as_graph_def()
     paths = {variable.value.handle.ref(): variable.path for variable in model.weights}
@@ -110,7 +128,7 @@ def to_graph(model: keras.Model) -> GraphDef:
     return graph
 
 
-# ------------------------------------------------------------------------------------------------- graphs from elsewhere
+# ----------------------------------------------------------------------------------------------- graphs from elsewhere
 
 
 def from_graph(
@@ -122,11 +140,13 @@ def from_graph(
     output_node: str | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Make `output` a model folder of a frozen graph, but for its card, whose details are returned: preprocessing and weights.
+    """Make `output` a model folder of a frozen graph, but for its card, whose details are returned: preprocessing and
+    weights.
 
-    path: a GraphDef or a SavedModel's folder that `zoo.wide_deep.tensorflow_graph.columns` understands. data: rows of a log, whatever `read_rows` takes; the
-    first `CALIBRATION_ROWS` of them become calibration.npz and give the numbers their ranges. columns: names of the columns of a
-    row, see `mapped.ordered`. Raises RequestError for a graph, rows or columns that do not fit, before anything is written.
+    path: a GraphDef or a SavedModel's folder that `zoo.wide_deep.tensorflow_graph.columns` understands. data: rows of a
+    log, whatever `read_rows` takes; the first `CALIBRATION_ROWS` of them become calibration.npz and give the numbers
+    their ranges. columns: names of the columns of a row, see `mapped.ordered`. Raises RequestError for a graph, rows or
+    columns that do not fit, before anything is written.
     """
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -143,7 +163,10 @@ def from_graph(
     samples: dict[str, Any] = features.encode(rows)
     with replacing(output / SAMPLES) as temporary:
         np.savez(temporary, **samples)
-    return {"preprocessing": features.to_json(), "weights": {"file": GRAPH, "output": network.output, "from": Path(path).name}}
+    return {
+        "preprocessing": features.to_json(),
+        "weights": {"file": GRAPH, "output": network.output, "from": Path(path).name},
+    }
 
 
 def map_features(network: Network, columns: Sequence[str] | None = None) -> MappedFeatures:
@@ -158,15 +181,18 @@ def map_features(network: Network, columns: Sequence[str] | None = None) -> Mapp
     position = {key: numeric.index(name) for key, name in names.items()}
     found = sorted(Number(position[each.feature, each.position], each.steps) for each in network.columns)
     fields = tuple(network.fields[name] for name in categorical)
-    return MappedFeatures(tuple(numeric), tuple(fills[name] for name in numeric), tuple(categorical), fields, tuple(found))
+    return MappedFeatures(
+        tuple(numeric), tuple(fills[name] for name in numeric), tuple(categorical), fields, tuple(found)
+    )
 
 
 def freeze_graph(folder: Path) -> dict[str, Any]:
     """Turn graph.pb in a folder that `from_graph` began into fp32.onnx and freeze.json, by the features on its card.
 
-    fp32.onnx has the inputs and the output of a model trained here (see `freeze`); an id may be the number of its field's buckets, which
-    stands for a missing value. Returns what freeze.json holds: nodes of the graph, of them those that the probability needs, and those
-    without constants and inputs; nodes and operators of fp32.onnx; bytes. Raises RequestError where the card does not fit the graph.
+    fp32.onnx has the inputs and the output of a model trained here (see `freeze`); an id may be the number of its
+    field's buckets, which stands for a missing value. Returns what freeze.json holds: nodes of the graph, of them those
+    that the probability needs, and those without constants and inputs; nodes and operators of fp32.onnx; bytes. Raises
+    RequestError where the card does not fit the graph.
     """
     card = read_json(folder / CARD)
     features, graph = MappedFeatures.from_json(card.get("preprocessing")), read_graph(folder / GRAPH)
@@ -183,7 +209,9 @@ def freeze_graph(folder: Path) -> dict[str, Any]:
 
 
 def network_to_onnx(network: Network, features: MappedFeatures) -> ir.Model:
-    """A network as the ONNX model of rows that `features` encodes. Raises RequestError where they are another network's."""
+    """A network as the ONNX model of rows that `features` encodes. Raises RequestError where they are another
+    network's.
+    """
     known = {(each.column, each.steps): each for each in features.numbers}
     wanted: dict[Column, Number] = {}
     wide = {feature: len(each.fill) for feature, each in network.numbers.items()}
@@ -217,14 +245,15 @@ def _first_rows(data: Any, features: MappedFeatures, on_error: str) -> Rows:
     return Rows.concatenate(parts)
 
 
-# ----------------------------------------------------------------------------------------------- pruning a TensorFlow graph
+# ------------------------------------------------------------------------------------------ pruning a TensorFlow graph
 
 
 def remove_training_ops(graph: GraphDef, keep: Collection[str]) -> int:
-    """Remove what only training or debugging needs, except nodes named in `keep`; returns how many nodes went. In place.
+    """Remove what only training or debugging needs, except nodes named in `keep`; returns how many nodes went. In
+    place.
 
-    f(x) = x for the operators of `PASS_THROUGH`: their readers read x. The operators of `EFFECTS` have no result. Control
-    edges order effects, of which a frozen graph has none left.
+    f(x) = x for the operators of `PASS_THROUGH`: their readers read x. The operators of `EFFECTS` have no result.
+    Control edges order effects, of which a frozen graph has none left.
     """
     gone = {node.name: node for node in graph.node if node.op in PASS_THROUGH | EFFECTS and node.name not in keep}
 
@@ -258,7 +287,8 @@ def remove_unused_nodes(graph: GraphDef, outputs: Collection[str]) -> int:
 def remove_attributes(graph: GraphDef) -> int:
     """Remove attributes that no inference engine needs; returns how many. In place.
 
-    A leading underscore marks what is no part of an operator's definition (`_output_shapes`, `_class`, `_XlaMustCompile`, ...).
+    A leading underscore marks what is no part of an operator's definition (`_output_shapes`, `_class`,
+    `_XlaMustCompile`, ...).
     """
     removed = 0
     for node in graph.node:
@@ -278,11 +308,12 @@ def _keep_nodes(graph: GraphDef, names: Collection[str]) -> int:
     return removed
 
 
-# ------------------------------------------------------------------------------------------------------------------ to ONNX
+# ------------------------------------------------------------------------------------------------------------- to ONNX
 
 
 def to_onnx(graph: GraphDef, weights: Mapping[str, Array]) -> ir.Model:
-    """Convert with tf2onnx; `weights` are the constants to carry over, by node name. Names and order come out independent of tf2onnx's.
+    """Convert with tf2onnx; `weights` are the constants to carry over, by node name. Names and order come out
+    independent of tf2onnx's.
 
     tf2onnx drops zero biases and merges equal constants. What it does must not hang on values that training
     left by chance, so it converts random stand-ins, by which the weights are then found again and put in.
@@ -311,12 +342,16 @@ def to_onnx(graph: GraphDef, weights: Mapping[str, Array]) -> ir.Model:
             value.const_value = ir.tensor(weights[name], name=name)
             value.metadata_props["weight"] = name
     if wrong := [name for name in weights if found[name] != 1]:
-        raise ZooError(f"tf2onnx changed the weights {', '.join(wrong)}; freeze with the tf2onnx version that pyproject.toml names")
+        raise ZooError(
+            f"tf2onnx changed the weights {', '.join(wrong)}; freeze with the tf2onnx version that pyproject.toml names"
+        )
     return _tidied(model)
 
 
 def _tidied(model: ir.Model) -> ir.Model:
-    """Nodes in the order the output needs them, named after their weight or by operator and number; the free axis is `batch`."""
+    """Nodes in the order the output needs them, named after their weight or by operator and number; the free axis is
+    `batch`.
+    """
     graph, order = model.graph, dict[ir.Node, None]()
 
     def visit(value: ir.Value | None) -> None:
@@ -363,7 +398,9 @@ def _tidied(model: ir.Model) -> ir.Model:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep notes on deprecations and progress off stderr: those of Python's loggers, and those that C++ writes to the file."""
+    """Keep notes on deprecations and progress off stderr: those of Python's loggers, and those that C++ writes to the
+    file.
+    """
     loggers = {logger: logger.level for logger in map(logging.getLogger, ("tensorflow", "tf2onnx"))}
     stderr = os.dup(2)
     try:

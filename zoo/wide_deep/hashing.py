@@ -1,8 +1,8 @@
 """FarmHash Fingerprint64, vectorized in numpy: TensorFlow's `StringToHashBucketFast` without TensorFlow.
 
-Source: `farmhashna::Hash64` in https://github.com/google/farmhash/blob/master/src/farmhash.cc (MIT licence), which is what
-`Fingerprint64` there and in TensorFlow is. Every string of n is hashed with the same few array operations, one set per length class;
-`pipelines.kernels` has the same in native code, which `hash_buckets` prefers.
+Source: `farmhashna::Hash64` in https://github.com/google/farmhash/blob/master/src/farmhash.cc (MIT licence), which is
+what `Fingerprint64` there and in TensorFlow is. Every string of n is hashed with the same few array operations, one set
+per length class; `pipelines.kernels` has the same in native code, which `hash_buckets` prefers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _CHUNK = 1 << 16  # strings at a time: temporaries stay in the cache and memory 
 def fingerprint64(offsets: npt.NDArray[np.int32] | Ints, data: Bytes) -> Hashes:
     """Hash n byte strings in Arrow's layout: string i is `data[offsets[i]:offsets[i + 1]]`.
 
-    `offsets` is int32 or int64 [n + 1], ascending; `data` is uint8 [bytes], C-contiguous. Returns uint64 [n]. Raises ValueError
-    where the offsets do not fit the data.
+    `offsets` is int32 or int64 [n + 1], ascending; `data` is uint8 [bytes], C-contiguous. Returns uint64 [n]. Raises
+    ValueError where the offsets do not fit the data.
     """
     starts = np.asarray(offsets, np.int64)
     lengths = np.diff(starts)
@@ -40,7 +40,8 @@ def fingerprint64(offsets: npt.NDArray[np.int32] | Ints, data: Bytes) -> Hashes:
 def fingerprints(data: Bytes, starts: Ints, lengths: Ints) -> Hashes:
     """Hash n byte strings anywhere in a buffer: string i is `data[starts[i]:starts[i] + lengths[i]]`.
 
-    `data` is uint8 [bytes], C-contiguous; `starts` and `lengths` are int64 [n], every string inside `data`. Returns uint64 [n].
+    `data` is uint8 [bytes], C-contiguous; `starts` and `lengths` are int64 [n], every string inside `data`. Returns
+    uint64 [n].
     """
     hashes = np.full(starts.shape, _K2)  # the hash of the empty string
     fetch = _Fetch(data)
@@ -60,7 +61,8 @@ def fingerprints(data: Bytes, starts: Ints, lengths: Ints) -> Hashes:
 def buckets_of(hashes: Hashes, buckets: int | Sequence[int]) -> npt.NDArray[np.int32]:
     """Hash modulo `buckets` (1 to 2^31 - 1) as int32, in the shape of `hashes`.
 
-    A sequence holds the buckets of each entry of the last axis. The empty string, a missing value, then has a bucket of its own behind
+    A sequence holds the buckets of each entry of the last axis. The empty string, a missing value, then has a bucket of
+    its own behind
     them: it is known by its hash, which any other string has with a chance of 2^-64.
     """
     divisor = np.array(buckets, np.int64)
@@ -77,7 +79,8 @@ def per_field(buckets: int | Sequence[int], fields: int) -> list[int | Sequence[
 
 
 def hash_buckets(strings: Any, buckets: int | Sequence[int]) -> npt.NDArray[np.int32]:
-    """Bucket of every string: `tf.strings.to_hash_bucket_fast(strings, buckets)`; or, of a sequence of one, see `buckets_of`.
+    """Bucket of every string: `tf.strings.to_hash_bucket_fast(strings, buckets)`; or, of a sequence of one, see
+    `buckets_of`.
 
     `strings` is a pyarrow Array of type binary, string, large_binary or large_string; null counts as the empty string.
     Returns int32 [n] in [0, buckets). Raises TypeError for another type.
@@ -89,7 +92,9 @@ def hash_buckets(strings: Any, buckets: int | Sequence[int]) -> npt.NDArray[np.i
     if not count:  # such an array may have no buffers at all
         return np.zeros(0, np.int32)
     _, offsets, data = strings.buffers()
-    positions = np.frombuffer(offsets, np.int64 if large else np.int32)[strings.offset : strings.offset + count + 1].astype(np.int64)
+    positions = np.frombuffer(offsets, np.int64 if large else np.int32)[
+        strings.offset : strings.offset + count + 1
+    ].astype(np.int64)
     lengths = np.diff(positions)
     if strings.null_count:
         lengths[strings.is_null().to_numpy(zero_copy_only=False)] = 0  # the bytes behind a null are undefined
@@ -119,7 +124,9 @@ class _Fetch:
 
 
 def overlapping(data: Bytes, size: int) -> npt.NDArray[Any]:
-    """View of `data` (uint8 [n]) as little-endian unsigned integers of `size` bytes, one starting at every byte: [n - size + 1]."""
+    """View of `data` (uint8 [n]) as little-endian unsigned integers of `size` bytes, one starting at every byte: [n -
+    size + 1].
+    """
     return np.ndarray((max(data.size - size + 1, 0),), f"<u{size}", data, strides=(1,))
 
 
@@ -195,7 +202,9 @@ def _weak_hash_32(fetch: _Fetch, starts: Ints, a: Hashes, b: Hashes) -> tuple[Ha
 
 
 def _round(fetch: _Fetch, s: Ints, state: Hashes, mul: Any, nine: int) -> Hashes:
-    """Mix 64 bytes at `s` into the state: x, y, z, v (two words), w (two words). `nine` is 9 in the last round and 1 before."""
+    """Mix 64 bytes at `s` into the state: x, y, z, v (two words), w (two words). `nine` is 9 in the last round and 1
+    before.
+    """
     x, y, z, v0, v1, w0, w1 = state
     x = _rotate(x + y + v0 + fetch.u64(s + 8), 37) * mul
     y = _rotate(y + v1 + fetch.u64(s + 48), 42) * mul

@@ -1,4 +1,6 @@
-"""A labelled log as training goes over it: read once from its source, kept on disk as records, dealt out by a thread in constant memory."""
+"""A labelled log as training goes over it: read once from its source, kept on disk as records, dealt out by a thread in
+constant memory.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +27,32 @@ CHUNK_ROWS = 1024  # rows that lie together on disk and are read together: a blo
 
 
 class Log:
-    """A labelled log in its order, as records in a file without a name beside `folder`, which goes with the process whatever ends it.
+    """A labelled log in its order, as records in a file without a name beside `folder`, which goes with the process
+    whatever ends it.
 
-    A record is a label, the raw numbers and the ids, 105 bytes for the published sizes. digest: SHA-256 of all records. Raises
-    RequestError for data that cannot be trained on, ZooError where the disk is full.
+    A record is a label, the raw numbers and the ids, 105 bytes for the published sizes. digest: SHA-256 of all records.
+    Raises RequestError for data that cannot be trained on, ZooError where the disk is full.
     """
 
     def __init__(self, data: Any, counts: Counts, on_error: str, folder: Path) -> None:
         ids = np.min_scalar_type(int(np.max(counts["buckets"])) - 1)
-        self.record = np.dtype([("label", "u1"), ("numbers", "f4", (counts["numeric"],)), ("ids", ids, (counts["categorical"],))])
+        self.record = np.dtype(
+            [("label", "u1"), ("numbers", "f4", (counts["numeric"],)), ("ids", ids, (counts["categorical"],))]
+        )
         self.rows, self.errors, digest = 0, ErrorLog(), hashlib.sha256()
         place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
         try:
             self.file = tempfile.TemporaryFile(dir=place, buffering=0)  # noqa: SIM115 (open as long as this object)
         except OSError as error:
-            raise RequestError(f"cannot write in {place}: {error.strerror or error}; choose another output folder") from error
+            raise RequestError(
+                f"cannot write in {place}: {error.strerror or error}; choose another output folder"
+            ) from error
         with progress("reading") as advance:
             for rows in read_rows(data, on_error=on_error, errors=self.errors, **counts):
                 if rows.labels is None:
-                    raise RequestError("found rows without labels, wanted a label (0 or 1) in front of every row to train on")
+                    raise RequestError(
+                        "found rows without labels, wanted a label (0 or 1) in front of every row to train on"
+                    )
                 records = np.empty(len(rows), self.record)
                 records["label"], records["numbers"], records["ids"] = rows.labels, rows.numbers, rows.ids
                 content = records.view(np.uint8).data
@@ -70,7 +79,10 @@ class Log:
         content, position = records.view(np.uint8), 0
         for start, stop in zip(starts, stops, strict=True):
             size = (stop - start) * self.record.itemsize
-            if os.preadv(self.file.fileno(), [content[position : position + size].data], start * self.record.itemsize) < size:
+            if (
+                os.preadv(self.file.fileno(), [content[position : position + size].data], start * self.record.itemsize)
+                < size
+            ):
                 raise ZooError("cannot read back the rows that were kept on disk; train again")
             position += size
         return records
@@ -82,12 +94,22 @@ class Log:
             yield _rows(self._records([begin], [end]), begin)
 
     def batches(
-        self, stop: int, features: Features, size: int, seed: Sequence[int], *, skip: int = 0, rank: int = 0, processes: int = 1
+        self,
+        stop: int,
+        features: Features,
+        size: int,
+        seed: Sequence[int],
+        *,
+        skip: int = 0,
+        rank: int = 0,
+        processes: int = 1,
     ) -> Generator[tuple[Batch, int], None, None]:
-        """The first `stop` rows once, shuffled by `seed`: process `rank`'s share of every batch of `size` rows, and the rows of the batch.
+        """The first `stop` rows once, shuffled by `seed`: process `rank`'s share of every batch of `size` rows, and the
+        rows of the batch.
 
-        The first `skip` batches are left out. Up to one block of rows is shuffled as a whole; of more rows, chunks are drawn from all
-        over the log, a block at a time, and the rows of a block shuffled. A thread makes the next block while this one is used.
+        The first `skip` batches are left out. Up to one block of rows is shuffled as a whole; of more rows, chunks are
+        drawn from all over the log, a block at a time, and the rows of a block shuffled. A thread makes the next block
+        while this one is used.
         """
         random = np.random.default_rng(seed)
         chunk = size * -(-CHUNK_ROWS // size)  # whole batches, so that only the last one of all is shorter

@@ -31,7 +31,8 @@ from zoo.wide_deep.data import ErrorLog, Rows, read_rows, timed
 from zoo.wide_deep.tensorflow_graph.mapped import features_of, inputs_of, last_ids
 
 SAMPLE = "sample.tsv.gz"  # synthetic rows that ship with the model
-AT_ONCE = 4096  # rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
+# rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
+AT_ONCE = 4096
 
 logger = logging.getLogger(__name__)
 
@@ -40,21 +41,28 @@ class ClickPipeline(Pipeline):
     """Scores rows in the Kaggle format; see `zoo.pipeline`."""
 
     def __init__(
-        self, folder: ModelFolder, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None
+        self,
+        folder: ModelFolder,
+        precision: str = "int8",
+        engine: str = "auto",
+        threads: int = 1,
+        batch_size: int | None = None,
     ) -> None:
         super().__init__(folder, precision, engine, threads, batch_size)
         self.features = features_of(folder.preprocessing)
 
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
-        """Rows -> {"ids": int32 [n, fields] hash buckets, "numbers": float32 [n, numeric] in [0, 1]}; a label in the rows is left out.
+        """Rows -> {"ids": int32 [n, fields] hash buckets, "numbers": float32 [n, numeric] in [0, 1]}; a label in the
+        rows is left out.
 
-        raw: whatever `zoo.wide_deep.data.read_rows` takes: a path, or a list of tab separated lines or of sequences of values. All of it in
-        memory at once; `score` streams.
+        raw: whatever `zoo.wide_deep.data.read_rows` takes: a path, or a list of tab separated lines or of sequences of
+        values. All of it in memory at once; `score` streams.
         """
         return self.features.encode(Rows.concatenate(list(read_rows(raw, **self.features.counts))))
 
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """See `Pipeline.predict`; the output is {"probability": float32 [n, 1]}. Raises RequestError for an id that is no bucket.
+        """See `Pipeline.predict`; the output is {"probability": float32 [n, 1]}. Raises RequestError for an id that is
+        no bucket.
 
         In int8, numbers outside [0, 1] count as the nearer end; for NaN, which no row gives, engines differ.
         """
@@ -69,7 +77,13 @@ class ClickPipeline(Pipeline):
 
     def _check_ids(self, batch: Batch) -> None:
         ids, last = batch.get("ids"), last_ids(self.features)
-        if isinstance(ids, np.ndarray) and ids.ndim == 2 and ids.size and ids.shape[1] == len(last) and ((ids < 0) | (ids > last)).any():
+        if (
+            isinstance(ids, np.ndarray)
+            and ids.ndim == 2
+            and ids.size
+            and ids.shape[1] == len(last)
+            and ((ids < 0) | (ids > last)).any()
+        ):
             row, column = np.argwhere((ids < 0) | (ids > last))[0].tolist()
             raise RequestError(f"found id {ids[row, column]} in row {row}, column {column}; wanted 0 to {last[column]}")
 
@@ -91,25 +105,33 @@ class ClickPipeline(Pipeline):
         return dict(inputs_of(self.features))
 
     def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
-        """Score rows of any number in constant memory; writes columns row (0-based position in the input) and probability, in input order.
+        """Score rows of any number in constant memory; writes columns row (0-based position in the input) and
+        probability, in input order.
 
-        `threads` threads score, each with a session of one thread of its own, while the caller's thread reads, parses and writes; on a
-        single CPU, where that gains nothing, the caller's thread does everything.
+        `threads` threads score, each with a session of one thread of its own, while the caller's thread reads, parses
+        and writes; on a single CPU, where that gains nothing, the caller's thread does everything.
 
-        Returns {"rows", "clicks" (rows with probability >= 0.5), "expected_clicks" (sum of the probabilities), "skipped", "seconds",
-        "rows_per_second", "model_samples_per_second", "split_us", "engine", "precision"}. split_us: microseconds a row spent to "read" (get
-        bytes or tables), "parse" (split, hash, normalize), in the "model" (per thread) and to "write", and the "wall" clock's; these
-        overlap, so they do not add up to it.
+        Returns {"rows", "clicks" (rows with probability >= 0.5), "expected_clicks" (sum of the probabilities),
+        "skipped", "seconds", "rows_per_second", "model_samples_per_second", "split_us", "engine", "precision"}.
+        split_us: microseconds a row spent to "read" (get bytes or tables), "parse" (split, hash, normalize), in the
+        "model" (per thread) and to "write", and the "wall" clock's; these overlap, so they do not add up to it.
         """
         errors = ErrorLog()
         count = clicks = 0
         expected = 0.0
         seconds: defaultdict[str, float] = defaultdict(float)
         size = self.batch_size * max(1, AT_ONCE // self.batch_size)
-        np.empty(16 << 20, np.uint8)  # freed at once: from now on glibc keeps freed blocks of up to this size for the next rows
-        with writing(output, {"row": np.int64, "probability": np.float32}) as write, progress("scoring rows") as advance:
+        np.empty(
+            16 << 20, np.uint8
+        )  # freed at once: from now on glibc keeps freed blocks of up to this size for the next rows
+        with (
+            writing(output, {"row": np.int64, "probability": np.float32}) as write,
+            progress("scoring rows") as advance,
+        ):
             start = time.perf_counter()
-            found = read_rows(inputs, on_error=on_error, errors=errors, batch_rows=size, seconds=seconds, **self.features.counts)
+            found = read_rows(
+                inputs, on_error=on_error, errors=errors, batch_rows=size, seconds=seconds, **self.features.counts
+            )
             encoded = timed(((rows.index, self.features.encode(rows)) for rows in found), seconds, "parse")
             first = next(encoded)
             before = time.perf_counter()
@@ -151,16 +173,22 @@ class ClickPipeline(Pipeline):
             "seconds": round(seconds["wall"], 3),
             "rows_per_second": round(count / seconds["wall"], 1),
             "model_samples_per_second": round(count * len(scorers) / seconds["model"], 1),
-            "split_us": {name: round(1e6 * seconds[name] / count, 3) for name in ("read", "parse", "model", "write", "wall")},
+            "split_us": {
+                name: round(1e6 * seconds[name] / count, 3) for name in ("read", "parse", "model", "write", "wall")
+            },
             "engine": scorers[0].engine,
             "precision": self.precision,
         }
 
     def _scorers(self, batch: Batch) -> list[ClickPipeline]:
-        """One pipeline a thread, ready to run (they have run `batch`), each with a session of one thread that no other has."""
+        """One pipeline a thread, ready to run (they have run `batch`), each with a session of one thread that no other
+        has.
+        """
         scorers = [self]
         if self.threads > 1:
-            engine = self.engine if self.engine != "auto" else open_quickest(self.folder, self.precision, batch, 1).engine
+            engine = (
+                self.engine if self.engine != "auto" else open_quickest(self.folder, self.precision, batch, 1).engine
+            )
             path = self.folder.ensure(model_file(self.precision, engine))
             scorers = [copy.copy(self) for _ in range(self.threads)]
             for scorer in scorers:
@@ -183,7 +211,8 @@ class ClickPipeline(Pipeline):
         return self.features.encode(Rows.concatenate(parts))
 
     def example(self, count: int, data: str | Path | None = None) -> list[bytes]:
-        """`count` raw rows (tab separated lines) for a benchmark, from a text file or the sample that ships, repeated if need be.
+        """`count` raw rows (tab separated lines) for a benchmark, from a text file or the sample that ships, repeated
+        if need be.
 
         Raises RequestError where there is no such file, or where it is no text.
         """
@@ -191,14 +220,18 @@ class ClickPipeline(Pipeline):
             raise RequestError(f"{self.path} holds no {SAMPLE}; name your rows with --data FILE")
         name, kind, place = sources.find(data or self.path / SAMPLE)
         if kind != "text":
-            raise RequestError(f"a benchmark takes its raw rows from text, {name} is none; name a TSV file, plain or .gz, with --data")
+            raise RequestError(
+                f"a benchmark takes its raw rows from text, {name} is none; name a TSV file, plain or .gz, with --data"
+            )
         lines = (line for block in sources.blocks(name, place) for line in block.removesuffix(b"\n").split(b"\n"))
         some = list(itertools.islice(lines, count))
         return list(itertools.islice(itertools.cycle(some), count))
 
 
 def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """Both precisions on the same labelled rows; see `pipelines.analysis.metrics.compare_clicks`. Keys samples, clicks and skipped are added."""
+    """Both precisions on the same labelled rows; see `pipelines.analysis.metrics.compare_clicks`. Keys samples, clicks
+    and skipped are added.
+    """
     errors = ErrorLog()
     labels: list[NDArray[np.float32]] = []
     scores: dict[str, list[NDArray[np.float32]]] = {name: [] for name in pipelines}

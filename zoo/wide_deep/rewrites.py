@@ -19,7 +19,13 @@ from pipelines.rewrites.fuse_linear import FuseLinear
 def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
     """The passes from fp32.onnx to rewritten.onnx, in order. Numbers arrive normalized to [0, 1]."""
     # FuseLinear comes before FuseParallelSum, which would take the last layer's bias for one summand among many.
-    return [FoldIndexWrap(), FuseLinear(), EqualizeConcat({"numbers": (0.0, 1.0)}), FuseParallelEmbedding(), FuseParallelSum()]
+    return [
+        FoldIndexWrap(),
+        FuseLinear(),
+        EqualizeConcat({"numbers": (0.0, 1.0)}),
+        FuseParallelEmbedding(),
+        FuseParallelSum(),
+    ]
 
 
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)  # what Gather takes
@@ -52,12 +58,13 @@ class FieldLookup:
 
 
 class FuseParallelEmbedding(Rewrite):
-    """Concat(T_1[ids_1], .., T_k[ids_k]) = Reshape(T[ids + offsets]), T = the tables stacked, offset_i = rows of T_1 .. T_{i-1}.
+    """Concat(T_1[ids_1], .., T_k[ids_k]) = Reshape(T[ids + offsets]), T = the tables stacked, offset_i = rows of T_1 ..
+    T_{i-1}.
 
-    k slices, k gathers and the concatenation become one gather over one table (ParallelEmbedding of Intel's INT8 Wide & Deep, 2018). Runs
-    of neighbouring parts fuse where they read columns of one integer input and have one width; other parts of the concatenation stay
-    beside them. Indices must be in [0, rows): an index out of its field's range, on which Gather fails, would read the next field's table
-    (`zoo.wide_deep.predict` checks them).
+    k slices, k gathers and the concatenation become one gather over one table (ParallelEmbedding of Intel's INT8 Wide &
+    Deep, 2018). Runs of neighbouring parts fuse where they read columns of one integer input and have one width; other
+    parts of the concatenation stay beside them. Indices must be in [0, rows): an index out of its field's range, on
+    which Gather fails, would read the next field's table (`zoo.wide_deep.predict` checks them).
     """
 
     def rewrite(self, model: ir.Model) -> int:
@@ -75,10 +82,14 @@ class FuseParallelEmbedding(Rewrite):
             if len(fields) < 2:
                 parts.extend(value for value, _ in run)
                 if fields:
-                    self.refuse(concat, f"{run[0][0].name if run[0][0] else '?'} has no neighbour of the same input and width")
+                    self.refuse(
+                        concat, f"{run[0][0].name if run[0][0] else '?'} has no neighbour of the same input and width"
+                    )
                 continue
             gathered = _gather(main, concat, fields, f"{concat.outputs[0].name}.embeddings{fired or ''}")
-            shape = edit.initializer(main, f"{gathered.name}.shape", np.array([-1, sum(each.width for each in fields)], np.int64))
+            shape = edit.initializer(
+                main, f"{gathered.name}.shape", np.array([-1, sum(each.width for each in fields)], np.int64)
+            )
             flat = edit.node("Reshape", [gathered, shape], f"{gathered.name}.flat", dtype=ir.DataType.FLOAT)
             main.insert_before(concat, flat)
             parts.append(flat.outputs[0])
@@ -91,15 +102,20 @@ class FuseParallelEmbedding(Rewrite):
 
 
 class FuseParallelSum(Rewrite):
-    """T_1[ids_1] + .. + T_k[ids_k] + rest = ReduceSum(T[ids + offsets]) + rest: the wide part's k scalars in one gather.
+    """T_1[ids_1] + .. + T_k[ids_k] + rest = ReduceSum(T[ids + offsets]) + rest: the wide part's k scalars in one
+    gather.
 
-    Fires on a tree of Add / Sum nodes with at least two lookups of one width in columns of one integer input. The order of the
-    additions changes, so results agree to float32 rounding, not bit for bit.
+    Fires on a tree of Add / Sum nodes with at least two lookups of one width in columns of one integer input. The order
+    of the additions changes, so results agree to float32 rounding, not bit for bit.
     """
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        return sum(self._fuse(model.graph, each) for each in list(model.graph) if each.op_type in ("Add", "Sum") and not _inside_sum(each))
+        return sum(
+            self._fuse(model.graph, each)
+            for each in list(model.graph)
+            if each.op_type in ("Add", "Sum") and not _inside_sum(each)
+        )
 
     def _fuse(self, main: ir.Graph, root: ir.Node) -> int:
         leaves, inner = _leaves(root)
@@ -117,19 +133,29 @@ class FuseParallelSum(Rewrite):
         total = edit.node("ReduceSum", [gathered, axes], f"{gathered.name}.sum", dtype=ir.DataType.FLOAT, keepdims=0)
         nodes = [total]
         for number, leaf in enumerate([leaf for leaf, field in found if field is None]):
-            nodes.append(edit.node("Add", [leaf, nodes[-1].outputs[0]], f"{gathered.name}.plus{number}", dtype=ir.DataType.FLOAT))
+            nodes.append(
+                edit.node("Add", [leaf, nodes[-1].outputs[0]], f"{gathered.name}.plus{number}", dtype=ir.DataType.FLOAT)
+            )
         nodes[-1].outputs[0].shape = result.shape
         ir.convenience.replace_nodes_and_values(main, root, [root, *inner], nodes, [result], [nodes[-1].outputs[0]])
         return 1
 
 
 def field_lookup(value: ir.Value | None) -> FieldLookup | None:
-    """`value` as a lookup by one column of a 2-D integer input, taken by Slice, Gather or Split and squeezed; None where it is none."""
+    """`value` as a lookup by one column of a 2-D integer input, taken by Slice, Gather or Split and squeezed; None
+    where it is none.
+    """
     lookup = query.table_lookup(value)
     if value is None or lookup is None:
         return None
     indices = lookup.indices
-    while (producer := indices.producer()) is not None and producer.op_type in ("Squeeze", "Reshape", "Cast", "Unsqueeze", "Flatten"):
+    while (producer := indices.producer()) is not None and producer.op_type in (
+        "Squeeze",
+        "Reshape",
+        "Cast",
+        "Unsqueeze",
+        "Flatten",
+    ):
         if producer.inputs[0] is None:
             return None
         indices = producer.inputs[0]
@@ -157,7 +183,12 @@ def _column(node: ir.Node, output: ir.Value) -> int | None:
         width = source.shape[1] if source is not None and source.shape is not None and len(source.shape) == 2 else None
         last = end >= 2**31 - 1 and start + 1 == width
         return start if whole and step == 1 and start >= 0 and (end == start + 1 or last) else None
-    if node.op_type == "Gather" and node.attributes.get_int("axis", 0) in (1, -1) and constants[0] is not None and constants[0].size == 1:
+    if (
+        node.op_type == "Gather"
+        and node.attributes.get_int("axis", 0) in (1, -1)
+        and constants[0] is not None
+        and constants[0].size == 1
+    ):
         column = int(constants[0].item())
         return column if column >= 0 else None
     if node.op_type == "Split" and node.attributes.get_int("axis", 0) in (1, -1):
@@ -169,7 +200,9 @@ def _column(node: ir.Node, output: ir.Value) -> int | None:
     return None
 
 
-def _runs(parts: Sequence[tuple[ir.Value | None, FieldLookup | None]]) -> list[list[tuple[ir.Value | None, FieldLookup | None]]]:
+def _runs(
+    parts: Sequence[tuple[ir.Value | None, FieldLookup | None]],
+) -> list[list[tuple[ir.Value | None, FieldLookup | None]]]:
     """Split at every change of (ids, width); a part that is no field lookup is a run of its own."""
     runs: list[list[tuple[ir.Value | None, FieldLookup | None]]] = []
     for value, field in parts:
@@ -193,7 +226,9 @@ def _gather(main: ir.Graph, before: ir.Node, fields: Sequence[FieldLookup], name
         order = edit.initializer(main, f"{name}.columns", np.array(columns, np.int64))
         nodes.append(edit.node("Gather", [ids, order], f"{name}.ids", dtype=dtype, axis=1))
         ids = nodes[-1].outputs[0]
-    nodes.append(edit.node("Add", [ids, edit.initializer(main, f"{name}.offsets", offsets)], f"{name}.rows", dtype=dtype))
+    nodes.append(
+        edit.node("Add", [ids, edit.initializer(main, f"{name}.offsets", offsets)], f"{name}.rows", dtype=dtype)
+    )
     stacked = edit.initializer(main, f"{name}.table", table)
     nodes.append(edit.node("Gather", [stacked, nodes[-1].outputs[0]], name, dtype=ir.DataType.FLOAT, axis=0))
     main.insert_before(before, nodes)

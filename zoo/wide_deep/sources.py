@@ -1,4 +1,6 @@
-"""Where rows come from: text files plain or gzip, stdin, parquet, data sets on disk or on the hub; opened lazily and read as a stream."""
+"""Where rows come from: text files plain or gzip, stdin, parquet, data sets on disk or on the hub; opened lazily and
+read as a stream.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def find(source: Any) -> tuple[str, str, Any]:
     if path.is_dir():
         if _is_saved(path):
             return name, "saved", (path, None)
-        raise RequestError(f"found the folder {name}, wanted files (such as {name}/*) or a folder written by datasets.save_to_disk")
+        raise RequestError(
+            f"found the folder {name}, wanted files (such as {name}/*) or a folder written by datasets.save_to_disk"
+        )
     if path.exists():
         return (name, "parquet", (path,)) if _is_parquet(path) else (name, "text", path)
     folder, _, split = name.rpartition(":")
@@ -42,7 +46,9 @@ def find(source: Any) -> tuple[str, str, Any]:
     if _HUB_ID.fullmatch(name) and not _FILE_NAME.search(name) and not name.startswith("."):
         repository, _, split = name.partition(":")
         return name, "hub", (repository, split)
-    raise RequestError(f"found no file {name}, wanted a TSV (plain or .gz) or .parquet file, a saved data set, - or a hub id org/name")
+    raise RequestError(
+        f"found no file {name}, wanted a TSV (plain or .gz) or .parquet file, a saved data set, - or a hub id org/name"
+    )
 
 
 def _is_saved(path: Path) -> bool:
@@ -95,8 +101,8 @@ class _Unpacked:
 def _read(stream: Any, size: int) -> bytes:
     """`size` bytes, less where the stream ends.
 
-    One system call at a time: `read` of a pipe would make several without a look at Ctrl-C, and one that comes between two of them would
-    wait for the next bytes, for ever where none come.
+    One system call at a time: `read` of a pipe would make several without a look at Ctrl-C, and one that comes between
+    two of them would wait for the next bytes, for ever where none come.
     """
     parts = []
     while size and (data := stream.read1(size)):
@@ -128,7 +134,9 @@ def blocks(name: str, path: Path | None) -> Iterator[bytes]:
                 if len(tail) > LONGEST:
                     raise RequestError(f"found a line of over {LONGEST >> 20} MB in {name}, wanted tab separated text")
     except EOFError as error:
-        raise RequestError(f"found {name} cut short (its gzip data end early), wanted the whole file: copy it again") from error
+        raise RequestError(
+            f"found {name} cut short (its gzip data end early), wanted the whole file: copy it again"
+        ) from error
     except (OSError, zlib.error) as error:
         raise RequestError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
     if not some:
@@ -177,7 +185,8 @@ def _iterate(name: str, found: Any, split: str | None) -> Iterator[Any]:
     if isinstance(found, dict):
         if (len(found) > 1) if split is None else (split not in found):
             raise RequestError(
-                f"found the splits {', '.join(found)} in {name}, wanted one of them: {name.partition(':')[0]}:{next(iter(found))}"
+                f"found the splits {', '.join(found)} in {name}, wanted one of them: "
+                f"{name.partition(':')[0]}:{next(iter(found))}"
             )
         found = found[split or next(iter(found))]
     elif split is not None:
@@ -217,7 +226,9 @@ def choose_columns(name: str, names: list[str], numeric: int, categorical: int) 
         return label + numbers + categories, bool(label)
     if len(names) in (numeric + categorical, numeric + categorical + 1):
         return names, len(names) > numeric + categorical
-    raise RequestError(f"found the columns {', '.join(names)[:80]} in {name}, wanted label, I1 to I{numeric} and C1 to C{categorical}")
+    raise RequestError(
+        f"found the columns {', '.join(names)[:80]} in {name}, wanted label, I1 to I{numeric} and C1 to C{categorical}"
+    )
 
 
 def plain(array: Any) -> Any:
@@ -226,5 +237,11 @@ def plain(array: Any) -> Any:
     if pa.types.is_dictionary(kind):
         array = array.dictionary_decode()
         kind = array.type
-    text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_string_view, pa.types.is_binary_view)
+    text = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_binary,
+        pa.types.is_string_view,
+        pa.types.is_binary_view,
+    )
     return array.cast(pa.large_binary()) if any(test(kind) for test in text) or pa.types.is_null(kind) else array

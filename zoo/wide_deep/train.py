@@ -1,4 +1,6 @@
-"""Train Wide & Deep (Cheng et al. 2016) with Keras: early stopping on the log's last rows, then once more on all of them."""
+"""Train Wide & Deep (Cheng et al. 2016) with Keras: early stopping on the log's last rows, then once more on all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Features, 
 from zoo.wide_deep.log import Log, arrays
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN announces itself on stderr and brings this small model nothing
+os.environ.setdefault(
+    "TF_ENABLE_ONEDNN_OPTS", "0"
+)  # oneDNN announces itself on stderr and brings this small model nothing
 import keras
 import tensorflow as tf
 
@@ -37,20 +41,26 @@ Weights = Mapping[str, Floats]  # by variable path
 WEIGHTS, STATE = "model.weights.h5", "checkpoint/state.npz"
 CALIBRATION_ROWS = 4096
 CHECKPOINT_SECONDS = 300.0  # between checkpoints within an epoch
-RANGES = {"seed": SEED, "dropout": BELOW_1, "ema": BELOW_1, **dict.fromkeys(("l2_embeddings", "l2_wide", "min_delta"), FROM_0)}
+RANGES = {
+    "seed": SEED,
+    "dropout": BELOW_1,
+    "ema": BELOW_1,
+    **dict.fromkeys(("l2_embeddings", "l2_wide", "min_delta"), FROM_0),
+}
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """The training recipe.
 
-    validation: how many of the log's last rows are held out, a count or a share below 1. min_delta: by how much their LogLoss must
-    fall below the best one's to make an epoch the best; late gains this small are lost on the days after. patience: epochs without a
-    new best that end the search. refit: train once more from the start on all rows, for as many epochs as were best.
-    ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept.
-    l2_*: weigh the squared distance of all table entries from 0 (in fine-tuning: from the starting weights) against the *sum* of the
-    rows' losses, as a Gaussian prior does, so that they hold for any number of rows.
-    Raises RequestError for values out of range.
+    validation: how many of the log's last rows are held out, a count or a share below 1. min_delta: by how much their
+    LogLoss must fall below the best one's to make an epoch the best; late gains this small are lost on the days after.
+    patience: epochs without a new best that end the search. refit: train once more from the start on all rows, for as
+    many epochs as were best.
+    ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept. l2_*:
+    weigh the squared distance of all table entries from 0 (in fine-tuning: from the starting weights) against the *sum*
+    of the rows' losses, as a Gaussian prior does, so that they hold for any number of rows. Raises RequestError for
+    values out of range.
     """
 
     numeric: int = NUMERIC
@@ -76,14 +86,16 @@ class TrainConfig:
 
 
 TRAIN = TrainConfig()
-# Fine-tuning starts near a good minimum: steps of 1e-4 keep it there (those of 1e-3 forgot more than 1,000 or 2,400 own rows taught),
-# and the prior holds the tables at the starting weights instead of at 0 (L2-SP, Li et al. 2018). A share is held out, because own
-# data may have fewer rows than the recipe's 1,500.
+# Fine-tuning starts near a good minimum: steps of 1e-4 keep it there (those of 1e-3 forgot more than 1,000 or 2,400 own
+# rows taught), and the prior holds the tables at the starting weights instead of at 0 (L2-SP, Li et al. 2018). A share
+# is held out, because own data may have fewer rows than the recipe's 1,500.
 FINETUNE = TrainConfig(learning_rate=1e-4, validation=0.15)
 
 
 class Tables(keras.layers.Layer):  # type: ignore[misc]
-    """One table a field: int32 [n, fields] -> a list of float32 [n, size]. The variables are called `<layer>/C<field>/<variable>`."""
+    """One table a field: int32 [n, fields] -> a list of float32 [n, size]. The variables are called
+    `<layer>/C<field>/<variable>`.
+    """
 
     def __init__(self, fields: int, buckets: int, size: int, variable: str, initializer: str, **options: Any) -> None:
         super().__init__(**options)
@@ -128,8 +140,9 @@ class Dropout(keras.layers.Dropout):  # type: ignore[misc]
 def build_model(features: Features, config: TrainConfig) -> keras.Model:
     """Build the network of Cheng et al. 2016, figure 4, with fresh weights from Keras' global seed.
 
-    Inputs `ids` int32 [n, 26] and `numbers` float32 [n, 13]; output `probability` float32 [n, 1]. Variables: `deep/C<i>/embeddings`
-    [buckets, embedding_size], `wide/C<i>/weights` [buckets, 1], `hidden_<k>/kernel` and `/bias`, `deep_logit/kernel` and `/bias`.
+    Inputs `ids` int32 [n, 26] and `numbers` float32 [n, 13]; output `probability` float32 [n, 1]. Variables:
+    `deep/C<i>/embeddings` [buckets, embedding_size], `wide/C<i>/weights` [buckets, 1], `hidden_<k>/kernel` and `/bias`,
+    `deep_logit/kernel` and `/bias`.
     """
     fields = features.categorical
     ids = keras.Input((fields,), dtype="int32", name="ids")
@@ -146,9 +159,12 @@ def build_model(features: Features, config: TrainConfig) -> keras.Model:
 
 
 def assign(model: keras.Model, weights: Weights) -> None:
-    """Set the model's weights by variable path. Raises RequestError naming every weight that is missing or has another shape."""
+    """Set the model's weights by variable path. Raises RequestError naming every weight that is missing or has another
+    shape.
+    """
     wrong = [
-        f"{variable.path} {list(weights[variable.path].shape) if variable.path in weights else 'missing'}, wanted {list(variable.shape)}"
+        f"{variable.path} {list(weights[variable.path].shape) if variable.path in weights else 'missing'}, wanted "
+        f"{list(variable.shape)}"
         for variable in model.weights
         if variable.path not in weights or weights[variable.path].shape != tuple(variable.shape)
     ]
@@ -159,13 +175,16 @@ def assign(model: keras.Model, weights: Weights) -> None:
 
 
 def sort_neurons(model: keras.Model, samples: Mapping[str, Any]) -> None:
-    """Number the neurons of every hidden layer by how often they are active on `samples` (model inputs), most often first. In place.
+    """Number the neurons of every hidden layer by how often they are active on `samples` (model inputs), most often
+    first. In place.
 
-    The same function: columns of a kernel and the rows of the next change places together. Zeros of the ReLU then come in runs, which
-    the native kernels skip.
+    The same function: columns of a kernel and the rows of the next change places together. Zeros of the ReLU then come
+    in runs, which the native kernels skip.
     """
     hidden = [each for each in model.layers if each.name.startswith("hidden_")]
-    outputs = keras.Model(model.inputs, {each.name: each.output for each in hidden})([samples["ids"], samples["numbers"]], training=False)
+    outputs = keras.Model(model.inputs, {each.name: each.output for each in hidden})(
+        [samples["ids"], samples["numbers"]], training=False
+    )
     for layer, after in itertools.pairwise([*hidden, model.get_layer("deep_logit")]):
         values = np.asarray(outputs[layer.name])
         active = (values > values.max(initial=0) / 512).mean(axis=0)  # what does not round to zero in 8 bits
@@ -177,13 +196,16 @@ def sort_neurons(model: keras.Model, samples: Mapping[str, Any]) -> None:
 
 
 class Trainer:
-    """A model in training on `rows` rows, the running average of its weights and its optimizer: all that a checkpoint holds.
+    """A model in training on `rows` rows, the running average of its weights and its optimizer: all that a checkpoint
+    holds.
 
-    `step` takes this process's share of a batch and the rows of the whole batch, and returns the sum of the losses of all of them; every
-    process applies the same sum of all gradients.
+    `step` takes this process's share of a batch and the rows of the whole batch, and returns the sum of the losses of
+    all of them; every process applies the same sum of all gradients.
     """
 
-    def __init__(self, features: Features, config: TrainConfig, rows: int, start: Weights | None, workers: Workers) -> None:
+    def __init__(
+        self, features: Features, config: TrainConfig, rows: int, start: Weights | None, workers: Workers
+    ) -> None:
         keras.utils.set_random_seed(config.seed)
         with workers.strategy.scope():
             self.model, self.average = build_model(features, config), build_model(features, config)
@@ -197,10 +219,14 @@ class Trainer:
         kinds = {"embeddings": config.l2_embeddings, "weights": config.l2_wide}
 
         def pull(weight: Any, gradient: Any) -> Any:
-            """Dense gradient plus that of l2 |weight - start|^2: of the whole table, not only of the batch's rows of it."""
+            """Dense gradient plus that of l2 |weight - start|^2: of the whole table, not only of the batch's rows of
+            it.
+            """
             if weight.name not in kinds:
                 return gradient
-            strength = 2 * kinds[weight.name] / rows / workers.count  # the loss is a mean over rows, gradients are summed over processes
+            strength = (
+                2 * kinds[weight.name] / rows / workers.count
+            )  # the loss is a mean over rows, gradients are summed over processes
             return tf.convert_to_tensor(gradient) + strength * (weight - (start[weight.path] if start else 0.0))
 
         def share(ids: Any, numbers: Any, labels: Any, count: Any) -> Any:
@@ -209,7 +235,9 @@ class Trainer:
                 total = tf.reduce_sum(losses)
                 loss = total / count
             gradients = tape.gradient(loss, weights)
-            self.optimizer.apply([pull(weight, gradient) for weight, gradient in zip(weights, gradients, strict=True)], weights)
+            self.optimizer.apply(
+                [pull(weight, gradient) for weight, gradient in zip(weights, gradients, strict=True)], weights
+            )
             return workers.sum(total)
 
         @tf.function(input_signature=_signature(features, training=True))  # type: ignore[untyped-decorator]
@@ -222,7 +250,9 @@ class Trainer:
             return total
 
         self.step = step
-        self.predict = tf.function(lambda ids, numbers: self.average([ids, numbers])[:, 0], input_signature=_signature(features))
+        self.predict = tf.function(
+            lambda ids, numbers: self.average([ids, numbers])[:, 0], input_signature=_signature(features)
+        )
 
     @property
     def variables(self) -> list[Any]:
@@ -260,13 +290,15 @@ def train(
     start_from: str | Path | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Train on labelled rows (whatever `read_rows` takes) in time order; returns {"auc", "logloss", "accuracy"} on the held-out last ones.
+    """Train on labelled rows (whatever `read_rows` takes) in time order; returns {"auc", "logloss", "accuracy"} on the
+    held-out last ones.
 
-    `output` gets model.weights.h5, train.json (with the features), learning_curve.png, calibration.npz (`CALIBRATION_ROWS` training
-    samples, preprocessed) and, after every epoch, checkpoint/state.npz, from which `resume` goes on to the same result. One seed gives
-    the same weights on one machine. `start_from` is a model folder whose weights (fp32.onnx), sizes and preprocessing are taken over;
-    `config` is then `FINETUNE` unless given, else `TRAIN`. With `refit`, metrics and history are those of the search: the final model
-    has seen the held-out rows. Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
+    `output` gets model.weights.h5, train.json (with the features), learning_curve.png, calibration.npz
+    (`CALIBRATION_ROWS` training samples, preprocessed) and, after every epoch, checkpoint/state.npz, from which
+    `resume` goes on to the same result. One seed gives the same weights on one machine. `start_from` is a model folder
+    whose weights (fp32.onnx), sizes and preprocessing are taken over; `config` is then `FINETUNE` unless given, else
+    `TRAIN`. With `refit`, metrics and history are those of the search: the final model has seen the held-out rows.
+    Raises RequestError for unusable data, an output folder in use, or a checkpoint of another run.
     """
     workers = Workers()
     with workers.watched():
@@ -284,21 +316,35 @@ def _train(
 ) -> dict[str, Any]:
     workers.agreed(lambda: require_output(output, STATE, resume))
     asked = config or (FINETUNE if start_from else TRAIN)
-    start, features, config = workers.together(lambda: _start(Path(start_from), asked) if start_from else (None, None, asked))
+    start, features, config = workers.together(
+        lambda: _start(Path(start_from), asked) if start_from else (None, None, asked)
+    )
     tf.config.experimental.enable_op_determinism()
 
-    counts, begin = Counts(numeric=config.numeric, categorical=config.categorical, buckets=config.buckets), time.perf_counter()
+    counts, begin = (
+        Counts(numeric=config.numeric, categorical=config.categorical, buckets=config.buckets),
+        time.perf_counter(),
+    )
     log = workers.together(lambda: Log(data, counts, on_error, output))
     settings = asdict(config) | {"hidden": list(config.hidden)}
-    run = {"config": settings, "data": log.digest, "start": sha256(Path(start_from) / "fp32.onnx") if start_from else None}
+    run = {
+        "config": settings,
+        "data": log.digest,
+        "start": sha256(Path(start_from) / "fp32.onnx") if start_from else None,
+    }
     workers.require_same(run, "rows, settings or starting weights")
     held = round(config.validation if config.validation >= 1 else config.validation * log.rows)
     if not 0 < held < log.rows:
-        raise RequestError(f"found {log.rows} rows, wanted more than the {held} to hold out; set validation to a share such as 0.15")
+        raise RequestError(
+            f"found {log.rows} rows, wanted more than the {held} to hold out; set validation to a share such as 0.15"
+        )
     split = log.rows - held
     features = features or fit(log.part(0, split), buckets=config.buckets)
     if len(found := np.unique(np.concatenate([rows.labels for rows in log.part(split, log.rows)]))) < 2:
-        raise RequestError(f"found only label {found[0]:.0f} in the last {held} rows, wanted both for an AUC; set validation to more rows")
+        raise RequestError(
+            f"found only label {found[0]:.0f} in the last {held} rows, wanted both for an AUC; set validation to more "
+            "rows"
+        )
 
     saved = workers.agreed(lambda: _Checkpoint.load(output / STATE, run) if resume else _Checkpoint(run))
     saved.seconds["read"] += time.perf_counter() - begin
@@ -320,7 +366,9 @@ def _train(
         "epochs": saved.best["epoch"],
         "history": saved.history,
     }
-    workers.agreed(lambda: _write(output, data, weights, _sample(log.part(0, used), used, features, config.seed), saved, record))
+    workers.agreed(
+        lambda: _write(output, data, weights, _sample(log.part(0, used), used, features, config.seed), saved, record)
+    )
     return metrics
 
 
@@ -336,7 +384,8 @@ def _fit(
     workers: Workers,
     search: bool = False,
 ) -> list[Any]:
-    """Train on the first `rows` rows up to epoch `epochs`; in a search, judge each by the rows after them, note the best and stop early.
+    """Train on the first `rows` rows up to epoch `epochs`; in a search, judge each by the rows after them, note the
+    best and stop early.
 
     Returns the average of the weights.
     """
@@ -348,7 +397,13 @@ def _fit(
     while saved.epoch < epochs and not (search and saved.stale >= config.patience):
         epoch, shown = saved.epoch + 1, progress if workers.rank == 0 else silent
         batches = log.batches(
-            rows, features, config.batch_size, [config.seed, epoch], skip=saved.batch, rank=workers.rank, processes=workers.count
+            rows,
+            features,
+            config.batch_size,
+            [config.seed, epoch],
+            skip=saved.batch,
+            rank=workers.rank,
+            processes=workers.count,
         )
         with shown(f"{saved.phase}: epoch {epoch} of {epochs}", rows) as advance, contextlib.closing(batches):
             advance(saved.batch * config.batch_size)
@@ -360,13 +415,17 @@ def _fit(
                 saved.save_now_and_then(path, trainer)
         loss = saved.loss / rows
         if not np.isfinite(loss):
-            raise ZooError(f"training diverged in epoch {epoch} (LogLoss {loss}); train again with a lower learning_rate")
+            raise ZooError(
+                f"training diverged in epoch {epoch} (LogLoss {loss}); train again with a lower learning_rate"
+            )
         saved.epoch, saved.batch, saved.loss = epoch, 0, 0.0
         line = f"{saved.phase}: epoch {epoch}/{epochs}  LogLoss {loss:.4f}"
         if search:
             with saved.clock("evaluate"):
                 found = workers.agreed(lambda: trainer.evaluate(log.part(rows, log.rows), features))
-            saved.note({"epoch": epoch, "train_logloss": loss, **found}, trainer.average.get_weights(), config.min_delta)
+            saved.note(
+                {"epoch": epoch, "train_logloss": loss, **found}, trainer.average.get_weights(), config.min_delta
+            )
             line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
         saved.save(path, trainer)
         if workers.rank == 0:
@@ -374,7 +433,9 @@ def _fit(
     return list(trainer.average.get_weights())
 
 
-def _write(output: Path, data: Any, weights: list[Any], samples: dict[str, Any], saved: _Checkpoint, record: dict[str, Any]) -> None:
+def _write(
+    output: Path, data: Any, weights: list[Any], samples: dict[str, Any], saved: _Checkpoint, record: dict[str, Any]
+) -> None:
     """Everything but the checkpoint."""
     features = Features.from_json(record["features"])
     model = build_model(features, TrainConfig(**record["config"] | {"hidden": tuple(record["config"]["hidden"])}))
@@ -388,7 +449,10 @@ def _write(output: Path, data: Any, weights: list[Any], samples: dict[str, Any],
         (Path(scratch) / WEIGHTS).replace(output / WEIGHTS)
     with replacing(output / "calibration.npz") as temporary:
         np.savez(temporary, **samples)
-    loss, auc = {"train_logloss": ("training", "C0--"), "logloss": ("held out", "C0-")}, {"auc": ("AUC, held out", "C1-")}
+    loss, auc = (
+        {"train_logloss": ("training", "C0--"), "logloss": ("held out", "C0-")},
+        {"auc": ("AUC, held out", "C1-")},
+    )
     plot_curves(output / "learning_curve.png", saved.history, loss, auc, ("LogLoss", "AUC"), saved.best["epoch"])
     about = {
         "seed": record["config"]["seed"],
@@ -405,15 +469,26 @@ def _write(output: Path, data: Any, weights: list[Any], samples: dict[str, Any],
     write_json(output / "train.json", record | about)
 
 
-STATES = ("run", "phase", "epoch", "batch", "loss", "trained", "seconds", "history", "best")  # what a checkpoint keeps as JSON
+STATES = (
+    "run",
+    "phase",
+    "epoch",
+    "batch",
+    "loss",
+    "trained",
+    "seconds",
+    "history",
+    "best",
+)  # what a checkpoint keeps as JSON
 
 
 @dataclass
 class _Checkpoint:
     """Where a run stands.
 
-    phase: search or refit. epoch: whole ones done; `batch` batches of the next are, with the sum of losses `loss`. variables: the
-    trainer's, in its order. trained: rows of all steps. seconds: of reading the source, waiting for batches, steps, evaluating, saving.
+    phase: search or refit. epoch: whole ones done; `batch` batches of the next are, with the sum of losses `loss`.
+    variables: the trainer's, in its order. trained: rows of all steps. seconds: of reading the source, waiting for
+    batches, steps, evaluating, saving.
     """
 
     run: dict[str, Any]
@@ -465,13 +540,17 @@ class _Checkpoint:
 
     @classmethod
     def load(cls, path: Path, run: dict[str, Any]) -> _Checkpoint:
-        """Read a checkpoint of the run `run`. Raises RequestError where it is broken or another run's, naming what differs."""
+        """Read a checkpoint of the run `run`. Raises RequestError where it is broken or another run's, naming what
+        differs.
+        """
         try:
             with np.load(path, allow_pickle=False) as file:
                 state = json.loads(str(file["state"]))
                 lists = [[file[name] for name in file.files if name.startswith(kind)] for kind in ("best", "variable")]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise RequestError(f"cannot read the checkpoint {path} ({error}); train again into an empty folder") from error
+            raise RequestError(
+                f"cannot read the checkpoint {path} ({error}); train again into an empty folder"
+            ) from error
         require_same_run(path, state["run"], run)
         state["seconds"] = defaultdict(float, state["seconds"])
         return cls(**state, best_weights=lists[0], variables=lists[1])
@@ -480,19 +559,29 @@ class _Checkpoint:
 def _start(folder: Path, config: TrainConfig) -> tuple[dict[str, Any], Features, TrainConfig]:
     """Weights, preprocessing and sizes of the model to start from."""
     own = folder / "train.json"
-    features = Features.from_json(read_json(own)["features"] if own.is_file() else read_json(folder / "card.json").get("preprocessing"))
+    features = Features.from_json(
+        read_json(own)["features"] if own.is_file() else read_json(folder / "card.json").get("preprocessing")
+    )
     model = io.load(folder / "fp32.onnx")
     edit.expand_fp16(model)
-    weights = {name: value.const_value.numpy() for name, value in model.graph.initializers.items() if value.const_value is not None}
+    weights = {
+        name: value.const_value.numpy()
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None
+    }
     hidden = [weights[f"hidden_{k}/kernel"].shape[1] for k in range(len(weights)) if f"hidden_{k}/kernel" in weights]
     if "deep/C1/embeddings" not in weights or not hidden:
         raise RequestError(
-            f"found no Wide & Deep weights in {folder / 'fp32.onnx'}; start from a folder that zoo train or zoo download wrote"
+            f"found no Wide & Deep weights in {folder / 'fp32.onnx'}; start from a folder that zoo train or zoo "
+            "download wrote"
         )
     sizes = {"hidden": tuple(hidden), "embedding_size": weights["deep/C1/embeddings"].shape[1], **features.counts}
     for name, size in sizes.items():
         if getattr(config, name) not in (getattr(FINETUNE, name), size):
-            raise RequestError(f"found {name} {getattr(config, name)}, but fine-tuning keeps the sizes of the model ({size}); leave it out")
+            raise RequestError(
+                f"found {name} {getattr(config, name)}, but fine-tuning keeps the sizes of the model ({size}); leave "
+                "it out"
+            )
     return weights, features, replace(config, **sizes)
 
 

@@ -14,16 +14,28 @@ from pipelines.kernels.clicks.operators import DOMAIN, EmbeddingLayer, LinearLay
 
 VERSION = 1  # of the domain, as the opset imports name it
 EMBEDDING = "ParallelEmbedding"
-ARRAYS = ("table", "columns", "offsets", "rows", "weight", "scale", "bias", "step", "wide")  # inputs after ids and numbers
+ARRAYS = (
+    "table",
+    "columns",
+    "offsets",
+    "rows",
+    "weight",
+    "scale",
+    "bias",
+    "step",
+    "wide",
+)  # inputs after ids and numbers
 
 
 def parallel_embedding(
     main: ir.Graph, layer: EmbeddingLayer, ids: ir.Value, numbers: ir.Value | None, name: str, taken: set[str]
 ) -> ir.Node:
-    """A `ParallelEmbedding` node, not yet in `main`: its arrays become initializers of `main`, its domain one of the graph's imports.
+    """A `ParallelEmbedding` node, not yet in `main`: its arrays become initializers of `main`, its domain one of the
+    graph's imports.
 
-    Inputs: ids (integer [n, columns]), numbers (float32 [n, M], none where M is 0), then `ARRAYS`. Attribute: shift. Outputs: hidden uint8
-    [n, H] and, if the layer has a wide part, wide float32 [n, 1]; they are called `name`.hidden and `name`.sum.
+    Inputs: ids (integer [n, columns]), numbers (float32 [n, M], none where M is 0), then `ARRAYS`. Attribute: shift.
+    Outputs: hidden uint8 [n, H] and, if the layer has a wide part, wide float32 [n, 1]; they are called `name`.hidden
+    and `name`.sum.
     """
     while {name, f"{name}.hidden", f"{name}.sum"} & taken:
         name += "_"
@@ -49,7 +61,9 @@ def parallel_embedding(
 
 
 def embedding_layer(node: ir.Node) -> EmbeddingLayer:
-    """The layer that a `ParallelEmbedding` node holds. Raises RequestError for another node, or one that is no valid layer."""
+    """The layer that a `ParallelEmbedding` node holds. Raises RequestError for another node, or one that is no valid
+    layer.
+    """
     if (node.domain, node.op_type) != (DOMAIN, EMBEDDING):
         raise RequestError(f"the operator {node.name or '?'} is {node.op_type}; wanted {EMBEDDING} of {DOMAIN}")
     found = zip(ARRAYS, (query.constant(value) for value in node.inputs[2:]), strict=False)
@@ -60,10 +74,12 @@ def embedding_layer(node: ir.Node) -> EmbeddingLayer:
 
 
 def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
-    """The int8 layers that follow a `ParallelEmbedding` node down to the graph's only output, and whether a sigmoid ends them.
+    """The int8 layers that follow a `ParallelEmbedding` node down to the graph's only output, and whether a sigmoid
+    ends them.
 
-    Follows DequantizeLinear -> Gemm or MatMul with int8 weights -> (Relu) -> QuantizeLinear, again and again; the last layer gives one
-    float, to which the operator's wide sum, if it has one, is added. None for any other graph, which then is a stock engine's.
+    Follows DequantizeLinear -> Gemm or MatMul with int8 weights -> (Relu) -> QuantizeLinear, again and again; the last
+    layer gives one float, to which the operator's wide sum, if it has one, is added. None for any other graph, which
+    then is a stock engine's.
     """
     value, layers = first.outputs[0], []
     while (step := _only(value, "DequantizeLinear")) is not None:
@@ -79,15 +95,24 @@ def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
             or dense.inputs[0] is not step.outputs[0]
         ):
             return None
-        if any(dense.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta")) or dense.attributes.get_int("transA", 0) != 0:
+        if (
+            any(dense.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta"))
+            or dense.attributes.get_int("transA", 0) != 0
+        ):
             return None
         w, w_scale = weight
         if dense.attributes.get_int("transB", 0) != 0:
             w = w.T
-        bias = _symmetric(dense.inputs[2]) if len(dense.inputs) > 2 else (np.zeros(w.shape[1], np.int32), np.float64(x_scale) * w_scale)
+        bias = (
+            _symmetric(dense.inputs[2])
+            if len(dense.inputs) > 2
+            else (np.zeros(w.shape[1], np.int32), np.float64(x_scale) * w_scale)
+        )
         if w.dtype != np.int8 or w_scale.size not in (1, w.shape[1]) or bias is None or bias[0].size != w.shape[1]:
             return None
-        if not np.allclose(bias[1], np.float64(x_scale) * w_scale, rtol=1e-5, atol=0):  # the sum of products has other steps
+        if not np.allclose(
+            bias[1], np.float64(x_scale) * w_scale, rtol=1e-5, atol=0
+        ):  # the sum of products has other steps
             return None
         b = bias[0].ravel().astype(np.int64) - int(x_zero) * w.astype(np.int64).sum(axis=0)
         if np.abs(b).max() >= 2**31:

@@ -10,11 +10,12 @@ from pipelines.kernels.extension import required
 
 
 def parallel_embedding(layer: EmbeddingLayer, isa: str = "") -> Any:
-    """`EmbeddingLayer` as a native object: `(ids int32 or int64 [n, columns], numbers float32 [n, M] or None) -> (hidden, wide)`.
+    """`EmbeddingLayer` as a native object: `(ids int32 or int64 [n, columns], numbers float32 [n, M] or None) ->
+    (hidden, wide)`.
 
-    All arrays C-contiguous and aligned; any n, also 0. The table is used where it lies, all else is copied. Raises, when called,
-    IndexError for an id that is no row of its field, before the table is touched, and TypeError or ValueError for other arrays.
-    RequestError without kernels.
+    All arrays C-contiguous and aligned; any n, also 0. The table is used where it lies, all else is copied. Raises,
+    when called, IndexError for an id that is no row of its field, before the table is touched, and TypeError or
+    ValueError for other arrays. RequestError without kernels.
     """
     columns = (layer.table, layer.columns, layer.offsets, layer.rows, layer.weight, layer.scale, layer.bias, layer.step)
     arrays = [contiguous(each) for each in columns]
@@ -23,12 +24,17 @@ def parallel_embedding(layer: EmbeddingLayer, isa: str = "") -> Any:
 
 
 def linear(layer: LinearLayer, isa: str = "") -> Any:
-    """`LinearLayer` as a native object, its weights packed: `(x uint8 [n, K], C-contiguous) -> uint8 or float32 [n, N]`."""
-    return required().Linear(contiguous(layer.weight), contiguous(layer.bias), contiguous(layer.scale), layer.zero, layer.low, isa)
+    """`LinearLayer` as a native object, its weights packed: `(x uint8 [n, K], C-contiguous) -> uint8 or float32 [n,
+    N]`.
+    """
+    return required().Linear(
+        contiguous(layer.weight), contiguous(layer.bias), contiguous(layer.scale), layer.zero, layer.low, isa
+    )
 
 
 def click_network(embedding: Any, layers: list[Any], sigmoid: bool) -> Any:
-    """`parallel_embedding`, then `linear` layers of which the last gives one float, plus the wide sum, through a sigmoid if asked.
+    """`parallel_embedding`, then `linear` layers of which the last gives one float, plus the wide sum, through a
+    sigmoid if asked.
 
     Called like the embedding; returns float32 [n, 1]. Activations stay in the cache, nothing of Python runs in between.
     """

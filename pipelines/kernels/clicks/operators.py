@@ -29,12 +29,14 @@ class EmbeddingLayer:
         h_j   = clip(rint(float32(acc_j) scale_j + bias_j), 0, 255)     the ReLU is the clip at 0
         wide  = sum_f wide[r_f]                                 float32, added in the order of the fields
 
-    A number beyond its calibrated range counts as the end of it, NaN as 0. Integers cannot overflow: a table entry is in [-127, 127], so a
-    sum of F <= 258 = floor(32767 / 127) of them fits int16, and 2^shift 127 F + 2048 max_j sum_m |weight[m, j]| < 2^31 is checked here, as
-    is that every result fits int32 before its clip.
+    A number beyond its calibrated range counts as the end of it, NaN as 0. Integers cannot overflow: a table entry is
+    in [-127, 127], so a sum of F <= 258 = floor(32767 / 127) of them fits int16, and 2^shift 127 F + 2048 max_j sum_m
+    |weight[m, j]| < 2^31 is checked here, as is that every result fits int32 before its clip.
 
-    table: uint8 [R, H padded to whole 64], entries 1..255 meaning -127..127, 128 in the padding. columns, offsets, rows: int32 [F].
-    weight: int16 [M, H]. scale, bias: float32 [H]. step: float32 [M]. wide: float32 [R], or None. Raises RequestError for anything else.
+    table: uint8 [R, H padded to whole 64], entries 1..255 meaning -127..127, 128 in the padding. columns, offsets,
+    rows: int32 [F].
+    weight: int16 [M, H]. scale, bias: float32 [H]. step: float32 [M]. wide: float32 [R], or None. Raises RequestError
+    for anything else.
     """
 
     table: Array
@@ -77,7 +79,9 @@ class EmbeddingLayer:
             raise RequestError("ParallelEmbedding can overflow 32 bits; use a smaller shift")
         results = np.abs(self.scale.astype(np.float64)) * reach + np.abs(self.bias.astype(np.float64))
         if not np.isfinite(self.step).all() or not results.max(initial=0) < 2**30:
-            raise RequestError("ParallelEmbedding has steps, scales or biases that are not finite, or results beyond 32 bits")
+            raise RequestError(
+                "ParallelEmbedding has steps, scales or biases that are not finite, or results beyond 32 bits"
+            )
 
     def reach(self) -> NDArray[np.int64]:
         """The largest |acc_j| that any input can give, int64 [H]."""
@@ -98,8 +102,8 @@ class LinearLayer:
         y_j   = clip(rint(float32(acc_j) scale_j) + zero, low, 255)     uint8; low = zero where a ReLU is fused, else 0
         y_j   = float32(acc_j) scale_j                          float32, where `zero` is None
 
-    weight: int8 [K, N]. bias: int32 [N]. scale: float32 [N]: s_x s_w / s_y, or s_x s_w. Integers cannot overflow: 255 sum_k |weight[k, j]|
-    + |bias_j| < 2^31 is checked here. Raises RequestError for anything else.
+    weight: int8 [K, N]. bias: int32 [N]. scale: float32 [N]: s_x s_w / s_y, or s_x s_w. Integers cannot overflow: 255
+    sum_k |weight[k, j]| + |bias_j| < 2^31 is checked here. Raises RequestError for anything else.
     """
 
     weight: Array
@@ -110,7 +114,9 @@ class LinearLayer:
 
     def __post_init__(self) -> None:
         if self.weight.ndim != 2 or not self.weight.size:
-            raise RequestError(f"a linear layer has weights of shape {list(self.weight.shape)}; wanted [inputs, outputs]")
+            raise RequestError(
+                f"a linear layer has weights of shape {list(self.weight.shape)}; wanted [inputs, outputs]"
+            )
         outputs = self.weight.shape[1]
         for name, dtype, shape in (
             ("weight", np.int8, self.weight.shape),

@@ -13,7 +13,9 @@ from pipelines.kernels.clicks.operators import NUMBER_LIMIT, ZERO, EmbeddingLaye
 def parallel_embedding(
     layer: EmbeddingLayer, ids: NDArray[Any], numbers: NDArray[np.float32]
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """(hidden uint8 [n, H], wide float32 [n, 1]) of `EmbeddingLayer` for ids integer [n, columns], all in range, and numbers [n, M]."""
+    """(hidden uint8 [n, H], wide float32 [n, 1]) of `EmbeddingLayer` for ids integer [n, columns], all in range, and
+    numbers [n, M].
+    """
     rows = layer.offsets + ids[:, layer.columns]
     sums = (layer.table[rows].astype(np.int32) - ZERO).sum(axis=1, dtype=np.int64)[:, : layer.width]
     steps = np.nan_to_num(numbers * layer.step, nan=0.0, posinf=np.inf, neginf=-np.inf)

@@ -1,8 +1,9 @@
 """A Transformer's frozen graph as programs for the native encoder and decoder.
 
-Matched by structure: pre- or post-LN, any number of layers, heads and widths, float weights or int8 ones behind DequantizeLinear. What a
-linear layer takes is quantized as the Q/DQ pair before it says, or each row by itself where there is none; other pairs on activations are
-looked through. With a pair a decoder's biases count in steps of the product, as in a graph of one step.
+Matched by structure: pre- or post-LN, any number of layers, heads and widths, float weights or int8 ones behind
+DequantizeLinear. What a linear layer takes is quantized as the Q/DQ pair before it says, or each row by itself where
+there is none; other pairs on activations are looked through. With a pair a decoder's biases count in steps of the
+product, as in a graph of one step.
 """
 
 from __future__ import annotations
@@ -41,22 +42,30 @@ HIDDEN = -1e4  # what a mask adds at least, where attention must not look
 PROBE = 5  # tokens that masks are tried on
 
 
-def program(model: ir.Model, source: str = "source", target: str = "target", memory: str = "memory", logits: str = "logits") -> Program:
-    """The decoder of a graph: from tokens `source` and `target` (all so far) to the `logits` of the next, the encoder's result `memory`.
+def program(
+    model: ir.Model, source: str = "source", target: str = "target", memory: str = "memory", logits: str = "logits"
+) -> Program:
+    """The decoder of a graph: from tokens `source` and `target` (all so far) to the `logits` of the next, the encoder's
+    result `memory`.
 
-    All four are values by name; a graph that was cut at `memory` does as well. Float weights become int8 by the house's rule (max|W| / 127,
-    per output channel). Raises RequestError, naming the operator and the reason, for what is no such decoder.
+    All four are values by name; a graph that was cut at `memory` does as well. Float weights become int8 by the house's
+    rule (max|W| / 127, per output channel). Raises RequestError, naming the operator and the reason, for what is no
+    such decoder.
     """
     return _Mapper(model, (source, target), memory).decoder(logits)
 
 
 def encoder_program(model: ir.Model, source: str = "source", memory: str = "memory") -> EncoderProgram:
-    """The encoder of a graph, from tokens `source` to `memory`; as `program`. What hides padding is left out, for there will be none."""
+    """The encoder of a graph, from tokens `source` to `memory`; as `program`. What hides padding is left out, for there
+    will be none.
+    """
     return _Mapper(model, (source,), "").encoder(memory)
 
 
 def programs(model: ir.Model) -> tuple[EncoderProgram, Program]:
-    """Both. Embeddings that are the same integers, by tokens, are one array; those of the vocabulary's weights are these, transposed."""
+    """Both. Embeddings that are the same integers, by tokens, are one array; those of the vocabulary's weights are
+    these, transposed.
+    """
     encoder, decoder = encoder_program(model), program(model)
     table = decoder.vocabulary.layer.weight.T
     if not np.array_equal(table, decoder.embedding.table):
@@ -78,7 +87,9 @@ class _Dense:
     levels: Levels | None
 
     def columns(self, first: int, last: int) -> _Dense:
-        return changed(self, integers=self.integers[:, first:last], scale=self.scale[first:last], shift=self.shift[first:last])
+        return changed(
+            self, integers=self.integers[:, first:last], scale=self.scale[first:last], shift=self.shift[first:last]
+        )
 
     def layer(self) -> RowLinear:
         return RowLinear(np.ascontiguousarray(self.integers), self.scale, self.shift, self.levels)
@@ -118,7 +129,11 @@ class _Heads:
 
 class _Mapper:
     def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str) -> None:
-        self.model, self.names, self.memory = model, names, memory  # names: inputs of tokens, the last are those embedded
+        self.model, self.names, self.memory = (
+            model,
+            names,
+            memory,
+        )  # names: inputs of tokens, the last are those embedded
         self.what = "decoder" if memory else "encoder"
         self.steps: list[Step] = []
         self.registers: dict[ir.Value, int] = {}
@@ -146,7 +161,9 @@ class _Mapper:
 
     def value(self, name: str) -> ir.Value:
         """An output of the graph, or any value of it."""
-        found = (each for each in (*self.model.graph.outputs, *(one for node in self.model.graph for one in node.outputs)))
+        found = (
+            each for each in (*self.model.graph.outputs, *(one for node in self.model.graph for one in node.outputs))
+        )
         if (value := next((each for each in found if each.name == name), None)) is None:
             raise RequestError(f"the graph {self.model.graph.name} has no value {name}")
         return value
@@ -156,7 +173,7 @@ class _Mapper:
         what = f"the input {value.name}" if node is None else f"{node.op_type} {query.label(node)}"
         raise RequestError(f"the native decoder cannot map {what}: {why}; use another engine")
 
-    # ------------------------------------------------------------------------------------------------------------ values
+    # ---------------------------------------------------------------------------------------------------------- values
 
     def real(self, value: ir.Value | None) -> ir.Value:
         """The value before Q/DQ pairs, casts and the like."""
@@ -179,10 +196,17 @@ class _Mapper:
             shape = [-1 if i == axis % integers.ndim else 1 for i in range(integers.ndim)] if scale.size > 1 else []
             offset = 0 if zero is None else zero.astype(np.int32).reshape(shape if zero.size > 1 else [])
             return np.asarray((integers.astype(np.int32) - offset) * scale.reshape(shape), np.float32)
-        if query.standard(node, "Identity", "Transpose", "Cast") and (array := self.constant(node.inputs[0])) is not None:
+        if (
+            query.standard(node, "Identity", "Transpose", "Cast")
+            and (array := self.constant(node.inputs[0])) is not None
+        ):
             if node.op_type == "Cast":
                 return array.astype(np.float32) if node.attributes.get_int("to", 0) == ir.DataType.FLOAT else None
-            return array.transpose(node.attributes.get_ints("perm", range(array.ndim)[::-1])) if node.op_type == "Transpose" else array
+            return (
+                array.transpose(node.attributes.get_ints("perm", range(array.ndim)[::-1]))
+                if node.op_type == "Transpose"
+                else array
+            )
         return None
 
     def scalar(self, value: ir.Value | None) -> float | None:
@@ -192,7 +216,12 @@ class _Mapper:
     def weights(self, value: ir.Value | None, transposed: bool) -> tuple[Array, Floats] | None:
         """(int8 [K, N], scale [N]) of a constant matrix."""
         found = query.dequantized(value)
-        if found is not None and found[0].dtype == np.int8 and found[0].ndim == 2 and (found[2] is None or not found[2].any()):
+        if (
+            found is not None
+            and found[0].dtype == np.int8
+            and found[0].ndim == 2
+            and (found[2] is None or not found[2].any())
+        ):
             integers, scale, _ = found
             node = value.producer() if value is not None else None
             assert node is not None
@@ -226,7 +255,10 @@ class _Mapper:
             return None
         shift = np.zeros(weights[0].shape[1], np.float32)
         if gemm:
-            if any(node.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta")) or node.attributes.get_int("transA", 0) != 0:
+            if (
+                any(node.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta"))
+                or node.attributes.get_int("transA", 0) != 0
+            ):
                 self.refuse(value, "a Gemm with alpha, beta or transA")
             if len(node.inputs) > 2 and node.inputs[2] is not None:
                 bias = self.constant(node.inputs[2])
@@ -236,7 +268,9 @@ class _Mapper:
         return _Dense(self.real(node.inputs[0]), *weights, shift, self.levels(node.inputs[0]))
 
     def levels(self, value: ir.Value | None) -> Levels | None:
-        """How the Q/DQ pair before a linear layer quantizes its input; None where there is none, or none with one uint8 zero point."""
+        """How the Q/DQ pair before a linear layer quantizes its input; None where there is none, or none with one uint8
+        zero point.
+        """
         pair: list[list[Any]] = []
         while value is not None and (node := value.producer()) is not None:
             if query.standard(node, "DequantizeLinear" if not pair else "QuantizeLinear"):
@@ -246,7 +280,9 @@ class _Mapper:
             elif not query.standard(node, "Identity", *(("Transpose", "Reshape", "GatherND") if pair else ("Cast",))):
                 return None
             value = node.inputs[0]
-        if len(pair) < 2 or any(each is None or each.size != 1 or not np.array_equal(each, pair[1][i]) for i, each in enumerate(pair[0])):
+        if len(pair) < 2 or any(
+            each is None or each.size != 1 or not np.array_equal(each, pair[1][i]) for i, each in enumerate(pair[0])
+        ):
             return None
         scale, zero = pair[0]
         return Levels(float(np.float32(scale.item())), int(zero.item())) if zero.dtype == np.uint8 else None
@@ -268,7 +304,7 @@ class _Mapper:
         heads = self.heads.get(self.register(dense.x))
         return dense if heads is None else changed(dense, integers=heads.spread(dense.integers.T).T)
 
-    # ------------------------------------------------------------------------------------------------------------- steps
+    # ----------------------------------------------------------------------------------------------------------- steps
 
     def register(self, value: ir.Value) -> int:
         """The register that holds `value`; what computes it is appended to the steps, once."""
@@ -321,11 +357,15 @@ class _Mapper:
         assert given is not None
         at = self.register(given)
         if at in self.heads:
-            self.refuse(value, f"it reads heads of attention of {self.heads[at].size} columns, wanted a multiple of {LANES}")
+            self.refuse(
+                value, f"it reads heads of attention of {self.heads[at].size} columns, wanted a multiple of {LANES}"
+            )
         return at
 
     def linear(self, dense: _Dense, relu: bool = False, residual: int | None = None) -> int:
-        if dense.levels is not None and self.memory:  # as in the graph of a step, see `FuseQuantizedLinear`: the same bytes follow
+        if (
+            dense.levels is not None and self.memory
+        ):  # as in the graph of a step, see `FuseQuantizedLinear`: the same bytes follow
             steps = np.float32(dense.levels.scale) * dense.scale  # 0 in columns that pad heads
             count = np.rint(np.divide(dense.shift, steps, out=np.zeros_like(steps, np.float64), where=steps > 0))
             dense = changed(dense, shift=count.astype(np.float32) * steps)
@@ -349,7 +389,11 @@ class _Mapper:
         """Of all rows the last, the one that a step computes."""
         at = self.real(node.inputs[0])
         found = self.tried(value, node.inputs[1])
-        if node.op_type != "GatherND" or node.attributes.get_int("batch_dims", 0) != 1 or not np.array_equal(found.ravel(), [PROBE - 1]):
+        if (
+            node.op_type != "GatherND"
+            or node.attributes.get_int("batch_dims", 0) != 1
+            or not np.array_equal(found.ravel(), [PROBE - 1])
+        ):
             self.refuse(value, "it picks other rows than that of the last token")
         return self.register(at)
 
@@ -368,7 +412,9 @@ class _Mapper:
             return None
         if table.dtype.kind != "f":  # bytes, with one scale behind the Gather
             step = next((use.node for use in value.uses() if use.node.op_type == "DequantizeLinear"), None)
-            one, zero = (None, None) if step is None else (query.constant(each) for each in (*step.inputs[1:], None)[:2])
+            one, zero = (
+                (None, None) if step is None else (query.constant(each) for each in (*step.inputs[1:], None)[:2])
+            )
             if one is None or one.size != 1:
                 self.refuse(value, "its table has no single scale")
             table = (table.astype(np.int32) - (0 if zero is None else int(zero.item()))) * one.astype(np.float32)
@@ -379,7 +425,12 @@ class _Mapper:
         """Rows of bytes multiplied by a scale each."""
         found = [self.table(self.real(each)) for each in node.inputs]
         for integers, scale in (found, found[::-1]):
-            if integers is not None and scale is not None and integers.dtype == np.int8 and scale.shape == (len(integers), 1):
+            if (
+                integers is not None
+                and scale is not None
+                and integers.dtype == np.int8
+                and scale.shape == (len(integers), 1)
+            ):
                 return _Rows(integers, scale.ravel().astype(np.float32) * np.float32(times))
         return None
 
@@ -400,7 +451,10 @@ class _Mapper:
         width = rows.integers.shape[1]
         node = positions.producer()
         constants = [] if node is None else [self.constant(each) for each in node.inputs]
-        most = max((len(each) for each in constants if each is not None and each.ndim in (2, 3) and each.shape[-1] == width), default=0)
+        most = max(
+            (len(each) for each in constants if each is not None and each.ndim in (2, 3) and each.shape[-1] == width),
+            default=0,
+        )
         if not most:
             self.refuse(value, "what is added to the embeddings is no slice of a constant table of positions")
         found = self.tried(value, positions, most)
@@ -409,7 +463,9 @@ class _Mapper:
         return self.add(Embed, rows.integers, rows.scale, np.ascontiguousarray(found.reshape(most, -1), np.float32))
 
     def tried(self, value: ir.Value, wanted: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:
-        """`wanted` of one sentence of `length` tokens, the same for source and target, computed; it depends on nothing else."""
+        """`wanted` of one sentence of `length` tokens, the same for source and target, computed; it depends on nothing
+        else.
+        """
         assert wanted is not None
         if (known := self.constant(wanted)) is not None:
             return known
@@ -422,19 +478,39 @@ class _Mapper:
         feed = {str(each.name): tokens.astype(ir.DataType(each.dtype or 7).numpy()) for each in part.graph.inputs}
         return reference_session.run(reference_session.session(part, "mapping it needs"), feed)[0]
 
-    # --------------------------------------------------------------------------------------------------------- attention
+    # ------------------------------------------------------------------------------------------------------- attention
 
     def attention(self, value: ir.Value, node: ir.Node) -> int:
         joined = self.real(node.inputs[0])
         product = self.transposed(value, joined, [0, 2, 1, 3]).producer()
-        soft = None if product is None or not query.standard(product, "MatMul") else self.real(product.inputs[0]).producer()
-        if product is None or soft is None or not query.standard(soft, "Softmax") or soft.attributes.get_int("axis", -1) not in (-1, 3):
-            self.refuse(value, f"no step of the {self.what} reshapes, but attention that joins heads: Softmax, MatMul, Transpose, Reshape")
+        soft = (
+            None
+            if product is None or not query.standard(product, "MatMul")
+            else self.real(product.inputs[0]).producer()
+        )
+        if (
+            product is None
+            or soft is None
+            or not query.standard(soft, "Softmax")
+            or soft.attributes.get_int("axis", -1) not in (-1, 3)
+        ):
+            self.refuse(
+                value,
+                f"no step of the {self.what} reshapes, but attention that joins heads: Softmax, MatMul, Transpose, "
+                "Reshape",
+            )
         times, masks, scores = 1.0, [], self.real(soft.inputs[0])
         while (each := scores.producer()) is not None and query.standard(each, "Div", "Mul", "Add"):
             factor = self.scalar(each.inputs[1])
             if each.op_type == "Add":
-                at = next((i for i in (0, 1) if (one := self.real(each.inputs[i]).producer()) is not None and self.product(one)), None)
+                at = next(
+                    (
+                        i
+                        for i in (0, 1)
+                        if (one := self.real(each.inputs[i]).producer()) is not None and self.product(one)
+                    ),
+                    None,
+                )
                 if at is None:
                     self.refuse(scores, "a sum in attention of which no part is the products")
                 masks.append(each.inputs[1 - at])
@@ -455,7 +531,9 @@ class _Mapper:
         own = keys.x is values.x and keys.x is queries.x
         self.check(value, masks, own and bool(self.memory))
         if own:
-            out = self.add(SelfAttention if self.memory else Attention, self.linear(_merged(queries, keys, values)), heads.count)
+            out = self.add(
+                SelfAttention if self.memory else Attention, self.linear(_merged(queries, keys, values)), heads.count
+            )
         elif keys.x is values.x and self.memory and keys.x.name == self.memory:
             layer = _merged(keys, values).layer()
             if self.width not in (0, layer.inputs):
@@ -463,7 +541,9 @@ class _Mapper:
             self.width = layer.inputs
             out = self.add(CrossAttention, self.linear(queries), layer, heads.count)
         else:
-            self.refuse(value, f"its keys and values come neither from its queries' input nor from {self.memory or 'elsewhere'}")
+            self.refuse(
+                value, f"its keys and values come neither from its queries' input nor from {self.memory or 'elsewhere'}"
+            )
         if heads.room != heads.size:
             self.heads[out] = heads
         return out
@@ -491,19 +571,34 @@ class _Mapper:
             if not (factor := self.scalar(node.inputs[1])):
                 self.refuse(value, "heads of attention scaled by more than one number")
             times, value = (times * factor if node.op_type == "Mul" else times / factor), self.real(node.inputs[0])
-        if node is not None and query.standard(node, "Transpose") and list(node.attributes.get_ints("perm", [])) == [0, 1, 3, 2]:
+        if (
+            node is not None
+            and query.standard(node, "Transpose")
+            and list(node.attributes.get_ints("perm", [])) == [0, 1, 3, 2]
+        ):
             value, perm = self.real(node.inputs[0]), [0, 2, 1, 3]
         split = self.transposed(value, value, perm)
         reshape = split.producer()
-        shape = query.elements(reshape.inputs[1]) if reshape is not None and query.standard(reshape, "Reshape") else None
-        dense = self.dense(self.real(reshape.inputs[0])) if reshape is not None and shape is not None and len(shape) == 4 else None
+        shape = (
+            query.elements(reshape.inputs[1]) if reshape is not None and query.standard(reshape, "Reshape") else None
+        )
+        dense = (
+            self.dense(self.real(reshape.inputs[0]))
+            if reshape is not None and shape is not None and len(shape) == 4
+            else None
+        )
         if shape is None or dense is None:
             self.refuse(split, "wanted a Reshape of a linear layer into heads")
         width = len(dense.scale)
         count, size = shape[2], shape[3]
         if isinstance(size, int) and size > 0 and (not isinstance(count, int) or count < 1):
             count = width // size
-        if not isinstance(count, int) or count < 1 or width % count or (isinstance(size, int) and size not in (-1, width // count)):
+        if (
+            not isinstance(count, int)
+            or count < 1
+            or width % count
+            or (isinstance(size, int) and size not in (-1, width // count))
+        ):
             self.refuse(split, f"it shapes {width} columns into heads {shape[2:]}")
         return dense, _Heads(count, width // count), times
 
@@ -514,18 +609,24 @@ class _Mapper:
             total = total + self.tried(value, each).reshape(-1, PROBE)
         seen = np.tril(np.ones((PROBE, PROBE), bool)) if own else np.ones((PROBE, PROBE), bool)
         if (total[seen] != 0).any() or (total[~seen] > HIDDEN).any():
-            self.refuse(value, "its mask lets it look at later tokens" if own else "its mask hides tokens of the source")
+            self.refuse(
+                value, "its mask lets it look at later tokens" if own else "its mask hides tokens of the source"
+            )
 
 
 def _merged(*parts: _Dense) -> _Dense:
     """Layers of the same value as one."""
-    integers, scale, shift = (np.concatenate([getattr(each, name) for each in parts], -1) for name in ("integers", "scale", "shift"))
+    integers, scale, shift = (
+        np.concatenate([getattr(each, name) for each in parts], -1) for name in ("integers", "scale", "shift")
+    )
     levels = parts[0].levels if len({each.levels for each in parts}) == 1 else None
     return _Dense(parts[0].x, integers, scale, shift, levels)
 
 
 def _agreed(steps: list[Step]) -> list[Step]:
-    """The same steps, each register still written once: where layers take the same rows by other levels, each row goes by its own range."""
+    """The same steps, each register still written once: where layers take the same rows by other levels, each row goes
+    by its own range.
+    """
     known: dict[int, set[Levels | None]] = {}
 
     def among(step: Linear | CrossAttention | Vocabulary) -> set[Levels | None]:
@@ -545,7 +646,10 @@ def _agreed(steps: list[Step]) -> list[Step]:
 def _reused(steps: list[Step]) -> list[Step]:
     """The same steps with as few registers as will do: one whose last reader has gone is written again."""
     last = {
-        at: i for i, step in enumerate(steps) for at in (getattr(step, "input", None), getattr(step, "residual", None)) if at is not None
+        at: i
+        for i, step in enumerate(steps)
+        for at in (getattr(step, "input", None), getattr(step, "residual", None))
+        if at is not None
     }
     place: dict[int, int] = {}
     free: list[int] = []

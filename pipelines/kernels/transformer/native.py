@@ -23,10 +23,11 @@ from pipelines.kernels.transformer.program import (
 
 
 def compiled(program: Program | EncoderProgram, isa: str = "", decoder: tuple[Program, Any] | None = None) -> Any:
-    """A program as a native object, its weights packed once for all threads; `engines.native_translation` says what these do.
+    """A program as a native object, its weights packed once for all threads; `engines.native_translation` says what
+    these do.
 
-    Where the table of embeddings is memory of the vocabulary's weights, in this program or, of an encoder, in `decoder` (with its native
-    object), the packed weights are the table.
+    Where the table of embeddings is memory of the vocabulary's weights, in this program or, of an encoder, in `decoder`
+    (with its native object), the packed weights are the table.
     """
     module = required()
     made = module.Decoder(program.memory_width, isa) if isinstance(program, Program) else module.Encoder(isa)
@@ -36,7 +37,9 @@ def compiled(program: Program | EncoderProgram, isa: str = "", decoder: tuple[Pr
                 known = program if isinstance(program, Program) else decoder and decoder[0]
                 shared = known and np.may_share_memory(step.table, known.vocabulary.layer.weight)
                 other = decoder[1] if shared and decoder and known is not program else None
-                made.embed(None if shared else _plain(step.table)[0], other, *_plain(step.scale, step.positions), step.out)
+                made.embed(
+                    None if shared else _plain(step.table)[0], other, *_plain(step.scale, step.positions), step.out
+                )
             case Norm():
                 made.norm(step.input, *_plain(step.scale, step.bias), step.epsilon, step.out)
             case Linear():

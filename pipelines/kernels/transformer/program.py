@@ -1,16 +1,16 @@
 """What the native Transformer computes, as data: the steps of its encoder and of its decoder over numbered registers.
 
-A register holds a row of float32 for each token of the sources, or for each beam. A linear layer takes it quantized, by the scale and the
-zero point that the graph has for it, as its QuantizeLinear, or else each row by its own range:
+A register holds a row of float32 for each token of the sources, or for each beam. A linear layer takes it quantized, by
+the scale and the zero point that the graph has for it, as its QuantizeLinear, or else each row by its own range:
 
     u_k = clip(rint(x_k / s) + zero, 0, 255)                           `Levels`; where there are none,
-    s   = max_k |x_k| / 127,  u_k = rint(x_k (127 / max)) + 128        0 <= u_k <= 255; where nothing is negative (after a ReLU),
+    s   = max_k |x_k| / 127,  u_k = rint(x_k (127 / max)) + 128   0 <= u_k <= 255; where nothing is negative,
     s   = max_k x_k / 255,    u_k = rint(x_k (255 / max))              and s = 1 for a row of zeros (all |x_k| < 1e-30)
-    y_j = float32(sum_k (u_k - zero) weight[k, j]) (s scale_j) + shift_j,     then the ReLU, then the residual, where asked for
+    y_j = float32(sum_k (u_k - zero) weight[k, j]) (s scale_j) + shift_j,   then ReLU and residual, where asked for
 
-A decoder keeps keys and values as float16 (`rowwise.halved`), half of what a step reads of them. Everything else is float32, every
-operation rounded alone, sums in the order of `rowwise.lanes`, so that all instruction sets and `rowwise`, the same in numpy, return the
-same bits.
+A decoder keeps keys and values as float16 (`rowwise.halved`), half of what a step reads of them. Everything else is
+float32, every operation rounded alone, sums in the order of `rowwise.lanes`, so that all instruction sets and
+`rowwise`, the same in numpy, return the same bits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Levels:
     def __post_init__(self) -> None:
         if not 0 < self.scale < np.inf or not 0 <= self.zero <= 255:
             raise RequestError(
-                f"a linear layer takes inputs of scale {self.scale} and zero point {self.zero}; wanted more than 0, 0 to 255"
+                f"a linear layer takes inputs of scale {self.scale} and zero point {self.zero}; wanted more than 0, 0 "
+                "to 255"
             )
 
 
@@ -48,8 +49,9 @@ class Levels:
 class RowLinear:
     """A fully connected layer on quantized rows (see the module): weight int8 [K, N], scale and shift float32 [N].
 
-    levels: of the rows that it takes; None: each row by its own range. All layers that take the same rows have the same.
-    Integers cannot overflow: 255 sum_k |weight[k, j]| < 2^31 is checked here. Raises RequestError for anything else.
+    levels: of the rows that it takes; None: each row by its own range. All layers that take the same rows have the
+    same. Integers cannot overflow: 255 sum_k |weight[k, j]| < 2^31 is checked here. Raises RequestError for anything
+    else.
     """
 
     weight: Array
@@ -59,7 +61,9 @@ class RowLinear:
 
     def __post_init__(self) -> None:
         if self.weight.ndim != 2 or not self.weight.size or self.inputs > MOST:
-            raise RequestError(f"a linear layer has weights of shape {list(self.weight.shape)}; wanted [1 to {MOST}, outputs]")
+            raise RequestError(
+                f"a linear layer has weights of shape {list(self.weight.shape)}; wanted [1 to {MOST}, outputs]"
+            )
         require("a linear layer", "weight", self.weight, np.int8, self.weight.shape)
         for name in ("scale", "shift"):
             require("a linear layer", name, getattr(self, name), np.float32, (self.outputs,))
@@ -81,7 +85,9 @@ class RowLinear:
 
 @dataclass(frozen=True, eq=False)
 class Embed:
-    """out = table[token] scale[token] + positions[position]: table int8 [V, W], scale float32 [V], positions float32 [P, W]."""
+    """out = table[token] scale[token] + positions[position]: table int8 [V, W], scale float32 [V], positions float32
+    [P, W].
+    """
 
     table: Array
     scale: Array
@@ -91,7 +97,9 @@ class Embed:
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """out = (x - mean) / sqrt(variance + epsilon) scale + bias, over the W columns of `input`: scale and bias float32 [W]."""
+    """out = (x - mean) / sqrt(variance + epsilon) scale + bias, over the W columns of `input`: scale and bias float32
+    [W].
+    """
 
     input: int
     scale: Array
@@ -115,8 +123,8 @@ class Linear:
 class Attention:
     """Of an encoder: input [query | key | value], 3 W columns -> W, over all tokens of a sentence.
 
-    For each of the heads, columns h W / heads to (h + 1) W / heads: softmax_t(q . k_t) weights the v_t. The scale of the products is in the
-    layer that makes the queries.
+    For each of the heads, columns h W / heads to (h + 1) W / heads: softmax_t(q . k_t) weights the v_t. The scale of
+    the products is in the layer that makes the queries.
     """
 
     input: int
@@ -126,7 +134,9 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class SelfAttention:
-    """Of a decoder: the same over the tokens so far. Keys and values of this position are kept for the ones that follow."""
+    """Of a decoder: the same over the tokens so far. Keys and values of this position are kept for the ones that
+    follow.
+    """
 
     input: int
     heads: int
@@ -135,7 +145,9 @@ class SelfAttention:
 
 @dataclass(frozen=True, eq=False)
 class CrossAttention:
-    """The same for queries of W columns over the source: layer(memory row) = [key | value], 2 W columns, computed once a sentence."""
+    """The same for queries of W columns over the source: layer(memory row) = [key | value], 2 W columns, computed once
+    a sentence.
+    """
 
     input: int
     layer: RowLinear
@@ -220,12 +232,18 @@ class EncoderProgram(_Embedded):
 def _follow(what: str, steps: Sequence[Step], kinds: tuple[type[Any], ...], memory: int) -> None:
     """Raises RequestError where a step does not follow from those before. memory: see `Program`."""
     widths: dict[int, int] = {}
-    taken: dict[int, Levels | None] = {}  # the levels of each register, and of the memory, at MEMORY, as far as they are read
+    taken: dict[
+        int, Levels | None
+    ] = {}  # the levels of each register, and of the memory, at MEMORY, as far as they are read
     if not steps or not isinstance(steps[0], Embed):
         raise RequestError(f"{what} begins with an embedding")
     for number, step in enumerate(steps):
         where = f"step {number} ({type(step).__name__})"
-        if number and not isinstance(step, kinds) and not (isinstance(step, Vocabulary) and number == len(steps) - 1 and memory):
+        if (
+            number
+            and not isinstance(step, kinds)
+            and not (isinstance(step, Vocabulary) and number == len(steps) - 1 and memory)
+        ):
             raise RequestError(f"{where} stands where it cannot in {what}, which begins with an embedding")
         for each in fields(step):
             value = getattr(step, each.name)
@@ -238,7 +256,9 @@ def _follow(what: str, steps: Sequence[Step], kinds: tuple[type[Any], ...], memo
                 raise RequestError(f"{where} takes rows quantized by {step.layer.levels}, another by {taken[at]}")
         if not isinstance(step, Vocabulary):
             if not 0 <= step.out < 256 or (not isinstance(step, Embed) and step.out == step.input):
-                raise RequestError(f"{where} writes register {step.out}; wanted 0 to 255, and not the one that it reads")
+                raise RequestError(
+                    f"{where} writes register {step.out}; wanted 0 to 255, and not the one that it reads"
+                )
             widths[step.out] = width
             taken.pop(step.out, None)
 
@@ -246,8 +266,17 @@ def _follow(what: str, steps: Sequence[Step], kinds: tuple[type[Any], ...], memo
 def _width(where: str, step: Step, widths: dict[int, int], memory: int) -> int:
     """The columns of a step's result. Raises RequestError where it does not fit."""
     if isinstance(step, Embed):
-        if step.table.ndim != 2 or not step.table.size or step.table.shape[1] > MOST or step.positions.ndim != 2 or not len(step.positions):
-            raise RequestError(f"{where} has a table {list(step.table.shape)} and positions {list(step.positions.shape)}; wanted two axes")
+        if (
+            step.table.ndim != 2
+            or not step.table.size
+            or step.table.shape[1] > MOST
+            or step.positions.ndim != 2
+            or not len(step.positions)
+        ):
+            raise RequestError(
+                f"{where} has a table {list(step.table.shape)} and positions {list(step.positions.shape)}; wanted two "
+                "axes"
+            )
         count, width = step.table.shape
         require(where, "table", step.table, np.int8, (count, width))
         require(where, "scale", step.scale, np.float32, (count,))
@@ -276,6 +305,7 @@ def _width(where: str, step: Step, widths: dict[int, int], memory: int) -> int:
         raise RequestError(f"{where} has {step.heads} heads on {width} columns; a head has a multiple of {LANES}")
     if isinstance(step, CrossAttention) and (step.layer.inputs, step.layer.outputs) != (memory, 2 * width):
         raise RequestError(
-            f"{where} makes keys and values of {step.layer.inputs} -> {step.layer.outputs} columns; wanted {memory} -> {2 * width}"
+            f"{where} makes keys and values of {step.layer.inputs} -> {step.layer.outputs} columns; wanted {memory} "
+            f"-> {2 * width}"
         )
     return result

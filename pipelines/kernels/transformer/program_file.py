@@ -1,10 +1,11 @@
 """A Transformer's programs as one file, so that who opens it needs neither the graph nor what reads graphs.
 
-    int64, little endian: bytes of the header; the header, JSON; from the next multiple of `PAGE` on every array, C-contiguous, at a
-    multiple of `LINE` bytes
+    int64, little endian: bytes of the header; the header, JSON; from the next multiple of `PAGE` on every array,
+    C-contiguous, at a multiple of `LINE` bytes
 
-The header is {"form": FORM, "programs": [encoder, decoder]}, these as {class: fields}; an array in them is {"array": [dtype, shape, offset
-behind the header]}, with "transposed" where it is that array's transpose: what shares memory does so in the file and when it is read.
+The header is {"form": FORM, "programs": [encoder, decoder]}, these as {class: fields}; an array in them is {"array":
+[dtype, shape, offset behind the header]}, with "transposed" where it is that array's transpose: what shares memory does
+so in the file and when it is read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ FORM = code(
 )  # what a file holds, and how
 SUFFIX = ".zoo"
 PAGE, LINE = 4096, 64  # bytes
-KNOWN = {each: getattr(program, each) for each in ("EncoderProgram", "Program", "RowLinear", "Embed", "Norm", "Linear", "Attention")}
+KNOWN = {
+    each: getattr(program, each)
+    for each in ("EncoderProgram", "Program", "RowLinear", "Embed", "Norm", "Linear", "Attention")
+}
 KNOWN |= {each: getattr(program, each) for each in ("SelfAttention", "CrossAttention", "Vocabulary", "Levels")}
 
 
@@ -68,7 +72,9 @@ def save(path: Path, programs: tuple[EncoderProgram, Program]) -> None:
 
 
 def load(path: str | Path) -> tuple[EncoderProgram, Program]:
-    """What `save` wrote; the arrays are read-only views of the file. Raises RequestError where it is missing or damaged."""
+    """What `save` wrote; the arrays are read-only views of the file. Raises RequestError where it is missing or
+    damaged.
+    """
     try:
         with Path(path).open("rb") as file:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -32,7 +32,9 @@ SMALLEST = np.float32(1e-30)
 
 
 def lanes(x: Floats) -> Floats:
-    """Sums over the last axis in the kernels' order: 16 of them, of every 16th element each, then halves onto halves."""
+    """Sums over the last axis in the kernels' order: 16 of them, of every 16th element each, then halves onto
+    halves.
+    """
     whole = -(-x.shape[-1] // LANES) * LANES
     padded = np.zeros((*x.shape[:-1], whole), np.float32)
     padded[..., : x.shape[-1]] = x
@@ -65,7 +67,9 @@ def exponential(x: Floats) -> Floats:
 
 
 def quantize(x: Floats, positive: bool = False, levels: Levels | None = None) -> tuple[NDArray[np.uint8], Floats]:
-    """(bytes [n, K], scale [n]) of rows [n, K], all finite, by these levels, or each by its own range; positive: nothing is negative."""
+    """(bytes [n, K], scale [n]) of rows [n, K], all finite, by these levels, or each by its own range; positive:
+    nothing is negative.
+    """
     if levels:
         with np.errstate(over="ignore"):
             steps = np.rint(x / np.float32(levels.scale))
@@ -79,7 +83,9 @@ def quantize(x: Floats, positive: bool = False, levels: Levels | None = None) ->
     return (np.rint(x * times[:, None]).astype(np.int32) + zero).astype(np.uint8), scale
 
 
-def linear(layer: RowLinear, x: Floats, positive: bool = False, relu: bool = False, residual: Floats | None = None) -> Floats:
+def linear(
+    layer: RowLinear, x: Floats, positive: bool = False, relu: bool = False, residual: Floats | None = None
+) -> Floats:
     """`RowLinear` for x float32 [n, K] -> float32 [n, N]."""
     rows, scale = quantize(x, positive, layer.levels)
     zero = layer.levels.zero if layer.levels else 0 if positive else 128
@@ -112,7 +118,9 @@ def attention(query: Floats, keys: Floats, values: Floats, heads: int) -> Floats
 
 
 def attention_to(queries: Floats, keys: Floats, values: Floats, heads: int) -> Floats:
-    """What queries [n, W] find in the same keys and values [t, W]: [n, W]. The products are summed from the first column to the last."""
+    """What queries [n, W] find in the same keys and values [t, W]: [n, W]. The products are summed from the first
+    column to the last.
+    """
     found = np.zeros_like(queries)
     split = keys.reshape(len(keys), heads, -1).transpose(2, 1, 0)  # [size, heads, t]
     for query, to in zip(queries, found, strict=True):
@@ -134,7 +142,9 @@ def _weighted(scores: Floats, values: Floats) -> Floats:
 
 
 def likeliest(logits: Floats, count: int) -> tuple[Floats, NDArray[np.int32], NDArray[np.float64]]:
-    """(values [n, count], tokens [n, count], log of the sum of all exponentials [n]) of logits [n, words]; of equals the first token."""
+    """(values [n, count], tokens [n, count], log of the sum of all exponentials [n]) of logits [n, words]; of equals
+    the first token.
+    """
     n, words = logits.shape
     tokens = np.lexsort((np.broadcast_to(np.arange(words), logits.shape), -logits), axis=1)[:, :count]
     padded = np.full((n, -(-words // PANEL) * PANEL), -np.inf, np.float32)
@@ -193,16 +203,20 @@ def encode(program: EncoderProgram, tokens: NDArray[np.int64]) -> Floats:
 class Decoding:
     """Sentences on their way through a program: a step function as `zoo.transformer_mt.decode.beam_search` takes it.
 
-    memories: float32 [source, width] of each sentence. Called with (tokens int64 [rows], parents int64 [rows]: the row of the call before
-    that each one goes on from), it returns logits float32 [rows, words].
+    memories: float32 [source, width] of each sentence. Called with (tokens int64 [rows], parents int64 [rows]: the row
+    of the call before that each one goes on from), it returns logits float32 [rows, words].
     """
 
     def __init__(self, program: Program, memories: Sequence[Floats]) -> None:
         self.program = program
         crosses = [step for step in program.steps if isinstance(step, CrossAttention)]
-        self.memories = [[np.split(halved(linear(step.layer, each)), 2, axis=1) for step in crosses] for each in memories]
+        self.memories = [
+            [np.split(halved(linear(step.layer, each)), 2, axis=1) for step in crosses] for each in memories
+        ]
         self.sentences = list(range(len(memories)))
-        self.caches: list[list[list[Floats]]] = [[] for _ in memories]  # of every row: [position][self-attention] key | value
+        self.caches: list[list[list[Floats]]] = [
+            [] for _ in memories
+        ]  # of every row: [position][self-attention] key | value
 
     def __call__(self, tokens: NDArray[np.int64], parents: NDArray[np.int64]) -> Floats:
         """See the class."""
@@ -218,11 +232,21 @@ class Decoding:
                     found = embedded(step, tokens, np.full(len(tokens), position)), False
                 case SelfAttention():
                     rows = registers.held[step.input][0]
-                    found = np.stack([self._own(row, each, step.heads) for row, each in zip(self.caches, rows, strict=True)]), False
+                    found = (
+                        np.stack(
+                            [self._own(row, each, step.heads) for row, each in zip(self.caches, rows, strict=True)]
+                        ),
+                        False,
+                    )
                 case CrossAttention():
                     sources = [self.memories[each][crossed] for each in self.sentences]
                     pairs = zip(registers.held[step.input][0], sources, strict=True)
-                    found = np.concatenate([attention_to(q[None], keys, values, step.heads) for q, (keys, values) in pairs]), False
+                    found = (
+                        np.concatenate(
+                            [attention_to(q[None], keys, values, step.heads) for q, (keys, values) in pairs]
+                        ),
+                        False,
+                    )
                     crossed += 1
                 case _:
                     found = registers.made(step)

@@ -1,1 +1,3 @@
-"""Click models from elsewhere: a frozen graph of TensorFlow feature columns read, by rules for its operators, as lookups and layers."""
+"""Click models from elsewhere: a frozen graph of TensorFlow feature columns read, by rules for its operators, as
+lookups and layers.
+"""

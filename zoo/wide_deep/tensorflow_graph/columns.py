@@ -1,12 +1,15 @@
-"""Column optimization: a frozen TensorFlow graph built from feature columns -> the hashed lookups and dense layers that it stands for.
+"""Column optimization: a frozen TensorFlow graph built from feature columns -> the hashed lookups and dense layers that
+it stands for.
 
-`tf.feature_column` puts some sixty operators around every lookup of a category, to find the rows that hold a value (NotEqual, Where,
-GatherNd), to give the others one (SparseFillEmptyRows), to look every different one up once (Unique, GatherV2) and to put the rows of
-tables where they belong (SparseSegmentMean, Tile, Select, Reshape). Where a row holds at most one value all of it is: the row of a table
-that the value's hash chooses, zeros where there is none. Mean, sum and sqrtn of one are the same.
+`tf.feature_column` puts some sixty operators around every lookup of a category, to find the rows that hold a value
+(NotEqual, Where, GatherNd), to give the others one (SparseFillEmptyRows), to look every different one up once (Unique,
+GatherV2) and to put the rows of tables where they belong (SparseSegmentMean, Tile, Select, Reshape). Where a row holds
+at most one value all of it is: the row of a table that the value's hash chooses, zeros where there is none. Mean, sum
+and sqrtn of one are the same.
 
-The graph is read from its placeholders on, by what operators do and never by their names: the rules in `zoo.wide_deep.tensorflow_graph.rules` give the
-meaning of a tensor by those of its inputs. An operator without a rule for them refuses what depends on it, and all such are reported.
+The graph is read from its placeholders on, by what operators do and never by their names: the rules in
+`zoo.wide_deep.tensorflow_graph.rules` give the meaning of a tensor by those of its inputs. An operator without a rule
+for them refuses what depends on it, and all such are reported.
 """
 
 from __future__ import annotations
@@ -30,8 +33,9 @@ ALWAYS = frozenset({"Const", "Placeholder", "NoOp", "Assert"})
 class Network:
     """What a graph computes: the logit of a click, from hashed categories and numbers.
 
-    fields: the number of hash buckets of each category. numbers: the numeric features. nodes: how many the graph has, how many of them the
-    probability needs ("used"), and how many of those compute ("operators": no constants, no inputs).
+    fields: the number of hash buckets of each category. numbers: the numeric features. nodes: how many the graph has,
+    how many of them the probability needs ("used"), and how many of those compute ("operators": no constants, no
+    inputs).
     """
 
     logit: Dense
@@ -47,7 +51,8 @@ class Network:
 
 
 def read_graph(path: str | Path) -> GraphDef:
-    """The graph in a frozen GraphDef, or in a SavedModel's folder, whose variables become constants and whose functions are inlined.
+    """The graph in a frozen GraphDef, or in a SavedModel's folder, whose variables become constants and whose functions
+    are inlined.
 
     Raises RequestError where there is neither.
     """
@@ -55,9 +60,14 @@ def read_graph(path: str | Path) -> GraphDef:
 
     path = Path(path)
     if not path.exists():
-        raise RequestError(f"found no {path}; give a frozen GraphDef (.pb) or the folder of a SavedModel with --from-pb")
+        raise RequestError(
+            f"found no {path}; give a frozen GraphDef (.pb) or the folder of a SavedModel with --from-pb"
+        )
     if path.is_dir() and not (path / "saved_model.pb").is_file():
-        raise RequestError(f"found no saved_model.pb in {path}; give a frozen GraphDef (.pb) or the folder of a SavedModel with --from-pb")
+        raise RequestError(
+            f"found no saved_model.pb in {path}; give a frozen GraphDef (.pb) or the folder of a SavedModel with "
+            "--from-pb"
+        )
     if path.is_dir():
         return _frozen(path)
     graph = tf.compat.v1.GraphDef()
@@ -67,7 +77,9 @@ def read_graph(path: str | Path) -> GraphDef:
         raise RequestError(f"{path} is no GraphDef; give a frozen graph (.pb) or the folder of a SavedModel") from error
     if not graph.node:
         hint = f"; give the folder {path.parent}" if path.name == "saved_model.pb" else ""
-        raise RequestError(f"{path} holds no node of a graph; give a frozen GraphDef (.pb) or the folder of a SavedModel{hint}")
+        raise RequestError(
+            f"{path} holds no node of a graph; give a frozen GraphDef (.pb) or the folder of a SavedModel{hint}"
+        )
     return graph
 
 
@@ -89,17 +101,22 @@ def _frozen(folder: Path) -> GraphDef:
 
 
 def optimize(graph: GraphDef, output: str | None = None) -> Network:
-    """Read a frozen graph as a network; `output` names the node of the probability, which is found if there is only one.
+    """Read a frozen graph as a network; `output` names the node of the probability, which is found if there is only
+    one.
 
-    Raises RequestError where there is none or are several, or, all of them at once, for whatever in the graph has no such reading.
+    Raises RequestError where there is none or are several, or, all of them at once, for whatever in the graph has no
+    such reading.
     """
     reading = _Reading({node.name: node for node in graph.node})
     ends = _ends(graph) if output is None else [output]
     if output is not None and output not in reading.nodes:
-        raise RequestError(f"found no node {output} in the graph; it may end in {', '.join(_ends(graph)) or 'no Sigmoid or Softmax'}")
+        raise RequestError(
+            f"found no node {output} in the graph; it may end in {', '.join(_ends(graph)) or 'no Sigmoid or Softmax'}"
+        )
     if not ends:
         raise RequestError(
-            f"found no Sigmoid or Softmax at the end of the graph, which ends in {_tail(graph)}; wanted a click's probability"
+            f"found no Sigmoid or Softmax at the end of the graph, which ends in {_tail(graph)}; wanted a click's "
+            "probability"
         )
     found = {end: reading.value(f"{end}:0") for end in ends}
     refused = [each for value in found.values() if isinstance(value, Refused) for each in value.reasons]
@@ -108,16 +125,25 @@ def optimize(graph: GraphDef, output: str | None = None) -> Network:
         raise RequestError(f"cannot map {len(faults)} part{'s' * (len(faults) > 1)} of the graph: {'; '.join(faults)}")
     logits = {end: logit(value) for end, value in found.items()}
     if wrong := [end for end, each in logits.items() if each is None]:
-        raise RequestError(f"{', '.join(wrong)} is not one probability a row; wanted the sigmoid of a sum, or the softmax of two classes")
+        raise RequestError(
+            f"{', '.join(wrong)} is not one probability a row; wanted the sigmoid of a sum, or the softmax of two "
+            "classes"
+        )
     if len({id(each) for each in logits.values()}) > 1:
-        raise RequestError(f"the graph has several probabilities: {', '.join(ends)}; choose one with --output-node NAME")
+        raise RequestError(
+            f"the graph has several probabilities: {', '.join(ends)}; choose one with --output-node NAME"
+        )
     end, result = next(iter(logits.items()))
     assert result is not None
     used = list(reading.above(f"{end}:0"))
-    numbers = {name: reading.source.numbers[name] for name in dict.fromkeys(each.feature for each in columns_of(result))}
+    numbers = {
+        name: reading.source.numbers[name] for name in dict.fromkeys(each.feature for each in columns_of(result))
+    }
     fields = {name: reading.source.buckets[name] for name in reading.source.buckets if name in fields_of(result)}
     if not fields:
-        raise RequestError("the graph looks no hashed category up; wanted columns made with categorical_column_with_hash_bucket")
+        raise RequestError(
+            "the graph looks no hashed category up; wanted columns made with categorical_column_with_hash_bucket"
+        )
     operators = sum(node.op not in ("Const", "Placeholder") for node in used)
     return Network(result, end, fields, numbers, {"graph": len(graph.node), "used": len(used), "operators": operators})
 

@@ -1,4 +1,6 @@
-"""What TensorFlow's operators on floats make of the expressions of a feature column graph; see `zoo.wide_deep.tensorflow_graph.columns`."""
+"""What TensorFlow's operators on floats make of the expressions of a feature column graph; see
+`zoo.wide_deep.tensorflow_graph.columns`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,20 @@ import numpy as np
 
 from zoo.wide_deep.tensorflow_graph import terms
 from zoo.wide_deep.tensorflow_graph.mapped import ELEMENTWISE
-from zoo.wide_deep.tensorflow_graph.tensors import Flat, Node, Pair, Rule, Source, TwoClass, array_of, as_dense, flat, no, unknown, want
+from zoo.wide_deep.tensorflow_graph.tensors import (
+    Flat,
+    Node,
+    Pair,
+    Rule,
+    Source,
+    TwoClass,
+    array_of,
+    as_dense,
+    flat,
+    no,
+    unknown,
+    want,
+)
 from zoo.wide_deep.tensorflow_graph.terms import Apply, Row
 
 BINARY = {  # operator: steps with the constant behind and in front, and ONNX's name
@@ -22,7 +37,13 @@ BINARY = {  # operator: steps with the constant behind and in front, and ONNX's 
     "Pow": ("power", "", "Pow"),
 }
 UNARY = {  # operator: step, ONNX's name
-    **{"Relu": ("relu", "Relu"), "Sigmoid": ("sigmoid", "Sigmoid"), "Tanh": ("tanh", "Tanh"), "Exp": ("exp", "Exp"), "Log": ("log", "Log")},
+    **{
+        "Relu": ("relu", "Relu"),
+        "Sigmoid": ("sigmoid", "Sigmoid"),
+        "Tanh": ("tanh", "Tanh"),
+        "Exp": ("exp", "Exp"),
+        "Log": ("log", "Log"),
+    },
     **{
         "Sqrt": ("sqrt", "Sqrt"),
         "Abs": ("absolute", "Abs"),
@@ -31,7 +52,13 @@ UNARY = {  # operator: step, ONNX's name
         "Neg": ("negative", "Neg"),
     },
     **{"Log1p": ("log1p", ""), "Square": ("square", ""), "Rsqrt": ("rsqrt", "")},
-    **{"Elu": ("", "Elu"), "Selu": ("", "Selu"), "Softplus": ("", "Softplus"), "Softsign": ("", "Softsign"), "Erf": ("", "Erf")},
+    **{
+        "Elu": ("", "Elu"),
+        "Selu": ("", "Selu"),
+        "Softplus": ("", "Softplus"),
+        "Softsign": ("", "Softsign"),
+        "Erf": ("", "Erf"),
+    },
     **{"LeakyRelu": ("", "LeakyRelu"), "Relu6": ("", "Clip")},
 }
 
@@ -47,7 +74,10 @@ def _binary(node: Node, inputs: list[Any], source: Source) -> Any:
         return Flat(_binary(node, both, source)) if alike else no("it joins [n] and [n, 1], which makes [n, n]")
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         x, c, step = (as_dense(b), a, before) if isinstance(a, np.ndarray) else (as_dense(a), b, behind)
-        want(c.shape in ((), (1,), (1, 1), (x.width,), (1, x.width)), f"a constant of the shape {list(c.shape)} on {x.width} columns")
+        want(
+            c.shape in ((), (1,), (1, 1), (x.width,), (1, x.width)),
+            f"a constant of the shape {list(c.shape)} on {x.width} columns",
+        )
         constant = np.broadcast_to(np.ravel(c), (x.width,)).astype(np.float64)
         if isinstance(x, Row) and step:
             return terms.elementwise(step, x, constant)

@@ -1,4 +1,6 @@
-"""Preprocessing of a model that came as a TensorFlow graph: which column of a log is which of its features, and what becomes of it."""
+"""Preprocessing of a model that came as a TensorFlow graph: which column of a log is which of its features, and what
+becomes of it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
 HASH = "farmhash fingerprint64 mod buckets, missing = buckets"
-ELEMENTWISE: dict[str, Callable[..., Any]] = {  # of one number, or of a number and a constant; "from" has the constant in front
+ELEMENTWISE: dict[
+    str, Callable[..., Any]
+] = {  # of one number, or of a number and a constant; "from" has the constant in front
     "add": np.add,
     "subtract": np.subtract,
     "subtract from": lambda x, c: c - x,
@@ -47,7 +51,9 @@ Step = tuple[str] | tuple[str, float]
 
 
 def apply(step: tuple[Any, ...], x: Array) -> Floats:
-    """One step of a normalizer on float32 values, as TensorFlow computes it; its constant may be an array that fits theirs."""
+    """One step of a normalizer on float32 values, as TensorFlow computes it; its constant may be an array that fits
+    theirs.
+    """
     name, *constant = step
     with np.errstate(all="ignore"):
         found: Floats = ELEMENTWISE[name](x, *map(np.float32, constant)).astype(np.float32)
@@ -56,9 +62,11 @@ def apply(step: tuple[Any, ...], x: Array) -> Floats:
 
 @dataclass(frozen=True, order=True)
 class Number:
-    """One column of the input `numbers`: a number of the log, 0-based among its numbers, after `steps`, as (value - lo) / (hi - lo).
+    """One column of the input `numbers`: a number of the log, 0-based among its numbers, after `steps`, as (value - lo)
+    / (hi - lo).
 
-    lo and hi are finite; equal ones stand for a span of 1. Nothing is clipped: the graph has the same output for any number.
+    lo and hi are finite; equal ones stand for a span of 1. Nothing is clipped: the graph has the same output for any
+    number.
     """
 
     column: int
@@ -80,12 +88,13 @@ class Number:
 
 @dataclass(frozen=True)
 class MappedFeatures:
-    """What `Features` is to a model trained here, to one that came as a TensorFlow graph (`zoo.wide_deep.tensorflow_graph.columns`).
+    """What `Features` is to a model trained here, to one that came as a TensorFlow graph
+    (`zoo.wide_deep.tensorflow_graph.columns`).
 
-    A row of a log is an optional label, then the numbers `numeric_columns`, then the categories `categorical_columns`, by their names in
-    the graph. fill: what a missing number is to the graph, one of each number. buckets: of each category; the id of a missing one is
-    the number of its buckets, one past the last. numbers: the columns of the graph's input of that name.
-    Raises RequestError on impossible values.
+    A row of a log is an optional label, then the numbers `numeric_columns`, then the categories `categorical_columns`,
+    by their names in the graph. fill: what a missing number is to the graph, one of each number. buckets: of each
+    category; the id of a missing one is the number of its buckets, one past the last. numbers: the columns of the
+    graph's input of that name. Raises RequestError on impossible values.
     """
 
     numeric_columns: tuple[str, ...]
@@ -98,7 +107,11 @@ class MappedFeatures:
         def fail(why: str) -> None:
             raise RequestError(f"broken features: {why}")
 
-        if len(self.fill) != len(self.numeric_columns) or len(self.buckets) != len(self.categorical_columns) or not self.buckets:
+        if (
+            len(self.fill) != len(self.numeric_columns)
+            or len(self.buckets) != len(self.categorical_columns)
+            or not self.buckets
+        ):
             fail("wanted a fill for every number, and buckets for every category, of which there is at least one")
         if not all(isinstance(each, str) for each in (*self.numeric_columns, *self.categorical_columns)):
             fail("wanted texts as names of columns")
@@ -109,11 +122,20 @@ class MappedFeatures:
         for each in self.numbers:
             if type(each.column) is not int or not 0 <= each.column < len(self.numeric_columns):
                 fail(f"found a number of column {each.column!r}, wanted 0 to {len(self.numeric_columns) - 1}")
-            if not all(type(bound) is float and math.isfinite(bound) for bound in (each.lo, each.hi)) or each.lo > each.hi:
+            if (
+                not all(type(bound) is float and math.isfinite(bound) for bound in (each.lo, each.hi))
+                or each.lo > each.hi
+            ):
                 fail(f"found a number from {each.lo!r} to {each.hi!r}, wanted finite bounds in order")
             for name, *constant in each.steps:
-                if name not in ELEMENTWISE or len(constant) != (name in WITH_CONSTANT) or not all(type(c) is float for c in constant):
-                    fail(f"found the step {[name, *constant]}, wanted one of {', '.join(ELEMENTWISE)} with its constant")
+                if (
+                    name not in ELEMENTWISE
+                    or len(constant) != (name in WITH_CONSTANT)
+                    or not all(type(c) is float for c in constant)
+                ):
+                    fail(
+                        f"found the step {[name, *constant]}, wanted one of {', '.join(ELEMENTWISE)} with its constant"
+                    )
 
     @property
     def numeric(self) -> int:
@@ -141,7 +163,8 @@ class MappedFeatures:
             if value["hash"] != HASH:
                 raise RequestError(f"broken features: found hash {value['hash']!r}, wanted {HASH!r}")
             numbers = tuple(
-                Number(each["column"], tuple(map(tuple, each["steps"])), float(each["lo"]), float(each["hi"])) for each in value["numbers"]
+                Number(each["column"], tuple(map(tuple, each["steps"])), float(each["lo"]), float(each["hi"]))
+                for each in value["numbers"]
             )
             names, fields = tuple(value["numeric_columns"]), tuple(value["categorical_columns"])
             return cls(names, tuple(map(float, value["fill"])), fields, tuple(value["buckets"]), numbers)
@@ -151,11 +174,15 @@ class MappedFeatures:
             raise RequestError(f"broken features: {type(error).__name__} {error}; freeze the graph again") from error
 
     def raw(self, numbers: Floats) -> Floats:
-        """Numbers as read, float32 [n, numeric], NaN = missing, as the graph is to see them: the missing ones filled."""
+        """Numbers as read, float32 [n, numeric], NaN = missing, as the graph is to see them: the missing ones
+        filled.
+        """
         return np.where(np.isnan(numbers), np.array(self.fill, np.float32), numbers)
 
     def normalize(self, numbers: Floats) -> Floats:
-        """Raw numbers, float32 [n, numeric], NaN = missing, to the input `numbers`, float32 [n, len(self.numbers)], C-contiguous."""
+        """Raw numbers, float32 [n, numeric], NaN = missing, to the input `numbers`, float32 [n, len(self.numbers)],
+        C-contiguous.
+        """
         if numbers.ndim != 2 or numbers.shape[1] != self.numeric:
             raise RequestError(f"found numbers of shape {numbers.shape}, wanted [n, {self.numeric}]")
         out = np.empty((len(numbers), len(self.numbers)), np.float32)
@@ -165,14 +192,25 @@ class MappedFeatures:
         return out
 
     def encode(self, rows: Rows) -> dict[str, Array]:
-        """The model's inputs: {"ids": int32 [n, categorical], "numbers": float32}, C-contiguous; no numbers where the graph reads none."""
-        if rows.ids.ndim != 2 or rows.ids.shape[1] != self.categorical or (len(rows) and (rows.ids > np.array(self.buckets)).any()):
-            raise RequestError(f"wanted ids [n, {self.categorical}] below their buckets: read them with read_rows(..., **features.counts)")
+        """The model's inputs: {"ids": int32 [n, categorical], "numbers": float32}, C-contiguous; no numbers where the
+        graph reads none.
+        """
+        if (
+            rows.ids.ndim != 2
+            or rows.ids.shape[1] != self.categorical
+            or (len(rows) and (rows.ids > np.array(self.buckets)).any())
+        ):
+            raise RequestError(
+                f"wanted ids [n, {self.categorical}] below their buckets: read them with read_rows(..., "
+                "**features.counts)"
+            )
         numbers = {"numbers": self.normalize(rows.numbers)} if self.numbers else {}
         return {"ids": np.ascontiguousarray(rows.ids), **numbers}
 
     def fitted(self, batches: Iterable[Rows]) -> MappedFeatures:
-        """These features with lo and hi of every number as `batches` have it, infinities left out; memory does not grow with them."""
+        """These features with lo and hi of every number as `batches` have it, infinities left out; memory does not grow
+        with them.
+        """
         lo, hi = (np.full(len(self.numbers), bound) for bound in (np.inf, -np.inf))
         for rows in batches:
             raw = self.raw(rows.numbers)
@@ -188,7 +226,11 @@ class MappedFeatures:
 
 def features_of(preprocessing: Mapping[str, Any]) -> Features | MappedFeatures:
     """The features that a model's card describes. Raises RequestError where they are broken."""
-    return MappedFeatures.from_json(preprocessing) if "numeric_columns" in preprocessing else Features.from_json(preprocessing)
+    return (
+        MappedFeatures.from_json(preprocessing)
+        if "numeric_columns" in preprocessing
+        else Features.from_json(preprocessing)
+    )
 
 
 def last_ids(features: Features | MappedFeatures) -> Array:
@@ -201,28 +243,43 @@ def last_ids(features: Features | MappedFeatures) -> Array:
 def inputs_of(features: Features | MappedFeatures) -> Mapping[str, tuple[np.dtype[Any], Sequence[int | None]]]:
     """Name, dtype and shape of a model's inputs."""
     width = len(features.numbers) if isinstance(features, MappedFeatures) else features.numeric
-    found = {"ids": (np.dtype(np.int32), (None, features.categorical)), "numbers": (np.dtype(np.float32), (None, width))}
+    found = {
+        "ids": (np.dtype(np.int32), (None, features.categorical)),
+        "numbers": (np.dtype(np.float32), (None, width)),
+    }
     return found if width else {"ids": found["ids"]}
 
 
-def ordered(numeric: Sequence[str], categorical: Sequence[str], columns: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Names of numbers and categories in the order of a row: that of `columns`, of the whole row, or their natural one (I2 before I10).
+def ordered(
+    numeric: Sequence[str], categorical: Sequence[str], columns: Sequence[str] | None
+) -> tuple[list[str], list[str]]:
+    """Names of numbers and categories in the order of a row: that of `columns`, of the whole row, or their natural one
+    (I2 before I10).
 
     Raises RequestError that names all columns that are missing, unknown, named twice or out of place.
     """
     if columns is None:
         return sorted(numeric, key=natural), sorted(categorical, key=natural)
-    rest = [each for i, each in enumerate(columns) if not (i == 0 and each == "label" and each not in (*numeric, *categorical))]
+    rest = [
+        each
+        for i, each in enumerate(columns)
+        if not (i == 0 and each == "label" and each not in (*numeric, *categorical))
+    ]
     known = {**dict.fromkeys(numeric, "number"), **dict.fromkeys(categorical, "category")}
     faults = [f"{each} is no column of the graph" for each in dict.fromkeys(rest) if each not in known]
     faults += [f"{each} is named twice" for each in dict.fromkeys(rest) if rest.count(each) > 1]
     faults += [f"the graph's {kind} {each} is missing" for each, kind in known.items() if each not in rest]
     last = max((i for i, each in enumerate(rest) if known.get(each) == "number"), default=-1)
-    faults += [f"the category {each} stands in front of a number" for each in rest[: max(last, 0)] if known.get(each) == "category"]
+    faults += [
+        f"the category {each} stands in front of a number"
+        for each in rest[: max(last, 0)]
+        if known.get(each) == "category"
+    ]
     if faults:
         raise RequestError(
             f"--columns does not fit the graph: {'; '.join(faults)}; "
-            f"a row is a label (optional), then the numbers {_some(numeric)}, then the categories {_some(categorical)}, each in any order"
+            f"a row is a label (optional), then the numbers {_some(numeric)}, then the categories "
+            f"{_some(categorical)}, each in any order"
         )
     return [each for each in rest if each in numeric], [each for each in rest if each in categorical]
 

@@ -1,4 +1,5 @@
-"""What TensorFlow's operators make of the tensors of a feature column graph: from its inputs to the rows of tables, and shapes.
+"""What TensorFlow's operators make of the tensors of a feature column graph: from its inputs to the rows of tables, and
+shapes.
 
 See `zoo.wide_deep.tensorflow_graph.columns`. A rule refuses (`No`) what it does not know to be so.
 """
@@ -42,14 +43,23 @@ from zoo.wide_deep.tensorflow_graph.terms import Apply, Column, Lookup, Row
 
 OUTPUTS = 64  # of a node that is refused: more than any has that is known here
 REASONS = {  # what is known of operators that have no rule
-    **dict.fromkeys(("SparseCross", "SparseCrossV2", "SparseCrossHashed", "SparseFeatureCross"), "crossed columns are not mapped"),
+    **dict.fromkeys(
+        ("SparseCross", "SparseCrossV2", "SparseCrossHashed", "SparseFeatureCross"), "crossed columns are not mapped"
+    ),
     "Bucketize": "bucketized columns are not mapped",
-    **dict.fromkeys(("LookupTableFindV2", "LookupTableFind"), "columns with a vocabulary are not mapped, those with hash buckets are"),
+    **dict.fromkeys(
+        ("LookupTableFindV2", "LookupTableFind"),
+        "columns with a vocabulary are not mapped, those with hash buckets are",
+    ),
     "StringToHashBucketStrong": "of the hashes, StringToHashBucketFast alone is mapped",
     "StringToHashBucket": "of the hashes, StringToHashBucketFast alone is mapped",
     "AsString": "categories that are numbers are not mapped, texts are",
-    **dict.fromkeys(("DynamicPartition", "DynamicStitch", "ParallelDynamicStitch"), "partitioned tables are not mapped"),
-    **dict.fromkeys(("StatefulPartitionedCall", "PartitionedCall"), "a function; freeze the graph with its functions inlined"),
+    **dict.fromkeys(
+        ("DynamicPartition", "DynamicStitch", "ParallelDynamicStitch"), "partitioned tables are not mapped"
+    ),
+    **dict.fromkeys(
+        ("StatefulPartitionedCall", "PartitionedCall"), "a function; freeze the graph with its functions inlined"
+    ),
     **dict.fromkeys(("VarHandleOp", "VariableV2", "Variable", "ReadVariableOp"), "a variable; freeze the graph first"),
     **dict.fromkeys(("StringSplit", "StringSplitV2"), "a column of several values a row is not mapped"),
 }
@@ -71,7 +81,7 @@ def evaluate(node: Node, inputs: Sequence[Any], source: Source) -> tuple[Any, ..
     return found if isinstance(found, tuple) else (found,)
 
 
-# ------------------------------------------------------------------------------------------------------------- where features begin
+# ------------------------------------------------------------------------------------------------ where features begin
 
 
 def _placeholder(node: Node, inputs: list[Any], source: Source) -> Any:
@@ -107,7 +117,9 @@ def _numbers(source: Source, name: str, sizes: Sequence[int], fill: Array) -> An
 
 
 def _parse_example(node: Node, inputs: list[Any], source: Source) -> Any:
-    """Outputs: sparse indices, values and shapes, then dense values. A feature of any length is taken to hold one value or none."""
+    """Outputs: sparse indices, values and shapes, then dense values. A feature of any length is taken to hold one value
+    or none.
+    """
     want(is_step(inputs[0], "text") and inputs[0].rank == 1, "its examples are no input of the graph")
     types = [_type_name(each) for each in node.attr["sparse_types"].list.type]
     shapes = [[each.size for each in shape.dim] for shape in node.attr["dense_shapes"].list.shape]
@@ -116,26 +128,46 @@ def _parse_example(node: Node, inputs: list[Any], source: Source) -> Any:
         defaults = inputs[5:]
     else:
         count, ragged = len(types), []
-        sparse, dense = ([np.ravel(each)[0].decode() for each in keys] for keys in (inputs[2:][:count], inputs[2 + count :][: len(shapes)]))
+        sparse, dense = (
+            [np.ravel(each)[0].decode() for each in keys]
+            for keys in (inputs[2:][:count], inputs[2 + count :][: len(shapes)])
+        )
         defaults = inputs[2 + count + len(shapes) :]
     found: list[Any] = []
     texts = [Step("text", name, rank=2) for name in sparse]
     held = [kind == "string" for kind in types]
-    whys = [Refused((f"{name} ({node.op}): numbers of any length a row are not mapped, those of a fixed length are",)) for name in sparse]
+    whys = [
+        Refused((f"{name} ({node.op}): numbers of any length a row are not mapped, those of a fixed length are",))
+        for name in sparse
+    ]
     for kind in ("entries", "held"):
         found += [text.to(kind) if fits else why for text, fits, why in zip(texts, held, whys, strict=True)]
     found += [np.array([BATCH, 1], object) if fits else why for fits, why in zip(held, whys, strict=True)]
     kinds = [_type_name(each) for each in node.attr["Tdense"].list.type]
     for name, kind, shape, default in zip(dense, kinds, shapes, defaults, strict=True):
         if len(shape) > 1 or any(each < 1 for each in shape) or (kind == "string" and shape not in ([], [1])):
-            found.append(Refused((f"{name} ({node.op}): it has the shape {shape}; wanted one value a row, or a row of numbers",)))
+            found.append(
+                Refused((f"{name} ({node.op}): it has the shape {shape}; wanted one value a row, or a row of numbers",))
+            )
         elif kind == "string":
             other = any(each != b"" for each in np.ravel(default))
-            why = Refused((f"{name} ({node.op}): a missing text becomes {np.ravel(default)[:1]}; wanted no default, or an empty one",))
+            why = Refused(
+                (
+                    f"{name} ({node.op}): a missing text becomes {np.ravel(default)[:1]}; wanted no default, or an "
+                    "empty one",
+                )
+            )
             found.append(why if other else Step("text", name, rank=1 + len(shape)))
         else:
             found.append(_numbers(source, name, shape, default if np.size(default) else np.zeros(1)))
-    return (*found, *[Refused((f"{name} ({node.op}): a column of several values a row is not mapped",)) for name in ragged for _ in "ab"])
+    return (
+        *found,
+        *[
+            Refused((f"{name} ({node.op}): a column of several values a row is not mapped",))
+            for name in ragged
+            for _ in "ab"
+        ],
+    )
 
 
 def _type_name(number: int) -> str:
@@ -144,14 +176,17 @@ def _type_name(number: int) -> str:
     return str(types_pb2.DataType.Name(number)).removeprefix("DT_").lower()
 
 
-# ------------------------------------------------------------------------------------------------------- from a text to a table's row
+# ---------------------------------------------------------------------------------------- from a text to a table's row
 
 
 def _not_equal(node: Node, inputs: list[Any], source: Source) -> Any:
     texts = [each for each in inputs if not isinstance(each, np.ndarray)]
     ignored = [each.item() for each in inputs if isinstance(each, np.ndarray) and each.size == 1]
     if any(isinstance(each, Row | Flat) for each in texts):
-        no("a number that counts as missing where it has some value; weighted columns and categories that are numbers are not mapped")
+        no(
+            "a number that counts as missing where it has some value; weighted columns and categories that are "
+            "numbers are not mapped"
+        )
     (text,) = texts
     want(is_step(text, "text") and text.rank == 2 and ignored == [b""], unknown(inputs))
     return text.to("present")
@@ -173,13 +208,18 @@ def _hash(node: Node, inputs: list[Any], source: Source) -> Any:
     want(is_step(text, "held") or is_step(text, "text"), unknown(inputs))
     buckets = int(node.attr["num_buckets"].i)
     before = source.buckets.setdefault(text.field, buckets)
-    want(before == buckets, f"{text.field} is hashed to {before} and to {buckets} buckets; one number of them a column is mapped")
+    want(
+        before == buckets,
+        f"{text.field} is hashed to {before} and to {buckets} buckets; one number of them a column is mapped",
+    )
     return text.to("bucket" if text.kind == "held" else "hashed", buckets=buckets)
 
 
 def _sparse_reshape(node: Node, inputs: list[Any], source: Source) -> Any:
     entries, before, after = inputs
-    one_a_row = is_step(entries, "entries") and list(before) == [BATCH, 1] and list(after) in ([BATCH, 1], [BATCH, -1], [-1, 1])
+    one_a_row = (
+        is_step(entries, "entries") and list(before) == [BATCH, 1] and list(after) in ([BATCH, 1], [BATCH, -1], [-1, 1])
+    )
     want(one_a_row, f"{unknown(inputs)} of the shape {list(np.ravel(before))} as {list(np.ravel(after))}")
     return entries, np.array([BATCH, 1], object)
 
@@ -192,7 +232,12 @@ def _greater_equal(node: Node, inputs: list[Any], source: Source) -> Any:
 
 def _fill_empty_rows(node: Node, inputs: list[Any], source: Source) -> Any:
     entries, bucket, shape, default = inputs
-    want(is_step(entries, "entries") and is_step(bucket, "bucket") and same(entries, bucket) and list(shape) == [BATCH, 1])
+    want(
+        is_step(entries, "entries")
+        and is_step(bucket, "bucket")
+        and same(entries, bucket)
+        and list(shape) == [BATCH, 1]
+    )
     want(0 <= int(default) < bucket.buckets, f"its default {default} is no bucket")
     filled = bucket.to("filled", default=int(default))
     unread = Refused((f"{node.name} ({node.op}): its map back is not mapped",))
@@ -217,7 +262,12 @@ def _gather(node: Node, inputs: list[Any], source: Source) -> Any:
         empty = buckets_of(fingerprint64(np.zeros(2, np.int64), np.zeros(0, np.uint8)), indices.buckets)
         row = _row(indices.field, values, int(empty[0]))
         return row if indices.rank == 1 else Nested(row)
-    want(isinstance(values, Step) and values.kind in ("entries", "bucket") and is_step(indices, "all") and same(values, indices))
+    want(
+        isinstance(values, Step)
+        and values.kind in ("entries", "bucket")
+        and is_step(indices, "all")
+        and same(values, indices)
+    )
     return values
 
 
@@ -230,7 +280,12 @@ def _row(name: str, table: Array, missing: int | None) -> Row:
 def _combine(node: Node, inputs: list[Any], source: Source) -> Any:
     rows, positions, segments = inputs
     if isinstance(rows, np.ndarray) and is_step(positions, "filled"):  # rows found in the table itself
-        want(rows.ndim == 2 and len(rows) == positions.buckets and is_step(segments, "segments") and same(positions, segments))
+        want(
+            rows.ndim == 2
+            and len(rows) == positions.buckets
+            and is_step(segments, "segments")
+            and same(positions, segments)
+        )
         return _row(positions.field, rows, positions.default)
     want(
         is_step(rows, "unique rows")
@@ -255,7 +310,10 @@ def _zeros_like(node: Node, inputs: list[Any], source: Source) -> Any:
 def _select(node: Node, inputs: list[Any], source: Source) -> Any:
     empty, zeros, row = inputs
     one = isinstance(row, Row) and len(row.parts) == 1 and isinstance(row.parts[0], Lookup)
-    want(is_step(empty, "empty") and isinstance(zeros, Zeros) and one and row.parts[0].field == empty.field, unknown(inputs))
+    want(
+        is_step(empty, "empty") and isinstance(zeros, Zeros) and one and row.parts[0].field == empty.field,
+        unknown(inputs),
+    )
     return _row(empty.field, row.parts[0].table[:-1], None)
 
 
@@ -273,7 +331,9 @@ def _sparse_to_dense(node: Node, inputs: list[Any], source: Source) -> Any:
 
 def _one_hot(node: Node, inputs: list[Any], source: Source) -> Any:
     dense, depth, on, off = inputs
-    want(is_step(dense, "dense") and int(depth) == dense.buckets and float(on) == 1 and float(off) == 0, unknown(inputs))
+    want(
+        is_step(dense, "dense") and int(depth) == dense.buckets and float(on) == 1 and float(off) == 0, unknown(inputs)
+    )
     want(dense.buckets**2 <= terms.LARGEST >> 4, f"an indicator of {dense.buckets:,} buckets is too wide")
     return dense.to("one hot")
 
@@ -284,13 +344,16 @@ def _reduce(node: Node, inputs: list[Any], source: Source) -> Any:
         functions: dict[str, Any] = {"Prod": np.prod, "Sum": np.sum, "Mean": np.mean}
         keep = bool(node.attr["keep_dims"].b)
         return array_of(functions[node.op](value, axis=tuple(int(each) for each in np.ravel(axes)), keepdims=keep))
-    want(node.op in ("Sum", "Mean") and np.size(axes) == 1 and axis_of(axes, 3) == 1 and not node.attr["keep_dims"].b, unknown(inputs))
+    want(
+        node.op in ("Sum", "Mean") and np.size(axes) == 1 and axis_of(axes, 3) == 1 and not node.attr["keep_dims"].b,
+        unknown(inputs),
+    )
     if is_step(value, "one hot") and node.op == "Sum":
         return Row((Lookup(value.field, np.eye(value.buckets + 1, value.buckets, dtype=np.float32), one_hot=True),))
     return value.of if isinstance(value, Nested) else no(unknown(inputs))
 
 
-# ------------------------------------------------------------------------------------------------------------------------- shapes
+# -------------------------------------------------------------------------------------------------------------- shapes
 
 
 def _shape(node: Node, inputs: list[Any], source: Source) -> Any:
@@ -300,9 +363,13 @@ def _shape(node: Node, inputs: list[Any], source: Source) -> Any:
     if isinstance(value, Flat):
         return np.array([BATCH], object)
     if isinstance(value, Step):
-        sizes = {"text": [BATCH, 1][: value.rank], "present": [BATCH, 1], "filled": [BATCH], "dense": [BATCH, 1]}.get(value.kind)
+        sizes = {"text": [BATCH, 1][: value.rank], "present": [BATCH, 1], "filled": [BATCH], "dense": [BATCH, 1]}.get(
+            value.kind
+        )
         return np.array(sizes, object) if sizes else no(unknown(inputs))
-    width = 2 if isinstance(value, Pair | TwoClass) else value.width if isinstance(value, Zeros) else as_dense(value).width
+    width = (
+        2 if isinstance(value, Pair | TwoClass) else value.width if isinstance(value, Zeros) else as_dense(value).width
+    )
     return np.array([BATCH, width], object)
 
 
@@ -361,7 +428,12 @@ def _reshape(node: Node, inputs: list[Any], source: Source) -> Any:
         return np.reshape(value, shape.astype(np.int64))
     rows = len(shape) > 0 and (shape[0] is BATCH or shape[0] == -1)
     if isinstance(value, Step):
-        known = {("empty", 2): value, ("all", 1): value, ("text", 1): value.to("text", rank=1), ("text", 2): value.to("text", rank=2)}
+        known = {
+            ("empty", 2): value,
+            ("all", 1): value,
+            ("text", 1): value.to("text", rank=1),
+            ("text", 2): value.to("text", rank=2),
+        }
         fits = (rows and list(shape[1:]) in ([], [1])) or list(shape) == [BATCH, -1]
         return known[value.kind, len(shape)] if fits and (value.kind, len(shape)) in known else no(unknown(inputs))
     inner = value.of if isinstance(value, Flat | Nested) else as_dense(value)
@@ -403,7 +475,10 @@ def _cast(node: Node, inputs: list[Any], source: Source) -> Any:
         return value if value.dtype == object else value.astype(dtype)
     if isinstance(value, Step):
         return value if value.kind in ("segments", "bucket") and after in ("int32", "int64") else no(unknown(inputs))
-    want(before in NUMBERS and after in NUMBERS and not (after.startswith("int") and not before.startswith("int")), unknown(inputs))
+    want(
+        before in NUMBERS and after in NUMBERS and not (after.startswith("int") and not before.startswith("int")),
+        unknown(inputs),
+    )
     return value
 
 
@@ -424,14 +499,39 @@ def _pack(node: Node, inputs: list[Any], source: Source) -> Any:
 
 RULES: dict[str, Rule] = {
     **{"Const": _const, "Placeholder": _placeholder, "PlaceholderWithDefault": _placeholder, "Pack": _pack},
-    **dict.fromkeys(("Identity", "IdentityN", "StopGradient", "PreventGradient", "CheckNumerics", "Snapshot"), _identity),
-    **{"ParseExample": _parse_example, "ParseExampleV2": _parse_example, "NotEqual": _not_equal, "Where": _where, "GatherNd": _gather_nd},
-    **{"StringToHashBucketFast": _hash, "SparseReshape": _sparse_reshape, "GreaterEqual": _greater_equal, "Unique": _unique},
-    **{"SparseFillEmptyRows": _fill_empty_rows, "GatherV2": _gather, "Gather": _gather, "Tile": _tile, "ZerosLike": _zeros_like},
+    **dict.fromkeys(
+        ("Identity", "IdentityN", "StopGradient", "PreventGradient", "CheckNumerics", "Snapshot"), _identity
+    ),
+    **{
+        "ParseExample": _parse_example,
+        "ParseExampleV2": _parse_example,
+        "NotEqual": _not_equal,
+        "Where": _where,
+        "GatherNd": _gather_nd,
+    },
+    **{
+        "StringToHashBucketFast": _hash,
+        "SparseReshape": _sparse_reshape,
+        "GreaterEqual": _greater_equal,
+        "Unique": _unique,
+    },
+    **{
+        "SparseFillEmptyRows": _fill_empty_rows,
+        "GatherV2": _gather,
+        "Gather": _gather,
+        "Tile": _tile,
+        "ZerosLike": _zeros_like,
+    },
     **dict.fromkeys(("SparseSegmentMean", "SparseSegmentSum", "SparseSegmentSqrtN"), _combine),
     **{"Select": _select, "SelectV2": _select, "SparseToDense": _sparse_to_dense, "OneHot": _one_hot},
     **dict.fromkeys(("Prod", "Sum", "Mean"), _reduce),
-    **{"Shape": _shape, "Slice": _slice, "StridedSlice": _strided_slice, "ExpandDims": _expand_dims, "Reshape": _reshape},
+    **{
+        "Shape": _shape,
+        "Slice": _slice,
+        "StridedSlice": _strided_slice,
+        "ExpandDims": _expand_dims,
+        "Reshape": _reshape,
+    },
     **{"Squeeze": _squeeze, "ConcatV2": _concat, "Cast": _cast},
     **LAYERS,
 }

@@ -1,7 +1,9 @@
-"""The tensors of a feature column graph as `zoo.wide_deep.tensorflow_graph.columns` understands them, and what the rules for operators share.
+"""The tensors of a feature column graph as `zoo.wide_deep.tensorflow_graph.columns` understands them, and what the
+rules for operators share.
 
-A tensor is an array where it is constant (a shape may hold `BATCH`), an expression of `zoo.wide_deep.tensorflow_graph.terms` where it is float [n, width],
-and a `Step` on the way from a text to the row of a table that it chooses.
+A tensor is an array where it is constant (a shape may hold `BATCH`), an expression of
+`zoo.wide_deep.tensorflow_graph.terms` where it is float [n, width], and a `Step` on the way from a text to the row of a
+table that it chooses.
 """
 
 from __future__ import annotations
@@ -65,10 +67,12 @@ class Source:
 class Step:
     """A tensor between a text and its row. `kind`, with n rows of which m hold a value:
 
-    text: string [n] or [n, 1], by rank. present: bool, whether there is one. entries: int64 [m, 2], where. held: string [m], those.
-    bucket: int64 [m], their hashes. valid: bool [m], true. all: 0 .. m - 1. filled: int64 [n], hashes with `default` for the others.
-    filled entries: int64 [n, 2]. segments: 0 .. n - 1. empty: bool [n], whether there was none. unique, positions: of filled.
-    unique rows: of `table`. dense: int64 [n, 1], hashes and -1. one hot: float [n, 1, depth] of dense. hashed: int64 of all.
+    text: string [n] or [n, 1], by rank. present: bool, whether there is one. entries: int64 [m, 2], where. held: string
+    [m], those.
+    bucket: int64 [m], their hashes. valid: bool [m], true. all: 0 .. m - 1. filled: int64 [n], hashes with `default`
+    for the others. filled entries: int64 [n, 2]. segments: 0 .. n - 1. empty: bool [n], whether there was none. unique,
+    positions: of filled. unique rows: of `table`. dense: int64 [n, 1], hashes and -1. one hot: float [n, 1, depth] of
+    dense. hashed: int64 of all.
     """
 
     kind: str
@@ -143,7 +147,9 @@ def kind_of(value: Any) -> str:
         return f"the {value.kind} of {value.field}"
     if isinstance(value, Row) and len(value.parts) == 1 and isinstance(value.parts[0], Column):
         return f"the number {value.parts[0].feature}"
-    return {"Row": "joined columns", "Sum": "a sum", "Apply": "an activation"}.get(type(flat(value)).__name__, type(value).__name__)
+    return {"Row": "joined columns", "Sum": "a sum", "Apply": "an activation"}.get(
+        type(flat(value)).__name__, type(value).__name__
+    )
 
 
 def want(held: Any, why: str = "it is not used as a column of one value a row") -> None:

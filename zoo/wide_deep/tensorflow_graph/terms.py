@@ -1,7 +1,8 @@
 """The dense half of a Wide & Deep graph as expressions of hashed categories and numbers, and their ONNX graph.
 
-A `Row` is what a model joins in front of its first layer: rows of tables and numbers. A `Sum` is linear in whatever it holds, so that
-biases, batch normalization and the normalization of numbers meet in its weights. An `Apply` is everything else: activations.
+A `Row` is what a model joins in front of its first layer: rows of tables and numbers. A `Sum` is linear in whatever it
+holds, so that biases, batch normalization and the normalization of numbers meet in its weights. An `Apply` is
+everything else: activations.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """Row id of `table`, float32 [buckets + 1, d], the last one that of a missing value; one_hot: the table is the identity."""
+    """Row id of `table`, float32 [buckets + 1, d], the last one that of a missing value; one_hot: the table is the
+    identity.
+    """
 
     field: str
     table: Array
@@ -68,7 +71,8 @@ class Apply:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """sum x W over `products` + rows of tables + numbers times their weights [width] + others times their factors [width] + bias [width].
+    """sum x W over `products` + rows of tables + numbers times their weights [width] + others times their factors
+    [width] + bias [width].
 
     Weights are float64 until they are written.
     """
@@ -100,7 +104,10 @@ def as_sum(x: Dense) -> Sum:
         return x
     if isinstance(x, Row) and all(isinstance(each, Column) for each in x.parts):
         units = np.eye(x.width)
-        return Sum(zero, numbers=tuple((each, unit) for each, unit in zip(x.parts, units, strict=True) if isinstance(each, Column)))
+        return Sum(
+            zero,
+            numbers=tuple((each, unit) for each, unit in zip(x.parts, units, strict=True) if isinstance(each, Column)),
+        )
     if isinstance(x, Row) and len(x.parts) == 1 and isinstance(x.parts[0], Lookup):
         return Sum(zero, lookups=(x.parts[0],))
     return Sum(zero, others=((x, np.ones(x.width)),))
@@ -109,7 +116,9 @@ def as_sum(x: Dense) -> Sum:
 def add(a: Dense, b: Dense) -> Sum:
     """a + b, of one width."""
     x, y = as_sum(a), as_sum(b)
-    return Sum(x.bias + y.bias, x.products + y.products, x.lookups + y.lookups, x.numbers + y.numbers, x.others + y.others)
+    return Sum(
+        x.bias + y.bias, x.products + y.products, x.lookups + y.lookups, x.numbers + y.numbers, x.others + y.others
+    )
 
 
 def affine(x: Dense, factor: Array | float, shift: Array | float) -> Sum:
@@ -155,13 +164,17 @@ def linear(s: Sum, matrix: Array) -> Sum:
     if any(each.table.shape[0] * matrix.shape[1] > LARGEST for each in s.lookups):
         raise RequestError(f"its table would have over {LARGEST:,} entries")
     m = matrix.astype(np.float64)
-    products = tuple((each, weight @ m) for each, weight in s.products) + tuple((each, k[:, None] * m) for each, k in s.others)
+    products = tuple((each, weight @ m) for each, weight in s.products) + tuple(
+        (each, k[:, None] * m) for each, k in s.others
+    )
     lookups = tuple(Lookup(each.field, _float32(each.table @ m)) for each in s.lookups)
     return Sum(s.bias @ m, products, lookups, tuple((each, weight @ m) for each, weight in s.numbers))
 
 
 def elementwise(step: str, x: Row, constant: Array | None = None) -> Row:
-    """A step of `mapped.ELEMENTWISE` on every part: numbers remember it, tables are changed by it. `constant` has x.width entries."""
+    """A step of `mapped.ELEMENTWISE` on every part: numbers remember it, tables are changed by it. `constant` has
+    x.width entries.
+    """
     parts: list[Part] = []
     start = 0
     for part in x.parts:
@@ -178,11 +191,12 @@ def _float32(array: Array) -> Array:
     return array.astype(np.float32)
 
 
-# ------------------------------------------------------------------------------------------------------------------ to ONNX
+# ------------------------------------------------------------------------------------------------------------- to ONNX
 
 
 class Emitter:
-    """Writes expressions as ONNX nodes. The graph's inputs: `ids` int32 [batch, fields], and `numbers` float32 [batch, columns] if any.
+    """Writes expressions as ONNX nodes. The graph's inputs: `ids` int32 [batch, fields], and `numbers` float32 [batch,
+    columns] if any.
 
     columns: the columns of `numbers`, and what [0, 1] of each stands for, which goes into the weights.
     """
@@ -190,10 +204,14 @@ class Emitter:
     def __init__(self, fields: Sequence[str], columns: Mapping[Column, Number]) -> None:
         self.fields = {name: i for i, name in enumerate(fields)}
         self.columns = {column: i for i, column in enumerate(columns)}
-        self.lo, self.span = (np.array([getattr(each, name) for each in columns.values()], np.float32) for name in ("lo", "span"))
+        self.lo, self.span = (
+            np.array([getattr(each, name) for each in columns.values()], np.float32) for name in ("lo", "span")
+        )
         self.ids = _input("ids", ir.DataType.INT32, len(fields))
         self.numbers = _input("numbers", ir.DataType.FLOAT, len(columns))
-        self.main = ir.Graph([self.ids, *([self.numbers] if columns else [])], [], nodes=[], opset_imports={"": OPSET}, name="wide_deep")
+        self.main = ir.Graph(
+            [self.ids, *([self.numbers] if columns else [])], [], nodes=[], opset_imports={"": OPSET}, name="wide_deep"
+        )
         self.taken: set[str] = {"ids", "numbers", "probability"}
         self.done: dict[int, ir.Value] = {}  # by the id of an expression, all of which the caller holds
         self.layers = 0
@@ -209,11 +227,15 @@ class Emitter:
 
     def _dense(self, x: Dense) -> ir.Value:
         if (found := self.done.get(id(x))) is None:
-            found = self.done[id(x)] = self._sum(x) if isinstance(x, Sum) else self._row(x) if isinstance(x, Row) else self._apply(x)
+            found = self.done[id(x)] = (
+                self._sum(x) if isinstance(x, Sum) else self._row(x) if isinstance(x, Row) else self._apply(x)
+            )
         return found
 
     def _apply(self, x: Apply) -> ir.Value:
-        inputs = [self._constant(each, "constant") if isinstance(each, np.ndarray) else self._dense(each) for each in x.inputs]
+        inputs = [
+            self._constant(each, "constant") if isinstance(each, np.ndarray) else self._dense(each) for each in x.inputs
+        ]
         return inputs[0] if x.op == "Identity" else self._node(x.op, inputs, x.width, **x.attributes)
 
     def _sum(self, s: Sum) -> ir.Value:
@@ -233,12 +255,16 @@ class Emitter:
         terms += [self._lookup(each, "wide") for each in sorted(s.lookups, key=lambda each: self.fields[each.field])]
         for x, factor in s.others:
             value = self._dense(x)
-            terms.append(value if (factor == 1).all() else self._node("Mul", [value, self._constant(factor, "factor")], s.width))
+            terms.append(
+                value if (factor == 1).all() else self._node("Mul", [value, self._constant(factor, "factor")], s.width)
+            )
         total = terms[0] if len(terms) == 1 else self._node("Sum", terms, s.width)
         return self._node("Add", [total, self._constant(bias, "bias")], s.width) if bias.any() else total
 
     def _operand(self, x: Row | Apply, weight: Array) -> tuple[ir.Value, Array, Array]:
-        """What a layer reads, its weights for that, and what is left of them as a bias: tables in the order of the ids, then `numbers`."""
+        """What a layer reads, its weights for that, and what is left of them as a bias: tables in the order of the ids,
+        then `numbers`.
+        """
         if isinstance(x, Apply):
             return self._dense(x), weight, np.zeros(weight.shape[1])
         ends = np.cumsum([width_of(part) for part in x.parts])
@@ -256,7 +282,9 @@ class Emitter:
         return values[0] if len(values) == 1 else self._node("Concat", values, len(matrix), axis=1), matrix, shift
 
     def _by_column(self, numbers: Sequence[tuple[Column, Array]], width: int) -> tuple[Array, Array]:
-        """Weights [columns, width] of the input `numbers`, and the bias [width]: w t = (w span) u + w lo, u = (t - lo) / span."""
+        """Weights [columns, width] of the input `numbers`, and the bias [width]: w t = (w span) u + w lo, u = (t - lo)
+        / span.
+        """
         matrix = np.zeros((len(self.columns), width))
         for column, weight in numbers:
             matrix[self.columns[column]] += weight
@@ -279,7 +307,14 @@ class Emitter:
     def _lookup(self, part: Lookup, where: str) -> ir.Value:
         column = self._constant(np.array(self.fields[part.field], np.int64), f"{where}/{part.field}/column")
         ids = self._add(
-            edit.node("Gather", [self.ids, column], f"{where}/{part.field}/ids", dtype=ir.DataType.INT32, taken=self.taken, axis=1)
+            edit.node(
+                "Gather",
+                [self.ids, column],
+                f"{where}/{part.field}/ids",
+                dtype=ir.DataType.INT32,
+                taken=self.taken,
+                axis=1,
+            )
         )
         ids.shape = ir.Shape(["batch"])
         name = "weights" if where == "wide" else "embeddings"
