@@ -79,12 +79,6 @@ def test_no_model_imports_another() -> None:
             assert others <= {family, *shared}, path
 
 
-def test_no_file_is_longer_than_600_lines() -> None:
-    assert {
-        path.name: len(path.read_text().splitlines()) for path in FILES if len(path.read_text().splitlines()) > 600
-    } == {}
-
-
 def test_importing_zoo_and_the_command_loads_nothing_heavy() -> None:
     code = "import sys, zoo, zoo.cli, zoo.verbs, zoo.wide_deep.predict, zoo.transformer_mt.predict; print(' '.join(sys.modules))"
     loaded = set(
