@@ -46,9 +46,17 @@ class Runnable(Protocol):
 class Session(Runnable, Protocol):
     """A model ready to run."""
 
-    engine: str
-    threads: int
-    inputs: dict[str, Port]
+    @property
+    def engine(self) -> str:
+        """The engine's name."""
+
+    @property
+    def threads(self) -> int:
+        """Intra-op threads."""
+
+    @property
+    def inputs(self) -> dict[str, Port]:
+        """dtype and shape of every input of the graph."""
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Run once with the engine's own profiler on and say what ran."""

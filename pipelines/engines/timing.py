@@ -23,7 +23,7 @@ ALIKE = 0.1  # 10 dB; int8 in two engines was seen to differ by 1e-3 and less
 
 
 @dataclass(frozen=True)
-class Plan:
+class Choice:
     """The engine to use for one model file, thread count and batch size on this machine, and what was measured (median
     ms a batch).
     """
@@ -42,7 +42,7 @@ def choose(
     threads: int = 1,
     *,
     fresh: bool = False,
-) -> Plan:
+) -> Choice:
     """Time the candidates' sessions on `batch`, in turn, and keep the result under ZOO_HOME.
 
     digest: what names the model they all run. A kept plan is used again only for the same digest, candidates, threads,
@@ -56,14 +56,16 @@ def choose(
     kept = settings.home() / "plans" / f"{key}.json"
     if kept.is_file() and not fresh:
         try:
-            return Plan(**files.read_json(kept))
+            return Choice(**files.read_json(kept))
         except (TypeError, ZooError):
             kept.unlink(missing_ok=True)  # written by another version
     if len(candidates) == 1:
-        return Plan(next(iter(candidates)), threads, size, {}, machine.fingerprint())
+        return Choice(next(iter(candidates)), threads, size, {}, machine.fingerprint())
     milliseconds = time_each(candidates, batch)
     best = min(milliseconds, key=milliseconds.__getitem__)
-    chosen = Plan(best, threads, size, {name: round(ms, 4) for name, ms in milliseconds.items()}, machine.fingerprint())
+    chosen = Choice(
+        best, threads, size, {name: round(ms, 4) for name, ms in milliseconds.items()}, machine.fingerprint()
+    )
     try:
         files.write_json(kept, asdict(chosen))
     except ZooError as error:

@@ -25,7 +25,7 @@ from pipelines.core.files import mapped
 from pipelines.engines import native_clicks
 from pipelines.engines.catalog import load
 from pipelines.engines.native_clicks import CHUNK, SMALL, NativeSession
-from pipelines.engines.timing import Plan
+from pipelines.engines.timing import Choice
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.clicks import reference
@@ -40,7 +40,7 @@ from zoo.wide_deep.rewrites import FuseParallelEmbedding, FuseParallelSum
 
 NAME = "wide-deep-criteo"
 ROWS = (20_000, 3, 200)  # so many that the table lies in native.onnx.data
-PLAN = Plan("", 1, 1, {}, "")
+PLAN = Choice("", 1, 1, {}, "")
 COUNTS = (1, 2, 31, 32, 33, 127, 128, 129, 300, 512)
 needs_kernels = pytest.mark.skipif(extension.native() is None, reason=extension.missing())
 
