@@ -17,7 +17,7 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.engines import stock
 from pipelines.engines.quickest import Option
-from pipelines.engines.session import Executed, Port, Session
+from pipelines.engines.session import BatchError, Executed, Port, Session
 from pipelines.graph import io
 from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.clicks import native
@@ -56,14 +56,14 @@ class ClickGraph:
     def call(self, kernel: Any, batch: Batch) -> list[NDArray[Any]]:
         """The results of `kernel` on the batch, computed in as many parts as there are threads.
 
-        Raises RequestError for an id that is no row of its field, before any table is read, and for other arrays.
+        Raises BatchError for an id that is no row of its field, before any table is read, and for other arrays.
         """
         try:
             return self._call(kernel, batch)
         except IndexError as error:
-            raise RequestError(str(error)) from error
+            raise BatchError(str(error)) from error
         except (TypeError, ValueError, KeyError) as error:
-            raise RequestError(f"the native kernels cannot run {self.path} on this batch: {one_line(error)}") from error
+            raise BatchError(f"the native kernels cannot run {self.path} on this batch: {one_line(error)}") from error
 
     def _call(self, kernel: Any, batch: Batch) -> list[NDArray[Any]]:
         arrays = [None if name is None else contiguous(batch[name]) for name in self._fed]

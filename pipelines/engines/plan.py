@@ -27,7 +27,7 @@ from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.openvino import OpenVinoSession, library
-from pipelines.engines.session import Port, Session
+from pipelines.engines.session import Executed, Port, Session
 from pipelines.engines.stock import available
 from pipelines.engines.timing import REFERENCE, measure, require_alike
 

@@ -9,8 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError
 
 BF16 = "bf16"
+
+
+class BatchError(RequestError):
+    """The batch is wrong, whatever the engine: no reason to leave an engine out."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from pipelines.core import files, machine, settings
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import ZooError
-from pipelines.engines.session import Runnable
+from pipelines.engines.session import BatchError, Runnable
 
 logger = logging.getLogger(__name__)
 REPEATS = 9
@@ -47,7 +47,7 @@ def choose(
 
     digest: what names the model they all run. A kept plan is used again only for the same digest, candidates, threads,
     batch size, CPU and library versions; `fresh` times anew. A candidate that cannot be opened or does not run is left
-    out. Raises ZooError where none runs.
+    out. Raises ZooError where none runs, BatchError for a batch that none takes.
     """
     size = size_class(batch)
     key = hashlib.sha256(
@@ -86,6 +86,8 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
             session = opener()
             found = session.run(batch)
             require_alike(name, found, wanted)
+        except BatchError:
+            raise
         except ZooError as error:
             problems.append(str(error))
             logger.warning("the engine %s is left out: %s", name, error)
