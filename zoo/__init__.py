@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipelines.engines.session import Session
+    from pipelines.engines.plan import PlannedSession
     from pipelines.models.build import ModelFolder
     from pipelines.models.entry import Entry
     from pipelines.models.pipeline import Pipeline
@@ -103,13 +103,13 @@ def pipeline(
     return opened
 
 
-def open_plan(path: str | Path) -> Session:
+def open_plan(path: str | Path) -> PlannedSession:
     """Open a plan file that `zoo plan` wrote; `run` takes batches of any size. See
     `pipelines.engines.plan.open_plan`.
     """
-    from pipelines.engines import catalog
+    from pipelines.engines import catalog, plan
 
-    return catalog.load(path)
+    return plan.open_plan(path, catalog.load)
 
 
 def __getattr__(name: str) -> Any:

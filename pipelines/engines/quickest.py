@@ -77,21 +77,20 @@ class QuickestSession:
         return other
 
     def _choose(self, size: int, batch: Batch) -> Session:
-        larger = [each for each in self._chosen if each >= size]
-        if larger and self._chosen[min(larger)] in self._options:
-            self._chosen[size] = self._chosen[min(larger)]
-            return self._open(self._chosen[size])
         while True:
-            openers = {
-                name: functools.partial(self._open, name)
-                for name, option in self._options.items()
-                if length(batch) >= option.smallest
-            }
-            name = choose(self._digest, openers, batch, self.threads).engine
+            usable = [name for name, option in self._options.items() if length(batch) >= option.smallest]
+            larger = min((each for each in self._chosen if each >= size), default=0)
+            if self._chosen.get(larger) in usable:
+                name = self._chosen[larger]
+            elif len(usable) == 1:
+                name = usable[0]
+            else:
+                openers = {name: functools.partial(self._open, name) for name in usable}
+                name = choose(self._digest, openers, batch, self.threads).engine
             try:
                 session = self._open(name)
             except ZooError as error:
-                if len(openers) == 1:
+                if len(usable) == 1:
                     raise
                 logger.warning("the engine %s is left out: %s", name, error)
                 del self._options[name]

@@ -276,7 +276,7 @@ def test_a_file_that_is_no_plan(tmp_path, body):
     with pytest.raises(
         RequestError, match="m.plan is not a plan of this version .*; make one with: zoo plan"
     ) as caught:
-        catalog.load(tmp_path / "m.plan")
+        plan.open_plan(tmp_path / "m.plan", load)
     assert "\n" not in str(caught.value)
 
 
