@@ -174,9 +174,7 @@ def dequantize_around_transpose(transpose: ir.Node, taken: set[str]) -> bool:
     if x is None or dequantize is None or y.dtype != ir.DataType.UINT8:
         return False
     qparams = dequantize.inputs[1:]
-    before = edit.node(
-        "DequantizeLinear", [x, *qparams], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=taken
-    )
+    before = edit.node("DequantizeLinear", [x, *qparams], f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=taken)
     after = edit.node("QuantizeLinear", [y, *qparams], f"{y.name}.quantized", dtype=ir.DataType.UINT8, taken=taken)
     before.outputs[0].shape, after.outputs[0].shape, y.type = x.shape, y.shape, ir.TensorType(ir.DataType.FLOAT)
     y.replace_all_uses_with(after.outputs[0], replace_graph_outputs=True)

@@ -171,9 +171,7 @@ class QdqInserter:
     def _dequantize(self, x: ir.Value, q: ir.Node) -> ir.Node:
         """The DequantizeLinear of what `q` makes of `x`, not inserted yet."""
         inputs = [q.outputs[0], *q.inputs[1:]]
-        dq = edit.node(
-            "DequantizeLinear", inputs, f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken
-        )
+        dq = edit.node("DequantizeLinear", inputs, f"{x.name}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken)
         dq.outputs[0].shape = x.shape
         return dq
 

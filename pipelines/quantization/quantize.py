@@ -227,9 +227,7 @@ def correct(graph: ir.Graph, recipe: QuantRecipe, table: CalibrationTable, notes
         return {}
     weight_rounding.apply(graph, table.rounding)
     changed = bias.apply(graph, table.bias)
-    return {
-        name: notes.get(name) or f"bias corrected in {channels} channels" for name, channels in changed.items()
-    }
+    return {name: notes.get(name) or f"bias corrected in {channels} channels" for name, channels in changed.items()}
 
 
 def describe(inserter: QdqInserter, reasons: dict[str, str], notes: dict[str, str]) -> list[Operator]:
