@@ -12,10 +12,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from pipelines.graph.query import constant, names
+from pipelines.graph.query import constant, used_names
 
 
-def part(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
+def extract(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
     """The model that computes the values `outputs` from the values `inputs`, all by name, with the weights that takes;
     a copy.
 
@@ -43,9 +43,9 @@ def unique(name: str, taken: set[str]) -> str:
 def initializer(graph: ir.Graph, name: str, array: NDArray[Any], taken: set[str] | None = None) -> ir.Value:
     """Add `array` to the graph's initializers under `name`, or under `name_1`, ... where a node or value has it.
 
-    taken: `names(graph)`, kept up to date here; who adds many gathers them once.
+    taken: `query.used_names(graph)`, kept up to date here; who adds many gathers them once.
     """
-    free = unique(name, names(graph) if taken is None else taken)
+    free = unique(name, used_names(graph) if taken is None else taken)
     tensor = ir.tensor(array, name=free)
     value = ir.Value(name=free, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
     graph.register_initializer(value)
@@ -114,7 +114,7 @@ def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
 
     In place. Weights are rounded to the nearest float16; raises RequestError where one does not fit its range.
     """
-    graph, taken = model.graph, names(model.graph)
+    graph, taken = model.graph, used_names(model.graph)
     for name, value in list(graph.initializers.items()):
         array = constant(value)
         if array is None or array.dtype != np.float32 or array.size < minimum:

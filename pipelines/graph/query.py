@@ -18,7 +18,7 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
     return None if tensor is None else tensor.numpy()
 
 
-def names(graph: ir.Graph) -> set[str]:
+def used_names(graph: ir.Graph) -> set[str]:
     """The names of all nodes and values, those of subgraphs too."""
     values = [*graph.inputs, *graph.initializers.values()]
     found = {each.name for each in values}
@@ -27,7 +27,7 @@ def names(graph: ir.Graph) -> set[str]:
     return {name for name in found if name}
 
 
-def operators(model: ir.Model) -> dict[str, int]:
+def op_counts(model: ir.Model) -> dict[str, int]:
     """How many nodes of each operator type the main graph has, most first."""
     counts: dict[str, int] = {}
     for each in model.graph:
@@ -65,7 +65,7 @@ def dimensions(value: ir.Value | None) -> list[int | None] | None:
     return [each if isinstance(each, int) else None for each in value.shape]
 
 
-def symbols(value: ir.Value | None) -> list[int | str | None] | None:
+def symbolic_shape(value: ir.Value | None) -> list[int | str | None] | None:
     """`dimensions`, with the name of one that is not static but has one: equal names are equal sizes."""
     if value is None or value.shape is None:
         return None
@@ -88,8 +88,8 @@ def integers(node: ir.Node, key: str, position: int) -> list[int] | None:
     return None if array is None else [int(each) for each in array.ravel()]
 
 
-def elements(value: ir.Value | None) -> list[int | str | None] | None:
-    """The integers in a scalar or 1-D tensor of shape arithmetic, dynamic dimensions as in `symbols`; None for another
+def shape_elements(value: ir.Value | None) -> list[int | str | None] | None:
+    """The integers in a scalar or 1-D tensor of shape arithmetic, dynamic dimensions as in `symbolic_shape`; None for another
     tensor.
 
     Follows Shape, Gather, Slice, Concat, Cast, Squeeze and Unsqueeze.
@@ -99,10 +99,10 @@ def elements(value: ir.Value | None) -> list[int | str | None] | None:
     if (array := constant(value)) is not None:
         return [int(each) for each in array.ravel()] if array.dtype.kind in "iu" and array.size <= MOST else None
     node = value.producer()
-    if node is None or not standard(node, "Shape", "Gather", "Slice", "Concat", "Cast", "Squeeze", "Unsqueeze"):
+    if node is None or not is_op(node, "Shape", "Gather", "Slice", "Concat", "Cast", "Squeeze", "Unsqueeze"):
         return None
     if node.op_type == "Shape":
-        known = symbols(node.inputs[0])
+        known = symbolic_shape(node.inputs[0])
         return (
             None
             if known is None
@@ -110,17 +110,19 @@ def elements(value: ir.Value | None) -> list[int | str | None] | None:
         )
     if node.op_type == "Cast" and value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         return None
-    parts = [elements(each) for each in (node.inputs if node.op_type == "Concat" else node.inputs[:1])]
+    parts = [shape_elements(each) for each in (node.inputs if node.op_type == "Concat" else node.inputs[:1])]
     if any(each is None for each in parts):
         return None
     found = [one for each in parts for one in each or ()]
     if node.op_type == "Gather":
-        picks = elements(node.inputs[1])
+        picks = shape_elements(node.inputs[1])
         if picks is None or any(not isinstance(each, int) or not -len(found) <= each < len(found) for each in picks):
             return None
         return [found[each] for each in picks if isinstance(each, int)]
     if node.op_type == "Slice":
-        bounds = [[1] if index == 4 and len(node.inputs) < 5 else elements(node.inputs[index]) for index in (1, 2, 4)]
+        bounds = [
+            [1] if index == 4 and len(node.inputs) < 5 else shape_elements(node.inputs[index]) for index in (1, 2, 4)
+        ]
         numbers = [each[0] for each in bounds if each is not None and len(each) == 1 and isinstance(each[0], int)]
         return found[slice(*numbers)] if len(numbers) == 3 else None
     return found
@@ -131,7 +133,7 @@ def label(node: ir.Node | ir.Value) -> str:
     return node.name or (isinstance(node, ir.Node) and node.outputs and node.outputs[0].name) or "?"
 
 
-def standard(node: ir.Node | None, *types: str) -> bool:
+def is_op(node: ir.Node | None, *types: str) -> bool:
     """Whether `node` is one of ONNX's own operators called so (a custom domain may use the same names)."""
     return node is not None and node.domain in ("", "ai.onnx") and node.op_type in types
 

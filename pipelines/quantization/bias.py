@@ -83,7 +83,7 @@ class Bias:
             [edit.initializer(main, f"{stem}.{key}", array) for key, array in parts.items()],
             f"{stem}.dequantized",
             dtype=ir.DataType.FLOAT,
-            taken=query.names(main),
+            taken=query.used_names(main),
             axis=0,
         )
         main.insert_before(layer, made)

@@ -113,7 +113,7 @@ def _cut(float_model: ir.Model, int8_model: ir.Model) -> ir.Model:
     result = float_model.clone()
     main = result.graph
     values = {str(value.name): value for node in main for value in (*node.inputs, *node.outputs) if value is not None}
-    taken = query.names(main)
+    taken = query.used_names(main)
     for node in int8_model.graph:
         value = (
             values.get(str(node.inputs[0].name))

@@ -24,7 +24,7 @@ def convert(pairs: Pairs) -> dict[str, str]:
     stored: dict[str, tuple[ir.Value, ir.Value]] = {}
     notes: dict[str, str] = {}
     for gather in list(pairs.main):
-        table = query.constant(gather.inputs[0]) if query.standard(gather, "Gather") else None
+        table = query.constant(gather.inputs[0]) if query.is_op(gather, "Gather") else None
         if table is None or table.ndim != 2 or table.dtype != np.float32 or gather.attributes.get_int("axis", 0) != 0:
             continue
         if table.shape[1] < NARROWEST or table.nbytes < SMALLEST or pairs.recipe.keeps_float(str(gather.name)):

@@ -65,7 +65,7 @@ def channel_statistics(
     """
     copy = model.clone()
     ShapeInferencePass()(copy)
-    taken = query.names(copy.graph)
+    taken = query.used_names(copy.graph)
     read = [value for node in copy.graph if node.op_type == "Conv" and (value := node.inputs[0]) is not None]
     summed = [
         node.outputs[0]

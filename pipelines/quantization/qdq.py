@@ -37,7 +37,7 @@ class Pairs:
         self.helpers: set[str] = (
             set()
         )  # nodes that are part of another one, of a product quantized at run time or a reduction
-        self.taken = query.names(main)
+        self.taken = query.used_names(main)
 
     def step(self, x: ir.Value) -> Step:
         """Scale and zero point of `x`. What moves values that others read too keeps theirs, so that one quantize step

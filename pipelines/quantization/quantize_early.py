@@ -66,7 +66,7 @@ class QuantizeEarly(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        self._taken = query.names(model.graph)
+        self._taken = query.used_names(model.graph)
         count = sum(self._lift(model.graph, each) for each in list(model.graph) if each.op_type == "QuantizeLinear")
         if count:
             model.graph.sort()  # a quantize step that is used again may stand further down

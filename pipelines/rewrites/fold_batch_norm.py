@@ -33,7 +33,7 @@ class FoldBatchNorm(Rewrite):
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
         layers = [
-            each for each in model.graph if query.standard(each, *LAYERS) and query.constant(each.inputs[1]) is not None
+            each for each in model.graph if query.is_op(each, *LAYERS) and query.constant(each.inputs[1]) is not None
         ]
         return sum(self._fold(layer) for layer in layers)
 
@@ -81,11 +81,7 @@ class FoldBatchNorm(Rewrite):
             self.refuse(before, "its result has several readers")
             return None
         gate = source.producer() if source is not None else None
-        if (
-            query.standard(gate, "Mul")
-            and gate is not None
-            and all(query.constant(each) is None for each in gate.inputs)
-        ):
+        if query.is_op(gate, "Mul") and gate is not None and all(query.constant(each) is None for each in gate.inputs):
             self.refuse(before, "it may end a Gelu, which engines fuse whole")
             return None
         if affine.shift.any() and (layer.op_type == "MatMul" or pads(layer)):
@@ -131,7 +127,7 @@ def as_affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None
     `rank` of None.
     """
     ones = np.ones(channels)
-    if query.standard(node, "BatchNormalization") and node.inputs[0] is x and rank is not None:
+    if query.is_op(node, "BatchNormalization") and node.inputs[0] is x and rank is not None:
         constants = [query.constant(each) for each in node.inputs[1:5]]
         if (
             node.attributes.get_int("training_mode", 0)
@@ -142,7 +138,7 @@ def as_affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None
         gamma, beta, mean, variance = (np.asarray(each, np.float64) for each in constants)
         scale = gamma / np.sqrt(variance + np.float32(node.attributes.get_float("epsilon", 1e-5)))
         return Affine(scale, beta - scale * mean)
-    if not query.standard(node, "Mul", "Div", "Add", "Sub") or len(set(node.inputs)) < 2:
+    if not query.is_op(node, "Mul", "Div", "Add", "Sub") or len(set(node.inputs)) < 2:
         return None
     first = node.inputs[0] is x
     c = _per_channel(query.constant(node.inputs[1 if first else 0]), channels, rank)

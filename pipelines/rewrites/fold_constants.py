@@ -42,7 +42,7 @@ class FoldConstants(Rewrite):
         """See the class."""
         count = 0
         for node in list(model.graph):
-            if len(node.outputs) != 1 or not query.standard(node, node.op_type) or node.op_type in SKIPPED:
+            if len(node.outputs) != 1 or not query.is_op(node, node.op_type) or node.op_type in SKIPPED:
                 continue
             array = _shape_arithmetic(node)
             if array is None:
@@ -100,7 +100,7 @@ def _shape_arithmetic(node: ir.Node) -> NDArray[np.int64] | None:
         or result.dtype != ir.DataType.INT64
     ):
         return None
-    found = query.elements(result)
+    found = query.shape_elements(result)
     if found is None or not all(isinstance(each, int) for each in found):
         return None
     array = np.array(found, np.int64)

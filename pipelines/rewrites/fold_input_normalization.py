@@ -56,7 +56,7 @@ class FoldInputNormalization(Rewrite):
         if conv is None:
             self.refuse(nodes[-1], "its result has several readers, or none")
             return 0
-        weight = query.constant(conv.inputs[1]) if query.standard(conv, "Conv") and conv.inputs[0] is last else None
+        weight = query.constant(conv.inputs[1]) if query.is_op(conv, "Conv") and conv.inputs[0] is last else None
         bias = query.constant(conv.inputs[2]) if len(conv.inputs) > 2 and conv.inputs[2] is not None else np.zeros(1)
         if weight is None or weight.dtype != np.float32 or bias is None or conv.attributes.get_int("group", 1) != 1:
             self.refuse(cast, f"{conv.op_type} {query.label(conv)} is no Conv with constant weights and one group")
@@ -69,7 +69,7 @@ class FoldInputNormalization(Rewrite):
     ) -> None:
         image, conv = nodes[0].inputs[0], nodes[-1]
         assert image is not None
-        stem, taken = f"{conv.outputs[0].name}", query.names(main)
+        stem, taken = f"{conv.outputs[0].name}", query.used_names(main)
         zero = normalized.middle()
         folded, rest = normalized.absorbed(weight, zero)
         if pads(conv):
@@ -80,7 +80,7 @@ class FoldInputNormalization(Rewrite):
             pad = edit.node(
                 "Pad", [image, widths, inside], f"{stem}.image.padded", dtype=ir.DataType.UINT8, taken=taken
             )
-            batch, _, *sides = query.symbols(image) or []
+            batch, _, *sides = query.symbolic_shape(image) or []
             pad.outputs[0].shape = ir.Shape([batch, folded.shape[1], *sides])
             main.insert_before(nodes[0], pad)
             image = pad.outputs[0]
@@ -142,7 +142,7 @@ def _level(folded: Floats, rest: Floats, zero: int) -> int:
 
 
 def _is_float_of_bytes(node: ir.Node) -> bool:
-    to = node.attributes.get_int("to", 0) if query.standard(node, "Cast") else 0
+    to = node.attributes.get_int("to", 0) if query.is_op(node, "Cast") else 0
     return to == ir.DataType.FLOAT and node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.UINT8
 
 
@@ -154,9 +154,7 @@ def _follow(cast: ir.Node, channels: int) -> tuple[list[ir.Node], _Normalized]:
             found = _Normalized(
                 channels, found.order, affine.scale * found.scale, affine.scale * found.shift + affine.shift
             )
-        elif (
-            query.standard(node, "Gather") and node.inputs[0] is value and node.attributes.get_int("axis", 0) in (1, -3)
-        ):
+        elif query.is_op(node, "Gather") and node.inputs[0] is value and node.attributes.get_int("axis", 0) in (1, -3):
             picks = query.constant(node.inputs[1])
             if picks is None or picks.ndim != 1:
                 break

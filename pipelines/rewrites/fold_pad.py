@@ -23,14 +23,14 @@ class FoldPad(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        return sum(self._fold(each) for each in list(model.graph) if query.standard(each, "Pad"))
+        return sum(self._fold(each) for each in list(model.graph) if query.is_op(each, "Pad"))
 
     def _fold(self, pad: ir.Node) -> int:
         x, reader = pad.inputs[0], next(iter(pad.outputs[0].consumers()), None)
         if (
             x is None
             or reader is None
-            or not query.standard(reader, "Conv", "AveragePool", "MaxPool")
+            or not query.is_op(reader, "Conv", "AveragePool", "MaxPool")
             or reader.inputs[0] is not pad.outputs[0]
         ):
             return 0
@@ -106,9 +106,9 @@ def _positive(value: ir.Value | None) -> bool:
     node = value.producer() if value is not None else None
     if node is None:
         return False
-    if query.standard(node, "Clip"):
+    if query.is_op(node, "Clip"):
         low = query.scalar(node.inputs[1]) if len(node.inputs) > 1 else None
         return low is not None and low >= 0
-    if query.standard(node, "MaxPool", "AveragePool", "GlobalAveragePool", "Identity"):
+    if query.is_op(node, "MaxPool", "AveragePool", "GlobalAveragePool", "Identity"):
         return _positive(node.inputs[0])
-    return query.standard(node, *POSITIVE)
+    return query.is_op(node, *POSITIVE)

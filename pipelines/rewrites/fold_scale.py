@@ -22,7 +22,7 @@ class FoldScale(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        return sum(self._fold(model.graph, each) for each in list(model.graph) if query.standard(each, "Mul", "Div"))
+        return sum(self._fold(model.graph, each) for each in list(model.graph) if query.is_op(each, "Mul", "Div"))
 
     def _fold(self, main: ir.Graph, scale: ir.Node) -> int:
         product, *others = (
@@ -36,7 +36,7 @@ class FoldScale(Rewrite):
             factor is None
             or not factor
             or product is None
-            or not query.standard(matmul, "MatMul")
+            or not query.is_op(matmul, "MatMul")
             or query.rank(others[0])
         ):
             return 0
@@ -66,13 +66,13 @@ def _layer(value: ir.Value | None) -> list[tuple[ir.Node, int]] | None:
     found: list[tuple[ir.Node, int]] = []
     while value is not None and (node := value.producer()) is not None and query.sole_user(value) is not None:
         constants = [index for index, each in enumerate(node.inputs) if query.constant(each) is not None]
-        if query.standard(node, *MOVES):
+        if query.is_op(node, *MOVES):
             value = node.inputs[0]
-        elif query.standard(node, "Add") and len(constants) == 1 and not found:
+        elif query.is_op(node, "Add") and len(constants) == 1 and not found:
             found, value = [(node, constants[0])], node.inputs[1 - constants[0]]
-        elif query.standard(node, "MatMul") and constants == [1]:
+        elif query.is_op(node, "MatMul") and constants == [1]:
             return [*found, (node, 1)]
-        elif query.standard(node, "Gemm") and constants == list(range(1, len(node.inputs))):
+        elif query.is_op(node, "Gemm") and constants == list(range(1, len(node.inputs))):
             return [*found, *((node, index) for index in constants)]
         else:
             return None

@@ -21,11 +21,11 @@ class FuseQuantizedLinear(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        count, taken = 0, query.names(model.graph)
-        for matmul in [each for each in model.graph if query.standard(each, "MatMul")]:
+        count, taken = 0, query.used_names(model.graph)
+        for matmul in [each for each in model.graph if query.is_op(each, "MatMul")]:
             x, weight = matmul.inputs
             add, step, known = query.sole_user(matmul.outputs[0]), _step(x), query.dequantized(weight)
-            if x is None or step is None or known is None or not query.standard(add, "Add") or add is None:
+            if x is None or step is None or known is None or not query.is_op(add, "Add") or add is None:
                 continue
             quantized, scale, _ = known
             bias = next(each for each in add.inputs if each is not matmul.outputs[0])

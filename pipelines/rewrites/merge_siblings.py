@@ -103,7 +103,7 @@ class _Branch:
     @classmethod
     def of(cls, node: ir.Node) -> _Branch | None:
         """The branch that starts at `node`, if any."""
-        if not query.standard(node, "Gemm", "MatMul", "Conv") or query.constant(node.inputs[0]) is not None:
+        if not query.is_op(node, "Gemm", "MatMul", "Conv") or query.constant(node.inputs[0]) is not None:
             return None
         weight, nodes = query.constant(node.inputs[1]), [node]
         given = node.inputs[2] if len(node.inputs) > 2 else None
@@ -114,7 +114,7 @@ class _Branch:
         if (
             node.op_type == "MatMul"
             and (add := query.sole_user(node.outputs[0])) is not None
-            and query.standard(add, "Add")
+            and query.is_op(add, "Add")
         ):
             found = next((array for each in add.inputs if (array := query.constant(each)) is not None), None)
             if found is not None and found.ndim == 1:
@@ -133,7 +133,7 @@ class _Branch:
             return None
         clamp: tuple[Hashable, ...] = ()
         following = query.sole_user(nodes[-1].outputs[0])
-        if following is not None and query.standard(following, "Relu", "Clip"):
+        if following is not None and query.is_op(following, "Relu", "Clip"):
             bounds = [None if each is None else query.scalar(each) for each in following.inputs[1:]]
             if None not in [
                 bound for each, bound in zip(following.inputs[1:], bounds, strict=True) if each is not None
@@ -159,7 +159,7 @@ def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]
     found: list[tuple[ir.Node, int, list[_Branch]]] = []
     by_result = {each.result: each for each in branches}
     concats = dict.fromkeys(
-        reader for each in branches if query.standard(reader := query.sole_user(each.result), "Concat")
+        reader for each in branches if query.is_op(reader := query.sole_user(each.result), "Concat")
     )
     for concat in concats:
         assert concat is not None
@@ -183,7 +183,7 @@ def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]
 
 def _together(main: ir.Graph, branches: list[_Branch]) -> ir.Value:
     """One layer that computes the results of all, side by side; inserted before the first of them."""
-    first, taken = branches[0], query.names(main)
+    first, taken = branches[0], query.used_names(main)
     layer, stem, dtype = first.nodes[0], f"{branches[0].result.name}.merged", branches[0].result.dtype
     arrays = np.concatenate([each.weight for each in branches], axis=first.axis)
     inputs = [layer.inputs[0], edit.initializer(main, f"{stem}.weight", arrays, taken)]

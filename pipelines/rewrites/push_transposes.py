@@ -43,7 +43,7 @@ class PushTransposes(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        count, pending = 0, [each for each in model.graph if query.standard(each, "Transpose")]
+        count, pending = 0, [each for each in model.graph if query.is_op(each, "Transpose")]
         while pending:
             node = pending.pop(0)
             if node.graph is None:
@@ -89,7 +89,7 @@ class PushTransposes(Rewrite):
         ]
         inner = _moved(reader, perm, main)
         inner.outputs[0].type = result.type
-        inner.outputs[0].name = edit.unique(f"{result.name}.untransposed", query.names(main))
+        inner.outputs[0].name = edit.unique(f"{result.name}.untransposed", query.used_names(main))
         if result.shape is not None:
             inner.outputs[0].shape = ir.Shape([result.shape[after.index(axis)] for axis in range(len(after))])
         last = ir.node("Transpose", [inner.outputs[0]], {"perm": after}, name=f"{result.name}.transposed")
@@ -102,7 +102,7 @@ class PushTransposes(Rewrite):
 
 def _perm(node: ir.Node | None) -> list[int] | None:
     """The permutation of a Transpose; reversed axes where it says none."""
-    if node is None or not query.standard(node, "Transpose"):
+    if node is None or not query.is_op(node, "Transpose"):
         return None
     given, rank = list(node.attributes.get_ints("perm", ())), query.rank(node.outputs[0]) or query.rank(node.inputs[0])
     return given or (list(range(rank))[::-1] if rank else None)
@@ -123,19 +123,19 @@ def _after(node: ir.Node, perm: list[int]) -> list[int] | None:
     data = [each for each in values if each not in constants]
     if not data or any(_perm(each.producer()) != perm for each in data) or len(node.outputs) != 1:
         return None
-    if query.standard(node, *UNARY, "Pad", *REDUCE):
+    if query.is_op(node, *UNARY, "Pad", *REDUCE):
         if len(data) > 1 or data[0] is not node.inputs[0]:
             return None
         if node.op_type == "Pad" and (
             query.integers(node, "pads", 1) is None or (len(node.inputs) > 3 and node.inputs[3] is not None)
         ):
             return None
-    elif query.standard(node, *BINARY):
+    elif query.is_op(node, *BINARY):
         if any((query.rank(each) or 0) > len(perm) for each in constants):
             return None
-    elif not query.standard(node, "Concat") or constants:
+    elif not query.is_op(node, "Concat") or constants:
         return None
-    if not query.standard(node, *REDUCE):
+    if not query.is_op(node, *REDUCE):
         return perm
     axes = query.integers(node, "axes", 1)
     if axes is None:

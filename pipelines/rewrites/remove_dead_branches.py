@@ -21,18 +21,18 @@ class RemoveDeadBranches(Rewrite):
         return sum(self._remove(each) for each in list(model.graph))
 
     def _remove(self, node: ir.Node) -> int:
-        if query.standard(node, "If"):
+        if query.is_op(node, "If"):
             return self._inline(node)
         x = node.inputs[0] if node.inputs else None
         if (
-            query.standard(node, "Cast")
+            query.is_op(node, "Cast")
             and x is not None
             and x.dtype is not None
             and x.dtype == node.attributes.get_int("to", 0)
         ):
             edit.bypass(node, x)
             return 1
-        if query.standard(node, "Dropout") and x is not None:
+        if query.is_op(node, "Dropout") and x is not None:
             training = query.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else False
             if training is None or training or any(each.uses() or each.is_graph_output() for each in node.outputs[1:]):
                 self.refuse(
@@ -57,7 +57,7 @@ class RemoveDeadBranches(Rewrite):
         results = list(branch.outputs)
         branch.outputs.clear()
         branch.remove(inner)
-        taken = query.names(main)
+        taken = query.used_names(main)
         for name, value in list(branch.initializers.items()):
             del branch.initializers[name]
             value.name = edit.unique(name, taken)

@@ -19,7 +19,7 @@ class SimplifyConcat(Rewrite):
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
         return sum(
-            self._concat(each) if query.standard(each, "Concat") else self._split(each) for each in list(model.graph)
+            self._concat(each) if query.is_op(each, "Concat") else self._split(each) for each in list(model.graph)
         )
 
     def _concat(self, node: ir.Node) -> int:
@@ -31,7 +31,7 @@ class SimplifyConcat(Rewrite):
         split = parts[0].producer() if parts and parts[0] is not None else None
         if (
             split is not None
-            and query.standard(split, "Split")
+            and query.is_op(split, "Split")
             and tuple(parts) == tuple(split.outputs)
             and split.inputs[0] is not None
         ):
@@ -41,7 +41,7 @@ class SimplifyConcat(Rewrite):
             self.refuse(node, "it joins the parts of a Split on another axis")
         for index, part in enumerate(parts):
             inner = part.producer() if part is not None else None
-            if inner is None or not query.standard(inner, "Concat") or len(inner.inputs) < 2:
+            if inner is None or not query.is_op(inner, "Concat") or len(inner.inputs) < 2:
                 continue
             if _axis(inner, inner.outputs[0]) != axis or axis is None:
                 self.refuse(node, f"Concat {query.label(inner)} before it joins another axis")
@@ -56,12 +56,12 @@ class SimplifyConcat(Rewrite):
         return 0
 
     def _split(self, node: ir.Node) -> int:
-        joined = node.inputs[0] if query.standard(node, "Split") else None
+        joined = node.inputs[0] if query.is_op(node, "Split") else None
         concat = joined.producer() if joined is not None else None
         if (
             joined is None
             or concat is None
-            or not query.standard(concat, "Concat")
+            or not query.is_op(concat, "Concat")
             or len(concat.inputs) != len(node.outputs)
         ):
             return 0

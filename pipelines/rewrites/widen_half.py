@@ -35,7 +35,7 @@ class WidenHalf(Rewrite):
         readers = [
             each
             for each in main
-            if not query.standard(each, "Cast") and any(v is not None and v.dtype == HALF for v in each.inputs)
+            if not query.is_op(each, "Cast") and any(v is not None and v.dtype == HALF for v in each.inputs)
         ]
         if not readers:
             return 0
@@ -43,7 +43,7 @@ class WidenHalf(Rewrite):
             halves = any(value is not None and value.dtype == HALF for value in (*node.inputs, *node.outputs))
             if any(each.type == ir.AttributeType.GRAPH for each in node.attributes.values()):
                 self.refuse(node, "it has subgraphs: the float16 graph stays float16")
-            elif halves and (not query.standard(node, node.op_type) or node.op_type in STUBBORN):
+            elif halves and (not query.is_op(node, node.op_type) or node.op_type in STUBBORN):
                 self.refuse(node, f"{node.op_type} may need float16: the graph stays float16")
         if self.refused:
             return 0
@@ -55,7 +55,7 @@ class WidenHalf(Rewrite):
                 value.type = ir.TensorType(FLOAT)
         for node in list(main):
             self._widen(node)
-        taken = query.names(main)
+        taken = query.used_names(main)
         for value in main.inputs:
             if value.dtype == HALF and (uses := list(value.uses())):
                 cast = edit.node("Cast", [value], f"{value.name}.float32", dtype=FLOAT, taken=taken, to=int(FLOAT))
@@ -88,7 +88,7 @@ class WidenHalf(Rewrite):
             value.type = ir.TensorType(FLOAT)
             if value.is_graph_output():
                 name = str(value.name)
-                value.name = edit.unique(f"{name}.float32", query.names(main))
+                value.name = edit.unique(f"{name}.float32", query.used_names(main))
                 cast = edit.node("Cast", [value], name, dtype=HALF, to=int(HALF))
                 cast.outputs[0].shape = value.shape
                 main.insert_after(node, cast)

@@ -37,7 +37,7 @@ def saved(tmp_path):
 
 def test_a_model_survives_saving(saved):
     found, x = io.load(saved), RNG.standard_normal((3, 8)).astype(np.float32)
-    assert ops(found) == ["Gemm", "LeakyRelu", "MatMul"] and query.operators(found) == {
+    assert ops(found) == ["Gemm", "LeakyRelu", "MatMul"] and query.op_counts(found) == {
         "Gemm": 1,
         "LeakyRelu": 1,
         "MatMul": 1,
@@ -303,7 +303,7 @@ def test_new_initializers_get_names_of_their_own():
 
 def test_new_names_are_not_those_of_values_or_nodes():
     found = model(BRANCH)
-    taken = query.names(found.graph)
+    taken = query.used_names(found.graph)
     used = [value.name for node in ir.traversal.RecursiveGraphIterator(found.graph) for value in node.outputs]
     for name in (*used, *(each.name for each in found.graph.inputs)):
         assert name in taken and edit.initializer(found.graph, name, np.zeros(1, np.float32)).name == f"{name}_1"
@@ -388,7 +388,7 @@ def test_a_lookup_that_leaves_the_graph_is_none():
 
 def test_operators_counts_most_first():
     found = model("(float[n] x) => (float[n] y) { a = Abs(x) b = Relu(a) y = Relu(b) }")
-    assert json.dumps(query.operators(found)) == '{"Relu": 2, "Abs": 1}'
+    assert json.dumps(query.op_counts(found)) == '{"Relu": 2, "Abs": 1}'
 
 
 # --- any graph

@@ -830,7 +830,7 @@ def test_shared_keeps_what_mobilenet_computes(shared):
     rewrite(found, [each() for each in SHARED])
     for name, value in run(found, input=x).items():
         np.testing.assert_allclose(value, before[name], atol=1e-4)
-    assert query.operators(found) == {
+    assert query.op_counts(found) == {
         "Conv": 28,
         "Clip": 27,
         "AveragePool": 1,

@@ -92,7 +92,9 @@ def halves(path: Path, engine: str, threads: int = 1, precision: str = "") -> tu
 
     whole = io.load(path)
     cuts = (ENCODER, (["source", "memory", "target"], ["logits"]))
-    encoder, decoder = (load(path, engine, threads, precision, io.serialized(edit.part(whole, *cut))) for cut in cuts)
+    encoder, decoder = (
+        load(path, engine, threads, precision, io.serialized(edit.extract(whole, *cut))) for cut in cuts
+    )
     return encoder, decoder
 
 
