@@ -268,7 +268,7 @@ def _clip_range(node: ir.Node) -> tuple[float, float]:
 
 
 def _quantized_range(node: ir.Node) -> tuple[float, float]:
-    """The least and the greatest value of a QuantizeLinear: s (q_min - z), s (q_max - z); infinite where per channel."""
+    """The least and the greatest value of a QuantizeLinear: s (q - z); infinite where per channel."""
     scale, zero = (query.constant(each) for each in (*node.inputs[1:], None)[:2])
     if scale is None or scale.size != 1:
         return -np.inf, np.inf

@@ -90,7 +90,7 @@ def _from_rows(layer: ir.Node, weights: Array, rows: NDArray[np.int8]) -> NDArra
 
 
 def _im2col(layer: ir.Node, weights: Array, x: Array, most: int) -> Array:
-    """What the weights of an output channel multiply, at about `most` positions drawn evenly: [groups, positions, inputs]."""
+    """The layer's input as [groups, positions, inputs of a channel], at about `most` positions drawn evenly."""
     if layer.op_type != "Conv":
         rows = x.reshape(1, -1, x.shape[-1])
         return rows[:, :: rows.shape[1] // most | 1]

@@ -79,7 +79,7 @@ def values_read(node: ir.Node) -> Iterator[ir.Value]:
 
 
 class LayerwiseRun:
-    """A model computed layer by layer over all samples, whose tensors lie on disk: one file a value and chunk of samples.
+    """A model computed layer by layer over all samples; tensors lie on disk, one file a value and chunk of samples.
 
     layers: names of the operators that will be computed, in order; nothing downstream of one is ready before it.
     """
@@ -148,7 +148,7 @@ class LayerwiseRun:
             self._write(value, chunk, array + per_channel)
 
     def _cone(self, end: ir.Node) -> tuple[list[ir.Value], list[ir.Node], bool]:
-        """The stored values upstream of `end`, the operators from these to it in order, whether a layer among them waits."""
+        """(stored values upstream of `end`, operators from these to it in order, whether a layer among them waits)."""
         inputs: dict[ir.Value, None] = {}
         inner, todo, blocked = {end}, [end], False
         while todo:

@@ -73,7 +73,7 @@ def equalized_table(
 def correct_table(
     model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Iterable[Batch]
 ) -> CalibrationTable:
-    """`table` with the roundings (GPTQ) and bias corrections that `recipe` needs; see `make_table` for the arguments."""
+    """`table` with the roundings (GPTQ) and bias corrections that `recipe` needs; see `make_table`."""
     int8, _ = quantize(model, recipe, replace(table, bias={}, rounding={}))
     _, report = correct_layers(equalized(model, table.equalization), int8, samples)
     bias = {layer.name: layer.shift for layer in report.layers if layer.shift}
@@ -104,10 +104,10 @@ def search_equalization(
 
 
 def equalization_candidates(model: ir.Model, samples: Iterable[Batch]) -> dict[str, Factors]:
-    """{"none": {}, "depthwise": factors, "all": factors}: channels equalized nowhere, before depthwise layers, before all.
+    """{"none": {}, "depthwise": factors, "all": factors}: no equalization, before depthwise layers, before all layers.
 
-    "all" are convolutions and linear layers. Candidates that are empty are left out. Made of all samples but those held
-    out; a group of channels is left alone where a Clip cuts those, which reach further, in the float model already.
+    All are convolutions and linear layers. Candidates without factors are left out. Made of all samples but those held
+    out; a channel group is left alone where a Clip cuts these, which reach further, in the float model already.
     """
     judging, fitting = held_out(model, samples)
     others = itertools.islice(sample_chunks(model, samples), 0 if fitting is judging else len(judging), None)
@@ -127,7 +127,7 @@ def candidate_sqnr(
     fitting: list[Batch],
     clip: bool = False,
 ) -> float:
-    """SQNR in dB, on `judging`, of the int8 outputs against those of `model`; ranges and biases are made of `fitting`."""
+    """SQNR in dB of the int8 outputs on `judging` against those of `model`, calibrated and corrected on `fitting`."""
     candidate = equalized(model, factors)
     table = replace(calibrate(candidate, fitting, recipe.observer, symmetric=recipe.symmetric), clip=clip)
     int8, _ = correct_layers(candidate, quantize(candidate, recipe, table)[0], fitting, weights=False)
@@ -135,7 +135,7 @@ def candidate_sqnr(
 
 
 def held_out(model: ir.Model, samples: Iterable[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """(the first `HELD_OUT` samples, the next as many), in chunks; the former twice, the same list, if these are all."""
+    """(the first `HELD_OUT` samples, the next as many), in chunks; twice the same list where there are no others."""
     count = -(-HELD_OUT // CHUNK)
     chunks = list(itertools.islice(sample_chunks(model, samples), 2 * count))
     judging = chunks[:count]

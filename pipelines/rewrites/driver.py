@@ -49,12 +49,13 @@ class Rewrite(ir.passes.InPlacePass):
 
 
 class CleanUp(Rewrite):
-    """Constants become initializers, float16 ones that are only cast float32; identities, unused and repeated go;
-    shapes are inferred.
+    """Lift constants to initializers, widen float16 weights, remove identities, common and dead subexpressions.
+
+    Shapes are inferred then.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Clean up the main graph; returns by how many nodes it shrank."""
         before = len(model.graph)
         ir.passes.Sequential(
             common.RemoveInitializersFromInputsPass(),  # old files list every weight as an input

@@ -12,16 +12,15 @@ MOVES = ("Reshape", "Transpose")
 
 
 class FoldScale(Rewrite):
-    """c (x W + b) K = (x (c W) + c b) K for one number c, a Mul or a Div after the product; Reshape and Transpose may
-    stand between.
+    """Fold the scale of a product, as attention's 1 / sqrt(d), into a linear layer: c (x W + b) K = (x (c W) + c b) K.
 
-    Exact where c is a power of two, else to the rounding of the weights. For a first factor that a Gemm or a MatMul
-    with constant weights computes, with or without an Add of a constant row. Does not fire where something else reads a
-    value on the way.
+    For one number c, a Mul or a Div after the product; Reshape and Transpose may stand between. Exact where c is a
+    power of two, else to the rounding of the weights. For a first factor that a Gemm or a MatMul with constant weights
+    computes, with or without an Add of a constant row. Does not fire where something else reads a value on the way.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Fold every Mul and Div of a product by one number."""
         return sum(self._fold(model.graph, each) for each in list(model.graph) if query.is_op(each, "Mul", "Div"))
 
     def _fold(self, main: ir.Graph, scale: ir.Node) -> int:
@@ -60,9 +59,7 @@ class FoldScale(Rewrite):
 
 
 def _layer(value: ir.Value | None) -> list[tuple[ir.Node, int]] | None:
-    """(node, input) of the weights and the bias that `value` is linear in; None where there is no such layer, or it has
-    other readers.
-    """
+    """(node, input) of the weights and the bias that `value` is linear in; None without a layer of this one reader."""
     found: list[tuple[ir.Node, int]] = []
     while value is not None and (node := value.producer()) is not None and query.sole_user(value) is not None:
         constants = [index for index, each in enumerate(node.inputs) if query.constant(each) is not None]

@@ -15,7 +15,7 @@ LARGEST = float(np.finfo(np.float32).max)  # exporters write it for "no bound"
 
 
 class FuseActivations(Rewrite):
-    """One operator for each activation, in the form that engines know:
+    """Fuse activations into the one operator that engines know:
 
         Max(x, c) = Clip(x, c, inf), Min(x, c) = Clip(x, -inf, c), Clip(x, 0, inf) = Relu(x)
         Clip(Clip(x, a, b), c, d) = Clip(x, min(max(a, c), d), min(max(b, c), d)), a Relu being Clip(x, 0, inf)
@@ -28,7 +28,7 @@ class FuseActivations(Rewrite):
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Fuse every float32 activation of the main graph."""
         opset = model.opset_imports.get("", io.OPSET)
         return sum(
             self._clamp(each)

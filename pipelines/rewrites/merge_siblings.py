@@ -17,16 +17,15 @@ GEOMETRY = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 
 
 class MergeSiblings(Rewrite):
-    """Concat(x W_1, x W_2) = x [W_1 W_2], and x W_1, x W_2 = Split(x [W_1 W_2]), biases and an activation that all
-    share taken along.
+    """Horizontal fusion of layers with one input: Concat(x W_1, x W_2) = x [W_1 W_2], or a Split of it.
 
-    For Gemm and MatMul with constant weights of equal depth, and for ungrouped Conv of equal geometry. It always pays
-    where no Split remains, because the results are joined anyway. Where one would remain the pass fires only if
-    `split`, for a model on which that was
-    timed: measured against layers apart (one thread, both engines, float and int8), Q, K, V of attention ran at
-    .95-1.07 of the speed, 8 to 26 layers of 16 or 32 outputs at 1.0-1.26 with a batch but .76-1.15 without, and the two
-    1x1 convolutions that start a ResNet's stage at .59-1.07, for the Split stands between a Conv and the Relu or the
-    residual Add that engines fuse into it.
+    Biases, and an activation that all share, are taken along. For Gemm and MatMul with constant weights of equal depth,
+    and for ungrouped Conv of equal geometry. It always pays where no Split remains, because the results are joined
+    anyway. Where one would remain the pass fires only if `split`, for a model on which that was timed: measured against
+    layers apart (one thread, both engines, float and int8), Q, K, V of attention ran at .95-1.07 of the speed, 8 to 26
+    layers of 16 or 32 outputs at 1.0-1.26 with a batch but .76-1.15 without, and the two 1x1 convolutions that start a
+    ResNet's stage at .59-1.07, for the Split stands between a Conv and the Relu or the residual Add that engines fuse
+    into it.
     """
 
     def __init__(self, split: bool = False) -> None:
@@ -34,7 +33,7 @@ class MergeSiblings(Rewrite):
         self.split = split
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Merge the layers of each input that have the same geometry."""
         groups: dict[tuple[Hashable, ...], list[_Branch]] = {}
         for node in model.graph:
             if (branch := _Branch.of(node)) is not None:
@@ -79,9 +78,7 @@ class MergeSiblings(Rewrite):
 
 @dataclass(frozen=True, eq=False)
 class _Branch:
-    """A layer: its nodes (itself, a bias Add, an activation), constant weights with the outputs on `axis`, and bias
-    [width] or None.
-    """
+    """A layer with its bias Add and activation, constant weights (outputs on `axis`), and bias [width] or None."""
 
     nodes: tuple[ir.Node, ...]
     weight: NDArray[Any]
@@ -92,12 +89,12 @@ class _Branch:
 
     @property
     def width(self) -> int:
-        """How many outputs it has."""
+        """How many output channels."""
         return int(self.weight.shape[self.axis])
 
     @property
     def result(self) -> ir.Value:
-        """What it computes."""
+        """The output of its last node."""
         return self.nodes[-1].outputs[0]
 
     @classmethod
@@ -153,9 +150,7 @@ class _Branch:
 
 
 def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]:
-    """(Concat, position, branches) for the longest run of neighbouring inputs of each Concat that are results of
-    `branches`.
-    """
+    """(Concat, position, branches): of each Concat the longest run of neighbouring inputs that `branches` compute."""
     found: list[tuple[ir.Node, int, list[_Branch]]] = []
     by_result = {each.result: each for each in branches}
     concats = dict.fromkeys(

@@ -32,17 +32,17 @@ REDUCE = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
 
 
 class PushTransposes(Rewrite):
-    """f(T x) = T f(x) for elementwise f, T x + c = T (x + T^-1 c), T x + T y = T (x + y), T T' = T'', and alike Concat,
-    Pad, Reduce.
+    """Push Transposes down through elementwise operators, Concat, Pad and reductions until they cancel or merge.
 
-    A Transpose goes down only where it then meets another one (T^-1 T = identity, or two that merge at an Add or
-    Concat) or a reduction swallows it: elsewhere the move saves nothing. So every move removes a Transpose. Pools and
-    convolutions are never passed: ONNX has them in one layout only, and the Transposes around them are needed. Does not
-    fire where the transposed value has another reader.
+    f(T x) = T f(x) for elementwise f, T x + c = T (x + T^-1 c), T x + T y = T (x + y), T T' = T''. A Transpose goes
+    down only where it then meets another one (T^-1 T = identity, or two that merge at an Add or Concat) or a reduction
+    swallows it: elsewhere the move saves nothing. So every move removes a Transpose. Pools and convolutions are never
+    passed: ONNX has them in one layout only, and the Transposes around them are needed. Does not fire where the
+    transposed value has another reader.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Merge or push every Transpose of the main graph."""
         count, pending = 0, [each for each in model.graph if query.is_op(each, "Transpose")]
         while pending:
             node = pending.pop(0)
@@ -55,6 +55,7 @@ class PushTransposes(Rewrite):
         return count
 
     def _merge(self, node: ir.Node) -> list[ir.Node] | None:
+        """T T' = T'', and the identity goes; the Transposes to see next, None where nothing changed."""
         perm, x = _perm(node), node.inputs[0]
         if perm is None or x is None:
             return None
@@ -72,6 +73,7 @@ class PushTransposes(Rewrite):
         return None
 
     def _push(self, node: ir.Node) -> list[ir.Node] | None:
+        """Swap a Transpose with its reader where that pays; the Transposes to see next, None where nothing changed."""
         perm, reader = _perm(node), query.sole_user(node.outputs[0])
         if perm is None or reader is None:
             if perm is not None and any(_after(each, perm) is not None for each in node.outputs[0].consumers()):
@@ -115,9 +117,7 @@ def _drop(node: ir.Node) -> None:
 
 
 def _after(node: ir.Node, perm: list[int]) -> list[int] | None:
-    """The permutation after `node` that does the same as `perm` on all its inputs that are not constant; None where
-    there is none.
-    """
+    """The permutation after `node` that equals `perm` on all its computed inputs; None where there is none."""
     values = [each for each in node.inputs if each is not None]
     constants = [each for each in values if query.constant(each) is not None]
     data = [each for each in values if each not in constants]

@@ -9,7 +9,7 @@ from pipelines.rewrites.driver import Rewrite
 
 
 class RemoveDeadBranches(Rewrite):
-    """If(constant) = the branch taken, inlined; Dropout(x) = x and Cast(x) = x where x has the type already.
+    """Dead branch elimination: If(constant) = the branch taken, inlined; Dropout(x) = x; Cast(x) = x of x's own type.
 
     The inlined branch's values get names that are free in the whole graph. Unused nodes and outputs go in the clean-up
     between rounds. Loop and Scan are left alone, and so is an If whose condition is computed, and a Dropout in training
@@ -17,7 +17,7 @@ class RemoveDeadBranches(Rewrite):
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Inline or remove every such operator of the main graph."""
         return sum(self._remove(each) for each in list(model.graph))
 
     def _remove(self, node: ir.Node) -> int:

@@ -15,16 +15,15 @@ RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 class ReshapeChains(Rewrite):
-    """Reshape(Squeeze(Flatten(x))) = Reshape(x, s) with a constant s; one that changes nothing goes. All only rename
-    positions in memory.
+    """Merge chains of reshapes into one: Reshape(Squeeze(Flatten(x))) = Reshape(x, s) with a constant s.
 
-    s holds the dimensions of the result: -1 for one that is not static, 0 for those that x has at the same position. A
-    computed shape (Concat(Gather(Shape(x), 0), 64, 8), as exporters write it) becomes such an s too. Does not fire
-    where more dimensions are not static, or a value in between has another reader.
+    One that changes nothing goes. s holds the dimensions of the result: -1 for one that is not static, 0 for those that
+    x has at the same position. A computed shape (Concat(Gather(Shape(x), 0), 64, 8), as exporters write it) becomes
+    such an s too. Does not fire where more dimensions are not static, or a value in between has another reader.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Shorten the chain before every Reshape, Flatten, Squeeze and Unsqueeze."""
         return sum(self._shorten(each) for each in list(model.graph) if query.is_op(each, *RESHAPES))
 
     def _shorten(self, node: ir.Node) -> int:
@@ -58,9 +57,7 @@ class ReshapeChains(Rewrite):
 
 
 def _result(node: ir.Node) -> list[int | str | None] | None:
-    """The dimensions of what `node` returns, as `query.symbolic_shape`; None where one may be 0 or their number is not
-    known.
-    """
+    """The output shape of `node`, as `query.symbolic_shape`; None where a size may be 0 or the rank is not known."""
     source, inferred = query.symbolic_shape(node.inputs[0]), query.symbolic_shape(node.outputs[0])
     found = inferred
     given = (

@@ -9,15 +9,15 @@ from pipelines.rewrites.driver import Rewrite
 
 
 class SimplifyConcat(Rewrite):
-    """Concat(x) = x, Concat(a, Concat(b, c)) = Concat(a, b, c), Concat(Split(x)) = x, Split(Concat(a, b)) = a, b; all
-    on one axis.
+    """Simplify Concat and Split: nested Concats merge, a Concat and a Split that undo each other go.
 
-    The third where all parts come back in order, the last where the cuts are the seams. Does not fire where the inner
-    concatenation has another reader: it is needed anyway, and to copy its parts once more saves nothing.
+    Concat(x) = x, Concat(a, Concat(b, c)) = Concat(a, b, c), Concat(Split(x)) = x, Split(Concat(a, b)) = a, b; all on
+    one axis. The third where all parts come back in order, the last where the cuts are the seams. Does not fire where
+    the inner concatenation has another reader: it is needed anyway, and to copy its parts once more saves nothing.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Simplify every Concat and Split of the main graph."""
         return sum(
             self._concat(each) if query.is_op(each, "Concat") else self._split(each) for each in list(model.graph)
         )

@@ -21,8 +21,7 @@ STUBBORN = (
 
 
 class WidenHalf(Rewrite):
-    """Every float16 value of the graph becomes float32; inputs and outputs keep their type, with a Cast behind or
-    before them.
+    """Widen a float16 graph to float32; its inputs and outputs keep their type, with a Cast behind or before them.
 
     The weights keep their values (each float16 is a float32), sums and products lose the rounding to float16 in
     between: results differ from the float16 graph's by that rounding. Does not fire beside subgraphs, custom domains or
@@ -30,7 +29,7 @@ class WidenHalf(Rewrite):
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Widen the whole graph: 1 where it holds float16 values and can be float32, else 0."""
         main = model.graph
         readers = [
             each
