@@ -85,13 +85,13 @@ def gather_nd(model: Incremental) -> None:
 
 
 def _axes(model: Incremental) -> ir.Value:
-    return edit.initializer(model.step.graph, "last_axis", np.array([-1]), query.names(model.step.graph))
+    return edit.initializer(model.step.graph, "last_axis", np.array([-1]), query.used_names(model.step.graph))
 
 
 def copied_source(model: Incremental) -> None:
     """Keys and values of the source once for every beam: each row is a sentence to the step."""
     main, inputs = model.step.graph, {str(each.name): each for each in model.step.graph.inputs}
-    taken, first = query.names(main), next(iter(main))
+    taken, first = query.used_names(main), next(iter(main))
 
     def add(op: str, values: list[ir.Value | None], dtype: ir.DataType, **attributes: Any) -> ir.Value:
         node = edit.node(op, values, f"copied/{op}", dtype=dtype, taken=taken, **attributes)
@@ -241,15 +241,15 @@ def rows(forms: Forms) -> Iterator[Row]:
     model = incremental(forms.whole)
     first, step = forms.opened(model.encoder), forms.opened(model.step)
     in_python = forms.python(lambda source: cached_step(step, first.run({"source": source}), model.caches))
-    encoder = forms.opened(edit.part(forms.whole, *ENCODER))
+    encoder = forms.opened(edit.extract(forms.whole, *ENCODER))
 
-    naive = forms.opened(edit.part(forms.whole, ["source", "memory", "target"], ["logits"]))
+    naive = forms.opened(edit.extract(forms.whole, ["source", "memory", "target"], ["logits"]))
     yield Row("all caches (in Python)", in_python, forms.recomputed(naive, encoder))
-    decoder = forms.opened(edit.part(forms.whole, ["target", *model.given], ["logits"]))
+    decoder = forms.opened(edit.extract(forms.whole, ["target", *model.given], ["logits"]))
     yield Row("keys and values of self-attention cached (in Python)", in_python, forms.recomputed(decoder, first))
 
     computed = [name for name in model.given if "source" not in _needs(forms.whole, name)]
-    keys = forms.opened(edit.part(forms.whole, ["memory"], computed))
+    keys = forms.opened(edit.extract(forms.whole, ["memory"], computed))
 
     def anew(source: Array) -> Step:
         memory, cached = encoder.run({"source": source}), cached_step(step, first.run({"source": source}), model.caches)
@@ -314,7 +314,7 @@ def rows(forms: Forms) -> Iterator[Row]:
 def _needs(model: ir.Model, name: str) -> set[str]:
     """Which of the graph's inputs a value depends on where `memory` is given."""
     with contextlib.suppress(RequestError):
-        edit.part(model, ["memory"], [name])
+        edit.extract(model, ["memory"], [name])
         return set()
     return {"source"}
 

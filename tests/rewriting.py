@@ -25,6 +25,29 @@ def model(text, opset=17, **weights):
     return ir.from_proto(proto)
 
 
+MLP = "(float[n,8] x) => (float[n,2] y) { h = Gemm(x, w, b) r = LeakyRelu<alpha=0.1>(h) y = MatMul(r, v) }"
+BRANCH = """(bool c, float[n] x) => (float[n] y) {
+    y = If (c) <then_branch = f () => (float[n] a) { a = Relu(x) },
+                else_branch = g () => (float[n] d) <float[1] k = {2}> { d = Mul(x, k) }> }"""
+
+
+def mlp():
+    """`MLP` with random weights, always the same."""
+    normal = normals()
+    return model(MLP, w=normal(8, 16), b=normal(16), v=normal(16, 2))
+
+
+def normals(rng=0):
+    """`normal(*shape, scale=1.0)`, which draws float32 of `rng` (a generator, or its seed)."""
+    rng = np.random.default_rng(rng)
+    return lambda *shape, scale=1.0: (rng.standard_normal(shape) * scale).astype(np.float32)
+
+
+def integers(*values):
+    """int64, 1-D."""
+    return np.array(values, np.int64)
+
+
 def run(model, optimized=False, **feeds):
     """{output: array} of a plain session; `optimized` turns the engine's own rewrites on."""
     options = ort.SessionOptions()
@@ -60,6 +83,13 @@ def rewritten(model, *passes, exact=False, **feeds):
     settled, fired = ops(model), [each.fired for each in passes]
     rewrite(model, passes)
     assert (ops(model), [each.fired for each in passes]) == (settled, fired), "fires again on its own result"
+    return report
+
+
+def fires(model, one, wanted, exact=False, **feeds):
+    """Apply one pass as `rewritten`; the operators after must be `wanted`, space between. Returns the report."""
+    report = rewritten(model, one, exact=exact, **feeds)
+    assert ops(model) == wanted.split()
     return report
 
 

@@ -44,7 +44,7 @@ from pipelines.engines.stock import STOCK, available
 from pipelines.engines.timing import measure, time_each
 from pipelines.graph import io
 from pipelines.quantization.calibrate import CalibrationTable, Observation, observe
-from pipelines.quantization.correction import correct
+from pipelines.quantization.correction import correct_layers
 from pipelines.quantization.equalize_channels import EqualizeChannels, channel_statistics
 from pipelines.quantization.quantize import QuantReport, quantize
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
@@ -239,7 +239,7 @@ class Maker:
         }
         int8, said = quantize(model, dataclasses.replace(self._recipe, **options), table)
         if settings.correct:
-            int8, _ = correct(model, int8, self.samples())
+            int8, _ = correct_layers(model, int8, self.samples())
         return int8, said, table
 
 

@@ -32,9 +32,7 @@ class DiskFull(ZooError):
 
 
 def require_place(path: str | os.PathLike[str]) -> None:
-    """Raise RequestError where `replacing` could not write `path`, before the work rather than after it. Makes
-    nothing.
-    """
+    """Raise RequestError where `replacing` could not write `path`, before the work begins. Creates nothing."""
     _require_no_folder(target := Path(path))
     folder = next(each for each in target.absolute().parents if os.path.exists(each))  # noqa: PTH110
     if not os.path.isdir(folder):  # noqa: PTH112
@@ -87,9 +85,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """Hold the lock file `path`: one process at a time is inside. Who waits is told what for. Raises OSError where it
-    cannot be written.
-    """
+    """Hold the lock file `path`, one process at a time; who waits logs `what`. Raises OSError where not writable."""
     lock = filelock.FileLock(path)
     try:
         lock.acquire(timeout=PATIENCE)

@@ -32,20 +32,20 @@ NO_VNNI = (
 @functools.cache
 def cpu() -> dict[str, Any]:
     """{"name", "family", "model", "flags"} of the first processor; flags are those of `ISA` that it has."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
-            found.setdefault(key.strip(), value.strip())
+            fields.setdefault(key.strip(), value.strip())
             if not line:
                 break
     except OSError:
         pass  # not Linux: no flags, and doctor says so
-    flags = set(found.get("flags", "").split())
+    flags = set(fields.get("flags", "").split())
     return {
-        "name": found.get("model name", platform.processor() or platform.machine()),
-        "family": found.get("cpu family", ""),
-        "model": found.get("model", ""),
+        "name": fields.get("model name", platform.processor() or platform.machine()),
+        "family": fields.get("cpu family", ""),
+        "model": fields.get("model", ""),
         "flags": [flag for flag in ISA if flag in flags],
     }
 
@@ -73,37 +73,33 @@ def require_threads(threads: int) -> None:
 
 
 def caches() -> dict[str, int]:
-    """Bytes of the data caches that the first processor reaches: {"L1d", "L2", "L3"}; 0 where there is none or the
-    system does not say.
-    """
-    found = {"L1d": 0, "L2": 0, "L3": 0}
+    """Sizes in bytes of the first processor's data caches: {"L1d", "L2", "L3"}; 0 where not known."""
+    sizes = {"L1d": 0, "L2": 0, "L3": 0}
     for index in CACHES.glob("index*"):
         try:
             level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
             key = "L1d" if level == "1" else f"L{level}"
-            if kind in ("Data", "Unified") and key in found:
-                found[key] = int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]]
+            if kind in ("Data", "Unified") and key in sizes:
+                sizes[key] = int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]]
         except (OSError, ValueError, LookupError):
             continue
-    return found
+    return sizes
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a figure depends on."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the source tree this code runs from, with "+" where Python or C++ files differ; None outside a
-    checkout.
-    """
+    """The commit of the checkout this code runs from, "+" where Python or C++ files differ; None outside one."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -116,7 +112,7 @@ def commit() -> str | None:
 
 
 def environment(**more: Any) -> dict[str, Any]:
-    """What a report says of the machine, with `more` facts of the run."""
+    """The environment as reports record it: CPU, ISA, cores, versions, commit, and `more` facts of the run."""
     return {
         "cpu": cpu()["name"],
         "cpu_model": f"{cpu()['family']}/{cpu()['model']}",
@@ -134,9 +130,7 @@ def fingerprint() -> str:
 
 
 def trim() -> None:
-    """Give the system back what this process has freed, where the C library can (glibc): parsing a graph leaves several
-    times its size.
-    """
+    """Return freed memory to the system (glibc's malloc_trim): parsing a graph leaves several times its size."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Work in order, by threads, while the caller makes the next and uses the last."""
+"""A parallel map by threads that keeps the order, lazy at both ends."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-def ordered_map(function: Callable[[Given], Made], items: Iterable[Given], workers: int) -> Generator[Made, None, None]:
-    """`function` of every item, in order, from `workers` threads while the caller makes the next items; 0: from the
-    caller's thread.
+def ordered_map(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Generator[Result, None, None]:
+    """`function` of every item, in order, computed by `workers` threads; 0: by the caller's thread.
 
     At most two items a thread are under way. Whatever ends the iteration, an exception of `function` or of `items` too,
     it ends with all threads gone; close the iterator to end it early.
@@ -22,7 +23,7 @@ def ordered_map(function: Callable[[Given], Made], items: Iterable[Given], worke
         yield from map(function, items)
         return
     pool = ThreadPoolExecutor(workers)
-    under_way: deque[Future[Made]] = deque()
+    under_way: deque[Future[Result]] = deque()
     try:
         for item in items:
             under_way.append(pool.submit(function, item))

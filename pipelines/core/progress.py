@@ -1,4 +1,4 @@
-"""Progress on long work, on stderr: a bar where a person looks at it, else a line now and then."""
+"""Progress of long work on stderr: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ console = Console(stderr=True)
 
 @contextlib.contextmanager
 def progress(title: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
-    """Show a bar titled `title` with time left; yields `advance(amount)`. Where stderr is no terminal: a line every
-    `SECONDS`.
+    """Show a progress bar; yields `advance(amount)`. Where stderr is no terminal: a line every `SECONDS`.
 
     `total` is in whatever unit `advance` counts (rows, bytes, samples); None shows a running count.
     """
@@ -37,14 +36,15 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
 
 
 def _lines(title: str, total: float | None) -> Callable[[float], None]:
-    begin = said = time.monotonic()
+    """`advance` that prints a line every `SECONDS`."""
+    begin = printed = time.monotonic()
     done = 0.0
 
     def advance(amount: float) -> None:
-        nonlocal done, said
+        nonlocal done, printed
         done += amount
-        if (now := time.monotonic()) - said >= SECONDS:
-            said = now
+        if (now := time.monotonic()) - printed >= SECONDS:
+            printed = now
             of = "" if total is None else f" of {total:,.0f}"
             console.print(
                 f"{title}: {done:,.0f}{of}, {now - begin:.0f} s", markup=False, highlight=False, soft_wrap=True

@@ -1,6 +1,6 @@
 """The user's settings, environment variables that are read at every call.
 
-`ZOO_HOME` (the cache), `ZOO_OFFLINE=1` (no network), `ZOO_MIRROR` (a folder or an http(s) base URL that is looked at
+`ZOO_HOME` (the cache), `ZOO_OFFLINE=1` (no network), `ZOO_MIRROR` (a folder or an http(s) base URL that is asked
 before the public address; files lie flat in it under the card's file names).
 """
 
@@ -11,9 +11,7 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """The cache: $ZOO_HOME, else int8-zoo under $XDG_CACHE_HOME (where that is absolute, as its specification asks) or
-    ~/.cache.
-    """
+    """The cache folder: $ZOO_HOME, else int8-zoo under $XDG_CACHE_HOME (if absolute, as specified) or ~/.cache."""
     if chosen := os.environ.get("ZOO_HOME"):
         return Path(chosen).expanduser().absolute()
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))

@@ -1,6 +1,4 @@
-"""Changes of a graph that passes share: nodes and initializers added, substituted and bypassed, parts cut out, float16
-weights.
-"""
+"""Graph edits that passes share: nodes and initializers added, substituted, bypassed; subgraphs; float16 weights."""
 
 from __future__ import annotations
 
@@ -12,26 +10,25 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from pipelines.graph.query import constant, names
+from pipelines.graph.query import constant, used_names
 
 
-def part(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
-    """The model that computes the values `outputs` from the values `inputs`, all by name, with the weights that takes;
-    a copy.
+def extract(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
+    """The subgraph that computes the values `outputs` from the values `inputs`, by name, as a model; a copy.
 
     Raises RequestError where a value is missing, or where `inputs` are not enough.
     """
     try:
-        found = ir.convenience.extract(model.graph, inputs, outputs)
+        subgraph = ir.convenience.extract(model.graph, inputs, outputs)
     except ValueError as error:
         raise RequestError(
             f"the graph {model.graph.name} has no part from {', '.join(inputs)} to {', '.join(outputs)}: {error}"
         ) from error
-    return ir.Model(found, ir_version=model.ir_version)
+    return ir.Model(subgraph, ir_version=model.ir_version)
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """`name`, or `name_1`, ... where that is taken; it is, from then on."""
+    """`name`, or `name_1`, ... where that is in `taken`; the result is added to it."""
     free, number = name, 0
     while free in taken:
         number += 1
@@ -43,9 +40,9 @@ def unique(name: str, taken: set[str]) -> str:
 def initializer(graph: ir.Graph, name: str, array: NDArray[Any], taken: set[str] | None = None) -> ir.Value:
     """Add `array` to the graph's initializers under `name`, or under `name_1`, ... where a node or value has it.
 
-    taken: `names(graph)`, kept up to date here; who adds many gathers them once.
+    taken: `query.used_names(graph)`, kept up to date here; who adds many gathers them once.
     """
-    free = unique(name, names(graph) if taken is None else taken)
+    free = unique(name, used_names(graph) if taken is None else taken)
     tensor = ir.tensor(array, name=free)
     value = ir.Value(name=free, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
     graph.register_initializer(value)
@@ -61,23 +58,20 @@ def node(
     taken: set[str] | None = None,
     **attributes: Any,
 ) -> ir.Node:
-    """A node with one output; node and output are both called `name`, or `name_1`, ... where `taken` (see
-    `initializer`) holds that.
+    """A node with one output; both are called `name`, or `name_1`, ... where `taken` (see `initializer`) holds that.
 
     Without `taken` the name is used as it is, for a node that takes another one's place.
     """
     name = name if taken is None else unique(name, taken)
-    made = ir.node(op, inputs, attributes=attributes or None, name=name, num_outputs=1)
-    made.outputs[0].name = name
+    new = ir.node(op, inputs, attributes=attributes or None, name=name, num_outputs=1)
+    new.outputs[0].name = name
     if dtype is not None:
-        made.outputs[0].type = ir.TensorType(dtype)
-    return made
+        new.outputs[0].type = ir.TensorType(dtype)
+    return new
 
 
 def substitute(nodes: list[ir.Node], new: ir.Node) -> None:
-    """Put `new` where the last of `nodes` stands: it takes over that one's result, with name, type and shape, and all
-    of `nodes` go.
-    """
+    """Replace `nodes` by `new`, which takes the place and the first output (name, type, shape) of the last one."""
     last = nodes[-1]
     main, result = last.graph, last.outputs[0]
     assert isinstance(main, ir.Graph)
@@ -86,9 +80,7 @@ def substitute(nodes: list[ir.Node], new: ir.Node) -> None:
 
 
 def bypass(node: ir.Node, value: ir.Value) -> None:
-    """Let the readers of `node`'s first result read `value`, which equals it. A result that leaves the graph keeps its
-    name.
-    """
+    """Remove `node`, whose first output equals `value`: its readers read that. A graph output keeps its name."""
     if node.outputs[0].is_graph_output():
         substitute([node], ir.node("Identity", [value], name=node.name))
         return
@@ -97,7 +89,8 @@ def bypass(node: ir.Node, value: ir.Value) -> None:
     node.graph.remove(node, safe=True)
 
 
-def _half_casts(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
+def _fp16_casts(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
+    """(Cast to float32, float16 initializer that it reads) of the main graph."""
     for each in list(model.graph):
         source = each.inputs[0] if each.inputs else None
         if each.op_type != "Cast" or each.attributes.get_int("to", 0) != ir.DataType.FLOAT:
@@ -109,23 +102,22 @@ def _half_casts(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
 
 
 def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
-    """Store float32 weights of `minimum` or more elements as float16, each behind a Cast to float32: half the size,
-    still stock ONNX.
+    """Store float32 weights of `minimum` or more elements as float16 behind a Cast to float32: half the size.
 
-    In place. Weights are rounded to the nearest float16; raises RequestError where one does not fit its range.
+    In place; stock ONNX. Weights are rounded to nearest; raises RequestError where one does not fit float16.
     """
-    graph, taken = model.graph, names(model.graph)
+    graph, taken = model.graph, used_names(model.graph)
     for name, value in list(graph.initializers.items()):
         array = constant(value)
         if array is None or array.dtype != np.float32 or array.size < minimum:
             continue
         with np.errstate(over="ignore"):
-            half = array.astype(np.float16)
-        if not np.isfinite(half).all():
+            rounded = array.astype(np.float16)
+        if not np.isfinite(rounded).all():
             raise RequestError(
                 f"weight {name} does not fit float16 (largest magnitude {np.abs(array).max():g}); ship it as float32"
             )
-        stored = initializer(graph, f"{name}.fp16", half, taken)
+        stored = initializer(graph, f"{name}.fp16", rounded, taken)
         cast = node("Cast", [stored], f"{name}.fp32", dtype=ir.DataType.FLOAT, taken=taken, to=int(ir.DataType.FLOAT))
         value.replace_all_uses_with(cast.outputs[0])
         del graph.initializers[name]
@@ -133,11 +125,9 @@ def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
 
 
 def expand_fp16(model: ir.Model) -> None:
-    """Undo `compress_fp16`, or what an exporter did alike: float32 weights under their own names, holding float16
-    values. In place.
-    """
+    """Undo `compress_fp16`, or an exporter's like: float32 weights that hold float16 values. In place."""
     graph = model.graph
-    for cast, stored in _half_casts(model):
+    for cast, stored in _fp16_casts(model):
         array = constant(stored)
         assert array is not None and stored.name is not None
         value = initializer(graph, stored.name.removesuffix(".fp16"), array.astype(np.float32))

@@ -1,4 +1,4 @@
-"""Load, save, check and digest ONNX models (onnx_ir), and the small helpers every pass shares."""
+"""Load, save, check and digest ONNX models (onnx_ir)."""
 
 from __future__ import annotations
 
@@ -77,22 +77,19 @@ def _known_opset(proto: onnx.ModelProto) -> int:
 
 def _dangling(main: onnx.GraphProto) -> str:
     """What is wrong with a graph in which a node can never run, "" where nothing is."""
-    given = (
-        {each.name for each in (*main.input, *main.initializer)}
-        | {each.values.name for each in main.sparse_initializer}
-        | {""}
-    )
-    made = {name for node in main.node for name in node.output}
+    known = {"", *(value.name for value in (*main.input, *main.initializer))}
+    known |= {tensor.values.name for tensor in main.sparse_initializer}
+    computed = {name for node in main.node for name in node.output}
     for node in main.node:
-        if lost := [name for name in node.input if name not in given and name not in made]:
+        if lost := [name for name in node.input if name not in known and name not in computed]:
             what = f"{node.op_type} {node.name or node.output[0]} reads {lost[0]}"
             return f"{what}, which is no input, no initializer, and computed nowhere"
     waiting = list(main.node)
     while waiting:
         blocked = []
         for node in waiting:
-            if given.issuperset(node.input):
-                given.update(node.output)
+            if known.issuperset(node.input):
+                known.update(node.output)
             else:
                 blocked.append(node)
         if len(blocked) == len(waiting):
@@ -122,10 +119,9 @@ def save(model: ir.Model, path: str | Path) -> Path:
 
 
 def save_mapped(model: ir.Model, path: str | Path, least: int = MAPPED) -> Path:
-    """`save`, but initializers of more than `least` bytes go to PATH.data beside it, as they lie in memory, for
-    `load_mapped`.
+    """`save`, but initializers of more than `least` bytes go to PATH.data beside it, for `load_mapped`.
 
-    Large ones begin on pages of their own.
+    They lie there as in memory; large ones begin on pages of their own.
     """
     path = Path(path)
     require_place(mapped(path))
@@ -143,8 +139,7 @@ def save_mapped(model: ir.Model, path: str | Path, least: int = MAPPED) -> Path:
 
 
 def load_mapped(path: str | Path) -> ir.Model:
-    """Read what `save_mapped` wrote; large initializers are read-only views of the file, whose pages all processes
-    share.
+    """Read what `save_mapped` wrote; large initializers are read-only memory maps, which processes share.
 
     Raises RequestError where either file is missing or damaged.
     """
@@ -160,8 +155,9 @@ def load_mapped(path: str | Path) -> ir.Model:
 
 
 def digest(model: ir.Model) -> str:
-    """SHA-256 of what the graph computes: opsets, inputs, outputs, nodes with attributes, weights. Producer and notes
-    do not count.
+    """SHA-256 of what the graph computes: opsets, inputs, outputs, nodes with attributes, weights.
+
+    Producer and doc strings do not count.
     """
     sha = hashlib.sha256(repr(sorted(model.opset_imports.items())).encode())
     _digest(sha, model.graph)

@@ -1,4 +1,4 @@
-"""Questions to a graph that passes share: constants, shapes, uses, shape arithmetic, table lookups."""
+"""Graph queries that passes share: constants, shapes, readers, shape arithmetic, embedding lookups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-MOST = 64  # elements that shape arithmetic has, at most
+MOST = 64  # elements of a tensor of shape arithmetic, at most
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
@@ -18,16 +18,16 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
     return None if tensor is None else tensor.numpy()
 
 
-def names(graph: ir.Graph) -> set[str]:
+def used_names(graph: ir.Graph) -> set[str]:
     """The names of all nodes and values, those of subgraphs too."""
     values = [*graph.inputs, *graph.initializers.values()]
-    found = {each.name for each in values}
-    for each in ir.traversal.RecursiveGraphIterator(graph):
-        found |= {each.name, *(value.name for value in (*each.inputs, *each.outputs) if value is not None)}
-    return {name for name in found if name}
+    names = {value.name for value in values}
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        names |= {node.name, *(value.name for value in (*node.inputs, *node.outputs) if value is not None)}
+    return {name for name in names if name}
 
 
-def operators(model: ir.Model) -> dict[str, int]:
+def op_counts(model: ir.Model) -> dict[str, int]:
     """How many nodes of each operator type the main graph has, most first."""
     counts: dict[str, int] = {}
     for each in model.graph:
@@ -53,20 +53,20 @@ def sole_user(value: ir.Value) -> ir.Node | None:
 
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape, where all of it is known."""
+    """The shape, where all of it is static, else None."""
     known = dimensions(value)
     return None if known is None or None in known else tuple(each for each in known if each is not None)
 
 
 def dimensions(value: ir.Value | None) -> list[int | None] | None:
-    """Every dimension, None for one that is not known; None where not even their number is."""
+    """The shape, None for a dynamic dimension; None where the rank is not known."""
     if value is None or value.shape is None:
         return None
     return [each if isinstance(each, int) else None for each in value.shape]
 
 
-def symbols(value: ir.Value | None) -> list[int | str | None] | None:
-    """`dimensions`, with the name of one that is not static but has one: equal names are equal sizes."""
+def symbolic_shape(value: ir.Value | None) -> list[int | str | None] | None:
+    """`dimensions`, with the symbolic name of a dynamic one that has one: equal names are equal sizes."""
     if value is None or value.shape is None:
         return None
     return [each if isinstance(each, int) else each.value for each in value.shape]
@@ -79,8 +79,9 @@ def scalar(value: ir.Value | None) -> float | None:
 
 
 def integers(node: ir.Node, key: str, position: int) -> list[int] | None:
-    """What is an attribute in old opsets and a constant input in newer ones (axes, split, ...). None where absent or
-    computed.
+    """Integers that are an attribute `key` in old opsets, a constant input in newer ones (axes, pads, split, ...).
+
+    None where absent or computed.
     """
     if (attribute := node.attributes.get(key)) is not None:
         return [int(each) for each in attribute.as_ints()]
@@ -88,9 +89,8 @@ def integers(node: ir.Node, key: str, position: int) -> list[int] | None:
     return None if array is None else [int(each) for each in array.ravel()]
 
 
-def elements(value: ir.Value | None) -> list[int | str | None] | None:
-    """The integers in a scalar or 1-D tensor of shape arithmetic, dynamic dimensions as in `symbols`; None for another
-    tensor.
+def shape_elements(value: ir.Value | None) -> list[int | str | None] | None:
+    """The integers of a scalar or 1-D tensor of shape arithmetic, dynamic ones as in `symbolic_shape`; else None.
 
     Follows Shape, Gather, Slice, Concat, Cast, Squeeze and Unsqueeze.
     """
@@ -99,10 +99,10 @@ def elements(value: ir.Value | None) -> list[int | str | None] | None:
     if (array := constant(value)) is not None:
         return [int(each) for each in array.ravel()] if array.dtype.kind in "iu" and array.size <= MOST else None
     node = value.producer()
-    if node is None or not standard(node, "Shape", "Gather", "Slice", "Concat", "Cast", "Squeeze", "Unsqueeze"):
+    if node is None or not is_op(node, "Shape", "Gather", "Slice", "Concat", "Cast", "Squeeze", "Unsqueeze"):
         return None
     if node.op_type == "Shape":
-        known = symbols(node.inputs[0])
+        known = symbolic_shape(node.inputs[0])
         return (
             None
             if known is None
@@ -110,42 +110,46 @@ def elements(value: ir.Value | None) -> list[int | str | None] | None:
         )
     if node.op_type == "Cast" and value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         return None
-    parts = [elements(each) for each in (node.inputs if node.op_type == "Concat" else node.inputs[:1])]
-    if any(each is None for each in parts):
-        return None
-    found = [one for each in parts for one in each or ()]
-    if node.op_type == "Gather":
-        picks = elements(node.inputs[1])
-        if picks is None or any(not isinstance(each, int) or not -len(found) <= each < len(found) for each in picks):
+    elements: list[int | str | None] = []
+    for source in node.inputs if node.op_type == "Concat" else node.inputs[:1]:
+        part = shape_elements(source)
+        if part is None:
             return None
-        return [found[each] for each in picks if isinstance(each, int)]
+        elements += part
+    if node.op_type == "Gather":
+        picks = shape_elements(node.inputs[1])
+        if picks is None or any(
+            not isinstance(each, int) or not -len(elements) <= each < len(elements) for each in picks
+        ):
+            return None
+        return [elements[each] for each in picks if isinstance(each, int)]
     if node.op_type == "Slice":
-        bounds = [[1] if index == 4 and len(node.inputs) < 5 else elements(node.inputs[index]) for index in (1, 2, 4)]
+        bounds = [
+            [1] if index == 4 and len(node.inputs) < 5 else shape_elements(node.inputs[index]) for index in (1, 2, 4)
+        ]
         numbers = [each[0] for each in bounds if each is not None and len(each) == 1 and isinstance(each[0], int)]
-        return found[slice(*numbers)] if len(numbers) == 3 else None
-    return found
+        return elements[slice(*numbers)] if len(numbers) == 3 else None
+    return elements
 
 
 def label(node: ir.Node | ir.Value) -> str:
-    """What reports call it: its name, or that of its result where it has none (ONNX asks for none)."""
+    """The name by which reports call a node or value: its own, or its first output's where it has none."""
     return node.name or (isinstance(node, ir.Node) and node.outputs and node.outputs[0].name) or "?"
 
 
-def standard(node: ir.Node | None, *types: str) -> bool:
-    """Whether `node` is one of ONNX's own operators called so (a custom domain may use the same names)."""
+def is_op(node: ir.Node | None, *types: str) -> bool:
+    """Whether `node` is an operator of ONNX's own domain of one of `types`."""
     return node is not None and node.domain in ("", "ai.onnx") and node.op_type in types
 
 
 def rank(value: ir.Value | None) -> int | None:
-    """Number of dimensions, where known."""
+    """Number of dimensions; None where not known."""
     return None if value is None or value.shape is None else len(value.shape)
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """Rows of a constant 2-D table: Gather(table, indices) on axis 0, seen through reshapes that only move its leading
-    axes.
-    """
+    """An embedding lookup: Gather of rows of a constant 2-D table, through reshapes that keep the last axis."""
 
     gather: ir.Node
     table: ir.Value
@@ -153,7 +157,7 @@ class Lookup:
 
 
 def table_lookup(value: ir.Value | None) -> Lookup | None:
-    """The table lookup that computes `value`, with no other reader on the way; None where there is none."""
+    """The embedding lookup that computes `value`, with no other reader on the way; None where there is none."""
     width = value.shape[-1] if value is not None and value.shape else None
     while value is not None and (producer := value.producer()) is not None and sole_user(value) is not None:
         if producer.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"):

@@ -1,6 +1,4 @@
-"""onnxruntime as a plain calculator: every optimization off, so that each operator computes what the graph says; errors
-in one line.
-"""
+"""onnxruntime as a reference: every optimization off, so that each operator computes what the graph says."""
 
 from __future__ import annotations
 
@@ -21,19 +19,19 @@ LARGEST = 64  # batch size that an exporter is expected to leave in a graph
 
 def options(quick: bool = False) -> ort.SessionOptions:
     """Session options with every optimization off; quick: on, for float graphs of which only the results count."""
-    found = ort.SessionOptions()
+    options = ort.SessionOptions()
     level = ort.GraphOptimizationLevel
-    found.graph_optimization_level = level.ORT_ENABLE_ALL if quick else level.ORT_DISABLE_ALL
-    found.log_severity_level = 3
-    found.add_session_config_entry(
-        "session.intra_op.allow_spinning", "0"
-    )  # on a busy machine threads would wait for each other
-    return found
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if quick else level.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    # on a busy machine threads would wait for each other
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
 
 
 def session(model: ir.Model, needed_by: str, chosen: ort.SessionOptions | None = None) -> ort.InferenceSession:
-    """Open `model`. needed_by: who wants it, as the RequestError says that comes where onnxruntime cannot run it
-    ("calibration needs").
+    """A session of `model`. Raises RequestError where onnxruntime cannot run it.
+
+    needed_by: who wants it, as the error says ("calibration needs").
     """
     try:
         return ort.InferenceSession(
@@ -46,15 +44,14 @@ def session(model: ir.Model, needed_by: str, chosen: ort.SessionOptions | None =
 def run(opened: ort.InferenceSession, batch: Batch, what: str = "samples") -> list[NDArray[Any]]:
     """All outputs, in order. Raises RequestError where the batch, one of `what`, does not fit."""
     try:
-        found: list[NDArray[Any]] = opened.run(None, dict(batch))
+        outputs: list[NDArray[Any]] = opened.run(None, dict(batch))
     except Exception as error:  # onnxruntime raises its own kinds
         raise RequestError(f"the {what} do not fit the graph: {one_line(error)}") from error
-    return found
+    return outputs
 
 
 def fix_batch(model: ir.Model) -> str:
-    """Give the inputs the batch size that constants inside the graph fix, such as an exporter's Reshape to [1, 1001],
-    if they do.
+    """Give the inputs the batch size that constants in the graph fix, as an exporter's Reshape to [1, 1001], if any.
 
     Returns what was found, in one line; "" where the graph takes any number of samples, or that cannot be tried. Only
     graphs with such a Reshape are run, on zeros, and only for sizes up to `LARGEST`.

@@ -418,14 +418,14 @@ def _rewrite(folder: ModelFolder) -> dict[str, Any]:
 
 
 def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
-    from pipelines.quantization.ptq import calibrated
+    from pipelines.quantization.ptq import make_table
 
     _keep_own_data(folder, recipe.observer)
     model, trained = _graph(folder.path / "rewritten.onnx"), folder.trained
     if trained is not None and (recipe.observer, recipe.search, recipe.correct) == (trained.observer, False, False):
         return _trained(folder, trained, model)
     samples, total = _samples(folder)
-    return calibrated(model, recipe, samples, total)
+    return make_table(model, recipe, samples, total)
 
 
 def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) -> CalibrationTable:

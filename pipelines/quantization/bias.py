@@ -81,7 +81,7 @@ class Bias:
             [edit.initializer(graph, f"{stem}.{key}", array) for key, array in parts.items()],
             f"{stem}.dequantized",
             dtype=ir.DataType.FLOAT,
-            taken=query.names(graph),
+            taken=query.used_names(graph),
             axis=0,
         )
         graph.insert_before(layer, dq)

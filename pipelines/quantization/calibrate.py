@@ -399,7 +399,7 @@ def _session(
     for value in values.values():
         value.shape = None  # an output's shape is checked against the run's, and inference may have guessed
     if shapes:
-        taken = query.names(copy.graph)
+        taken = query.used_names(copy.graph)
         nodes = [
             edit.node("Shape", [value], f"{value.name}.shape", dtype=ir.DataType.INT64, taken=taken) for value in wanted
         ]

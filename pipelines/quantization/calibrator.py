@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipelines.core.batches import Batch
 from pipelines.graph import io
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable, Observation
-from pipelines.quantization.ptq import calibrated, corrected
+from pipelines.quantization.ptq import correct_table, make_table
 from pipelines.quantization.quantize import QuantReport, quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
@@ -68,9 +68,9 @@ class Calibrator:
     def table(self) -> CalibrationTable:
         """What the recipe needs to know of what was fed so far."""
         if self.recipe.search:
-            return calibrated(self.model, self.recipe, self._kept)
+            return make_table(self.model, self.recipe, self._kept)
         table = self.observation.table(self.recipe.observer, symmetric=self.recipe.symmetric)
-        return corrected(self.model, self.recipe, table, self._kept) if self.recipe.correct else table
+        return correct_table(self.model, self.recipe, table, self._kept) if self.recipe.correct else table
 
     def save(self, path: str | Path) -> QuantReport:
         """Quantize by the recipe, write the int8 model to `path`; returns what became of every operator."""

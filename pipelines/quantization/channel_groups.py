@@ -1,5 +1,4 @@
-"""Sites of a graph: values whose channels can be scaled with no effect on its results, the layers that write and those
-that read them.
+"""Channel groups: values whose channels can be scaled together with no effect on a graph's outputs.
 
 Channels lie on axis 1 around convolutions, on the last axis around linear layers (MatMul and Gemm with constant 2-D
 weights) and LayerNormalization.
@@ -17,58 +16,60 @@ from numpy.typing import NDArray
 from pipelines.graph import query
 
 LINEAR = ("MatMul", "Gemm")
-STARTS = ("Conv", "LayerNormalization", *LINEAR)  # what can scale the channels of its result
-PICKS = ("Gather", "GatherND")
-MOVES = (*PICKS, "Reshape", "Transpose")
-THROUGH = {  # f(k x) = k f(x), channel by channel, for k > 0; by whether channels are last
+WRITERS = ("Conv", "LayerNormalization", *LINEAR)  # whose constants can scale the channels of their output
+GATHERS = ("Gather", "GatherND")
+MOVES = (*GATHERS, "Reshape", "Transpose")
+HOMOGENEOUS = {  # f(k x) = k f(x), channel by channel, for k > 0; by whether channels are last
     False: ("Relu", "Clip", "Add", "MaxPool", "AveragePool"),
     True: ("Relu", "Clip", "Add", *MOVES),
 }
 
 
 @dataclass
-class Site:
-    """Values whose channels must be scaled alike, the layers that compute them (and the Adds of their biases), those
-    that read them, and
-    the Clips between. linear: whether channels are last, not axis 1."""
+class ChannelGroup:
+    """Values whose channels must be scaled alike, and the operators around them.
+
+    linear: whether channels are last, not axis 1. writers: the layers that compute them, and the Adds of their biases.
+    readers: the layers whose input they are. clips: the Clips between.
+    """
 
     linear: bool
     values: dict[ir.Value, None] = field(default_factory=dict)
-    sources: dict[ir.Node, None] = field(default_factory=dict)
+    writers: dict[ir.Node, None] = field(default_factory=dict)
     readers: dict[ir.Node, None] = field(default_factory=dict)
     clips: dict[ir.Node, None] = field(default_factory=dict)
 
     @property
     def channels(self) -> set[int]:
-        """The numbers of channels of its layers, one if these fit each other. Readers count where channels are last."""
+        """The numbers of channels of its layers: one if these fit each other. Readers count where channels are last."""
         written = {
-            np.asarray(query.constant(node.inputs[1])).shape[scaled(node)[1]]
-            for node in self.sources
+            np.asarray(query.constant(node.inputs[1])).shape[scaled_constants(node)[1]]
+            for node in self.writers
             if node.op_type != "Add"
         }
         return written | {outputs_first(node).shape[1] for node in self.readers if self.linear}
 
     @property
     def rounded(self) -> dict[ir.Value, None]:
-        """The values that layers read, and parts of sums."""
+        """The values that int8 quantizes: what readers read, and parts of sums."""
         sums = [
             node
             for value in self.values
-            if (node := value.producer()) and node.op_type == "Add" and node not in self.sources
+            if (node := value.producer()) and node.op_type == "Add" and node not in self.writers
         ]
         ends = [value for node in sums for value in node.inputs] + [node.inputs[0] for node in self.readers]
         return dict.fromkeys(value for value in ends if value is not None)
 
 
-def find(start: ir.Node) -> Site | str:
-    """All that is tied to the channels of `start`'s result; the reason, where something there cannot be scaled."""
-    site, todo = Site(start.op_type != "Conv"), [start.outputs[0]]
-    writing, reading = (STARTS[1:], LINEAR) if site.linear else (("Conv",), ("Conv",))
+def find(start: ir.Node) -> ChannelGroup | str:
+    """The group of the channels that `start` writes; the reason, as text, where something there cannot be scaled."""
+    group, todo = ChannelGroup(start.op_type != "Conv"), [start.outputs[0]]
+    writing, reading = (WRITERS[1:], LINEAR) if group.linear else (("Conv",), ("Conv",))
     while todo:
         value = todo.pop()
-        if value in site.values:
+        if value in group.values:
             continue
-        site.values[value] = None
+        group.values[value] = None
         producer = value.producer()
         if value.is_graph_output() or producer is None:
             return f"{value.name} is an input or output of the graph"
@@ -84,28 +85,30 @@ def find(start: ir.Node) -> Site | str:
                     query.constant(each) is None for each in node.inputs[1:] if each is not None
                 ):
                     return f"weights of {node.name} are not constant"
-                if node.op_type in LINEAR and (why := _misfit(node)):
+                if node.op_type in LINEAR and (why := _why_not_linear(node)):
                     return why
-                (site.readers if reads else site.sources)[node] = None
-            elif node.op_type not in THROUGH[site.linear] or node.graph is not start.graph or len(node.outputs) > 1:
+                (group.readers if reads else group.writers)[node] = None
+            elif (
+                node.op_type not in HOMOGENEOUS[group.linear] or node.graph is not start.graph or len(node.outputs) > 1
+            ):
                 return f"{node.op_type} {node.name} is not the same when its channels are scaled"
-            elif node.op_type in MOVES and not _last_stays(node):
+            elif node.op_type in MOVES and not _keeps_last_axis(node):
                 return f"{node.op_type} {node.name} may move the axis of the channels"
             else:
                 if node.op_type == "Clip":
-                    site.clips[node] = None
+                    group.clips[node] = None
                 parts = node.inputs[: 2 if node.op_type == "Add" else 1]
-                if site.linear and node.op_type == "Add" and scaled(node):
-                    site.sources[node] = None
+                if group.linear and node.op_type == "Add" and scaled_constants(node):
+                    group.writers[node] = None
                     parts = [each for each in parts if query.constant(each) is None]
                 todo += [each for each in (*node.outputs, *parts) if each is not None]
-    if site.linear and len(site.channels) > 1:
-        return f"its layers have {' and '.join(map(str, sorted(site.channels)))} channels"
-    return site
+    if group.linear and len(group.channels) > 1:
+        return f"its layers have {' and '.join(map(str, sorted(group.channels)))} channels"
+    return group
 
 
-def scaled(node: ir.Node) -> dict[int, int]:
-    """{input: its axis of channels} of the constants of a source that are scaled with the channels of its result."""
+def scaled_constants(node: ir.Node) -> dict[int, int]:
+    """{input: its axis of channels} of the constants of a writer that are scaled with the channels of its output."""
     if node.op_type == "Add":
         axes = {at: -1 for at, value in enumerate(node.inputs) if query.constant(value) is not None}
     elif node.op_type == "Conv":
@@ -116,21 +119,19 @@ def scaled(node: ir.Node) -> dict[int, int]:
 
 
 def outputs_first(node: ir.Node, weight: NDArray[Any] | None = None) -> NDArray[Any]:
-    """The constant weights of a convolution or linear layer, or others that lie alike, as [out, in / groups, ...]; its
-    own inverse.
-    """
+    """Constant weights of a layer, or others laid out alike, as [out, in / groups, ...]; its own inverse."""
     weight = np.asarray(query.constant(node.inputs[1]) if weight is None else weight)
     return weight.T if node.op_type in LINEAR and not node.attributes.get_int("transB", 0) else weight
 
 
-def picked_from(value: ir.Value) -> ir.Value:
-    """What `value` holds some rows of, or itself: other samples, or later steps of a decoder, may pick other rows."""
-    while (producer := value.producer()) is not None and producer.op_type in PICKS and producer.inputs[0] is not None:
+def gathered_from(value: ir.Value) -> ir.Value:
+    """The value that `value` is gathered from, or itself: other samples, or later decoding steps, gather other rows."""
+    while (producer := value.producer()) is not None and producer.op_type in GATHERS and producer.inputs[0] is not None:
         value = producer.inputs[0]
     return value
 
 
-def _misfit(node: ir.Node) -> str:
+def _why_not_linear(node: ir.Node) -> str:
     """Why a MatMul or Gemm of constants is no linear layer, "" where it is one."""
     weight = query.constant(node.inputs[1])
     if weight is None or weight.ndim != 2:
@@ -140,8 +141,8 @@ def _misfit(node: ir.Node) -> str:
     return ""
 
 
-def _last_stays(node: ir.Node) -> bool:
-    """Whether an operator that moves values leaves those of the last axis together, in their order."""
+def _keeps_last_axis(node: ir.Node) -> bool:
+    """Whether a Reshape, Transpose or Gather keeps the values of the last axis together, in their order."""
     before, after, rank = (
         query.dimensions(node.inputs[0]),
         query.dimensions(node.outputs[0]),

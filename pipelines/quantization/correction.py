@@ -1,15 +1,14 @@
-"""Int8 layers corrected on samples: weights rounded together, and biases relieved of what shifts their results.
+"""Layer-wise correction of an int8 model on samples: GPTQ for the weights of each layer, then bias correction.
 
-Layers are corrected from input to output, each on what the corrected layers before it compute. First its weights are
-rounded so that their errors cancel (`pipelines.quantization.gptq`), then its bias.
+Layers are corrected from input to output, each on what the corrected layers before it compute.
 
 Rounded weights and clipped ranges shift a channel's mean, and a shift, unlike noise, adds up through the layers above
 (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction"). A channel's shift is
 measured where it counts: after the sum that the layer adds to, if any, and over positions that do not saturate (ReLU,
-Clip, the ends of int8 steps); the mean before a ReLU that most values do not pass says nothing of those that do. A
-correction is kept only where it lowers the channel's squared error after activation and steps. The float model is cut
-where the int8 model's ranges end: a range was chosen for what it costs, and biases that made up for the mean of what it
-cuts would shift all that it does not cut (1 dB of MobileNet-V2's logits).
+Clip, the ends of the quantized range); the mean before a ReLU that most values do not pass says nothing of those that
+do. A correction is kept only where it lowers the channel's squared error after activation and quantization. The float
+model is clipped where the int8 model's ranges end: a range was chosen for what it costs, and biases that made up for
+the mean of what it clips would shift all that it does not clip (1 dB of MobileNet-V2's logits).
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from pipelines.core.progress import progress
 from pipelines.graph import edit, query
 from pipelines.quantization.bias import Bias
 from pipelines.quantization.calibrate import rounded_to_float32
-from pipelines.quantization.gptq import rounded_together
-from pipelines.quantization.layerwise import Walk, chunks
+from pipelines.quantization.gptq import round_layer
+from pipelines.quantization.layerwise import LayerwiseRun, sample_chunks
 from pipelines.quantization.weight_rounding import Weights, encode_rounding
 
 Array = NDArray[Any]
@@ -41,9 +40,13 @@ POSITIONS = 2**17  # of one channel, that its shift is measured on
 
 @dataclass(frozen=True)
 class Correction:
-    """One int8 layer: how many weights were rounded otherwise than to nearest, how many output channels' biases were
-    corrected and the
-    SQNR in dB before and after the latter, or why its bias was left alone."""
+    """What GPTQ and bias correction did to one int8 layer.
+
+    weights: how many GPTQ rounded otherwise than to nearest. channels: output channels, corrected: those whose bias was
+    corrected. sqnr_before, sqnr_after: SQNR of the output in dB, by bias correction. reason: why the bias was left
+    alone, "" where it was not. shift: added to the bias of each output channel, in the output's units. rounding: see
+    `weight_weight_rounding.encode_rounding`.
+    """
 
     name: str
     type: str
@@ -53,79 +56,77 @@ class Correction:
     sqnr_before: float | None = None
     sqnr_after: float | None = None
     reason: str = ""
-    shift: tuple[float, ...] = ()  # of each output channel
-    rounding: str = ""  # see `weight_rounding.encode_rounding`
+    shift: tuple[float, ...] = ()
+    rounding: str = ""
 
 
 @dataclass(frozen=True)
 class CorrectionReport:
-    """Every int8 layer, in the graph's order, and how many samples they were corrected on."""
+    """The `Correction` of every int8 layer, in the graph's order, and the number of samples."""
 
     layers: tuple[Correction, ...]
     samples: int
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON values."""
-        layers = [
-            {key: value for key, value in asdict(each).items() if key not in ("shift", "rounding")}
-            for each in self.layers
-        ]
+        layers = [asdict(layer) for layer in self.layers]
+        for layer in layers:
+            del layer["shift"], layer["rounding"]
         return {"samples": self.samples, "layers": layers}
 
 
-def correct(
+def correct_layers(
     float_model: ir.Model, int8_model: ir.Model, samples: Iterable[Batch], *, weights: bool = True
 ) -> tuple[ir.Model, CorrectionReport]:
-    """`int8_model`, which is left as it is, with corrected weights and biases of the same steps, and what became of
-    every layer.
+    """A copy of `int8_model` with GPTQ weights and corrected biases, scales unchanged; and a report of every layer.
 
     float_model: the model that was quantized; layers are found in it by name. samples: batches {graph input: array,
     first axis = samples}. These, and values that later layers read, lie on disk meanwhile: memory holds a few samples
-    of one layer, however many there are, and the correlations of its inputs. weights: False leaves these rounded to
-    nearest, which is quicker. Raises RequestError for no samples, or such that do not fit the graph.
+    of one layer, however many there are, and the Gram matrix of its inputs. weights: False skips GPTQ, which is
+    quicker. Raises RequestError for no samples, or such that do not fit the graph.
     """
     result = int8_model.clone()
     layers = [node for node in result.graph if _is_int8(node)]
-    names = [str(each.name) for each in layers]
-    found = []
+    names = [str(layer.name) for layer in layers]
+    corrections = []
     with tempfile.TemporaryDirectory() as folder, progress("correcting layers", len(layers)) as advance:
-        exact, rounded = (Walk(model, names, Path(folder)) for model in (_cut(float_model, result), result))
+        exact = LayerwiseRun(_clipped(float_model, result), names, Path(folder))
+        rounded = LayerwiseRun(result, names, Path(folder))
         count = 0
-        for batch in chunks(float_model, samples):
+        for batch in sample_chunks(float_model, samples):
             exact.feed(batch)
             rounded.feed(batch)
             count += length(batch)
         if not count:
             raise RequestError("no samples to correct the layers on; pass at least one")
         for layer in layers:
-            twin = exact.nodes.get(str(layer.name))
-            if twin is not None:
-                exact.compute(twin)
-            rounding, changed = _round(layer, twin, rounded) if weights and twin is not None else ("", 0)
+            float_layer = exact.nodes.get(str(layer.name))
+            if float_layer is not None:
+                exact.compute(float_layer)
+            rounding, changed = _gptq(layer, float_layer, rounded) if weights and float_layer is not None else ("", 0)
             rounded.compute(layer)
-            found.append(replace(_correct(layer, twin, exact, rounded), weights=changed, rounding=rounding))
+            correction = _correct_bias(layer, float_layer, exact, rounded)
+            corrections.append(replace(correction, weights=changed, rounding=rounding))
             advance(1)
-    return result, CorrectionReport(tuple(found), count)
+    return result, CorrectionReport(tuple(corrections), count)
 
 
-def _cut(float_model: ir.Model, int8_model: ir.Model) -> ir.Model:
-    """The float model with every tensor that the int8 model rounds cut where its steps end."""
+def _clipped(float_model: ir.Model, int8_model: ir.Model) -> ir.Model:
+    """The float model with every tensor that the int8 model quantizes clipped to its quantized range."""
     result = float_model.clone()
     main = result.graph
     values = {str(value.name): value for node in main for value in (*node.inputs, *node.outputs) if value is not None}
-    taken = query.names(main)
+    taken = query.used_names(main)
     for node in int8_model.graph:
-        value = (
-            values.get(str(node.inputs[0].name))
-            if node.op_type == "QuantizeLinear" and node.inputs[0] is not None
-            else None
-        )
-        ends = _steps_end(node) if value is not None else (-np.inf, np.inf)
-        if value is None or value.is_graph_output() or not np.isfinite(ends).all():
+        if node.op_type != "QuantizeLinear" or node.inputs[0] is None:
+            continue
+        value = values.get(str(node.inputs[0].name))
+        bounds = _quantized_range(node)
+        if value is None or value.is_graph_output() or not np.isfinite(bounds).all():
             continue
         limits = [
-            edit.initializer(main, f"{value.name}.{key}", np.asarray(end, np.float32), taken)
-            for key, end in zip(("least", "most"), ends, strict=True)
+            edit.initializer(main, f"{value.name}.{key}", np.asarray(bound, np.float32), taken)
+            for key, bound in zip(("least", "most"), bounds, strict=True)
         ]
         clip = edit.node("Clip", [value, *limits], f"{value.name}.cut", dtype=ir.DataType.FLOAT, taken=taken)
         producer = value.producer()
@@ -144,13 +145,13 @@ def _is_int8(node: ir.Node) -> bool:
     return weight is not None and weight[0].dtype == np.int8
 
 
-def _round(layer: ir.Node, twin: ir.Node, rounded: Walk) -> tuple[str, int]:
-    """Round a layer's weights together; returns the `Correction.rounding` and how many weights it changes."""
-    mine, original, x = Weights.of(layer), query.constant(twin.inputs[1]), layer.inputs[0]
+def _gptq(layer: ir.Node, float_layer: ir.Node, rounded: LayerwiseRun) -> tuple[str, int]:
+    """Round a layer's weights by GPTQ; returns the `Correction.rounding` and how many weights it changes."""
+    mine, original, x = Weights.of(layer), query.constant(float_layer.inputs[1]), layer.inputs[0]
     if mine is None or original is None or x is None or original.shape != mine.integers.shape:
         return "", 0
     most = int(np.abs(mine.integers.astype(np.int16)).max())
-    better = rounded_together(layer, original, mine.scale, most, rounded.values(x), rounded.chunks)
+    better = round_layer(layer, original, mine.scale, most, rounded.values(x), rounded.chunks)
     if better is None:
         return "", 0
     changes = np.subtract(better, mine.integers, dtype=np.int16).clip(-127, 127).astype(np.int8)
@@ -158,9 +159,15 @@ def _round(layer: ir.Node, twin: ir.Node, rounded: Walk) -> tuple[str, int]:
     return (encode_rounding(changes), int(np.count_nonzero(changes))) if changes.any() else ("", 0)
 
 
-def _correct(layer: ir.Node, twin: ir.Node | None, exact: Walk, rounded: Walk) -> Correction:
+def _correct_bias(
+    layer: ir.Node, float_layer: ir.Node | None, exact: LayerwiseRun, rounded: LayerwiseRun
+) -> Correction:
+    """Bias correction of a computed layer: b_c += mean of (x_c - y_c), where it lowers the error of channel c.
+
+    x, y: [channels, positions] of the float and of the int8 model, at the layer's `_Target`.
+    """
     name, kind = str(layer.name), layer.op_type
-    if twin is None:
+    if float_layer is None:
         return Correction(name, kind, reason="the float model has no operator of this name")
     bias = Bias.of(layer)
     if bias is None:
@@ -171,42 +178,39 @@ def _correct(layer: ir.Node, twin: ir.Node | None, exact: Walk, rounded: Walk) -
         return Correction(name, kind, reason="left to the other part of its sum, which is computed later")
     axis = 1 if kind == "Conv" else -1
 
-    def pairs() -> Iterator[tuple[Array, Array]]:
-        for both in zip(rounded.run(target.node), exact.run(original), strict=True):
-            y, x = (_positions(each, axis, rounded.chunks) for each in both)
-            yield y, x
+    def outputs() -> Iterator[tuple[Array, Array]]:
+        for y, x in zip(rounded.run(target.node), exact.run(original), strict=True):
+            yield _positions(y, axis, rounded.chunks), _positions(x, axis, rounded.chunks)
 
     total, count = np.zeros(len(bias.scale)), np.zeros(len(bias.scale), np.int64)
-    for y, x in pairs():
+    for y, x in outputs():
         if len(y) != len(total):
             return Correction(name, kind, reason="the sum that it is part of has other channels")
         if not np.isfinite(x).all():
             return Correction(name, kind, reason="the sum that it is part of holds NaN or infinity")
-        x = np.clip(x, target.least, target.most)
-        free = (x > target.least) & (x < target.most) & (y > target.least) & (y < target.most)
-        total += np.where(free, x - y, 0).sum(axis=1, dtype=np.float64)
-        count += free.sum(axis=1)
-    steps = bias.quantized(total / np.maximum(count, 1))
-    shift = (steps * bias.scale).astype(np.float32)[:, None]
-    signal, before, after = (np.zeros(len(steps)) for _ in range(3))
-    for y, x in pairs():
-        x = np.clip(x, target.least, target.most)
+        x = np.clip(x, target.low, target.high)
+        unsaturated = (x > target.low) & (x < target.high) & (y > target.low) & (y < target.high)
+        total += np.where(unsaturated, x - y, 0).sum(axis=1, dtype=np.float64)
+        count += unsaturated.sum(axis=1)
+    integers = bias.quantized(total / np.maximum(count, 1))
+    shift = (integers * bias.scale).astype(np.float32)[:, None]
+    signal, before, after = (np.zeros(len(integers)) for _ in range(3))
+    for y, x in outputs():
+        x = np.clip(x, target.low, target.high)
         signal += _squares(x)
-        before += _squares(np.clip(y, target.least, target.most) - x)
-        after += _squares(np.clip(y + shift, target.least, target.most) - x)
-    kept = (after < before) & (steps != 0)
-    bias.add(np.where(kept, steps, 0))
-    rounded.add(layer, np.where(kept, shift[:, 0], 0), axis)
-    improved = np.where(kept, after, before)
+        before += _squares(np.clip(y, target.low, target.high) - x)
+        after += _squares(np.clip(y + shift, target.low, target.high) - x)
+    better = (after < before) & (integers != 0)
+    bias.add(np.where(better, integers, 0))
+    rounded.add(layer, np.where(better, shift[:, 0], 0), axis)
+    improved = np.where(better, after, before)
     sqnr = decibel(signal.sum(), before.sum()), decibel(signal.sum(), improved.sum())
-    shifts = rounded_to_float32(np.where(kept, shift[:, 0], 0)) if kept.any() else ()
-    return Correction(name, kind, 0, len(steps), int(kept.sum()), *sqnr, shift=shifts)
+    shifts = rounded_to_float32(np.where(better, shift[:, 0], 0)) if better.any() else ()
+    return Correction(name, kind, 0, len(integers), int(better.sum()), *sqnr, shift=shifts)
 
 
 def _positions(array: Array, axis: int, chunks: int) -> Array:
-    """[channels, positions]: of so many chunks like this one together, not many more than `POSITIONS` a channel, evenly
-    drawn.
-    """
+    """[channels, positions], evenly drawn: of `chunks` arrays like this one together, about `POSITIONS` a channel."""
     stride = array.size // array.shape[axis] * chunks // POSITIONS | 1
     if axis == 1:
         flat = array.reshape(*array.shape[:2], -1)[:, :, ::stride].swapaxes(0, 1)
@@ -217,6 +221,7 @@ def _positions(array: Array, axis: int, chunks: int) -> Array:
 
 
 def _squares(x: Array) -> Array:
+    """The sum of squares of each channel of [channels, positions]."""
     sums: Array = np.square(x).sum(axis=1, dtype=np.float64)
     return sums
 
@@ -228,43 +233,42 @@ def decibel(signal: float, noise: float) -> float | None:
 
 @dataclass(frozen=True)
 class _Target:
-    """Where the error of a layer is measured: the result of `node`, the layer itself or the Add that sums it with
-    another value.
+    """Where the error of a layer is measured: the output of `node`, the layer itself or the Add that it is a part of.
 
-    least, most: the ends of the int8 steps behind it, narrowed by a ReLU or Clip.
+    low, high: the range that quantization, ReLU or Clip downstream of it leave.
     """
 
     node: ir.Node
-    least: float
-    most: float
+    low: float
+    high: float
 
     @classmethod
     def behind(cls, layer: ir.Node) -> _Target:
         node, value = layer, layer.outputs[0]
-        least, most, activated = -np.inf, np.inf, False
+        low, high, activated = -np.inf, np.inf, False
         while (user := query.sole_user(value)) is not None:
             if user.op_type == "Add" and node is layer and not activated:
-                node, least, most = user, -np.inf, np.inf
+                node, low, high = user, -np.inf, np.inf
             elif user.op_type in ("Relu", "Clip", "QuantizeLinear"):
-                ends = (_steps_end if user.op_type == "QuantizeLinear" else _ends)(user)
-                least, most = max(least, ends[0]), min(most, ends[1])
+                bounds = (_quantized_range if user.op_type == "QuantizeLinear" else _clip_range)(user)
+                low, high = max(low, bounds[0]), min(high, bounds[1])
                 activated |= user.op_type != "QuantizeLinear"
             elif user.op_type != "DequantizeLinear":
                 break
             value = user.outputs[0]
-        return cls(node, least, most)
+        return cls(node, low, high)
 
 
-def _ends(node: ir.Node) -> tuple[float, float]:
-    """What a Relu or Clip cuts its input to; infinite where that is not constant."""
+def _clip_range(node: ir.Node) -> tuple[float, float]:
+    """The range to which a Relu or Clip clips; infinite where that is not constant."""
     if node.op_type == "Relu":
         return 0.0, np.inf
     low, high = (query.constant(each) for each in (*node.inputs[1:], None, None)[:2])
     return -np.inf if low is None else float(low.item()), np.inf if high is None else float(high.item())
 
 
-def _steps_end(node: ir.Node) -> tuple[float, float]:
-    """The least and the greatest value that a QuantizeLinear can give."""
+def _quantized_range(node: ir.Node) -> tuple[float, float]:
+    """The least and the greatest value of a QuantizeLinear: s (q - z); infinite where per channel."""
     scale, zero = (query.constant(each) for each in (*node.inputs[1:], None)[:2])
     if scale is None or scale.size != 1:
         return -np.inf, np.inf

@@ -23,7 +23,7 @@ def quantize_tables(inserter: QdqInserter) -> dict[str, str]:
     quantized: dict[str, tuple[ir.Value, ir.Value]] = {}  # by table: rows, scales
     notes: dict[str, str] = {}
     for gather in list(inserter.graph):
-        table = query.constant(gather.inputs[0]) if query.standard(gather, "Gather") else None
+        table = query.constant(gather.inputs[0]) if query.is_op(gather, "Gather") else None
         if table is None or table.ndim != 2 or table.dtype != np.float32 or gather.attributes.get_int("axis", 0) != 0:
             continue
         if table.shape[1] < MIN_COLUMNS or table.nbytes < MIN_BYTES or inserter.recipe.keeps_float(str(gather.name)):

@@ -1,6 +1,4 @@
-"""Give the channels between two layers comparable ranges before they share one int8 scale (cross-layer equalization,
-SmoothQuant).
-"""
+"""Cross-layer equalization and SmoothQuant: comparable ranges for channels that share a scale."""
 
 from __future__ import annotations
 
@@ -19,20 +17,22 @@ from pipelines.core.errors import RequestError, one_line
 from pipelines.core.progress import progress
 from pipelines.graph import edit, query, reference_session
 from pipelines.quantization import channel_groups
-from pipelines.quantization.channel_groups import Site
+from pipelines.quantization.channel_groups import ChannelGroup
 from pipelines.rewrites.driver import Rewrite
 
 Floats = NDArray[np.float64]
 LEAST = 1e-12
-# other samples reach further than those of the calibration; a channel cut by its Clip loses more than steps of this
-# size cost
+# other samples reach further than those of the calibration; a channel cut by its Clip loses more than a scale so much
+# larger costs
 HEADROOM = 1.5
 QUIET = 1 / 8  # of the loudest channel: what other samples may reach in any channel that a linear layer reads
 
 
 @dataclass(frozen=True)
 class Channels:
-    """Per channel of one activation: its least and greatest value (zero at least, or at most) and its mean square."""
+    """Statistics of one activation by channel, float64 [channels]: least value (0 at most), greatest (0 at least), mean
+    square.
+    """
 
     low: Floats
     high: Floats
@@ -43,29 +43,28 @@ class Channels:
         """The largest magnitude."""
         return np.maximum(-self.low, self.high)
 
-    def step(self, k: Floats) -> float:
-        """The int8 step of the activation scaled by `k`."""
+    def scale(self, k: Floats) -> float:
+        """The int8 scale of the activation with channels multiplied by `k`."""
         return float((self.high * k).max() - (self.low * k).min()) / 255
 
     def times(self, k: Floats) -> Channels:
-        """Of the activation scaled by `k`."""
+        """The statistics of the activation with channels multiplied by `k`."""
         return Channels(self.low * k, self.high * k, self.square * k**2)
 
 
 def channel_statistics(
     model: ir.Model, samples: Iterable[Mapping[str, NDArray[Any]]], total: int | None = None
 ) -> dict[str, Channels]:
-    """{value name: `Channels`} of all that a convolution of the main graph reads or adds to a sum, and of what linear
-    layers read where
-    `EqualizeChannels` may scale it.
+    """{value name: `Channels`} of the values that `EqualizeChannels` needs.
 
+    These are what convolutions of the main graph read or add to a sum, and what linear layers read in a channel group.
     samples: batches {graph input: array, first axis = samples}; run as they come. Only the statistics leave the graph,
     so that memory is that of one batch's inference. total: the number of samples, for the progress bar. Raises
     RequestError where the samples do not fit.
     """
     copy = model.clone()
     ShapeInferencePass()(copy)
-    taken = query.names(copy.graph)
+    taken = query.used_names(copy.graph)
     read = [value for node in copy.graph if node.op_type == "Conv" and (value := node.inputs[0]) is not None]
     summed = [
         node.outputs[0]
@@ -73,10 +72,10 @@ def channel_statistics(
         if node.op_type == "Conv" and any(each.op_type == "Add" for each in node.outputs[0].consumers())
     ]
     last = {
-        value: (channel_groups.picked_from(value), site.channels.pop())
+        value: (channel_groups.gathered_from(value), group.channels.pop())
         for node in copy.graph
-        if node.op_type in channel_groups.STARTS[1:] and not isinstance(site := channel_groups.find(node), str)
-        for value in site.rounded
+        if node.op_type in channel_groups.WRITERS[1:] and not isinstance(group := channel_groups.find(node), str)
+        for value in group.rounded
     }
     values = list(dict.fromkeys((*read, *summed, *last)))
     del copy.graph.outputs[:]
@@ -133,13 +132,13 @@ def _channels_second(main: ir.Graph, value: ir.Value, channels: int, taken: set[
 
 
 class EqualizeChannels(Rewrite):
-    """Scale output channels of a layer up and the input channels of those that read them down by the same factors.
+    """Cross-layer equalization: output channels of a layer times k, input channels of its readers divided by k.
 
     For y = conv(f(conv(x, V)), W) with f(k x) = k f(x) channel by channel (ReLU, sums, pooling), output channel c of V
     and its bias may be multiplied by any k_c > 0 if input channel c of W is divided by it; where a residual sum ties
-    values, all of them by the same k_c. The rounding of V does not change, for every output channel has a step of its
-    own. Int8 gives the activation between one step s = (max_c k_c x_c - min_c k_c x_c) / 255 and every output j of W
-    one step t_j = max |W_j. / k| / 127, so that the expected squared error of the readers, each relative to the power
+    values, all of them by the same k_c. The rounding of V does not change, for every output channel has a scale of its
+    own. Int8 gives the activation between one scale s = (max_c k_c x_c - min_c k_c x_c) / 255 and every output j of W
+    one scale t_j = max |W_j. / k| / 127, so that the expected squared error of the readers, each relative to the power
     of its products, is
 
         sum_j sum_c [ s^2/12 |W_jc / k_c|^2  +  n_jc t_j^2/12 k_c^2 E[x_c^2] ]  /  sum_j sum_c |W_jc|^2 E[x_c^2],
@@ -149,7 +148,7 @@ class EqualizeChannels(Rewrite):
     range. The factors are searched in the family k_c = a w_c^b / p_c^(1-b), w_c = max |W_.c|, p_c = max |x_c|.
 
     Clip(0, m) commutes with k_c only where it does not cut, or k_c = 1. It stays as it is, so 1 <= k_c <= m / (h p_c),
-    headroom h = 1.5: a channel scaled up is cut at m / k_c, beyond all that was seen, as int8 steps would cut it.
+    headroom h = 1.5: a channel scaled up is cut at m / k_c, beyond all that was seen, as the int8 range would cut it.
 
     Linear layers (MatMul, Gemm) are scaled alike, V with the bias that is added behind it, and so are scale and bias of
     a LayerNormalization before them (SmoothQuant, Xiao et al. 2022, whose alpha is 1 - b). Their b is 1/2 at least, and
@@ -157,8 +156,8 @@ class EqualizeChannels(Rewrite):
     samples are cut, of which the formula knows nothing. By it alone most of a Transformer's got b = 0, and its logits
     on other samples 0.8 dB more noise; so they have 0.3 dB less.
 
-    ranges: `channel_statistics` of this graph. depthwise_only: leave sites alone that a dense layer reads. factors:
-    afterwards, what was done, {first layer's result at a site: k}, for `scale_channels`.
+    ranges: `channel_statistics` of this graph. depthwise_only: leave groups alone that a dense layer reads. factors:
+    afterwards, what was done, {first layer's result at a group: k}, for `scale_channels`.
     """
 
     MARGIN = 0.9  # fire only for a clear gain, so that a second run finds nothing to do
@@ -168,44 +167,43 @@ class EqualizeChannels(Rewrite):
         self.ranges, self.depthwise_only, self.factors = dict(ranges), depthwise_only, dict[str, Floats]()
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Equalize every channel group of the main graph where that lowers the error clearly."""
         done: set[ir.Value] = set()
         count = 0
         for node in list(model.graph):
-            if node.op_type in channel_groups.STARTS and node.outputs[0] not in done:
-                site = self.site(node)
-                if site is None:
+            if node.op_type in channel_groups.WRITERS and node.outputs[0] not in done:
+                group = self.group(node)
+                if group is None:
                     continue
-                done.update(site.values)
-                count += self._equalize(model.graph, site)
+                done.update(group.values)
+                count += self._equalize(model.graph, group)
         return count
 
-    def site(self, start: ir.Node) -> Site | None:
-        """All that is tied to the channels of `start`'s result; None, with the reason noted, where something there
-        cannot be scaled.
-        """
-        found = channel_groups.find(start)
-        if isinstance(found, str):
-            self.refuse(start, found)
+    def group(self, start: ir.Node) -> ChannelGroup | None:
+        """The channel group that `start` writes; None, with the reason noted, where it cannot be scaled."""
+        group = channel_groups.find(start)
+        if isinstance(group, str):
+            self.refuse(start, group)
             return None
-        return found
+        return group
 
-    def _equalize(self, main: ir.Graph, site: Site) -> int:
-        first = next(iter(site.sources))
+    def _equalize(self, main: ir.Graph, group: ChannelGroup) -> int:
+        """Scale one group by the best factors; 0 where it is refused or gains too little."""
+        first = next(iter(group.writers))
         readers = [
-            _Reader.of(node, self._rounded(site, x))
-            for node in site.readers
+            _Reader.of(node, self._rounded(group, x))
+            for node in group.readers
             if (x := node.inputs[0]) and x.name in self.ranges
         ]
-        if not readers or len(readers) < len(site.readers):
+        if not readers or len(readers) < len(group.readers):
             self.refuse(first, "no layer reads it, or one of unknown range")
             return 0
         if self.depthwise_only and not all(each.depthwise for each in readers):
             return 0
-        if site.linear and first.outputs[0].name in self.factors:
+        if group.linear and first.outputs[0].name in self.factors:
             return 0  # another round would take from its `QUIET` channels what that leaves them
         limit = np.full(len(readers[0].channels.peak), np.inf)
-        for clip in site.clips:
+        for clip in group.clips:
             low, high = (query.constant(each) for each in (*clip.inputs[1:], None, None)[:2])
             known = self.ranges.get(str(clip.outputs[0].name))
             if low is None or high is None or low.item() != 0 or known is None:
@@ -215,20 +213,20 @@ class EqualizeChannels(Rewrite):
         k = _search(readers, limit, self.MARGIN)
         if k is None:
             return 0
-        _scale(main, site, readers, k)
+        _scale(main, group, readers, k)
         name = str(first.outputs[0].name)
         self.factors[name] = self.factors.get(name, np.ones(len(k))) * k
-        for name in {str(value.name) for value in site.values} & set(self.ranges):
+        for name in {str(value.name) for value in group.values} & set(self.ranges):
             self.ranges[name] = self.ranges[name].times(k)
         return 1
 
-    def _rounded(self, site: Site, read: ir.Value) -> list[Channels]:
-        """Of `read`, and of the values of the site that it is computed from, as far as int8 rounds them."""
+    def _rounded(self, group: ChannelGroup, read: ir.Value) -> list[Channels]:
+        """Statistics of `read`, and of the values of the group upstream of it, as far as int8 quantizes them."""
         upstream, todo = {read: None}, [read]
         while todo:
             producer = todo.pop().producer()
-            if producer is not None and producer not in site.sources:
-                new = [each for each in producer.inputs if each in site.values and each not in upstream]
+            if producer is not None and producer not in group.writers:
+                new = [each for each in producer.inputs if each in group.values and each not in upstream]
                 upstream.update(dict.fromkeys(each for each in new if each is not None))
                 todo += [each for each in new if each is not None]
         return [self.ranges[str(each.name)] for each in upstream if each.name in self.ranges]
@@ -239,27 +237,27 @@ def scale_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floa
 
     Raises RequestError where they do not fit the graph.
     """
-    nodes = {str(node.outputs[0].name): node for node in model.graph if node.op_type in channel_groups.STARTS}
+    nodes = {str(node.outputs[0].name): node for node in model.graph if node.op_type in channel_groups.WRITERS}
     if any(nodes[name].op_type != "Conv" for name in factors if name in nodes):
-        ShapeInferencePass()(model)  # as `rewrite` does before it finds sites
+        ShapeInferencePass()(model)  # as `rewrite` does before it finds groups
     for name, each in factors.items():
-        k, site = np.asarray(each, np.float64), channel_groups.find(nodes[name]) if name in nodes else ""
-        if isinstance(site, str) or site.channels != {len(k)} or not (k > 0).all():
+        k, group = np.asarray(each, np.float64), channel_groups.find(nodes[name]) if name in nodes else ""
+        if isinstance(group, str) or group.channels != {len(k)} or not (k > 0).all():
             raise RequestError(
                 f"the equalization of {name} does not fit the graph; make the calibration table anew with: zoo "
                 "calibrate"
             )
-        _scale(model.graph, site, [_Reader.of(each, []) for each in site.readers], k)
+        _scale(model.graph, group, [_Reader.of(each, []) for each in group.readers], k)
 
 
-def _scale(main: ir.Graph, site: Site, readers: Sequence[_Reader], k: Floats) -> None:
-    """Multiply the channels of a site by `k`."""
-    for node in site.sources:
-        for at, axis in channel_groups.scaled(node).items():
+def _scale(main: ir.Graph, group: ChannelGroup, readers: Sequence[_Reader], k: Floats) -> None:
+    """Multiply the channels of a group by `k`."""
+    for node in group.writers:
+        for at, axis in channel_groups.scaled_constants(node).items():
             array = np.asarray(query.constant(node.inputs[at]))
             _replace(main, node, at, array * (k if axis else k.reshape(-1, *[1] * (array.ndim - 1))))
     for reader in readers:
-        weight = channel_groups.outputs_first(reader.node) / reader.spread(k)  # scaled by now where it is a source, too
+        weight = channel_groups.outputs_first(reader.node) / reader.spread(k)  # scaled by now where it is a writer, too
         _replace(main, reader.node, 1, channel_groups.outputs_first(reader.node, weight))
 
 
@@ -272,9 +270,11 @@ def _replace(main: ir.Graph, node: ir.Node, at: int, array: Floats) -> None:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A layer that reads a site: weights [out, in / groups, ...], what it reads and what that is rounded from (first:
-    it itself), and the
-    site's channel of each [out, in / groups]; [1, in] where it is linear."""
+    """A layer that reads a channel group.
+
+    weight: [out, in / groups, ...]. rounded: statistics of its input, and of quantized values upstream of that. index:
+    the group's channel of each [out, in / groups]; [1, in] where the layer is linear.
+    """
 
     node: ir.Node
     weight: Floats
@@ -291,7 +291,7 @@ class _Reader:
 
     @property
     def channels(self) -> Channels:
-        """What it reads."""
+        """Statistics of its input."""
         return self.rounded[0]
 
     @property
@@ -300,24 +300,25 @@ class _Reader:
         return bool(self.node.op_type == "Conv" and self.weight.shape[1] == 1)
 
     def spread(self, k: Floats) -> Floats:
-        """The factors as the weights lie."""
+        """The factors, broadcast to the layout of the weights."""
         return k[self.index].reshape(*self.index.shape, *[1] * (self.weight.ndim - 2))
 
     def error(self, k: Floats) -> float:
-        """The relative squared error of the class docstring."""
+        """The expected relative squared error by the formula of `EqualizeChannels`, for factors `k`."""
         w = self.weight / self.spread(k)
         taps = tuple(range(2, w.ndim))
-        step2 = sum(each.step(k) ** 2 for each in self.rounded)
-        steps = np.abs(w).max(axis=tuple(range(1, w.ndim))) / 127
+        s2 = sum(statistics.scale(k) ** 2 for statistics in self.rounded)
+        t = np.abs(w).max(axis=tuple(range(1, w.ndim))) / 127
         square, product = (self.channels.square * k**2)[self.index], (w**2).sum(axis=taps)
         number = w[0, 0].size
-        noise = step2 * product.sum() + (steps**2 * number * square.sum(axis=1)).sum()
+        noise = s2 * product.sum() + (t**2 * number * square.sum(axis=1)).sum()
         return float(noise / 12 / max((product * square).sum(), LEAST))
 
 
 def _search(readers: list[_Reader], limit: Floats, margin: float) -> Floats | None:
-    """The best factors, at most `limit` and, where that is finite, at least 1; None where they gain too little. See
-    `EqualizeChannels`.
+    """The best factors [channels] of the family of `EqualizeChannels`; None where they gain too little.
+
+    At most `limit`, float64 [channels], and at least 1 where that is finite.
     """
     peak = np.max([each.channels.peak for each in readers], axis=0)
     reach = np.zeros_like(peak)

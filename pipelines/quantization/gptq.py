@@ -1,9 +1,9 @@
-"""Weights rounded so that a layer's results keep their values, rather than each weight its own.
+"""GPTQ: int8 weights rounded so that a layer's outputs keep their values, rather than each weight its own.
 
-Where all weights of an output channel are rounded to nearest, the correlations of what they multiply decide what that
-does to the result. Rounded one after the other, each weight can make up for those before it: min |(w - q s)^T X|^2 over
-integers q, greedily (Frantar et al. 2023, "GPTQ"; the same as Babai's nearest plane on the Cholesky factor of X X^T,
-which is how it is computed here).
+Rounded one after the other, each weight can make up for the error of those before it: min |(w - q s)^T X|^2 over
+integers q, greedily (Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+Transformers"). The Hessian of this error is 2 X X^T; the Gram matrix X X^T stands for it here. Computed as Babai's
+nearest plane on its Cholesky factor, which is the same.
 """
 
 from __future__ import annotations
@@ -16,44 +16,42 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-POSITIONS = 2**15  # of a layer's input that its correlations are taken from, in all
-DAMPING = 0.01  # of the mean square of an input, added to each: few samples must not decide
-BLOCK = 64
+POSITIONS = 2**15  # of a layer's input that make its Gram matrix, in all
+DAMPING = 0.01  # of the Gram matrix's mean diagonal, added to it: few samples must not decide
+BLOCK = 64  # weights of a channel whose errors are carried on one by one; those of earlier blocks by one product
 WIDEST = 4608  # inputs of an output channel; the Gram matrix of more takes too much memory
 
 
-def compensated(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[np.int8]:
-    """Integers q with small (w - q s)^T gram (w - q s), for each row w of `weights`.
+def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[np.int8]:
+    """int8 weights q, in -most..most, with small (w - q s)^T gram (w - q s) for each row w of `weights`.
 
-    weights: float [channels, inputs]; scale: float [channels], of a step; gram: float64 [inputs, inputs], positive
-    definite. Returns int8 [channels, inputs] in -most..most.
+    weights: float [channels, inputs]; scale: float [channels]; gram: float64 [inputs, inputs], positive definite.
+    Returns int8 [channels, inputs].
     """
-    order = np.argsort(
-        -np.diag(gram), kind="stable"
-    )  # the inputs that matter most first, while others can make up for them
+    # the inputs that matter most first, while others can make up for them
+    order = np.argsort(-np.diag(gram), kind="stable")
     reverse = order[::-1]
     factor = np.linalg.cholesky(gram[np.ix_(reverse, reverse)])[::-1, ::-1]  # upper: gram = factor factor^T
-    w, step = weights[:, order].astype(np.float64), scale.astype(np.float64)
+    w, s = weights[:, order].astype(np.float64), scale.astype(np.float64)
     error, result = np.zeros_like(w), np.empty(w.shape, np.int8)
     for start in range(0, w.shape[1], BLOCK):
         end = min(start + BLOCK, w.shape[1])
         carried = error[:, :start] @ factor[:start, start:end]
         for at in range(start, end):
-            left = (carried[:, at - start] + error[:, start:at] @ factor[start:at, at]) / factor[at, at]
-            whole = np.clip(np.rint((w[:, at] + left) / step), -most, most)
-            error[:, at] = w[:, at] - whole * step
-            result[:, order[at]] = whole
+            compensation = (carried[:, at - start] + error[:, start:at] @ factor[start:at, at]) / factor[at, at]
+            q = np.clip(np.rint((w[:, at] + compensation) / s), -most, most)
+            error[:, at] = w[:, at] - q * s
+            result[:, order[at]] = q
     return result
 
 
-def rounded_together(
+def round_layer(
     layer: ir.Node, weights: Array, scale: Array, most: int, inputs: Iterable[Array], chunks: int
 ) -> NDArray[np.int8] | None:
-    """The int8 weights of a Conv, Gemm or MatMul, of the shape of `weights`; None where the layer has no form that this
-    knows.
+    """The int8 weights of a Conv, Gemm or MatMul by `gptq`, of the shape of `weights`; None for another form of layer.
 
-    weights: float; scale: of their steps, one in all or one per output channel; most: largest magnitude; inputs: the
-    layer's input in `chunks` chunks.
+    weights: float; scale: one, or one per output channel; most: largest magnitude; inputs: the layer's input, in
+    `chunks` chunks.
     """
     rows = _rows(layer, weights)
     if rows is None or rows.shape[-1] > WIDEST:
@@ -61,40 +59,38 @@ def rounded_together(
     groups, channels, width = rows.shape
     gram = np.zeros((groups, width, width))
     for x in inputs:
-        columns = _columns(layer, weights, x, POSITIONS // chunks + 1)
+        columns = _im2col(layer, weights, x, POSITIONS // chunks + 1)
         gram += columns.swapaxes(1, 2) @ columns
-    step = np.broadcast_to(scale.astype(np.float64).ravel(), groups * channels).reshape(groups, channels)
+    scales = np.broadcast_to(scale.astype(np.float64).ravel(), groups * channels).reshape(groups, channels)
     result = np.empty(rows.shape, np.int8)
-    for each in range(groups):
-        gram[each][np.diag_indices(width)] += (
-            DAMPING * np.trace(gram[each]) / width or 1.0
-        )  # 1: its input is zero throughout
-        result[each] = compensated(rows[each], step[each], gram[each], most)
-    return _like(layer, weights, result)
+    for group in range(groups):
+        damping = DAMPING * np.trace(gram[group]) / width or 1.0  # 1: its input is zero throughout
+        gram[group][np.diag_indices(width)] += damping
+        result[group] = gptq(rows[group], scales[group], gram[group], most)
+    return _from_rows(layer, weights, result)
 
 
 def _rows(layer: ir.Node, weights: Array) -> Array | None:
-    """[groups, output channels of a group, inputs of one]."""
+    """A layer's weights as [groups, output channels of a group, inputs of one]; None for another form of layer."""
     if layer.op_type == "Conv":
         groups = layer.attributes.get_int("group", 1)
-        return (
-            weights.reshape(groups, len(weights) // groups, -1)
-            if layer.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
-            else None
-        )
+        if layer.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
+            return None
+        return weights.reshape(groups, len(weights) // groups, -1)
     if weights.ndim != 2:
         return None
     return (weights if layer.attributes.get_int("transB", 0) else weights.T)[None]
 
 
-def _like(layer: ir.Node, weights: Array, rows: NDArray[np.int8]) -> NDArray[np.int8]:
+def _from_rows(layer: ir.Node, weights: Array, rows: NDArray[np.int8]) -> NDArray[np.int8]:
+    """The inverse of `_rows`: of the shape of `weights`."""
     if layer.op_type == "Conv":
         return rows.reshape(weights.shape)
     return np.ascontiguousarray(rows[0] if layer.attributes.get_int("transB", 0) else rows[0].T)
 
 
-def _columns(layer: ir.Node, weights: Array, x: Array, most: int) -> Array:
-    """What the output channels are products with, at evenly drawn positions: [groups, positions, inputs]."""
+def _im2col(layer: ir.Node, weights: Array, x: Array, most: int) -> Array:
+    """The layer's input as [groups, positions, inputs of a channel], at about `most` positions drawn evenly."""
     if layer.op_type != "Conv":
         rows = x.reshape(1, -1, x.shape[-1])
         return rows[:, :: rows.shape[1] // most | 1]
@@ -108,7 +104,7 @@ def _columns(layer: ir.Node, weights: Array, x: Array, most: int) -> Array:
         (slice(None), slice(None), *(slice(None, None, s) for s in strides), *(slice(None, None, d) for d in dilations))
     ]
     windows = np.moveaxis(windows, 1, 1 + spatial)  # samples, positions, channels, kernel
-    places = windows.shape[: 1 + spatial]
-    drawn = np.unravel_index(np.arange(0, np.prod(places), int(np.prod(places)) // most | 1), places)
+    grid = windows.shape[: 1 + spatial]
+    drawn = np.unravel_index(np.arange(0, np.prod(grid), int(np.prod(grid)) // most | 1), grid)
     groups = layer.attributes.get_int("group", 1)
     return windows[drawn].reshape(len(drawn[0]), groups, -1).swapaxes(0, 1)

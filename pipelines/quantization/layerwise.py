@@ -1,4 +1,4 @@
-"""A graph computed layer by layer over samples that lie on disk, and pieces of a graph on their own."""
+"""Layer-wise execution: a graph computed layer by layer over samples that lie on disk, and subgraphs on their own."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ Array = NDArray[Any]
 CHUNK = 8  # samples computed at once
 
 
-def chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
-    """The samples `CHUNK` at a time, or as many as the graph fixes; as they come where its inputs share no such
-    number.
+def sample_chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
+    """The samples in batches of `CHUNK`, or of the size that the graph fixes.
+
+    As they come where the inputs share no such size. Raises RequestError for samples with other names than the inputs.
     """
-    inputs = [each for each in model.graph.inputs if not each.is_initializer()]
-    wanted = {str(each.name) for each in inputs}
-    first = {(query.dimensions(each) or [0])[0] for each in inputs}  # None: dynamic, 0: no axis
-    size = (first.pop() or CHUNK) if len(first) == 1 and 0 not in first else 0
+    inputs = [value for value in model.graph.inputs if not value.is_initializer()]
+    wanted = {str(value.name) for value in inputs}
+    sizes = {(query.dimensions(value) or [0])[0] for value in inputs}  # None: dynamic, 0: no axis
+    size = (sizes.pop() or CHUNK) if len(sizes) == 1 and 0 not in sizes else 0
     rest: list[Batch] = []
     for batch in samples:
         if set(batch) != wanted:
@@ -35,39 +36,40 @@ def chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
         if not size or len({len(array) for array in batch.values()}) > 1:
             yield batch
             continue
-        for each in cut(joined([*rest, batch]), size):
-            if length(each) == size:
+        for chunk in cut(joined([*rest, batch]), size):
+            if length(chunk) == size:
                 rest = []
-                yield each
+                yield chunk
             else:
-                rest = [each]
+                rest = [chunk]
     if rest and size == CHUNK:
         yield rest[0]
 
 
-def piece(
+def subgraph_session(
     model: ir.Model,
     inputs: Sequence[ir.Value],
     outputs: Sequence[ir.Value],
     fed: Sequence[Array] = (),
     quick: bool = False,
 ) -> ort.InferenceSession:
-    """The operators of `model` between values, opened. fed: arrays of the inputs' dtypes, where these are not the
-    graph's own. quick: see
-    `plain.options`."""
-    part = ir.convenience.extract(
-        model.graph, [str(each.name) for each in inputs], [str(each.name) for each in outputs]
+    """A session of the subgraph from `inputs` to `outputs`.
+
+    fed: arrays of the inputs' dtypes, where these are not the graph's own. quick: see `reference_session.options`.
+    """
+    subgraph = ir.convenience.extract(
+        model.graph, [str(value.name) for value in inputs], [str(value.name) for value in outputs]
     )
-    for each, array in zip(part.inputs, fed, strict=False):
-        each.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
-    for each in (*part.inputs, *part.outputs):
-        each.shape = None  # inference may have guessed
+    for value, array in zip(subgraph.inputs, fed, strict=False):
+        value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+    for value in (*subgraph.inputs, *subgraph.outputs):
+        value.shape = None  # inference may have guessed
     return reference_session.session(
-        ir.Model(part, ir_version=model.ir_version), "its correction needs", reference_session.options(quick)
+        ir.Model(subgraph, ir_version=model.ir_version), "its correction needs", reference_session.options(quick)
     )
 
 
-def reads(node: ir.Node) -> Iterator[ir.Value]:
+def values_read(node: ir.Node) -> Iterator[ir.Value]:
     """The values that a node reads, those that its subgraphs take from around them too."""
     nodes = [node]
     for attribute in node.attributes.values():
@@ -76,11 +78,10 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
     return (value for each in nodes for value in each.inputs if value is not None)
 
 
-class Walk:
-    """A model computed piece by piece over all samples. What later pieces read lies on disk, one file a value and chunk
-    of samples.
+class LayerwiseRun:
+    """A model computed layer by layer over all samples; tensors lie on disk, one file a value and chunk of samples.
 
-    layers: the operators that will be computed, one after the other; nothing behind one of them is ready before.
+    layers: names of the operators that will be computed, in order; nothing downstream of one is ready before it.
     """
 
     def __init__(self, model: ir.Model, layers: Iterable[str], folder: Path) -> None:
@@ -100,14 +101,14 @@ class Walk:
         self.chunks += 1
 
     def ready(self, node: ir.Node) -> bool:
-        """Whether all that `node` is computed from has been."""
+        """Whether every layer upstream of `node` has been computed."""
         return not self._cone(node)[2]
 
     def compute(self, layer: ir.Node) -> None:
-        """Compute and store the result of the next layer, forgetting what neither it nor later ones read."""
-        ends = {each for value in self.model.graph.outputs if (each := value.producer()) is not None}
+        """Compute and store the output of the next layer; tensors that neither it nor later layers read are deleted."""
+        ends = {node for value in self.model.graph.outputs if (node := value.producer()) is not None}
         needed = {value for node in {*self.waiting, *ends} for value in self._cone(node)[0]}
-        for value in [each for each in self.stored if each not in needed]:
+        for value in [value for value in self.stored if value not in needed]:
             for chunk in range(self.chunks):
                 self._file(value, chunk).unlink()
             del self.stored[value]
@@ -117,7 +118,7 @@ class Walk:
         inputs, inner, _ = self._cone(layer)
         varies = set(inputs)
         for node in inner:
-            if varies.intersection(reads(node)):
+            if varies.intersection(values_read(node)):
                 varies.update(node.outputs)
         shared = [value for node in inner for value in node.outputs if value in varies and len(value.uses()) > 1]
         values = list(dict.fromkeys((*shared, layer.outputs[0])))
@@ -126,7 +127,7 @@ class Walk:
                 self._write(value, chunk, array)
 
     def run(self, node: ir.Node) -> Iterator[Array]:
-        """The result of a node that is ready, chunk by chunk."""
+        """The first output of a node that is ready, chunk by chunk."""
         return self.values(node.outputs[0])
 
     def values(self, value: ir.Value) -> Iterator[Array]:
@@ -137,25 +138,21 @@ class Walk:
         return (arrays[0] for arrays in self._run(self._cone(producer)[0], [value]))
 
     def add(self, layer: ir.Node, shift: Array, axis: int) -> None:
-        """Add `shift`, one number per output channel, to the stored result of `layer`."""
+        """Add `shift`, [channels], to the stored output of `layer`, whose channels lie on `axis`."""
         value = layer.outputs[0]
-        if shift.any():
-            for chunk in range(self.chunks):
-                array = self._read(value, chunk)
-                self._write(
-                    value,
-                    chunk,
-                    array + shift.astype(array.dtype).reshape(-1, *[1] * (array.ndim - 1 - axis % array.ndim)),
-                )
+        if not shift.any():
+            return
+        for chunk in range(self.chunks):
+            array = self._read(value, chunk)
+            per_channel = shift.astype(array.dtype).reshape(-1, *[1] * (array.ndim - 1 - axis % array.ndim))
+            self._write(value, chunk, array + per_channel)
 
     def _cone(self, end: ir.Node) -> tuple[list[ir.Value], list[ir.Node], bool]:
-        """(stored values that `end` is computed from, the operators between in order, whether a layer among them is
-        still waiting).
-        """
+        """(stored values upstream of `end`, operators from these to it in order, whether a layer among them waits)."""
         inputs: dict[ir.Value, None] = {}
         inner, todo, blocked = {end}, [end], False
         while todo:
-            for value in reads(todo.pop()):
+            for value in values_read(todo.pop()):
                 producer = value.producer()
                 if value in self.stored:
                     inputs[value] = None
@@ -168,9 +165,10 @@ class Walk:
         return list(inputs), sorted(inner, key=self.order.__getitem__), blocked
 
     def _run(self, inputs: list[ir.Value], outputs: list[ir.Value]) -> Iterator[list[Array]]:
-        opened = piece(self.model, inputs, outputs, [self._read(each, 0) for each in inputs])
+        """The values `outputs`, computed from the stored `inputs`, chunk by chunk."""
+        session = subgraph_session(self.model, inputs, outputs, [self._read(value, 0) for value in inputs])
         for chunk in range(self.chunks):
-            yield reference_session.run(opened, {str(each.name): self._read(each, chunk) for each in inputs})
+            yield reference_session.run(session, {str(value.name): self._read(value, chunk) for value in inputs})
 
     def _file(self, value: ir.Value, chunk: int) -> Path:
         return self.stored[value].with_suffix(f".{chunk}.npy")

@@ -1,5 +1,10 @@
-"""All that a calibration table can carry, found on samples: equalization, clipped weights, refined ranges,
-corrections.
+"""Post-training quantization: the calibration table of a model, in steps that can be called one by one.
+
+1. `search_equalization`: cross-layer equalization (Nagel et al. 2019), SmoothQuant (Xiao et al. 2022), weight clipping.
+2. `equalized_table`: calibration, and the search of activation ranges by the error of the outputs (`range_search`).
+3. `correct_table`: layer by layer GPTQ (Frantar et al. 2023) and bias correction (Nagel et al. 2019) (`correction`).
+
+`make_table` runs them all, as a recipe asks.
 """
 
 from __future__ import annotations
@@ -7,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import onnx_ir as ir
 
@@ -15,19 +19,22 @@ from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
 from pipelines.graph import io
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
-from pipelines.quantization.correction import correct
+from pipelines.quantization.correction import correct_layers
 from pipelines.quantization.equalize_channels import Channels, EqualizeChannels, channel_statistics, scale_channels
-from pipelines.quantization.layerwise import CHUNK, chunks
+from pipelines.quantization.layerwise import CHUNK, sample_chunks
 from pipelines.quantization.quantize import quantize
-from pipelines.quantization.range_search import output_sqnr, refined
+from pipelines.quantization.range_search import output_sqnr, search_ranges
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 
-GATE, GAIN = 32, 0.2  # samples that a search judges by; dB that a form must win
-CUT = 45.0  # dB of a float model's outputs with channels equalized, at least
+HELD_OUT = 32  # samples that candidates are judged by
+GAIN = 0.2  # dB of SQNR that a candidate must win: 5% of noise more or less is chance
+SOUND = 45.0  # dB of SQNR that a float model with channels equalized has, at least
+
+Factors = dict[str, tuple[float, ...]]  # {first layer's result: factor of each of its output channels}
 
 
-def calibrated(
+def make_table(
     model: ir.Model,
     recipe: QuantRecipe,
     samples: Iterable[Batch],
@@ -35,106 +42,132 @@ def calibrated(
     *,
     max_memory: str | int = MEMORY,
 ) -> CalibrationTable:
-    """All that `quantize` needs to make `model` int8 by `recipe`: ranges and, as that says, what a search and
-    corrections of layers find.
+    """The calibration table that makes `model` int8 by `recipe`: ranges, and what its `search` and `correct` find.
 
     samples: batches {graph input: array, first axis = samples}, gone through several times (no iterator). total: their
-    number, for the progress bars. Raises RequestError as `calibrate` and `correct` do.
+    number, for the progress bars. Raises RequestError as `calibrate` and `correct_layers` do.
     """
-    clip, factors = search(model, recipe, samples)[0] if recipe.search else (False, {})
-    equalized = model.clone()
-    scale_channels(equalized, factors)
-    options: dict[str, Any] = {"max_memory": max_memory, "symmetric": recipe.symmetric}
-    table = calibrate(equalized, samples, recipe.observer, total, **options)
+    clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
+    table = equalized_table(model, recipe, samples, factors, total, max_memory=max_memory)
+    table = replace(table, clip=clip)
+    return correct_table(model, recipe, table, samples) if recipe.correct else table
+
+
+def equalized_table(
+    model: ir.Model,
+    recipe: QuantRecipe,
+    samples: Iterable[Batch],
+    factors: Factors,
+    total: int | None = None,
+    *,
+    max_memory: str | int = MEMORY,
+) -> CalibrationTable:
+    """The ranges of `model` with channels scaled by `factors`, searched where `recipe.search`; see `make_table`."""
+    scaled = equalized(model, factors)
+    table = calibrate(scaled, samples, recipe.observer, total, max_memory=max_memory, symmetric=recipe.symmetric)
     if recipe.search:
-        table = refined(equalized, recipe, table, _few(model, samples))
-    table = replace(table, graph=io.digest(model), clip=clip, equalization=factors)
-    return corrected(model, recipe, table, samples) if recipe.correct else table
+        table = search_ranges(scaled, recipe, table, held_out(model, samples)[0])
+    return replace(table, graph=io.digest(model), equalization=factors)
 
 
-def corrected(
+def correct_table(
     model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Iterable[Batch]
 ) -> CalibrationTable:
-    """`table` with the corrections of layers that `recipe` needs; see `calibrated` for the arguments."""
-    equalized = model.clone()
-    scale_channels(equalized, table.equalization)
-    layers = correct(equalized, quantize(model, recipe, replace(table, bias={}, rounding={}))[0], samples)[1].layers
-    bias, rounding = (
-        {each.name: each.shift for each in layers if each.shift},
-        {each.name: each.rounding for each in layers if each.rounding},
-    )
+    """`table` with the roundings (GPTQ) and bias corrections that `recipe` needs; see `make_table`."""
+    int8, _ = quantize(model, recipe, replace(table, bias={}, rounding={}))
+    _, report = correct_layers(equalized(model, table.equalization), int8, samples)
+    bias = {layer.name: layer.shift for layer in report.layers if layer.shift}
+    rounding = {layer.name: layer.rounding for layer in report.layers if layer.rounding}
     return replace(table, bias=bias, rounding=rounding, recipe=recipe.to_json())
 
 
-def search(
+def search_equalization(
     model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]
-) -> tuple[tuple[bool, dict[str, tuple[float, ...]]], dict[str, float]]:
-    """How `model` quantizes best: channels as they are, equalized before depthwise convolutions or before all
-    convolutions and linear
-    layers; weights clipped or not.
+) -> tuple[tuple[bool, Factors], dict[str, float]]:
+    """((whether to clip weights, equalization) for a table, {candidate: SQNR in dB of the int8 outputs}).
 
-    Returns (`clip` and `equalization` of a `CalibrationTable`) and {"none", "depthwise", "all", "clipped": SQNR in dB
-    of the int8 outputs against those of `model`, biases corrected}; forms of equalization that the pass has no use for
-    are left out. Judged by the first `GATE` samples, made of the others: what is made for some samples may lose on
-    others (2 dB of ResNet-50's logits). A form wins only by `GAIN`, since 5% of noise more or less is chance. A site
-    where a Clip cuts samples that reach further than those that its factors come from is not equalized. The factors
-    returned come from all samples.
+    The candidates are those of `equalization_candidates`, and "clipped": the best of them with clipped weights. They
+    are made of other samples than they are judged by, for what is made for some samples may lose on others (2 dB of
+    ResNet-50's logits), and one wins only by `GAIN`. The factors returned come from all samples.
     """
-    few = _few(model, samples)
-    seen = list(itertools.islice(chunks(model, samples), len(few), 2 * len(few))) or few
-    ranges = channel_statistics(model, itertools.islice(chunks(model, samples), 0 if seen is few else len(few), None))
-    forms: dict[str, dict[str, tuple[float, ...]]] = {"none": {}}
-    for form, depthwise in (("depthwise", True), ("all", False)):
-        if factors := _uncut(model, _factors(model, ranges, depthwise), few):
-            forms[form] = factors
-    found: dict[str, float] = {}
-
-    def measure(form: str, factors: dict[str, tuple[float, ...]], clip: bool = False) -> None:
-        candidate = model.clone()
-        scale_channels(candidate, factors)
-        table = replace(calibrate(candidate, seen, recipe.observer, symmetric=recipe.symmetric), clip=clip)
-        int8, _ = correct(candidate, quantize(candidate, recipe, table)[0], seen, weights=False)
-        found[form] = round(output_sqnr(model, int8, few), 2)
-
-    for form, factors in forms.items():
-        measure(form, factors)
-    best = max(found, key=found.__getitem__)
-    best = best if found[best] >= found["none"] + GAIN else "none"
-    measure("clipped", forms[best], clip=True)
-    clip = found["clipped"] >= found[best] + GAIN
-    if best == "none" or seen is few:
-        return (clip, forms[best]), found
-    factors = _factors(model, channel_statistics(model, chunks(model, samples)), best == "depthwise")
-    return (clip, {name: each for name, each in factors.items() if name in forms[best]}), found
+    judging, fitting = held_out(model, samples)
+    candidates = equalization_candidates(model, samples)
+    sqnr = {name: candidate_sqnr(model, recipe, factors, judging, fitting) for name, factors in candidates.items()}
+    best = max(sqnr, key=sqnr.__getitem__)
+    best = best if sqnr[best] >= sqnr["none"] + GAIN else "none"
+    sqnr["clipped"] = candidate_sqnr(model, recipe, candidates[best], judging, fitting, clip=True)
+    clip = sqnr["clipped"] >= sqnr[best] + GAIN
+    if best == "none" or fitting is judging:
+        return (clip, candidates[best]), sqnr
+    factors = _equalization(model, channel_statistics(model, sample_chunks(model, samples)), best == "depthwise")
+    return (clip, {name: factor for name, factor in factors.items() if name in candidates[best]}), sqnr
 
 
-def _factors(model: ir.Model, ranges: dict[str, Channels], depthwise: bool) -> dict[str, tuple[float, ...]]:
-    finder = EqualizeChannels(ranges, depthwise_only=depthwise)
+def equalization_candidates(model: ir.Model, samples: Iterable[Batch]) -> dict[str, Factors]:
+    """{"none": {}, "depthwise": factors, "all": factors}: no equalization, before depthwise layers, before all layers.
+
+    All are convolutions and linear layers. Candidates without factors are left out. Made of all samples but those held
+    out; a channel group is left alone where a Clip cuts these, which reach further, in the float model already.
+    """
+    judging, fitting = held_out(model, samples)
+    others = itertools.islice(sample_chunks(model, samples), 0 if fitting is judging else len(judging), None)
+    statistics = channel_statistics(model, others)
+    candidates: dict[str, Factors] = {"none": {}}
+    for name, depthwise_only in (("depthwise", True), ("all", False)):
+        if factors := _sound(model, _equalization(model, statistics, depthwise_only), judging):
+            candidates[name] = factors
+    return candidates
+
+
+def candidate_sqnr(
+    model: ir.Model,
+    recipe: QuantRecipe,
+    factors: Factors,
+    judging: list[Batch],
+    fitting: list[Batch],
+    clip: bool = False,
+) -> float:
+    """SQNR in dB of the int8 outputs on `judging` against those of `model`, calibrated and corrected on `fitting`."""
+    candidate = equalized(model, factors)
+    table = replace(calibrate(candidate, fitting, recipe.observer, symmetric=recipe.symmetric), clip=clip)
+    int8, _ = correct_layers(candidate, quantize(candidate, recipe, table)[0], fitting, weights=False)
+    return round(output_sqnr(model, int8, judging), 2)
+
+
+def held_out(model: ir.Model, samples: Iterable[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """(the first `HELD_OUT` samples, the next as many), in chunks; twice the same list where there are no others."""
+    count = -(-HELD_OUT // CHUNK)
+    chunks = list(itertools.islice(sample_chunks(model, samples), 2 * count))
+    judging = chunks[:count]
+    return judging, chunks[count:] or judging
+
+
+def equalized(model: ir.Model, factors: Factors) -> ir.Model:
+    """A copy of `model` with channels scaled by `factors`; it computes the same in float."""
+    copy = model.clone()
+    scale_channels(copy, factors)
+    return copy
+
+
+def _equalization(model: ir.Model, statistics: dict[str, Channels], depthwise_only: bool) -> Factors:
+    """The factors that `EqualizeChannels` finds, as a table carries them."""
+    finder = EqualizeChannels(statistics, depthwise_only=depthwise_only)
     rewrite(model.clone(), [finder])
-    return {name: rounded_to_float32(each) for name, each in finder.factors.items()}
+    return {name: rounded_to_float32(factor) for name, factor in finder.factors.items()}
 
 
-def _uncut(
-    model: ir.Model, factors: dict[str, tuple[float, ...]], samples: list[Batch]
-) -> dict[str, tuple[float, ...]]:
-    """The `factors` by which channels can be scaled without a loss in float on `samples`."""
+def _sound(model: ir.Model, factors: Factors, samples: list[Batch]) -> Factors:
+    """The `factors` by which channels can be scaled without a loss in float on `samples`: all, or group by group."""
 
-    def sound(some: dict[str, tuple[float, ...]]) -> bool:
-        scaled = model.clone()
-        scale_channels(scaled, some)
-        return output_sqnr(model, scaled, samples, quick=True) > CUT
+    def is_sound(some: Factors) -> bool:
+        return output_sqnr(model, equalized(model, some), samples, quick=True) > SOUND
 
-    if not factors or sound(factors):
+    if not factors or is_sound(factors):
         return factors
-    kept = {}
+    sound: Factors = {}
     with progress("judging equalized channels", len(factors)) as advance:
-        for name, each in factors.items():
-            if sound({name: each}):
-                kept[name] = each
+        for name, factor in factors.items():
+            if is_sound({name: factor}):
+                sound[name] = factor
             advance(1)
-    return kept
-
-
-def _few(model: ir.Model, samples: Iterable[Batch]) -> list[Batch]:
-    """The first `GATE` samples."""
-    return list(itertools.islice(chunks(model, samples), -(-GATE // CHUNK)))
+    return sound

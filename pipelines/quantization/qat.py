@@ -1,9 +1,8 @@
-"""Quantization-aware training by the rules of `pipelines.quantization.quantize`: what is trained is what the int8 model
-computes.
+"""Quantization-aware training by the rules of `quantize`: what is trained is what the int8 model computes.
 
 Straight-through estimator (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference"): the forward pass rounds, q = clip(round(x / s) + z, 0, 255), x' = s (q - z); the
-backward pass takes dx'/dx for 1 inside the range and 0 outside. Which tensors and weights become bytes is asked of the
+backward pass takes dx'/dx for 1 inside the range and 0 outside. Which tensors and weights become int8 is asked of the
 quantizer itself, so the two cannot differ.
 
     student = prepare(model, example)              # the trained float model; a copy of it is prepared
@@ -12,7 +11,7 @@ quantizer itself, so the two cannot differ.
     path, table = export(student, example, "fp32.onnx")
     int8, report = quantize(graph.load(path), recipe, table)
 
-Not simulated: the rounding of biases (half a step of s_x s_w), products of two activations, and what a recipe quantizes
+Not simulated: the rounding of biases (by half of s_x s_w), products of two activations, and what a recipe quantizes
 at run time.
 """
 
@@ -49,7 +48,7 @@ Lowered = tuple[ir.Model, dict[str, int]]  # a float graph, and which tensor has
 
 
 class _Round(torch.autograd.Function):
-    """Rounds to steps; the gradient passes inside the range (straight-through estimator)."""
+    """Fake quantization: rounds to multiples of the scale; the gradient passes inside the range."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero: int, least: int, most: int) -> Tensor:
@@ -63,7 +62,7 @@ class _Round(torch.autograd.Function):
 
 
 class _Mark(torch.autograd.Function):
-    """The identity; in an exported graph an operator, which tells the tensor's name."""
+    """The identity; in an exported graph an operator, which tells the name of the tensor of `Range.index`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: int) -> Tensor:
@@ -79,7 +78,7 @@ _mark: Callable[[Tensor, int], Tensor] = _Mark.apply
 
 
 class Range(nn.Module):
-    """Observes one float tensor of any shape, and rounds it where the int8 model has bytes (`active`).
+    """Observes one float tensor of any shape, and fake-quantizes it where the int8 model quantizes it (`active`).
 
     ends: (low, high), moving averages of each batch's extremes while training and not `frozen`: r += momentum (batch -
     r), the first batch's own to begin with. count: elements seen. tensor: its name in the float graph, "" where that
@@ -98,7 +97,7 @@ class Range(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape and dtype as `x`."""
+        """`x`, fake-quantized where `active`; of its shape and dtype."""
         if self.marking:
             return _mark(x, self.index)
         if self.training and not self.frozen:
@@ -111,14 +110,13 @@ class Range(nn.Module):
         return _round(x, x.new_tensor(float(scale)), int(zero), 0, 255)
 
     def range(self) -> TensorRange:
-        """What was trained."""
+        """The trained range."""
         low, high = self.ends.tolist()
         return TensorRange(low, high, low, high, int(self.count), "qat")
 
 
 class Layer(nn.Module):
-    """A convolution or linear layer, with the BatchNorm behind it folded in, and weights rounded as in the int8 model
-    (`active`).
+    """A convolution or linear layer with its BatchNorm folded in; weights fake-quantized where `active`.
 
     W' = W g / sqrt(v + e), b' = (b - m) g / sqrt(v + e) + B, with running mean m and variance v: training and inference
     compute the same. While training and not `frozen`, m and v follow the batches as in any BatchNorm; g and B are
@@ -136,9 +134,7 @@ class Layer(nn.Module):
         self.register_buffer("input_scale", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, channels in, ...] to [n, channels out, ...] for a convolution, [..., features in] to [..., features out]
-        else; float32.
-        """
+        """The layer's output, float32: [n, channels, ...] of a convolution, [..., features] of a linear layer."""
         if self.norm is not None and self.training and not self.frozen:
             with torch.no_grad():
                 self.norm(self.inner(x))  # moves the running statistics
@@ -164,7 +160,7 @@ class Layer(nn.Module):
 
 
 def _rounded(weight: Tensor, bits: int) -> Tensor:
-    """`scales.weight_qparams` for axis 0, on the weight's device."""
+    """Per-channel symmetric fake quantization on axis 0, as `scales.weight_qparams`; on the weight's device."""
     top = 2 ** (bits - 1) - 1
     reach = weight.detach().flatten(1).abs().amax(1)
     scale = torch.where(reach > ZERO_WEIGHT, reach / top, torch.ones_like(reach)).reshape(-1, *[1] * (weight.dim() - 1))
@@ -212,37 +208,35 @@ def freeze_ranges(module: nn.Module) -> None:
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    """The trained float weights of a prepared module, under the names that they had in the module it was made from (its
-    state dict).
-    """
+    """The trained float weights of a prepared module as a state dict of the module that it was made from."""
     layers = {path: each for path, each in module.named_modules() if isinstance(each, Layer)}
     moved = {f"{path}.inner": path for path in layers} | {
         f"{path}.norm": each.norm_path for path, each in layers.items()
     }
     ranges = {path for path, each in module.named_modules() if isinstance(each, Range)}
-    found = {}
+    state = {}
     for name, tensor in module.state_dict().items():
         path, dot, key = name.rpartition(".")
         if path not in ranges:
-            found[f"{moved.get(path, path)}{dot}{key}"] = tensor
-    return found
+            state[f"{moved.get(path, path)}{dot}{key}"] = tensor
+    return state
 
 
 def export(module: nn.Module, example: Example, path: str | Path) -> tuple[Path, CalibrationTable]:
-    """Write the float graph (BatchNorm folded, dynamic batch, inputs named as forward's arguments) and give the trained
-    ranges by tensor.
+    """Write the float graph to `path`; returns it and the calibration table of the trained ranges.
 
+    BatchNorm is folded, the batch dynamic, inputs are named as forward's arguments.
     `quantize(graph.load(path), recipe, table)` with the recipe of `prepare` has the very scales trained. The table's
     observer is "minmax", its tensors' method "qat". Raises RequestError for a module that was not prepared, or has seen
     no batch in training mode.
     """
-    found = table(module, example)
+    trained = table(module, example)
     file = graph.save(_frozen(module, example)[0], path)
-    return file, replace(found, graph=graph.digest(graph.load(file)))
+    return file, replace(trained, graph=graph.digest(graph.load(file)))
 
 
 def table(module: nn.Module, example: Example) -> CalibrationTable:
-    """The trained ranges by tensor, of no graph yet; see `export`."""
+    """The calibration table of the trained ranges, of no graph yet; see `export`."""
     ranges = [each for each in module.modules() if isinstance(each, Range)]
     if not ranges or not all(int(each.count) for each in ranges):
         raise RequestError("the module has no trained ranges; call prepare, then feed it batches in training mode")
@@ -252,8 +246,9 @@ def table(module: nn.Module, example: Example) -> CalibrationTable:
 
 
 def distillation_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over samples (Hinton et al. 2015); both [n, classes],
-    float32.
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over samples (Hinton et al. 2015).
+
+    Both float32 [n, classes].
     """
     student, teacher = (
         torch.log_softmax(each / temperature, dim=-1) for each in (student_logits, teacher_logits.detach())
@@ -262,13 +257,15 @@ def distillation_loss(student_logits: Tensor, teacher_logits: Tensor, temperatur
 
 
 def _inputs(example: Example) -> tuple[Tensor, ...]:
+    """The example's inputs as a tuple."""
     return (example,) if isinstance(example, Tensor) else tuple(example)
 
 
 def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
-    """Put a `Layer` in the place of every convolution and linear layer, with the BatchNorm that alone reads it, and a
-    `Range` behind
-    everything that computes or brings a float tensor."""
+    """Replace convolutions and linear layers, with the BatchNorm that alone reads them, by `Layer`s; add `Range`s.
+
+    A `Range` follows every node that computes or brings a float tensor.
+    """
     modules = dict(traced.named_modules())
     calls = Counter(node.target for node in traced.graph.nodes)
     for node in list(traced.graph.nodes):
@@ -296,18 +293,19 @@ def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
     for index, node in enumerate(each for each in floats if each.op not in ("output", "get_attr")):
         traced.add_submodule(f"range_{index}", Range(index, momentum, recipe.symmetric))
         with traced.graph.inserting_after(node):
-            found = traced.graph.call_module(f"range_{index}", (node,))
-        node.replace_all_uses_with(found, delete_user_cb=lambda user, found=found: user is not found)
+            ranged = traced.graph.call_module(f"range_{index}", (node,))
+        node.replace_all_uses_with(ranged, delete_user_cb=lambda user, ranged=ranged: user is not ranged)
     traced.recompile()
 
 
 def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe) -> None:
-    """Quantize the float graph with a step of its own for every tensor, and see which steps and layers the int8 model
-    has.
+    """Make those `Range`s and `Layer`s active whose tensors and weights the int8 model quantizes.
+
+    The float graph is quantized with another scale for every tensor, by which the tensors are found in the int8 graph.
     """
     model, named = lowered
     tensors = {name: TensorRange(0.0, (i + 1) * 2.0**-20, 0.0, (i + 1) * 2.0**-20, 1) for name, i in named.items()}
-    steps = {float(activation_qparams(tensors[name])[0]): i for name, i in named.items()}
+    scales = {float(activation_qparams(tensors[name])[0]): i for name, i in named.items()}
     int8, report = quantize(model, recipe, CalibrationTable(graph.digest(model), "minmax", 1, "", tensors))
     ranges = [each for each in traced.modules() if isinstance(each, Range)]
     for name, i in named.items():
@@ -315,23 +313,27 @@ def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe) -> 
     floats: dict[int, set[str | None]] = {}  # range -> who reads its tensor unrounded
     for node in int8.graph:
         x = node.inputs[0] if node.op_type == "QuantizeLinear" else None
-        if x is not None and (scale := query.scalar(node.inputs[1])) in steps:
-            ranges[steps[scale]].active = True
-            readers = floats.setdefault(steps[scale], set())
+        if x is not None and (scale := query.scalar(node.inputs[1])) in scales:
+            ranges[scales[scale]].active = True
+            readers = floats.setdefault(scales[scale], set())
             readers |= {each.name for each in x.consumers()} | ({None} if x.is_graph_output() else set())
-    done = {each.name for each in report.operators if each.precision == "int8"}
-    made = {named[str(value.name)]: node for node in model.graph for value in node.outputs if value.name in named}
+    int8_operators = {operator.name for operator in report.operators if operator.precision == "int8"}
+    producers = {named[str(value.name)]: node for node in model.graph for value in node.outputs if value.name in named}
     modules = dict(traced.named_modules())
 
     def parts(node: fx.Node) -> set[str | None]:
         """Names of the operators that `node` became; None for the end of the graph."""
         behind = modules.get(str(next(iter(node.users)).target)) if node.users else None
-        return _parts(made[behind.index], named) if isinstance(behind, Range) and behind.index in made else {None}
+        return (
+            _parts(producers[behind.index], named)
+            if isinstance(behind, Range) and behind.index in producers
+            else {None}
+        )
 
     for node in traced.graph.nodes:
         here = modules.get(str(node.target))
         if isinstance(here, Layer):
-            here.active = not done.isdisjoint(parts(node))
+            here.active = not int8_operators.isdisjoint(parts(node))
         if isinstance(here, Range) and here.active:
             for user in [each for each in node.users if not floats[here.index].isdisjoint(parts(each))]:
                 user.replace_input_with(node, node.args[0])
@@ -344,12 +346,12 @@ def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe) -> 
 
 def _parts(node: ir.Node, named: dict[str, int]) -> set[str | None]:
     """Names of the operators that compute `node`'s result from tensors in `named`: what one torch function became."""
-    before = [made for x in node.inputs if x is not None and x.name not in named and (made := x.producer()) is not None]
-    return {node.name}.union(*(_parts(each, named) for each in before))
+    inner = [x for x in node.inputs if x is not None and x.name not in named]
+    return {node.name}.union(*(_parts(producer, named) for x in inner if (producer := x.producer()) is not None))
 
 
 def _frozen(module: nn.Module, example: Example) -> Lowered:
-    """(float graph, {tensor: index of its range})."""
+    """(the float graph that torch exports, {tensor: index of its `Range`})."""
     plain: Any = copy.deepcopy(module).eval()
     for name, each in list(plain.named_modules()):
         if isinstance(each, Layer):

@@ -39,7 +39,7 @@ class QdqInserter:
         self.subsampled: dict[engine_quirks.Strided, ir.Value] = {}
         self.dynamic: dict[str, ir.Node] = {}
         self.helpers: set[str] = set()
-        self.taken = query.names(graph)
+        self.taken = query.used_names(graph)
         self._dequantized: dict[str, ir.Value] = {}  # by tensor
 
     @property

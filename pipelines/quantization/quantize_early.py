@@ -63,7 +63,7 @@ class QuantizeEarly(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """Move every QuantizeLinear of the main graph before what moves its input, once."""
-        self._taken = query.names(model.graph)
+        self._taken = query.used_names(model.graph)
         count = sum(self._lift(model.graph, node) for node in list(model.graph) if node.op_type == "QuantizeLinear")
         if count:
             model.graph.sort()  # a QuantizeLinear that is used again may stand further down

@@ -1,9 +1,9 @@
-"""Ranges of activations judged where it counts: at the graph's outputs.
+"""Search of activation ranges by the error of the graph's outputs.
 
-A range of least error of its own tensor keeps far values that nothing behind it may notice (a ReLU6 cuts them, a mean
-dilutes them), at the price of a larger step for all others; another one cuts what the outputs hang on. So one tensor
-after the other is rounded in the float model, the rest of it left alone, by shares of its range, and the share that
-moves the outputs least is taken.
+A range of least error of its own tensor keeps outliers that nothing downstream may notice (a ReLU6 clips them, a mean
+dilutes them), at the price of a larger scale for all others; another one clips what the outputs depend on. So one
+tensor after the other is quantized in the float model, the rest of it left alone, by fractions of its range, and the
+fraction that moves the outputs least is taken.
 """
 
 from __future__ import annotations
@@ -20,67 +20,61 @@ from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
 from pipelines.graph import reference_session
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange
-from pipelines.quantization.layerwise import chunks, piece, reads
+from pipelines.quantization.layerwise import sample_chunks, subgraph_session, values_read
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.scales import uint8_qparams
 
 Array = NDArray[Any]
-NARROWER, WIDER = (0.8, 0.65, 0.5, 0.4), (1.25, 1.6)  # shares of a range that are tried, until one is worse
-GAIN = 0.97  # of the error: what a share must win
-# bytes of what one tensor, and whatever else is needed behind it, is on the samples; of larger ones fewer samples count
+NARROWER, WIDER = (0.8, 0.65, 0.5, 0.4), (1.25, 1.6)  # fractions of a range that are tried, until one is worse
+GAIN = 0.97  # of the error: what a fraction must win
+# bytes of one tensor, and of what else is needed downstream of it, on the samples; of larger ones fewer samples count
 MOST = 2**27
 IDLE = 3e-6  # of the outputs' squares, 55 dB; tensors that cause less error are left alone
 
 
-def refined(
+def search_ranges(
     model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Sequence[Batch]
 ) -> CalibrationTable:
-    """`table` with ranges chosen by what they do to the outputs of `model`, which it was made for, wherever `recipe`
-    rounds.
+    """`table`, of `model`, with the ranges of quantized activations chosen by the squared error of the outputs.
 
     samples: a few batches, run as they come. Raises RequestError for samples that do not fit.
     """
     int8, _ = quantize(model, recipe, table)
-    rounded = [
-        str(node.inputs[0].name)
-        for node in int8.graph
-        if node.op_type == "QuantizeLinear" and node.inputs[0] is not None
-    ]
-    exact = before_softmax(model)
-    values = {
-        str(each.name): each for node in exact.graph for each in (*node.inputs, *node.outputs) if each is not None
-    }
-    tensors = dict(table.tensors)
-    chosen = [name for name in dict.fromkeys(rounded) if name in values and name in tensors]
-    with progress("refining ranges", len(chosen)) as advance:
-        for name in chosen:
-            tensors[name] = _best(exact, values[name], tensors[name], recipe.symmetric, samples)
+    exact, tensors = before_softmax(model), dict(table.tensors)
+    values: dict[str, ir.Value] = {}
+    for node in exact.graph:
+        values.update({str(value.name): value for value in (*node.inputs, *node.outputs) if value is not None})
+    inputs = (node.inputs[0] for node in int8.graph if node.op_type == "QuantizeLinear")
+    quantized = dict.fromkeys(str(value.name) for value in inputs if value is not None)
+    searched = [name for name in quantized if name in values and name in tensors]
+    with progress("refining ranges", len(searched)) as advance:
+        for name in searched:
+            tensors[name] = _best_range(exact, values[name], tensors[name], recipe.symmetric, samples)
             advance(1)
     return replace(table, tensors=tensors)
 
 
 def output_sqnr(float_model: ir.Model, other: ir.Model, samples: Iterable[Batch], quick: bool = False) -> float:
-    """SQNR in dB of another model's float outputs, an int8 one's say, against the float model's, over all samples;
-    infinite if equal.
+    """SQNR in dB of another model's outputs, an int8 one's say, against the float model's; infinite if equal.
 
-    What a final Softmax saw counts, not its probabilities, most of which are zero. Of several outputs the mean relative
-    error counts.
-    quick: for two float models, see `plain.options`. Raises RequestError for samples that do not fit.
+    Logits count, not the probabilities of a final Softmax, most of which are zero. Of several outputs the mean relative
+    error counts. quick: for two float models, see `reference_session.options`. Raises RequestError for samples that do
+    not fit.
     """
-    models = (before_softmax(each) for each in (float_model, other))
-    exact, found_by = (
-        reference_session.session(each, "its search needs", reference_session.options(quick)) for each in models
+    exact, tested = (
+        reference_session.session(before_softmax(model), "its search needs", reference_session.options(quick))
+        for model in (float_model, other)
     )
-    found = _error(
-        (reference_session.run(exact, batch), reference_session.run(found_by, batch))
-        for batch in chunks(float_model, samples)
+    error = _relative_error(
+        (reference_session.run(exact, batch), reference_session.run(tested, batch))
+        for batch in sample_chunks(float_model, samples)
     )
-    return float(-10 * np.log10(found)) if found > 0 else np.inf
+    return float(-10 * np.log10(error)) if error > 0 else np.inf
 
 
 def before_softmax(model: ir.Model) -> ir.Model:
-    """A copy whose outputs are what a final Softmax or Sigmoid reads."""
+    """A copy whose outputs are logits: what a final Softmax or Sigmoid reads."""
     copy = model.clone()
     for at, value in enumerate(copy.graph.outputs):
         producer = value.producer()
@@ -90,70 +84,63 @@ def before_softmax(model: ir.Model) -> ir.Model:
     return copy
 
 
-def _error(results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> float:
-    """Squared error of float outputs relative to their squares, the mean of the outputs; results: (wanted, found) of
-    every batch.
+def _relative_error(results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> float:
+    """sum (x - y)^2 / sum x^2 of float outputs x and y, the mean over the outputs; results: (x's, y's) of every batch.
 
-    What is wanted to be infinite, as a masked input of a Softmax, does not count.
+    An infinite x, as a masked input of a Softmax, does not count.
     """
     noise, power = dict[int, float](), dict[int, float]()
-    for wanted, found in results:
-        for at, (x, y) in enumerate(zip(wanted, found, strict=True)):
+    for exact, tested in results:
+        for at, (x, y) in enumerate(zip(exact, tested, strict=True)):
             if x.dtype == np.float32:
-                x, y = (each[np.isfinite(x)] for each in (x, y))
+                finite = np.isfinite(x)
+                x, y = x[finite], y[finite]
                 noise[at] = noise.get(at, 0.0) + float(np.square(np.subtract(x, y, dtype=np.float64)).sum())
                 power[at] = power.get(at, 0.0) + float(np.square(x, dtype=np.float64).sum())
     return float(np.nan_to_num(np.mean([noise[at] / power[at] for at in noise if power[at] > 0] or [0.0]), nan=np.inf))
 
 
-def _best(
+def _best_range(
     model: ir.Model, value: ir.Value, observed: TensorRange, symmetric: bool, samples: Sequence[Batch]
 ) -> TensorRange:
-    behind = _behind(model.graph, value)
-    made = {each for node in behind for each in node.outputs}
-    fed = [
-        value,
-        *dict.fromkeys(each for node in behind for each in reads(node) if each not in made and each is not value),
-    ]
-    fed = [each for each in fed if each.is_graph_input() or each.producer() is not None]
-    outputs = [each for each in model.graph.outputs if each in made]
+    """The fraction of the observed range of `value` by which quantizing it alone moves the outputs least."""
+    downstream = _downstream(model.graph, value)
+    computed = {output for node in downstream for output in node.outputs}
+    outputs = [output for output in model.graph.outputs if output in computed]
     if not outputs:
         return observed
-    before = piece(
-        model, [each for each in model.graph.inputs if not each.is_initializer()], [*fed, *outputs], quick=True
-    )
-    rows: list[list[Array]] = []
+    read = dict.fromkeys(each for node in downstream for each in values_read(node) if each not in computed)
+    inputs = [value, *(each for each in read if each is not value)]
+    inputs = [each for each in inputs if each.is_graph_input() or each.producer() is not None]
+    graph_inputs = [each for each in model.graph.inputs if not each.is_initializer()]
+    upstream = subgraph_session(model, graph_inputs, [*inputs, *outputs], quick=True)
+    rows: list[list[Array]] = []  # of every batch: arrays of `inputs`, then of `outputs`
     for batch in samples:
-        if sum(each.nbytes for row in rows for each in row) < MOST:
-            rows.append(reference_session.run(before, batch))
-    after = piece(model, fed, outputs, rows[0], quick=True)
-    names = [str(each.name) for each in fed]
+        if sum(array.nbytes for row in rows for array in row) < MOST:
+            rows.append(reference_session.run(upstream, batch))
+    session = subgraph_session(model, inputs, outputs, rows[0], quick=True)
+    names = [str(each.name) for each in inputs]
 
-    def measure(share: float) -> float:
-        scale, zero = uint8_qparams(share * observed.low, share * observed.high, symmetric)
+    def error(fraction: float) -> float:
+        scale, zero = uint8_qparams(fraction * observed.low, fraction * observed.high, symmetric)
 
         def results() -> Iterator[tuple[Sequence[Array], Sequence[Array]]]:
             for row in rows:
                 x = (np.clip(np.rint(row[0] / scale) + zero, 0, 255) - zero) * scale
-                yield (
-                    row[len(fed) :],
-                    reference_session.run(
-                        after, dict(zip(names, [x.astype(np.float32), *row[1 : len(fed)]], strict=True))
-                    ),
-                )
+                feeds = dict(zip(names, [x.astype(np.float32), *row[1 : len(inputs)]], strict=True))
+                yield row[len(inputs) :], reference_session.run(session, feeds)
 
-        return _error(results())
+        return _relative_error(results())
 
-    least = measure(1.0)
+    best, least = 1.0, error(1.0)
     if least < IDLE:
         return observed
-    best = 1.0
-    for shares in (NARROWER, WIDER):
-        for share in shares:
-            found = measure(share)
-            if found >= GAIN * least:
+    for fractions in (NARROWER, WIDER):
+        for fraction in fractions:
+            current = error(fraction)
+            if current >= GAIN * least:
                 break
-            best, least = share, found
+            best, least = fraction, current
         if best != 1.0:
             break
     if best == 1.0:
@@ -161,11 +148,11 @@ def _best(
     return replace(observed, low=best * observed.low, high=best * observed.high, method=f"{observed.method} x {best:g}")
 
 
-def _behind(main: ir.Graph, value: ir.Value) -> list[ir.Node]:
+def _downstream(main: ir.Graph, value: ir.Value) -> list[ir.Node]:
     """The operators that are computed from `value`, in order."""
-    made, found = {value}, []
+    computed, nodes = {value}, []
     for node in main:
-        if any(each in made for each in reads(node)):
-            found.append(node)
-            made.update(node.outputs)
-    return found
+        if any(each in computed for each in values_read(node)):
+            nodes.append(node)
+            computed.update(node.outputs)
+    return nodes

@@ -49,12 +49,13 @@ class Rewrite(ir.passes.InPlacePass):
 
 
 class CleanUp(Rewrite):
-    """Constants become initializers, float16 ones that are only cast float32; identities, unused and repeated go;
-    shapes are inferred.
+    """Lift constants to initializers, widen float16 weights, remove identities, common and dead subexpressions.
+
+    Shapes are inferred then.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Clean up the main graph; returns by how many nodes it shrank."""
         before = len(model.graph)
         ir.passes.Sequential(
             common.RemoveInitializersFromInputsPass(),  # old files list every weight as an input
@@ -62,7 +63,7 @@ class CleanUp(Rewrite):
         )(model)
         edit.expand_fp16(model)
         for each in list(model.graph):
-            if query.standard(each, "Identity"):
+            if query.is_op(each, "Identity"):
                 _drop_identity(each)
         ir.passes.Sequential(
             common.CommonSubexpressionEliminationPass(),
@@ -114,7 +115,7 @@ def rewrite(model: ir.Model, passes: Sequence[Rewrite]) -> RewriteReport:
     """Apply `passes` in order, in place, with a clean-up between rounds, until none fires. Raises ZooError where they
     never settle.
     """
-    before = query.operators(model)
+    before = query.op_counts(model)
     clean = CleanUp()
     clean(model)
     for _ in range(LIMIT):
@@ -125,5 +126,5 @@ def rewrite(model: ir.Model, passes: Sequence[Rewrite]) -> RewriteReport:
         raise ZooError(f"rewrites do not settle after {LIMIT} rounds: {', '.join(each.name for each in passes)}")
     ran = (*passes, clean)
     return RewriteReport(
-        tuple((each.name, each.fired, dict(each.refused)) for each in ran), before, query.operators(model)
+        tuple((each.name, each.fired, dict(each.refused)) for each in ran), before, query.op_counts(model)
     )

@@ -17,12 +17,12 @@ Floats = NDArray[np.float64]
 
 
 class EqualizeConcat(Rewrite):
-    """Scale embedding table columns up and the next layer's weight rows down by the same powers of two: exact, bit for
-    bit.
+    """Cross-layer equalization of concatenated embeddings by powers of two: exact, bit for bit.
 
-    For y = concat(e_1 .. e_k) W, where every e_i is a row of a constant table T_i, column c of T_i may be multiplied by
-    any k_c > 0 if row c of W is divided by it. Int8 gives the whole concatenation one step s and every output column j
-    of W one step t_j, so with rounding errors uniform in their step the expected squared error of the outputs is
+    Columns of the tables are scaled up, the rows of the next layer's weights down. For y = concat(e_1 .. e_k) W, where
+    every e_i is a row of a constant table T_i, column c of T_i may be multiplied by any k_c > 0 if row c of W is
+    divided by it. Int8 gives the whole concatenation one scale s and every output column j of W one scale t_j, so with
+    uniform rounding errors the expected squared error of the outputs is
 
         sum_j sum_c [ s^2/12 (W_cj / k_c)^2  +  t_j^2/12 k_c^2 E[x_c^2] ],
         s = (max - min)/255,  t_j = max_c |W_cj / k_c| / 127.
@@ -40,10 +40,11 @@ class EqualizeConcat(Rewrite):
         self.ranges = dict(ranges)
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Equalize every Concat of table lookups that one linear layer reads."""
         return sum(self._equalize(model.graph, each) for each in model.graph if each.op_type == "Concat")
 
     def _equalize(self, main: ir.Graph, concat: ir.Node) -> int:
+        """Scale the tables that `concat` joins and the weights that read it; 0 where refused or of too little gain."""
         lookups = [query.table_lookup(part) for part in concat.inputs]
         if not any(lookups):
             return 0
@@ -95,15 +96,16 @@ class _Columns:
 
     def error(self, weight: Floats, k: Floats) -> float:
         """The expected squared error of the class docstring, for factors `k`."""
-        step = (max((self.high * k).max(), 0.0) - min((self.low * k).min(), 0.0)) / 255
+        s = (max((self.high * k).max(), 0.0) - min((self.low * k).min(), 0.0)) / 255
         w = weight / k[:, None]
-        column_steps = np.abs(w).max(axis=0) / 127
-        return float(step**2 * (w**2).sum() + (column_steps**2).sum() * (k**2 * self.square).sum()) / 12
+        t = np.abs(w).max(axis=0) / 127
+        return float(s**2 * (w**2).sum() + (t**2).sum() * (k**2 * self.square).sum()) / 12
 
 
 def _part(
     value: ir.Value | None, lookup: query.Lookup | None, ranges: Mapping[str, tuple[float, float]]
 ) -> tuple[NDArray[Any], ...] | None:
+    """The fields of `_Columns` for one part of a concatenation; None where its range is not known."""
     if lookup is not None:
         t = np.asarray(query.constant(lookup.table), np.float64)
         return t.min(axis=0), t.max(axis=0), (t**2).mean(axis=0), np.ones(t.shape[1], bool)
@@ -117,6 +119,7 @@ def _part(
 
 
 def _search(columns: _Columns, weight: Floats, margin: float) -> Floats | None:
+    """The best factors, float64 [columns], of the family of `EqualizeConcat`; None where they gain too little."""
     ones = np.ones(len(weight))
     reach = np.maximum(np.maximum(-columns.low, columns.high), 1e-12)
     rows = np.maximum(np.abs(weight).max(axis=1), 1e-12)

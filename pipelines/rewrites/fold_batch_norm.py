@@ -17,12 +17,11 @@ LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 class FoldBatchNorm(Rewrite):
-    """a (W x + b) + c = (a W) x + (a b + c), and W (a x + c) + b = (W a) x + (b + W c), for constants a, c of one value
-    per channel.
+    """Fold batch normalization, and other constant scales and shifts of channels, into the weights of a layer.
 
-    BatchNormalization is a = gamma / sqrt(variance + epsilon), c = beta - a mean. Mul, Div, Add and Sub by a constant
-    of one value per channel (or one in all) are the same with c = 0 or a = 1: so tf2onnx writes what it could not fold.
-    Computed in float64.
+    a (W x + b) + c = (a W) x + (a b + c), and W (a x + c) + b = (W a) x + (b + W c). BatchNormalization is a = gamma /
+    sqrt(variance + epsilon), c = beta - a mean. Mul, Div, Add and Sub by a constant of one value per channel (or one in
+    all) are the same with c = 0 or a = 1: so tf2onnx writes what it could not fold. Computed in float64.
 
     After a Conv, ConvTranspose, Gemm, or MatMul (a only; `FuseLinear` takes c) it always holds. Before a Conv it holds
     without padding, or where c = 0: padding puts zeros where c would have been; not after a product of two computed
@@ -31,9 +30,9 @@ class FoldBatchNorm(Rewrite):
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Fold what follows and precedes every layer with constant weights."""
         layers = [
-            each for each in model.graph if query.standard(each, *LAYERS) and query.constant(each.inputs[1]) is not None
+            each for each in model.graph if query.is_op(each, *LAYERS) and query.constant(each.inputs[1]) is not None
         ]
         return sum(self._fold(layer) for layer in layers)
 
@@ -44,6 +43,7 @@ class FoldBatchNorm(Rewrite):
         return count
 
     def _after(self, layer: ir.Node) -> ir.Node | None:
+        """Fold what scales and shifts the layer's output: a (W x + b) + c = (a W) x + (a b + c)."""
         result = layer.outputs[0]
         weight = _Weights.of(layer)
         if weight is None:
@@ -62,6 +62,7 @@ class FoldBatchNorm(Rewrite):
         )
 
     def _before(self, layer: ir.Node) -> ir.Node | None:
+        """Fold what scales and shifts the layer's input: W (a x + c) + b = (W a) x + (b + W c)."""
         x = layer.inputs[0]
         weight = _Weights.of(layer)
         before = x.producer() if x is not None else None
@@ -81,11 +82,7 @@ class FoldBatchNorm(Rewrite):
             self.refuse(before, "its result has several readers")
             return None
         gate = source.producer() if source is not None else None
-        if (
-            query.standard(gate, "Mul")
-            and gate is not None
-            and all(query.constant(each) is None for each in gate.inputs)
-        ):
+        if query.is_op(gate, "Mul") and gate is not None and all(query.constant(each) is None for each in gate.inputs):
             self.refuse(before, "it may end a Gelu, which engines fuse whole")
             return None
         if affine.shift.any() and (layer.op_type == "MatMul" or pads(layer)):
@@ -127,11 +124,12 @@ class Affine:
 
 
 def as_affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None) -> Affine | None:
-    """scale and shift where `node` computes scale * x + shift channel by channel; channels lie on axis 1, or last in a
-    `rank` of None.
+    """The scale and shift of a `node` that computes scale * x + shift channel by channel; None for any other.
+
+    Channels lie on axis 1 of x, or last where `rank` is None.
     """
     ones = np.ones(channels)
-    if query.standard(node, "BatchNormalization") and node.inputs[0] is x and rank is not None:
+    if query.is_op(node, "BatchNormalization") and node.inputs[0] is x and rank is not None:
         constants = [query.constant(each) for each in node.inputs[1:5]]
         if (
             node.attributes.get_int("training_mode", 0)
@@ -142,7 +140,7 @@ def as_affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None
         gamma, beta, mean, variance = (np.asarray(each, np.float64) for each in constants)
         scale = gamma / np.sqrt(variance + np.float32(node.attributes.get_float("epsilon", 1e-5)))
         return Affine(scale, beta - scale * mean)
-    if not query.standard(node, "Mul", "Div", "Add", "Sub") or len(set(node.inputs)) < 2:
+    if not query.is_op(node, "Mul", "Div", "Add", "Sub") or len(set(node.inputs)) < 2:
         return None
     first = node.inputs[0] is x
     c = _per_channel(query.constant(node.inputs[1 if first else 0]), channels, rank)
@@ -179,12 +177,12 @@ class _Weights:
 
     @property
     def channels(self) -> int:
-        """How many it writes."""
+        """How many output channels."""
         return len(self.bias)
 
     @property
     def inputs(self) -> int:
-        """How many channels it reads."""
+        """How many input channels, of all groups."""
         return int(self.array.shape[1]) * self.group
 
     @classmethod
@@ -225,6 +223,7 @@ class _Weights:
         return self._stored((w * affine.scale.reshape(per_group)).reshape(self.array.shape)), moved
 
     def _stored(self, w: Floats) -> Floats:
+        """[outputs, inputs of the group, ...] in the layout of the layer's own weights."""
         if self.layer.op_type == "ConvTranspose":
             w = w.reshape(self.group, -1, *w.shape[1:]).swapaxes(1, 2)
             return w.reshape(-1, *w.shape[2:])

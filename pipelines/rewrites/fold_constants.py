@@ -24,25 +24,24 @@ RANDOM = (
     "Bernoulli",
     "Dropout",
 )
-QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # bytes stay bytes
+QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # int8 weights stay int8
 SKIPPED = (*RANDOM, *QUANTIZED, "Constant", "Identity", "If", "Loop", "Scan", "SequenceMap")
 
 
 class FoldConstants(Rewrite):
-    """f(constants) = a constant. Shape, and what picks among its values, is one too for static dimensions, even beside
-    dynamic ones.
+    """Constant folding: f(constants) = a constant; so are static dimensions read by Shape, even beside dynamic ones.
 
     Evaluated by onnxruntime, one operator at a time, its own optimizations off. Does not fire for random operators,
-    custom domains, operators with subgraphs or several results, (De)QuantizeLinear (weights that are bytes stay so),
+    custom domains, operators with subgraphs or several results, (De)QuantizeLinear (int8 weights stay int8),
     what onnxruntime cannot run, and results above 16 MiB that are larger than their inputs (an Expand would only blow
     up the file).
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Replace every operator of constants by its value."""
         count = 0
         for node in list(model.graph):
-            if len(node.outputs) != 1 or not query.standard(node, node.op_type) or node.op_type in SKIPPED:
+            if len(node.outputs) != 1 or not query.is_op(node, node.op_type) or node.op_type in SKIPPED:
                 continue
             array = _shape_arithmetic(node)
             if array is None:
@@ -100,7 +99,7 @@ def _shape_arithmetic(node: ir.Node) -> NDArray[np.int64] | None:
         or result.dtype != ir.DataType.INT64
     ):
         return None
-    found = query.elements(result)
+    found = query.shape_elements(result)
     if found is None or not all(isinstance(each, int) for each in found):
         return None
     array = np.array(found, np.int64)

@@ -9,15 +9,15 @@ from pipelines.rewrites.driver import Rewrite
 
 
 class FoldIndexWrap(Rewrite):
-    """Gather(T, i < 0 ? i + n : i) = Gather(T, i), where n is the length of T's gathered axis.
+    """Remove the wrapping of negative indices before Gather: Gather(T, i < 0 ? i + n : i) = Gather(T, i).
 
-    ONNX's Gather already takes indices in [-n, n-1]. TensorFlow's does not, so Keras embeddings carry the selection,
-    which tf2onnx writes either as Where(i < 0, i + n, i) or in numbers as (i < 0) * (i + n) + i * not(i < 0). Does not
-    fire where n is another number.
+    n is the length of T's gathered axis. ONNX's Gather already takes indices in [-n, n-1]. TensorFlow's does not, so
+    Keras embeddings carry the selection, which tf2onnx writes either as Where(i < 0, i + n, i) or in numbers as (i < 0)
+    * (i + n) + i * not(i < 0). Does not fire where n is another number.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Let every Gather read the index that its wrapped index was computed from."""
         count = 0
         for gather in model.graph:
             if gather.op_type != "Gather" or (found := _selection(gather.inputs[1])) is None:
@@ -61,9 +61,7 @@ def _selection(value: ir.Value | None) -> tuple[ir.Value, int] | None:
 
 
 def _mask_times(value: ir.Value | None) -> tuple[ir.Value, ir.Value, bool] | None:
-    """(condition, x, False) where `value` is Cast(condition) * x; (condition, x, True) where it is Cast(Not(condition))
-    * x.
-    """
+    """(condition, x, negated) where `value` is Cast(condition) * x or, negated, Cast(Not(condition)) * x."""
     product = value.producer() if value is not None else None
     if product is None or product.op_type != "Mul":
         return None
@@ -94,6 +92,7 @@ def _is_negative(condition: ir.Value | None, index: ir.Value) -> bool:
 
 
 def _uncast(value: ir.Value | None) -> ir.Value | None:
+    """What `value` is a Cast of, or itself."""
     while value is not None and (producer := value.producer()) is not None and producer.op_type == "Cast":
         value = producer.inputs[0]
     return value

@@ -1,4 +1,4 @@
-"""Raw pixels go into the first convolution as the bytes they are: what normalized them becomes part of its weights."""
+"""Raw pixels go into the first convolution as uint8: what normalized them becomes part of its weights."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ WHITE = 255
 
 
 class FoldInputNormalization(Rewrite):
-    """Conv(a_c x_p(c) + s_c; W, b) of pixels x = Conv'(x): a Cast of uint8, then Sub, Div, Mul, Add, batch norm or
-    Gather of channels.
+    """Fold the normalization of uint8 pixels into the first convolution: Conv(a_c x_p(c) + s_c; W, b) = Conv'(x).
 
-    Scales and the order of channels go into the weights, W'_p(c) = a_c W_c. Let m_c = -s_c / a_c be the means, in
-    pixels, and z the integer in their middle. With DequantizeLinear(x; 1, z) before the convolution, what is left at
-    every tap inside the image is the constant r = -sum_c W'_c (m_c - z). Outside it is 0, for padding with 0 comes
-    after normalization. Two forms, both exact:
+    Of a Cast of uint8, then Sub, Div, Mul, Add, batch norm or Gather of channels. Scales and the order of channels go
+    into the weights, W'_p(c) = a_c W_c. Let m_c = -s_c / a_c be the means, in pixels, and z the integer in their
+    middle. With DequantizeLinear(x; 1, z) before the convolution, what is left at every tap inside the image is the
+    constant r = -sum_c W'_c (m_c - z). Outside it is 0, for padding with 0 comes after normalization. Two forms, both
+    exact:
 
     - Conv without padding: Conv(x - z; W', b + sum_taps r).
     - Otherwise one more channel says where the image is: k inside and, by the convolution's own padding, 0 outside.
       Pad(x with z + k) -> DequantizeLinear(.; 1, z) -> Conv([W', r / k], b).
 
     Computed in float64. k is the least integer for which no r / k exceeds the largest weight of its output. In int8 the
-    channel then widens no output's step, and the rounding of r / k weighs as little as it can: the first convolution of
-    torchvision's MobileNet V2 has an SQNR of 49 dB on photos; with z = 0 and k = 255 it would be 37, with a bias in
+    channel then widens no output's scale, and the rounding of r / k weighs as little as it can: the first convolution
+    of torchvision's MobileNet V2 has an SQNR of 49 dB on photos; with z = 0 and k = 255 it would be 37, with a bias in
     place of the channel 46, and wrong at the borders. A fourth channel costs OpenVINO 2 to 5% of the first convolution
     and spares onnxruntime 15 to 40%, so it is there where r = 0, too.
 
-    The pixels are bytes behind a DequantizeLinear, as the quantizer takes them: no step is left to choose. Does not
+    The pixels are uint8 behind a DequantizeLinear, as the quantizer takes them: no scale is left to choose. Does not
     fire where a value on the way has another reader, the number of channels is not known, or at the end is no Conv with
     constant weights and one group.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
-        return sum(self._fold(model.graph, each) for each in list(model.graph) if _is_float_of_bytes(each))
+        """Fold what normalizes every uint8 input that is cast to float."""
+        return sum(self._fold(model.graph, each) for each in list(model.graph) if _is_cast_of_uint8(each))
 
     def _fold(self, main: ir.Graph, cast: ir.Node) -> int:
         image = cast.inputs[0]
@@ -56,7 +56,7 @@ class FoldInputNormalization(Rewrite):
         if conv is None:
             self.refuse(nodes[-1], "its result has several readers, or none")
             return 0
-        weight = query.constant(conv.inputs[1]) if query.standard(conv, "Conv") and conv.inputs[0] is last else None
+        weight = query.constant(conv.inputs[1]) if query.is_op(conv, "Conv") and conv.inputs[0] is last else None
         bias = query.constant(conv.inputs[2]) if len(conv.inputs) > 2 and conv.inputs[2] is not None else np.zeros(1)
         if weight is None or weight.dtype != np.float32 or bias is None or conv.attributes.get_int("group", 1) != 1:
             self.refuse(cast, f"{conv.op_type} {query.label(conv)} is no Conv with constant weights and one group")
@@ -69,7 +69,7 @@ class FoldInputNormalization(Rewrite):
     ) -> None:
         image, conv = nodes[0].inputs[0], nodes[-1]
         assert image is not None
-        stem, taken = f"{conv.outputs[0].name}", query.names(main)
+        stem, taken = f"{conv.outputs[0].name}", query.used_names(main)
         zero = normalized.middle()
         folded, rest = normalized.absorbed(weight, zero)
         if pads(conv):
@@ -80,7 +80,7 @@ class FoldInputNormalization(Rewrite):
             pad = edit.node(
                 "Pad", [image, widths, inside], f"{stem}.image.padded", dtype=ir.DataType.UINT8, taken=taken
             )
-            batch, _, *sides = query.symbols(image) or []
+            batch, _, *sides = query.symbolic_shape(image) or []
             pad.outputs[0].shape = ir.Shape([batch, folded.shape[1], *sides])
             main.insert_before(nodes[0], pad)
             image = pad.outputs[0]
@@ -111,15 +111,13 @@ class _Normalized:
     shift: Floats
 
     def middle(self) -> int:
-        """The byte in the middle of the means."""
+        """The zero point: the integer in the middle of the means, 0 to 255."""
         live = self.scale != 0
         means = -self.shift[live] / self.scale[live]
         return int(np.clip(np.rint((means.min() + means.max()) / 2), 0, WHITE)) if live.any() else 0
 
     def absorbed(self, weight: Floats, zero: int) -> tuple[Floats, Floats]:
-        """Weights [outputs, inputs, height, width] for pixels - zero, and what is left to add at every tap: [outputs,
-        height, width].
-        """
+        """(weights for pixels - zero [outputs, inputs, height, width], rest of every tap [outputs, height, width])."""
         folded = np.zeros((len(weight), self.channels, *weight.shape[2:]))
         rest = np.zeros((len(weight), *weight.shape[2:]))
         for c, source in enumerate(self.order):
@@ -129,9 +127,7 @@ class _Normalized:
 
 
 def _level(folded: Floats, rest: Floats, zero: int) -> int:
-    """The least k, as z + k or, where that is no byte, z - k, for which rest / k has no larger weights than `folded`,
-    output by output.
-    """
+    """The least k, negative where z + k exceeds 255, for which |rest / k| exceeds no weight maximum of its output."""
     reach, wanted = (np.abs(each).reshape(len(each), -1).max(axis=1) for each in (folded, rest))
     live = reach > 0
     least = math.ceil(
@@ -141,22 +137,20 @@ def _level(folded: Floats, rest: Floats, zero: int) -> int:
     return level if zero + level <= WHITE else -level
 
 
-def _is_float_of_bytes(node: ir.Node) -> bool:
-    to = node.attributes.get_int("to", 0) if query.standard(node, "Cast") else 0
+def _is_cast_of_uint8(node: ir.Node) -> bool:
+    to = node.attributes.get_int("to", 0) if query.is_op(node, "Cast") else 0
     return to == ir.DataType.FLOAT and node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.UINT8
 
 
 def _follow(cast: ir.Node, channels: int) -> tuple[list[ir.Node], _Normalized]:
-    """`cast` and what normalizes after it, as far as each has one reader; and what that computes."""
+    """(`cast` and the operators that normalize after it, as far as each has one reader, what they compute)."""
     nodes, found = [cast], _Normalized(channels, np.arange(channels), np.ones(channels), np.zeros(channels))
     while (node := query.sole_user(value := nodes[-1].outputs[0])) is not None:
         if (affine := as_affine(node, value, len(found.order), 4)) is not None:
             found = _Normalized(
                 channels, found.order, affine.scale * found.scale, affine.scale * found.shift + affine.shift
             )
-        elif (
-            query.standard(node, "Gather") and node.inputs[0] is value and node.attributes.get_int("axis", 0) in (1, -3)
-        ):
+        elif query.is_op(node, "Gather") and node.inputs[0] is value and node.attributes.get_int("axis", 0) in (1, -3):
             picks = query.constant(node.inputs[1])
             if picks is None or picks.ndim != 1:
                 break

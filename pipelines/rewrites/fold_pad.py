@@ -13,24 +13,24 @@ POSITIVE = ("Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Softplus
 
 
 class FoldPad(Rewrite):
-    """Conv(Pad(x)) = Conv(x; more pads), and the same for AveragePool that counts its padding, for zeros added around
-    the picture.
+    """Fold Pad into the pads of the Conv or pooling that reads it: Conv(Pad(x)) = Conv(x; more pads).
 
-    MaxPool pads with the lowest value: exact where Pad writes -inf, or where it writes 0 and nothing in x is negative
-    (x comes from a Relu, a Clip from 0 on, ...), for every window then holds some x. Does not fire for other modes and
-    values, pads of batch or channels, negative pads, a padded value with another reader, auto_pad, or ceil_mode.
+    For zeros around the picture; alike for AveragePool that counts its padding. MaxPool pads with the lowest value:
+    exact where Pad writes -inf, or where it writes 0 and nothing in x is negative (x comes from a Relu, a Clip from 0
+    on, ...), for every window then holds some x. Does not fire for other modes and values, pads of batch or channels,
+    negative pads, a padded value with another reader, auto_pad, or ceil_mode.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
-        return sum(self._fold(each) for each in list(model.graph) if query.standard(each, "Pad"))
+        """Fold every Pad that its reader can do itself."""
+        return sum(self._fold(each) for each in list(model.graph) if query.is_op(each, "Pad"))
 
     def _fold(self, pad: ir.Node) -> int:
         x, reader = pad.inputs[0], next(iter(pad.outputs[0].consumers()), None)
         if (
             x is None
             or reader is None
-            or not query.standard(reader, "Conv", "AveragePool", "MaxPool")
+            or not query.is_op(reader, "Conv", "AveragePool", "MaxPool")
             or reader.inputs[0] is not pad.outputs[0]
         ):
             return 0
@@ -106,9 +106,9 @@ def _positive(value: ir.Value | None) -> bool:
     node = value.producer() if value is not None else None
     if node is None:
         return False
-    if query.standard(node, "Clip"):
+    if query.is_op(node, "Clip"):
         low = query.scalar(node.inputs[1]) if len(node.inputs) > 1 else None
         return low is not None and low >= 0
-    if query.standard(node, "MaxPool", "AveragePool", "GlobalAveragePool", "Identity"):
+    if query.is_op(node, "MaxPool", "AveragePool", "GlobalAveragePool", "Identity"):
         return _positive(node.inputs[0])
-    return query.standard(node, *POSITIVE)
+    return query.is_op(node, *POSITIVE)

@@ -12,17 +12,16 @@ MOVES = ("Reshape", "Transpose")
 
 
 class FoldScale(Rewrite):
-    """c (x W + b) K = (x (c W) + c b) K for one number c, a Mul or a Div after the product; Reshape and Transpose may
-    stand between.
+    """Fold the scale of a product, as attention's 1 / sqrt(d), into a linear layer: c (x W + b) K = (x (c W) + c b) K.
 
-    Exact where c is a power of two, else to the rounding of the weights. For a first factor that a Gemm or a MatMul
-    with constant weights computes, with or without an Add of a constant row. Does not fire where something else reads a
-    value on the way.
+    For one number c, a Mul or a Div after the product; Reshape and Transpose may stand between. Exact where c is a
+    power of two, else to the rounding of the weights. For a first factor that a Gemm or a MatMul with constant weights
+    computes, with or without an Add of a constant row. Does not fire where something else reads a value on the way.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
-        return sum(self._fold(model.graph, each) for each in list(model.graph) if query.standard(each, "Mul", "Div"))
+        """Fold every Mul and Div of a product by one number."""
+        return sum(self._fold(model.graph, each) for each in list(model.graph) if query.is_op(each, "Mul", "Div"))
 
     def _fold(self, main: ir.Graph, scale: ir.Node) -> int:
         product, *others = (
@@ -36,7 +35,7 @@ class FoldScale(Rewrite):
             factor is None
             or not factor
             or product is None
-            or not query.standard(matmul, "MatMul")
+            or not query.is_op(matmul, "MatMul")
             or query.rank(others[0])
         ):
             return 0
@@ -60,19 +59,17 @@ class FoldScale(Rewrite):
 
 
 def _layer(value: ir.Value | None) -> list[tuple[ir.Node, int]] | None:
-    """(node, input) of the weights and the bias that `value` is linear in; None where there is no such layer, or it has
-    other readers.
-    """
+    """(node, input) of the weights and the bias that `value` is linear in; None without a layer of this one reader."""
     found: list[tuple[ir.Node, int]] = []
     while value is not None and (node := value.producer()) is not None and query.sole_user(value) is not None:
         constants = [index for index, each in enumerate(node.inputs) if query.constant(each) is not None]
-        if query.standard(node, *MOVES):
+        if query.is_op(node, *MOVES):
             value = node.inputs[0]
-        elif query.standard(node, "Add") and len(constants) == 1 and not found:
+        elif query.is_op(node, "Add") and len(constants) == 1 and not found:
             found, value = [(node, constants[0])], node.inputs[1 - constants[0]]
-        elif query.standard(node, "MatMul") and constants == [1]:
+        elif query.is_op(node, "MatMul") and constants == [1]:
             return [*found, (node, 1)]
-        elif query.standard(node, "Gemm") and constants == list(range(1, len(node.inputs))):
+        elif query.is_op(node, "Gemm") and constants == list(range(1, len(node.inputs))):
             return [*found, *((node, index) for index in constants)]
         else:
             return None

@@ -15,7 +15,7 @@ LARGEST = float(np.finfo(np.float32).max)  # exporters write it for "no bound"
 
 
 class FuseActivations(Rewrite):
-    """One operator for each activation, in the form that engines know:
+    """Fuse activations into the one operator that engines know:
 
         Max(x, c) = Clip(x, c, inf), Min(x, c) = Clip(x, -inf, c), Clip(x, 0, inf) = Relu(x)
         Clip(Clip(x, a, b), c, d) = Clip(x, min(max(a, c), d), min(max(b, c), d)), a Relu being Clip(x, 0, inf)
@@ -28,7 +28,7 @@ class FuseActivations(Rewrite):
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Fuse every float32 activation of the main graph."""
         opset = model.opset_imports.get("", io.OPSET)
         return sum(
             self._clamp(each)
@@ -72,11 +72,11 @@ class FuseActivations(Rewrite):
         return 1
 
     def _leaky(self, node: ir.Node) -> int:
-        if not query.standard(node, "Max") or len(node.inputs) != 2:
+        if not query.is_op(node, "Max") or len(node.inputs) != 2:
             return 0
         for x, scaled in (node.inputs, node.inputs[::-1]):
             product = scaled.producer() if scaled is not None else None
-            if x is None or product is None or not query.standard(product, "Mul") or x not in product.inputs:
+            if x is None or product is None or not query.is_op(product, "Mul") or x not in product.inputs:
                 continue
             slope = query.scalar(next((each for each in product.inputs if each is not x), None))
             if (
@@ -99,7 +99,7 @@ class FuseActivations(Rewrite):
             return 0
         value = scaled[0]
         inner, between = value.producer(), None
-        if inner is not None and query.standard(inner, "Mul"):  # x * clip / 6 = x * (clip / 6)
+        if inner is not None and query.is_op(inner, "Mul"):  # x * clip / 6 = x * (clip / 6)
             between = inner
             value = next((each for each in inner.inputs if each is not None and _six(each) is not None), value)
         clip = _six(value)
@@ -110,7 +110,7 @@ class FuseActivations(Rewrite):
         ):
             return 0
         add = clip.inputs[0].producer() if clip.inputs[0] is not None else None
-        if add is None or not query.standard(add, "Add") or query.sole_user(add.outputs[0]) is not clip:
+        if add is None or not query.is_op(add, "Add") or query.sole_user(add.outputs[0]) is not clip:
             return 0
         x = next((each for each in add.inputs if query.scalar(each) is None), None)
         three = next((query.scalar(each) for each in add.inputs if query.scalar(each) is not None), None)
@@ -124,22 +124,21 @@ class FuseActivations(Rewrite):
         main = node.graph
         assert isinstance(main, ir.Graph) and other is not None
         gate = sigmoid.outputs[0]
-        gate.name, gate.type, gate.shape = edit.unique(str(sigmoid.name), query.names(main)), value.type, value.shape
+        gate.name, gate.type, gate.shape = (
+            edit.unique(str(sigmoid.name), query.used_names(main)),
+            value.type,
+            value.shape,
+        )
         main.insert_before(node, sigmoid)
         edit.substitute([add, clip, between, node], ir.node("Mul", [other, gate], name=node.name))
         return 1
 
     def _hard_swish(self, node: ir.Node) -> int:
-        if not query.standard(node, "Mul"):
+        if not query.is_op(node, "Mul"):
             return 0
         for x, gate in (node.inputs, node.inputs[::-1]):
             sigmoid = gate.producer() if gate is not None else None
-            if (
-                gate is None
-                or sigmoid is None
-                or not query.standard(sigmoid, "HardSigmoid")
-                or sigmoid.inputs[0] is not x
-            ):
+            if gate is None or sigmoid is None or not query.is_op(sigmoid, "HardSigmoid") or sigmoid.inputs[0] is not x:
                 continue
             slopes = [sigmoid.attributes.get_float(key, default) for key, default in (("alpha", 0.2), ("beta", 0.5))]
             if not np.allclose(slopes, (1 / 6, 0.5), rtol=1e-6):
@@ -159,9 +158,9 @@ def _clamp(node: ir.Node | None) -> tuple[ir.Value, float, float] | None:
     x = node.inputs[0] if node is not None and node.inputs else None
     if node is None or x is None:
         return None
-    if query.standard(node, "Relu"):
+    if query.is_op(node, "Relu"):
         return x, 0.0, math.inf
-    if query.standard(node, "Clip") and "min" not in node.attributes and "max" not in node.attributes:
+    if query.is_op(node, "Clip") and "min" not in node.attributes and "max" not in node.attributes:
         bounds = [*node.inputs[1:], None, None][:2]
         low, high = (
             None if value is not None and query.scalar(value) is None else query.scalar(value) for value in bounds
@@ -169,7 +168,7 @@ def _clamp(node: ir.Node | None) -> tuple[ir.Value, float, float] | None:
         if any(value is not None and query.scalar(value) is None for value in bounds):
             return None
         low, high = -math.inf if low is None else low, math.inf if high is None else high
-    elif query.standard(node, "Max", "Min") and len(node.inputs) == 2:
+    elif query.is_op(node, "Max", "Min") and len(node.inputs) == 2:
         x = next((each for each in node.inputs if query.constant(each) is None), None)
         other = next((each for each in node.inputs if each is not x), None)
         bound = query.scalar(other)
@@ -191,7 +190,7 @@ def _six(value: ir.Value) -> ir.Node | None:
 
 def _times(node: ir.Node) -> tuple[ir.Value, float] | None:
     """(x, c) where `node` computes c x for a constant c."""
-    if not query.standard(node, "Mul", "Div"):
+    if not query.is_op(node, "Mul", "Div"):
         return None
     first, second = node.inputs
     c = query.scalar(second)

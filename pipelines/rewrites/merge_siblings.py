@@ -17,16 +17,15 @@ GEOMETRY = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 
 
 class MergeSiblings(Rewrite):
-    """Concat(x W_1, x W_2) = x [W_1 W_2], and x W_1, x W_2 = Split(x [W_1 W_2]), biases and an activation that all
-    share taken along.
+    """Horizontal fusion of layers with one input: Concat(x W_1, x W_2) = x [W_1 W_2], or a Split of it.
 
-    For Gemm and MatMul with constant weights of equal depth, and for ungrouped Conv of equal geometry. It always pays
-    where no Split remains, because the results are joined anyway. Where one would remain the pass fires only if
-    `split`, for a model on which that was
-    timed: measured against layers apart (one thread, both engines, float and int8), Q, K, V of attention ran at
-    .95-1.07 of the speed, 8 to 26 layers of 16 or 32 outputs at 1.0-1.26 with a batch but .76-1.15 without, and the two
-    1x1 convolutions that start a ResNet's stage at .59-1.07, for the Split stands between a Conv and the Relu or the
-    residual Add that engines fuse into it.
+    Biases, and an activation that all share, are taken along. For Gemm and MatMul with constant weights of equal depth,
+    and for ungrouped Conv of equal geometry. It always pays where no Split remains, because the results are joined
+    anyway. Where one would remain the pass fires only if `split`, for a model on which that was timed: measured against
+    layers apart (one thread, both engines, float and int8), Q, K, V of attention ran at .95-1.07 of the speed, 8 to 26
+    layers of 16 or 32 outputs at 1.0-1.26 with a batch but .76-1.15 without, and the two 1x1 convolutions that start a
+    ResNet's stage at .59-1.07, for the Split stands between a Conv and the Relu or the residual Add that engines fuse
+    into it.
     """
 
     def __init__(self, split: bool = False) -> None:
@@ -34,7 +33,7 @@ class MergeSiblings(Rewrite):
         self.split = split
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Merge the layers of each input that have the same geometry."""
         groups: dict[tuple[Hashable, ...], list[_Branch]] = {}
         for node in model.graph:
             if (branch := _Branch.of(node)) is not None:
@@ -79,9 +78,7 @@ class MergeSiblings(Rewrite):
 
 @dataclass(frozen=True, eq=False)
 class _Branch:
-    """A layer: its nodes (itself, a bias Add, an activation), constant weights with the outputs on `axis`, and bias
-    [width] or None.
-    """
+    """A layer with its bias Add and activation, constant weights (outputs on `axis`), and bias [width] or None."""
 
     nodes: tuple[ir.Node, ...]
     weight: NDArray[Any]
@@ -92,18 +89,18 @@ class _Branch:
 
     @property
     def width(self) -> int:
-        """How many outputs it has."""
+        """How many output channels."""
         return int(self.weight.shape[self.axis])
 
     @property
     def result(self) -> ir.Value:
-        """What it computes."""
+        """The output of its last node."""
         return self.nodes[-1].outputs[0]
 
     @classmethod
     def of(cls, node: ir.Node) -> _Branch | None:
         """The branch that starts at `node`, if any."""
-        if not query.standard(node, "Gemm", "MatMul", "Conv") or query.constant(node.inputs[0]) is not None:
+        if not query.is_op(node, "Gemm", "MatMul", "Conv") or query.constant(node.inputs[0]) is not None:
             return None
         weight, nodes = query.constant(node.inputs[1]), [node]
         given = node.inputs[2] if len(node.inputs) > 2 else None
@@ -114,7 +111,7 @@ class _Branch:
         if (
             node.op_type == "MatMul"
             and (add := query.sole_user(node.outputs[0])) is not None
-            and query.standard(add, "Add")
+            and query.is_op(add, "Add")
         ):
             found = next((array for each in add.inputs if (array := query.constant(each)) is not None), None)
             if found is not None and found.ndim == 1:
@@ -133,7 +130,7 @@ class _Branch:
             return None
         clamp: tuple[Hashable, ...] = ()
         following = query.sole_user(nodes[-1].outputs[0])
-        if following is not None and query.standard(following, "Relu", "Clip"):
+        if following is not None and query.is_op(following, "Relu", "Clip"):
             bounds = [None if each is None else query.scalar(each) for each in following.inputs[1:]]
             if None not in [
                 bound for each, bound in zip(following.inputs[1:], bounds, strict=True) if each is not None
@@ -153,13 +150,11 @@ class _Branch:
 
 
 def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]:
-    """(Concat, position, branches) for the longest run of neighbouring inputs of each Concat that are results of
-    `branches`.
-    """
+    """(Concat, position, branches): of each Concat the longest run of neighbouring inputs that `branches` compute."""
     found: list[tuple[ir.Node, int, list[_Branch]]] = []
     by_result = {each.result: each for each in branches}
     concats = dict.fromkeys(
-        reader for each in branches if query.standard(reader := query.sole_user(each.result), "Concat")
+        reader for each in branches if query.is_op(reader := query.sole_user(each.result), "Concat")
     )
     for concat in concats:
         assert concat is not None
@@ -183,7 +178,7 @@ def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]
 
 def _together(main: ir.Graph, branches: list[_Branch]) -> ir.Value:
     """One layer that computes the results of all, side by side; inserted before the first of them."""
-    first, taken = branches[0], query.names(main)
+    first, taken = branches[0], query.used_names(main)
     layer, stem, dtype = first.nodes[0], f"{branches[0].result.name}.merged", branches[0].result.dtype
     arrays = np.concatenate([each.weight for each in branches], axis=first.axis)
     inputs = [layer.inputs[0], edit.initializer(main, f"{stem}.weight", arrays, taken)]

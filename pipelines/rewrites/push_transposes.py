@@ -32,18 +32,18 @@ REDUCE = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
 
 
 class PushTransposes(Rewrite):
-    """f(T x) = T f(x) for elementwise f, T x + c = T (x + T^-1 c), T x + T y = T (x + y), T T' = T'', and alike Concat,
-    Pad, Reduce.
+    """Push Transposes down through elementwise operators, Concat, Pad and reductions until they cancel or merge.
 
-    A Transpose goes down only where it then meets another one (T^-1 T = identity, or two that merge at an Add or
-    Concat) or a reduction swallows it: elsewhere the move saves nothing. So every move removes a Transpose. Pools and
-    convolutions are never passed: ONNX has them in one layout only, and the Transposes around them are needed. Does not
-    fire where the transposed value has another reader.
+    f(T x) = T f(x) for elementwise f, T x + c = T (x + T^-1 c), T x + T y = T (x + y), T T' = T''. A Transpose goes
+    down only where it then meets another one (T^-1 T = identity, or two that merge at an Add or Concat) or a reduction
+    swallows it: elsewhere the move saves nothing. So every move removes a Transpose. Pools and convolutions are never
+    passed: ONNX has them in one layout only, and the Transposes around them are needed. Does not fire where the
+    transposed value has another reader.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
-        count, pending = 0, [each for each in model.graph if query.standard(each, "Transpose")]
+        """Merge or push every Transpose of the main graph."""
+        count, pending = 0, [each for each in model.graph if query.is_op(each, "Transpose")]
         while pending:
             node = pending.pop(0)
             if node.graph is None:
@@ -55,6 +55,7 @@ class PushTransposes(Rewrite):
         return count
 
     def _merge(self, node: ir.Node) -> list[ir.Node] | None:
+        """T T' = T'', and the identity goes; the Transposes to see next, None where nothing changed."""
         perm, x = _perm(node), node.inputs[0]
         if perm is None or x is None:
             return None
@@ -72,6 +73,7 @@ class PushTransposes(Rewrite):
         return None
 
     def _push(self, node: ir.Node) -> list[ir.Node] | None:
+        """Swap a Transpose with its reader where that pays; the Transposes to see next, None where nothing changed."""
         perm, reader = _perm(node), query.sole_user(node.outputs[0])
         if perm is None or reader is None:
             if perm is not None and any(_after(each, perm) is not None for each in node.outputs[0].consumers()):
@@ -89,7 +91,7 @@ class PushTransposes(Rewrite):
         ]
         inner = _moved(reader, perm, main)
         inner.outputs[0].type = result.type
-        inner.outputs[0].name = edit.unique(f"{result.name}.untransposed", query.names(main))
+        inner.outputs[0].name = edit.unique(f"{result.name}.untransposed", query.used_names(main))
         if result.shape is not None:
             inner.outputs[0].shape = ir.Shape([result.shape[after.index(axis)] for axis in range(len(after))])
         last = ir.node("Transpose", [inner.outputs[0]], {"perm": after}, name=f"{result.name}.transposed")
@@ -102,7 +104,7 @@ class PushTransposes(Rewrite):
 
 def _perm(node: ir.Node | None) -> list[int] | None:
     """The permutation of a Transpose; reversed axes where it says none."""
-    if node is None or not query.standard(node, "Transpose"):
+    if node is None or not query.is_op(node, "Transpose"):
         return None
     given, rank = list(node.attributes.get_ints("perm", ())), query.rank(node.outputs[0]) or query.rank(node.inputs[0])
     return given or (list(range(rank))[::-1] if rank else None)
@@ -115,27 +117,25 @@ def _drop(node: ir.Node) -> None:
 
 
 def _after(node: ir.Node, perm: list[int]) -> list[int] | None:
-    """The permutation after `node` that does the same as `perm` on all its inputs that are not constant; None where
-    there is none.
-    """
+    """The permutation after `node` that equals `perm` on all its computed inputs; None where there is none."""
     values = [each for each in node.inputs if each is not None]
     constants = [each for each in values if query.constant(each) is not None]
     data = [each for each in values if each not in constants]
     if not data or any(_perm(each.producer()) != perm for each in data) or len(node.outputs) != 1:
         return None
-    if query.standard(node, *UNARY, "Pad", *REDUCE):
+    if query.is_op(node, *UNARY, "Pad", *REDUCE):
         if len(data) > 1 or data[0] is not node.inputs[0]:
             return None
         if node.op_type == "Pad" and (
             query.integers(node, "pads", 1) is None or (len(node.inputs) > 3 and node.inputs[3] is not None)
         ):
             return None
-    elif query.standard(node, *BINARY):
+    elif query.is_op(node, *BINARY):
         if any((query.rank(each) or 0) > len(perm) for each in constants):
             return None
-    elif not query.standard(node, "Concat") or constants:
+    elif not query.is_op(node, "Concat") or constants:
         return None
-    if not query.standard(node, *REDUCE):
+    if not query.is_op(node, *REDUCE):
         return perm
     axes = query.integers(node, "axes", 1)
     if axes is None:

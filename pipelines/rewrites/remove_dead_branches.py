@@ -9,7 +9,7 @@ from pipelines.rewrites.driver import Rewrite
 
 
 class RemoveDeadBranches(Rewrite):
-    """If(constant) = the branch taken, inlined; Dropout(x) = x and Cast(x) = x where x has the type already.
+    """Dead branch elimination: If(constant) = the branch taken, inlined; Dropout(x) = x; Cast(x) = x of x's own type.
 
     The inlined branch's values get names that are free in the whole graph. Unused nodes and outputs go in the clean-up
     between rounds. Loop and Scan are left alone, and so is an If whose condition is computed, and a Dropout in training
@@ -17,22 +17,22 @@ class RemoveDeadBranches(Rewrite):
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Inline or remove every such operator of the main graph."""
         return sum(self._remove(each) for each in list(model.graph))
 
     def _remove(self, node: ir.Node) -> int:
-        if query.standard(node, "If"):
+        if query.is_op(node, "If"):
             return self._inline(node)
         x = node.inputs[0] if node.inputs else None
         if (
-            query.standard(node, "Cast")
+            query.is_op(node, "Cast")
             and x is not None
             and x.dtype is not None
             and x.dtype == node.attributes.get_int("to", 0)
         ):
             edit.bypass(node, x)
             return 1
-        if query.standard(node, "Dropout") and x is not None:
+        if query.is_op(node, "Dropout") and x is not None:
             training = query.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else False
             if training is None or training or any(each.uses() or each.is_graph_output() for each in node.outputs[1:]):
                 self.refuse(
@@ -57,7 +57,7 @@ class RemoveDeadBranches(Rewrite):
         results = list(branch.outputs)
         branch.outputs.clear()
         branch.remove(inner)
-        taken = query.names(main)
+        taken = query.used_names(main)
         for name, value in list(branch.initializers.items()):
             del branch.initializers[name]
             value.name = edit.unique(name, taken)

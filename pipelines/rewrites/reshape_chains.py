@@ -15,28 +15,27 @@ RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 class ReshapeChains(Rewrite):
-    """Reshape(Squeeze(Flatten(x))) = Reshape(x, s) with a constant s; one that changes nothing goes. All only rename
-    positions in memory.
+    """Merge chains of reshapes into one: Reshape(Squeeze(Flatten(x))) = Reshape(x, s) with a constant s.
 
-    s holds the dimensions of the result: -1 for one that is not static, 0 for those that x has at the same position. A
-    computed shape (Concat(Gather(Shape(x), 0), 64, 8), as exporters write it) becomes such an s too. Does not fire
-    where more dimensions are not static, or a value in between has another reader.
+    One that changes nothing goes. s holds the dimensions of the result: -1 for one that is not static, 0 for those that
+    x has at the same position. A computed shape (Concat(Gather(Shape(x), 0), 64, 8), as exporters write it) becomes
+    such an s too. Does not fire where more dimensions are not static, or a value in between has another reader.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
-        return sum(self._shorten(each) for each in list(model.graph) if query.standard(each, *RESHAPES))
+        """Shorten the chain before every Reshape, Flatten, Squeeze and Unsqueeze."""
+        return sum(self._shorten(each) for each in list(model.graph) if query.is_op(each, *RESHAPES))
 
     def _shorten(self, node: ir.Node) -> int:
         x, result = node.inputs[0], node.outputs[0]
         if x is None:
             return 0
         wanted = _result(node)
-        if wanted is not None and None not in wanted and wanted == query.symbols(x):
+        if wanted is not None and None not in wanted and wanted == query.symbolic_shape(x):
             edit.bypass(node, x)
             return 1
         before = x.producer()
-        chain = query.standard(before, *RESHAPES)
+        chain = query.is_op(before, *RESHAPES)
         computed = node.op_type == "Reshape" and query.constant(node.inputs[1]) is None
         if not chain and not computed:
             return 0
@@ -46,7 +45,7 @@ class ReshapeChains(Rewrite):
         elif not computed:
             self.refuse(node, "the reshape before it has another reader")
             return 0
-        target = None if wanted is None else _written(wanted, query.symbols(x) or [])
+        target = None if wanted is None else _written(wanted, query.symbolic_shape(x) or [])
         if target is None:
             self.refuse(node, "two dimensions of its result are not static")
             return 0
@@ -58,13 +57,11 @@ class ReshapeChains(Rewrite):
 
 
 def _result(node: ir.Node) -> list[int | str | None] | None:
-    """The dimensions of what `node` returns, as `graph.symbols`; None where one may be 0 or their number is not
-    known.
-    """
-    source, inferred = query.symbols(node.inputs[0]), query.symbols(node.outputs[0])
+    """The output shape of `node`, as `query.symbolic_shape`; None where a size may be 0 or the rank is not known."""
+    source, inferred = query.symbolic_shape(node.inputs[0]), query.symbolic_shape(node.outputs[0])
     found = inferred
     given = (
-        query.elements(node.inputs[1])
+        query.shape_elements(node.inputs[1])
         if node.op_type == "Reshape" and not node.attributes.get_int("allowzero", 0)
         else None
     )

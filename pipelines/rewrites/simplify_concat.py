@@ -9,17 +9,17 @@ from pipelines.rewrites.driver import Rewrite
 
 
 class SimplifyConcat(Rewrite):
-    """Concat(x) = x, Concat(a, Concat(b, c)) = Concat(a, b, c), Concat(Split(x)) = x, Split(Concat(a, b)) = a, b; all
-    on one axis.
+    """Simplify Concat and Split: nested Concats merge, a Concat and a Split that undo each other go.
 
-    The third where all parts come back in order, the last where the cuts are the seams. Does not fire where the inner
-    concatenation has another reader: it is needed anyway, and to copy its parts once more saves nothing.
+    Concat(x) = x, Concat(a, Concat(b, c)) = Concat(a, b, c), Concat(Split(x)) = x, Split(Concat(a, b)) = a, b; all on
+    one axis. The third where all parts come back in order, the last where the cuts are the seams. Does not fire where
+    the inner concatenation has another reader: it is needed anyway, and to copy its parts once more saves nothing.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Simplify every Concat and Split of the main graph."""
         return sum(
-            self._concat(each) if query.standard(each, "Concat") else self._split(each) for each in list(model.graph)
+            self._concat(each) if query.is_op(each, "Concat") else self._split(each) for each in list(model.graph)
         )
 
     def _concat(self, node: ir.Node) -> int:
@@ -31,7 +31,7 @@ class SimplifyConcat(Rewrite):
         split = parts[0].producer() if parts and parts[0] is not None else None
         if (
             split is not None
-            and query.standard(split, "Split")
+            and query.is_op(split, "Split")
             and tuple(parts) == tuple(split.outputs)
             and split.inputs[0] is not None
         ):
@@ -41,7 +41,7 @@ class SimplifyConcat(Rewrite):
             self.refuse(node, "it joins the parts of a Split on another axis")
         for index, part in enumerate(parts):
             inner = part.producer() if part is not None else None
-            if inner is None or not query.standard(inner, "Concat") or len(inner.inputs) < 2:
+            if inner is None or not query.is_op(inner, "Concat") or len(inner.inputs) < 2:
                 continue
             if _axis(inner, inner.outputs[0]) != axis or axis is None:
                 self.refuse(node, f"Concat {query.label(inner)} before it joins another axis")
@@ -56,12 +56,12 @@ class SimplifyConcat(Rewrite):
         return 0
 
     def _split(self, node: ir.Node) -> int:
-        joined = node.inputs[0] if query.standard(node, "Split") else None
+        joined = node.inputs[0] if query.is_op(node, "Split") else None
         concat = joined.producer() if joined is not None else None
         if (
             joined is None
             or concat is None
-            or not query.standard(concat, "Concat")
+            or not query.is_op(concat, "Concat")
             or len(concat.inputs) != len(node.outputs)
         ):
             return 0

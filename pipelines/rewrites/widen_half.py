@@ -21,8 +21,7 @@ STUBBORN = (
 
 
 class WidenHalf(Rewrite):
-    """Every float16 value of the graph becomes float32; inputs and outputs keep their type, with a Cast behind or
-    before them.
+    """Widen a float16 graph to float32; its inputs and outputs keep their type, with a Cast behind or before them.
 
     The weights keep their values (each float16 is a float32), sums and products lose the rounding to float16 in
     between: results differ from the float16 graph's by that rounding. Does not fire beside subgraphs, custom domains or
@@ -30,12 +29,12 @@ class WidenHalf(Rewrite):
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Widen the whole graph: 1 where it holds float16 values and can be float32, else 0."""
         main = model.graph
         readers = [
             each
             for each in main
-            if not query.standard(each, "Cast") and any(v is not None and v.dtype == HALF for v in each.inputs)
+            if not query.is_op(each, "Cast") and any(v is not None and v.dtype == HALF for v in each.inputs)
         ]
         if not readers:
             return 0
@@ -43,7 +42,7 @@ class WidenHalf(Rewrite):
             halves = any(value is not None and value.dtype == HALF for value in (*node.inputs, *node.outputs))
             if any(each.type == ir.AttributeType.GRAPH for each in node.attributes.values()):
                 self.refuse(node, "it has subgraphs: the float16 graph stays float16")
-            elif halves and (not query.standard(node, node.op_type) or node.op_type in STUBBORN):
+            elif halves and (not query.is_op(node, node.op_type) or node.op_type in STUBBORN):
                 self.refuse(node, f"{node.op_type} may need float16: the graph stays float16")
         if self.refused:
             return 0
@@ -55,7 +54,7 @@ class WidenHalf(Rewrite):
                 value.type = ir.TensorType(FLOAT)
         for node in list(main):
             self._widen(node)
-        taken = query.names(main)
+        taken = query.used_names(main)
         for value in main.inputs:
             if value.dtype == HALF and (uses := list(value.uses())):
                 cast = edit.node("Cast", [value], f"{value.name}.float32", dtype=FLOAT, taken=taken, to=int(FLOAT))
@@ -88,7 +87,7 @@ class WidenHalf(Rewrite):
             value.type = ir.TensorType(FLOAT)
             if value.is_graph_output():
                 name = str(value.name)
-                value.name = edit.unique(f"{name}.float32", query.names(main))
+                value.name = edit.unique(f"{name}.float32", query.used_names(main))
                 cast = edit.node("Cast", [value], name, dtype=HALF, to=int(HALF))
                 cast.outputs[0].shape = value.shape
                 main.insert_after(node, cast)

@@ -42,7 +42,7 @@ from pipelines.core import files, machine
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.graph import io
-from pipelines.quantization.ptq import calibrated
+from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
@@ -243,7 +243,7 @@ def ours(observer: str, *, correct: bool = True) -> Callable[[Work, Path], dict[
         model, samples = io.load(work.fp32), work.batches()
         rewrite(model, [each() for each in PASSES])
         recipe = QuantRecipe(observer=observer, search=correct, correct=correct)
-        table = calibrated(model, recipe, samples)
+        table = make_table(model, recipe, samples)
         int8, report = quantize(model, recipe, table)
         io.save(int8, target.with_suffix(".onnx"))
         return {"equalized": len(table.equalization), "layers_corrected": len(table.bias), "operators": report.counts()}

@@ -1,4 +1,5 @@
-import json
+"""Files: saved, loaded and refused; digests."""
+
 import random
 import subprocess
 import sys
@@ -7,24 +8,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from rewriting import model, ops, run
+from rewriting import BRANCH, mlp, model, ops, run
 
 from pipelines.core.errors import RequestError
 from pipelines.core.files import mapped
-from pipelines.graph import edit, io, query
+from pipelines.graph import io, query
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.shared import SHARED
 
 RNG = np.random.default_rng(0)
-MLP = "(float[n,8] x) => (float[n,2] y) { h = Gemm(x, w, b) r = LeakyRelu<alpha=0.1>(h) y = MatMul(r, v) }"
-BRANCH = """(bool c, float[n] x) => (float[n] y) {
-    y = If (c) <then_branch = f () => (float[n] a) { a = Relu(x) },
-                else_branch = g () => (float[n] d) <float[1] k = {2}> { d = Mul(x, k) }> }"""
-
-
-def mlp():
-    normal = lambda *shape: RNG.standard_normal(shape).astype(np.float32)  # noqa: E731
-    return model(MLP, w=normal(8, 16), b=normal(16), v=normal(16, 2))
 
 
 # --- load and save
@@ -37,7 +29,7 @@ def saved(tmp_path):
 
 def test_a_model_survives_saving(saved):
     found, x = io.load(saved), RNG.standard_normal((3, 8)).astype(np.float32)
-    assert ops(found) == ["Gemm", "LeakyRelu", "MatMul"] and query.operators(found) == {
+    assert ops(found) == ["Gemm", "LeakyRelu", "MatMul"] and query.op_counts(found) == {
         "Gemm": 1,
         "LeakyRelu": 1,
         "MatMul": 1,
@@ -219,176 +211,6 @@ def test_digest_is_the_same_in_another_process(saved):
         [sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=True
     ).stdout.strip()
     assert found == io.digest(io.load(saved))
-
-
-# --- float16 weights
-
-
-def test_float16_round_trip(tmp_path):
-    found, x = mlp(), RNG.standard_normal((5, 8)).astype(np.float32)
-    before = {name: query.constant(value) for name, value in found.graph.initializers.items()}
-    full = run(found, x=x)["y"]
-
-    edit.compress_fp16(found)
-    small = io.save(found, tmp_path / "half.onnx")
-    half = io.load(small)
-    stored = {name: query.constant(value).dtype for name, value in half.graph.initializers.items()}
-    assert stored == {"w.fp16": np.float16, "b": np.float32, "v": np.float32}  # those of 64 elements or more
-    rounded = run(half, x=x)["y"]
-    assert 0 < np.abs(rounded - full).max() < 0.05
-
-    edit.expand_fp16(half)
-    back = io.load(io.save(half, tmp_path / "full.onnx"))
-    assert ops(back) == ["Gemm", "LeakyRelu", "MatMul"] and set(back.graph.initializers) == set(before)
-    for name, value in back.graph.initializers.items():
-        expected = before[name].astype(np.float16).astype(np.float32) if name == "w" else before[name]
-        np.testing.assert_array_equal(query.constant(value), expected)
-    np.testing.assert_array_equal(run(back, x=x)["y"], rounded)
-
-
-def test_float16_halves_a_file_and_can_be_done_again(tmp_path):
-    weight = RNG.standard_normal((200, 300)).astype(np.float32)
-    found = model("(float[n,200] x) => (float[n,300] y) { y = MatMul(x, w) }", w=weight)
-    full = io.save(found, tmp_path / "full.onnx").stat().st_size
-    edit.compress_fp16(found)
-    first = io.save(found, tmp_path / "half.onnx").read_bytes()
-    assert len(first) < 0.51 * full
-    edit.expand_fp16(found)
-    edit.compress_fp16(found)
-    assert io.save(found, tmp_path / "half.onnx").read_bytes() == first
-
-
-def test_float16_of_a_weight_with_two_readers():
-    found = model(
-        "(float[n,9] x) => (float[n,9] y) { h = MatMul(x, w) y = MatMul(h, w) }", w=np.eye(9, dtype=np.float32) / 3
-    )
-    edit.compress_fp16(found)
-    assert ops(found) == ["Cast", "MatMul", "MatMul"]
-    edit.expand_fp16(found)
-    assert ops(found) == ["MatMul", "MatMul"] and list(found.graph.initializers) == ["w"]
-
-
-def test_a_weight_beyond_float16_is_refused(recwarn):
-    found = model("(float[n,9] x) => (float[n,9] y) { y = MatMul(x, w) }", w=np.full((9, 9), 70000, np.float32))
-    with pytest.raises(RequestError, match=r"weight w does not fit float16 \(largest magnitude 70000\)"):
-        edit.compress_fp16(found)
-    assert not recwarn.list
-
-
-def test_expanding_leaves_other_casts_alone():
-    text = "(float[n,9] x) => (double[9] y, float16[n,9] z) { y = Cast<to=11>(h) z = Cast<to=10>(x) }"
-    found = model(text, h=np.ones(9, np.float16))
-    edit.expand_fp16(found)
-    assert ops(found) == ["Cast", "Cast"] and list(found.graph.initializers) == ["h"]
-
-
-def test_expanding_float16_weights_of_other_exporters():
-    found = model(
-        "(float[n,3] x) => (float[n,3] y, float[3,3] z) { w = Cast<to=1>(half) y = MatMul(x, w) z = Cast<to=1>(half) }",
-        half=np.eye(3, dtype=np.float16),
-    )
-    edit.expand_fp16(found)
-    assert ops(found) == ["MatMul", "Cast"]  # the second one leaves the graph
-    np.testing.assert_array_equal(run(found, x=np.ones((2, 3), np.float32))["y"], np.ones((2, 3)))
-
-
-# --- helpers
-
-
-def test_new_initializers_get_names_of_their_own():
-    found = mlp()
-    names = [edit.initializer(found.graph, "w", np.zeros(1, np.float32)).name for _ in range(2)]
-    assert names == ["w_1", "w_2"] and {"w", *names} <= set(found.graph.initializers)
-
-
-def test_new_names_are_not_those_of_values_or_nodes():
-    found = model(BRANCH)
-    taken = query.names(found.graph)
-    used = [value.name for node in ir.traversal.RecursiveGraphIterator(found.graph) for value in node.outputs]
-    for name in (*used, *(each.name for each in found.graph.inputs)):
-        assert name in taken and edit.initializer(found.graph, name, np.zeros(1, np.float32)).name == f"{name}_1"
-    source = found.graph.inputs[0]
-    made = [edit.node("Relu", [source], used[0], taken=taken) for _ in range(2)]
-    assert [each.name for each in made] == [each.outputs[0].name for each in made] == [f"{used[0]}_1", f"{used[0]}_2"]
-    assert edit.node("Relu", [source], used[0]).name == used[0]  # takes another one's place
-
-
-def test_sole_user_stays_in_its_graph():
-    text = """(float[n] x, bool c) => (float[n] y) {
-        h = Abs(x) y = If(c) <then_branch = t () => (float[n] a) { a = Relu(h) }, else_branch = e () => (float[n] b) { b = Neg(x) }> }"""
-    assert query.sole_user(model(text).graph[0].outputs[0]) is None
-
-
-def test_constant_reads_initializers_and_constant_nodes_only():
-    found = model(
-        "(float[n] x) => (float[n] y) { k = Constant<value_float=2.0>() a = Mul(x, k) y = Add(a, w) }", w=np.float32(3)
-    )
-    values = {value.name: value for node in found.graph for value in node.inputs}
-    assert query.constant(values["k"]) == 2 and query.constant(values["w"]) == 3
-    assert query.constant(values["x"]) is None and query.constant(None) is None
-
-
-def test_sole_user():
-    found = model(
-        "(float[n] x) => (float[n] y, float[n] b) { a = Relu(x) b = Abs(a) c = Neg(b) d = Mul(c, c) y = Add(d, x) }"
-    )
-    users = {node.outputs[0].name: query.sole_user(node.outputs[0]) for node in found.graph}
-    found_users = {name: user and user.op_type for name, user in users.items()}
-    # b also leaves the graph, c is read twice, by one node
-    assert found_users == {"a": "Abs", "b": None, "c": None, "d": "Add", "y": None}
-
-
-LOOKUP = "(int64[n] i) => (float[n,4] y) {{ {} y = Relu(e) }}"
-
-
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
-        ("e = Gather(T, i)", True),
-        ("g = Gather(T, i) e = Reshape(g, shape)", True),
-        ("j = Unsqueeze(i, one) g = Gather(T, j) e = Squeeze(g, one)", True),
-        ("j = Unsqueeze(i, one) g = Gather(T, j) e = Flatten<axis=1>(g)", True),
-        ("g = Gather(T, i) e = Identity(g)", True),
-        ("g = Gather(T, i) e = Reshape(g, other)", False),  # regroups the columns
-        ("g = Gather<axis=1>(W, i) e = Transpose(g)", False),
-        ("e = Gather<axis=1>(W, i)", False),
-        ("g = Gather(T, i) e = Relu(g)", False),
-        ("e = Gather(D, i)", False),  # float64
-        ("e = Gather(C, i)", False),  # 3-D
-        ("t = Relu(T) e = Gather(t, i)", False),  # a table that is computed
-        ("g = Gather(T, i) h = Abs(g) e = Reshape(g, shape)", False),  # read elsewhere
-    ],
-)
-def test_table_lookup(body, found):
-    weights = {
-        "T": np.ones((5, 4), np.float32),
-        "W": np.ones((4, 5), np.float32),
-        "D": np.ones((5, 4)),
-        "C": np.ones((5, 4, 4), np.float32),
-        "shape": np.array([-1, 4]),
-        "other": np.array([-1, 2]),
-        "one": np.array([1]),
-    }
-    built = model(LOOKUP.format(body), **weights)
-    ir.passes.common.ShapeInferencePass()(built)
-    value = next(node for node in built.graph if node.op_type == "Relu" and node.outputs[0].name == "y").inputs[0]
-    lookup = query.table_lookup(value)
-    assert (lookup is not None) == found
-    if lookup is not None:
-        assert lookup.gather.op_type == "Gather" and lookup.table.name == "T"
-
-
-def test_a_lookup_that_leaves_the_graph_is_none():
-    found = model(
-        "(int64[n] i) => (float[n,4] y, float[n,4] e) { e = Gather(T, i) y = Relu(e) }", T=np.ones((5, 4), np.float32)
-    )
-    assert query.table_lookup(found.graph[0].outputs[0]) is None
-    assert query.table_lookup(None) is None and query.table_lookup(found.graph.inputs[0]) is None
-
-
-def test_operators_counts_most_first():
-    found = model("(float[n] x) => (float[n] y) { a = Abs(x) b = Relu(a) y = Relu(b) }")
-    assert json.dumps(query.operators(found)) == '{"Relu": 2, "Abs": 1}'
 
 
 # --- any graph

@@ -225,7 +225,7 @@ def graph_of(of):
     ids = ir.Value(name="ids", type=ir.TensorType(ir.DataType.INT32), shape=ir.Shape(["n", 3]))
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["n", of.step.size]))
     main = ir.Graph([ids, x], [], nodes=[], name="g", opset_imports={"": 17})
-    node = node_of(main, of, ids, x if of.step.size else None, "e", query.names(main))
+    node = node_of(main, of, ids, x if of.step.size else None, "e", query.used_names(main))
     main.append(node)
     main.outputs.extend(node.outputs)
     return ir.Model(main, ir_version=9)

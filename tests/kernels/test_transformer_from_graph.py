@@ -64,7 +64,7 @@ def sentences(count, rng, longest=12):
 
 
 def memories(model, sources):
-    session = reference_session.session(edit.part(model, ["source"], ["memory"]), "the test needs")
+    session = reference_session.session(edit.extract(model, ["source"], ["memory"]), "the test needs")
     return [reference_session.run(session, {"source": each[None]})[0][0] for each in sources]
 
 
@@ -321,7 +321,7 @@ def test_what_cannot_be_mapped_is_refused_with_the_operator_and_the_reason(chang
 def test_a_graph_that_is_no_decoder_is_refused():
     model = export(network())
     with pytest.raises(RequestError, match="no value"):
-        program(edit.part(model, ["source"], ["memory"]))
+        program(edit.extract(model, ["source"], ["memory"]))
     with pytest.raises(RequestError, match="cannot map"):
         program(model, memory="elsewhere")
 

@@ -15,10 +15,10 @@ from pipelines.engines.catalog import load
 from pipelines.graph import io, query
 from pipelines.quantization import ptq
 from pipelines.quantization.calibrate import CalibrationTable, calibrate
-from pipelines.quantization.correction import correct
+from pipelines.quantization.correction import correct_layers
 from pipelines.quantization.equalize_channels import channel_statistics, scale_channels
 from pipelines.quantization.layerwise import CHUNK
-from pipelines.quantization.ptq import calibrated
+from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.range_search import output_sqnr
 from pipelines.quantization.recipe import QuantRecipe
@@ -44,7 +44,7 @@ def quantized(found, feeds, **ranges):
 def corrected(found, int8, feeds):
     """(corrected model, {layer: what became of it}); the result must be sound, and the models given unchanged."""
     before = io.digest(found), io.digest(int8)
-    result, report = correct(found, int8, [feeds], weights=False)
+    result, report = correct_layers(found, int8, [feeds], weights=False)
     assert (io.digest(found), io.digest(int8)) == before
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
     assert report.samples == len(next(iter(feeds.values())))
@@ -111,8 +111,8 @@ def test_same_inputs_give_the_same_bytes_however_samples_are_batched():
     )
     assert one == again
     assert len(IMAGES["x"]) > 2 * CHUNK
-    pieces, _ = correct(found, int8, [{"x": IMAGES["x"][at : at + 3]} for at in range(0, 20, 3)])
-    whole, _ = correct(found, int8, [IMAGES])
+    pieces, _ = correct_layers(found, int8, [{"x": IMAGES["x"][at : at + 3]} for at in range(0, 20, 3)])
+    whole, _ = correct_layers(found, int8, [IMAGES])
     assert np.abs(bias(layers(pieces)[0]) - bias(layers(whole)[0])).max() <= 1
 
 
@@ -228,11 +228,11 @@ def test_branches_that_read_what_lies_around_them_are_run():
 def test_samples_must_be_there_and_fit():
     found, int8 = conv()
     with pytest.raises(RequestError, match="no samples"):
-        correct(found, int8, [])
+        correct_layers(found, int8, [])
     with pytest.raises(RequestError, match="hold z; the graph takes x"):
-        correct(found, int8, [{"z": IMAGES["x"]}])
+        correct_layers(found, int8, [{"z": IMAGES["x"]}])
     with pytest.raises(RequestError, match="do not fit"):
-        correct(found, int8, [{"x": normal(2, 5, 9, 9)}])
+        correct_layers(found, int8, [{"x": normal(2, 5, 9, 9)}])
 
 
 def test_sqnr_of_outputs_is_that_of_numpy_and_looks_before_a_softmax():
@@ -263,7 +263,7 @@ def unequal(spread):
 def test_equalization_is_kept_where_the_sqnr_rises():
     found, samples = unequal(7)
     before = io.digest(found)
-    (_, factors), tried = ptq.search(found, RECIPE, samples)
+    (_, factors), tried = ptq.search_equalization(found, RECIPE, samples)
     assert io.digest(found) == before
     assert list(factors) == ["a"] and len(factors["a"]) == 8
     assert tried["depthwise"] > tried["none"] + 3
@@ -271,13 +271,13 @@ def test_equalization_is_kept_where_the_sqnr_rises():
 
 def test_equalization_is_not_kept_where_nothing_is_to_be_gained_or_the_sqnr_falls(monkeypatch):
     found, samples = unequal(0)
-    (clip, factors), tried = ptq.search(found, RECIPE, samples)
+    (clip, factors), tried = ptq.search_equalization(found, RECIPE, samples)
     assert not clip and factors == {} and list(tried) == ["none", "clipped"]
     found, samples = unequal(7)
-    monkeypatch.setattr(ptq, "_uncut", lambda model, factors, samples: factors)
+    monkeypatch.setattr(ptq, "_sound", lambda model, factors, samples: factors)
     falling = iter([20.0, 19.0, 20.1, 20.3])
     monkeypatch.setattr(ptq, "output_sqnr", lambda *_: next(falling))
-    (clip, factors), tried = ptq.search(found, RECIPE, samples)
+    (clip, factors), tried = ptq.search_equalization(found, RECIPE, samples)
     assert clip and factors == {} and tried == {"none": 20.0, "depthwise": 19.0, "all": 20.1, "clipped": 20.3}
 
 
@@ -290,23 +290,23 @@ def test_channels_that_other_samples_find_cut_are_not_equalized(further, kept):
     }"""
     k = np.array([1, 1, 1, 1, 1, 1, 1, 0.01], np.float32).reshape(-1, 1, 1, 1)
     found = model(text, V=normal(8, 3, 3, 3) * k, W=normal(8, 1, 3, 3) / k, zero=np.float32(0), six=np.float32(6))
-    judges, others = normal(ptq.GATE, 3, 8, 8), normal(ptq.GATE, 3, 8, 8)
-    factors = ptq._factors(found, channel_statistics(found, [{"x": others}]), True)
+    judges, others = normal(ptq.HELD_OUT, 3, 8, 8), normal(ptq.HELD_OUT, 3, 8, 8)
+    factors = ptq._equalization(found, channel_statistics(found, [{"x": others}]), True)
     assert list(factors) == ["a"]
-    assert bool(ptq._uncut(found, factors, [{"x": further * judges}])) is kept
+    assert bool(ptq._sound(found, factors, [{"x": further * judges}])) is kept
 
 
 def test_a_table_carries_what_was_found_so_that_quantizing_needs_no_samples(tmp_path):
     found, samples = unequal(7)
     recipe = replace(RECIPE, search=True)
-    table = calibrated(found, recipe, samples)
+    table = make_table(found, recipe, samples)
     assert table.equalization and table.bias and recipe.same_but_observer(table.recipe)
     table = CalibrationTable.load(table.save(tmp_path / "calibration.json"))
     int8, report = quantize(found, recipe, table)
     equalized = found.clone()
     scale_channels(equalized, table.equalization)
     direct = replace(table, graph=io.digest(equalized), equalization={}, bias={}, rounding={})
-    expected, said = correct(equalized, quantize(equalized, recipe, direct)[0], samples)
+    expected, said = correct_layers(equalized, quantize(equalized, recipe, direct)[0], samples)
     assert io.digest(int8) == io.digest(expected)
     assert sum(each.corrected for each in said.layers) > 0 and "bias corrected" in " ".join(
         each.reason for each in report.operators
@@ -321,7 +321,7 @@ def test_a_table_carries_what_was_found_so_that_quantizing_needs_no_samples(tmp_
 
 def test_corrections_by_another_recipe_are_left_out_with_a_word(caplog):
     found, samples = unequal(3)
-    table = calibrated(found, RECIPE, samples)
+    table = make_table(found, RECIPE, samples)
     quantize(found, replace(RECIPE, observer="kl"), table)
     assert not caplog.records
     quantize(found, replace(RECIPE, reduced_range=True), table)

@@ -14,7 +14,7 @@ from pipelines.engines.catalog import load
 from pipelines.graph import io, query
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.equalize_channels import EqualizeChannels, channel_statistics, scale_channels
-from pipelines.quantization.ptq import calibrated, search
+from pipelines.quantization.ptq import make_table, search_equalization
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
@@ -407,9 +407,9 @@ def test_near_misses_of_linear_layers_say_why(text, why):
 def test_a_search_equalizes_linear_layers_and_its_table_belongs_to_the_graph():
     found, rows = norm(), [{"x": np.tile(ROWS, (2, 1, 1))}]
     recipe = QuantRecipe(observer="minmax", search=True, correct=False)
-    _, tried = search(found, recipe, rows)
+    _, tried = search_equalization(found, recipe, rows)
     assert list(tried) == ["none", "all", "clipped"] and tried["all"] > tried["none"] + 5
-    table = calibrated(found, recipe, rows)
+    table = make_table(found, recipe, rows)
     assert list(table.equalization) == ["h"] and len(table.equalization["h"]) == 16
     assert loss(found, ROWS, found, table)[0] > loss(found, ROWS, found)[0] + 5
     with pytest.raises(RequestError, match="was made for the graph"):

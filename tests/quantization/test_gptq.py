@@ -9,9 +9,9 @@ from rewriting import model, run
 from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.quantization.calibrate import CalibrationTable, calibrate
-from pipelines.quantization.correction import correct
-from pipelines.quantization.gptq import compensated
-from pipelines.quantization.ptq import calibrated
+from pipelines.quantization.correction import correct_layers
+from pipelines.quantization.gptq import gptq
+from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.weight_rounding import Weights, encode_rounding
@@ -31,7 +31,7 @@ def correlated(samples, channels, *rest):
     return (np.moveaxis(mixed, -1, 1) + 0.05 * normal(samples, channels, *rest)).astype(np.float32)
 
 
-def gptq(weights, scale, gram, most):
+def textbook_gptq(weights, scale, gram, most):
     """Frantar et al. 2023, algorithm 1, in the order of falling diagonals: the inverse is updated column by column."""
     order = np.argsort(-np.diag(gram), kind="stable")
     inverse = np.linalg.inv(gram[np.ix_(order, order)])
@@ -50,9 +50,9 @@ def test_the_published_algorithm(most):
     gram = x.T.astype(np.float64) @ x + 0.5 * np.eye(100)
     weights = normal(6, 100)
     scale = np.abs(weights).max(axis=1) / most
-    found = compensated(weights, scale, gram, most)
+    found = gptq(weights, scale, gram, most)
     assert found.dtype == np.int8
-    np.testing.assert_array_equal(found, gptq(weights, scale, gram, most))
+    np.testing.assert_array_equal(found, textbook_gptq(weights, scale, gram, most))
 
 
 def test_it_is_better_than_nearest_and_near_the_best_of_all():
@@ -65,7 +65,7 @@ def test_it_is_better_than_nearest_and_near_the_best_of_all():
 
     nearest = np.rint(weights / 0.5)
     best = min(loss(np.floor(weights / 0.5) + np.array(up)) for up in product((0, 1), repeat=4))
-    assert best <= loss(compensated(weights, scale, gram)) < min(loss(nearest), 4 * best + 1e-9)
+    assert best <= loss(gptq(weights, scale, gram)) < min(loss(nearest), 4 * best + 1e-9)
 
 
 LAYERS = {
@@ -99,7 +99,7 @@ def test_every_form_of_layer_comes_closer_to_the_float_model(name, reduced):
     ]
     errors = []
     for together in (False, True):
-        result, report = correct(found, int8, [feeds], weights=together)
+        result, report = correct_layers(found, int8, [feeds], weights=together)
         errors.append(float(np.square(run(found, **feeds)["y"] - run(result, **feeds)["y"]).mean()))
         assert bool(report.layers[0].weights) is together
         layer = next(node for node in result.graph if node.op_type in ("Conv", "Gemm", "MatMul"))
@@ -110,19 +110,19 @@ def test_every_form_of_layer_comes_closer_to_the_float_model(name, reduced):
 def test_a_table_carries_them(tmp_path):
     text, weights, shape = LAYERS["conv"]
     found, samples = model(text, W=normal(*weights), b=normal(8)), [{"x": correlated(20, *shape)}]
-    table = calibrated(found, QuantRecipe(), samples)
+    table = make_table(found, QuantRecipe(), samples)
     assert table.rounding
     loaded = CalibrationTable.load(table.save(tmp_path / "calibration.json"))
     assert loaded == table
     direct = quantize(found, QuantRecipe(), calibrate(found, samples, "auto"))[0]
-    assert io.digest(quantize(found, QuantRecipe(), loaded)[0]) == io.digest(correct(found, direct, samples)[0])
+    assert io.digest(quantize(found, QuantRecipe(), loaded)[0]) == io.digest(correct_layers(found, direct, samples)[0])
     assert io.digest(quantize(found, QuantRecipe(correct=False), loaded)[0]) == io.digest(direct)
 
 
 def test_what_does_not_fit_or_is_broken(tmp_path):
     text, weights, shape = LAYERS["conv"]
     found, samples = model(text, W=normal(*weights), b=normal(8)), [{"x": correlated(20, *shape)}]
-    table = calibrated(found, QuantRecipe(), samples)
+    table = make_table(found, QuantRecipe(), samples)
     (name,) = table.rounding
     plain = CalibrationTable(**{**vars(table), "rounding": {}})
     other = CalibrationTable(**{**vars(table), "rounding": {name: encode_rounding(np.ones(5, np.int8))}})

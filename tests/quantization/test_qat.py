@@ -169,7 +169,7 @@ def test_the_exported_graph_is_the_float_model_with_batch_norm_folded():
         wanted = network(images(4)).numpy()
     model, _ = qat._frozen(module, images(2))
     layers = {"Conv": 3, "Relu": 2, "Clip": 1, "Add": 1, "GlobalAveragePool": 1, "Flatten": 1, "Gemm": 1}
-    assert {name: count for name, count in query.operators(model).items() if name != "Constant"} == layers
+    assert {name: count for name, count in query.op_counts(model).items() if name != "Constant"} == layers
     assert np.allclose(run(model, image=images(4).numpy())["output"], wanted, atol=1e-5)
 
 

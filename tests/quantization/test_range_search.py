@@ -8,7 +8,7 @@ from rewriting import model, run
 
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
-from pipelines.quantization.range_search import output_sqnr, refined
+from pipelines.quantization.range_search import output_sqnr, search_ranges
 from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)
@@ -36,7 +36,7 @@ def made(text):
 def test_far_values_that_a_clip_cuts_give_way():
     found, feeds = made(LATE)
     table = calibrate(found, [feeds], "minmax")
-    better = refined(found, RECIPE, table, [feeds])
+    better = search_ranges(found, RECIPE, table, [feeds])
     assert better.tensors["x"].high < 0.6 * table.tensors["x"].high
     assert better.tensors["x"].method.startswith("minmax x 0.")
     unseen = far(200)
@@ -48,12 +48,12 @@ def test_what_counts_stays_and_a_range_too_narrow_is_widened():
     found = model("(float[N,16] x) => (float[N,16] y) { y = Gemm(x, W) }", W=normal(16, 16))
     feeds = {"x": RNG.uniform(-1, 1, (32, 16)).astype(np.float32)}
     table = calibrate(found, [feeds], "minmax")
-    assert refined(found, RECIPE, table, [feeds]) == table
+    assert search_ranges(found, RECIPE, table, [feeds]) == table
     narrow = replace(
         table,
         tensors={name: replace(each, low=each.low / 1.6, high=each.high / 1.6) for name, each in table.tensors.items()},
     )
-    assert refined(found, RECIPE, narrow, [feeds]).tensors["x"].high == pytest.approx(table.tensors["x"].high)
+    assert search_ranges(found, RECIPE, narrow, [feeds]).tensors["x"].high == pytest.approx(table.tensors["x"].high)
 
 
 def test_a_softmax_is_looked_behind_and_idle_tensors_are_left_alone():
@@ -61,7 +61,7 @@ def test_a_softmax_is_looked_behind_and_idle_tensors_are_left_alone():
     found = model(text, W=1e-6 * normal(16, 16))
     feeds = {"x": normal(8, 16)}
     table = calibrate(found, [feeds], "minmax")
-    assert set(refined(found, RECIPE, table, [feeds]).tensors) == set(table.tensors)
+    assert set(search_ranges(found, RECIPE, table, [feeds]).tensors) == set(table.tensors)
     assert run(found, **feeds)["y"].shape == (8, 16)
 
 
@@ -75,4 +75,4 @@ def test_infinity_before_a_softmax_does_not_count():
     masked = model(text.format("Add(h, mask)"), W=weights, mask=mask)
     table = calibrate(masked, [feeds], "minmax")
     assert 25 < output_sqnr(masked, quantize(masked, RECIPE, table)[0], [feeds]) < 60
-    assert refined(masked, RECIPE, table, [feeds]).tensors["x"].high > 0.7 * table.tensors["x"].high
+    assert search_ranges(masked, RECIPE, table, [feeds]).tensors["x"].high > 0.7 * table.tensors["x"].high

@@ -180,8 +180,8 @@ def test_names_come_from_module_paths() -> None:
         name for name in build("resnet26d").state_dict() if name.endswith("num_batches_tracked")
     }
     (image,), (logits,) = exported.graph.inputs, exported.graph.outputs
-    assert (image.name, image.dtype, query.symbols(image)) == ("image", ir.DataType.UINT8, ["batch", 3, 64, 64])
-    assert (logits.name, logits.dtype, query.symbols(logits)) == ("logits", ir.DataType.FLOAT, ["batch", 10])
+    assert (image.name, image.dtype, query.symbolic_shape(image)) == ("image", ir.DataType.UINT8, ["batch", 3, 64, 64])
+    assert (logits.name, logits.dtype, query.symbolic_shape(logits)) == ("logits", ir.DataType.FLOAT, ["batch", 10])
 
 
 def test_the_digest_depends_on_the_weights_alone() -> None:
@@ -314,7 +314,7 @@ def test_a_trained_folder_freezes_to_the_same_bytes(tmp_path: Path) -> None:
     first = files.sha256(tmp_path / "fp32.onnx")
     mobilenet_freeze.freeze(tmp_path)
     assert files.sha256(tmp_path / "fp32.onnx") == first
-    assert query.symbols(io.load(tmp_path / "fp32.onnx").graph.outputs[0]) == ["batch", 3]
+    assert query.symbolic_shape(io.load(tmp_path / "fp32.onnx").graph.outputs[0]) == ["batch", 3]
 
 
 def published(folder: Path, file: str, **weights: Any) -> Path:

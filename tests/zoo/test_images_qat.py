@@ -266,7 +266,7 @@ def test_new_classes_train_at_the_full_rate(start, tmp_path):
     )
     assert read_json(tmp_path / "new" / "train.json")["config"]["learning_rate"] == FINETUNE_V1.learning_rate
     zoo.build(tmp_path / "new")
-    assert query.symbols(io.load(tmp_path / "new" / "int8.onnx").graph.outputs[0])[1] == 2
+    assert query.symbolic_shape(io.load(tmp_path / "new" / "int8.onnx").graph.outputs[0])[1] == 2
 
 
 @pytest.mark.parametrize(

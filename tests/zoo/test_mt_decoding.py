@@ -177,7 +177,7 @@ def test_the_search_in_the_graph_finds_what_the_reference_does(rewritten, senten
 
 def test_the_naive_decoder_finds_the_same(naive, rewritten, sentences):
     encoder, decoder = (
-        edit.part(naive, *each) for each in ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"]))
+        edit.extract(naive, *each) for each in ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"]))
     )
     source = padded(sentences)
     step = naive_step(Opened(decoder), source, Opened(encoder).run({"source": source})["memory"])

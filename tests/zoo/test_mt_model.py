@@ -116,7 +116,7 @@ def test_cut_at_the_memory_it_is_an_encoder_and_a_decoder(network, frozen, batch
     found = decoder.run({"source": batch[0], "memory": memory, "target": batch[1]})["logits"]
     np.testing.assert_allclose(found, wanted(network, batch), atol=2e-5)
     with pytest.raises(RequestError, match="no part from target to logits"):
-        edit.part(io.load(frozen), ["target"], ["logits"])
+        edit.extract(io.load(frozen), ["target"], ["logits"])
 
 
 def test_the_frozen_graph_is_stock_onnx_with_weights_alone_under_their_names(network, frozen, tmp_path):

@@ -106,7 +106,7 @@ class _Writer:
 
     def __init__(self, main: ir.Graph) -> None:
         self.main = main
-        self.taken = query.names(main)
+        self.taken = query.used_names(main)
 
     def weight(self, name: str, array: NDArray[Any]) -> ir.Value:
         """An initializer, made at its first use."""

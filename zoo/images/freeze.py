@@ -52,7 +52,7 @@ def freeze(
     return {
         "network": arch,
         "parameters": sum(each.numel() for each in model.parameters()),
-        "operators": query.operators(exported),
+        "operators": query.op_counts(exported),
         "bytes": {each.name: each.stat().st_size for each in (file, path)},
     }
 

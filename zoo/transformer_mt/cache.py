@@ -209,7 +209,7 @@ class _Derivation:
         step = ir.Model(self.main, ir_version=self.naive.ir_version)
         rewrite(step, [ReshapeChains(), FuseLinear(), FuseQuantizedLinear()])
         given = [str(each.name) for each in self.given]
-        encoder = edit.part(self.naive, [SOURCE], given)
+        encoder = edit.extract(self.naive, [SOURCE], given)
         if self.halved:
             _halve(encoder, self.seen)
         return Incremental(encoder, step, given, [each for each, _, _ in self.caches.values()])
@@ -319,7 +319,7 @@ class _Derivation:
         """What the naive graph computes for `value`, for one sentence of so many target tokens."""
         if (value, tokens) not in self.probes:
             try:
-                found = edit.part(self.naive, [TARGET], [str(value.name)])
+                found = edit.extract(self.naive, [TARGET], [str(value.name)])
             except RequestError as error:
                 raise _No(f"{value.name} depends on more than the target") from error
             opened = reference_session.session(found, "decoding needs")
@@ -342,7 +342,7 @@ class _Derivation:
                 found = [self._last(node)]
             elif unknown := next((each for each in kinds if isinstance(each, _Unknown)), None):
                 found = [unknown] * len(node.outputs)
-            elif (handler := _HANDLERS.get(node.op_type)) is None or not query.standard(node, node.op_type):
+            elif (handler := _HANDLERS.get(node.op_type)) is None or not query.is_op(node, node.op_type):
                 raise _No("the operator is not known")
             else:
                 found = handler(self, node, kinds)
@@ -623,7 +623,7 @@ class _Derivation:
 
 def _halve(encoder: ir.Model, chosen: set[str]) -> None:
     """Round these of its floats to float16."""
-    taken = query.names(encoder.graph)
+    taken = query.used_names(encoder.graph)
     for index, value in enumerate(encoder.graph.outputs):
         if value.name in chosen and value.dtype == ir.DataType.FLOAT:
             name, value.name = str(value.name), edit.unique(f"{value.name}.whole", taken)

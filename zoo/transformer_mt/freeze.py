@@ -36,7 +36,7 @@ def freeze(folder: str | Path) -> dict[str, Any]:
     files = (folder / STATE, folder / MODEL, folder / VOCABULARY, path)
     return {
         "parameters": sum(each.numel() for each in model.parameters()),
-        "operators": query.operators(exported),
+        "operators": query.op_counts(exported),
         "bytes": {each.name: each.stat().st_size for each in files if each.is_file()},
     }
 

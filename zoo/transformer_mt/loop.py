@@ -288,7 +288,7 @@ class _Graph:
     def __init__(self, main: ir.Graph, prefix: str = "", taken: set[str] | None = None) -> None:
         self.graph, self.prefix = main, prefix
         self.taken = set() if taken is None else taken  # one for all graphs: no name hides another
-        self.taken |= query.names(main)
+        self.taken |= query.used_names(main)
         self.known: dict[tuple[Any, ...], ir.Value] = {}
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int] | None) -> ir.Value:

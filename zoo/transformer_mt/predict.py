@@ -93,7 +93,9 @@ def split_sessions(path: Path, engine: str, threads: int = 1, precision: str = "
 
     whole = io.load(path)
     cuts = (ENCODER, (["source", "memory", "target"], ["logits"]))
-    encoder, decoder = (load(path, engine, threads, precision, io.serialized(edit.part(whole, *cut))) for cut in cuts)
+    encoder, decoder = (
+        load(path, engine, threads, precision, io.serialized(edit.extract(whole, *cut))) for cut in cuts
+    )
     return encoder, decoder
 
 

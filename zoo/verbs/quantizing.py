@@ -25,7 +25,7 @@ from pipelines.graph import io, reference_session
 from pipelines.models import build as road
 from pipelines.models.build import ModelFolder
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable
-from pipelines.quantization.ptq import calibrated
+from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantize import QuantReport
 from pipelines.quantization.quantize import quantize as quantize_model
 from pipelines.quantization.recipe import QuantRecipe
@@ -91,7 +91,7 @@ def calibrate(
         loaded, _ = rewritten(model)
         given = samples_of(loaded, data, preprocess, on_error, samples)
         recipe = _changed(QuantRecipe(), observer=observer, correct=correct, search=search)
-        table = calibrated(loaded, recipe, given, given.total, max_memory=max_memory)
+        table = make_table(loaded, recipe, given, given.total, max_memory=max_memory)
         return {"observer": table.observer, "samples": table.samples, "path": str(table.save(target))}
     folder = open_model(model, preprocess)
     if output is None and folder.given("calibration.json"):
@@ -107,7 +107,7 @@ def calibrate(
         )
     given = raw_samples(folder, data, "--data", samples, on_error)
     recipe = _changed(folder.recipe, observer=observer, correct=correct, search=search)
-    table = calibrated(io.load(folder.ensure("rewritten.onnx")), recipe, given, given.total, max_memory=max_memory)
+    table = make_table(io.load(folder.ensure("rewritten.onnx")), recipe, given, given.total, max_memory=max_memory)
     path = table.save(output) if output is not None else road.set_table(folder, table, own_data=data is not None)
     return {"observer": table.observer, "samples": table.samples, "path": str(path)}
 
@@ -172,7 +172,7 @@ def quantize(
             result, report = quantize_model(loaded, recipe, ranges)
         elif calibration_data is not None:
             samples: Any = samples_of(loaded, calibration_data, preprocess, on_error)
-            ranges = calibrated(loaded, recipe, samples, samples.total, max_memory=max_memory)
+            ranges = make_table(loaded, recipe, samples, samples.total, max_memory=max_memory)
             result, report = quantize_model(loaded, recipe, ranges)
         else:
             raise RequestError(

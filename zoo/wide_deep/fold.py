@@ -143,7 +143,7 @@ class FoldParallelEmbedding(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """See the class."""
-        taken, count = query.names(model.graph), 0
+        taken, count = query.used_names(model.graph), 0
         for gemm in [each for each in model.graph if each.op_type == "Gemm"]:
             try:
                 count += self._fold(model.graph, gemm, taken)

@@ -85,7 +85,7 @@ def freeze(folder: str | Path) -> dict[str, Any]:
     report = {
         "removed": removed,
         "nodes": {"tensorflow": nodes, "frozen.pb": len(frozen.node), "fp32.onnx": len(converted.graph)},
-        "operators": query.operators(converted),
+        "operators": query.op_counts(converted),
         "bytes": {name: (folder / name).stat().st_size for name in files if (folder / name).is_file()},
     }
     write_json(folder / "freeze.json", report)
@@ -201,7 +201,7 @@ def freeze_graph(folder: Path) -> dict[str, Any]:
     onnx_graph.save(converted, folder / "fp32.onnx")
     report = {
         "nodes": {**network.nodes, "fp32.onnx": len(converted.graph)},
-        "operators": query.operators(converted),
+        "operators": query.op_counts(converted),
         "bytes": {name: (folder / name).stat().st_size for name in (GRAPH, "fp32.onnx")},
     }
     write_json(folder / "freeze.json", report)

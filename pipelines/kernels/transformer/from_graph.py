@@ -179,7 +179,7 @@ class _Mapper:
         """The value before Q/DQ pairs, casts and the like."""
         assert value is not None
         while (node := value.producer()) is not None and value.name != self.memory:
-            through = query.standard(node, "QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
+            through = query.is_op(node, "QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
             if not through or node.inputs[0] is None or self.constant(node.inputs[0]) is not None:
                 break
             value = node.inputs[0]
@@ -196,10 +196,7 @@ class _Mapper:
             shape = [-1 if i == axis % integers.ndim else 1 for i in range(integers.ndim)] if scale.size > 1 else []
             offset = 0 if zero is None else zero.astype(np.int32).reshape(shape if zero.size > 1 else [])
             return np.asarray((integers.astype(np.int32) - offset) * scale.reshape(shape), np.float32)
-        if (
-            query.standard(node, "Identity", "Transpose", "Cast")
-            and (array := self.constant(node.inputs[0])) is not None
-        ):
+        if query.is_op(node, "Identity", "Transpose", "Cast") and (array := self.constant(node.inputs[0])) is not None:
             if node.op_type == "Cast":
                 return array.astype(np.float32) if node.attributes.get_int("to", 0) == ir.DataType.FLOAT else None
             return (
@@ -239,16 +236,16 @@ class _Mapper:
         node = value.producer()
         if node is None:
             return None
-        if query.standard(node, "Split"):
+        if query.is_op(node, "Split"):
             return self.split(value, node)
-        if query.standard(node, "Add"):
+        if query.is_op(node, "Add"):
             for at, other in ((0, 1), (1, 0)):
                 bias, found = self.constant(node.inputs[at]), self.dense(self.real(node.inputs[other]))
                 if bias is not None and found is not None and bias.size in (1, len(found.scale)):
                     return changed(found, shift=found.shift + bias.astype(np.float32).ravel())
             return None
-        gemm = query.standard(node, "Gemm")
-        if not gemm and not query.standard(node, "MatMul"):
+        gemm = query.is_op(node, "Gemm")
+        if not gemm and not query.is_op(node, "MatMul"):
             return None
         weights = self.weights(node.inputs[1], gemm and node.attributes.get_int("transB", 0) != 0)
         if weights is None:
@@ -273,11 +270,11 @@ class _Mapper:
         """
         pair: list[list[Any]] = []
         while value is not None and (node := value.producer()) is not None:
-            if query.standard(node, "DequantizeLinear" if not pair else "QuantizeLinear"):
+            if query.is_op(node, "DequantizeLinear" if not pair else "QuantizeLinear"):
                 pair.append([query.constant(each) for each in (*node.inputs[1:], None)[:2]])
                 if len(pair) == 2:
                     break
-            elif not query.standard(node, "Identity", *(("Transpose", "Reshape", "GatherND") if pair else ("Cast",))):
+            elif not query.is_op(node, "Identity", *(("Transpose", "Reshape", "GatherND") if pair else ("Cast",))):
                 return None
             value = node.inputs[0]
         if len(pair) < 2 or any(
@@ -322,20 +319,20 @@ class _Mapper:
         node = value.producer()
         if node is None or value.name == self.memory:
             self.refuse(value, "it is read otherwise than by the keys and values of attention")
-        if query.standard(node, "LayerNormalization"):
+        if query.is_op(node, "LayerNormalization"):
             return self.norm(value, node)
-        if query.standard(node, "Relu"):
+        if query.is_op(node, "Relu"):
             dense = self.dense(self.real(node.inputs[0]))
             if dense is None:
                 self.refuse(value, "a ReLU after something else than a linear layer")
             return self.linear(dense, relu=True)
         if (dense := self.dense(value)) is not None:
             return self.linear(dense)
-        if query.standard(node, "Add"):
+        if query.is_op(node, "Add"):
             return self.sum(value, node)
-        if self.memory and query.standard(node, "GatherND", "Gather"):
+        if self.memory and query.is_op(node, "GatherND", "Gather"):
             return self.newest(value, node)
-        if query.standard(node, "Reshape"):
+        if query.is_op(node, "Reshape"):
             return self.attention(value, node)
         self.refuse(value, f"no step of the {self.what} computes this")
 
@@ -379,7 +376,7 @@ class _Mapper:
                 return self.embed(value, rows, other)
         for one, other in (inputs, inputs[::-1]):
             before = one.producer()
-            relu = before is not None and query.standard(before, "Relu")
+            relu = before is not None and query.is_op(before, "Relu")
             dense = self.dense(self.real(before.inputs[0]) if relu and before is not None else one)
             if dense is not None:
                 return self.linear(dense, relu, self.plain(value, other))
@@ -400,7 +397,7 @@ class _Mapper:
     def lookup(self, value: ir.Value) -> _Rows | None:
         """The embeddings' rows, where `value` is a Gather of them by tokens, maybe multiplied by a number."""
         times = 1.0
-        while (node := value.producer()) is not None and query.standard(node, "Mul", "Div"):
+        while (node := value.producer()) is not None and query.is_op(node, "Mul", "Div"):
             factor = self.scalar(node.inputs[1])
             given = node.inputs[0]
             if factor is None and node.op_type == "Mul":
@@ -437,7 +434,7 @@ class _Mapper:
     def table(self, value: ir.Value) -> Array | None:
         """The matrix of which a Gather takes rows by tokens."""
         node = value.producer()
-        if node is None or not query.standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+        if node is None or not query.is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
             return None
         indices = self.real(node.inputs[1])
         if indices.producer() is not None or indices.name != self.names[-1]:
@@ -471,7 +468,7 @@ class _Mapper:
             return known
         inputs = {each.name: each for each in self.model.graph.inputs}
         try:
-            part = edit.part(self.model, [name for name in self.names if name in inputs], [str(wanted.name)])
+            part = edit.extract(self.model, [name for name in self.names if name in inputs], [str(wanted.name)])
         except RequestError:
             self.refuse(value, f"{wanted.name} depends on more than the tokens")
         tokens = np.full((1, length), token + 1, np.int64)
@@ -484,14 +481,12 @@ class _Mapper:
         joined = self.real(node.inputs[0])
         product = self.transposed(value, joined, [0, 2, 1, 3]).producer()
         soft = (
-            None
-            if product is None or not query.standard(product, "MatMul")
-            else self.real(product.inputs[0]).producer()
+            None if product is None or not query.is_op(product, "MatMul") else self.real(product.inputs[0]).producer()
         )
         if (
             product is None
             or soft is None
-            or not query.standard(soft, "Softmax")
+            or not query.is_op(soft, "Softmax")
             or soft.attributes.get_int("axis", -1) not in (-1, 3)
         ):
             self.refuse(
@@ -500,7 +495,7 @@ class _Mapper:
                 "Reshape",
             )
         times, masks, scores = 1.0, [], self.real(soft.inputs[0])
-        while (each := scores.producer()) is not None and query.standard(each, "Div", "Mul", "Add"):
+        while (each := scores.producer()) is not None and query.is_op(each, "Div", "Mul", "Add"):
             factor = self.scalar(each.inputs[1])
             if each.op_type == "Add":
                 at = next(
@@ -520,7 +515,7 @@ class _Mapper:
                 self.refuse(scores, "products of attention scaled by more than one number")
             times = times / factor if each.op_type == "Div" else times * factor
             scores = self.real(each.inputs[0])
-        if each is None or not query.standard(each, "MatMul"):
+        if each is None or not query.is_op(each, "MatMul"):
             self.refuse(scores, "wanted the products of queries and keys before a Softmax")
         queries, heads, more = self.part(each.inputs[0], [0, 2, 1, 3])
         keys, key_heads, most = self.part(each.inputs[1], [0, 2, 3, 1])
@@ -550,37 +545,37 @@ class _Mapper:
 
     def product(self, node: ir.Node) -> bool:
         """Whether products of queries and keys come out of this, scaled or masked."""
-        while query.standard(node, "Div", "Mul", "Add"):
+        while query.is_op(node, "Div", "Mul", "Add"):
             before = [self.real(each).producer() for each in node.inputs]
             found = next((each for each in before if each is not None and self.product(each)), None)
             if found is None:
                 return False
             node = found
-        return query.standard(node, "MatMul") and all(self.constant(each) is None for each in node.inputs)
+        return query.is_op(node, "MatMul") and all(self.constant(each) is None for each in node.inputs)
 
     def transposed(self, value: ir.Value, given: ir.Value, perm: list[int]) -> ir.Value:
         node = given.producer()
-        if node is None or not query.standard(node, "Transpose") or list(node.attributes.get_ints("perm", [])) != perm:
+        if node is None or not query.is_op(node, "Transpose") or list(node.attributes.get_ints("perm", [])) != perm:
             self.refuse(value, f"wanted a Transpose {perm} of the heads before it")
         return self.real(node.inputs[0])
 
     def part(self, given: ir.Value | None, perm: list[int]) -> tuple[_Dense, _Heads, float]:
         """The linear layer behind queries, keys or values, their heads, and what they are multiplied by."""
         value, times = self.real(given), 1.0
-        while (node := value.producer()) is not None and query.standard(node, "Mul", "Div"):
+        while (node := value.producer()) is not None and query.is_op(node, "Mul", "Div"):
             if not (factor := self.scalar(node.inputs[1])):
                 self.refuse(value, "heads of attention scaled by more than one number")
             times, value = (times * factor if node.op_type == "Mul" else times / factor), self.real(node.inputs[0])
         if (
             node is not None
-            and query.standard(node, "Transpose")
+            and query.is_op(node, "Transpose")
             and list(node.attributes.get_ints("perm", [])) == [0, 1, 3, 2]
         ):
             value, perm = self.real(node.inputs[0]), [0, 2, 1, 3]
         split = self.transposed(value, value, perm)
         reshape = split.producer()
         shape = (
-            query.elements(reshape.inputs[1]) if reshape is not None and query.standard(reshape, "Reshape") else None
+            query.shape_elements(reshape.inputs[1]) if reshape is not None and query.is_op(reshape, "Reshape") else None
         )
         dense = (
             self.dense(self.real(reshape.inputs[0]))
