@@ -88,13 +88,13 @@ def caches() -> dict[str, int]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a figure depends on."""
-    versions = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            versions[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return versions
+    return installed
 
 
 @functools.cache

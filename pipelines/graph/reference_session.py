@@ -19,13 +19,13 @@ LARGEST = 64  # batch size that an exporter is expected to leave in a graph
 
 def options(quick: bool = False) -> ort.SessionOptions:
     """Session options with every optimization off; quick: on, for float graphs of which only the results count."""
-    options = ort.SessionOptions()
+    settings = ort.SessionOptions()
     level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if quick else level.ORT_DISABLE_ALL
-    options.log_severity_level = 3
+    settings.graph_optimization_level = level.ORT_ENABLE_ALL if quick else level.ORT_DISABLE_ALL
+    settings.log_severity_level = 3
     # on a busy machine threads would wait for each other
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return settings
 
 
 def session(model: ir.Model, needed_by: str, chosen: ort.SessionOptions | None = None) -> ort.InferenceSession:
