@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.analysis.tune import ArrayJudge, Judge
+from pipelines.analysis.judge import ArrayJudge, Judge
 from pipelines.core import files
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError

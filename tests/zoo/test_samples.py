@@ -11,7 +11,7 @@ from PIL import Image
 from rewriting import model, run
 
 import zoo
-from pipelines.analysis.tune import ArrayJudge, Verdict
+from pipelines.analysis.judge import ArrayJudge, Verdict
 from pipelines.core import files
 from pipelines.core.batches import joined, length
 from pipelines.core.errors import RequestError
