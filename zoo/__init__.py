@@ -107,9 +107,9 @@ def open_plan(path: str | Path) -> PlannedSession:
     """Open a plan file that `zoo plan` wrote; `run` takes batches of any size. See
     `pipelines.engines.plan.open_plan`.
     """
-    from pipelines.engines import catalog
+    from pipelines.engines import catalog, plan
 
-    return catalog.open_plan(path)
+    return plan.open_plan(path, catalog.load)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,40 +1,53 @@
-"""Every engine by its name: `load` opens a model file in any of them."""
+"""Every engine by its name, and plan files: `load` is the only opener."""
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
-from pipelines.core import machine
-from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core import files, machine
+from pipelines.core.errors import RequestError
 from pipelines.engines import plan, stock
+from pipelines.engines.quickest import Option, QuickestSession
 from pipelines.engines.session import Session
 
 ENGINES = (*stock.STOCK, "native")
+AUTO = "auto"
 
 
-def load(path: str | Path, engine: str, threads: int = 1, precision: str = "", model: bytes | None = None) -> Session:
-    """Open a model file in one engine with `threads` intra-op threads.
+def load(
+    path: str | Path, engine: str = AUTO, threads: int = 1, precision: str = "", model: bytes | None = None
+) -> Session:
+    """Open a model file, or a plan file that `zoo plan` wrote, with `threads` intra-op threads.
 
-    engine: "onnxruntime", "openvino", or "native", which takes what the build's native.onnx holds. precision: "bf16"
-    computes in bfloat16 what is float in the model; any other is only a name for what the file holds. model: the
-    serialized model, where `path` only names the file that it was made from. Raises RequestError for an unknown or
-    missing engine, a missing file, a model that the engine refuses, or a CPU or engine without bf16.
+    engine: "onnxruntime", "openvino", "native", which takes the native.onnx of a model folder, or "auto": the stock
+    engine that is quickest for each batch size (`QuickestSession`). A plan has chosen engines and threads itself.
+    precision: "bf16" computes in bfloat16 what is float in the model; any other is only a name for what the file holds.
+    model: the serialized model, where `path` only names the file that it was made from.
+    Raises RequestError for an unknown or missing engine, a missing file, a model that the engine refuses, or a CPU or
+    engine without bf16.
     """
-    if engine not in ENGINES:
+    path = Path(path)
+    if model is None and path.is_file() and zipfile.is_zipfile(path):
+        if engine != AUTO:
+            raise RequestError(f"{path} is a plan, which has chosen its engines; leave out the engine {engine}")
+        return plan.open_plan(path, load)
+    if engine not in (*ENGINES, AUTO):
         raise RequestError(f"unknown engine {engine!r}; choose auto, {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
-    if engine != "native":
-        return stock.load(path, engine, threads, precision, model)
     machine.require_threads(threads)
-    from pipelines.engines.native_clicks import NativeSession  # with onnx, which native translation does without
+    if engine in ("native", AUTO) and not path.is_file():
+        raise RequestError(f"no model file at {path}")
+    if engine == "native":
+        return QuickestSession(f"native {files.sha256(path)}", native_options(path, threads), threads)
+    if engine == AUTO:
+        openers = stock.candidates(path, threads, precision)
+        options = {name: Option(opener) for name, opener in openers.items()}
+        return QuickestSession(files.sha256(path), options, threads)
+    return stock.load(path, engine, threads, precision, model)
 
-    try:
-        return NativeSession(Path(path), threads)
-    except ZooError:
-        raise
-    except Exception as error:  # a damaged graph fails anywhere
-        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
 
+def native_options(path: Path, threads: int) -> dict[str, Option]:
+    """The ways to run a native.onnx, see `native_clicks.options`."""
+    from pipelines.engines import native_clicks  # with onnx, which native translation does without
 
-def open_plan(path: str | Path) -> plan.PlannedSession:
-    """Open a plan file that `zoo plan` wrote; see `pipelines.engines.plan.open_plan`."""
-    return plan.open_plan(path, load)
+    return native_clicks.options(path, threads)

@@ -27,7 +27,7 @@ from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.openvino import OpenVinoSession, library
-from pipelines.engines.session import Port, Session
+from pipelines.engines.session import Executed, Port, Session
 from pipelines.engines.stock import available
 from pipelines.engines.timing import REFERENCE, measure, require_alike
 
@@ -201,8 +201,17 @@ class PlannedSession:
         """See `Runnable`."""
         count, most = length(batch), max(self._profiles)
         if count <= most:
-            return self._session(min(size for size in self._profiles if size >= count)).run(batch)
+            return self._profile(count).run(batch)
         return joined([self.run(each) for each in cut(batch, most)])
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """What the profile of this batch size runs, see `Session`."""
+        most = max(self._profiles)
+        return self._profile(min(length(batch), most)).executed({name: array[:most] for name, array in batch.items()})
+
+    def _profile(self, count: int) -> Session:
+        """The session of the next larger batch size."""
+        return self._session(min(size for size in self._profiles if size >= count))
 
     def _session(self, size: int) -> Session:
         if size not in self._sessions:

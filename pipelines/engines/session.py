@@ -9,8 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError
 
 BF16 = "bf16"
+
+
+class BatchError(RequestError):
+    """The batch is wrong, whatever the engine: no reason to leave an engine out."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,17 @@ class Runnable(Protocol):
 class Session(Runnable, Protocol):
     """A model ready to run."""
 
-    engine: str
-    threads: int
-    inputs: dict[str, Port]
+    @property
+    def engine(self) -> str:
+        """The engine's name."""
+
+    @property
+    def threads(self) -> int:
+        """Intra-op threads."""
+
+    @property
+    def inputs(self) -> dict[str, Port]:
+        """dtype and shape of every input of the graph."""
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Run once with the engine's own profiler on and say what ran."""

@@ -13,7 +13,7 @@ import numpy as np
 from pipelines.core import files, machine, settings
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import ZooError
-from pipelines.engines.session import Runnable
+from pipelines.engines.session import BatchError, Runnable
 
 logger = logging.getLogger(__name__)
 REPEATS = 9
@@ -23,7 +23,7 @@ ALIKE = 0.1  # 10 dB; int8 in two engines was seen to differ by 1e-3 and less
 
 
 @dataclass(frozen=True)
-class Plan:
+class Choice:
     """The engine to use for one model file, thread count and batch size on this machine, and what was measured (median
     ms a batch).
     """
@@ -42,12 +42,12 @@ def choose(
     threads: int = 1,
     *,
     fresh: bool = False,
-) -> Plan:
+) -> Choice:
     """Time the candidates' sessions on `batch`, in turn, and keep the result under ZOO_HOME.
 
     digest: what names the model they all run. A kept plan is used again only for the same digest, candidates, threads,
     batch size, CPU and library versions; `fresh` times anew. A candidate that cannot be opened or does not run is left
-    out. Raises ZooError where none runs.
+    out. Raises ZooError where none runs, BatchError for a batch that none takes.
     """
     size = size_class(batch)
     key = hashlib.sha256(
@@ -56,14 +56,16 @@ def choose(
     kept = settings.home() / "plans" / f"{key}.json"
     if kept.is_file() and not fresh:
         try:
-            return Plan(**files.read_json(kept))
+            return Choice(**files.read_json(kept))
         except (TypeError, ZooError):
             kept.unlink(missing_ok=True)  # written by another version
     if len(candidates) == 1:
-        return Plan(next(iter(candidates)), threads, size, {}, machine.fingerprint())
+        return Choice(next(iter(candidates)), threads, size, {}, machine.fingerprint())
     milliseconds = time_each(candidates, batch)
     best = min(milliseconds, key=milliseconds.__getitem__)
-    chosen = Plan(best, threads, size, {name: round(ms, 4) for name, ms in milliseconds.items()}, machine.fingerprint())
+    chosen = Choice(
+        best, threads, size, {name: round(ms, 4) for name, ms in milliseconds.items()}, machine.fingerprint()
+    )
     try:
         files.write_json(kept, asdict(chosen))
     except ZooError as error:
@@ -84,6 +86,8 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
             session = opener()
             found = session.run(batch)
             require_alike(name, found, wanted)
+        except BatchError:
+            raise
         except ZooError as error:
             problems.append(str(error))
             logger.warning("the engine %s is left out: %s", name, error)

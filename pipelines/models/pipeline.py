@@ -1,13 +1,18 @@
-"""Raw input -> arrays -> model -> results: the same shape for every task."""
+"""Raw input -> arrays -> model -> results: the same shape for every task.
+
+A family's pipeline is a `GraphPipeline` where a result takes one call of the graph, else a `Pipeline` of its own that
+says how its results are computed, such as a beam search.
+"""
 
 from __future__ import annotations
 
 import abc
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +20,10 @@ from numpy.typing import NDArray
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.engines import catalog, stock
+from pipelines.engines.quickest import Option, QuickestSession
 from pipelines.engines.session import BF16, Session
-from pipelines.engines.stock import candidates as stock_candidates
-from pipelines.engines.stock import require_precision
-from pipelines.engines.timing import Plan, choose
+from pipelines.engines.timing import Choice, choose
 from pipelines.kernels import extension
 from pipelines.models.build import NATIVE, ModelFolder
 
@@ -35,7 +40,7 @@ def model_file(precision: str, engine: str) -> str:
     """
     if precision not in PRECISIONS:
         raise RequestError(f"unknown precision {precision!r}; choose {' or '.join(PRECISIONS)}")
-    require_precision(precision, "openvino" if engine == "auto" else engine)
+    stock.require_precision(precision, "openvino" if engine == "auto" else engine)
     if engine != "native":
         return PRECISIONS[precision]
     if precision != "int8":
@@ -43,63 +48,20 @@ def model_file(precision: str, engine: str) -> str:
     return NATIVE
 
 
-def load(path: Path, name: str, *options: Any) -> Session:
-    """See `pipelines.engines.catalog.load`, which is imported with onnx only here: translation in native code does
-    without.
-    """
-    from pipelines.engines import catalog
-
-    return catalog.load(path, name, *options)
-
-
-def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: int, *, fresh: bool = False) -> Plan:
-    """The quickest engine for this batch on this machine, by timing (see `pipelines.engines.timing.choose`); native
-    kernels where there are any.
-    """
-    digest, candidates = _candidates(folder, precision, threads)
-    return choose(digest, candidates, batch, threads, fresh=fresh)
-
-
-def open_quickest(folder: ModelFolder, precision: str, batch: Batch, threads: int) -> Session:
-    """A session in the engine of `choose_engine`; where a choice remembered from before cannot be opened now, in the
-    quickest that can.
-    """
-    digest, candidates = _candidates(folder, precision, threads)
-    while True:
-        name = choose(digest, candidates, batch, threads).engine
-        try:
-            return candidates[name]()
-        except ZooError as error:
-            if len(candidates) == 1:
-                raise
-            logger.warning("the engine %s is left out: %s", name, error)
-            del candidates[name]
-
-
-def _candidates(folder: ModelFolder, precision: str, threads: int) -> tuple[str, dict[str, Callable[[], Session]]]:
-    """The digest of the model and the engines that may run it."""
-    path = folder.ensure(PRECISIONS[precision])
-    found = stock_candidates(path, threads, precision)
-    if precision == "int8" and folder.entry.native and extension.isas():
-        found["native"] = lambda: load(folder.ensure(NATIVE), "native", threads)
-    return files.sha256(path), found
-
-
 class Pipeline(abc.ABC):
     """One model in one precision and engine; `__call__` chains preprocess, predict and postprocess.
 
-    engine: "onnxruntime", "openvino", "native", or "auto", which times them on the first batch (and remembers the
-    result, see `plan`).
-    threads: intra-op threads. batch_size: samples the model sees at once (`BATCH_SIZE` if None); `predict` takes any
-    number and cuts it. Raises RequestError for an unknown precision or engine, or a batch size or thread count below 1.
+    engine: "onnxruntime", "openvino", "native", or "auto", the quickest on this machine. threads: intra-op threads.
+    batch_size: samples the model sees at once (`BATCH_SIZE` if None); `predict` takes any number. model: an ONNX file
+    with the inputs and outputs of rewritten.onnx that is computed in place of the folder's own, see `over`.
+    Raises RequestError for an unknown precision or engine, or a batch size or thread count below 1.
     """
 
     BATCH_SIZE: ClassVar[int] = 512
     CALIBRATION: ClassVar[int] = 4096  # samples that ranges are chosen on, unless told
-    ONE_CALL: ClassVar[bool] = (
-        True  # a batch is one call of the graph that `zoo build` makes; else `zoo benchmark` times all of `predict`
-    )
     ON_ERROR: ClassVar[str] = "raise"  # what `run` does about bad input unless told: "raise", or "skip"
+    ENGINES: ClassVar[tuple[str, ...]] = catalog.ENGINES  # that compute it
+    TUNED: ClassVar[tuple[str, ...]] = tuple(stock.STOCK)  # those of them that compute any int8 form of its graph
 
     def __init__(
         self,
@@ -108,61 +70,75 @@ class Pipeline(abc.ABC):
         engine: str = "auto",
         threads: int = 1,
         batch_size: int | None = None,
+        *,
+        model: Path | None = None,
     ) -> None:
-        name = model_file(precision, engine)
+        if model is None:
+            model_file(precision, engine)  # raises for what there is not
         batch_size = self.BATCH_SIZE if batch_size is None else batch_size
         if batch_size < 1 or threads < 1:
             raise RequestError(f"batch size and threads must be 1 or more, not {batch_size} and {threads}")
         machine.require_threads(threads)
         self.folder, self.precision, self.threads, self.batch_size = folder, precision, threads, batch_size
-        path = folder.ensure(name)
+        self.requested = engine
         if precision == "int8" and engine != "native" and not machine.has_vnni():
             logger.warning("%s", machine.NO_VNNI)
-        self._session: Session | None = None if engine == "auto" else load(path, engine, threads, precision)
+        self._open(engine, model)
+
+    @classmethod
+    def over(
+        cls, folder: ModelFolder, model: Path, engine: str, threads: int = 1, batch_size: int | None = None
+    ) -> Self:
+        """A pipeline of the folder that computes the ONNX file `model`, float or int8, in place of the folder's own.
+
+        engine: one of `TUNED`; for what that does not compute, such as a float graph in "native", a stock engine.
+        """
+        return cls(folder, "fp32", engine, threads, batch_size, model=model)
 
     @property
     def path(self) -> Path:
         """The folder with the model's files."""
         return self.folder.path
 
+    def __call__(self, raw: Any) -> Any:
+        """Raw input -> results."""
+        return self.postprocess(self.predict(self.preprocess(raw)))
+
+    @abc.abstractmethod
+    def _open(self, engine: str, model: Path | None) -> None:
+        """Make ready to compute `model`, or the folder's own files where it is None."""
+
     @property
+    @abc.abstractmethod
     def engine(self) -> str:
         """The engine in use; "auto" before the first batch decides."""
-        return self._session.engine if self._session is not None else "auto"
 
     @abc.abstractmethod
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
         """A path or raw values -> {graph input: C-contiguous array, first axis = samples}."""
 
     @abc.abstractmethod
-    def postprocess(self, out: dict[str, NDArray[Any]]) -> Any:
-        """Arrays of the model -> results for a person."""
-
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """{graph input: array [n, ...]} -> {graph output: array [n, ...]}, cut into batches of `batch_size`.
+        """{graph input: array [n, ...]} -> {output: array [n, ...]}, for any number of samples.
 
         Raises RequestError where names, dtypes or shapes are not the graph's.
         """
-        if self._check(batch) <= self.batch_size:
-            return self._run(batch)
-        return joined([self._run(each) for each in cut(batch, self.batch_size)])
 
-    def __call__(self, raw: Any) -> Any:
-        """Raw input -> results."""
-        return self.postprocess(self.predict(self.preprocess(raw)))
+    @abc.abstractmethod
+    def postprocess(self, out: dict[str, NDArray[Any]]) -> Any:
+        """Arrays of the model -> results for a person."""
 
-    def session(self, batch: Batch) -> Session:
-        """The session in use; the first call with `engine="auto"` chooses by timing `batch`."""
-        if self._session is None:
-            self._session = open_quickest(self.folder, self.precision, batch, self.threads)
-        return self._session
+    @abc.abstractmethod
+    def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
+        """Raw input of any size -> a file of results, in constant memory and input order; returns a summary."""
 
-    def use(self, session: Session) -> None:
-        """Run `session` from now on: any model with the same inputs and outputs."""
-        self._session = session
+    @abc.abstractmethod
+    def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
+        """Up to `count` samples of raw `data` as inputs of the graph, to calibrate on."""
 
-    def _run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        return self.session(batch).run(batch)
+    @abc.abstractmethod
+    def example(self, count: int, data: Any = None) -> Any:
+        """`count` raw samples for a benchmark, of `data` or else the model's own."""
 
     @functools.cached_property
     def _ports(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
@@ -213,3 +189,78 @@ class Pipeline(abc.ABC):
     @abc.abstractmethod
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
         """dtype and shape (None = any) of every graph input."""
+
+
+class GraphPipeline(Pipeline):
+    """A pipeline whose `predict` is one call of the model's graph a batch, in a session.
+
+    engine "auto": see `QuickestSession`; int8 also runs in the native kernels where the entry has such a form.
+    """
+
+    _session: Session
+
+    def _open(self, engine: str, model: Path | None) -> None:
+        if model is not None:
+            self._session = catalog.load(model, engine, self.threads)
+        elif engine == "auto":
+            self._session = open_quickest(self.folder, self.precision, self.threads)
+        else:
+            path = self.folder.ensure(model_file(self.precision, engine))
+            self._session = catalog.load(path, engine, self.threads, self.precision)
+
+    @property
+    def engine(self) -> str:
+        """The engine in use; "auto" before the first batch decides."""
+        return self._session.engine
+
+    @property
+    def session(self) -> Session:
+        """What computes the graph."""
+        return self._session
+
+    def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """{graph input: array [n, ...]} -> {graph output: array [n, ...]}, cut into batches of `batch_size`.
+
+        Raises RequestError where names, dtypes or shapes are not the graph's.
+        """
+        if self._check(batch) <= self.batch_size:
+            return self._session.run(batch)
+        return joined([self._session.run(each) for each in cut(batch, self.batch_size)])
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A pipeline timed and compared like a session: `run` is its `predict`."""
+
+    pipeline: Pipeline
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """The pipeline's arrays for a batch."""
+        return self.pipeline.predict(batch)
+
+
+def open_quickest(folder: ModelFolder, precision: str, threads: int) -> QuickestSession:
+    """A session that runs each batch in the quickest engine; native kernels are among them where there are any."""
+    digest, options = _options(folder, precision, threads)
+    return QuickestSession(digest, options, threads)
+
+
+def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: int, *, fresh: bool = False) -> Choice:
+    """The choice of `open_quickest` for this batch size, by timing (see `timing.choose`); `fresh` times anew."""
+    digest, options = _options(folder, precision, threads)
+    openers = {
+        name: option.open for name, option in options.items() if len(next(iter(batch.values()))) >= option.smallest
+    }
+    return choose(digest, openers, batch, threads, fresh=fresh)
+
+
+def _options(folder: ModelFolder, precision: str, threads: int) -> tuple[str, dict[str, Option]]:
+    """The digest of the model and the ways to run it here."""
+    path = folder.ensure(PRECISIONS[precision])
+    options = {name: Option(opener) for name, opener in stock.candidates(path, threads, precision).items()}
+    if precision == "int8" and folder.entry.native and extension.isas():
+        try:
+            options |= catalog.native_options(folder.ensure(NATIVE), threads)
+        except ZooError as error:
+            logger.warning("the engine native is left out: %s", error)
+    return files.sha256(path), options

@@ -22,10 +22,9 @@ from pipelines.analysis.benchmark import Configuration, benchmark
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import mapped
-from pipelines.engines import native_clicks
 from pipelines.engines.catalog import load
-from pipelines.engines.native_clicks import CHUNK, SMALL, NativeSession
-from pipelines.engines.timing import Plan
+from pipelines.engines.native_clicks import CHUNK, SMALL
+from pipelines.engines.timing import Choice
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.clicks import reference
@@ -40,7 +39,7 @@ from zoo.wide_deep.rewrites import FuseParallelEmbedding, FuseParallelSum
 
 NAME = "wide-deep-criteo"
 ROWS = (20_000, 3, 200)  # so many that the table lies in native.onnx.data
-PLAN = Plan("", 1, 1, {}, "")
+PLAN = Choice("", 1, 1, {}, "")
 COUNTS = (1, 2, 31, 32, 33, 127, 128, 129, 300, 512)
 needs_kernels = pytest.mark.skipif(extension.native() is None, reason=extension.missing())
 
@@ -103,20 +102,25 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def session(folder):
-    return NativeSession(folder / NATIVE, 1)
+    return load(folder / NATIVE, "native", 1)
+
+
+def way(name):
+    """The option of `native_clicks.options` that runs the layers in `name`."""
+    return name if name == "native" else f"native+{name}"
 
 
 def only(name):
     """A stand-in for `choose` that always takes one way."""
     return lambda digest, candidates, batch, threads: replace(
-        PLAN, engine=name if name in candidates else min(candidates)
+        PLAN, engine=way(name) if way(name) in candidates else min(candidates)
     )
 
 
 @pytest.fixture
 def mild(monkeypatch):
     """The quickest way is not timed: all batches run in native code."""
-    monkeypatch.setattr(native_clicks, "choose", only("native"))
+    monkeypatch.setattr(quickest, "choose", only("native"))
 
 
 def by_reference(path, batch):
@@ -154,7 +158,7 @@ def test_the_native_way_is_the_reference_and_near_float(session, folder):
 def test_the_ways_differ_by_one_step_of_a_hidden_value_at_most(session, folder, name):
     batch = feeds(1000)
     expected, layers = by_reference(folder / NATIVE, batch)
-    found = session._open(name).run(batch)["y"]
+    found = session._open(way(name)).run(batch)["y"]
     assert found.shape == expected.shape
     step = layers[-1].scale.max() * np.abs(layers[-1].weight.astype(np.int32)).max()
     difference = np.abs(found - expected)
@@ -166,9 +170,9 @@ def test_the_ways_differ_by_one_step_of_a_hidden_value_at_most(session, folder, 
 @pytest.mark.parametrize("name", ["native", *EXACT])
 def test_batches_of_all_sizes_in_any_order_give_the_rows_results(session, monkeypatch, name):
     """A row's result depends neither on its batch nor on the batches before it."""
-    monkeypatch.setattr(native_clicks, "choose", only(name))
+    monkeypatch.setattr(quickest, "choose", only(name))
     batch = feeds(max(COUNTS))
-    whole = session._open(name).run(batch)["y"]
+    whole = session._open(way(name)).run(batch)["y"]
     small = session._open("native").run(batch)["y"]
     for count in np.random.default_rng(2).permutation([*COUNTS, *COUNTS]):
         found = session.run({key: array[:count] for key, array in batch.items()})["y"]
@@ -185,9 +189,9 @@ def test_models_without_numbers_or_a_wide_part(tmp_path, mild, changes):
     result, float32 = folded(**changes)
     path = io.save_mapped(result, tmp_path / NATIVE)
     batch = feeds(300, **{key: value for key, value in changes.items() if key in ("dense", "ids")})
-    opened = NativeSession(path, 1)
+    opened = load(path, "native", 1)
     found = opened.run(batch)["y"]
-    stock = opened._open("onnxruntime").run(batch)["y"]
+    stock = opened._open(way("onnxruntime")).run(batch)["y"]
     expected = run(float32, **batch)["y"]
     assert found.shape == (300, 1)
     assert np.abs(found - expected).max() < 0.03 * np.ptp(expected)
@@ -199,21 +203,21 @@ def test_models_without_numbers_or_a_wide_part(tmp_path, mild, changes):
 @pytest.mark.parametrize("changes", [{"outputs": 2, "wide": False}, {"middle": "Tanh"}], ids=str)
 def test_other_layers_run_in_a_stock_engine_at_all_sizes(tmp_path, changes):
     result, float32 = folded(**changes)
-    opened = NativeSession(io.save_mapped(result, tmp_path / NATIVE), 1)
+    opened = load(io.save_mapped(result, tmp_path / NATIVE), "native", 1)
     for count in (1, 300):
         batch = feeds(count)
         expected = run(float32, **batch)["y"]
         assert np.abs(opened.run(batch)["y"] - expected).max() < 0.05 * max(np.ptp(expected), 1)
-    assert set(opened._ways) <= {"onnxruntime", "openvino"} and len(opened.executed(batch)) > 1
+    assert set(opened._sessions) <= {way("onnxruntime"), way("openvino")} and len(opened.executed(batch)) > 1
 
 
 @needs_kernels
 def test_two_threads_give_the_results_of_one(folder, mild):
-    one, two = (NativeSession(folder / NATIVE, threads) for threads in (1, 2))
+    one, two = (load(folder / NATIVE, "native", threads) for threads in (1, 2))
     for count in (*COUNTS, 2 * CHUNK - 1, 4 * CHUNK + 1):
         batch = feeds(count)
         for name in ("native", "onnxruntime"):
-            assert one._open(name).run(batch)["y"].tobytes() == two._open(name).run(batch)["y"].tobytes()
+            assert one._open(way(name)).run(batch)["y"].tobytes() == two._open(way(name)).run(batch)["y"].tobytes()
 
 
 @needs_kernels
@@ -231,10 +235,10 @@ def test_the_quickest_way_is_timed_once_a_size_and_kept_for_shorter_batches(fold
 
     def choose(digest, candidates, batch, threads):
         asked.append(len(batch["ids"]))
-        assert list(candidates) == ["native", *EXACT]
-        return replace(PLAN, engine="onnxruntime")
+        assert list(candidates) == ["native", *map(way, EXACT)]
+        return replace(PLAN, engine=way("onnxruntime"))
 
-    monkeypatch.setattr(native_clicks, "choose", choose)
+    monkeypatch.setattr(quickest, "choose", choose)
     opened = load(folder / NATIVE, "native")
     for count in (1, SMALL, 512, 500, 300, 40, 512, 33, 600, 64):
         opened.run(feeds(count))
@@ -248,12 +252,14 @@ def test_the_quickest_way_is_timed_once_a_size_and_kept_for_shorter_batches(fold
 @needs_kernels
 def test_the_timed_choice_is_remembered(folder, zoo_home):
     batch = feeds(256)
-    found = NativeSession(folder / NATIVE, 1).run(batch)["y"]
+    found = load(folder / NATIVE, "native", 1).run(batch)["y"]
     kept = [json.loads(each.read_text()) for each in (zoo_home / "plans").iterdir()]
-    assert len(kept) == 1 and set(kept[0]["milliseconds"]) == {"native", *EXACT} and kept[0]["batch_size"] == 256
-    again = NativeSession(folder / NATIVE, 1)
+    assert (
+        len(kept) == 1 and set(kept[0]["milliseconds"]) == {"native", *map(way, EXACT)} and kept[0]["batch_size"] == 256
+    )
+    again = load(folder / NATIVE, "native", 1)
     assert again.run(batch)["y"].tobytes() == found.tobytes()
-    assert list(again._ways) == [kept[0]["engine"]]
+    assert list(again._sessions) == [kept[0]["engine"]]
 
 
 # --- wrong input
@@ -263,7 +269,7 @@ def test_the_timed_choice_is_remembered(folder, zoo_home):
 @pytest.mark.parametrize("name", ["native", "onnxruntime", "openvino"])
 @pytest.mark.parametrize("count", [1, 300])
 def test_ids_out_of_range_are_refused_before_anything(session, monkeypatch, name, count):
-    monkeypatch.setattr(native_clicks, "choose", only(name))
+    monkeypatch.setattr(quickest, "choose", only(name))
     right = feeds(count)
     session.run(right)
     for wrong, dtype in ((-1, "int32"), (3, "int32"), (2**32 + 1, "int64"), (2**31 - 1, "int32")):
@@ -278,7 +284,7 @@ def test_ids_out_of_range_are_refused_before_anything(session, monkeypatch, name
 @needs_kernels
 def test_ids_out_of_range_are_refused_in_every_thread_and_while_timing(folder):
     for threads in (1, 2):
-        opened = NativeSession(folder / NATIVE, threads)
+        opened = load(folder / NATIVE, "native", threads)
         batch = feeds(300)
         batch["ids"][299, 0] = ROWS[0]
         with pytest.raises(RequestError, match="found id 20000 in row 299"):  # not the row of its thread's part
@@ -520,7 +526,7 @@ def test_without_kernels_auto_takes_a_stock_engine(bare, shipped, rows, tmp_path
 @needs_kernels
 def test_with_kernels_auto_times_them(shipped, rows):
     plan = choose_engine(shipped, "int8", zoo.pipeline(shipped.path).preprocess(rows), 1, fresh=True)
-    assert set(plan.milliseconds) == {"native", *EXACT}
+    assert set(plan.milliseconds) == {"native", *map(way, EXACT)}
     plan = choose_engine(shipped, "fp32", zoo.pipeline(shipped.path).preprocess(rows), 1, fresh=True)
     assert set(plan.milliseconds) == {"onnxruntime", "openvino"}
 

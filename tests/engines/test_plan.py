@@ -15,7 +15,7 @@ from pipelines.engines import catalog, plan, stock, timing
 from pipelines.engines.catalog import load
 from pipelines.engines.plan import Candidate
 from pipelines.engines.stock import available
-from pipelines.engines.timing import Plan, measure
+from pipelines.engines.timing import Choice, measure
 from pipelines.graph import io
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
@@ -65,7 +65,7 @@ def kept(zoo_home):
 
 
 def test_the_quickest_engine_is_chosen(path, timed):
-    assert quickest(path, FEEDS, 2) == Plan(
+    assert quickest(path, FEEDS, 2) == Choice(
         "openvino", 2, 4, {"onnxruntime": 2.0, "openvino": 1.0}, machine.fingerprint()
     )
     timed["openvino"] = 3.0
@@ -150,7 +150,7 @@ def test_a_batch_that_no_engine_takes(path):
 
 def test_one_engine_needs_no_timing(path, monkeypatch, zoo_home):
     monkeypatch.setattr(stock, "available", lambda: ["onnxruntime"])
-    assert quickest(path, FEEDS) == Plan("onnxruntime", 1, 4, {}, machine.fingerprint())
+    assert quickest(path, FEEDS) == Choice("onnxruntime", 1, 4, {}, machine.fingerprint())
     assert not zoo_home.exists()
 
 
@@ -208,7 +208,7 @@ def test_a_plan_runs_batches_of_any_size_from_its_compiled_models(path, tmp_path
     batches = [{"x": np.ones((size, 3), np.float32)} for size in (1, 4)]
     plan.build([Candidate(name, "fp32", path)], batches, [1], tmp_path / "m.plan", load)
     path.unlink()  # it needs its model no more
-    opened = catalog.open_plan(tmp_path / "m.plan")
+    opened = catalog.load(tmp_path / "m.plan")
     assert (opened.inputs["x"].dtype, opened.inputs["x"].shape) == (np.float32, (None, 3))
     np.testing.assert_array_equal(opened.run({"x": x})["y"], np.maximum(x, 0))
 
@@ -218,7 +218,7 @@ def test_a_plan_made_again_can_be_opened(path, tmp_path, name):
     """What an engine has compiled before comes from its cache, which OpenVINO cannot export."""
     for _ in range(2):
         plan.build([Candidate(name, "fp32", path)], [FEEDS], [1], tmp_path / "m.plan", load)
-    np.testing.assert_array_equal(catalog.open_plan(tmp_path / "m.plan").run(FEEDS)["y"], FEEDS["x"])
+    np.testing.assert_array_equal(catalog.load(tmp_path / "m.plan").run(FEEDS)["y"], FEEDS["x"])
 
 
 def test_a_plan_of_another_machine_says_so_and_is_built_anew(planned, caplog, monkeypatch):
@@ -229,7 +229,7 @@ def test_a_plan_of_another_machine_says_so_and_is_built_anew(planned, caplog, mo
         "versions": {**found["environment"]["versions"], "openvino": "1.0"},
     }
     rewrite_plan(output, machine="another", environment=elsewhere)
-    opened = catalog.open_plan(output)
+    opened = catalog.load(output)
     assert re.search(
         r"m.plan: made with cpu Elbrus \(here .*\), openvino 1.0 \(here .*\); building it anew", caplog.text
     )
@@ -242,7 +242,7 @@ def test_a_plan_of_another_machine_without_its_model(planned):
     rewrite_plan(output, machine="another")
     (output.parent / "m.onnx").unlink()
     with pytest.raises(RequestError, match=r"must be built anew here, and its model is not at .*m.onnx; run: zoo plan"):
-        catalog.open_plan(output)
+        catalog.load(output)
 
 
 def test_a_plan_of_a_model_that_has_changed_is_built_anew(planned, caplog):
@@ -251,7 +251,7 @@ def test_a_plan_of_a_model_that_has_changed_is_built_anew(planned, caplog):
     os.utime(model_file, (1, 1))
     assert plan.stale(output, plan.read_plan(output)) == ""  # touched only
     io.save(model("(float[n,3] x) => (float[n,3] y) { y = Neg(x) }"), model_file)
-    np.testing.assert_array_equal(catalog.open_plan(output).run(FEEDS)["y"], -FEEDS["x"])
+    np.testing.assert_array_equal(catalog.load(output).run(FEEDS)["y"], -FEEDS["x"])
     assert "m.onnx has changed since; building it anew" in caplog.text
 
 
@@ -266,7 +266,7 @@ def test_a_plan_that_cannot_be_written_is_used_all_the_same(planned, caplog, mon
         return replacing(target)
 
     monkeypatch.setattr(files, "replacing", refuse)
-    assert catalog.open_plan(output).run(FEEDS)["y"].shape == (4, 3)
+    assert catalog.load(output).run(FEEDS)["y"].shape == (4, 3)
     assert "not kept: read-only" in caplog.text
 
 
@@ -276,7 +276,7 @@ def test_a_file_that_is_no_plan(tmp_path, body):
     with pytest.raises(
         RequestError, match="m.plan is not a plan of this version .*; make one with: zoo plan"
     ) as caught:
-        catalog.open_plan(tmp_path / "m.plan")
+        plan.open_plan(tmp_path / "m.plan", load)
     assert "\n" not in str(caught.value)
 
 
@@ -314,7 +314,7 @@ def test_a_plan_loads_faster_than_its_model(tmp_path, name, depth):
         shutil.rmtree(os.environ["ZOO_HOME"], ignore_errors=True)  # openvino's own cache
         return load(path, name)
 
-    pairs = [(seconds(lambda: catalog.open_plan(tmp_path / "m.plan")), seconds(anew)) for _ in range(3)]
+    pairs = [(seconds(lambda: catalog.load(tmp_path / "m.plan")), seconds(anew)) for _ in range(3)]
     quick, slow = np.median(pairs, axis=0)
     assert quick < slow
 
@@ -329,5 +329,5 @@ def test_a_plan_of_bf16_stays_bf16(tmp_path, monkeypatch, compiled):
         monkeypatch.setattr(plan, "_compiled", lambda *_: b"")
     found = plan.build([Candidate("openvino", "bf16", path)], [{"x": x}], [1], tmp_path / "m.plan", load)
     assert (found["profiles"][0]["precision"], found["profiles"][0]["compiled"] > 0) == ("bf16", compiled)
-    off = np.abs(catalog.open_plan(tmp_path / "m.plan").run({"x": x})["y"] - x @ w).max()
+    off = np.abs(catalog.load(tmp_path / "m.plan").run({"x": x})["y"] - x @ w).max()
     assert 1e-3 < off < 0.02 * np.abs(x @ w).max()

@@ -110,7 +110,7 @@ def test_the_frozen_graph_computes_what_torch_does(network, frozen, batch, name)
 
 @pytest.mark.parametrize("name", stock.STOCK)
 def test_cut_at_the_memory_it_is_an_encoder_and_a_decoder(network, frozen, batch, name):
-    encoder, decoder = predict.halves(frozen, name)
+    encoder, decoder = predict.split_sessions(frozen, name)
     memory = encoder.run({"source": batch[0]})["memory"]
     assert memory.shape == (*batch[0].shape, FORM.width)
     found = decoder.run({"source": batch[0], "memory": memory, "target": batch[1]})["logits"]
@@ -164,7 +164,7 @@ def torch_reference(network, sentence, beam: int, penalty: float = 1.0):
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_all_ways_to_decode_find_the_same_tokens(network, frozen, sentences, beam):
-    encoder, decoder = predict.halves(frozen, "onnxruntime")
+    encoder, decoder = predict.split_sessions(frozen, "onnxruntime")
     source = padded(sentences)
     step = naive_step(decoder, source, encoder.run({"source": source})["memory"])
     limits = np.array([limit(len(each), POSITIONS) for each in sentences])

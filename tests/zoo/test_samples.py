@@ -17,7 +17,7 @@ from pipelines.core.batches import joined, length
 from pipelines.core.errors import RequestError
 from pipelines.data import images
 from pipelines.data.preprocess import Preprocess
-from pipelines.engines.catalog import open_plan
+from pipelines.engines.catalog import load as open_plan
 from pipelines.engines.session import Port
 from pipelines.graph import io
 from zoo import cli, samples

@@ -23,7 +23,7 @@ import zoo
 from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import load
 from pipelines.engines.stock import STOCK
-from pipelines.engines.timing import Plan
+from pipelines.engines.timing import Choice
 from pipelines.kernels import extension
 from pipelines.models import pipeline
 from zoo.wide_deep import predict
@@ -211,7 +211,7 @@ def test_a_remembered_engine_that_cannot_be_opened_now_gives_way(
 ) -> None:
     def choose(digest: str, candidates: dict[str, Any], *rest: Any, **options: Any) -> Any:
         name = "native" if "native" in candidates else "onnxruntime"
-        return Plan(name, 1, 8, {}, "")
+        return Choice(name, 1, 8, {}, "")
 
     def fails(*_: Any) -> None:
         raise RequestError("cannot write it")

@@ -28,7 +28,7 @@ from pipelines.data.images import SUFFIXES, decode, listed, prepare
 from pipelines.data.preprocess import Preprocess
 from pipelines.data.tables import on_terminal, writing
 from pipelines.models.build import ModelFolder
-from pipelines.models.pipeline import Pipeline
+from pipelines.models.pipeline import GraphPipeline
 from zoo.images.data import HELD_OUT, TRAIN, Item, find_images
 
 INPUT, OUTPUT = "image", "logits"
@@ -56,22 +56,15 @@ class Loaded(NamedTuple):
     preprocess: float
 
 
-class ImagePipeline(Pipeline):
+class ImagePipeline(GraphPipeline):
     """Classifies images; see `zoo.pipeline`."""
 
     BATCH_SIZE: ClassVar[int] = 4  # a fifth quicker than one by one; more gain little
     CALIBRATION: ClassVar[int] = 256
     ON_ERROR: ClassVar[str] = "skip"
 
-    def __init__(
-        self,
-        folder: ModelFolder,
-        precision: str = "int8",
-        engine: str = "auto",
-        threads: int = 1,
-        batch_size: int | None = None,
-    ) -> None:
-        super().__init__(folder, precision, engine, threads, batch_size)
+    def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
+        super().__init__(folder, *arguments, **options)
         self.spec = Preprocess.from_json(folder.preprocessing)
         self.background = int(
             bool(folder.card.details.get("background"))

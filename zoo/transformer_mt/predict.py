@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from pipelines.engines.session import BF16, Session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
 from pipelines.models.build import ModelFolder, derived, derived_graph
-from pipelines.models.pipeline import Pipeline, model_file
+from pipelines.models.pipeline import PRECISIONS, Pipeline
 from zoo.transformer_mt.data import (
     END,
     PAD,
@@ -84,7 +85,7 @@ class Line(NamedTuple):
     parts: tuple[str, ...]
 
 
-def halves(path: Path, engine: str, threads: int = 1, precision: str = "") -> tuple[Session, Session]:
+def split_sessions(path: Path, engine: str, threads: int = 1, precision: str = "") -> tuple[Session, Session]:
     """Sessions of the encoder (source -> memory) and the decoder (source, memory, target -> logits) of a graph as
     `freeze` writes it.
     """
@@ -94,6 +95,15 @@ def halves(path: Path, engine: str, threads: int = 1, precision: str = "") -> tu
     cuts = (ENCODER, (["source", "memory", "target"], ["logits"]))
     encoder, decoder = (load(path, engine, threads, precision, io.serialized(edit.part(whole, *cut))) for cut in cuts)
     return encoder, decoder
+
+
+def is_int8(path: Path) -> bool:
+    """Whether an ONNX file holds int8 weights."""
+    import onnx_ir as ir
+
+    from pipelines.graph import io
+
+    return any(value.dtype == ir.DataType.INT8 for value in io.load(path).graph.initializers.values())
 
 
 class TranslationPipeline(Pipeline):
@@ -108,59 +118,67 @@ class TranslationPipeline(Pipeline):
     BATCH_SIZE: ClassVar[int] = 32
     CALIBRATION: ClassVar[int] = 256
     ON_ERROR: ClassVar[str] = "skip"
-    ONE_CALL: ClassVar[bool] = False
     ENGINES: ClassVar[tuple[str, ...]] = ("onnxruntime", "native")  # that `zoo benchmark` times unless told
+    TUNED: ClassVar[tuple[str, ...]] = ("native", "onnxruntime") if extension.isas() else ("onnxruntime",)
     beam: int = 4
     best: int = 1
     length_penalty: float = 1.0
 
-    def __init__(
-        self,
-        folder: ModelFolder,
-        precision: str = "int8",
-        engine: str = "auto",
-        threads: int = 1,
-        batch_size: int | None = None,
-    ) -> None:
-        super().__init__(folder, precision, "auto", threads, batch_size)
-        self._open(engine)
+    def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
+        super().__init__(folder, *arguments, **options)
         self.vocabulary = Vocabulary.read(folder.verify(VOCABULARY))
         self.max_length = int(folder.preprocessing["max_length"])
 
-    def _open(self, engine: str) -> None:
-        """Native code; sessions of the search in one graph, where the engine has it and the decoder such a form; or of
-        the naive graph.
+    def _open(self, engine: str, model: Path | None) -> None:
+        """The native translator; else the beam search in one graph, where engine and decoder have that; else sessions
+        of the naive graph.
         """
-        self._whole: Session | None = None
+        self._search_session: Session | None = None
         self._native: NativeTranslator | None = None
         self._engine = engine if engine != "auto" else "openvino" if self.precision == BF16 else "onnxruntime"
-        name = model_file(self.precision, self._engine)
-        if engine == "native" or (engine == "auto" and self.precision == "int8" and extension.isas()):
+        if engine == "native" or (engine == "auto" and self.precision == "int8" and model is None and extension.isas()):
             try:
-                source = model_file(self.precision, "onnxruntime")
-                self._native = NativeTranslator(
-                    derived(self.folder, source, "native", program_file.FORM, store, program_file.SUFFIX), self.threads
-                )
-            except RequestError as error:
-                if engine == "native":
-                    raise
-                logger.warning("%s; onnxruntime translates instead", error)
-            else:
+                self._native = self._translator(model)
                 self._engine = "native"
                 machine.trim()
                 return
+            except RequestError as error:
+                if engine == "native" and model is None:
+                    raise
+                self._engine = "onnxruntime"
+                logger.warning("%s; onnxruntime translates instead", error)
         if self._engine == "onnxruntime":
-            from zoo.transformer_mt.cache import incremental  # with onnx, which the native engine does not need
-            from zoo.transformer_mt.loop import FORM, search
-
             try:
-                path = derived_graph(self.folder, name, "search", FORM, lambda model: search(incremental(model)))
-                self._whole = load(path, self._engine, self.threads, self.precision)
+                self._search_session = self._search_in_graph(model)
                 machine.trim()
                 return
             except RequestError as error:
                 logger.warning("%s; all tokens are computed anew in every step, which takes many times as long", error)
-        self._encoder, self._decoder = halves(self.folder.ensure(name), self._engine, self.threads, self.precision)
+        path = model or self.folder.ensure(PRECISIONS[self.precision])
+        self._encoder, self._decoder = split_sessions(path, self._engine, self.threads, self.precision)
+
+    def _translator(self, model: Path | None) -> NativeTranslator:
+        """The native translator. Raises RequestError for a graph that it cannot map, a float one among them."""
+        if model is None:
+            source = PRECISIONS[self.precision]
+            model = derived(self.folder, source, "native", program_file.FORM, store, program_file.SUFFIX)
+        elif not is_int8(model):
+            raise RequestError(f"the native kernels compute int8, and {model.name} is float")
+        return NativeTranslator(model, self.threads)
+
+    def _search_in_graph(self, model: Path | None) -> Session:
+        """A session of the beam search as one graph. Raises RequestError where the decoder has no such form."""
+        from pipelines.graph import io  # with onnx, which the native engine does not need
+        from zoo.transformer_mt.cache import incremental
+        from zoo.transformer_mt.loop import FORM, search
+
+        if model is None:
+            source = PRECISIONS[self.precision]
+            path = derived_graph(self.folder, source, "search", FORM, lambda graph: search(incremental(graph)))
+            return load(path, self._engine, self.threads, self.precision)
+        with tempfile.TemporaryDirectory() as folder:
+            path = io.save_mapped(search(incremental(io.load(model))), Path(folder) / model.name, io.PAGE)
+            return load(path, self._engine, self.threads)  # the weights are mapped: their file may go
 
     @property
     def engine(self) -> str:
@@ -250,14 +268,14 @@ class TranslationPipeline(Pipeline):
     def _search(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
         source = padded(sentences)
         require(self.beam, self.best, len(self.vocabulary))
-        if self._whole is not None:
+        if self._search_session is not None:
             batch = {
                 "source": source,
                 "beam": np.array([self.beam]),
                 "best": np.array([self.best]),
                 "growth": np.array(GROWTH),
             }
-            found = self._whole.run({**batch, "length_penalty": np.array([self.length_penalty], np.float32)})
+            found = self._search_session.run({**batch, "length_penalty": np.array([self.length_penalty], np.float32)})
             return hypotheses(found["tokens"], found["scores"])
         memory = self._encoder.run({"source": source})["memory"]
         limits = np.array([limit(len(each), POSITIONS) for each in sentences])

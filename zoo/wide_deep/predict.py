@@ -23,9 +23,10 @@ from pipelines.core.errors import RequestError
 from pipelines.core.ordered_map import ordered_map
 from pipelines.core.progress import progress
 from pipelines.data.tables import writing
-from pipelines.engines.catalog import load
+from pipelines.engines.quickest import QuickestSession
+from pipelines.engines.session import Session
 from pipelines.models.build import ModelFolder
-from pipelines.models.pipeline import Pipeline, model_file, open_quickest
+from pipelines.models.pipeline import GraphPipeline
 from zoo.wide_deep import sources
 from zoo.wide_deep.data import ErrorLog, Rows, read_rows, timed
 from zoo.wide_deep.tensorflow_graph.mapped import features_of, inputs_of, last_ids
@@ -37,18 +38,11 @@ AT_ONCE = 4096
 logger = logging.getLogger(__name__)
 
 
-class ClickPipeline(Pipeline):
+class ClickPipeline(GraphPipeline):
     """Scores rows in the Kaggle format; see `zoo.pipeline`."""
 
-    def __init__(
-        self,
-        folder: ModelFolder,
-        precision: str = "int8",
-        engine: str = "auto",
-        threads: int = 1,
-        batch_size: int | None = None,
-    ) -> None:
-        super().__init__(folder, precision, engine, threads, batch_size)
+    def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
+        super().__init__(folder, *arguments, **options)
         self.features = features_of(folder.preprocessing)
 
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
@@ -186,17 +180,23 @@ class ClickPipeline(Pipeline):
         """
         scorers = [self]
         if self.threads > 1:
-            engine = (
-                self.engine if self.engine != "auto" else open_quickest(self.folder, self.precision, batch, 1).engine
-            )
-            path = self.folder.ensure(model_file(self.precision, engine))
-            scorers = [copy.copy(self) for _ in range(self.threads)]
-            for scorer in scorers:
-                scorer.threads, scorer._session = 1, load(path, engine, 1, self.precision)
+            first = self._alone()
+            first.predict(batch)  # "auto" decides once for all
+            others = [self._alone(first.session) for _ in range(self.threads - 1)]
+            scorers = [first, *others]
         for scorer in scorers:
-            scorer.session(batch)
             scorer.predict(batch)
         return scorers
+
+    def _alone(self, like: Session | None = None) -> ClickPipeline:
+        """This pipeline with a session of one thread; like: one whose choice of engines it takes over."""
+        scorer = copy.copy(self)
+        scorer.threads = 1
+        if isinstance(like, QuickestSession):
+            scorer._session = like.sibling()
+        else:
+            scorer._open(self.requested, None)
+        return scorer
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
         """The first `count` rows of `data` as model inputs, to calibrate on."""

@@ -1,0 +1,106 @@
+"""The engine "auto": a session that runs every batch in the engine that is quickest for batches of its size."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from pipelines.core.batches import Batch, length
+from pipelines.core.errors import ZooError
+from pipelines.engines.session import Executed, Port, Session
+from pipelines.engines.timing import choose, size_class
+
+logger = logging.getLogger(__name__)
+
+
+class Option(NamedTuple):
+    """One way to run a model: how its session is opened, and the smallest batch size that it is worth trying for."""
+
+    open: Callable[[], Session]
+    smallest: int = 1
+
+
+class QuickestSession:
+    """Times its options on the first batch of every size class and remembers the choice, see `timing.choose`.
+
+    digest: what names the model that all options compute. A batch smaller than those before it runs in the engine
+    chosen for the next larger size class (the last batch of a stream is no reason to time). An option that cannot be
+    opened gives way to the next quickest. Raises ZooError, when run, where no option is left.
+    """
+
+    def __init__(self, digest: str, options: Mapping[str, Option], threads: int = 1) -> None:
+        self.threads = threads
+        self._digest, self._options = digest, dict(options)
+        self._chosen: dict[int, str] = {}  # size class -> name of an option
+        self._sessions: dict[str, Session] = {}
+        self._engine = "auto"
+        self._lock = threading.Lock()  # one thread chooses and opens
+
+    @property
+    def engine(self) -> str:
+        """The engine of the last batch; "auto" before the first."""
+        return self._engine
+
+    @property
+    def inputs(self) -> dict[str, Port]:
+        """dtype and shape of every input, as `Session` has them."""
+        session = next(iter(self._sessions.values()), None) or self._open(next(iter(self._options)))
+        return session.inputs
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """The outputs for a batch, see `Session`."""
+        return self.session(batch).run(batch)
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """What the engine of this batch size runs, see `Session`."""
+        return self.session(batch).executed(batch)
+
+    def session(self, batch: Batch) -> Session:
+        """The session that batches of this size run in."""
+        size = size_class(batch)
+        found = self._sessions.get(self._chosen.get(size, ""))
+        if found is None:
+            with self._lock:
+                found = self._choose(size, batch)
+        self._engine = found.engine
+        return found
+
+    def sibling(self) -> QuickestSession:
+        """The same choices with sessions of its own, for another thread."""
+        other = QuickestSession(self._digest, self._options, self.threads)
+        other._chosen = dict(self._chosen)
+        return other
+
+    def _choose(self, size: int, batch: Batch) -> Session:
+        while True:
+            usable = [name for name, option in self._options.items() if length(batch) >= option.smallest]
+            larger = min((each for each in self._chosen if each >= size), default=0)
+            if self._chosen.get(larger) in usable:
+                name = self._chosen[larger]
+            elif len(usable) == 1:
+                name = usable[0]
+            else:
+                openers = {name: functools.partial(self._open, name) for name in usable}
+                name = choose(self._digest, openers, batch, self.threads).engine
+            try:
+                session = self._open(name)
+            except ZooError as error:
+                if len(usable) == 1:
+                    raise
+                logger.warning("the engine %s is left out: %s", name, error)
+                del self._options[name]
+                continue
+            self._chosen[size] = name
+            # those that were only timed take memory
+            self._sessions = {each: opened for each, opened in self._sessions.items() if each in self._chosen.values()}
+            return session
+
+    def _open(self, name: str) -> Session:
+        if name not in self._sessions:
+            self._sessions[name] = self._options[name].open()
+        return self._sessions[name]
