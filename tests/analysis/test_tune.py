@@ -1,5 +1,4 @@
 import json
-import re
 
 import numpy as np
 import pytest
@@ -13,6 +12,9 @@ from pipelines.core.files import read_json, sha256
 from pipelines.engines.catalog import load
 from pipelines.engines.stock import available
 from pipelines.graph import io, query
+from pipelines.quantization import ptq
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)
 
@@ -196,7 +198,7 @@ def test_ctrl_c_leaves_the_best_model(net, data, tmp_path):
 
     judge = Scripted(data, drop)
     found = search(net, data, tmp_path / "int8.onnx", judge=judge)
-    assert found["stopped"] == "interrupted" and len(found["trials"]) == 2
+    assert found["stopped"] == "interrupted" and len({trial["sha256"] for trial in found["trials"]}) == 2
     assert found["best"]["drop"] == 0.15 and sha256(found["path"]) == found["best"]["sha256"]
 
 
@@ -205,6 +207,84 @@ def test_histograms_are_collected_once_for_every_graph(net, data, tmp_path, monk
     monkeypatch.setattr(tune, "observe", lambda model, *args: runs.append(io.digest(model)) or observe(model, *args))
     search(net, data, tmp_path / "int8.onnx")
     assert len(runs) == len(set(runs)) <= 2
+
+
+@pytest.fixture(scope="module")
+def uneven():
+    """A depthwise convolution that reads channels of very uneven ranges."""
+    first = weights(8, 3, 1, 1)
+    first *= np.geomspace(0.02, 2, 8, dtype=np.float32).reshape(-1, 1, 1, 1)
+    return model(
+        """(float[n,3,6,6] x) => (float[n,4] y) { a = Conv(x, w1) ar = Relu(a)
+            b = Conv<pads=[1,1,1,1], group=8>(ar, w2) br = Relu(b) c = Conv(br, w3) p = GlobalAveragePool(c) y = Flatten(p) }""",
+        w1=first,
+        w2=weights(8, 1, 3, 3) / np.geomspace(0.02, 2, 8, dtype=np.float32).reshape(-1, 1, 1, 1),
+        w3=weights(4, 8, 1, 1),
+    )
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_a_trial_is_what_quantize_makes_of_the_same_recipe(uneven, data, correct):
+    recipe = QuantRecipe(search=True, correct=correct)
+    table = ptq.calibrated(uneven, recipe, [{"x": data[0]}])
+    assert table.equalization
+    int8, report = quantize(uneven, recipe, table)
+    made = tune.Maker(uneven, [{"x": data[0]}], QuantRecipe()).make(Settings(search=True, correct=correct))
+    assert (io.serialized(made[0]), made[1], made[2]) == (io.serialized(int8), report, table)
+
+
+def test_the_search_for_equalization_is_made_once_and_its_model_is_kept(uneven, data, tmp_path, monkeypatch):
+    calls, searched = [], ptq.search
+    monkeypatch.setattr(ptq, "search", lambda *arguments: calls.append(arguments) or searched(*arguments))
+    judge = ArrayJudge({"x": data[1]}, batch_size=8)
+    found = search(uneven, data, tmp_path / "int8.onnx", judge=judge, max_drop=1.0)
+    assert len(calls) == 1
+    sqnr = {trial["name"]: trial["sqnr_db"] for trial in found["trials"]}
+    assert sqnr["minmax + search + correct"] > sqnr["minmax + correct"] + 1
+    assert sum(trial["settings"]["search"] for trial in found["trials"]) >= 3  # it is what the others build on
+
+
+def test_of_equally_quick_models_the_one_of_least_error_is_kept(net, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "measure", lambda sessions, batch: [1.0] * len(sessions))
+    drops, errors = iter([0.001, *[0.01] * 99]), iter([20.0, 20.0, 40.0, *[30.0] * 99])
+    judge = Scripted(data, lambda kept: next(drops), lambda kept: next(errors))
+    found = search(net, data, tmp_path / "int8.onnx", judge=judge)
+    assert found["met"] and found["best"]["sqnr_db"] == 40.0
+
+
+def test_a_search_that_would_end_too_late_is_passed_over(net, data, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tune, "SEARCH_COST", 1e9)
+    found = search(net, data, tmp_path / "int8.onnx", seconds=1e4)
+    assert found["stopped"] == "done" and not any(trial["settings"]["search"] for trial in found["trials"])
+    assert "too short for the search for equalized channels" in caplog.text
+
+
+def test_a_log_of_another_format_is_not_used(net, data, tmp_path, monkeypatch):
+    judge = Scripted(data, lambda kept: 0.0)
+    search(net, data, tmp_path / "int8.onnx", judge=judge)
+    asked = judge.asked
+    monkeypatch.setattr(tune, "FORMAT", tune.FORMAT + 1)
+    search(net, data, tmp_path / "int8.onnx", judge=judge)
+    assert judge.asked == 2 * asked
+
+
+def test_models_are_judged_and_timed_in_what_the_opener_opens(net, data, tmp_path):
+    opened = []
+
+    class Opened:
+        def __init__(self, path, engine, threads):
+            opened.append((path.name, engine, threads))
+            self.path, self.run = path, load(path, "onnxruntime").run
+
+    options = {"opener": Opened, "engines": ["slow", "quick"], "seconds": 0.0}
+    judge = Scripted(data, lambda kept: 0.0)
+    found = search(net, data, tmp_path / "int8.onnx", engine="quick", threads=2, judge=judge, **options)
+    assert found["engine"] == "quick" and opened == [("fp32.onnx", "quick", 2), ("trial.onnx", "quick", 2)]
+    opened.clear()
+    search(net, data, tmp_path / "auto.onnx", engine="auto", judge=judge, **options)
+    assert {engine for name, engine, _ in opened if name == "first.onnx"} == {"slow", "quick"}
+    with pytest.raises(RequestError, match="unknown or missing engine 'onnxruntime'; choose auto, slow or quick"):
+        search(net, data, tmp_path / "o.onnx", judge=judge, **options)
 
 
 def test_a_trial_that_fails_is_noted_and_passed_over(net, data, tmp_path, monkeypatch):
@@ -282,7 +362,8 @@ def test_nets_of_convolutions_are_not(net, data, tmp_path):
 
 def test_what_helps_most_is_tried_first(net, data, tmp_path, all_observers):
     names = [each["name"] for each in search(net, data, tmp_path / "int8.onnx")["trials"]]
-    assert names[:2] == ["auto", "auto + correct"] and "symmetric" in names[-1]
+    assert names[:2] == ["auto + correct", "auto + search + correct"] and "symmetric" in names[-2]
+    assert not any("correct" in name for name in names[-1:])
 
 
 @pytest.mark.parametrize("error", [ValueError("of\nnumpy"), MemoryError("no room"), RuntimeError("of an engine")])
@@ -290,7 +371,7 @@ def test_any_failure_of_a_trial_is_passed_over(net, data, tmp_path, monkeypatch,
     def failing(*_):
         raise error
 
-    monkeypatch.setattr(tune, "correct", failing)
+    monkeypatch.setattr(tune.ptq, "corrected", failing)
     found = search(net, data, tmp_path / "int8.onnx")
     assert found["stopped"] == "done" and any("correct fails: " in each.getMessage() for each in caplog.records)
     failed = [each for each in found["trials"] if "error" in each]

@@ -245,9 +245,7 @@ def _quantize_folder(
 ) -> dict[str, Any]:
     """Quantize a zoo model in its folder, or by one of its tables to elsewhere."""
     kept = folder.path / road.SAMPLES
-    require_report(
-        report_path, output or folder.path / "int8.onnx", *used(folder), table_path, samples=kept.is_file()
-    )
+    require_report(report_path, output or folder.path / "int8.onnx", *used(folder), table_path, samples=kept.is_file())
     own = folder.entry.recipe
     more = {name: (*getattr(own, name), *changes[name]) for name in ("keep_float", "dynamic")}
     recipe = _changed(folder.recipe, {**changes, **more})
@@ -331,8 +329,8 @@ def tune(
         spare(target, *used(folder), *listed(evaluation_data), *listed(calibration_data))
         float_model = io.load(folder.ensure("rewritten.onnx"))
         samples = raw_samples(folder, calibration_data, "--calibration-data")
-        judge = FolderJudge(folder, evaluation_data, next(iter(samples)), batch_size)
-        options |= {"recipe": folder.recipe, "opener": judge.open, "engines": judge.engines}
+        judge = own = FolderJudge(folder, evaluation_data, next(iter(samples)), batch_size)
+        options |= {"recipe": folder.recipe, "opener": own.open, "engines": own.engines}
     result = search_recipes(
         float_model, samples, judge, target, total=samples.total, report_path=report_path, **options
     )
@@ -352,7 +350,8 @@ class FolderJudge:
         self._folder, self._data, self._kind = folder, data, folder.entry.part("pipeline")
         self.engines = [name for name in self._kind.TUNED if name in available() or name not in STOCK]
         ports = self.open(folder.ensure("rewritten.onnx"), self.engines[0], 1).pipeline.input_ports
-        self.metric, self.example = "", {name: samples[name][:batch_size] for name in ports}
+        self.metric = ""
+        self.example: Batch = {name: samples[name][:batch_size] for name in ports}
         digests = [files.sha256(path) if Path(str(path)).is_file() else str(path) for path in listed(data)]
         self.digest = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
