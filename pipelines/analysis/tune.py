@@ -6,8 +6,8 @@ products, their inputs' ranges taken at run time. 4. The other observers, symmet
 is kept where it lowers the error. 5. Where the goal is not met yet: layers left in float, in the order of what each was
 measured to gain, twice as many at every step, and then by bisection as few as do. A trial that fails is logged and
 passed over. The search is steered by the SQNR of the outputs, which is less noisy than a share of samples (by the
-metric where there is none); the goal is held against the metric. Every trial is a line of a log, and a second run with
-the same model and data repeats none of them.
+metric where there is none); the goal is held against the metric. Models that differ in constants alone are timed once. All of it is
+noted in a log, and a second run with the same model and data repeats none of it.
 """
 
 from __future__ import annotations
@@ -60,10 +60,12 @@ MEASURED = ("drop", "sqnr_db", "metric", "metrics", "milliseconds", "error")
 SEARCH_COST = 4  # trials of the default recipe that the first searched one takes, about
 PROBES = 24  # layers that are tried in float one at a time
 PROBED = 16  # samples that these are judged on
+ZERO_POINTS = (0, 128)  # that engines may compute quicker with than with others
 RECIPE = QuantRecipe()
 LAYERS = ("Conv", "Gemm", "MatMul")
 Trial = dict[str, Any]  # a line of the log
 Opener = Callable[[Path, str, int], Runnable]  # (model file, engine, threads) -> what runs it
+Searched = tuple[bool, dict[str, tuple[float, ...]]]  # `clip` and `equalization` of a `CalibrationTable`
 Made = tuple[ir.Model, QuantReport, CalibrationTable]
 
 
@@ -107,6 +109,7 @@ class Maker:
         self, model: ir.Model, samples: Iterable[Batch], recipe: QuantRecipe, total: int | None = None
     ) -> None:
         self.model, self.samples, self._recipe, self._total = model, samples, recipe, total
+        self.searched: Searched | None = None  # what `ptq.search` found, once it was needed
         self._observations: dict[bool, tuple[ir.Model, Observation]] = {}  # by whether channels are equalized
         self._tables: dict[Settings, CalibrationTable] = {}
 
@@ -142,7 +145,7 @@ class Maker:
     def _table(self, settings: Settings) -> CalibrationTable:
         """Equalization, clipping and ranges, without corrections."""
         if settings not in self._tables:
-            clip, factors = self._searched if settings.search else (False, {})
+            clip, factors = self._search() if settings.search else (False, {})
             model, observation = self._observed(factors)
             table = observation.table(settings.observer, symmetric=settings.symmetric)
             if settings.search:
@@ -153,10 +156,11 @@ class Maker:
             )
         return self._tables[settings]
 
-    @functools.cached_property
-    def _searched(self) -> tuple[bool, dict[str, tuple[float, ...]]]:
+    def _search(self) -> Searched:
         """Whether weights are clipped, and the equalization, by the default observer: the same in every run."""
-        return ptq.search(self.model, self.recipe(Settings(search=True)), self.samples)[0]
+        if self.searched is None:
+            self.searched = ptq.search(self.model, self.recipe(Settings(search=True)), self.samples)[0]
+        return self.searched
 
     def _observed(self, factors: dict[str, tuple[float, ...]]) -> tuple[ir.Model, Observation]:
         """The model with its channels equalized, and its observation."""
@@ -257,6 +261,7 @@ class _Search:
         self.trials: dict[Settings, Trial] = {}
         self.probes: dict[str, float | None] = {}  # SQNR with one layer in float, by base and layer
         self.orders: dict[str, list[str]] = {}  # layers to leave in float, by base
+        self.latencies: dict[str, float] = {}  # milliseconds, by `_structure`
         self.written: tuple[Settings, Made] | None = None  # what the output holds, if this run made it
         self.shown = 0.0  # seconds, on the progress bar
 
@@ -281,6 +286,11 @@ class _Search:
                     self.orders[line["on"]] = line["order"]
                 elif "layer" in line:
                     self.probes[f"{line['on']} {line['layer']}"] = line["sqnr_db"]
+                elif "structure" in line:
+                    self.latencies[line["structure"]] = line["milliseconds"]
+                elif "equalization" in line:
+                    factors = {name: tuple(values) for name, values in line["equalization"].items()}
+                    self.maker.searched = line["clip"], factors
                 else:
                     self.trials[Settings.from_json(line["settings"])] = line
             self.fp32 = self._open(self.float_path, self.engine)
@@ -348,10 +358,10 @@ class _Search:
             start = time.monotonic()
             trial: Trial = {"name": settings.name, "settings": settings.to_json(), "drop": None, "sqnr_db": None}
             try:
-                made = self.maker.make(settings)
+                made = self._make(settings)
                 path = io.save(made[0], self.folder / "trial.onnx")
                 trial["sha256"] = files.sha256(path)
-                trial |= self._same(trial["sha256"]) or self._measured(path)
+                trial |= self._same(trial["sha256"]) or self._measured(path, _structure(made[0]))
             except Unjudged:
                 raise
             except Exception as error:  # of whatever kind: the search goes on with what works
@@ -366,6 +376,15 @@ class _Search:
                 self.written = settings, made
         return settings
 
+    def _make(self, settings: Settings) -> Made:
+        """`Maker.make`, and what its search found into the log."""
+        before = self.maker.searched
+        made = self.maker.make(settings)
+        if self.maker.searched is not None and before is None:
+            clip, factors = self.maker.searched
+            self._note({"clip": clip, "equalization": factors})
+        return made
+
     def _same(self, sha256: str) -> Trial:
         """What was measured of the very same file, for another recipe; {} where there is none."""
         for trial in self.trials.values():
@@ -373,16 +392,18 @@ class _Search:
                 return {key: value for key, value in trial.items() if key in MEASURED}
         return {}
 
-    def _measured(self, path: Path) -> Trial:
+    def _measured(self, path: Path, structure: str) -> Trial:
         session = self._open(path, self.engine)
         verdict = self.judge(self.fp32, session)
         if not np.isfinite(verdict.drop):
             return {"error": "computes NaN or infinity"}
-        # in turn, so that trials hours apart compare
-        fp32_ms, int8_ms = measure([self.fp32, session], self.judge.example)
-        milliseconds = round(int8_ms / fp32_ms * self.fp32_ms, 4)
+        if structure not in self.latencies:  # in turn, so that trials hours apart compare
+            fp32_ms, int8_ms = measure([self.fp32, session], self.judge.example)
+            self.latencies[structure] = round(int8_ms / fp32_ms * self.fp32_ms, 4)
+            self._note({"structure": structure, "milliseconds": self.latencies[structure]})
         scores = {"metric": self.judge.metric, "metrics": dict(verdict.metrics)}
-        return {"drop": verdict.drop, "sqnr_db": verdict.sqnr_db, **scores, "milliseconds": milliseconds}
+        latency = {"milliseconds": self.latencies[structure]}
+        return {"drop": verdict.drop, "sqnr_db": verdict.sqnr_db, **scores, **latency}
 
     def _expected(self) -> float:
         """Seconds that the next trial takes, about; 0 before the first."""
@@ -500,6 +521,25 @@ class _Search:
             "best": best,
             "trials": trials,
         }
+
+
+def _structure(model: ir.Model) -> str:
+    """SHA-256 of a graph without the values of weights, biases, scales and most zero points, on which latency hardly
+    depends.
+    """
+    sha, numbers = hashlib.sha256(), dict[ir.Value, int]()
+    for node in model.graph:
+        sha.update(f"\n{node.domain} {node.op_type} {sorted(map(str, node.attributes.values()))}".encode())
+        for value in (*node.inputs, *node.outputs):
+            sha.update(f" {None if value is None else numbers.setdefault(value, len(numbers))}".encode())
+            tensor = None if value is None else value.const_value
+            if tensor is not None:
+                sha.update(f" {tensor.dtype} {list(tensor.shape)}".encode())
+                if tensor.dtype == ir.DataType.INT64:  # shapes, axes, indices
+                    sha.update(tensor.numpy().tobytes())
+                elif tensor.dtype == ir.DataType.UINT8 and tensor.size == 1:
+                    sha.update(str([tensor.numpy().item() == zero for zero in ZERO_POINTS]).encode())
+    return sha.hexdigest()
 
 
 def _first(samples: Iterable[Batch], count: int) -> dict[str, NDArray[Any]]:

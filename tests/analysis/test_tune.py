@@ -155,7 +155,8 @@ def test_a_run_that_was_killed_goes_on(net, data, tmp_path):
     judge = Scripted(data, lambda kept: 0.5)
     whole = search(net, data, output, judge=judge)
     lines = log_path(output).read_text().splitlines(keepends=True)
-    log_path(output).write_text("".join(lines[:4]) + lines[4][:20])  # killed in the middle of a line
+    end = [at for at, line in enumerate(lines) if '"settings"' in line][2] + 1  # three trials
+    log_path(output).write_text("".join(lines[:end]) + lines[end][:20])  # killed in the middle of a line
     judge.asked = 0
     again = search(net, data, output, judge=judge)
     first, later = ({each["sha256"] for each in part} for part in (whole["trials"][:3], whole["trials"][3:]))
@@ -242,6 +243,12 @@ def test_the_search_for_equalization_is_made_once_and_its_model_is_kept(uneven, 
     sqnr = {trial["name"]: trial["sqnr_db"] for trial in found["trials"]}
     assert sqnr["minmax + search + correct"] > sqnr["minmax + correct"] + 1
     assert sum(trial["settings"]["search"] for trial in found["trials"]) >= 3  # it is what the others build on
+    lines = log_path(tmp_path / "int8.onnx").read_text().splitlines(keepends=True)
+    end = next(at for at, line in enumerate(lines) if "minmax + search" in line) + 1
+    log_path(tmp_path / "int8.onnx").write_text("".join(lines[:end]))
+    again = search(uneven, data, tmp_path / "int8.onnx", judge=judge, max_drop=1.0)
+    assert len(calls) == 1
+    assert [trial["sha256"] for trial in again["trials"]] == [trial["sha256"] for trial in found["trials"]]
 
 
 def test_of_equally_quick_models_the_one_of_least_error_is_kept(net, data, tmp_path, monkeypatch):
@@ -250,6 +257,18 @@ def test_of_equally_quick_models_the_one_of_least_error_is_kept(net, data, tmp_p
     judge = Scripted(data, lambda kept: next(drops), lambda kept: next(errors))
     found = search(net, data, tmp_path / "int8.onnx", judge=judge)
     assert found["met"] and found["best"]["sqnr_db"] == 40.0
+
+
+def test_models_that_differ_in_constants_alone_are_timed_once(net, data, tmp_path, monkeypatch):
+    timed, measure = [], tune.measure
+    monkeypatch.setattr(
+        tune, "measure", lambda sessions, batch: timed.append(len(sessions)) or measure(sessions, batch)
+    )
+    found = search(net, data, tmp_path / "int8.onnx", judge=Scripted(data, lambda kept: 0.5 if kept < 2 else 0.0))
+    models = {trial["sha256"]: trial["milliseconds"] for trial in found["trials"]}
+    assert 1 < timed.count(2) < len(models) and len(set(models.values())) <= timed.count(2)
+    same = ("minmax + correct", "minmax + search + correct", "minmax + search")
+    assert len({trial["milliseconds"] for trial in found["trials"] if trial["name"] in same}) == 1
 
 
 def test_a_search_that_would_end_too_late_is_passed_over(net, data, tmp_path, monkeypatch, caplog):
