@@ -109,17 +109,17 @@ def listed(inputs: Location | Iterable[Location]) -> Iterator[Path]:
     for the paths on stdin, one a line. Raises RequestError for a folder without images; a file that is missing is
     `decode`'s to tell.
     """
-    for each in [inputs] if isinstance(inputs, str | os.PathLike) else inputs:
-        path = Path(each)
-        if str(each) == "-":
+    for location in [inputs] if isinstance(inputs, str | os.PathLike) else inputs:
+        path = Path(location)
+        if str(location) == "-":
             yield from (Path(os.fsdecode(line)) for raw in sys.stdin.buffer if (line := raw.rstrip(b"\r\n")))
         elif path.is_dir():
-            found = _search(path)
-            if not found:
+            images = _search(path)
+            if not images:
                 raise RequestError(
                     f"found no images in the folder {path}; wanted files with the suffixes {' '.join(SUFFIXES)}"
                 )
-            yield from found
+            yield from images
         else:
             yield path
 
@@ -157,8 +157,8 @@ def labelled(folder: Location) -> Labelled:
         if all(label.isdecimal() and len(label) < 19 for label in labels):
             return Labelled(paths, np.array([int(label) for label in labels], np.int64), None)
     else:
-        classes = sorted(each for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
-        pairs = [(path, each.name) for each in classes for path in _search(each)]
+        classes = sorted(subfolder for subfolder in folder.iterdir() if subfolder.is_dir()) if folder.is_dir() else []
+        pairs = [(path, subfolder.name) for subfolder in classes for path in _search(subfolder)]
         if not pairs:
             raise RequestError(
                 f"{folder} has neither labels.csv (columns file,label) nor subfolders of images, one a class"
@@ -227,7 +227,7 @@ def _search(folder: Path) -> list[Path]:
 
 def _taken(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], bool]:
     """Name and dtype of the one input, and whether its channels come last."""
-    found = ", ".join(f"{name} {port.dtype} {list(port.shape)}" for name, port in inputs.items())
+    inputs_found = ", ".join(f"{name} {port.dtype} {list(port.shape)}" for name, port in inputs.items())
     wanted = f"wanted one image, uint8 or float, [n, 3, {size}, {size}] or [n, {size}, {size}, 3]"
     if len(inputs) == 1:
         ((name, port),) = inputs.items()
@@ -238,7 +238,7 @@ def _taken(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[Any], b
                 # all open says nothing: either the channels are known, or the sides
                 if (channels == 3 and fits) or (channels is None and sides == [size, size]):
                     return name, port.dtype, last
-    raise RequestError(f"the graph takes {found or 'nothing'}; {wanted}")
+    raise RequestError(f"the graph takes {inputs_found or 'nothing'}; {wanted}")
 
 
 # ------------------------------------------------------------------------------------------------------------ decoding

@@ -43,7 +43,7 @@ def load(
         openers = stock.candidates(path, threads, precision)
         options = {name: Option(opener) for name, opener in openers.items()}
         return QuickestSession(files.sha256(path), options, threads)
-    return stock.load(path, engine, threads, precision, model)
+    return stock.open_session(path, engine, threads, precision, model)
 
 
 def native_options(path: Path, threads: int) -> dict[str, Option]:

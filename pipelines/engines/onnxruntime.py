@@ -69,7 +69,7 @@ class OnnxRuntimeSession:
             raise RequestError(f"onnxruntime cannot load {self.path}: {brief(error)}") from error
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """See `Session`."""
+        """The outputs for a batch, see `Session`."""
         try:
             results = self._session.run(self._outputs, dict(batch))
         except Exception as error:  # onnxruntime raises its own kinds
@@ -83,18 +83,18 @@ class OnnxRuntimeSession:
             return (Path(folder) / "model.ort").read_bytes()
 
     def executed(self, batch: Batch) -> list[Executed]:
-        """See `Session`. The element type is that of the operator's first input."""
+        """The operators that ran, by onnxruntime's profiler, with the element type of their first input."""
         with tempfile.TemporaryDirectory() as folder:
             session = self._open(profile=str(Path(folder) / "profile"))
             session.run(None, dict(batch))
             events = json.loads(Path(session.end_profiling()).read_text())
-        found = []
+        operators = []
         for event in events:
             arguments = event.get("args", {})
             if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
                 types = [next(iter(each)) for each in arguments.get("input_type_shape", []) if each]
                 first = types[0] if types else ""
-                found.append(
+                operators.append(
                     Executed(event["name"].removesuffix("_kernel_time"), arguments["op_name"], _SHORT.get(first, first))
                 )
-        return found
+        return operators

@@ -55,7 +55,7 @@ class OpenVinoSession:
         except RuntimeError as error:
             logger.warning("openvino compiles without a cache: %s", brief(error))
         try:
-            found = self._core.read_model(self._model)
+            network = self._core.read_model(self._model)
         except Exception as error:  # openvino raises RuntimeError with a page of text
             raise RequestError(f"openvino cannot load {path}: {brief(error)}") from error
         self.inputs = {
@@ -63,16 +63,16 @@ class OpenVinoSession:
                 np.dtype(port.element_type.to_dtype()),
                 tuple(None if d.is_dynamic else d.get_length() for d in port.partial_shape),
             )
-            for port in found.inputs
+            for port in network.inputs
         }
-        self._outputs = [port.any_name for port in found.outputs]  # a compiled one may have names of others, too
+        self._outputs = [port.any_name for port in network.outputs]  # a compiled one may have names of others, too
         self._compiled: dict[int, Any] = {}
 
     def _size(self, count: int) -> int:
         """The static batch size that `count` samples run at."""
-        near = [each for each in self._compiled if count <= each <= 2 * count]
-        if near or not self._compiled:
-            return min(near, default=max(count, 1))
+        compiled_sizes = [size for size in self._compiled if count <= size <= 2 * count]
+        if compiled_sizes or not self._compiled:
+            return min(compiled_sizes, default=max(count, 1))
         return 1 << max(count - 1, 0).bit_length()
 
     def _compile(self, size: int) -> Any:
@@ -97,7 +97,7 @@ class OpenVinoSession:
             raise ZooError(f"openvino cannot compile {self.path} for batch size {size}: {brief(error)}") from error
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """See `Session`."""
+        """The outputs for a batch, see `Session`; shorter batches than a compiled size are padded."""
         if set(batch) != set(self.inputs):
             raise RequestError(f"found inputs {', '.join(batch) or 'none'}; {self.path} takes {', '.join(self.inputs)}")
         count, *others = {len(array) for array in batch.values()}
@@ -120,24 +120,24 @@ class OpenVinoSession:
 
     def exported(self, size: int) -> bytes:
         """The model as it is compiled for this machine and batch size."""
-        fresh = self._made(
+        compiled = self._made(
             library().Core(), size
         )  # what comes from the cache is exported as something that cannot be read (2026.4)
-        found: bytes = fresh.export_model().getvalue()
-        return found
+        blob: bytes = compiled.export_model().getvalue()
+        return blob
 
     def executed(self, batch: Batch) -> list[Executed]:
-        """See `Session`. From the compiled (runtime) model; constants and shape arithmetic are left out."""
+        """The operators of the compiled (runtime) model, see `Session`, but constants and shape arithmetic."""
         request = self._compile(self._size(length(batch)))
-        found = []
+        operators = []
         for op in request.get_compiled_model().get_runtime_model().get_ordered_ops():
             info = op.get_rt_info()
             kind, precision = _text(info, "layerType"), _text(info, "runtimePrecision")
             if kind not in ("Const", "Input", "Output"):
-                found.append(
+                operators.append(
                     Executed(op.get_friendly_name(), kind, {"i8": "s8", "i32": "s32"}.get(precision, precision))
                 )
-        return found
+        return operators
 
 
 def _text(info: Any, key: str) -> str:

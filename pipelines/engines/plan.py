@@ -105,7 +105,7 @@ def build(
                     }
                 )
                 advance(1)
-        found = {
+        plan = {
             "format": FORMAT,
             "machine": machine.fingerprint(),
             "environment": machine.environment(),
@@ -120,11 +120,11 @@ def build(
             "failed": sorted(set(failed)),
         }
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
-            archive.writestr(zipfile.ZipInfo(CONTENTS), json.dumps(found, indent=2))
+            archive.writestr(zipfile.ZipInfo(CONTENTS), json.dumps(plan, indent=2))
             for profile, blob in zip(profiles, blobs, strict=True):
                 if blob:
                     archive.writestr(zipfile.ZipInfo(_member(profile)), blob)
-    return found
+    return plan
 
 
 def open_plan(path: str | Path, opener: Opener) -> PlannedSession:
@@ -135,25 +135,25 @@ def open_plan(path: str | Path, opener: Opener) -> PlannedSession:
     RequestError for a file that is no plan, or that would have to be built anew without its model.
     """
     path = Path(path)
-    found = read_plan(path)
-    if reason := stale(path, found):
+    plan = read_plan(path)
+    if reason := stale(path, plan):
         logger.warning("%s: %s; building it anew", path, reason)
-        found, path = _rebuild(path, found, opener)
-    return PlannedSession(path, found, opener)
+        plan, path = _rebuild(path, plan, opener)
+    return PlannedSession(path, plan, opener)
 
 
 def read_plan(path: str | Path) -> dict[str, Any]:
     """What a plan file says of itself (see `build`). Raises RequestError for anything else."""
     try:
         with zipfile.ZipFile(path) as archive:
-            found: dict[str, Any] = json.loads(archive.read(CONTENTS))
-        if found["format"] != FORMAT or not found["profiles"]:
-            raise ValueError(f"format {found['format']!r}, wanted {FORMAT}")
+            plan: dict[str, Any] = json.loads(archive.read(CONTENTS))
+        if plan["format"] != FORMAT or not plan["profiles"]:
+            raise ValueError(f"format {plan['format']!r}, wanted {FORMAT}")
     except Exception as error:  # zipfile, zlib and json raise their own kinds for every sort of damage
         raise RequestError(
             f"{path} is not a plan of this version ({error}); make one with: zoo plan MODEL -o {path}"
         ) from error
-    return found
+    return plan
 
 
 def stale(path: str | Path, found: Mapping[str, Any]) -> str:
@@ -198,7 +198,7 @@ class PlannedSession:
         return self._session(min(self._profiles)).inputs
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """See `Runnable`."""
+        """The outputs for a batch of any size, see `Session`."""
         count, most = length(batch), max(self._profiles)
         if count <= most:
             return self._profile(count).run(batch)
@@ -272,17 +272,22 @@ def _open_all(
     sessions, rows = [], []
     results: dict[Path, Batch] = {}
     for count in threads:
-        for each in sorted(candidates, key=lambda each: each.engine != REFERENCE):
+        for candidate in sorted(candidates, key=lambda each: each.engine != REFERENCE):
             try:
-                session = opener(each.path, each.engine, count, each.precision)
-                found = session.run(batch)
-                require_alike(each.engine, found, results.setdefault(each.path, found))
+                session = opener(candidate.path, candidate.engine, count, candidate.precision)
+                outputs = session.run(batch)
+                require_alike(candidate.engine, outputs, results.setdefault(candidate.path, outputs))
             except ZooError as error:
                 failed.append(str(error))
                 continue
             sessions.append(session)
             rows.append(
-                {"engine": each.engine, "precision": each.precision, "threads": count, "batch_size": length(batch)}
+                {
+                    "engine": candidate.engine,
+                    "precision": candidate.precision,
+                    "threads": count,
+                    "batch_size": length(batch),
+                }
             )
     return sessions, rows
 

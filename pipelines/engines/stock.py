@@ -46,7 +46,9 @@ def require_precision(precision: str, engine: str = "openvino") -> None:
         )
 
 
-def load(path: str | Path, engine: str, threads: int = 1, precision: str = "", model: bytes | None = None) -> Session:
+def open_session(
+    path: str | Path, engine: str, threads: int = 1, precision: str = "", model: bytes | None = None
+) -> Session:
     """Open a model file in one engine ("onnxruntime" or "openvino") with `threads` intra-op threads.
 
     precision: "bf16" computes in bfloat16 what is float in the model; any other is only a name for what the file holds.
@@ -71,4 +73,4 @@ def candidates(path: str | Path, threads: int, precision: str = "") -> dict[str,
     file.
     """
     names = [name for name in available() if computes(name, precision) and (precision != "int8" or exact(name))]
-    return {name: functools.partial(load, path, name, threads, precision) for name in names}
+    return {name: functools.partial(open_session, path, name, threads, precision) for name in names}

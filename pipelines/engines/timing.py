@@ -53,12 +53,12 @@ def choose(
     key = hashlib.sha256(
         f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()} {ALIKE}".encode()
     ).hexdigest()[:16]
-    kept = settings.home() / "plans" / f"{key}.json"
-    if kept.is_file() and not fresh:
+    path = settings.home() / "plans" / f"{key}.json"
+    if path.is_file() and not fresh:
         try:
-            return Choice(**files.read_json(kept))
+            return Choice(**files.read_json(path))
         except (TypeError, ZooError):
-            kept.unlink(missing_ok=True)  # written by another version
+            path.unlink(missing_ok=True)  # written by another version
     if len(candidates) == 1:
         return Choice(next(iter(candidates)), threads, size, {}, machine.fingerprint())
     milliseconds = time_each(candidates, batch)
@@ -67,7 +67,7 @@ def choose(
         best, threads, size, {name: round(ms, 4) for name, ms in milliseconds.items()}, machine.fingerprint()
     )
     try:
-        files.write_json(kept, asdict(chosen))
+        files.write_json(path, asdict(chosen))
     except ZooError as error:
         logger.warning("the choice of an engine is not remembered: %s", error)
     return chosen
@@ -79,13 +79,13 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
     Raises ZooError where none does.
     """
     sessions: dict[str, Runnable] = {}
-    wanted: Batch = {}
+    reference: Batch = {}
     problems = []
     for name, opener in sorted(candidates.items(), key=lambda each: each[0] != REFERENCE):
         try:
             session = opener()
-            found = session.run(batch)
-            require_alike(name, found, wanted)
+            outputs = session.run(batch)
+            require_alike(name, outputs, reference)
         except BatchError:
             raise
         except ZooError as error:
@@ -93,7 +93,7 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
             logger.warning("the engine %s is left out: %s", name, error)
         else:
             sessions[name] = session
-            wanted = wanted or found
+            reference = reference or outputs
     if not sessions:
         raise ZooError(f"no engine runs the model: {'; '.join(problems)}")
     return dict(zip(sessions, measure(list(sessions.values()), batch), strict=True))

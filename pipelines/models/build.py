@@ -127,12 +127,12 @@ def read_record(folder: Path) -> dict[str, Any]:
     built yet.
     """
     try:
-        found = files.read_json(folder / RECORD)
+        record = files.read_json(folder / RECORD)
     except RequestError:
         return {}
     return (
-        {stage: found[stage] for stage in STAGES if stage in found and _sound(stage, found[stage])}
-        if isinstance(found, dict)
+        {stage: record[stage] for stage in STAGES if stage in record and _sound(stage, record[stage])}
+        if isinstance(record, dict)
         else {}
     )
 
@@ -182,13 +182,13 @@ def build(folder: ModelFolder, *, until: str = ROAD[-1], force: bool = False) ->
     """
     stages = STAGES[: STAGES.index(until) + 1]
     if not force:
-        found: dict[str, str] = {}
+        states: dict[str, str] = {}
         for stage in stages:
             if (state := _state(folder, stage)) == "stale":
                 break
-            found[stage] = state
+            states[stage] = state
         else:
-            return found
+            return states
     with _locked(folder):
         return _build(folder, stages, force)
 
@@ -239,32 +239,32 @@ def _inputs(folder: ModelFolder, stage: str) -> list[str]:
 
 
 def _digests(folder: ModelFolder, stage: str) -> dict[str, str]:
-    found = {}
+    digests = {}
     for name in _inputs(folder, stage):
         path = folder.path / name
         if not path.is_file():
             raise RequestError(f"{path} is missing, {stage} is made from it; train or download the model again")
-        found[name] = files.sha256(path)
-    return found
+        digests[name] = files.sha256(path)
+    return digests
 
 
 def _fresh(folder: ModelFolder, stage: str) -> bool:
-    path, made = folder.path / stage, folder.record.get(stage)
+    path, record = folder.path / stage, folder.record.get(stage)
     if (
-        made is None
+        record is None
         or not path.is_file()
-        or made.get("sha256") != files.sha256(path)
-        or made["inputs"] != _digests(folder, stage)
+        or record.get("sha256") != files.sha256(path)
+        or record["inputs"] != _digests(folder, stage)
     ):
         return False
     if stage == NATIVE:
         data = files.mapped(path)
         return (
-            _recipe(made.get("recipe")) == folder.recipe
+            _recipe(record.get("recipe")) == folder.recipe
             and data.is_file()
-            and made.get("data_sha256") == files.sha256(data)
+            and record.get("data_sha256") == files.sha256(data)
         )
-    if stage == "calibration.json" and made.get("reader") != _reader():
+    if stage == "calibration.json" and record.get("reader") != _reader():
         try:  # other code may see another graph, or want another table, in the same files
             _table(path).require(_graph(folder.path / "rewritten.onnx"))
         except RequestError:
@@ -277,27 +277,27 @@ def _make(folder: ModelFolder, stage: str) -> None:
     _digests(folder, stage)  # says what is missing
     match stage:
         case "fp32.onnx":
-            said = _expand(folder) if folder.given(HALF) else dict(folder.entry.part("freeze")(folder.path))
+            report = _expand(folder) if folder.given(HALF) else dict(folder.entry.part("freeze")(folder.path))
         case "rewritten.onnx":
-            said = _rewrite(folder)
+            report = _rewrite(folder)
         case "calibration.json":
             table = _calibrate(folder, folder.recipe)
             with _kept_unless_same(folder):
-                said = _save_table(folder, table)
+                report = _save_table(folder, table)
         case "native.onnx":
-            said = _native(folder)
+            report = _native(folder)
         case _:
-            said = _save_int8(folder, *_quantize(folder, folder.recipe, _table(folder.path / "calibration.json")))
-    _note(folder, {stage: {"seconds": round(time.perf_counter() - start, 2), **said}})
+            report = _save_int8(folder, *_quantize(folder, folder.recipe, _table(folder.path / "calibration.json")))
+    _note(folder, {stage: {"seconds": round(time.perf_counter() - start, 2), **report}})
 
 
 def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
     """Record in build.json what stages were made from, what they made and what they reported."""
-    made = {
-        stage: {"inputs": _digests(folder, stage), "sha256": files.sha256(folder.path / stage), **each}
-        for stage, each in said.items()
+    noted = {
+        stage: {"inputs": _digests(folder, stage), "sha256": files.sha256(folder.path / stage), **report}
+        for stage, report in said.items()
     }
-    record = folder.record | made
+    record = folder.record | noted
     files.write_json(folder.path / RECORD, {name: record[name] for name in STAGES if name in record})
 
 
@@ -322,14 +322,14 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
         )
     table = _table(folder.path / "calibration.json")
     recipe = folder.recipe
-    model, said = folder.entry.part("native")(_graph(folder.path / "rewritten.onnx"), table, recipe)
+    model, report = folder.entry.part("native")(_graph(folder.path / "rewritten.onnx"), table, recipe)
     if model is None:
         raise RequestError(
-            f"{folder.card.name} does not run in the native kernels: {said['reason']}; it runs in onnxruntime and "
+            f"{folder.card.name} does not run in the native kernels: {report['reason']}; it runs in onnxruntime and "
             "openvino"
         )
     path = io.save_mapped(model, folder.path / NATIVE)
-    return {"recipe": recipe.to_json(), "data_sha256": files.sha256(files.mapped(path)), **said}
+    return {"recipe": recipe.to_json(), "data_sha256": files.sha256(files.mapped(path)), **report}
 
 
 def derived(
@@ -346,8 +346,8 @@ def derived(
     digest = hashlib.sha256(f"{files.sha256(origin)} {form}".encode()).hexdigest()[:12]
     stem = f"{origin.stem}.{kind}-"
     places = [folder.path, settings.home() / "derived"]
-    if found := next((path for each in places if (path := each / f"{stem}{digest}{suffix}").is_file()), None):
-        return found
+    if existing := next((path for place in places if (path := place / f"{stem}{digest}{suffix}").is_file()), None):
+        return existing
     for place in places:
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -362,8 +362,8 @@ def derived(
         if place == folder.path:
             for old in place.glob(f"{stem}*{suffix}"):
                 if old != path:
-                    for each in (old, files.mapped(old)):
-                        each.unlink(missing_ok=True)
+                    for outdated in (old, files.mapped(old)):
+                        outdated.unlink(missing_ok=True)
         return path
     raise RequestError(f"cannot write {places[-1]}: {fault}; set ZOO_HOME to a folder you may write")
 
@@ -394,8 +394,8 @@ def native_form(folder: ModelFolder) -> dict[str, Any]:
             if key in ("fold", "reason", "layers", "refused")
         }
     table = _table(folder.verify("calibration.json"))
-    _, said = folder.entry.part("native")(_graph(folder.verify("rewritten.onnx")), table, folder.recipe)
-    return {key: value for key, value in said.items() if key != "quantization"}
+    _, report = folder.entry.part("native")(_graph(folder.verify("rewritten.onnx")), table, folder.recipe)
+    return {key: value for key, value in report.items() if key != "quantization"}
 
 
 def _expand(folder: ModelFolder) -> dict[str, Any]:
@@ -445,17 +445,17 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
         raise RequestError(
             f"{folder.path / TRAINED} has ranges of {min(unknown)}, which the model has not; fine-tune it again"
         )
-    found = dict(trained.tensors)
-    if missing := [name for name in names if name not in found]:
+    ranges = dict(trained.tensors)
+    if missing := [name for name in names if name not in ranges]:
         logger.warning(
             "%s: no trained range for %s, observed on %s instead", folder.card.name, ", ".join(missing), SAMPLES
         )
-        found |= {
+        ranges |= {
             name: each
             for name, each in calibrate(model, _samples(folder)[0], trained.observer).tensors.items()
             if name in missing
         }
-    tensors = {name: found[name] for name in names if name in found}
+    tensors = {name: ranges[name] for name in names if name in ranges}
     return replace(trained, graph=io.digest(model), tensors=tensors, recipe={})
 
 
@@ -483,21 +483,21 @@ def _kept_unless_same(folder: ModelFolder) -> Iterator[None]:
     """Keep a table of which build.json tells nothing, where another takes its place: it may be of data that only its
     owner has.
     """
-    path, kept = folder.path / "calibration.json", folder.path / UNTOLD
+    path, aside = folder.path / "calibration.json", folder.path / UNTOLD
     if not path.is_file() or path.name in folder.record:
         yield
         return
     before = path.read_bytes()
-    with files.replacing(kept) as temporary:
+    with files.replacing(aside) as temporary:
         temporary.write_bytes(before)
     yield
     if path.read_bytes() == before:
-        kept.unlink()
+        aside.unlink()
     else:
         logger.warning(
             "%s tells nothing of calibration.json, which was made anew; the one found is kept as %s",
             folder.path / RECORD,
-            kept,
+            aside,
         )
 
 
@@ -543,13 +543,13 @@ def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
     with _locked(folder):
         start = time.perf_counter()
         _build(folder, STAGES[:2])
-        kept = _state(folder, "calibration.json")
-        anew = kept == "stale" or (kept == "kept" and _other_table(folder, recipe))
+        state = _state(folder, "calibration.json")
+        anew = state == "stale" or (state == "kept" and _other_table(folder, recipe))
         table = _calibrate(folder, recipe) if anew else _table(folder.path / "calibration.json")
         result = _quantize(folder, recipe, table)
-        said = {"calibration.json": _save_table(folder, table)} if anew else {}
-        said["int8.onnx"] = {"seconds": round(time.perf_counter() - start, 2), **_save_int8(folder, *result)}
-        _note(folder, said)
+        reports = {"calibration.json": _save_table(folder, table)} if anew else {}
+        reports["int8.onnx"] = {"seconds": round(time.perf_counter() - start, 2), **_save_int8(folder, *result)}
+        _note(folder, reports)
 
 
 def _other_table(folder: ModelFolder, recipe: QuantRecipe) -> bool:

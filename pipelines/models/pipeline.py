@@ -95,6 +95,16 @@ class Pipeline(abc.ABC):
         """
         return cls(folder, "fp32", engine, threads, batch_size, model=model)
 
+    @classmethod
+    def engines(cls, folder: ModelFolder) -> list[str]:
+        """Those of `ENGINES` that this machine and the folder's model have."""
+        return [each for each in cls.ENGINES if each in stock.available() or (each == "native" and extension.isas())]
+
+    @classmethod
+    def quickest(cls, folder: ModelFolder, precision: str, batch: Batch, threads: int) -> str:
+        """The engine that "auto" takes for a batch of this size."""
+        return cls(folder, precision, "auto", threads).engine
+
     @property
     def path(self) -> Path:
         """The folder with the model's files."""
@@ -212,6 +222,23 @@ class GraphPipeline(Pipeline):
     def engine(self) -> str:
         """The engine in use; "auto" before the first batch decides."""
         return self._session.engine
+
+    @classmethod
+    def engines(cls, folder: ModelFolder) -> list[str]:
+        """The stock engines that are installed, and "native" where the model has such a form."""
+        if not (folder.entry.native and extension.isas()):
+            return stock.available()
+        try:
+            folder.ensure(NATIVE)
+        except RequestError as error:
+            logger.info("%s", error)
+            return stock.available()
+        return [*stock.available(), "native"]
+
+    @classmethod
+    def quickest(cls, folder: ModelFolder, precision: str, batch: Batch, threads: int) -> str:
+        """The engine that "auto" takes for a batch of this size, by timing."""
+        return choose_engine(folder, precision, batch, threads).engine.partition("+")[0]
 
     @property
     def session(self) -> Session:

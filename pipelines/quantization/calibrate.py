@@ -83,10 +83,10 @@ class CalibrationTable:
     """Ranges of a graph's tensors, and what else samples told of its quantization. It belongs to one graph: `require`
     refuses another one.
 
-    clip: whether weights are clipped, see `weight_parameters`. equalization: {first layer's result: factor of each of
+    clip: whether weights are clipped, see `weight_qparams`. equalization: {first layer's result: factor of each of
     its output channels}, see `EqualizeChannels`; the ranges are of the graph so equalized. bias: {layer: what each
     output channel's mean lacks in int8, in the result's units}, see `pipelines.quantization.correction`. rounding:
-    {layer: which weights are not rounded to nearest}, see `roundings.encoded`.
+    {layer: which weights are not rounded to nearest}, see `encode_rounding`.
     recipe: by which the two were found; other recipes do without.
     """
 

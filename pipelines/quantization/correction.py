@@ -32,7 +32,7 @@ from pipelines.quantization.bias import Bias
 from pipelines.quantization.calibrate import rounded_to_float32
 from pipelines.quantization.gptq import rounded_together
 from pipelines.quantization.layerwise import Walk, chunks
-from pipelines.quantization.weight_rounding import Weights, encoded
+from pipelines.quantization.weight_rounding import Weights, encode_rounding
 
 Array = NDArray[Any]
 LAYERS = ("Conv", "Gemm", "MatMul")
@@ -54,7 +54,7 @@ class Correction:
     sqnr_after: float | None = None
     reason: str = ""
     shift: tuple[float, ...] = ()  # of each output channel
-    rounding: str = ""  # see `roundings.encoded`
+    rounding: str = ""  # see `weight_rounding.encode_rounding`
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,12 @@ def _round(layer: ir.Node, twin: ir.Node, rounded: Walk) -> tuple[str, int]:
     if mine is None or original is None or x is None or original.shape != mine.integers.shape:
         return "", 0
     most = int(np.abs(mine.integers.astype(np.int16)).max())
-    better = rounded_together(layer, original, mine.step, most, rounded.values(x), rounded.chunks)
+    better = rounded_together(layer, original, mine.scale, most, rounded.values(x), rounded.chunks)
     if better is None:
         return "", 0
     changes = np.subtract(better, mine.integers, dtype=np.int16).clip(-127, 127).astype(np.int8)
     mine.replace(mine.integers + changes)
-    return (encoded(changes), int(np.count_nonzero(changes))) if changes.any() else ("", 0)
+    return (encode_rounding(changes), int(np.count_nonzero(changes))) if changes.any() else ("", 0)
 
 
 def _correct(layer: ir.Node, twin: ir.Node | None, exact: Walk, rounded: Walk) -> Correction:
@@ -176,7 +176,7 @@ def _correct(layer: ir.Node, twin: ir.Node | None, exact: Walk, rounded: Walk) -
             y, x = (_positions(each, axis, rounded.chunks) for each in both)
             yield y, x
 
-    total, count = np.zeros(len(bias.step)), np.zeros(len(bias.step), np.int64)
+    total, count = np.zeros(len(bias.scale)), np.zeros(len(bias.scale), np.int64)
     for y, x in pairs():
         if len(y) != len(total):
             return Correction(name, kind, reason="the sum that it is part of has other channels")
@@ -186,8 +186,8 @@ def _correct(layer: ir.Node, twin: ir.Node | None, exact: Walk, rounded: Walk) -
         free = (x > target.least) & (x < target.most) & (y > target.least) & (y < target.most)
         total += np.where(free, x - y, 0).sum(axis=1, dtype=np.float64)
         count += free.sum(axis=1)
-    steps = bias.whole(total / np.maximum(count, 1))
-    shift = (steps * bias.step).astype(np.float32)[:, None]
+    steps = bias.quantized(total / np.maximum(count, 1))
+    shift = (steps * bias.scale).astype(np.float32)[:, None]
     signal, before, after = (np.zeros(len(steps)) for _ in range(3))
     for y, x in pairs():
         x = np.clip(x, target.least, target.most)

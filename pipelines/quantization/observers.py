@@ -15,13 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.quantization.recipe import OBSERVERS
+from pipelines.quantization.scales import uint8_qparams
 
 BINS = 2048
 KEPT = 0.99  # kl clips no more than the rest
 PERCENTILE = 99.99
 SPIKE = 1e-4  # an outermost bin with this share of all values is no outlier
 LEVELS, SYMMETRIC_LEVELS = 256, 128  # of kl: u8 over the whole range, s8 over |x|
-STEPS = 128  # mse tries so many fractions of either end
+MSE_RATIOS = 128  # mse tries so many fractions of either end
 SUMMARY = 64  # bins that a table keeps
 CHUNK = 1 << 16  # values counted at once, which the processor's cache holds
 
@@ -153,21 +154,6 @@ def _coarsen(counts: Counts, first: int, width: float, wider: float) -> tuple[in
     return int(index[0]), sums
 
 
-def steps(low: ArrayLike, high: ArrayLike, symmetric: bool = False) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(scales, zero points as whole numbers) of uint8 tensors with these ranges; zero is always represented exactly.
-
-    s = (high - low) / 255 with the range widened to hold zero, z = round(-low / s); 1 and 0 for a range of nothing.
-    symmetric: where low < 0, s = max(-low, high) / 127 and z = 128.
-    """
-    low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
-    nothing, signed = high - low < 1e-12, symmetric & (low < 0)
-    scale = np.where(nothing, 1.0, np.where(signed, np.maximum(-low, high) / 127, (high - low) / 255)).astype(
-        np.float32
-    )
-    zero = np.where(signed, np.float32(128), np.clip(np.rint(-low.astype(np.float32) / scale), 0, 255))
-    return scale, np.where(nothing, np.float32(0), zero)
-
-
 def errors(
     edges: Floats, counts: Counts, total: int, low: ArrayLike, high: ArrayLike, symmetric: bool = False
 ) -> Floats:
@@ -178,7 +164,7 @@ def errors(
     cost nothing. With k(x) = clip(round(x / s), -z, 255 - z), the error's square has the antiderivative F(x) = k s^3 /
     12 + (x - k s)^3 / 3.
     """
-    scales, zeros = steps(low, high, symmetric)
+    scales, zeros = uint8_qparams(low, high, symmetric)
     width = np.diff(edges)
     point = width == 0
     weight = counts / np.where(point, 1.0, width)
@@ -316,7 +302,7 @@ def _magnitudes(histogram: Histogram) -> Counts:
 def mse_range(histogram: Histogram, symmetric: bool = False) -> Range:
     """The range of least `error`: each end in turn is tried at every 1/128 of what was seen, until neither moves."""
     density = histogram.density()
-    fractions = np.arange(STEPS, 0, -1) / STEPS  # of equal errors the wider range is taken
+    fractions = np.arange(MSE_RATIOS, 0, -1) / MSE_RATIOS  # of equal errors the wider range is taken
     if symmetric:
         reach = minmax_range(histogram, True)[1] * fractions
         best = reach[np.argmin(errors(*density, histogram.count, -reach, reach, True))]

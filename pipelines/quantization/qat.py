@@ -39,7 +39,7 @@ from pipelines.graph import query
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
-from pipelines.quantization.scales import NOTHING, activation_parameters
+from pipelines.quantization.scales import ZERO_WEIGHT, activation_qparams
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -107,7 +107,7 @@ class Range(nn.Module):
             self.count += x.numel()
         if not self.active or not self.count:
             return x
-        scale, zero = activation_parameters(self.range(), self.symmetric)
+        scale, zero = activation_qparams(self.range(), self.symmetric)
         return _round(x, x.new_tensor(float(scale)), int(zero), 0, 255)
 
     def range(self) -> TensorRange:
@@ -164,10 +164,10 @@ class Layer(nn.Module):
 
 
 def _rounded(weight: Tensor, bits: int) -> Tensor:
-    """`steps.weight_parameters` for axis 0, on the weight's device."""
+    """`scales.weight_qparams` for axis 0, on the weight's device."""
     top = 2 ** (bits - 1) - 1
     reach = weight.detach().flatten(1).abs().amax(1)
-    scale = torch.where(reach > NOTHING, reach / top, torch.ones_like(reach)).reshape(-1, *[1] * (weight.dim() - 1))
+    scale = torch.where(reach > ZERO_WEIGHT, reach / top, torch.ones_like(reach)).reshape(-1, *[1] * (weight.dim() - 1))
     return _round(weight, scale, 0, -top, top)
 
 
@@ -307,7 +307,7 @@ def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe) -> 
     """
     model, named = lowered
     tensors = {name: TensorRange(0.0, (i + 1) * 2.0**-20, 0.0, (i + 1) * 2.0**-20, 1) for name, i in named.items()}
-    steps = {float(activation_parameters(tensors[name])[0]): i for name, i in named.items()}
+    steps = {float(activation_qparams(tensors[name])[0]): i for name, i in named.items()}
     int8, report = quantize(model, recipe, CalibrationTable(graph.digest(model), "minmax", 1, "", tensors))
     ranges = [each for each in traced.modules() if isinstance(each, Range)]
     for name, i in named.items():

@@ -21,9 +21,9 @@ from pipelines.core.progress import progress
 from pipelines.graph import reference_session
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange
 from pipelines.quantization.layerwise import chunks, piece, reads
-from pipelines.quantization.observers import steps
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.scales import uint8_qparams
 
 Array = NDArray[Any]
 NARROWER, WIDER = (0.8, 0.65, 0.5, 0.4), (1.25, 1.6)  # shares of a range that are tried, until one is worse
@@ -130,7 +130,7 @@ def _best(
     names = [str(each.name) for each in fed]
 
     def measure(share: float) -> float:
-        scale, zero = steps(share * observed.low, share * observed.high, symmetric)
+        scale, zero = uint8_qparams(share * observed.low, share * observed.high, symmetric)
 
         def results() -> Iterator[tuple[Sequence[Array], Sequence[Array]]]:
             for row in rows:

@@ -45,7 +45,7 @@ def timed(monkeypatch):
     speeds = {"onnxruntime": 2.0, "openvino": 1.0}
     Fake.ran, Fake.results, Fake.clock = [], {}, 0.0
     monkeypatch.setattr(timing.time, "perf_counter", lambda: Fake.clock)
-    monkeypatch.setattr(stock, "load", lambda path, name, *options: Fake(name, speeds[name]))
+    monkeypatch.setattr(stock, "open_session", lambda path, name, *options: Fake(name, speeds[name]))
     monkeypatch.setattr(stock, "available", lambda: list(speeds))
     return speeds
 
@@ -81,7 +81,7 @@ def test_an_engine_that_computes_something_else_is_not_chosen(path, timed, caplo
     assert quickest(path, FEEDS).engine == chosen
     assert ("output y of openvino differs from that of other engines by" in caplog.text) == (chosen == "onnxruntime")
     candidates = [Candidate(name, "int8", path) for name in ("openvino", "onnxruntime")]
-    built = plan.build(candidates, [FEEDS], [1], path.with_suffix(".plan"), stock.load)
+    built = plan.build(candidates, [FEEDS], [1], path.with_suffix(".plan"), stock.open_session)
     assert built["profiles"][0]["engine"] == chosen and len(built["failed"]) == (chosen == "onnxruntime")
 
 
@@ -124,14 +124,14 @@ def test_a_broken_plan_is_made_anew(path, timed, zoo_home, body):
 
 
 def test_an_engine_that_fails_is_passed_over(path, timed, monkeypatch):
-    quick = stock.load
+    quick = stock.open_session
 
     def load(path, name, *options):
         if name == "openvino":
             raise ZooError("cannot compile")
         return quick(path, name, *options)
 
-    monkeypatch.setattr(stock, "load", load)
+    monkeypatch.setattr(stock, "open_session", load)
     assert quickest(path, FEEDS).engine == "onnxruntime"
 
 

@@ -27,7 +27,7 @@ from pipelines.kernels.transformer.program import (
 )
 from pipelines.quantization import embedding_tables
 from pipelines.quantization.calibrator import Calibrator
-from pipelines.quantization.scales import weight_parameters
+from pipelines.quantization.scales import weight_qparams
 from pipelines.rewrites.driver import rewrite
 from zoo.transformer_mt import ENTRY
 from zoo.transformer_mt.data import END, START
@@ -221,11 +221,11 @@ def test_rows_that_layers_take_by_other_levels_go_by_their_own_ranges(tmp_path):
 @pytest.mark.parametrize("form", ["small", "odd heads"])
 @pytest.mark.parametrize("pre", [True, False])
 def test_translations_of_an_int8_graph_are_those_of_onnxruntime(form, pre, tmp_path, monkeypatch):
-    monkeypatch.setattr(embedding_tables, "SMALLEST", 0)
-    monkeypatch.setattr(embedding_tables, "NARROWEST", 0)
+    monkeypatch.setattr(embedding_tables, "MIN_BYTES", 0)
+    monkeypatch.setattr(embedding_tables, "MIN_COLUMNS", 0)
     net = network(form, pre)
     model = calibrated(export(net), tmp_path / "int8.onnx")
-    scale, integers = weight_parameters(net.embedding.weight.detach().numpy(), 0)
+    scale, integers = weight_qparams(net.embedding.weight.detach().numpy(), 0)
     encoder, decoder = programs(model)
     for embedding in (encoder.embedding, decoder.embedding):
         np.testing.assert_array_equal(embedding.table, integers)

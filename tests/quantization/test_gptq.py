@@ -14,7 +14,7 @@ from pipelines.quantization.gptq import compensated
 from pipelines.quantization.ptq import calibrated
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
-from pipelines.quantization.weight_rounding import Weights, encoded
+from pipelines.quantization.weight_rounding import Weights, encode_rounding
 
 RNG = np.random.default_rng(0)
 
@@ -125,7 +125,7 @@ def test_what_does_not_fit_or_is_broken(tmp_path):
     table = calibrated(found, QuantRecipe(), samples)
     (name,) = table.rounding
     plain = CalibrationTable(**{**vars(table), "rounding": {}})
-    other = CalibrationTable(**{**vars(table), "rounding": {name: encoded(np.ones(5, np.int8))}})
+    other = CalibrationTable(**{**vars(table), "rounding": {name: encode_rounding(np.ones(5, np.int8))}})
     assert io.digest(quantize(found, QuantRecipe(), other)[0]) == io.digest(quantize(found, QuantRecipe(), plain)[0])
     for text in ("no base 64", "AAAA"):
         broken = CalibrationTable(**{**vars(table), "rounding": {name: text}})

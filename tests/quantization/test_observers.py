@@ -12,9 +12,9 @@ from pipelines.quantization.calibrate import TensorRange
 from pipelines.quantization.observers import (
     BINS,
     KEPT,
+    MSE_RATIOS,
     OBSERVERS,
     RANGES,
-    STEPS,
     SUMMARY,
     Histogram,
     choose,
@@ -24,9 +24,8 @@ from pipelines.quantization.observers import (
     minmax_range,
     mse_range,
     percentile_range,
-    steps,
 )
-from pipelines.quantization.scales import activation_parameters
+from pipelines.quantization.scales import activation_qparams, uint8_qparams
 
 RNG = np.random.default_rng(0)
 
@@ -279,7 +278,7 @@ def test_percentile_cuts_what_it_says():
 
 def quantized(x, low, high):
     """x through uint8 and back, by the quantizer's own parameters."""
-    scale, zero = activation_parameters(TensorRange(low, high, low, high, 1))
+    scale, zero = activation_qparams(TensorRange(low, high, low, high, 1))
     return (np.clip(np.rint(x / np.float64(scale)) + int(zero), 0, 255) - int(zero)) * np.float64(scale)
 
 
@@ -298,8 +297,8 @@ def error_reference(found, low, high):
 @settings(max_examples=200, deadline=None)
 def test_steps_are_those_of_the_quantizer(one, other, symmetric):
     low, high = min(one, other), max(one, other)
-    scale, zero = steps(low, high, symmetric)
-    expected = activation_parameters(TensorRange(low, high, low, high, 1), symmetric)
+    scale, zero = uint8_qparams(low, high, symmetric)
+    expected = activation_qparams(TensorRange(low, high, low, high, 1), symmetric)
     assert (scale, zero) == expected and scale.dtype == np.float32
 
 
@@ -326,7 +325,7 @@ def test_pixels_cost_nothing():
 
 
 def mse_reference(found, symmetric):
-    tried = [k / STEPS for k in range(STEPS, 0, -1)]
+    tried = [k / MSE_RATIOS for k in range(MSE_RATIOS, 0, -1)]
     reach = max(-found.low, found.high)
     if symmetric:
         return min(((-k * reach, k * reach) for k in tried), key=lambda ends: error_of(found, *ends, symmetric))
@@ -341,7 +340,7 @@ def mse_reference(found, symmetric):
 
 def error_of(found, low, high, symmetric=False):
     """As `error_reference`, but exact: every bin is cut where the rounding changes."""
-    scale, zero = (float(each) for each in activation_parameters(TensorRange(low, high, low, high, 1), symmetric))
+    scale, zero = (float(each) for each in activation_qparams(TensorRange(low, high, low, high, 1), symmetric))
     total = 0.0
     for i in np.flatnonzero(found.bins).tolist():
         if not (count := int(found.bins[i]) - (found.zeros if i == BINS else 0)):

@@ -11,8 +11,9 @@ from rewriting import run
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
 from pipelines.quantization.calibrate import CalibrationTable, calibrate
-from pipelines.quantization.quantize import activation_parameters, quantize, weight_parameters
+from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.scales import activation_qparams, weight_qparams
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 from torch import nn  # noqa: E402
@@ -140,7 +141,7 @@ def test_ranges_and_scales_are_those_trained(trained, tmp_path):
         assert [table.tensors[name].low, table.tensors[name].high] == ranges[index].ends.tolist()
     int8, _ = quantize(io.load(path), RECIPE, table)
     for name, node in quantized_tensors(int8).items():
-        scale, zero = activation_parameters(ranges[named[name]].range())
+        scale, zero = activation_qparams(ranges[named[name]].range())
         assert (node.inputs[1].const_value.numpy(), node.inputs[2].const_value.numpy()) == (scale, zero)
     assert CalibrationTable.load(table.save(tmp_path / "table.json")) == table
     assert table.samples == 15 * 16
@@ -151,7 +152,7 @@ def test_weights_are_rounded_as_the_quantizer_does(bits):
     weight = torch.randn(6, 4, 3, 3)
     weight[2] = 0
     weight[3] *= 1e-30
-    scale, quantized = weight_parameters(weight.numpy(), 0, bits)
+    scale, quantized = weight_qparams(weight.numpy(), 0, bits)
     assert np.array_equal(qat._rounded(weight, bits).numpy(), scale.reshape(-1, 1, 1, 1) * quantized)
 
 

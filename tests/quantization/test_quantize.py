@@ -18,8 +18,9 @@ from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import load
 from pipelines.graph import edit, io, query
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange, calibrate
-from pipelines.quantization.quantize import activation_parameters, quantize, weight_parameters
+from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.scales import activation_qparams, weight_qparams
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fuse_linear import FuseLinear
 
@@ -226,16 +227,16 @@ def test_convolution_against_integers(tmp_path, groups, bias, signed):
         (-1e-13, 1e-13, 1.0, 0),
     ],
 )
-def test_activation_parameters(low, high, scale, zero):
-    found = activation_parameters(TensorRange(-9, 9, low, high, 1))
+def test_activation_qparams(low, high, scale, zero):
+    found = activation_qparams(TensorRange(-9, 9, low, high, 1))
     assert found == (np.float32(scale), zero) and [each.dtype for each in found] == [np.float32, np.uint8]
 
 
 @given(st.floats(-1e6, 1e6, width=32), st.floats(-1e6, 1e6, width=32))
 @settings(max_examples=200, deadline=None)
-def test_activation_parameters_cover_the_range_and_hold_zero(a, b):
+def test_activation_qparams_cover_the_range_and_hold_zero(a, b):
     low, high = min(a, b), max(a, b)
-    scale, zero = activation_parameters(TensorRange(low, high, low, high, 1))
+    scale, zero = activation_qparams(TensorRange(low, high, low, high, 1))
     assert 0 <= int(zero) <= 255 and (low < 0 or zero == 0)
     for x in (low, high, 0.0):
         back = (np.clip(np.rint(x / float(scale)) + int(zero), 0, 255) - int(zero)) * float(scale)
@@ -251,7 +252,7 @@ def test_weights_are_never_saturated(seed, bits, axis):
         rng.standard_normal((6, 7))
         * 10.0 ** rng.uniform(-12, 6, (6, 7)[axis]).reshape((-1, 1) if axis == 0 else (1, -1))
     ).astype(np.float32)
-    scale, q = weight_parameters(w, axis, bits)
+    scale, q = weight_qparams(w, axis, bits)
     top = 2 ** (bits - 1) - 1
     assert q.dtype == np.int8 and (np.abs(q).max(axis=1 - axis) == top).all()  # every channel uses the whole range
     broad = np.expand_dims(scale, 1 - axis).astype(np.float64)
@@ -260,15 +261,15 @@ def test_weights_are_never_saturated(seed, bits, axis):
 
 def test_weights_of_a_convolution_have_a_scale_an_output():
     w = normal(5, 2, 3, 3)
-    scale, _ = weight_parameters(w, 0)
+    scale, _ = weight_qparams(w, 0)
     np.testing.assert_allclose(scale, np.abs(w).max(axis=(1, 2, 3)) / 127, rtol=1e-6)
 
 
 def test_a_channel_of_zeros():
     w = np.stack([np.zeros(4), np.full(4, 1e-42), [1, 2, 3, 4]]).astype(np.float32)
-    scale, q = weight_parameters(w, 0)
+    scale, q = weight_qparams(w, 0)
     assert scale.tolist()[:2] == [1, 1] and not q[:2].any() and q[2].tolist() == [32, 64, 95, 127]
-    scale, q = weight_parameters(w, 0, least=np.array([0.25, 0, 8.0]))
+    scale, q = weight_qparams(w, 0, least=np.array([0.25, 0, 8.0]))
     assert scale.tolist() == [0.25, 1, 8] and q[2].tolist() == [0, 0, 0, 0]
 
 

@@ -7,9 +7,10 @@ from rewriting import model, ops, reasons, rewritten, run
 
 from pipelines.graph import query
 from pipelines.quantization.calibrate import TensorRange, calibrate
-from pipelines.quantization.quantize import activation_parameters, quantize, weight_parameters
+from pipelines.quantization.quantize import quantize
 from pipelines.quantization.quantize_early import QuantizeEarly
 from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.scales import activation_qparams, weight_qparams
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.equalize_concat import EqualizeConcat, _Columns, _search
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
@@ -341,8 +342,8 @@ def test_equalize_concat_settles(seed):
 
 def simulated_error(x, w):
     """Mean over samples of the squared int8 error of x @ w, summed over the outputs."""
-    s, z = activation_parameters(TensorRange(0, 0, float(x.min()), float(x.max()), 0))
-    t, q = weight_parameters(w, 1)
+    s, z = activation_qparams(TensorRange(0, 0, float(x.min()), float(x.max()), 0))
+    t, q = weight_qparams(w, 1)
     rounded = (np.clip(np.rint(x / s) + z, 0, 255) - z) * np.float64(s)
     return (((rounded @ (q * np.float64(t))) - x.astype(np.float64) @ w) ** 2).sum(axis=1).mean()
 

@@ -17,8 +17,9 @@ from pipelines.data.preprocess import Preprocess
 from pipelines.graph import io, query
 from pipelines.models.build import _trained
 from pipelines.quantization.calibrate import CalibrationTable
-from pipelines.quantization.quantize import activation_parameters, quantize
+from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.scales import activation_qparams
 from pipelines.rewrites.driver import rewrite
 from zoo import cli
 
@@ -101,7 +102,7 @@ def bytes_of(student, x):
 
     def keep(each, _, result):
         if each.active:
-            scale, zero = activation_parameters(each.range())
+            scale, zero = activation_qparams(each.range())
             found[each.tensor] = (np.rint(result.numpy() / scale) + zero).astype(np.uint8)
 
     hooks = [each.register_forward_hook(keep) for each in student.modules() if isinstance(each, Range)]
@@ -175,7 +176,7 @@ def test_the_table_holds_the_very_ranges_trained(tuned):
     assert table.samples == 9 * 12  # ranges stood still in the last 3 of 12 steps
     for node in io.load(tuned / "int8.onnx").graph:
         if node.op_type == "QuantizeLinear":
-            scale, zero = activation_parameters(table.tensors[str(node.inputs[1].name).removesuffix(".scale")])
+            scale, zero = activation_qparams(table.tensors[str(node.inputs[1].name).removesuffix(".scale")])
             assert (node.inputs[1].const_value.numpy(), node.inputs[2].const_value.numpy()) == (scale, zero)
 
 

@@ -21,14 +21,17 @@ from rewriting import needs_vnni
 
 import zoo
 from pipelines.core.errors import RequestError
+from pipelines.engines import catalog, quickest
 from pipelines.engines.catalog import load
+from pipelines.engines.onnxruntime import OnnxRuntimeSession
+from pipelines.engines.quickest import Option
+from pipelines.engines.session import Session
 from pipelines.engines.stock import STOCK
 from pipelines.engines.timing import Choice
 from pipelines.kernels import extension
 from pipelines.models import pipeline
 from zoo.wide_deep import predict
 from zoo.wide_deep.data import Features
-from zoo.wide_deep.predict import ClickPipeline
 
 NAME = "wide-deep-criteo"
 
@@ -213,14 +216,12 @@ def test_a_remembered_engine_that_cannot_be_opened_now_gives_way(
         name = "native" if "native" in candidates else "onnxruntime"
         return Choice(name, 1, 8, {}, "")
 
-    def fails(*_: Any) -> None:
+    def fails() -> Session:
         raise RequestError("cannot write it")
 
-    monkeypatch.setattr(pipeline, "choose", choose)
+    monkeypatch.setattr(quickest, "choose", choose)
     monkeypatch.setattr(pipeline.extension, "isas", lambda: ["portable"])
-    monkeypatch.setattr(
-        pipeline, "load", lambda path, name, *options: fails() if name == "native" else load(path, name, *options)
-    )
+    monkeypatch.setattr(catalog, "native_options", lambda *_: {"native": Option(fails)})
     opened = zoo.pipeline(trained)
     assert len(opened(opened.example(8, rows))) == 8 and opened.engine == "onnxruntime"
     assert "the engine native is left out: cannot write it" in caplog.text
@@ -338,7 +339,7 @@ def test_whatever_goes_wrong_ends_all_threads(
     places = {
         "read": (predict, "read_rows", "rows"),
         "encode": (Features, "encode", None),
-        "model": (ClickPipeline, "_run", None),
+        "model": (OnnxRuntimeSession, "run", None),
         "write": (predict, "writing", "context"),
     }
     owner, name, kind_of = places[stage]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from pipelines.core import machine
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import catalog
-from pipelines.engines.catalog import load
 from pipelines.engines.plan import Candidate
 from pipelines.engines.plan import build as build_plan
 from pipelines.engines.session import BF16
@@ -26,7 +26,7 @@ from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.models import build as road
 from pipelines.models.build import ModelFolder
-from pipelines.models.pipeline import PRECISIONS, choose_engine, model_file
+from pipelines.models.pipeline import PRECISIONS, GraphPipeline, Pipeline, choose_engine, model_file
 from zoo.paths import Model, is_file, listed, spare, used
 from zoo.samples import examples_of
 
@@ -113,22 +113,23 @@ def benchmark(
         raise RequestError(
             "a least accuracy or a price belongs to a scenario; add --scenario single-stream or --scenario offline"
         )
-    batch_sizes = (folder.entry.part("pipeline").BATCH_SIZE,) if batch_sizes is None else batch_sizes
+    kind: type[Pipeline] = folder.entry.part("pipeline")
+    batch_sizes = (kind.BATCH_SIZE,) if batch_sizes is None else batch_sizes
     if min(batch_sizes, default=0) < 1 or min(rounds, threads, instances) < 1:
         wrong = [f"batch sizes {list(batch_sizes)}", f"rounds {rounds}", f"threads {threads}"]
         raise RequestError(f"{', '.join(wrong)} and instances {instances} must all be 1 or more")
     cores = pinned(instances, threads) if instances > 1 else []
-    names = list(engines or _engines(folder))
+    names = list(engines or kind.engines(folder))
     if set(names) == {"native"}:
         precisions = [each for each in precisions if each == "int8"] or [model_file(precisions[0], "native")]
     results = []
     for size in batch_sizes:
-        opened: Any = folder.entry.part("pipeline")(folder, precisions[0], "auto", threads, size)
+        opened = kind(folder, precisions[0], "auto", threads, size)
         raw = opened.example(size, data)
         batch = opened.preprocess(raw)
         configurations = []
         for precision in precisions:
-            chosen = [_quickest(folder, precision, batch, threads) if each == "auto" else each for each in names]
+            chosen = [kind.quickest(folder, precision, batch, threads) if each == "auto" else each for each in names]
             usable = [
                 each
                 for each in dict.fromkeys(chosen)
@@ -150,19 +151,11 @@ def benchmark(
     }
 
 
-def _quickest(folder: ModelFolder, precision: str, batch: Batch, threads: int) -> str:
-    """The engine "auto" is."""
-    kind = folder.entry.part("pipeline")
-    return str(
-        choose_engine(folder, precision, batch, threads).engine if kind.ONE_CALL else kind(folder, precision).engine
-    )
-
-
 def _configuration(folder: ModelFolder, precision: str, engine: str) -> Configuration:
-    """A file of the folder, or the whole pipeline, opened as `zoo.verbs.measuring.Whole`."""
-    if not folder.entry.part("pipeline").ONE_CALL:
-        return Configuration(engine, precision, folder.path, "zoo.verbs.measuring:Whole")
-    return Configuration(engine, precision, folder.ensure(model_file(precision, engine)))
+    """A file of the folder, or the whole pipeline where that computes its graph many times for a result."""
+    if issubclass(folder.entry.part("pipeline"), GraphPipeline):
+        return Configuration(engine, precision, folder.ensure(model_file(precision, engine)))
+    return Configuration(engine, precision, folder.path, f"{__name__}:{WholePipeline.__name__}")
 
 
 def _scenario(
@@ -185,21 +178,7 @@ def _scenario(
     return {"model": folder.card.name, "data": names, **found, "environment": machine.environment(threads=threads)}
 
 
-def _engines(folder: ModelFolder) -> list[str]:
-    """The engines that this machine and the model have."""
-    found = available()
-    if not (kind := folder.entry.part("pipeline")).ONE_CALL:
-        return [each for each in kind.ENGINES if each in found or (each == "native" and extension.isas())]
-    if folder.entry.native and extension.isas():
-        try:
-            folder.ensure(road.NATIVE)
-            found.append("native")
-        except RequestError as error:
-            logger.info("%s", error)
-    return found
-
-
-class Whole:
+class WholePipeline:
     """The pipeline of a model folder, to be timed like a session (see `Runnable`); its batches have the size that it is
     given.
     """
@@ -209,7 +188,7 @@ class Whole:
         self._opened: dict[int, Any] = {}
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """See `Runnable`."""
+        """The pipeline's arrays for a batch."""
         size = length(batch)
         if size not in self._opened:
             self._opened = {size: zoo.pipeline(*self._asked, size)}
@@ -251,31 +230,30 @@ def plan(
         target = Path(output) if output is not None else path.with_suffix(".plan")
         spare(target, model, data)
         batches = examples_of(io.load(path), data, batch_sizes or (1,))
-        kinds = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
-        candidates = _candidates({kind: path for kind in kinds}, names)
-        found = build_plan(candidates, batches, threads, target, load)
+        named = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
+        candidates = _candidates(dict.fromkeys(named, path), names)
+        found = build_plan(candidates, batches, threads, target, catalog.load)
         return {"model": path.name, "path": str(target), **found}
     folder = zoo.load(model)
-    if not folder.entry.part("pipeline").ONE_CALL:
+    kind: type[Pipeline] = folder.entry.part("pipeline")
+    if not issubclass(kind, GraphPipeline):
         raise RequestError(
             f"{folder.card.name} computes its graph many times for one result, of which a plan file has no form; "
             "time its engines with: zoo benchmark MODEL, and name one with --engine"
         )
     target = Path(output) if output is not None else folder.path / "model.plan"
     spare(target, *used(folder), data)
-    opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
+    opened = kind(folder, "fp32", "onnxruntime")
     batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
-    kinds = list(precisions or ("int8",))
-    candidates = _candidates({kind: folder.ensure(PRECISIONS[kind]) for kind in kinds}, names)
-    if "int8" in kinds and "native" in names and folder.entry.native and extension.isas():
+    precisions = precisions or ("int8",)
+    candidates = _candidates({each: folder.ensure(PRECISIONS[each]) for each in precisions}, names)
+    if "int8" in precisions and "native" in names and folder.entry.native and extension.isas():
         try:
             candidates.append(Candidate("native", "int8", folder.ensure(road.NATIVE)))
         except ZooError as error:
             logger.info("%s", error)
-    for kind in kinds:
-        for count in threads:
-            for batch in batches:
-                choose_engine(folder, kind, batch, count, fresh=True)
+    for each, count, batch in itertools.product(precisions, threads, batches):
+        choose_engine(folder, each, batch, count, fresh=True)
     found = build_plan(candidates, batches, threads, target, catalog.load)
     return {"model": folder.card.name, "path": str(target), **found}
 

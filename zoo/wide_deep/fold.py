@@ -16,8 +16,9 @@ from pipelines.graph import edit, io, query
 from pipelines.kernels.clicks.from_graph import parallel_embedding
 from pipelines.kernels.clicks.operators import COLUMNS, FIELDS, NUMBER_LIMIT, ZERO, EmbeddingLayer
 from pipelines.quantization.calibrate import CalibrationTable
-from pipelines.quantization.quantize import activation_parameters, quantize
+from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.scales import activation_qparams
 from pipelines.rewrites.driver import Rewrite, rewrite
 from zoo.wide_deep.rewrites import INTEGERS, field_lookup
 
@@ -243,7 +244,7 @@ class FoldParallelEmbedding(Rewrite):
         observed = self.table.tensors.get(str(hidden.name))
         if observed is None or observed.low < 0:
             raise RequestError(f"no calibrated range from 0 on for its result {hidden.name}")
-        return activation_parameters(observed)[0]
+        return activation_qparams(observed)[0]
 
     def _step(self, value: ir.Value) -> Array:
         """Whole steps per unit of a dense part, float32 [columns]: its calibrated range reaches `NUMBER_LIMIT`."""

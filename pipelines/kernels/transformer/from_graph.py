@@ -34,7 +34,7 @@ from pipelines.kernels.transformer.program import (
     Step,
     Vocabulary,
 )
-from pipelines.quantization.scales import weight_parameters
+from pipelines.quantization.scales import weight_qparams
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -231,7 +231,7 @@ class _Mapper:
         array = self.constant(value)
         if array is None or array.ndim != 2 or array.dtype.kind != "f":
             return None
-        scale, integers = weight_parameters((array.T if transposed else array).astype(np.float32), 1)
+        scale, integers = weight_qparams((array.T if transposed else array).astype(np.float32), 1)
         return integers, scale
 
     def dense(self, value: ir.Value) -> _Dense | None:
@@ -418,7 +418,7 @@ class _Mapper:
             if one is None or one.size != 1:
                 self.refuse(value, "its table has no single scale")
             table = (table.astype(np.int32) - (0 if zero is None else int(zero.item()))) * one.astype(np.float32)
-        scale, integers = weight_parameters(table.astype(np.float32), 0)
+        scale, integers = weight_qparams(table.astype(np.float32), 0)
         return _Rows(integers, scale * np.float32(times))
 
     def scaled(self, node: ir.Node, times: float) -> _Rows | None:

@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.engines import quickest, timing
+from pipelines.engines.quickest import Option, QuickestSession
+from pipelines.engines.session import BatchError, Port
+
+PORTS = {"x": Port(np.dtype(np.float32), (None, 2))}
+
+
+class Fake:
+    """A session that knows its name and how often it ran."""
+
+    def __init__(self, name, fault=None):
+        self.engine, self.threads, self.inputs, self.ran, self.fault = name, 1, PORTS, 0, fault
+
+    def run(self, batch):
+        self.ran += 1
+        if self.fault is not None:
+            raise self.fault
+        return {"y": batch["x"]}
+
+    def executed(self, batch):
+        return [self.engine]
+
+
+def feeds(count):
+    return {"x": np.ones((count, 2), np.float32)}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The batches that were timed, and among which; the first name in the alphabet is the quickest."""
+    found = []
+
+    def choose(digest, candidates, batch, threads):
+        found.append((len(batch["x"]), sorted(candidates)))
+        return timing.Choice(min(candidates), threads, len(batch["x"]), {}, "")
+
+    monkeypatch.setattr(quickest, "choose", choose)
+    return found
+
+
+def options(**smallest):
+    return {name: Option(lambda name=name: Fake(name), least) for name, least in smallest.items()}
+
+
+def test_each_size_class_is_timed_once_and_shorter_batches_take_the_next_larger(asked):
+    session = QuickestSession("m", options(b=1, c=1))
+    assert session.engine == "auto" and session.inputs == PORTS
+    for count in (64, 60, 3, 128, 100):
+        np.testing.assert_array_equal(session.run(feeds(count))["y"], feeds(count)["x"])
+    assert asked == [(64, ["b", "c"]), (128, ["b", "c"])] and session.engine == "b"
+    assert session.executed(feeds(3)) == ["b"]
+
+
+def test_an_option_is_not_tried_below_its_smallest_batch(asked):
+    session = QuickestSession("m", options(a=33, b=1))
+    session.run(feeds(100))
+    assert session.engine == "a"
+    session.run(feeds(5))  # one option is left, which needs no timing
+    assert session.engine == "b" and [count for count, _ in asked] == [100]
+
+
+def test_an_option_that_cannot_be_opened_gives_way(asked, caplog):
+    def fails():
+        raise ZooError("no space left")
+
+    session = QuickestSession("m", {"a": Option(fails), **options(b=1)})
+    session.run(feeds(4))
+    assert session.engine == "b" and "the engine a is left out: no space left" in caplog.text
+    with pytest.raises(ZooError, match="no space left"):
+        QuickestSession("m", {"a": Option(fails)}).run(feeds(4))
+
+
+def test_a_sibling_has_the_choices_and_sessions_of_its_own(asked):
+    session = QuickestSession("m", options(b=1, c=1))
+    session.run(feeds(64))
+    other = session.sibling()
+    other.run(feeds(64))
+    assert len(asked) == 1 and other.session(feeds(64)) is not session.session(feeds(64))
+
+
+def test_only_chosen_sessions_stay_open(zoo_home):
+    opened = []
+    made = {name: Option(lambda name=name: opened.append(name) or Fake(name)) for name in ("a", "b")}
+    session = QuickestSession("m", made)
+    session.run(feeds(8))
+    assert sorted(opened) == ["a", "b"] and len(session._sessions) == 1
+
+
+def test_a_wrong_batch_is_the_callers_fault_and_no_engines(zoo_home):
+    wrong = BatchError("found id 7")
+    session = QuickestSession("m", {name: Option(lambda name=name: Fake(name, wrong)) for name in ("a", "b")})
+    with pytest.raises(RequestError, match="^found id 7$"):
+        session.run(feeds(8))
