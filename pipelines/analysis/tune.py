@@ -109,7 +109,7 @@ class Maker:
         self, model: ir.Model, samples: Iterable[Batch], recipe: QuantRecipe, total: int | None = None
     ) -> None:
         self.model, self.samples, self._recipe, self._total = model, samples, recipe, total
-        self.searched: Searched | None = None  # what `ptq.search` found, once it was needed
+        self.searched: Searched | None = None  # the result of `ptq.search`, once it was needed
         self._observations: dict[bool, tuple[ir.Model, Observation]] = {}  # by whether channels are equalized
         self._tables: dict[Settings, CalibrationTable] = {}
 
@@ -377,7 +377,7 @@ class _Search:
         return settings
 
     def _make(self, settings: Settings) -> Made:
-        """`Maker.make`, and what its search found into the log."""
+        """`Maker.make`; the result of its search goes into the log."""
         before = self.maker.searched
         made = self.maker.make(settings)
         if self.maker.searched is not None and before is None:

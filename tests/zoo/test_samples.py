@@ -93,7 +93,9 @@ def test_a_missed_goal_is_an_exit_code_and_one_line(
     )
     code, out, err = call(capsys, "tune", "mlp.onnx", *options)
     assert code == 1 and "auto" in out and Path("int8.onnx").is_file()
-    assert err.count("\n") == 1 and "the goal is missed by 24.500%: the best model, auto + correct, loses 25.000%" in err
+    assert (
+        err.count("\n") == 1 and "the goal is missed by 24.500%: the best model, auto + correct, loses 25.000%" in err
+    )
 
 
 def test_without_calibration_data_every_fifth_sample_calibrates(here: Path, caplog: pytest.LogCaptureFixture) -> None:
