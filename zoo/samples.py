@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.analysis.tune import ArrayJudge, Judge
+from pipelines.analysis.judge import ArrayJudge, Judge
 from pipelines.core import files
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError
@@ -62,13 +62,13 @@ def samples_of(
         if preprocess is not None:
             raise RequestError(f"--preprocess describes a folder of images; {data} is none")
         if count is None:
-            return _kept(data, fixed or BATCH)
+            return _read_once(data, fixed or BATCH)
         arrays = _npz(data)
         chosen = _evenly(length(arrays), count)
-        return _held({name: array[chosen] for name, array in arrays.items()}, fixed)
+        return _in_memory({name: array[chosen] for name, array in arrays.items()}, fixed)
     spec, ports, paths = _spec(data, preprocess), _ports(model), list(images.listed(data))
     paths = paths if count is None else [paths[i] for i in _evenly(len(paths), count)]
-    told: set[str] = set()
+    warned: set[str] = set()
 
     def start() -> Iterator[Batch]:
         skipped: list[str] | None = [] if on_error == "skip" else None
@@ -76,9 +76,9 @@ def samples_of(
             if fixed is None or length(batch) == fixed:
                 yield batch
         for problem in skipped or []:
-            if problem not in told:
+            if problem not in warned:
                 logger.warning("left out: %s", problem)
-        told.update(skipped or [])
+        warned.update(skipped or [])
 
     return Samples(start, len(paths))
 
@@ -90,12 +90,12 @@ def _evenly(total: int, count: int) -> list[int]:
 
 def fixed_batch(model: ir.Model) -> int | None:
     """The number of samples that the inputs of a graph fix; None where it is dynamic, or not the same for all."""
-    found = {
+    sizes = {
         (query.dimensions(each) or [None])[0]
         for each in model.graph.inputs
         if each.name not in model.graph.initializers
     }
-    return found.pop() if len(found) == 1 else None
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def is_image_folder(data: Any) -> bool:
@@ -118,7 +118,7 @@ def _spec(data: Any, preprocess: Model | None) -> Preprocess:
 
 def _ports(model: ir.Model) -> dict[str, Port]:
     """dtype and shape of every input of a graph, as `Session.inputs` has them."""
-    inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
+    inputs = [value for value in model.graph.inputs if value.name not in model.graph.initializers]
     return {
         str(each.name): Port(ir.DataType(each.dtype or 1).numpy(), tuple(query.dimensions(each) or ()))
         for each in inputs
@@ -157,8 +157,8 @@ def _evaluation(model: ir.Model, data: Any, preprocess: Model | None) -> tuple[d
     folder = Path(data)
     if not (folder / "labels.csv").is_file() and not any(each.is_dir() for each in folder.iterdir()):
         return joined(list(samples_of(model, data, preprocess))), None
-    found = images.labelled(folder)
-    return joined(list(images.batches(found.paths, _spec(data, preprocess), _ports(model)))), found.labels
+    labelled = images.labelled(folder)
+    return joined(list(images.batches(labelled.paths, _spec(data, preprocess), _ports(model)))), labelled.labels
 
 
 def judge_of(
@@ -174,25 +174,25 @@ def judge_of(
             "no calibration data: every fifth evaluation sample is used for calibration, the others for the evaluation"
         )
         chosen = np.arange(length(arrays)) % FIFTH == 0
-        given = {name: array[chosen] for name, array in arrays.items()}
+        calibrating = {name: array[chosen] for name, array in arrays.items()}
         arrays = {name: array[~chosen] for name, array in arrays.items()}
         labels = None if labels is None else labels[~chosen]
-        samples = _held(given, fixed)
+        samples = _in_memory(calibrating, fixed)
     elif is_image_folder(calibration):
         samples = samples_of(model, calibration, preprocess)
     else:
-        samples = _held(_npz(calibration), fixed)
-    arrays = _whole(arrays, size)
+        samples = _in_memory(_npz(calibration), fixed)
+    arrays = _whole_batches(arrays, size)
     return ArrayJudge(arrays, None if labels is None else labels[: length(arrays)], size), samples
 
 
-def _held(arrays: Batch, fixed: int | None) -> Samples:
+def _in_memory(arrays: Batch, fixed: int | None) -> Samples:
     """Samples in memory, as many as fill batches of `fixed`."""
-    whole = _whole(arrays, fixed or 1)
-    return Samples(lambda: cut(whole, fixed or BATCH), length(whole))
+    arrays = _whole_batches(arrays, fixed or 1)
+    return Samples(lambda: cut(arrays, fixed or BATCH), length(arrays))
 
 
-def _whole(arrays: Batch, size: int) -> dict[str, Any]:
+def _whole_batches(arrays: Batch, size: int) -> dict[str, Any]:
     """As many samples as fill batches of `size`."""
     count = length(arrays)
     if count < size:
@@ -204,11 +204,11 @@ def _npz(path: Any) -> dict[str, Any]:
     return joined(list(road.read_npz(path)[0]))
 
 
-def _kept(path: Any, batch_size: int = 256) -> Samples:
+def _read_once(path: Any, batch_size: int = 256) -> Samples:
     """All of an .npz, read once."""
     batches, total = road.read_npz(path, batch_size)
-    held = list(batches)
-    return Samples(lambda: held, total)
+    kept = list(batches)
+    return Samples(lambda: kept, total)
 
 
 def raw_samples(
@@ -224,7 +224,7 @@ def raw_samples(
             raise RequestError(
                 f"{folder.card.name} has no samples of its training data; calibrate on yours with {option} FILE"
             )
-        return _kept(folder.ensure(road.SAMPLES))
+        return _read_once(folder.ensure(road.SAMPLES))
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
     batch = opened.calibration(data, count or opened.CALIBRATION, on_error)
     return Samples(lambda: [batch], length(batch))

@@ -41,9 +41,9 @@ INTEGER_KERNELS = (
     "QLinear",
     "QGemm",
 )  # whatever type their first input has
-STEPS = ("QuantizeLinear", "DequantizeLinear")
+QDQ = ("QuantizeLinear", "DequantizeLinear")
 FIRST = 16  # samples that engines run
-GIVEN = "@float"  # ends the names of inputs that bring the float model's results
+FLOAT_SUFFIX = "@float"  # ends the name of an input that takes the float model's value of a tensor
 
 
 def explain(
@@ -70,27 +70,28 @@ def explain(
     "trials"}. SQNR is None where nothing was lost or nothing could be compared. Raises RequestError for no samples, or
     ones that do not fit.
     """
-    pair = _compare(float_model, int8_model, table, samples)
+    comparison = _compare(float_model, int8_model, table, samples)
     operators = []
-    for each in report.to_json()["operators"]:
-        chain, own = (
-            pair.chain.get(pair.outputs.get(each["name"], "")),
-            pair.own.get(pair.outputs.get(each["name"], "")),
-        )
-        operators.append({**each, "sqnr_db": chain.db() if chain else None, "own_db": own.db() if own else None})
-    lossy = [each for each in operators if each["precision"] == "int8" and each["own_db"] is not None]
-    floats = list(pair.results)
-    expected = dict(zip(floats, _run(_session(pair.float, floats), pair.first), strict=True)) if floats else {}
+    for operator in report.to_json()["operators"]:
+        output = comparison.outputs.get(operator["name"], "")
+        chain, own = comparison.chain.get(output), comparison.own.get(output)
+        dbs = {"sqnr_db": chain.db() if chain else None, "own_db": own.db() if own else None}
+        operators.append({**operator, **dbs})
+    lossy = [operator for operator in operators if operator["precision"] == "int8" and operator["own_db"] is not None]
+    floats = list(comparison.results)
+    expected = (
+        dict(zip(floats, _run(_session(comparison.float, floats), comparison.first), strict=True)) if floats else {}
+    )
     return {
         "graph": report.graph,
         "recipe": report.recipe.to_json(),
-        "samples": pair.seen,
+        "samples": comparison.seen,
         "counts": report.counts(),
-        "outputs": {name: {"sqnr_db": noise.db()} for name, noise in pair.results.items()},
+        "outputs": {name: {"sqnr_db": noise.db()} for name, noise in comparison.results.items()},
         "operators": operators,
-        "damaging": [each["name"] for each in sorted(lossy, key=lambda each: each["own_db"])],
-        "tensors": {name: each.to_json(table.tensors[name]) for name, each in pair.tensors.items()},
-        "engines": {name: _ran(name, int8_model, operators, pair.first, expected) for name in stock.available()},
+        "damaging": [operator["name"] for operator in sorted(lossy, key=lambda operator: operator["own_db"])],
+        "tensors": {name: tensor.to_json(table.tensors[name]) for name, tensor in comparison.tensors.items()},
+        "engines": {name: _ran(name, int8_model, operators, comparison.first, expected) for name in stock.available()},
         "trials": list(trials),
     }
 
@@ -99,40 +100,44 @@ def noise_of_layers(
     float_model: ir.Model, int8_model: ir.Model, report: QuantReport, table: CalibrationTable, samples: Iterable[Batch]
 ) -> dict[str, float]:
     """{name of an int8 operator: `own_db`}, of those that lose anything; see `explain`."""
-    pair = _compare(float_model, int8_model, table, samples)
-    own = {
-        each.name: pair.own.get(pair.outputs.get(each.name, ""))
-        for each in report.operators
-        if each.precision == "int8"
-    }
-    return {name: db for name, noise in own.items() if noise is not None and (db := noise.db()) is not None}
+    comparison = _compare(float_model, int8_model, table, samples)
+    own = {}
+    for operator in report.operators:
+        error = comparison.own.get(comparison.outputs.get(operator.name, ""))
+        if operator.precision == "int8" and error is not None and (db := error.db()) is not None:
+            own[operator.name] = db
+    return own
 
 
-def sqnr(signals: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> float | None:
+def sqnr(signals: Sequence[NDArray[Any]], quantized: Sequence[NDArray[Any]]) -> float | None:
     """SQNR in dB of arrays taken together; None where they are equal (or there is no signal)."""
-    total = _Noise()
-    for x, y in zip(signals, found, strict=True):
+    total = _ErrorPower()
+    for x, y in zip(signals, quantized, strict=True):
         total.add(x.astype(np.float64), x.astype(np.float64) - y)
     return total.db()
 
 
-def _compare(float_model: ir.Model, int8_model: ir.Model, table: CalibrationTable, samples: Iterable[Batch]) -> _Pair:
+def _compare(
+    float_model: ir.Model, int8_model: ir.Model, table: CalibrationTable, samples: Iterable[Batch]
+) -> _Comparison:
     table.require(float_model)
-    equalized = float_model.clone()  # what lies between its layers is comparable
+    equalized = float_model.clone()  # its activations are those that int8 rounds
     scale_channels(equalized, table.equalization)
-    pair = _Pair(equalized, int8_model, table)
-    for feed in _cut(samples, pair.fixed, pair.probe):
-        pair.measure(feed)
-        pair.first = pair.first or {name: array[: pair.fixed or FIRST] for name, array in feed.items()}
-        pair.seen += length(feed)
-    if not pair.first:
+    comparison = _Comparison(equalized, int8_model, table)
+    for feed in _cut(samples, comparison.fixed, comparison.probe):
+        comparison.measure(feed)
+        comparison.first = comparison.first or {
+            name: array[: comparison.fixed or FIRST] for name, array in feed.items()
+        }
+        comparison.seen += length(feed)
+    if not comparison.first:
         raise RequestError("no samples to explain the model on; pass at least one")
-    return pair
+    return comparison
 
 
 @dataclass
-class _Noise:
-    """Sums of squares of a signal and of what differs from it."""
+class _ErrorPower:
+    """Power of a signal and of its error, as sums of squares; `db` is their SQNR."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -146,14 +151,14 @@ class _Noise:
 
 
 @dataclass
-class _Tensor:
-    """What is counted of one quantized activation."""
+class _RoundedTensor:
+    """Rounding error and saturation of one activation, with the scale and zero point of its QuantizeLinear."""
 
     scale: float
     zero: int
     least: int
     most: int
-    noise: _Noise = field(default_factory=_Noise)
+    noise: _ErrorPower = field(default_factory=_ErrorPower)
     count: int = 0
     saturated: int = 0
 
@@ -164,37 +169,35 @@ class _Tensor:
         self.count += x.size
         self.saturated += int((np.abs(error) > 0.51 * self.scale).sum())
 
-    def to_json(self, seen: TensorRange) -> dict[str, Any]:
+    def to_json(self, observed: TensorRange) -> dict[str, Any]:
         edges, counts = (
-            seen.histogram.density(seen.minimum, seen.maximum)
-            if seen.histogram is not None
+            observed.histogram.density(observed.minimum, observed.maximum)
+            if observed.histogram is not None
             else (np.zeros(0), np.zeros(0, int))
         )
         low, high = ((code - self.zero) * self.scale for code in (self.least, self.most))
         return {
             "scale": self.scale,
             "zero_point": self.zero,
-            "minimum": seen.minimum,
-            "maximum": seen.maximum,
+            "minimum": observed.minimum,
+            "maximum": observed.maximum,
             "low": low,
             "high": high,
             "saturated": self.saturated / max(self.count, 1),
             "sqnr_db": self.noise.db(),
-            "method": seen.method,
+            "method": observed.method,
             "edges": edges.tolist(),
             "counts": counts.tolist(),
         }
 
 
 def _stem(name: str) -> str:
-    """The float tensor that a value of the int8 model stands for."""
+    """The name of the float tensor that a value of the int8 model is the quantized or dequantized form of."""
     return re.sub(r"(\.(de)?quantized(_\d+)?)+$", "", name)
 
 
 def _end(node: ir.Node, known: set[str]) -> str:
-    """The float tensor that a product whose input's range is taken at run time ends in, some steps later; "" where
-    there is none.
-    """
+    """The float tensor that a dynamically quantized product ends in, some nodes later; "" where there is none."""
     out = node.outputs[0]
     while str(out.name) not in known:
         if (user := query.sole_user(out)) is None:
@@ -203,7 +206,7 @@ def _end(node: ir.Node, known: set[str]) -> str:
     return str(out.name)
 
 
-class _Pair:
+class _Comparison:
     """The float and the int8 graph side by side, and every operator of the int8 one fed with the float one's
     results.
     """
@@ -218,21 +221,21 @@ class _Pair:
         self.outputs: dict[str, str] = {}  # operator -> the value of the int8 graph that is compared
         self.cut: list[str] = []
         for node in self.int8.graph:
-            if node.op_type in STEPS or not node.outputs or _stem(str(node.outputs[0].name)) not in known:
+            if node.op_type in QDQ or not node.outputs or _stem(str(node.outputs[0].name)) not in known:
                 continue
             out = node.outputs[0]
             if out.dtype == ir.DataType.FLOAT:
                 self.cut.append(str(out.name))
-            else:  # bytes: compared behind the DequantizeLinear that reads them
-                found = [user.outputs[0] for user in out.consumers() if user.op_type == "DequantizeLinear"]
-                if not found:
+            else:  # an int8 tensor: compared behind the DequantizeLinear that reads it
+                dequantized = [user.outputs[0] for user in out.consumers() if user.op_type == "DequantizeLinear"]
+                if not dequantized:
                     continue
-                out = found[0]
+                out = dequantized[0]
             self.outputs[str(node.name)] = str(out.name)
         for node in self.int8.graph:
             if node.op_type == "MatMulInteger" and (end := _end(node, known)):
                 self.outputs[str(node.name)] = end
-        self.tensors: dict[str, _Tensor] = {}
+        self.tensors: dict[str, _RoundedTensor] = {}
         for node in self.int8.graph:
             name = (
                 _stem(str(node.inputs[0].name))
@@ -247,28 +250,28 @@ class _Pair:
                 and zero is not None
                 and scale.size == 1
             ):
-                reach = np.iinfo(zero.dtype)
+                limits = np.iinfo(zero.dtype)
                 self.tensors.setdefault(
-                    name, _Tensor(float(scale.item()), int(zero.item()), int(reach.min), int(reach.max))
+                    name, _RoundedTensor(float(scale.item()), int(zero.item()), int(limits.min), int(limits.max))
                 )
-        self.given = inputs & set(self.tensors)
+        self.inputs = inputs & set(self.tensors)  # the graph's inputs that are quantized
         first = [
             each.shape[0] if each.shape is not None and len(each.shape) else None for each in self.float.graph.inputs
         ]
         self.fixed = first[0] if len(set(first)) == 1 and isinstance(first[0], int) else 0
-        self.chain = {name: _Noise() for name in self.outputs.values()}
-        self.own = {name: _Noise() for name in self.outputs.values()}
+        self.chain = {name: _ErrorPower() for name in self.outputs.values()}
+        self.own = {name: _ErrorPower() for name in self.outputs.values()}
         names = {
             str(a.name): str(b.name) for a, b in zip(self.float.graph.outputs, self.int8.graph.outputs, strict=True)
         }
-        self.results = {a: _Noise() for a, b in names.items() if a == b and a in known}
-        self._groups: list[_Group] = []
+        self.results = {a: _ErrorPower() for a, b in names.items() if a == b and a in known}
+        self._groups: list[_TensorGroup] = []
         self.seen, self.first = 0, dict[str, NDArray[Any]]()
 
     def probe(self, feed: Batch) -> int:
         """Open the sessions and return how many samples to run at once, by the size of the results of these few."""
         wanted = sorted(
-            {_stem(name) for name in self.outputs.values()} | (set(self.tensors) - self.given) | set(self.results)
+            {_stem(name) for name in self.outputs.values()} | (set(self.tensors) - self.inputs) | set(self.results)
         )
         order = {str(out.name): index for index, node in enumerate(self.float.graph) for out in node.outputs}
         wanted.sort(key=lambda name: order[name])
@@ -280,13 +283,13 @@ class _Pair:
             if groups[-1] and 3 * sum(sizes[each] for each in groups[-1]) + 3 * sizes[name] > MEMORY:
                 groups.append([])
             groups[-1].append(name)
-        self._groups = [_Group(self, each) for each in groups if each]
+        self._groups = [_TensorGroup(self, each) for each in groups if each]
         heaviest = max((3 * sum(sizes[each] for each in group) for group in groups), default=1)
         return self.fixed or int(np.clip(MEMORY * length(feed) / max(heaviest, 1), 1, CUT))
 
     def measure(self, feed: Batch) -> None:
         """Add what these samples show."""
-        for name in self.given:
+        for name in self.inputs:
             self.tensors[name].add(np.asarray(feed[name]))
         for group in self._groups:
             x, chain, own = group.run(feed)
@@ -296,41 +299,41 @@ class _Pair:
                 if name in self.results:
                     self.results[name].add(x[name], x[name] - chain[name])
             for name in group.compared:
-                for noise, found in ((self.chain[name], chain), (self.own[name], own)):
-                    signal = x[_stem(name)]
-                    if found[name].shape == signal.shape and np.isfinite(signal).all():
-                        noise.add(signal, signal - found[name])
+                signal = x[_stem(name)]
+                for error, y in ((self.chain[name], chain[name]), (self.own[name], own[name])):
+                    if y.shape == signal.shape and np.isfinite(signal).all():
+                        error.add(signal, signal - y)
 
 
-class _Group:
-    """Sessions that return some tensors of the float graph and what stands for them in the int8 graph."""
+class _TensorGroup:
+    """Sessions over a group of tensors that fits the memory: the float graph, the int8 graph, its operators alone."""
 
-    def __init__(self, pair: _Pair, names: Sequence[str]) -> None:
+    def __init__(self, comparison: _Comparison, names: Sequence[str]) -> None:
         self.names = names
         stems = set(names)
-        self.compared = sorted(each for each in pair.chain if _stem(each) in stems)
-        chain = sorted({*self.compared, *(stems & set(pair.results))})
-        own = pair.int8.clone()
+        self.compared = sorted(each for each in comparison.chain if _stem(each) in stems)
+        chain = sorted({*self.compared, *(stems & set(comparison.results))})
+        own = comparison.int8.clone()
         own.graph.outputs.clear()
         values = {str(out.name): out for node in own.graph for out in node.outputs}
         cuts = {
-            f"{name}{GIVEN}": ir.Value(name=f"{name}{GIVEN}", type=ir.TensorType(ir.DataType.FLOAT))
-            for name in pair.cut
+            f"{name}{FLOAT_SUFFIX}": ir.Value(name=f"{name}{FLOAT_SUFFIX}", type=ir.TensorType(ir.DataType.FLOAT))
+            for name in comparison.cut
         }
-        for name in pair.cut:
-            values[name].replace_all_uses_with(cuts[f"{name}{GIVEN}"])
+        for name in comparison.cut:
+            values[name].replace_all_uses_with(cuts[f"{name}{FLOAT_SUFFIX}"])
         own.graph.outputs.extend(values[name] for name in self.compared)
         own.graph.inputs.extend(cuts.values())
         RemoveUnusedNodesPass()(own)
-        for given in [each for each in own.graph.inputs if not each.uses()]:
-            own.graph.inputs.remove(given)
+        for unused in [value for value in own.graph.inputs if not value.uses()]:
+            own.graph.inputs.remove(unused)
         self._fed = [str(each.name) for each in own.graph.inputs]
-        needed = {_stem(each.removesuffix(GIVEN)) for each in self._fed if each in cuts}
+        needed = {_stem(each.removesuffix(FLOAT_SUFFIX)) for each in self._fed if each in cuts}
         self._x = sorted(stems | needed)
         self._chain = chain
         self._sessions = (
-            _session(pair.float, self._x),
-            _session(pair.int8, chain),
+            _session(comparison.float, self._x),
+            _session(comparison.int8, chain),
             _session(own, self.compared) if self.compared else None,
         )
 
@@ -339,13 +342,13 @@ class _Group:
         a, b, c = self._sessions
         x = dict(zip(self._x, _run(a, feed), strict=True))
         chain = dict(zip(self._chain, _run(b, feed), strict=True)) if self._chain else {}
-        given = {name: feed[name] if name in feed else x[_stem(name.removesuffix(GIVEN))] for name in self._fed}
-        own = dict(zip(self.compared, _run(c, given), strict=True)) if c is not None else {}
+        inputs = {name: feed[name] if name in feed else x[_stem(name.removesuffix(FLOAT_SUFFIX))] for name in self._fed}
+        own = dict(zip(self.compared, _run(c, inputs), strict=True)) if c is not None else {}
         return x, chain, own
 
 
 def _session(model: ir.Model, names: Sequence[str]) -> Any:
-    """A plain session (every optimization off) that can return these values."""
+    """A reference session (every optimization off) that can return these values."""
     copy = model.clone()
     values = {str(out.name): out for node in copy.graph for out in node.outputs}
     copy.graph.outputs.clear()
@@ -376,30 +379,30 @@ def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:
 
 
 def _ran(
-    name: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], batch: Batch, expected: Batch
+    engine: str, model: ir.Model, operators: Sequence[Mapping[str, Any]], batch: Batch, expected: Batch
 ) -> dict[str, Any]:
     """What one engine made of the model: its outputs against the float ones, and from its own profile what it ran.
 
     A fallback is an operator that is int8 in the file and ran in float.
     """
     try:
-        session = stock.STOCK[name](Path("int8.onnx"), 1, ir.to_proto(model).SerializeToString())
+        session = stock.STOCK[engine](Path("int8.onnx"), 1, ir.to_proto(model).SerializeToString())
         executed, outputs = session.executed(batch), session.run(batch)
     except ZooError as error:
         return {"error": str(error)}
     int8 = {each["name"] for each in operators if each["precision"] == "int8"}
     ran: dict[str, int] = {}
     fallbacks = []
-    for each in executed:
-        ran[f"{each.type} {each.precision}"] = ran.get(f"{each.type} {each.precision}", 0) + 1
-        if each.precision in FLOATS and each.type not in STEPS and not each.type.startswith(INTEGER_KERNELS):
-            found = _operator(each.name, int8)
-            if found is not None:
-                fallbacks.append({"name": found, "type": each.type, "precision": each.precision})
-    alike = [each for each, x in expected.items() if each in outputs and outputs[each].shape == x.shape]
-    said = {each: sqnr([expected[each]], [outputs[each]]) for each in alike}
+    for kernel in executed:
+        kind = f"{kernel.type} {kernel.precision}"
+        ran[kind] = ran.get(kind, 0) + 1
+        if kernel.precision in FLOATS and kernel.type not in QDQ and not kernel.type.startswith(INTEGER_KERNELS):
+            operator = _operator(kernel.name, int8)
+            if operator is not None:
+                fallbacks.append({"name": operator, "type": kernel.type, "precision": kernel.precision})
+    alike = [name for name, x in expected.items() if name in outputs and outputs[name].shape == x.shape]
     return {
-        "outputs": said,
+        "outputs": {name: sqnr([expected[name]], [outputs[name]]) for name in alike},
         "ran": dict(sorted(ran.items(), key=lambda item: (-item[1], item[0]))),
         "fallbacks": fallbacks,
     }

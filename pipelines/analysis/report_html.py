@@ -1,5 +1,5 @@
-"""What `pipelines.analysis.report.explain` found, for people: rows for a terminal, JSON, one HTML page that needs
-nothing else, with plots (SVG).
+"""A report of `pipelines.analysis.report.explain` for people: rows for a terminal, JSON, or a self-contained HTML page
+with plots (SVG).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pipelines.quantization.recipe import QuantRecipe
 FORMATS = (".json", ".html")
 
 
-def save(found: Mapping[str, Any], path: str | Path) -> Path:
-    """Write what `explain` found as .json or .html, by the suffix. Raises RequestError for another one."""
+def save(report: Mapping[str, Any], path: str | Path) -> Path:
+    """Write a report of `explain` as .json or .html, by the suffix. Raises RequestError for another one."""
     require_format(path)
-    return files.write_json(path, found) if Path(path).suffix == ".json" else files.write_text(path, page(found))
+    return files.write_json(path, report) if Path(path).suffix == ".json" else files.write_text(path, page(report))
 
 
 def require_format(path: str | Path) -> None:
@@ -31,12 +31,12 @@ def require_format(path: str | Path) -> None:
         raise RequestError(f"a report ends in {' or '.join(FORMATS)}, not {Path(path).name}; choose another name")
 
 
-def rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def rows(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """(columns, rows) for a terminal: every operator in the graph's order."""
     columns = ["operator", "type", "precision", "chain dB", "own dB", "note"]
     return columns, [
         [each["name"], each["type"], each["precision"], _db(each["sqnr_db"]), _db(each["own_db"]), each["reason"]]
-        for each in found["operators"]
+        for each in report["operators"]
     ]
 
 
@@ -57,27 +57,31 @@ WORST = 12  # layers in the table of the most damaging ones, and in the plot by 
 SHOWN = 24  # tensors that are shown at once
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """One self-contained HTML page of what `explain` found."""
-    columns, table = rows(found)
+def page(report: Mapping[str, Any]) -> str:
+    """One self-contained HTML page of a report of `explain`."""
+    columns, table = rows(report)
     parts = [
-        _summary(found),
+        _summary(report),
         "<h2>SQNR per layer</h2><p>SQNR: power of the float model's tensor over that of the error; 20 dB are 10% of "
         "error, 40 dB 1%. "
         "Operators stand in the graph's order. <span class='b'>\u25cf chain</span>: the operator's output in the int8 "
         "model as it runs, "
         "with all error that came before. <span class='r'>\u25cf own</span>: what the operator adds alone, its inputs "
         "being the float "
-        f"model's (\u25cb where it computes in float); the {min(WORST, len(found['damaging']))} lowest are numbered "
+        f"model's (\u25cb where it computes in float); the {min(WORST, len(report['damaging']))} lowest are numbered "
         "as in the table.</p>",
-        _layers_plot(found["operators"], found["damaging"][:WORST]),
+        _layers_plot(report["operators"], report["damaging"][:WORST]),
         "<h3>The most damaging layers</h3>",
-        _damaging(found),
+        _damaging(report),
     ]
-    if found["trials"]:
-        parts += ["<h2>Recipes tried</h2>", _trials(found["trials"])]
-    parts += ["<h2>Engines</h2>", *(_engine(name, each) for name, each in found["engines"].items())]
-    parts += [_ranges(found["tensors"]), "<h2>Operators</h2>", f'<div class="long">{_html_table(columns, table)}</div>']
+    if report["trials"]:
+        parts += ["<h2>Recipes tried</h2>", _trials(report["trials"])]
+    parts += ["<h2>Engines</h2>", *(_engine(name, each) for name, each in report["engines"].items())]
+    parts += [
+        _ranges(report["tensors"]),
+        "<h2>Operators</h2>",
+        f'<div class="long">{_html_table(columns, table)}</div>',
+    ]
     body = "\n".join(parts)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>INT8 '
@@ -86,21 +90,21 @@ def page(found: Mapping[str, Any]) -> str:
     )
 
 
-def _summary(found: Mapping[str, Any]) -> str:
+def _summary(report: Mapping[str, Any]) -> str:
     usual = QuantRecipe().to_json()
-    said = [f"ranges by {found['recipe'].get('observer', '?')}"]
-    for name, value in found["recipe"].items():
+    choices = [f"ranges by {report['recipe'].get('observer', '?')}"]
+    for name, value in report["recipe"].items():
         if name != "observer" and name in usual and list(np.atleast_1d(value)) != list(np.atleast_1d(usual[name])):
-            said.append(f"{name.replace('_', ' ')}: {', '.join(map(str, np.atleast_1d(value)))}")
+            choices.append(f"{name.replace('_', ' ')}: {', '.join(map(str, np.atleast_1d(value)))}")
     facts = {
-        "operators": ", ".join(f"{number} {precision}" for precision, number in found["counts"].items()),
+        "operators": ", ".join(f"{number} {precision}" for precision, number in report["counts"].items()),
         "SQNR of the outputs": ", ".join(
-            f"{name} {_decibels(each['sqnr_db'])}" for name, each in found["outputs"].items()
+            f"{name} {_decibels(each['sqnr_db'])}" for name, each in report["outputs"].items()
         )
         or "none compared",
-        "recipe": ", ".join(said),
-        "measured on": f"{found['samples']:,} samples",
-        "graph": found["graph"][:12],
+        "recipe": ", ".join(choices),
+        "measured on": f"{report['samples']:,} samples",
+        "graph": report["graph"][:12],
     }
     return (
         "<table>"
@@ -132,9 +136,9 @@ def _html_table(columns: Sequence[str], table: Iterable[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>" + "".join(f"<tr>{''.join(row)}</tr>" for row in table) + "</table>"
 
 
-def _damaging(found: Mapping[str, Any]) -> str:
-    by_name = {each["name"]: each for each in found["operators"]}
-    worst = enumerate((by_name[name] for name in found["damaging"][:WORST]), 1)
+def _damaging(report: Mapping[str, Any]) -> str:
+    by_name = {each["name"]: each for each in report["operators"]}
+    worst = enumerate((by_name[name] for name in report["damaging"][:WORST]), 1)
     cells = [[str(rank), each["name"], each["type"], _db(each["own_db"]), _db(each["sqnr_db"])] for rank, each in worst]
     return (
         _html_table(["#", "layer", "type", "own dB", "chain dB"], cells)
@@ -198,8 +202,8 @@ def _layers_plot(operators: Sequence[Mapping[str, Any]], worst: Sequence[str]) -
     line = " ".join(f"{x:.1f},{y(each['sqnr_db']):.1f}" for x, each in points)
     dots = []
     for x, each in points:
-        said = f"chain {_db(each['sqnr_db'])} dB, own {_db(each['own_db']) or '-'} dB"
-        title = f"<title>{_text(each['name'])} ({_text(each['type'])}, {each['precision']}): {said}</title>"
+        figures = f"chain {_db(each['sqnr_db'])} dB, own {_db(each['own_db']) or '-'} dB"
+        title = f"<title>{_text(each['name'])} ({_text(each['type'])}, {each['precision']}): {figures}</title>"
         dots.append(f'<circle cx="{x:.1f}" cy="{y(each["sqnr_db"]):.1f}" r="2" fill="{BLUE}">{title}</circle>')
         if each["own_db"] is not None:
             fill = RED if each["precision"] == "int8" else "#fff"
@@ -252,7 +256,7 @@ def _trials(trials: Sequence[Mapping[str, Any]]) -> str:
         ratio = f"{fp32_ms / each['milliseconds']:.2f}" if fp32_ms else ""
         figures = [f"{100 * each['drop']:.3f}%", _db(each.get("sqnr_db")), f"{each['milliseconds']:.3f}", ratio]
         table.append([str(number), each["name"], *figures, "kept" if each.get("best") else ""])
-    said = (
+    caption = (
         f"Lost of {_text(metric)} against fp32, less is better, and the latency of one batch; the recipe "
         "kept has a red ring."
     )
@@ -261,24 +265,25 @@ def _trials(trials: Sequence[Mapping[str, Any]]) -> str:
             f'<line x1="60" x2="{width - 10}" y1="{y(100 * goal):.1f}" y2="{y(100 * goal):.1f}" stroke="{RED}" '
             'stroke-dasharray="5 4"/>'
         )
-        said += f" The dashed line is the goal, at most {100 * goal:.3g}% lost."
+        caption += f" The dashed line is the goal, at most {100 * goal:.3g}% lost."
     if fp32_ms:
-        said += f" fp32 takes {fp32_ms:.3f} ms."
+        caption += f" fp32 takes {fp32_ms:.3f} ms."
     axes = _axes(width, height, x_ticks, y_ticks, "latency, ms", f"{_text(metric)} lost, %")
     columns = ["#", "recipe", "lost", "SQNR dB", "ms", "x fp32", ""]
-    return f'<p>{said}</p><svg viewBox="0 0 {width} {height}" width="100%">{axes}{"".join(marks)}</svg>' + _html_table(
-        columns, [*table, *failed]
+    return (
+        f'<p>{caption}</p><svg viewBox="0 0 {width} {height}" width="100%">{axes}{"".join(marks)}</svg>'
+        + _html_table(columns, [*table, *failed])
     )
 
 
-def _engine(name: str, found: Mapping[str, Any]) -> str:
-    if "error" in found:
-        return f"<p><b>{_text(name)}</b>: {_text(found['error'])}</p>"
-    ran = ", ".join(f"{count} {kind}" for kind, count in found["ran"].items())
-    near = ", ".join(f"{output} {_decibels(db)}" for output, db in found["outputs"].items())
+def _engine(name: str, engine_report: Mapping[str, Any]) -> str:
+    if "error" in engine_report:
+        return f"<p><b>{_text(name)}</b>: {_text(engine_report['error'])}</p>"
+    ran = ", ".join(f"{count} {kind}" for kind, count in engine_report["ran"].items())
+    near = ", ".join(f"{output} {_decibels(db)}" for output, db in engine_report["outputs"].items())
     run = f"It ran {ran}." + (f" SQNR of its outputs: {near}." if near else "")
-    fallen = found["fallbacks"]
-    said = (
+    fallen = engine_report["fallbacks"]
+    verdict = (
         "every int8 operator ran in integers, or as a part of one that did"
         if not fallen
         else f"{len(fallen)} int8 operators ran in float:"
@@ -286,7 +291,7 @@ def _engine(name: str, found: Mapping[str, Any]) -> str:
     table = _html_table(
         ["operator", "kernel", "precision"], [[each["name"], each["type"], each["precision"]] for each in fallen]
     )
-    return f"<p><b>{_text(name)}</b>: {said}</p>{table if fallen else ''}<p>{_text(run)}</p>"
+    return f"<p><b>{_text(name)}</b>: {verdict}</p>{table if fallen else ''}<p>{_text(run)}</p>"
 
 
 def _ranges(tensors: Mapping[str, Mapping[str, Any]]) -> str:
@@ -307,25 +312,25 @@ def _ranges(tensors: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def _tensor(name: str, found: Mapping[str, Any]) -> str:
+def _tensor(name: str, tensor: Mapping[str, Any]) -> str:
     """A small histogram with the chosen range."""
     width, height, margin = 220, 70, 4
-    low, high = min(found["minimum"], found["low"]), max(found["maximum"], found["high"])
+    low, high = min(tensor["minimum"], tensor["low"]), max(tensor["maximum"], tensor["high"])
     span = (high - low) or 1.0
-    heights = np.log1p(np.array(found["counts"], np.float64))
+    heights = np.log1p(np.array(tensor["counts"], np.float64))
     heights *= (height - 6) / max(float(heights.max(initial=0)), 1e-9)
-    place = (np.array(found["edges"]) - low) / span * width
+    place = (np.array(tensor["edges"]) - low) / span * width
     bars = "".join(f"V{height - each:.1f}H{right:.1f}" for each, right in zip(heights, place[1:], strict=False))
     path = f"M{place[0]:.1f} {height}{bars}V{height}Z" if bars else ""
     bounds = "".join(
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}" stroke="{RED}" stroke-width="2"/>'
-        for x in ((found[key] - low) / span * width for key in ("low", "high"))
+        for x in ((tensor[key] - low) / span * width for key in ("low", "high"))
     )
-    method = f" ({_text(found['method'])})" if found["method"] else ""
+    method = f" ({_text(tensor['method'])})" if tensor["method"] else ""
     lines = [
-        f"range {found['low']:.4g} to {found['high']:.4g}{method}",
-        f"seen {found['minimum']:.4g} to {found['maximum']:.4g}",
-        f"step {found['scale']:.3g}, saturated {100 * found['saturated']:.3f}%, {_decibels(found['sqnr_db'])}",
+        f"range {tensor['low']:.4g} to {tensor['high']:.4g}{method}",
+        f"seen {tensor['minimum']:.4g} to {tensor['maximum']:.4g}",
+        f"step {tensor['scale']:.3g}, saturated {100 * tensor['saturated']:.3f}%, {_decibels(tensor['sqnr_db'])}",
     ]
     return (
         f'<div class="t"><b title="{_text(name)}">{_text(name)}</b>'

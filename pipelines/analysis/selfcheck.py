@@ -34,6 +34,6 @@ def largest_error(engine: str, reduced_range: bool = False) -> float:
     quantized, _ = quantize(model, QuantRecipe(reduced_range=reduced_range), table)
     with tempfile.TemporaryDirectory() as folder:
         path = io.save(quantized, Path(folder) / "int8.onnx")
-        found = load(path, engine).run({"x": x})["y"]
+        y = load(path, engine).run({"x": x})["y"]
     expected = x @ weight
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    return float(np.abs(y - expected).max() / np.abs(expected).max())

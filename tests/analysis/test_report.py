@@ -152,9 +152,9 @@ def test_batches_of_any_size_show_the_same(net, found, cut):
 def test_little_memory_means_groups_and_the_same_result(net, found, monkeypatch):
     monkeypatch.setattr(report, "MEMORY", 4000)
     groups = []
-    whole = report._Group.__init__
+    whole = report._TensorGroup.__init__
     monkeypatch.setattr(
-        report._Group, "__init__", lambda self, pair, names: (groups.append(names), whole(self, pair, names))[1]
+        report._TensorGroup, "__init__", lambda self, pair, names: (groups.append(names), whole(self, pair, names))[1]
     )
     what = explained(net)[2]
     assert len(groups) > 2

@@ -1,17 +1,20 @@
 import json
-import re
 
 import numpy as np
 import pytest
 from rewriting import model, run
 
 from pipelines.analysis import tune
-from pipelines.analysis.tune import ArrayJudge, Settings, Verdict, log_path
+from pipelines.analysis.judge import ArrayJudge, Verdict
+from pipelines.analysis.tune import Settings, log_path
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, sha256
 from pipelines.engines.catalog import load
 from pipelines.engines.stock import available
 from pipelines.graph import io, query
+from pipelines.quantization import ptq
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)
 
@@ -55,7 +58,7 @@ def two_observers(request, monkeypatch):
 def search(net, data, output, **options):
     options = {"engine": "onnxruntime", "max_drop": 0.02, **options}
     judge = options.pop("judge", None) or ArrayJudge({"x": data[1]}, batch_size=8)
-    return tune.tune(net, lambda: iter([{"x": data[0]}]), judge, output, **options)
+    return tune.tune(net, [{"x": data[0]}], judge, output, **options)
 
 
 class Scripted:
@@ -152,7 +155,8 @@ def test_a_run_that_was_killed_goes_on(net, data, tmp_path):
     judge = Scripted(data, lambda kept: 0.5)
     whole = search(net, data, output, judge=judge)
     lines = log_path(output).read_text().splitlines(keepends=True)
-    log_path(output).write_text("".join(lines[:4]) + lines[4][:20])  # killed in the middle of a line
+    end = [at for at, line in enumerate(lines) if '"settings"' in line][2] + 1  # three trials
+    log_path(output).write_text("".join(lines[:end]) + lines[end][:20])  # killed in the middle of a line
     judge.asked = 0
     again = search(net, data, output, judge=judge)
     first, later = ({each["sha256"] for each in part} for part in (whole["trials"][:3], whole["trials"][3:]))
@@ -195,7 +199,7 @@ def test_ctrl_c_leaves_the_best_model(net, data, tmp_path):
 
     judge = Scripted(data, drop)
     found = search(net, data, tmp_path / "int8.onnx", judge=judge)
-    assert found["stopped"] == "interrupted" and len(found["trials"]) == 2
+    assert found["stopped"] == "interrupted" and len({trial["sha256"] for trial in found["trials"]}) == 2
     assert found["best"]["drop"] == 0.15 and sha256(found["path"]) == found["best"]["sha256"]
 
 
@@ -204,6 +208,102 @@ def test_histograms_are_collected_once_for_every_graph(net, data, tmp_path, monk
     monkeypatch.setattr(tune, "observe", lambda model, *args: runs.append(io.digest(model)) or observe(model, *args))
     search(net, data, tmp_path / "int8.onnx")
     assert len(runs) == len(set(runs)) <= 2
+
+
+@pytest.fixture(scope="module")
+def uneven():
+    """A depthwise convolution that reads channels of very uneven ranges."""
+    first = weights(8, 3, 1, 1)
+    first *= np.geomspace(0.02, 2, 8, dtype=np.float32).reshape(-1, 1, 1, 1)
+    return model(
+        """(float[n,3,6,6] x) => (float[n,4] y) { a = Conv(x, w1) ar = Relu(a)
+            b = Conv<pads=[1,1,1,1], group=8>(ar, w2) br = Relu(b) c = Conv(br, w3) p = GlobalAveragePool(c) y = Flatten(p) }""",
+        w1=first,
+        w2=weights(8, 1, 3, 3) / np.geomspace(0.02, 2, 8, dtype=np.float32).reshape(-1, 1, 1, 1),
+        w3=weights(4, 8, 1, 1),
+    )
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_a_trial_is_what_quantize_makes_of_the_same_recipe(uneven, data, correct):
+    recipe = QuantRecipe(search=True, correct=correct)
+    table = ptq.make_table(uneven, recipe, [{"x": data[0]}])
+    assert table.equalization
+    int8, report = quantize(uneven, recipe, table)
+    made = tune.Maker(uneven, [{"x": data[0]}], QuantRecipe()).make(Settings(search=True, correct=correct))
+    assert (io.serialized(made[0]), made[1], made[2]) == (io.serialized(int8), report, table)
+
+
+def test_the_search_for_equalization_is_made_once_and_its_model_is_kept(uneven, data, tmp_path, monkeypatch):
+    calls, searched = [], ptq.search_equalization
+    monkeypatch.setattr(ptq, "search", lambda *arguments: calls.append(arguments) or searched(*arguments))
+    judge = ArrayJudge({"x": data[1]}, batch_size=8)
+    found = search(uneven, data, tmp_path / "int8.onnx", judge=judge, max_drop=1.0)
+    assert len(calls) == 1
+    sqnr = {trial["name"]: trial["sqnr_db"] for trial in found["trials"]}
+    assert sqnr["minmax + search + correct"] > sqnr["minmax + correct"] + 1
+    assert sum(trial["settings"]["search"] for trial in found["trials"]) >= 3  # it is what the others build on
+    lines = log_path(tmp_path / "int8.onnx").read_text().splitlines(keepends=True)
+    end = next(at for at, line in enumerate(lines) if "minmax + search" in line) + 1
+    log_path(tmp_path / "int8.onnx").write_text("".join(lines[:end]))
+    again = search(uneven, data, tmp_path / "int8.onnx", judge=judge, max_drop=1.0)
+    assert len(calls) == 1
+    assert [trial["sha256"] for trial in again["trials"]] == [trial["sha256"] for trial in found["trials"]]
+
+
+def test_of_equally_quick_models_the_one_of_least_error_is_kept(net, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "measure", lambda sessions, batch: [1.0] * len(sessions))
+    drops, errors = iter([0.001, *[0.01] * 99]), iter([20.0, 20.0, 40.0, *[30.0] * 99])
+    judge = Scripted(data, lambda kept: next(drops), lambda kept: next(errors))
+    found = search(net, data, tmp_path / "int8.onnx", judge=judge)
+    assert found["met"] and found["best"]["sqnr_db"] == 40.0
+
+
+def test_models_that_differ_in_constants_alone_are_timed_once(net, data, tmp_path, monkeypatch):
+    timed, measure = [], tune.measure
+    monkeypatch.setattr(
+        tune, "measure", lambda sessions, batch: timed.append(len(sessions)) or measure(sessions, batch)
+    )
+    found = search(net, data, tmp_path / "int8.onnx", judge=Scripted(data, lambda kept: 0.5 if kept < 2 else 0.0))
+    models = {trial["sha256"]: trial["milliseconds"] for trial in found["trials"]}
+    assert 1 < timed.count(2) < len(models) and len(set(models.values())) <= timed.count(2)
+    same = ("minmax + correct", "minmax + search + correct", "minmax + search")
+    assert len({trial["milliseconds"] for trial in found["trials"] if trial["name"] in same}) == 1
+
+
+def test_a_search_that_would_end_too_late_is_passed_over(net, data, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tune, "SEARCH_COST", 1e9)
+    found = search(net, data, tmp_path / "int8.onnx", seconds=1e4)
+    assert found["stopped"] == "done" and not any(trial["settings"]["search"] for trial in found["trials"])
+    assert "too short for the search for equalized channels" in caplog.text
+
+
+def test_a_log_of_another_format_is_not_used(net, data, tmp_path, monkeypatch):
+    judge = Scripted(data, lambda kept: 0.0)
+    search(net, data, tmp_path / "int8.onnx", judge=judge)
+    asked = judge.asked
+    monkeypatch.setattr(tune, "FORMAT", tune.FORMAT + 1)
+    search(net, data, tmp_path / "int8.onnx", judge=judge)
+    assert judge.asked == 2 * asked
+
+
+def test_models_are_judged_and_timed_in_what_the_opener_opens(net, data, tmp_path):
+    opened = []
+
+    class Opened:
+        def __init__(self, path, engine, threads):
+            opened.append((path.name, engine, threads))
+            self.path, self.run = path, load(path, "onnxruntime").run
+
+    options = {"opener": Opened, "engines": ["slow", "quick"], "seconds": 0.0}
+    judge = Scripted(data, lambda kept: 0.0)
+    found = search(net, data, tmp_path / "int8.onnx", engine="quick", threads=2, judge=judge, **options)
+    assert found["engine"] == "quick" and opened == [("fp32.onnx", "quick", 2), ("trial.onnx", "quick", 2)]
+    opened.clear()
+    search(net, data, tmp_path / "auto.onnx", engine="auto", judge=judge, **options)
+    assert {engine for name, engine, _ in opened if name == "first.onnx"} == {"slow", "quick"}
+    with pytest.raises(RequestError, match="unknown or missing engine 'onnxruntime'; choose auto, slow or quick"):
+        search(net, data, tmp_path / "o.onnx", judge=judge, **options)
 
 
 def test_a_trial_that_fails_is_noted_and_passed_over(net, data, tmp_path, monkeypatch):
@@ -241,55 +341,6 @@ def test_auto_takes_the_quicker_engine(net, data, tmp_path, monkeypatch):
 def test_an_unknown_engine(net, data, tmp_path):
     with pytest.raises(RequestError, match="unknown or missing engine 'tpu'"):
         search(net, data, tmp_path / "int8.onnx", engine="tpu")
-
-
-class Constant:
-    """A session with this output."""
-
-    def __init__(self, y):
-        self.y, self.at = np.asarray(y), 0
-
-    def run(self, batch):
-        count = len(batch["x"])
-        self.at += count
-        return {"y": self.y[self.at - count : self.at]}
-
-
-LOGITS = np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0], [0.0, 5.0]], np.float32)
-SCORES = np.array([[0.1], [0.2], [0.3], [0.4]], np.float32)
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "labels", "metric", "drop"),
-    [
-        (LOGITS, LOGITS[[0, 1, 2, 2]], None, "agreement", 0.25),
-        (LOGITS, LOGITS[[0, 1, 2, 2]], np.array([0, 1, 0, 1]), "top1", 0.25),
-        (LOGITS, LOGITS[[0, 1, 2, 2]], np.array([0, 1, 0, 0]), "top1", -0.25),
-        (SCORES, SCORES * 1.1, None, "closeness", 0.1),
-        (SCORES, SCORES[[2, 1, 0, 3]], np.array([0, 0, 1, 1]), "auc", 0.5),
-        (SCORES, SCORES + 0.1, SCORES, "r2", 0.8),
-    ],
-)
-def test_metrics(x, y, labels, metric, drop):
-    judge = ArrayJudge({"x": np.zeros((4, 1), np.float32)}, labels, batch_size=3)
-    verdict = judge(Constant(x), Constant(y))
-    assert judge.metric == metric and verdict.drop == pytest.approx(drop, rel=1e-5)
-    assert verdict.sqnr_db == pytest.approx(10 * np.log10((x**2).sum() / ((x - y) ** 2).sum()), abs=0.006)
-
-
-def test_labels_that_do_not_fit():
-    with pytest.raises(RequestError, match="found 3 labels for 4 samples"):
-        ArrayJudge({"x": np.zeros((4, 1), np.float32)}, np.zeros(3))
-    judge = ArrayJudge({"x": np.zeros((4, 1), np.float32)}, np.zeros((4, 3)))
-    with pytest.raises(RequestError, match=re.escape("found labels float64 [4, 3] for outputs [4, 2]; wanted")):
-        judge(Constant(LOGITS), Constant(LOGITS))
-
-
-def test_nan_is_no_model_to_keep():
-    assert (
-        ArrayJudge({"x": np.zeros((4, 1), np.float32)}, batch_size=4)(Constant(LOGITS), Constant(LOGITS * np.nan)).drop
-        == np.inf
-    )
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +381,8 @@ def test_nets_of_convolutions_are_not(net, data, tmp_path):
 
 def test_what_helps_most_is_tried_first(net, data, tmp_path, all_observers):
     names = [each["name"] for each in search(net, data, tmp_path / "int8.onnx")["trials"]]
-    assert names[:2] == ["auto", "auto + correct"] and "symmetric" in names[-1]
+    assert names[:2] == ["auto + correct", "auto + search + correct"] and "symmetric" in names[-2]
+    assert not any("correct" in name for name in names[-1:])
 
 
 @pytest.mark.parametrize("error", [ValueError("of\nnumpy"), MemoryError("no room"), RuntimeError("of an engine")])
@@ -338,7 +390,7 @@ def test_any_failure_of_a_trial_is_passed_over(net, data, tmp_path, monkeypatch,
     def failing(*_):
         raise error
 
-    monkeypatch.setattr(tune, "correct_layers", failing)
+    monkeypatch.setattr(tune.ptq, "corrected", failing)
     found = search(net, data, tmp_path / "int8.onnx")
     assert found["stopped"] == "done" and any("correct fails: " in each.getMessage() for each in caplog.records)
     failed = [each for each in found["trials"] if "error" in each]

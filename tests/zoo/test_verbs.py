@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from rewriting import model
 
@@ -19,6 +20,8 @@ from pipelines.models import build as road
 from pipelines.models.hub import Hub
 from pipelines.rewrites import driver
 from zoo import cli, verbs
+from zoo.samples import raw_samples
+from zoo.verbs.quantizing import FolderJudge
 
 TEXT = "(float[n,8] x) => (float[n,2] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = MatMul(r, v) }"
 NAMES = [name for name in zoo.names() if (zoo.SHIPPED / name / "sample.tsv.gz").is_file()]
@@ -282,3 +285,41 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_run(
 def test_the_record_of_a_shipped_model_is_shown() -> None:
     path = zoo.download(NAMES[0])
     assert zoo.info(NAMES[0])["built"] == json.loads((path / road.RECORD).read_text())
+
+
+# --- tuning by a family's own metric
+
+
+@pytest.fixture(scope="module")
+def pairs(language: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 sentences with their translations."""
+    return Path(language.write(tmp_path_factory.mktemp("pairs") / "pairs.tsv", 24, seed=9))
+
+
+def test_a_ruined_translator_is_judged_worse(translator: Path, pairs: Path, tmp_path: Path) -> None:
+    folder = zoo.load(translator)
+    samples = next(iter(raw_samples(folder, str(pairs), "--calibration-data", 4)))
+    judge = FolderJudge(folder, str(pairs), samples, batch_size=2)
+    assert list(judge.example) == ["source"] and len(judge.example["source"]) == 2
+    ruined = io.load(folder.path / "int8.onnx")
+    for value in ruined.graph.initializers.values():
+        if value.dtype == ir.DataType.INT8 and value.const_value is not None and value.const_value.size > 1:
+            value.const_value = ir.tensor(-value.const_value.numpy(), name=value.name)
+    models = (folder.path / "int8.onnx", io.save(ruined, tmp_path / "ruined.onnx"))
+    for engine in judge.engines:
+        fp32, good, bad = (judge.open(path, engine, 1) for path in (folder.path / "rewritten.onnx", *models))
+        assert fp32.run(judge.example)["tokens"].shape[0] == 2
+        near, far = judge(fp32, good), judge(fp32, bad)
+        assert judge.metric == "bleu" and far.metrics["fp32"] == near.metrics["fp32"] > 50
+        assert abs(near.drop) < 0.1 and far.drop > 0.3
+        assert far.drop == pytest.approx((far.metrics["fp32"] - far.metrics["int8"]) / 100)
+
+
+def test_a_translator_is_tuned_by_bleu_and_misses_what_cannot_be_met(
+    translator: Path, pairs: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"calibration_data": str(pairs), "engine": "onnxruntime", "seconds": 0.0}
+    found = zoo.tune(translator, str(pairs), tmp_path / "int8.onnx", max_drop=0.2, **options)
+    assert found["metric"] == "bleu" and found["met"] and found["best"]["metrics"]["fp32"] > 50
+    found = zoo.tune(translator, str(pairs), tmp_path / "int8.onnx", max_drop=-1.0, **options)
+    assert not found["met"] and found["missed_by"] == pytest.approx(found["best"]["drop"] + 1)

@@ -14,16 +14,17 @@ import onnx_ir as ir
 
 import zoo
 from pipelines.analysis import report, report_html
-from pipelines.analysis.tune import Verdict
-from pipelines.analysis.tune import tune as search
+from pipelines.analysis.judge import Judge, Verdict
+from pipelines.analysis.tune import tune as search_recipes
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
-from pipelines.engines.session import Session
+from pipelines.engines.stock import STOCK, available
 from pipelines.graph import io, reference_session
 from pipelines.models import build as road
 from pipelines.models.build import ModelFolder
+from pipelines.models.pipeline import Predictor
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantize import QuantReport
@@ -33,9 +34,10 @@ from pipelines.rewrites import driver
 from pipelines.rewrites.driver import RewriteReport
 from pipelines.rewrites.shared import SHARED
 from zoo.paths import Model, is_file, listed, require_report, required, spare, used
-from zoo.samples import judge_of, raw_samples, samples_of
+from zoo.samples import Samples, judge_of, raw_samples, samples_of
 from zoo.verbs.models import run_stage
 
+PERCENT = ("bleu", "chrf")  # metrics from 0 to 100
 logger = logging.getLogger(__name__)
 
 
@@ -51,9 +53,28 @@ def rewrite(model: Model, output: Model | None = None) -> dict[str, Any]:
         return run_stage(model, "rewritten.onnx")
     target = required(output)
     spare(target, model)
-    loaded, report = rewritten(model)
-    io.save(loaded, target)
-    return report.to_json()
+    graph, passes = rewritten(model)
+    io.save(graph, target)
+    return passes.to_json()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Calibration:
+    """Where the samples of a calibration come from, see `samples_of`, and what memory it may take."""
+
+    data: Any = None
+    count: int | None = None
+    max_memory: str | int = MEMORY
+    preprocess: Model | None = None
+    on_error: str = "raise"
+
+    def table(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
+        """The calibration table of `float_model` on `samples`."""
+        return make_table(float_model, recipe, samples, samples.total, max_memory=self.max_memory)
+
+    def samples(self, float_model: ir.Model) -> Samples:
+        """The samples for an ONNX file."""
+        return samples_of(float_model, self.data, self.preprocess, self.on_error, self.count)
 
 
 def calibrate(
@@ -80,36 +101,49 @@ def calibrate(
     """
     if samples is not None and samples < 1:
         raise RequestError(f"samples is {samples}; calibration needs at least 1")
+    changes = {"observer": observer, "correct": correct, "search": search}
+    calibration = _Calibration(data, samples, max_memory, preprocess, on_error)
     if is_file(model):
-        if data is None:
-            raise RequestError(
-                "an ONNX file is calibrated on samples; give them with --data: an .npz of its inputs, or a folder of "
-                "images"
-            )
-        target = required(output)
-        spare(target, model, data)
-        loaded, _ = rewritten(model)
-        given = samples_of(loaded, data, preprocess, on_error, samples)
-        recipe = _changed(QuantRecipe(), observer=observer, correct=correct, search=search)
-        table = make_table(loaded, recipe, given, given.total, max_memory=max_memory)
-        return {"observer": table.observer, "samples": table.samples, "path": str(table.save(target))}
-    folder = open_model(model, preprocess)
+        table, path = _calibrate_file(model, output, changes, calibration)
+    else:
+        table, path = _calibrate_folder(open_model(model, preprocess), output, changes, calibration)
+    return {"observer": table.observer, "samples": table.samples, "path": str(path)}
+
+
+def _calibrate_file(
+    model: Model, output: Model | None, changes: dict[str, Any], calibration: _Calibration
+) -> tuple[CalibrationTable, Path]:
+    """Calibrate an ONNX file; returns the table and where it is."""
+    if calibration.data is None:
+        raise RequestError(
+            "an ONNX file is calibrated on samples; give them with --data: an .npz of its inputs, or a folder of images"
+        )
+    target = required(output)
+    spare(target, model, calibration.data)
+    float_model, _ = rewritten(model)
+    samples = calibration.samples(float_model)
+    table = calibration.table(float_model, _changed(QuantRecipe(), changes), samples)
+    return table, table.save(target)
+
+
+def _calibrate_folder(
+    folder: ModelFolder, output: Model | None, changes: dict[str, Any], calibration: _Calibration
+) -> tuple[CalibrationTable, Path]:
+    """Calibrate a zoo model; returns the table and where it is."""
+    name, data = folder.card.name, calibration.data
     if output is None and folder.given("calibration.json"):
-        name = folder.card.name
         raise RequestError(
             f"{name} ships its calibration table, which stays as it is; make yours elsewhere with --data FILE -o FILE"
         )
     spare(output, *used(folder), *listed(data))
-    if folder.trained is not None and data is None and output is None and observer is None:
+    if folder.trained is not None and data is None and output is None and changes["observer"] is None:
         raise RequestError(
-            f"{folder.card.name} has the ranges of its training ({road.TRAINED}); for others give --data FILE or "
-            "--observer NAME"
+            f"{name} has the ranges of its training ({road.TRAINED}); for others give --data FILE or --observer NAME"
         )
-    given = raw_samples(folder, data, "--data", samples, on_error)
-    recipe = _changed(folder.recipe, observer=observer, correct=correct, search=search)
-    table = make_table(io.load(folder.ensure("rewritten.onnx")), recipe, given, given.total, max_memory=max_memory)
-    path = table.save(output) if output is not None else road.set_table(folder, table, own_data=data is not None)
-    return {"observer": table.observer, "samples": table.samples, "path": str(path)}
+    samples = raw_samples(folder, data, "--data", calibration.count, calibration.on_error)
+    recipe = _changed(folder.recipe, changes)
+    table = calibration.table(io.load(folder.ensure("rewritten.onnx")), recipe, samples)
+    return table, table.save(output) if output is not None else road.set_table(folder, table, own_data=data is not None)
 
 
 def quantize(
@@ -144,45 +178,25 @@ def quantize(
     """
     if table is not None and calibration_data is not None:
         raise RequestError("give --table or --calibration-data, not both")
-    if observer and (table is not None or (output is not None and not is_file(model))):
+    file = is_file(model)
+    if observer and (table is not None or (output is not None and not file)):
         raise RequestError(
             "the observer was chosen when the table was made; make another with: zoo calibrate MODEL --observer NAME "
             "-o FILE"
         )
-    changes: dict[str, Any] = {
+    changes = {
+        "observer": observer,
         "keep_float": tuple(keep_float),
         "reduced_range": reduced_range,
         "quantize_tables": not float_tables,
-    }
-    changes |= {
         "dynamic": tuple(dynamic),
         "symmetric": symmetric,
         "correct": correct,
         "search": search,
-        "observer": observer,
     }
-    if is_file(model):
-        target = required(output)
-        spare(target, model, calibration_data, table)
-        require_report(report_path, target, model, calibration_data, table, samples=table is None)
-        recipe = _changed(QuantRecipe(), **changes)
-        loaded, _ = rewritten(model)
-        if table is not None:
-            ranges = CalibrationTable.load(table)
-            result, report = quantize_model(loaded, recipe, ranges)
-        elif calibration_data is not None:
-            samples: Any = samples_of(loaded, calibration_data, preprocess, on_error)
-            ranges = make_table(loaded, recipe, samples, samples.total, max_memory=max_memory)
-            result, report = quantize_model(loaded, recipe, ranges)
-        else:
-            raise RequestError(
-                "int8 needs the ranges of the activations; give --calibration-data (.npz or a folder of images) or "
-                "--table calibration.json"
-            )
-        io.save(result, target)
-        if report_path is not None:
-            write_report(report_path, loaded, result, report, ranges, samples)
-        return _report(report, target)
+    if file:
+        calibration = _Calibration(calibration_data, None, max_memory, preprocess, on_error)
+        return _quantize_file(model, output, changes, table, calibration, report_path)
     folder = open_model(model, preprocess)
     if output is None and folder.given("int8.onnx"):
         raise RequestError(
@@ -193,50 +207,85 @@ def quantize(
             "a zoo model is calibrated on raw data; run: zoo calibrate MODEL --data FILE, then zoo quantize MODEL "
             "--table FILE"
         )
-    require_report(
-        report_path,
-        output or folder.path / "int8.onnx",
-        *used(folder),
-        table,
-        samples=(folder.path / road.SAMPLES).is_file(),
-    )
+    return _quantize_folder(folder, output, changes, table, report_path)
+
+
+def _quantize_file(
+    model: Model,
+    output: Model | None,
+    changes: dict[str, Any],
+    table_path: Model | None,
+    calibration: _Calibration,
+    report_path: Model | None,
+) -> dict[str, Any]:
+    """Quantize an ONNX file by a table, or on samples."""
+    target = required(output)
+    spare(target, model, calibration.data, table_path)
+    require_report(report_path, target, model, calibration.data, table_path, samples=table_path is None)
+    recipe = _changed(QuantRecipe(), changes)
+    float_model, _ = rewritten(model)
+    if table_path is not None:
+        return _write_int8(float_model, recipe, CalibrationTable.load(table_path), target)
+    if calibration.data is None:
+        raise RequestError(
+            "int8 needs the ranges of the activations; give --calibration-data (.npz or a folder of images) or "
+            "--table calibration.json"
+        )
+    samples = calibration.samples(float_model)
+    table = calibration.table(float_model, recipe, samples)
+    return _write_int8(float_model, recipe, table, target, report_path, samples)
+
+
+def _quantize_folder(
+    folder: ModelFolder,
+    output: Model | None,
+    changes: dict[str, Any],
+    table_path: Model | None,
+    report_path: Model | None,
+) -> dict[str, Any]:
+    """Quantize a zoo model in its folder, or by one of its tables to elsewhere."""
+    kept = folder.path / road.SAMPLES
+    require_report(report_path, output or folder.path / "int8.onnx", *used(folder), table_path, samples=kept.is_file())
     own = folder.entry.recipe
-    changes |= {"keep_float": (*own.keep_float, *keep_float), "dynamic": (*own.dynamic, *dynamic)}
-    recipe = _changed(folder.recipe, **changes)
-    if output is None:
-        if table is not None:
-            raise RequestError("a table given by --table is used once; say where to write the result with -o FILE")
-        road.set_recipe(folder, recipe)
-        path = folder.ensure("int8.onnx")
-        if report_path is not None:
-            loaded, ranges = (
-                io.load(folder.ensure("rewritten.onnx")),
-                CalibrationTable.load(folder.ensure("calibration.json")),
-            )
-            write_report(report_path, loaded, *quantize_model(loaded, recipe, ranges), ranges, _kept_samples(folder))
-        return {**read_json(folder.path / road.QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
-    spare(output, *used(folder), table)
-    loaded = io.load(folder.ensure("rewritten.onnx"))
-    ranges = CalibrationTable.load(table or folder.ensure("calibration.json"))
-    result, report = quantize_model(loaded, recipe, ranges)
-    io.save(result, output)
+    more = {name: (*getattr(own, name), *changes[name]) for name in ("keep_float", "dynamic")}
+    recipe = _changed(folder.recipe, {**changes, **more})
+    if output is not None:
+        spare(output, *used(folder), table_path)
+        float_model = io.load(folder.ensure("rewritten.onnx"))
+        table = CalibrationTable.load(table_path or folder.ensure("calibration.json"))
+        samples = road.read_npz(kept)[0] if report_path is not None else ()
+        return _write_int8(float_model, recipe, table, Path(output), report_path, samples)
+    if table_path is not None:
+        raise RequestError("a table given by --table is used once; say where to write the result with -o FILE")
+    road.set_recipe(folder, recipe)
+    path = folder.ensure("int8.onnx")
     if report_path is not None:
-        write_report(report_path, loaded, result, report, ranges, _kept_samples(folder))
-    return _report(report, Path(output))
+        float_model = io.load(folder.ensure("rewritten.onnx"))
+        table = CalibrationTable.load(folder.ensure("calibration.json"))
+        int8, quantized = quantize_model(float_model, recipe, table)
+        write_report(report_path, float_model, int8, quantized, table, road.read_npz(kept)[0])
+    return {**read_json(folder.path / road.QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
 
 
-def _kept_samples(folder: ModelFolder) -> Iterable[Batch]:
-    """The samples that training kept for calibration."""
-    return road.read_npz(folder.path / road.SAMPLES)[0]
+def _write_int8(
+    float_model: ir.Model,
+    recipe: QuantRecipe,
+    table: CalibrationTable,
+    path: Path,
+    report_path: Model | None = None,
+    samples: Iterable[Batch] = (),
+) -> dict[str, Any]:
+    """Quantize by a table to `path`; with a report_path also explain the model on `samples`."""
+    int8, quantized = quantize_model(float_model, recipe, table)
+    io.save(int8, path)
+    if report_path is not None:
+        write_report(report_path, float_model, int8, quantized, table, samples)
+    return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size}
 
 
-def _changed(recipe: QuantRecipe, **changes: Any) -> QuantRecipe:
+def _changed(recipe: QuantRecipe, changes: dict[str, Any]) -> QuantRecipe:
     """`recipe` with those changes that are not None."""
     return dataclasses.replace(recipe, **{key: value for key, value in changes.items() if value is not None})
-
-
-def _report(report: QuantReport, path: Path) -> dict[str, Any]:
-    return {**report.to_json(), "path": str(path), "bytes": path.stat().st_size}
 
 
 def tune(
@@ -257,11 +306,11 @@ def tune(
     `pipelines.analysis.tune.tune`.
 
     An ONNX file: evaluation_data and calibration_data are .npz of the graph's inputs, the former with `label` if there
-    are any (see `pipelines.analysis.tune.ArrayJudge` for what is measured), or folders of images, the former with
+    are any (see `pipelines.analysis.judge.ArrayJudge` for what is measured), or folders of images, the former with
     labels.csv or one subfolder a class if there are any, and `preprocess` (see `samples_of`); without calibration_data
-    every fifth evaluation sample calibrates instead. A zoo model: both are raw data; the metric is the model's own,
-    calibration_data by default the samples that training kept.
-    report_path: also write the report of the model found (.json or .html). Raises RequestError for unusable data.
+    every fifth evaluation sample calibrates instead. A zoo model: both are raw data; the metric is the model's own
+    (see `FolderJudge`), calibration_data by default the samples that training kept.
+    report_path: also write the report of the best model (.json or .html). Raises RequestError for unusable data.
     """
     target = Path(output)
     require_report(report_path, target, model, *listed(evaluation_data), *listed(calibration_data))
@@ -269,46 +318,55 @@ def tune(
         raise RequestError(f"the result is an ONNX model, not {target.name}; give it a name that ends in .onnx")
     if batch_size < 1:
         raise RequestError(f"batch size is {batch_size}; wanted 1 or more")
+    options: dict[str, Any] = {"max_drop": max_drop, "seconds": seconds, "engine": engine, "threads": threads}
+    judge: Judge
     if is_file(model):
         spare(target, model, evaluation_data, calibration_data)
         float_model, _ = rewritten(model)
         judge, samples = judge_of(float_model, evaluation_data, calibration_data, batch_size, preprocess)
-        recipe = QuantRecipe()
     else:
         folder = open_model(model, preprocess)
         spare(target, *used(folder), *listed(evaluation_data), *listed(calibration_data))
         float_model = io.load(folder.ensure("rewritten.onnx"))
         samples = raw_samples(folder, calibration_data, "--calibration-data")
-        example = {name: array[:batch_size] for name, array in next(iter(samples)).items()}
-        judge, recipe = FolderJudge(folder, evaluation_data, example), folder.recipe
-    options: Any = {"max_drop": max_drop, "seconds": seconds, "engine": engine, "threads": threads, "recipe": recipe}
-    found = search(
-        float_model, samples.__iter__, judge, target, total=samples.total, report_path=report_path, **options
+        judge = own = FolderJudge(folder, evaluation_data, next(iter(samples)), batch_size)
+        options |= {"recipe": folder.recipe, "opener": own.open, "engines": own.engines}
+    result = search_recipes(
+        float_model, samples, judge, target, total=samples.total, report_path=report_path, **options
     )
     if report_path is not None:
-        found["report"] = str(report_path)
-    return found | {"environment": machine.environment(threads=threads, batch_size=length(judge.example))}
+        result["report"] = str(report_path)
+    return result | {"environment": machine.environment(threads=threads, batch_size=length(judge.example))}
 
 
 class FolderJudge:
-    """A zoo model's own metric, the first that its `evaluate` names, on raw labelled data."""
+    """A zoo model's own metric, the first that its `evaluate` names, of its pipeline on raw labelled data.
 
-    def __init__(self, folder: ModelFolder, data: Any, example: Batch) -> None:
+    samples: a batch of the graph's inputs, whose first `batch_size` latency is measured on. The drop of BLEU and chrF,
+    which go to 100, is a share of that. engines: those that the model may be tuned for on this machine.
+    """
+
+    def __init__(self, folder: ModelFolder, data: Any, samples: Batch, batch_size: int) -> None:
         self._folder, self._data, self._kind = folder, data, folder.entry.part("pipeline")
-        self.metric, self.example = "", example
-        digests = [files.sha256(each) if Path(str(each)).is_file() else str(each) for each in listed(data)]
+        self.engines = [name for name in self._kind.TUNED if name in available() or name not in STOCK]
+        ports = self.open(folder.ensure("rewritten.onnx"), self.engines[0], 1).pipeline.input_ports
+        self.metric = ""
+        self.example: Batch = {name: samples[name][:batch_size] for name in ports}
+        digests = [files.sha256(path) if Path(str(path)).is_file() else str(path) for path in listed(data)]
         self.digest = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
-    def __call__(self, fp32: Session, int8: Session) -> Verdict:
-        """See `pipelines.analysis.tune.Judge`."""
-        pipelines = {}
-        for precision, session in (("fp32", fp32), ("int8", int8)):
-            pipelines[precision] = self._kind(self._folder, "fp32", "auto", session.threads)
-            pipelines[precision].use(session)
+    def open(self, path: Path, engine: str, threads: int) -> Predictor:
+        """The model's pipeline over an ONNX file of its graph."""
+        return Predictor(self._kind.over(self._folder, path, engine, threads))
+
+    def __call__(self, fp32: Predictor, int8: Predictor) -> Verdict:
+        """Evaluate both pipelines on all of the data."""
+        pipelines = {"fp32": fp32.pipeline, "int8": int8.pipeline}
         metrics = self._folder.entry.part("evaluate")(pipelines, self._data, "raise")["metrics"]
         self.metric = next(iter(metrics["fp32"]))
-        scores = {precision: float(each[self.metric]) for precision, each in metrics.items()}
-        return Verdict(scores["fp32"] - scores["int8"], None, scores)
+        scores = {precision: float(values[self.metric]) for precision, values in metrics.items()}
+        best = 100.0 if self.metric in PERCENT else 1.0
+        return Verdict((scores["fp32"] - scores["int8"]) / best, None, scores)
 
 
 def rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
@@ -317,11 +375,11 @@ def rewritten(model: Model) -> tuple[ir.Model, RewriteReport]:
     Its weights are float32, the shared passes are applied, and its inputs have the batch size that the graph fixes, if
     it does.
     """
-    loaded = io.load(model)
-    said = driver.rewrite(loaded, [each() for each in SHARED])
-    if fixed := reference_session.fix_batch(loaded):
+    graph = io.load(model)
+    passes = driver.rewrite(graph, [shared() for shared in SHARED])
+    if fixed := reference_session.fix_batch(graph):
         logger.warning("%s: %s", model, fixed)
-    return loaded, said
+    return graph, passes
 
 
 def open_model(model: Model, preprocess: Model | None) -> ModelFolder:
@@ -337,9 +395,9 @@ def write_report(
     path: Model,
     float_model: ir.Model,
     int8_model: ir.Model,
-    said: QuantReport,
+    quantized: QuantReport,
     table: CalibrationTable,
     samples: Iterable[Batch],
 ) -> None:
     """Explain a quantized model on `samples` and write the report (.json or .html)."""
-    report_html.save(report.explain(float_model, int8_model, said, table, samples), path)
+    report_html.save(report.explain(float_model, int8_model, quantized, table, samples), path)

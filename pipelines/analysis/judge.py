@@ -1,0 +1,127 @@
+"""How good an int8 model is: a metric and the SQNR of its outputs on evaluation samples, against the float model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.analysis.metrics import auc
+from pipelines.analysis.report import sqnr
+from pipelines.core.batches import Batch, cut, joined, length
+from pipelines.core.errors import RequestError
+from pipelines.engines.session import Runnable
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What int8 lost against the float model: the drop of the metric, and the SQNR of the outputs in dB if known.
+
+    drop: a share, 0.005 = half a point. metrics: {"fp32", "int8": the metric in its own units}.
+    """
+
+    drop: float
+    sqnr_db: float | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+class Judge(Protocol):
+    """Compares int8 models with the float one on evaluation data."""
+
+    digest: str  # names the evaluation data
+    metric: str
+    example: Batch  # the batch that latency is measured on
+
+    def __call__(self, fp32: Any, int8: Any) -> Verdict:
+        """Compare two models, as the search's opener opened them, on all evaluation samples."""
+
+
+class Unjudged(RequestError):
+    """Evaluation samples or labels by which no model can be judged.
+
+    It ends the search, which passes over a trial that fails.
+    """
+
+
+class ArrayJudge:
+    """Judge by evaluation samples as arrays {graph input: [n, ...]}, with or without labels [n, ...].
+
+    The first output decides. With labels: "top1" for outputs [n, classes] and integer labels [n]; "auc" for one score a
+    sample and labels of 0 / 1; "r2" for labels like the output. Without: "agreement", the share of samples with the
+    float model's arg-max, for outputs [n, classes], and "closeness" = 1 - |y - x| / |x| (Euclidean norms) for others.
+    Raises RequestError for labels that fit none of these.
+    """
+
+    def __init__(self, arrays: Batch, labels: NDArray[Any] | None = None, batch_size: int = 1) -> None:
+        self._arrays, self._labels, self._batch_size = arrays, labels, batch_size
+        count = length(arrays)
+        if labels is not None and len(labels) != count:
+            raise RequestError(f"found {len(labels)} labels for {count} samples; wanted one each")
+        self.example: Batch = {name: array[:batch_size] for name, array in arrays.items()}
+        self.metric = "" if labels is not None else "agreement"
+        self.digest = _digest(arrays if labels is None else {**arrays, "": labels})
+        self._fp32: dict[str, NDArray[Any]] = {}
+
+    def __call__(self, fp32: Runnable, int8: Runnable) -> Verdict:
+        """Compare the outputs of two sessions; the float one runs only once, at the first call."""
+        self._fp32 = self._fp32 or self._run(fp32)
+        x, y = self._fp32, self._run(int8)
+        first = next(iter(x))
+        if not np.isfinite(x[first]).all():
+            raise Unjudged(
+                "the float model computes NaN or infinity on the evaluation samples; check the samples and the model"
+            )
+        if not np.isfinite(y[first]).all():
+            return Verdict(float("inf"))
+        self.metric, score = _metric(x[first], self._labels)
+        scores = {"fp32": score(x[first]), "int8": score(y[first])}
+        floats = [name for name in x if x[name].dtype.kind == "f"]
+        db = sqnr([x[name] for name in floats], [y[name] for name in floats])
+        return Verdict(scores["fp32"] - scores["int8"], db, scores)
+
+    def _run(self, session: Runnable) -> dict[str, NDArray[Any]]:
+        outputs = []
+        for batch in cut(self._arrays, self._batch_size):
+            outputs.append(session.run({name: np.ascontiguousarray(array) for name, array in batch.items()}))
+        return joined(outputs)
+
+
+def _digest(arrays: Batch) -> str:
+    sha = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        sha.update(f"{name} {array.dtype} {array.shape}".encode())
+        sha.update(np.ascontiguousarray(array).tobytes() if array.dtype != object else repr(array.tolist()).encode())
+    return sha.hexdigest()
+
+
+def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable[[NDArray[Any]], float]]:
+    """The metric for a float model's output `x`, and what computes it of another output; 1 is best."""
+    classes = x.ndim == 2 and x.shape[1] > 1
+    if labels is None:
+        if classes:
+            return "agreement", lambda y: float((y.argmax(1) == x.argmax(1)).mean())
+        norm = max(float(np.linalg.norm(x.astype(np.float64))), 1e-30)
+        return "closeness", lambda y: 1 - float(np.linalg.norm((y - x).astype(np.float64))) / norm
+    if classes and labels.dtype.kind in "iu" and labels.ndim == 1:
+        if not 0 <= labels.min() <= labels.max() < x.shape[1]:
+            raise Unjudged(
+                f"found labels {labels.min()} to {labels.max()}; wanted 0 to {x.shape[1] - 1}, for outputs "
+                f"{list(x.shape)}"
+            )
+        return "top1", lambda y: float((y.argmax(1) == labels).mean())
+    found = f"labels {labels.dtype} {list(labels.shape)} for outputs {list(x.shape)}"
+    wanted = "class numbers [n] for outputs [n, classes], or values like the output's"
+    if labels.dtype.kind not in "biuf" or not np.isfinite(labels).all():
+        raise Unjudged(f"found {found}, not all of them numbers; wanted {wanted}")
+    if labels.size == x.size == len(x) and set(np.unique(labels)) == {0, 1}:
+        return "auc", lambda y: auc(labels.ravel().astype(np.float64), y.ravel().astype(np.float64))
+    if labels.shape == x.shape or labels.size == x.size:
+        truth = labels.reshape(x.shape).astype(np.float64)
+        variance = float(((truth - truth.mean()) ** 2).sum()) or 1.0
+        return "r2", lambda y: 1 - float(((y - truth) ** 2).sum()) / variance
+    raise Unjudged(f"found {found}; wanted {wanted}")
