@@ -390,7 +390,7 @@ def test_any_failure_of_a_trial_is_passed_over(net, data, tmp_path, monkeypatch,
     def failing(*_):
         raise error
 
-    monkeypatch.setattr(tune.ptq, "corrected", failing)
+    monkeypatch.setattr(tune.ptq, "correct_table", failing)
     found = search(net, data, tmp_path / "int8.onnx")
     assert found["stopped"] == "done" and any("correct fails: " in each.getMessage() for each in caplog.records)
     failed = [each for each in found["trials"] if "error" in each]
