@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.analysis.benchmark import Configuration, memory_mb
-from pipelines.analysis.metrics import class_metrics
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from pipelines.data.images import decode, prepare
 from pipelines.models.pipeline import model_file
 from zoo.images.data import Item
-from zoo.images.predict import INPUT, ImagePipeline, content, labelled, pictures, score
+from zoo.images.metrics import class_metrics, find_labelled, rank_images
+from zoo.images.predict import INPUT, ImagePipeline, content, pictures
 
 SCENARIOS = ("single-stream", "offline")
 BATCHES = (1, 4, 16)
@@ -47,9 +47,9 @@ def harness(
     """Accuracy of every pipeline on all of `data`, then times on `count` images, evenly out of it, the pipelines in
     turn.
 
-    data: images as `labelled` takes them; without labels, a folder or files, and there is no accuracy. least: {"top1",
-    "top5"}: what every pipeline must reach before any is timed. scenario: "single-stream" times images one by one, then
-    the stream; "offline" the stream alone.
+    data: images as `find_labelled` takes them; without labels, a folder or files, and there is no accuracy.
+    least: {"top1", "top5"}: what every pipeline must reach before any is timed.
+    scenario: "single-stream" times images one by one, then the stream; "offline" the stream alone.
 
     Returns {"scenario", "samples" (of the accuracy), "images" (of the times), "results": [{"engine", "precision",
     "threads", "top1", "top5", "latency_ms": {"mean", "p50", "p90", "p99"} from the bytes of a file to its classes,
@@ -95,7 +95,7 @@ def _images(
     pipeline: ImagePipeline, data: Any, wanted: Mapping[str, float]
 ) -> tuple[Sequence[Path | Item], NDArray[np.int64] | None]:
     try:
-        return labelled(pipeline, data)
+        return find_labelled(pipeline, data)
     except RequestError as error:
         if wanted:
             asked = " and ".join(f"--min-{name}" for name in wanted)
@@ -108,7 +108,7 @@ def _images(
 def _accuracy(
     pipelines: Sequence[ImagePipeline], images: Sequence[Any], labels: NDArray[np.int64], wanted: Mapping[str, float]
 ) -> list[dict[str, float]]:
-    ranked, _ = score({str(index): each for index, each in enumerate(pipelines)}, images, labels)
+    ranked, _ = rank_images({str(index): each for index, each in enumerate(pipelines)}, images, labels)
     metrics = [class_metrics(each) for each in ranked.values()]
     for pipeline, found in zip(pipelines, metrics, strict=True):
         for name, share in wanted.items():

@@ -21,7 +21,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from pipelines.analysis.metrics import class_metrics, rank
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress
@@ -29,6 +28,7 @@ from pipelines.graph import edit, io
 from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
+from zoo.images.metrics import class_metrics, rank
 from zoo.images.plots import plot_confusion
 from zoo.images.settings import Settings
 from zoo.training import Processes, choose_precision, fill, load_checkpoint, plot_curves, processes, require_output

@@ -12,7 +12,7 @@ ENTRY = Entry(
     finetune_settings="zoo.transformer_mt.train:FINETUNE",
     freeze="zoo.transformer_mt.freeze:freeze",
     rewrites="zoo.transformer_mt.rewrites:passes",
-    evaluate="zoo.transformer_mt.predict:evaluate",
+    evaluate="zoo.transformer_mt.metrics:evaluate",
     pipeline="zoo.transformer_mt.predict:TranslationPipeline",
     checkpoint="model.pt",
     # products of attention are small: bytes would cost more than they save

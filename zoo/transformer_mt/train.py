@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipelines.analysis.metrics import signatures, translation_metrics
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress
@@ -58,6 +57,7 @@ from zoo.transformer_mt.data import (
     padded,
     sources,
 )
+from zoo.transformer_mt.metrics import signatures, translation_metrics
 from zoo.transformer_mt.model import FORMS, Transformer, build, translate
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.analysis.metrics import click_metrics
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress, silent
@@ -28,6 +27,7 @@ from pipelines.graph import edit, io
 from zoo.training import BELOW_1, FROM_0, SEED, Workers, plot_curves, require_output, require_same_run, require_settings
 from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Features, Floats, Rows, fit, timed
 from zoo.wide_deep.log import Log, arrays
+from zoo.wide_deep.metrics import click_metrics
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault(

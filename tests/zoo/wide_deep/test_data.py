@@ -28,7 +28,7 @@ from zoo.wide_deep import sources
 from zoo.wide_deep.data import ErrorLog, Features, Rows, fit, read_rows
 from zoo.wide_deep.hashing import buckets_of, fingerprint64, hash_buckets
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "scripts" / "synthesize_criteo.py"
 SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
 EMPTY = 263  # bucket of the empty string in 1000
