@@ -39,6 +39,8 @@ from zoo.options import (
     training,
 )
 
+logger = logging.getLogger(__name__)
+
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings of training with an option of their own
 
@@ -52,6 +54,36 @@ class Verbs(click.Group):
             formatter.write_dl(
                 [(name, self.commands[name].get_short_help_str(limit=1000)) for name in self.list_commands(ctx)]
             )
+
+
+class Run(click.Command):
+    """`zoo run`, with the options that the families declare (`Entry.run_options`)."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's own options, those of the families before the shared ones, --help."""
+        own = super().get_params(ctx)
+        at = next(i for i, option in enumerate(own) if option.name == "precision")
+        if "zoo.run" not in ctx.meta:  # asked for several times in one call
+            ctx.meta["zoo.run"] = self._of_families()
+        return [*own[:at], *ctx.meta["zoo.run"], *own[at:]]
+
+    @staticmethod
+    def _of_families() -> list[click.Parameter]:
+        """The options of all families; one of the same name and kind in several is one, with the help of each."""
+        options: dict[str, click.Option] = {}
+        for name, entry in zoo.entries().items():
+            for option in entry.run_options:
+                kind: Any = {"is_flag": True} if option.kind is bool else {"type": option.kind}
+                default = "" if option.default in (None, False) else f" [default: {option.default}]"
+                told = f"{entry.task.capitalize()}: {option.help}{default}"
+                flag = click.Option([f"--{option.name.replace('_', '-')}"], default=None, help=told, **kind)
+                if (other := options.setdefault(option.name, flag)) is flag:
+                    continue
+                if other.type is not flag.type:
+                    logger.warning("the option %s of %s is left out: another family has it", option.name, name)
+                elif told not in (other.help or ""):
+                    other.help = f"{other.help} {told}"
+        return list(options.values())
 
 
 class Once(logging.Filter):
@@ -79,9 +111,8 @@ def cli() -> None:
 @as_json
 def list_models(as_json: bool) -> None:
     """The pretrained models."""
-    from pipelines.models.hub import Hub
-
-    cards = [Hub(zoo.SHIPPED).card(name) for name in zoo.names()]
+    hub = zoo.hub()
+    cards = [hub.card(name) for name in hub.names()]
     found = [{"name": card.name, "entry": card.entry, "description": card.description} for card in cards]
     _print(found, as_json, lambda: _table(["name", "family", "what it is"], [list(each.values()) for each in found]))
 
@@ -108,7 +139,7 @@ def download(model: str, as_json: bool) -> None:
     _print({"model": model, "path": path}, as_json, lambda: click.echo(path))
 
 
-@cli.command()
+@cli.command(cls=Run)
 @click.argument("model")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option(
@@ -124,13 +155,6 @@ def download(model: str, as_json: bool) -> None:
     default=None,
     help="Stop at bad input, or leave it out and count it. [default: raise; images and sentences: skip]",
 )
-@click.option(
-    "--beam", type=int, default=None, help="Translation: hypotheses followed at once; 1 is greedy search. [default: 4]"
-)
-@click.option(
-    "--n-best", type=int, default=None, help="Translation: so many for each sentence, at most the beam. [default: 1]"
-)
-@click.option("--scores", is_flag=True, default=None, help="Translation: mean log probability of a token before each.")
 @together(precision, engine, threads, batch_size, as_json)
 def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
     """Score raw INPUT with MODEL: files of rows or sentences, or images and folders; - or no input reads stdin (of
@@ -140,17 +164,12 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
 
     if as_json and output == "-":
         raise click.UsageError("--json prints a summary on stdout, where the results would go; add -o FILE")
-    for name in ("beam", "n_best", "scores"):
-        if options[name] is None:
-            del options[name]
-    found = verbs.run(model, list(inputs) or ["-"], output, **options)
+    given = {name: value for name, value in options.items() if value is not None}
+    found = verbs.run(model, list(inputs) or ["-"], output, **given)
     if as_json:
         _print(found, True, lambda: None)
     elif sys.stderr.isatty() or output != "-":
-        unit = next(each for each in ("rows", "images", "sentences") if each in found)
-        what = f"{found['clicks']:,} clicks predicted" if "clicks" in found else f"{found['skipped']:,} left out"
-        speed = f"{found[f'{unit}_per_second']:,.0f} {unit}/s, {found['precision']} in {found['engine']}"
-        click.echo(f"{found[unit]:,} {unit}, {what}, {speed}", err=True)
+        click.echo(zoo.entry_of(model).summary.format(**found), err=True)
 
 
 @cli.command()
