@@ -57,6 +57,7 @@ class Entry:
 
     checkpoint: the file of a trained folder that freeze starts from
     recipe: how the models are quantized unless a user says otherwise
+    files: what ships with a model besides its graphs and tables, e.g. a vocabulary
     run_options: options of `zoo run` for this family alone
     summary: the line that `zoo run` ends with, a format of what `Pipeline.run` returns, e.g. "{rows:,} rows"
     """
@@ -77,6 +78,7 @@ class Entry:
     harness: str = ""
     from_graph: str = ""
     report_sections: str = ""
+    files: tuple[str, ...] = ()
     run_options: tuple[RunOption, ...] = ()
     summary: str = "{precision} in {engine}"
 

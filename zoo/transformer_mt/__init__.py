@@ -17,6 +17,7 @@ ENTRY = Entry(
     checkpoint="model.pt",
     # the MatMuls of attention are small: int8 would cost more than it saves
     recipe=QuantRecipe(correct=False, keep_float=(r".*\.(products|found)",)),
+    files=("vocabulary.model",),
     run_options=(
         RunOption("beam", int, 4, "hypotheses followed at once; 1 is greedy search."),
         RunOption("n_best", int, 1, "so many for each sentence, at most the beam."),

@@ -18,5 +18,6 @@ ENTRY = Entry(
     checkpoint="model.weights.h5",
     recipe=QuantRecipe(observer="minmax", correct=False),
     native="zoo.wide_deep.fold:fold",
+    files=("sample.tsv.gz",),
     summary="{rows:,} rows, {clicks:,} clicks predicted, {rows_per_second:,.0f} rows/s, {precision} in {engine}",
 )
