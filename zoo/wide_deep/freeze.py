@@ -23,7 +23,8 @@ from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
 from pipelines.models.build import SAMPLES
 from pipelines.models.hub import CARD
-from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows
+from zoo.wide_deep.data import ErrorLog, Rows, read_rows
+from zoo.wide_deep.features import Features
 from zoo.wide_deep.tensorflow_graph.columns import Network, optimize, read_graph
 from zoo.wide_deep.tensorflow_graph.mapped import MappedFeatures, Number, ordered
 from zoo.wide_deep.tensorflow_graph.terms import Column, Emitter

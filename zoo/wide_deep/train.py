@@ -25,9 +25,12 @@ from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress, silent
 from pipelines.graph import edit, io
 from zoo.training import BELOW_1, FROM_0, SEED, Workers, plot_curves, require_output, require_same_run, require_settings
-from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Features, Floats, Rows, fit, timed
-from zoo.wide_deep.log import Log, arrays
+from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Rows, timed
+from zoo.wide_deep.features import Features
+from zoo.wide_deep.fitting import fit
 from zoo.wide_deep.metrics import click_metrics
+from zoo.wide_deep.numbers import Floats
+from zoo.wide_deep.row_store import RowStore, arrays
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault(
@@ -325,7 +328,7 @@ def _train(
         Counts(numeric=config.numeric, categorical=config.categorical, buckets=config.buckets),
         time.perf_counter(),
     )
-    log = workers.together(lambda: Log(data, counts, on_error, output))
+    log = workers.together(lambda: RowStore(data, counts, on_error, output))
     settings = asdict(config) | {"hidden": list(config.hidden)}
     run = {
         "config": settings,
@@ -375,7 +378,7 @@ def _train(
 def _fit(
     saved: _Checkpoint,
     output: Path,
-    log: Log,
+    log: RowStore,
     rows: int,
     epochs: int,
     features: Features,

@@ -27,7 +27,7 @@ from pipelines.engines.timing import Plan
 from pipelines.kernels import extension
 from pipelines.models import pipeline
 from zoo.wide_deep import predict
-from zoo.wide_deep.data import Features
+from zoo.wide_deep.features import Features
 from zoo.wide_deep.predict import ClickPipeline
 
 NAME = "wide-deep-criteo"

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.core.errors import RequestError
-from zoo.wide_deep.data import Counts, Features, Rows
+from zoo.wide_deep.data import Counts, Rows
+from zoo.wide_deep.features import Features
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
