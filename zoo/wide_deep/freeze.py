@@ -26,8 +26,8 @@ from pipelines.models.hub import CARD
 from zoo.wide_deep.data import ErrorLog, Rows, read_rows
 from zoo.wide_deep.features import Features
 from zoo.wide_deep.tensorflow_graph.columns import Network, optimize, read_graph
+from zoo.wide_deep.tensorflow_graph.expressions import Column, Emitter
 from zoo.wide_deep.tensorflow_graph.mapped import MappedFeatures, Number, ordered
-from zoo.wide_deep.tensorflow_graph.terms import Column, Emitter
 from zoo.wide_deep.train import CALIBRATION_ROWS, STATE, WEIGHTS, TrainConfig, build_model
 
 import keras  # isort: skip  # after zoo.wide_deep.train, which quiets TensorFlow before its first import

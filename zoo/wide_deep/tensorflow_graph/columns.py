@@ -21,8 +21,8 @@ from typing import Any
 
 from pipelines.core.errors import RequestError
 from zoo.wide_deep.tensorflow_graph import rules
+from zoo.wide_deep.tensorflow_graph.expressions import Apply, Column, Dense, Row, columns_of, fields_of
 from zoo.wide_deep.tensorflow_graph.tensors import Feature, Pair, Refused, Source, flat
-from zoo.wide_deep.tensorflow_graph.terms import Apply, Column, Dense, Row, columns_of, fields_of
 
 GraphDef = Any  # tf.compat.v1.GraphDef
 ENDS = ("Sigmoid", "Softmax")

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit
-from zoo.wide_deep.tensorflow_graph.mapped import Number, Step, apply
+from zoo.wide_deep.tensorflow_graph.mapped import Number, Transform, apply
 
 Array = npt.NDArray[Any]
 OPSET = 18
@@ -30,7 +30,7 @@ class Column:
 
     feature: str
     position: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Transform, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,26 +239,28 @@ class Emitter:
         return inputs[0] if x.op == "Identity" else self._node(x.op, inputs, x.width, **x.attributes)
 
     def _sum(self, s: Sum) -> ir.Value:
-        bias, terms = s.bias, []
+        bias, addends = s.bias, []
         for x, weight in s.products:
             value, matrix, shift = self._operand(x, weight)
             bias = bias + shift
             self.layers += 1
-            terms.append(self._node("MatMul", [value, self._constant(matrix, f"dense_{self.layers}/kernel")], s.width))
+            addends.append(
+                self._node("MatMul", [value, self._constant(matrix, f"dense_{self.layers}/kernel")], s.width)
+            )
         if s.numbers:
             matrix, shift = self._by_column(s.numbers, s.width)
             bias = bias + shift
-            terms.append(self._node("MatMul", [self.numbers, self._constant(matrix, "wide/numbers")], s.width))
-        if terms and bias.any():
-            terms[0] = self._node("Add", [terms[0], self._constant(bias, f"dense_{self.layers}/bias")], s.width)
+            addends.append(self._node("MatMul", [self.numbers, self._constant(matrix, "wide/numbers")], s.width))
+        if addends and bias.any():
+            addends[0] = self._node("Add", [addends[0], self._constant(bias, f"dense_{self.layers}/bias")], s.width)
             bias = np.zeros(0)
-        terms += [self._lookup(each, "wide") for each in sorted(s.lookups, key=lambda each: self.fields[each.field])]
+        addends += [self._lookup(each, "wide") for each in sorted(s.lookups, key=lambda each: self.fields[each.field])]
         for x, factor in s.others:
             value = self._dense(x)
-            terms.append(
+            addends.append(
                 value if (factor == 1).all() else self._node("Mul", [value, self._constant(factor, "factor")], s.width)
             )
-        total = terms[0] if len(terms) == 1 else self._node("Sum", terms, s.width)
+        total = addends[0] if len(addends) == 1 else self._node("Sum", addends, s.width)
         return self._node("Add", [total, self._constant(bias, "bias")], s.width) if bias.any() else total
 
     def _operand(self, x: Row | Apply, weight: Array) -> tuple[ir.Value, Array, Array]:
