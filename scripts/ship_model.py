@@ -3,8 +3,8 @@
     python scripts/ship_model.py TRAINED_FOLDER NAME [FOLDER]
 
 FOLDER is the package's folder of models, zoo/weights unless named. What is common to all versions of a model
-(description, data, licence, ...) is read from FOLDER/NAME/card.json, so write that first; this script fills in files, preprocessing, training and calibration. Metrics come from reports: see
-scripts/render_models_md.py.
+(description, data, licence, ...) is read from FOLDER/NAME/card.json, so write that first; this script fills in files,
+preprocessing, training and calibration. Metrics come from reports: see scripts/render_models_md.py.
 """
 
 from __future__ import annotations

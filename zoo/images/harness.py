@@ -70,24 +70,24 @@ def harness(
         {"engine": each.engine, "precision": each.precision, "threads": each.threads} for each in pipelines
     ]
     if labels is not None:
-        for found, metrics in zip(results, _accuracy(pipelines, images, labels, wanted), strict=True):
-            found |= metrics
+        for result, metrics in zip(results, _accuracy(pipelines, images, labels, wanted), strict=True):
+            result |= metrics
     count = min(count, len(images))
     chosen = [images[index * len(images) // count] for index in range(count)]
     if scenario == SCENARIOS[0]:
-        for found, times in zip(results, _one_by_one(pipelines, chosen), strict=True):
+        for result, times in zip(results, _one_by_one(pipelines, chosen), strict=True):
             whole = times.sum(axis=1)
-            found["latency_ms"] = _rounded(
+            result["latency_ms"] = _rounded(
                 {"mean": whole.mean()} | {f"p{q}": np.percentile(whole, q) for q in (50, 90, 99)}
             )
-            found["split_ms"] = _rounded(dict(zip(STEPS, times.mean(axis=0), strict=True)))
-    for each, found, offline in zip(pipelines, results, _offline(pipelines, chosen), strict=True):
-        found["offline"] = offline
+            result["split_ms"] = _rounded(dict(zip(STEPS, times.mean(axis=0), strict=True)))
+    for each, result, offline in zip(pipelines, results, _offline(pipelines, chosen), strict=True):
+        result["offline"] = offline
         path = each.folder.ensure(model_file(each.precision, each.engine))
-        found["model_mb"] = round(path.stat().st_size / 1e6, 4)
-        found["memory_mb"] = memory_mb(Configuration(each.engine, each.precision, path), each.blank(), each.threads)
+        result["model_mb"] = round(path.stat().st_size / 1e6, 4)
+        result["memory_mb"] = memory_mb(Configuration(each.engine, each.precision, path), each.blank(), each.threads)
         if price_per_hour is not None:
-            found["cost_per_million"] = round(price_per_hour / 3600 / offline["images_per_second"] * 1e6, 4)
+            result["cost_per_million"] = round(price_per_hour / 3600 / offline["images_per_second"] * 1e6, 4)
     return {"scenario": scenario, "samples": 0 if labels is None else len(labels), "images": count, "results": results}
 
 

@@ -137,8 +137,8 @@ def read_rows(
 
     A row with a wrong column count, a number that is none (plain integers and decimals are; nan and inf are not), or a
     label other than 0 and 1 raises RequestError with file and line; with on_error="skip" it is left out and counted in
-    `errors`. Input that is missing, empty, truncated, of another kind, or without one complete row raises RequestError; a
-    hub that fails on the way raises ZooError. `seconds["read"]` counts the time in which the sources gave their bytes
+    `errors`. Input that is missing, empty, truncated, of another kind, or without one complete row raises RequestError;
+    a hub that fails on the way raises ZooError. `seconds["read"]` counts the time in which the sources gave their bytes
     or tables.
     """
     if on_error not in ("raise", "skip"):

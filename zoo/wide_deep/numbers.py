@@ -23,7 +23,8 @@ def parse_numbers(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> tupl
     """Fields `data[starts:ends]` (any shape) as float32, NaN where empty, and bool of the same shape, where the text is
     no number that float32 holds.
 
-    `PAD` stands in front of the data. Short integers are read all at once; what is longer or has a decimal point goes one by one.
+    `PAD` stands in front of the data. Short integers are read all at once; what is longer or has a decimal point goes
+    one by one.
     """
     values, bad = _digits(data, starts, ends)
     others = np.nonzero(bad)

@@ -511,11 +511,11 @@ class _Checkpoint:
         """Epochs since the best one."""
         return self.epoch - self.best["epoch"] if self.best else 0
 
-    def note(self, found: dict[str, Any], weights: list[Any], min_delta: float) -> None:
+    def note(self, epoch: dict[str, Any], weights: list[Any], min_delta: float) -> None:
         """Add an epoch to the history; see `TrainConfig` for when it is the best."""
-        self.history.append(found)
-        if not self.best or found["logloss"] < self.best["logloss"] - min_delta:
-            self.best, self.best_weights = found, weights
+        self.history.append(epoch)
+        if not self.best or epoch["logloss"] < self.best["logloss"] - min_delta:
+            self.best, self.best_weights = epoch, weights
 
     @contextlib.contextmanager
     def clock(self, name: str) -> Iterator[None]:

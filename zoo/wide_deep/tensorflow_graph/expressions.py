@@ -143,13 +143,13 @@ def multiply(x: Dense, weight: Array) -> Sum:
         total, left, rows = Sum(zero), [], []
         start = 0
         for part in x.parts:
-            some = weight[start : start + width_of(part)]
-            start += len(some)
+            part_weight = weight[start : start + width_of(part)]
+            start += len(part_weight)
             if isinstance(part, Lookup) and part.one_hot:
-                total = add(total, linear(as_sum(Row((part,))), some))
+                total = add(total, linear(as_sum(Row((part,))), part_weight))
             else:
                 left.append(part)
-                rows.append(some)
+                rows.append(part_weight)
         if any(isinstance(each, Lookup) for each in left):
             return add(total, Sum(zero, products=((Row(tuple(left)), np.concatenate(rows)),)))
         return add(total, linear(as_sum(Row(tuple(left))), np.concatenate(rows))) if left else total
@@ -172,18 +172,18 @@ def linear(s: Sum, matrix: Array) -> Sum:
 
 
 def elementwise(step: str, x: Row, constant: Array | None = None) -> Row:
-    """A step of `mapped.ELEMENTWISE` on every part: numbers remember it, tables are changed by it. `constant` has
-    x.width entries.
+    """A transform of `mapped.ELEMENTWISE` on every part: numbers note it, tables are computed. `constant` has x.width
+    entries.
     """
     parts: list[Part] = []
     start = 0
     for part in x.parts:
-        some = None if constant is None else constant[start : start + width_of(part)].astype(np.float32)
+        values = None if constant is None else constant[start : start + width_of(part)].astype(np.float32)
         start += width_of(part)
         if isinstance(part, Column):
-            parts.append(replace(part, steps=(*part.steps, (step,) if some is None else (step, float(some[0])))))
+            parts.append(replace(part, steps=(*part.steps, (step,) if values is None else (step, float(values[0])))))
         else:
-            parts.append(Lookup(part.field, apply((step,) if some is None else (step, some), part.table)))
+            parts.append(Lookup(part.field, apply((step,) if values is None else (step, values), part.table)))
     return Row(tuple(parts))
 
 
@@ -338,6 +338,7 @@ class Emitter:
 
 
 def _input(name: str, dtype: ir.DataType, width: int) -> ir.Value:
+    """A graph input [batch, width]."""
     return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(["batch", width]))
 
 
@@ -356,6 +357,7 @@ def fields_of(x: Dense) -> set[str]:
 
 
 def _leaves(x: Dense) -> list[Part]:
+    """The parts that an expression reads, in the order met."""
     found: list[Part] = []
     seen: set[int] = set()
     waiting: list[Any] = [x]

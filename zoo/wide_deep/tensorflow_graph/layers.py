@@ -1,4 +1,4 @@
-"""What TensorFlow's operators on floats make of the expressions of a feature column graph; see
+"""Rules for the float operators of a feature column graph: arithmetic, activations, dense layers; see
 `zoo.wide_deep.tensorflow_graph.columns`.
 """
 
@@ -64,6 +64,7 @@ UNARY = {  # operator: step, ONNX's name
 
 
 def _binary(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Add, Sub, Mul, ... of two expressions, or of one and a constant, which a `Sum` takes into its weights."""
     behind, before, op = BINARY[node.op]
     a, b = inputs
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
@@ -102,6 +103,7 @@ def _binary(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _unary(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Relu, Sigmoid, Log1p, ...: a transform of numbers and tables, or an activation."""
     step, op = UNARY[node.op]
     (value,) = inputs
     if isinstance(value, np.ndarray):
@@ -128,6 +130,7 @@ def _unary(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _add_n(node: Node, inputs: list[Any], source: Source) -> Any:
+    """AddN: a sum of expressions of one width."""
     flats = [isinstance(each, Flat) for each in inputs]
     require(all(flats) or not any(flats), "it joins [n] and [n, 1]")
     values = [as_dense(flat(each)) for each in inputs]
@@ -137,6 +140,7 @@ def _add_n(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _matmul(node: Node, inputs: list[Any], source: Source) -> Any:
+    """MatMul with constant weights [width, m]."""
     x, weight = inputs
     require(isinstance(weight, np.ndarray) and not node.attr["transpose_a"].b, unknown(inputs))
     weight = weight.T if node.attr["transpose_b"].b else weight
@@ -146,6 +150,7 @@ def _matmul(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _softmax(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Softmax over two classes: the sigmoid of the difference of their logits."""
     (value,) = inputs
     if isinstance(value, TwoClass):
         return Pair(value.logit)

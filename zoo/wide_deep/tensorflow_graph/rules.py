@@ -1,5 +1,4 @@
-"""What TensorFlow's operators make of the tensors of a feature column graph: from its inputs to the rows of tables, and
-shapes.
+"""Rules for the operators of a feature column graph in front of its layers: inputs, hashing, embedding lookups, shapes.
 
 See `zoo.wide_deep.tensorflow_graph.columns`. A rule refuses (`RuleRefused`) what it does not know to be so.
 """
@@ -85,6 +84,7 @@ def evaluate(node: Node, inputs: Sequence[Any], source: Source) -> tuple[Any, ..
 
 
 def _placeholder(node: Node, inputs: list[Any], source: Source) -> Any:
+    """An input of the graph: texts [n] or [n, 1], or numbers [n] or [n, k]."""
     shape = node.attr["shape"].shape
     if shape.unknown_rank or (node.op == "Placeholder" and "shape" not in node.attr):
         refuse("an input of unknown shape; wanted one value a row, [?] or [?, 1]")
@@ -106,10 +106,12 @@ NUMBERS = ("float", "double", "half", "int32", "int64")
 
 
 def _type(node: Node, name: str) -> str:
+    """The name of a dtype attribute, e.g. float."""
     return _type_name(node.attr[name].type)
 
 
 def _numbers(source: Source, name: str, sizes: Sequence[int], fill: Array) -> Any:
+    """A numeric feature with `fill` for missing entries, as a row of columns; flat where it has no second axis."""
     width = sizes[0] if sizes else 1
     source.numbers[name] = Feature(tuple(np.broadcast_to(fill.ravel(), (width,)).astype(float).tolist()))
     row = Row(tuple(Column(name, i) for i in range(width)))
@@ -171,6 +173,7 @@ def _parse_example(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _type_name(number: int) -> str:
+    """The name of a TensorFlow dtype, e.g. float, by its number."""
     from tensorflow.core.framework import types_pb2
 
     return str(types_pb2.DataType.Name(number)).removeprefix("DT_").lower()
@@ -180,6 +183,7 @@ def _type_name(number: int) -> str:
 
 
 def _not_equal(node: Node, inputs: list[Any], source: Source) -> Any:
+    """NotEqual to the empty text: the mask of the rows that hold one."""
     texts = [each for each in inputs if not isinstance(each, np.ndarray)]
     ignored = [each.item() for each in inputs if isinstance(each, np.ndarray) and each.size == 1]
     if any(isinstance(each, Row | Flat) for each in texts):
@@ -193,17 +197,20 @@ def _not_equal(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _where(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Where: the indices of the rows that hold a text, or of the valid ids among those."""
     (step,) = inputs
     return step.to({"present": "entries", "valid": "all"}.get(step.kind) or refuse(unknown(inputs)))
 
 
 def _gather_nd(node: Node, inputs: list[Any], source: Source) -> Any:
+    """GatherND: the texts of the rows that hold one."""
     text, entries = inputs
     require(is_stage(text, "text") and is_stage(entries, "entries") and same(text, entries) and text.rank == 2)
     return text.to("held")
 
 
 def _hash(node: Node, inputs: list[Any], source: Source) -> Any:
+    """StringToHashBucketFast: the bucket of each text."""
     (text,) = inputs
     require(is_stage(text, "held") or is_stage(text, "text"), unknown(inputs))
     buckets = int(node.attr["num_buckets"].i)
@@ -216,6 +223,7 @@ def _hash(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _sparse_reshape(node: Node, inputs: list[Any], source: Source) -> Any:
+    """SparseReshape [n, 1] -> [n, 1]: nothing."""
     entries, before, after = inputs
     one_a_row = (
         is_stage(entries, "entries")
@@ -227,12 +235,14 @@ def _sparse_reshape(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _greater_equal(node: Node, inputs: list[Any], source: Source) -> Any:
+    """GreaterEqual 0: true for every bucket."""
     bucket, zero = inputs
     require(is_stage(bucket, "bucket") and np.size(zero) == 1 and int(zero) == 0, unknown(inputs))
     return bucket.to("valid")
 
 
 def _fill_empty_rows(node: Node, inputs: list[Any], source: Source) -> Any:
+    """SparseFillEmptyRows: a default bucket for the rows without a text."""
     entries, bucket, shape, default = inputs
     require(
         is_stage(entries, "entries")
@@ -247,11 +257,13 @@ def _fill_empty_rows(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _unique(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Unique: each bucket once, and where it stands among those."""
     require(is_stage(inputs[0], "filled"), unknown(inputs))
     return inputs[0].to("unique"), inputs[0].to("positions")
 
 
 def _gather(node: Node, inputs: list[Any], source: Source) -> Any:
+    """GatherV2: rows of a table by bucket; of the values of a category all."""
     values, indices, *axis = inputs
     if isinstance(values, np.ndarray) and isinstance(indices, np.ndarray):
         return array_of(np.take(values, indices.astype(np.int64), int(axis[0]) if axis else 0))
@@ -280,6 +292,7 @@ def _row(name: str, table: Array, missing: int | None) -> Row:
 
 
 def _combine(node: Node, inputs: list[Any], source: Source) -> Any:
+    """SparseSegmentMean, Sum or SqrtN of one row a segment: the row itself."""
     rows, positions, segments = inputs
     if isinstance(rows, np.ndarray) and is_stage(positions, "filled"):  # rows found in the table itself
         require(
@@ -299,6 +312,7 @@ def _combine(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _tile(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Tile of the mask of empty rows to the table's width."""
     if isinstance(inputs[0], np.ndarray):
         return np.tile(inputs[0], inputs[1].astype(np.int64))
     require(is_stage(inputs[0], "empty") and len(inputs[1]) == 2 and inputs[1][0] == 1, unknown(inputs))
@@ -306,10 +320,12 @@ def _tile(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _zeros_like(node: Node, inputs: list[Any], source: Source) -> Any:
+    """ZerosLike: zeros [n, width]."""
     return np.zeros_like(inputs[0]) if isinstance(inputs[0], np.ndarray) else Zeros(as_dense(inputs[0]).width)
 
 
 def _select(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Select: zeros where a row holds no text, else the table's row."""
     empty, zeros, row = inputs
     one = isinstance(row, Row) and len(row.parts) == 1 and isinstance(row.parts[0], Lookup)
     require(
@@ -320,6 +336,7 @@ def _select(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _sparse_to_dense(node: Node, inputs: list[Any], source: Source) -> Any:
+    """SparseToDense: buckets [n, 1], -1 where a row holds no text."""
     entries, shape, bucket, default = inputs
     require(
         is_stage(entries, "entries")
@@ -332,6 +349,7 @@ def _sparse_to_dense(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _one_hot(node: Node, inputs: list[Any], source: Source) -> Any:
+    """OneHot of buckets: an indicator, all zeros for -1."""
     dense, depth, on, off = inputs
     require(
         is_stage(dense, "dense") and int(depth) == dense.buckets and float(on) == 1 and float(off) == 0, unknown(inputs)
@@ -341,6 +359,7 @@ def _one_hot(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _reduce(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Sum or Mean over an axis of size one; of one-hot values the indicator column."""
     value, axes = inputs
     if isinstance(value, np.ndarray):
         functions: dict[str, Any] = {"Prod": np.prod, "Sum": np.sum, "Mean": np.mean}
@@ -359,6 +378,7 @@ def _reduce(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _shape(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Shape, with `BATCH` for the number of rows."""
     (value,) = inputs
     if isinstance(value, np.ndarray):
         return np.array(value.shape, np.int64)
@@ -376,12 +396,14 @@ def _shape(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _slice(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Slice of a constant."""
     value, begin, size = inputs
     spans = tuple(slice(int(b), None if s == -1 else int(b) + int(s)) for b, s in zip(begin, size, strict=True))
     return value[spans] if isinstance(value, np.ndarray) else refuse(unknown(inputs))
 
 
 def _strided_slice(node: Node, inputs: list[Any], source: Source) -> Any:
+    """StridedSlice: a column of numbers, an axis added or dropped, the click's probability of a pair."""
     value, begin, end, stride = inputs
     masks = {name: int(node.attr[f"{name}_mask"].i) for name in ("begin", "end", "shrink_axis", "ellipsis", "new_axis")}
     whole = masks["begin"] & masks["end"] & 1 and stride[0] == 1
@@ -410,11 +432,12 @@ def _strided_slice(node: Node, inputs: list[Any], source: Source) -> Any:
         click = Apply("Sigmoid", (value.logit,), 1, {})
         return Flat(click) if isinstance(spans[1], int) else click
     require(isinstance(value, Row) and all(isinstance(each, Column) for each in value.parts), unknown(inputs))
-    some = value.parts[spans[1]]
-    return Flat(Row((some,))) if isinstance(spans[1], int) else Row(tuple(some))
+    chosen = value.parts[spans[1]]
+    return Flat(Row((chosen,))) if isinstance(spans[1], int) else Row(tuple(chosen))
 
 
 def _expand_dims(node: Node, inputs: list[Any], source: Source) -> Any:
+    """ExpandDims: [n] -> [n, 1]."""
     value, axis = inputs
     if isinstance(value, np.ndarray):
         return np.expand_dims(value, int(axis))
@@ -425,6 +448,7 @@ def _expand_dims(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _reshape(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Reshape that leaves the rows."""
     value, shape = inputs
     if isinstance(value, np.ndarray):
         return np.reshape(value, shape.astype(np.int64))
@@ -445,6 +469,7 @@ def _reshape(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _squeeze(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Squeeze: an axis of size one dropped."""
     (value,) = inputs
     axes = [int(each) for each in node.attr["squeeze_dims"].list.i]
     if isinstance(value, np.ndarray):
@@ -458,6 +483,7 @@ def _squeeze(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _concat(node: Node, inputs: list[Any], source: Source) -> Any:
+    """ConcatV2 of columns; of zeros and a logit: the logits of two classes."""
     *values, axis = inputs
     if all(isinstance(each, np.ndarray) for each in values):
         return np.concatenate(values, int(axis))
@@ -470,6 +496,7 @@ def _concat(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _cast(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Cast between integers, or between floats."""
     (value,) = inputs
     before, after = _type(node, "SrcT"), _type(node, "DstT")
     if isinstance(value, np.ndarray):
@@ -487,16 +514,19 @@ def _cast(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _const(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Const: its array."""
     from tensorflow import make_ndarray
 
     return np.asarray(make_ndarray(node.attr["value"].tensor))
 
 
 def _identity(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Identity and its kin: nothing."""
     return tuple(inputs)
 
 
 def _pack(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Pack of constants and sizes."""
     require(all(isinstance(each, np.ndarray) for each in inputs), unknown(inputs))
     return np.stack([each.astype(object) for each in inputs], int(node.attr["axis"].i))
 

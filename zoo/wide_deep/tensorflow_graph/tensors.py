@@ -1,9 +1,8 @@
-"""The tensors of a feature column graph as `zoo.wide_deep.tensorflow_graph.columns` understands them, and what the
-rules for operators share.
+"""Meanings of the tensors of a feature column graph, and what the rules for operators share.
 
 A tensor is an array where it is constant (a shape may hold `BATCH`), an expression of
-`zoo.wide_deep.tensorflow_graph.expressions` where it is float [n, width], and a `LookupStage` on the way from a text to the row of a
-table that it chooses.
+`zoo.wide_deep.tensorflow_graph.expressions` where it is float [n, width], and a `LookupStage` on the way from a text to
+its embedding.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Rule = Callable[[Node, list[Any], "Source"], Any]  # the outputs of a node, one 
 
 
 class RuleRefused(Exception):
-    """Why a rule does not apply."""
+    """A rule does not apply, and why."""
 
 
 class Batch:
@@ -69,7 +68,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class LookupStage:
-    """A tensor between a text and its row. `kind`, with n rows of which m hold a value:
+    """A tensor between a categorical text and its embedding. `kind`, with n rows of which m hold a value:
 
     text: string [n] or [n, 1], by rank. present: bool, whether there is one. entries: int64 [m, 2], where. held: string
     [m], those.
@@ -87,7 +86,7 @@ class LookupStage:
     table: Array | None = None
 
     def to(self, kind: str, **changes: Any) -> LookupStage:
-        """The next step of the same field."""
+        """Another stage of the same field."""
         return replace(self, kind=kind, **changes)
 
 
@@ -132,7 +131,7 @@ def flat(value: Any) -> Any:
 
 
 def refuse(why: str) -> NoReturn:
-    """Refuse."""
+    """Raise RuleRefused."""
     raise RuleRefused(why)
 
 
@@ -157,18 +156,18 @@ def kind_of(value: Any) -> str:
 
 
 def require(held: Any, why: str = "it is not used as a column of one value a row") -> None:
-    """Refuse unless `held`."""
+    """Raise RuleRefused unless `held`."""
     if not held:
         refuse(why)
 
 
 def is_stage(value: Any, kind: str) -> bool:
-    """Whether a tensor is that step."""
+    """Whether a tensor is the lookup stage of that kind."""
     return isinstance(value, LookupStage) and value.kind == kind
 
 
 def same(*steps: LookupStage) -> bool:
-    """Whether the steps are of one field."""
+    """Whether the stages are of one field."""
     return len({each.field for each in steps}) == 1
 
 
