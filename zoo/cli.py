@@ -49,7 +49,7 @@ class Verbs(click.Group):
     """A group whose help wraps what its commands do, instead of cutting it."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click.Group."""
+        """Write the commands with their whole short help."""
         with formatter.section("Commands"):
             formatter.write_dl(
                 [(name, self.commands[name].get_short_help_str(limit=1000)) for name in self.list_commands(ctx)]
@@ -94,7 +94,7 @@ class Once(logging.Filter):
         self._said: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See logging.Filter."""
+        """Whether the message is new."""
         text = record.getMessage()
         new = text not in self._said
         self._said.add(text)

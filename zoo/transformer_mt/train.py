@@ -148,7 +148,7 @@ class CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the class."""
+        """(smoothed cross-entropy, cross-entropy), sums over the tokens that are not `PAD`."""
         table, kept, label = logits.to(torch.float32, copy=True), labels != PAD, labels[:, None]
         total = table.logsumexp(1, keepdim=True)
         plain = (total - table.gather(1, label))[kept].sum()
@@ -161,7 +161,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """See the class."""
+        """The gradient of the smoothed cross-entropy with respect to the logits."""
         return ctx.table.mul_(gradients[0]), None, None
 
 

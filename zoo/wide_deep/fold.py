@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 MACS = 400e9
 BANDWIDTH = {"L2": 150e9, "L3": 30e9, "DRAM": 17e9}
 LIMIT = 2**28  # bytes of one table: it is kept in a file and in memory for as long as the model is
-FINEST = 1 / 64  # table steps below this part of a hidden step gain nothing
+FINEST = 1 / 64  # table scales below this part of the hidden layer's scale gain nothing
 BLOCK = 8192  # table rows multiplied at once, in float64
 
 
@@ -121,8 +121,8 @@ class FoldParallelEmbedding(Rewrite):
 
         [e_1 .. e_F; x] W + b = sum_f P_f[id_f] + x W_x + b = sum_f (P_f[id_f] - c_f) + x W_x + (b + sum_f c_f)
 
-    c_f, the middle of each column of P_f, makes the int8 step of a column small: s_j = max_f (max - min)(P_f[:, j]) /
-    254. The rows are then wrong by at most s_j / 2, numbers by half a step in 2048 of their calibrated range, and the
+    c_f, the middle of each column of P_f, makes the int8 scale of a column small: s_j = max_f (max - min)(P_f[:, j]) /
+    254. The rows are then wrong by at most s_j / 2, numbers by half of 1 / 2048 of their calibrated range, and the
     hidden layer is rounded to the same uint8 as without the fold. The wide part ReduceSum(T[ids + offsets]) joins where
     it has the same columns with the same rows.
 
@@ -141,7 +141,7 @@ class FoldParallelEmbedding(Rewrite):
         self.beside: dict[str, str] = {}  # wide parts that stay beside a folded layer, which no later round finds
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Fold every Gemm that reads such lookups, and note the decision."""
         taken, count = query.names(model.graph), 0
         for gemm in [each for each in model.graph if each.op_type == "Gemm"]:
             try:
@@ -173,7 +173,7 @@ class FoldParallelEmbedding(Rewrite):
             raise RequestError("kept float by the recipe")
         fields = parts.fields
         scale = self._hidden_scale(hidden)
-        step = np.concatenate([np.zeros(0), *(self._step(each) for each in parts.dense)])
+        step = np.concatenate([np.zeros(0), *(self._inverse_scale(value) for value in parts.dense)])
         decision = decide(
             [len(each.weight) for each in fields], sum(len(each.table) for each in fields), bias.size, self.caches
         )
@@ -245,8 +245,8 @@ class FoldParallelEmbedding(Rewrite):
             raise RequestError(f"no calibrated range from 0 on for its result {hidden.name}")
         return activation_parameters(observed)[0]
 
-    def _step(self, value: ir.Value) -> Array:
-        """Whole steps per unit of a dense part, float32 [columns]: its calibrated range reaches `NUMBER_LIMIT`."""
+    def _inverse_scale(self, value: ir.Value) -> Array:
+        """1 / scale of a dense part, float32 [columns]: its calibrated range reaches `NUMBER_LIMIT`."""
         observed = self.table.tensors.get(str(value.name))
         if observed is None:
             raise RequestError(f"no calibrated range for its part {value.name}")
@@ -289,11 +289,11 @@ class FoldParallelEmbedding(Rewrite):
 def fold_layer(
     fields: Sequence[_Field], weight: Floats, step: Array, bias: Floats, hidden: float, wide: Array | None = None
 ) -> EmbeddingLayer:
-    """The layer in integers: weight [M, H] of numbers in steps of 1 / step [M], bias [H], all in float units; `hidden`
-    is the uint8 step.
+    """The layer in integers, from float weight [M, H] of the numbers and bias [H]; step [M]: 1 / scale of the numbers;
+    hidden: the scale of the uint8 hidden layer.
 
-    Products are computed in float64 and a block at a time. A column's step is its reach / 127, see the class, but no
-    finer than `FINEST` of a hidden step, so that a column of zeros has one. The shift is the largest for which the
+    Products E_f W_f are computed in float64, a block at a time. The scale of a column is half its range / 127, see
+    `FoldParallelEmbedding`, and at least `FINEST` of `hidden`, so that a column of zeros has one. The shift is the largest for which the
     weights of the numbers fit int16. Raises RequestError where none does.
     """
     low, high = np.full((2, len(fields), bias.size), [[[np.inf]], [[-np.inf]]])
