@@ -293,8 +293,8 @@ def fold_layer(
     hidden: the scale of the uint8 hidden layer.
 
     Products E_f W_f are computed in float64, a block at a time. The scale of a column is half its range / 127, see
-    `FoldParallelEmbedding`, and at least `FINEST` of `hidden`, so that a column of zeros has one. The shift is the largest for which the
-    weights of the numbers fit int16. Raises RequestError where none does.
+    `FoldParallelEmbedding`, and at least `FINEST` of `hidden`, so that a column of zeros has one. The shift is the
+    largest for which the weights of the numbers fit int16. Raises RequestError where none does.
     """
     low, high = np.full((2, len(fields), bias.size), [[[np.inf]], [[-np.inf]]])
     for number, each in enumerate(fields):
