@@ -82,7 +82,7 @@ def hub() -> Hub:
     for point in importlib.metadata.entry_points(group=MODELS):
         try:
             spec = importlib.util.find_spec(point.value)
-        except (ImportError, ValueError):
+        except Exception:  # whatever the import of another package raises
             spec = None
         if spec is None or not spec.submodule_search_locations:
             logger.warning(

@@ -1,5 +1,6 @@
 """What all entries and all shipped models have in common."""
 
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,14 @@ def test_every_part_of_an_entry_is_there(name: str) -> None:
         if part in ("train", "freeze"):
             pytest.importorskip("tensorflow", reason="training needs the train extra")
         assert callable(entry.part(part))
+
+
+@pytest.mark.parametrize("name", zoo.ENTRIES)
+def test_the_run_options_of_an_entry_are_those_of_its_pipeline(name: str) -> None:
+    entry = zoo.entry(name)
+    arguments = inspect.signature(entry.part("pipeline").run).parameters
+    own = {key: each.default for key, each in arguments.items() if each.kind is each.KEYWORD_ONLY}
+    assert {option.name: option.default for option in entry.run_options} == own
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
