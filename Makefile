@@ -16,7 +16,7 @@ run: $(VENV)/.runtime
 	$(BIN)/python scripts/first_run.py
 
 # Training in torch in a process of its own: with tensorflow and both engines in it, torch crashed there when it started another process.
-TRAINING := tests/zoo/test_images_train.py tests/zoo/test_images_qat.py tests/zoo/test_mt_train.py
+TRAINING := tests/zoo/images/test_train.py tests/zoo/images/test_qat.py tests/zoo/transformer_mt/test_train.py
 
 test: $(VENV)/.development
 	$(BIN)/python -m pytest $(TRAINING:%=--ignore=%)

@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 
 import zoo
-from pipelines.analysis.metrics import click_metrics
 from pipelines.core import files, machine, settings
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines.catalog import ENGINES, load
 from pipelines.models import build, hub
 from pipelines.models.pipeline import model_file
 from zoo.wide_deep.data import Rows
+from zoo.wide_deep.metrics import click_metrics
 
 from peers.common import median  # isort: skip  # beside this file
 from peers.wide_deep import stock_quantize  # isort: skip

@@ -1,10 +1,10 @@
 """Put a trained model into the package: weights rounded to float16, int8 built from them, a card with the digests.
 
-    python scripts/ship_model.py TRAINED_FOLDER NAME
+    python scripts/ship_model.py TRAINED_FOLDER NAME [FOLDER]
 
-What is common to all versions of a model (description, data, licence, ...) is read from zoo/weights/NAME/card.json, so
-write that first; this script fills in files, preprocessing, training and calibration. Metrics come from reports: see
-scripts/render_models_md.py.
+FOLDER is the package's folder of models, zoo/weights unless named. What is common to all versions of a model
+(description, data, licence, ...) is read from FOLDER/NAME/card.json, so write that first; this script fills in files,
+preprocessing, training and calibration. Metrics come from reports: see scripts/render_models_md.py.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from pipelines.graph import edit, io
 from pipelines.models import build
 from pipelines.models.hub import CARD, Card, CardFile
 
-VOCABULARY = "vocabulary.model"  # of a translation model
-SHIPPED_FILES = (build.HALF, VOCABULARY, "calibration.json", "int8.onnx", "quantization.json", "sample.tsv.gz")
+SHIPPED_FILES = (build.HALF, "calibration.json", "int8.onnx", "quantization.json")
 
 
-def ship(trained: Path, name: str) -> Card:
+def ship(trained: Path, name: str, into: Path | None = None) -> Card:
     """Build in a scratch folder exactly as a user's machine would from the shipped float16 weights, then copy the
     results.
     """
-    target = zoo.SHIPPED / name
+    target = (into or zoo.SHIPPED) / name
     source = zoo.load(trained)
+    shipped = (*SHIPPED_FILES, *source.entry.files)
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
         model = io.load(source.ensure("fp32.onnx"))
         edit.compress_fp16(model)
         io.save(model, work / build.HALF)
-        for each in (build.SAMPLES, VOCABULARY):
+        for each in (build.SAMPLES, *source.entry.files):
             if (source.path / each).is_file():
                 shutil.copy(source.path / each, work)
         half = CardFile(build.HALF, None, None, None)
         files.write_json(work / CARD, replace(source.card, files=(half,)).to_json())
         folder = zoo.load(work)
         folder.ensure("int8.onnx")
-        for each in SHIPPED_FILES:
+        for each in shipped:
             if (work / each).is_file():
                 shutil.copy(work / each, target / each)
         calibration = {**folder.recipe.to_json(), "samples": folder.record["calibration.json"]["samples"]}
-    listed = [target / each for each in SHIPPED_FILES if (target / each).is_file()]
+    listed = [target / each for each in shipped if (target / each).is_file()]
     before = Card.read(target / CARD)
     details = {**before.details, **source.card.details, "calibration": calibration}
     card = replace(
@@ -60,7 +60,7 @@ def ship(trained: Path, name: str) -> Card:
 
 if __name__ == "__main__":
     try:
-        for file in ship(Path(sys.argv[1]), sys.argv[2]).files:
+        for file in ship(Path(sys.argv[1]), sys.argv[2], *map(Path, sys.argv[3:4])).files:
             print(f"{file.name}: {file.size} bytes, sha256 {file.sha256}")
     except (ZooError, IndexError) as error:
         sys.exit(f"ship_model: {error}")

@@ -64,7 +64,7 @@ class TwoProcesses:
             "2",
             str(script),
         ]
-        self.command += [json.dumps([str(here), str(here / "zoo"), str(here.parent)]), str(data)]
+        self.command += [json.dumps([str(here.parent), str(here)]), str(data)]
 
     def start(self, *words: object) -> subprocess.Popen:
         """Train into the folder named first; further words go to the processes."""

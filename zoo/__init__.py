@@ -7,11 +7,16 @@
 `names` and `load` find models, `pipeline` opens one. Every verb of the `zoo` command is a function of the same name
 here (`zoo.evaluate`, `zoo.benchmark`, ...), loaded from `zoo.verbs` on first use; nothing heavy is imported with the
 package.
+
+Another package adds families and models by entry points of its metadata: in the group `int8_zoo.families` a family's
+name = "module:ENTRY", in the group `int8_zoo.models` any name = "package", whose folder holds NAME/card.json and the
+files that ship.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
+import importlib.util
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +25,12 @@ if TYPE_CHECKING:
     from pipelines.engines.plan import PlannedSession
     from pipelines.models.build import ModelFolder
     from pipelines.models.entry import Entry
+    from pipelines.models.hub import Hub
     from pipelines.models.pipeline import Pipeline
 
 SHIPPED = Path(__file__).parent / "weights"
-ENTRIES = {
+FAMILIES, MODELS = "int8_zoo.families", "int8_zoo.models"  # groups of entry points
+BUILT_IN = {
     "wide-deep": "zoo.wide_deep:ENTRY",
     "resnet50": "zoo.resnet:RESNET50",
     "resnet26d": "zoo.resnet:RESNET26D",
@@ -51,25 +58,94 @@ VERBS = (
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["ENTRIES", "SHIPPED", "entry", "load", "names", "open_plan", "pipeline", *VERBS]
+__all__ = [
+    "BUILT_IN",
+    "ENTRIES",
+    "SHIPPED",
+    "entries",
+    "entry",
+    "entry_of",
+    "hub",
+    "load",
+    "names",
+    "open_plan",
+    "pipeline",
+    *VERBS,
+]
+
+
+def hub() -> Hub:
+    """The pretrained models: those that ship here, then those of other packages (`MODELS`)."""
+    from pipelines.models.hub import Hub
+
+    folders = [SHIPPED]
+    for point in importlib.metadata.entry_points(group=MODELS):
+        try:
+            spec = importlib.util.find_spec(point.value)
+        except Exception:  # whatever the import of another package raises
+            spec = None
+        if spec is None or not spec.submodule_search_locations:
+            logger.warning(
+                "the models %s are left out: there is no package %s; install it again", point.name, point.value
+            )
+            continue
+        folders += map(Path, spec.submodule_search_locations)
+    return Hub(*folders)
 
 
 def names() -> list[str]:
     """The pretrained models."""
-    from pipelines.models.hub import Hub
-
-    return Hub(SHIPPED).names()
+    return hub().names()
 
 
 def entry(name: str) -> Entry:
-    """The entry (architecture) called `name`, e.g. "wide-deep". Raises RequestError for an unknown one."""
+    """The entry of the family `name`, e.g. "wide-deep". Raises RequestError for an unknown or a broken one."""
+    from pipelines.core.errors import RequestError, one_line
+    from pipelines.models.entry import Entry
+
+    known = _entries()
+    if name not in known:
+        raise RequestError(f"unknown model family {name!r}; choose one of {', '.join(known)}")
+    try:
+        module, attribute = known[name].split(":")
+        found = getattr(importlib.import_module(module), attribute)
+        if not isinstance(found, Entry) or found.name != name:
+            raise TypeError(f"it is no Entry of the name {name}")
+    except Exception as error:  # whatever the import of another package raises
+        if name in BUILT_IN:
+            raise
+        raise RequestError(
+            f"the family {name} cannot be opened as {known[name]}: {one_line(error)}; repair or uninstall its package"
+        ) from error
+    return found
+
+
+def entries() -> dict[str, Entry]:
+    """All families by name, without those that cannot be opened."""
     from pipelines.core.errors import RequestError
 
-    if name not in ENTRIES:
-        raise RequestError(f"unknown model family {name!r}; choose one of {', '.join(ENTRIES)}")
-    module, attribute = ENTRIES[name].split(":")
-    found: Entry = getattr(importlib.import_module(module), attribute)
+    found = {}
+    for name in _entries():
+        try:
+            found[name] = entry(name)
+        except RequestError as error:
+            logger.info("%s", error)
     return found
+
+
+def entry_of(model: str | Path) -> Entry:
+    """The entry of a model, by name or folder, whose files are neither fetched nor checked. Raises RequestError where
+    there is no such model.
+    """
+    from pipelines.models.hub import CARD, Card
+
+    card = Card.read(Path(model) / CARD) if Path(model).is_dir() else hub().card(str(model))
+    return entry(card.entry)
+
+
+def _entries() -> dict[str, str]:
+    """{family: "module:attribute"} of all families; built-in ones win."""
+    return {point.name: point.value for point in importlib.metadata.entry_points(group=FAMILIES)} | BUILT_IN
 
 
 def load(model: str | Path) -> ModelFolder:
@@ -80,11 +156,10 @@ def load(model: str | Path) -> ModelFolder:
     """
     from pipelines.core.errors import ZooError
     from pipelines.models.build import build, open_folder
-    from pipelines.models.hub import Hub
 
     if Path(model).is_dir():
         return open_folder(model, entry)
-    folder = open_folder(Hub(SHIPPED).fetch(str(model)), entry)
+    folder = open_folder(hub().fetch(str(model)), entry)
     try:
         build(folder, until="rewritten.onnx")
     except (OSError, ZooError) as error:  # int8 runs without them; who needs them is told
@@ -113,6 +188,8 @@ def open_plan(path: str | Path) -> PlannedSession:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ENTRIES":
+        return _entries()
     if name in VERBS:
         return getattr(importlib.import_module("zoo.verbs"), name)
     raise AttributeError(f"module 'zoo' has no attribute {name!r}")

@@ -39,6 +39,8 @@ from zoo.options import (
     training,
 )
 
+logger = logging.getLogger(__name__)
+
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings of training with an option of their own
 
@@ -47,11 +49,41 @@ class Verbs(click.Group):
     """A group whose help wraps what its commands do, instead of cutting it."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See click.Group."""
+        """Write the commands with their whole short help."""
         with formatter.section("Commands"):
             formatter.write_dl(
                 [(name, self.commands[name].get_short_help_str(limit=1000)) for name in self.list_commands(ctx)]
             )
+
+
+class Run(click.Command):
+    """`zoo run`, with the options that the families declare (`Entry.run_options`)."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's own options, those of the families before the shared ones, --help."""
+        own = super().get_params(ctx)
+        at = next(i for i, option in enumerate(own) if option.name == "precision")
+        if "zoo.run" not in ctx.meta:  # asked for several times in one call
+            ctx.meta["zoo.run"] = self._of_families()
+        return [*own[:at], *ctx.meta["zoo.run"], *own[at:]]
+
+    @staticmethod
+    def _of_families() -> list[click.Parameter]:
+        """The options of all families; one of the same name and kind in several is one, with the help of each."""
+        options: dict[str, click.Option] = {}
+        for name, entry in zoo.entries().items():
+            for option in entry.run_options:
+                kind: Any = {"is_flag": True} if option.kind is bool else {"type": option.kind}
+                default = "" if option.default in (None, False) else f" [default: {option.default}]"
+                told = f"{entry.task.capitalize()}: {option.help}{default}"
+                flag = click.Option([f"--{option.name.replace('_', '-')}"], default=None, help=told, **kind)
+                if (other := options.setdefault(option.name, flag)) is flag:
+                    continue
+                if other.type is not flag.type:
+                    logger.warning("the option %s of %s is left out: another family has it", option.name, name)
+                elif told not in (other.help or ""):
+                    other.help = f"{other.help} {told}"
+        return list(options.values())
 
 
 class Once(logging.Filter):
@@ -59,13 +91,13 @@ class Once(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: set[str] = set()
+        self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See logging.Filter."""
+        """Whether the message is new."""
         text = record.getMessage()
-        new = text not in self._said
-        self._said.add(text)
+        new = text not in self._seen
+        self._seen.add(text)
         return new
 
 
@@ -79,11 +111,10 @@ def cli() -> None:
 @as_json
 def list_models(as_json: bool) -> None:
     """The pretrained models."""
-    from pipelines.models.hub import Hub
-
-    cards = [Hub(zoo.SHIPPED).card(name) for name in zoo.names()]
-    found = [{"name": card.name, "entry": card.entry, "description": card.description} for card in cards]
-    _print(found, as_json, lambda: _table(["name", "family", "what it is"], [list(each.values()) for each in found]))
+    hub = zoo.hub()
+    cards = [hub.card(name) for name in hub.names()]
+    models = [{"name": card.name, "entry": card.entry, "description": card.description} for card in cards]
+    _print(models, as_json, lambda: _table(["name", "family", "what it is"], [list(each.values()) for each in models]))
 
 
 @cli.command()
@@ -93,8 +124,8 @@ def info(model: str, as_json: bool) -> None:
     """What is known of MODEL: card, files, how it was built and quantized."""
     from zoo import verbs
 
-    found = verbs.info(model)
-    _print(found, as_json, lambda: _tree({key: value for key, value in found.items() if key != "quantization"}))
+    report = verbs.info(model)
+    _print(report, as_json, lambda: _tree({key: value for key, value in report.items() if key != "quantization"}))
 
 
 @cli.command()
@@ -108,7 +139,7 @@ def download(model: str, as_json: bool) -> None:
     _print({"model": model, "path": path}, as_json, lambda: click.echo(path))
 
 
-@cli.command()
+@cli.command(cls=Run)
 @click.argument("model")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option(
@@ -124,13 +155,6 @@ def download(model: str, as_json: bool) -> None:
     default=None,
     help="Stop at bad input, or leave it out and count it. [default: raise; images and sentences: skip]",
 )
-@click.option(
-    "--beam", type=int, default=None, help="Translation: hypotheses followed at once; 1 is greedy search. [default: 4]"
-)
-@click.option(
-    "--n-best", type=int, default=None, help="Translation: so many for each sentence, at most the beam. [default: 1]"
-)
-@click.option("--scores", is_flag=True, default=None, help="Translation: mean log probability of a token before each.")
 @together(precision, engine, threads, batch_size, as_json)
 def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
     """Score raw INPUT with MODEL: files of rows or sentences, or images and folders; - or no input reads stdin (of
@@ -140,17 +164,12 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
 
     if as_json and output == "-":
         raise click.UsageError("--json prints a summary on stdout, where the results would go; add -o FILE")
-    for name in ("beam", "n_best", "scores"):
-        if options[name] is None:
-            del options[name]
-    found = verbs.run(model, list(inputs) or ["-"], output, **options)
+    given = {name: value for name, value in options.items() if value is not None}
+    report = verbs.run(model, list(inputs) or ["-"], output, **given)
     if as_json:
-        _print(found, True, lambda: None)
+        _print(report, True, lambda: None)
     elif sys.stderr.isatty() or output != "-":
-        unit = next(each for each in ("rows", "images", "sentences") if each in found)
-        what = f"{found['clicks']:,} clicks predicted" if "clicks" in found else f"{found['skipped']:,} left out"
-        speed = f"{found[f'{unit}_per_second']:,.0f} {unit}/s, {found['precision']} in {found['engine']}"
-        click.echo(f"{found[unit]:,} {unit}, {what}, {speed}", err=True)
+        click.echo(zoo.entry_of(model).summary.format(**report), err=True)
 
 
 @cli.command()
@@ -287,14 +306,14 @@ def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> N
     """Quantize MODEL or an .onnx file to int8."""
     from zoo import verbs
 
-    found = verbs.quantize(model, output, **options)
-    rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in found["operators"]]
+    report = verbs.quantize(model, output, **options)
+    rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in report["operators"]]
 
     def show() -> None:
         _table(["operator", "type", "precision", "note"], rows)
-        click.echo(found["path"])
+        click.echo(report["path"])
 
-    _print(found, as_json, show)
+    _print(report, as_json, show)
 
 
 @cli.command()
@@ -313,22 +332,22 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
     """Quality of fp32 and int8 (or bf16) on the same samples, and their difference."""
     from zoo import verbs
 
-    found = verbs.evaluate(model, list(data), **options)
+    report = verbs.evaluate(model, list(data), **options)
 
     def show() -> None:
-        fp32, *others = found["metrics"]
-        a = found["metrics"][fp32]
+        fp32, *others = report["metrics"]
+        a = report["metrics"][fp32]
         for name in others:
-            b, said = found["metrics"][name], found.get("others", {}).get(name, found)
-            difference, interval = said["difference"], said.get("interval", {})
+            b, compared = report["metrics"][name], report.get("others", {}).get(name, report)
+            difference, interval = compared["difference"], compared.get("interval", {})
             rows = [
                 [key, f"{a[key]:.5f}", f"{b[key]:.5f}", f"{difference[key]:+.6f}", _interval(interval.get(key))]
                 for key in a
             ]
             rows += [[key, "", "", f"{value:.6f}", ""] for key, value in difference.items() if key not in a]
-            _table([f"{found['samples']:,} samples", fp32, name, f"{name} - {fp32}", "95% interval"], rows)
+            _table([f"{report['samples']:,} samples", fp32, name, f"{name} - {fp32}", "95% interval"], rows)
 
-    _print(found, as_json, show)
+    _print(report, as_json, show)
 
 
 @cli.command()
@@ -368,7 +387,7 @@ def benchmark(model: str, as_json: bool, **options: Any) -> None:
     """Throughput, latency and memory of MODEL: engines and precisions in turn in one run."""
     from zoo import verbs
 
-    found = verbs.benchmark(model, **options)
+    report = verbs.benchmark(model, **options)
 
     def show_scenario() -> None:
         columns = [
@@ -383,7 +402,7 @@ def benchmark(model: str, as_json: bool, **options: Any) -> None:
             "decode / pre / model / post ms",
         ]
         rows = []
-        for each in found["results"]:
+        for each in report["results"]:
             latency, split, offline = each.get("latency_ms", {}), each.get("split_ms", {}), each["offline"]
             rows.append([each["engine"], each["precision"], *(_percent(each.get(key)) for key in ("top1", "top5"))])
             rows[-1] += [_number(latency.get(key), 3) for key in ("mean", "p50", "p90", "p99")]
@@ -391,8 +410,8 @@ def benchmark(model: str, as_json: bool, **options: Any) -> None:
             rows[-1] += [f"{offline['images_per_second']:,.1f}", str(offline["batch_size"]), f"{each['memory_mb']:.0f}"]
             rows[-1] += [_number(each.get("cost_per_million"), 2)]
         _table([*columns, "images/s", "batch", "MB", "cost of 1M"], rows)
-        where = f"{found['images']:,} images timed, {found['samples']:,} judged"
-        click.echo(f"{where}; {found['environment']['cpu']}, {options['threads']} thread(s) for the model")
+        where = f"{report['images']:,} images timed, {report['samples']:,} judged"
+        click.echo(f"{where}; {report['environment']['cpu']}, {options['threads']} thread(s) for the model")
 
     def show() -> None:
         split = "pre / model / post ms" if options["instances"] == 1 else "model ms"
@@ -407,12 +426,12 @@ def benchmark(model: str, as_json: bool, **options: Any) -> None:
             ]
             + [f"{each['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99")]
             + [" / ".join(f"{ms:.3f}" for ms in each["split_ms"].values()), f"{each['memory_mb']:.0f}"]
-            for each in found["results"]
+            for each in report["results"]
         ]
         _table(columns, rows)
-        click.echo(f"{found['environment']['cpu']}, {options['threads']} thread(s) an instance")
+        click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) an instance")
 
-    _print(found, as_json, show if options["scenario"] is None else show_scenario)
+    _print(report, as_json, show if options["scenario"] is None else show_scenario)
 
 
 @cli.command()
@@ -464,24 +483,26 @@ def tune(
     """Search for the quickest int8 form of MODEL or of an .onnx file that loses no more than allowed."""
     from zoo import verbs
 
-    given = [list(each) if len(each) > 1 else each[0] if each else None for each in (evaluation_data, calibration_data)]
-    found = verbs.tune(model, given[0], output, calibration_data=given[1], **options)
+    data = [list(each) if len(each) > 1 else each[0] if each else None for each in (evaluation_data, calibration_data)]
+    report = verbs.tune(model, data[0], output, calibration_data=data[1], **options)
 
     def show() -> None:
         rows = []
-        for each in found["trials"]:
+        for each in report["trials"]:
             figures = [_percent(each["drop"]), _number(each["sqnr_db"], 1), _number(each.get("milliseconds"), 3)]
             rows.append([each["name"], *figures, "kept" if each["best"] else each.get("error", "")])
-        _table(["recipe", f"{found['metric']} lost", "SQNR dB", "ms", ""], rows)
-        click.echo(f"{found['path']}: fp32 {found['fp32_ms']:.3f} ms in {found['engine']}; stopped: {found['stopped']}")
+        _table(["recipe", f"{report['metric']} lost", "SQNR dB", "ms", ""], rows)
+        click.echo(
+            f"{report['path']}: fp32 {report['fp32_ms']:.3f} ms in {report['engine']}; stopped: {report['stopped']}"
+        )
 
-    _print(found, as_json, show)
-    if not found["met"]:
-        best = found["best"]
+    _print(report, as_json, show)
+    if not report["met"]:
+        best = report["best"]
         raise ZooError(
-            f"the goal is missed by {_percent(found['missed_by'])}: the best model, {best['name']}, loses "
+            f"the goal is missed by {_percent(report['missed_by'])}: the best model, {best['name']}, loses "
             f"{_percent(best['drop'])} of "
-            f"{found['metric']}; {found['path']} holds it; allow more with --max-drop, or a longer search with "
+            f"{report['metric']}; {report['path']} holds it; allow more with --max-drop, or a longer search with "
             "--time-budget"
         )
 
@@ -514,23 +535,23 @@ def plan(model: str, output: str | None, as_json: bool, **options: Any) -> None:
     """
     from zoo import verbs
 
-    found = verbs.plan(model, output, **options)
+    report = verbs.plan(model, output, **options)
 
     def show() -> None:
         chosen = [
-            tuple(each[key] for key in ("engine", "precision", "threads", "batch_size")) for each in found["profiles"]
+            tuple(each[key] for key in ("engine", "precision", "threads", "batch_size")) for each in report["profiles"]
         ]
         rows = []
-        for each in found["timings"]:
+        for each in report["timings"]:
             key = tuple(each[name] for name in ("engine", "precision", "threads", "batch_size"))
             times = [f"{each['milliseconds']:.3f}", f"{each['samples_per_second']:,.0f}"]
             rows.append([*map(str, key), *times, "chosen" if key in chosen else ""])
         _table(["engine", "precision", "threads", "batch", "ms", "samples/s", ""], rows)
-        for problem in found["failed"]:
+        for problem in report["failed"]:
             click.echo(f"left out: {problem}", err=True)
-        click.echo(found["path"])
+        click.echo(report["path"])
 
-    _print(found, as_json, show)
+    _print(report, as_json, show)
 
 
 @cli.command()
@@ -555,13 +576,13 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
     left = {name: value for name, value in options.items() if name not in NAMED}
     output = left.pop("output")
     try:
-        found = verb(model, list(left.pop("data")), output, settings=settings, **left)
+        report = verb(model, list(left.pop("data")), output, settings=settings, **left)
     except KeyboardInterrupt:
         if not os.path.isdir(os.path.join(output, "checkpoint")):  # noqa: PTH112, PTH118
             raise
         _fail("interrupted; the same command with --resume goes on from the last checkpoint", INTERRUPTED)
     if is_first():
-        _show(found, as_json)
+        _show(report, as_json)
 
 
 def _percent(share: float | None) -> str:
@@ -576,13 +597,13 @@ def _interval(bounds: Sequence[float] | None) -> str:
     return f"[{bounds[0]:+.6f}, {bounds[1]:+.6f}]" if bounds else ""
 
 
-def _show(found: Mapping[str, Any], as_json: bool) -> None:
-    _print(found, as_json, lambda: _tree(found))
+def _show(report: Mapping[str, Any], as_json: bool) -> None:
+    _print(report, as_json, lambda: _tree(report))
 
 
-def _print(found: Any, as_json: bool, show: Callable[[], Any]) -> None:
+def _print(report: Any, as_json: bool, show: Callable[[], Any]) -> None:
     if as_json:
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         show()
 

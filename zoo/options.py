@@ -17,7 +17,7 @@ class Numbers(click.ParamType[Any]):
     name = "N,N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
+        """ "1,2" -> (1, 2)."""
         try:
             return tuple(int(each) for each in value.split(",")) if isinstance(value, str) else value
         except ValueError:
@@ -30,7 +30,7 @@ class Words(click.ParamType[Any]):
     name = "NAME,NAME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
+        """ "a,b" -> ("a", "b")."""
         if not isinstance(value, str):
             return value
         words = tuple(each.strip() for each in value.split(",") if each.strip())
@@ -43,7 +43,7 @@ class Share(click.ParamType[Any]):
     name = "SHARE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
+        """ "0.5%" -> 0.005."""
         try:
             share = float(str(value).removesuffix("%")) / (100 if str(value).endswith("%") else 1)
         except ValueError:
@@ -57,7 +57,7 @@ class Duration(click.ParamType[Any]):
     name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click."""
+        """ "20m" -> 1200.0."""
         text = str(value)
         try:
             seconds = float(text.rstrip("smh")) * {"m": 60, "h": 3600}.get(text[-1:], 1)

@@ -1,4 +1,4 @@
-"""What a model family declares: its entry in the zoo. Frozen, and validated on creation."""
+"""What a model family declares: its entry in the zoo. Frozen, and checked when it is made."""
 
 from __future__ import annotations
 
@@ -12,25 +12,54 @@ from pipelines.quantization.recipe import QuantRecipe
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One model of the zoo: its name, its task, and where its parts are.
+class RunOption:
+    """An option of `zoo run` that only this family has: passed to `Pipeline.run` as `name` where the user gives it.
 
-    The parts are "module:attribute" strings, resolved on first use, so that looking at an entry loads neither torch nor
+    kind: int, float, str, or bool for a flag. default: what `run` takes without it; the help tells it, unless it is
+    None or False.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.kind not in (int, float, str, bool):
+            raise ValueError(f"run option {self.name!r} must be a Python name, of the kind int, float, str or bool")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model family: its name, its task, where its parts are, and what verbs must know of it.
+
+    The parts are "module:attribute" strings, imported on first use, so that opening an entry loads neither torch nor
     tensorflow:
 
-    train(data, output, *, config, resume, start_from, on_error) -> metrics: raw data to a folder with a checkpoint
+    train(data, output, *, config, resume, start_from, on_error) -> metrics: raw data to a folder with a checkpoint,
+        train.json ({"features": the preprocessing for the card, "rows", "metrics", "config"}) and, for calibration,
+        calibration.npz (one array per graph input)
     settings, finetune_settings: the dataclass instances that are train's `config` unless the user changes them
     freeze(folder) -> statistics: checkpoint to fp32.onnx
     rewrites(preprocessing) -> passes: what turns fp32.onnx into rewritten.onnx
-    evaluate({"fp32": pipeline, "int8": pipeline, ...}, data, on_error) -> metrics and differences
-    checkpoint: the file of a trained folder that freeze starts from
-    pipeline: class with preprocess / predict / postprocess, see `zoo.pipeline`
+    evaluate({"fp32": pipeline, "int8": pipeline, ...}, data, on_error) -> {"samples", "metrics", "difference", ...},
+        see `pipelines.analysis.metrics.against_fp32`
+    pipeline: a subclass of `pipelines.models.pipeline.Pipeline`
     native: (rewritten model, calibration table, recipe) -> (model for the native kernels, or None, and a report with
         "fold" and "reason"); "" for a model that has no such form
     from_graph(path, data, output, *, columns, output_node, on_error) -> details of a card: a frozen TensorFlow graph
         from elsewhere, with rows to calibrate on, to a folder that freeze starts from; "" for a model without one
     harness(pipelines, data, *, scenario, count, least, price_per_hour) -> figures: the quality, then the time from raw
         input to results, one sample after the other or in a stream; "" for a model without one
+    report_sections(name) -> Markdown: the part of MODELS.md on the model `name`; "" for a family without one
+
+    Plain data:
+
+    checkpoint: the file of a trained folder that freeze starts from
+    recipe: how the models are quantized unless a user says otherwise
+    files: what ships with a model besides its graphs and tables, e.g. a vocabulary
+    run_options: options of `zoo run` for this family alone
+    summary: the line that `zoo run` ends with, a format of what `Pipeline.run` returns, e.g. "{rows:,} rows"
     """
 
     name: str
@@ -48,6 +77,10 @@ class Entry:
     native: str = ""
     harness: str = ""
     from_graph: str = ""
+    report_sections: str = ""
+    files: tuple[str, ...] = ()
+    run_options: tuple[RunOption, ...] = ()
+    summary: str = "{precision} in {engine}"
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.name):
@@ -61,7 +94,8 @@ class Entry:
             self.evaluate,
             self.pipeline,
         )
-        for part in (*parts, *filter(None, (self.native, self.harness, self.from_graph))):
+        optional = (self.native, self.harness, self.from_graph, self.report_sections)
+        for part in (*parts, *filter(None, optional)):
             if part.count(":") != 1:
                 raise ValueError(f"{self.name}: {part!r} is not 'module:attribute'")
 

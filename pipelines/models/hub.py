@@ -133,16 +133,21 @@ class Card:
 
 
 class Hub:
-    """The models in `shipped`, a folder with one sub-folder a model: NAME/card.json and the files that ship with the
-    package.
+    """The models in folders with one sub-folder a model: NAME/card.json and the files that ship with the package.
+
+    Of a name that several folders have, the first one's counts.
     """
 
-    def __init__(self, shipped: str | os.PathLike[str]) -> None:
-        self.shipped = Path(shipped)
+    def __init__(self, *folders: str | os.PathLike[str]) -> None:
+        self.folders = tuple(map(Path, folders))
 
     def names(self) -> list[str]:
         """The names of all models, sorted."""
-        return sorted(path.parent.name for path in self.shipped.glob(f"*/{CARD}"))
+        return sorted({path.parent.name for folder in self.folders for path in folder.glob(f"*/{CARD}")})
+
+    def shipped(self, name: str) -> Path:
+        """The folder of a known model as its package ships it."""
+        return next(folder / name for folder in self.folders if (folder / name / CARD).is_file())
 
     def card(self, name: str) -> Card:
         """The card of a model. Raises RequestError for an unknown name, with the nearest one and all known ones."""
@@ -155,7 +160,7 @@ class Hub:
             near = difflib.get_close_matches(name, known, n=1)
             guess = f"did you mean {near[0]!r}? " if near else ""
             raise RequestError(f"no model {name!r}; {guess}known: {', '.join(known) or 'none'}")
-        path = self.shipped / name / CARD
+        path = self.shipped(name) / CARD
         card = Card.read(path)
         if card.name != name:
             raise RequestError(f"{path} is named {card.name!r}; rename the card or its folder, they must agree")
@@ -180,14 +185,14 @@ class Hub:
         if strange := [file for file in wanted if file not in known]:
             raise RequestError(f"{name} has no file {strange[0]!r}; its card lists: {', '.join(known) or 'none'}")
         folder = self.folder(name)
-        _ship(self.shipped / name / CARD, folder / CARD)
+        _ship(self.shipped(name) / CARD, folder / CARD)
         for file in (known[key] for key in wanted):
             _ensure(folder / file.name, file.size, file.sha256, functools.partial(self._obtain, card, file))
         return folder
 
     def _obtain(self, card: Card, file: CardFile, target: Path) -> None:
         """Put `file` at `target` from the first source that has it right."""
-        sources: list[Path | str] = [self.shipped / card.name / file.name]
+        sources: list[Path | str] = [self.shipped(card.name) / file.name]
         if base := mirror():
             sources.append(
                 f"{base.rstrip('/')}/{file.name}" if _matches(_URL, base) else Path(base).expanduser() / file.name

@@ -40,13 +40,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import zoo
-from pipelines.analysis.metrics import signatures, translation_metrics
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from scripts.peers import common
 from scripts.peers.translation_engines import LENGTHS, PEERS, RANDOM, Case, System, Work, copied, drawn, isa, make
 from zoo.transformer_mt.data import read_pairs, tidy
+from zoo.transformer_mt.metrics import signatures, translation_metrics
 
 SHARED = Path(os.environ.get("ZOO_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 TEST_SET = "data/translation/multi30k/test_2016_flickr"

@@ -236,7 +236,7 @@ def test_a_trial_is_what_quantize_makes_of_the_same_recipe(uneven, data, correct
 
 def test_the_search_for_equalization_is_made_once_and_its_model_is_kept(uneven, data, tmp_path, monkeypatch):
     calls, searched = [], ptq.search_equalization
-    monkeypatch.setattr(ptq, "search", lambda *arguments: calls.append(arguments) or searched(*arguments))
+    monkeypatch.setattr(ptq, "search_equalization", lambda *arguments: calls.append(arguments) or searched(*arguments))
     judge = ArrayJudge({"x": data[1]}, batch_size=8)
     found = search(uneven, data, tmp_path / "int8.onnx", judge=judge, max_drop=1.0)
     assert len(calls) == 1

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from zoo.wide_deep import sources
-from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows
+from zoo.wide_deep.data import ErrorLog, Rows, read_rows
+from zoo.wide_deep.features import Features
 from zoo.wide_deep.hashing import buckets_of, fingerprints
 
 native = extension.native()

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from pipelines.core.errors import RequestError
-from pipelines.models.entry import Entry
+from pipelines.models.entry import Entry, RunOption
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 PARTS = ("train", "settings", "finetune_settings", "freeze", "rewrites", "evaluate", "pipeline")
@@ -52,6 +52,20 @@ def test_one_pattern_is_not_taken_for_its_letters():
 def test_entry_names(name):
     with pytest.raises(ValueError, match="must be lower-case words with hyphens"):
         entry(name=name)
+
+
+@pytest.mark.parametrize("part", ["native", "harness", "from_graph", "report_sections"])
+def test_parts_that_a_family_may_lack(part):
+    assert getattr(entry(), part) == ""
+    with pytest.raises(ValueError, match="wide-deep: 'json' is not 'module:attribute'"):
+        entry(**{part: "json"})
+
+
+def test_a_run_option_has_the_name_of_an_argument_and_a_kind_that_the_command_can_read():
+    assert RunOption("n_best", int, 1, "so many.").default == 1
+    for name, kind in (("n-best", int), ("beam", list)):
+        with pytest.raises(ValueError, match=f"run option '{name}' must be a Python name"):
+            RunOption(name, kind, None, "so many.")
 
 
 @pytest.mark.parametrize("part", PARTS)

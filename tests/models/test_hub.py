@@ -307,6 +307,21 @@ def test_card_read_refuses_what_is_no_card(tmp_path):
         Card("toy", "entry", "text", (one,), {"files": 1})
 
 
+def test_models_of_several_folders_the_first_of_a_name_counts(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path / "home"))
+    first, second = tmp_path / "first", tmp_path / "second"
+    for shipped, names, body in ((first, ("b", "c"), b"one"), (second, ("a", "b"), b"two")):
+        for name in names:
+            (publish(shipped, {"model.bin": record(body)}, name) / "model.bin").write_bytes(body)
+    hub = Hub(first, second, tmp_path / "nothing here")
+    assert hub.names() == ["a", "b", "c"]
+    assert {name: (hub.fetch(name) / "model.bin").read_bytes() for name in hub.names()} == {
+        "a": b"two",
+        "b": b"one",
+        "c": b"one",
+    }
+
+
 def test_hub_finds_models(shipped):
     assert Hub(shipped).names() == []
     for name in ("wide-deep", "resnet50", "mobilenet"):

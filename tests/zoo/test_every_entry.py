@@ -1,5 +1,6 @@
 """What all entries and all shipped models have in common."""
 
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,28 @@ def test_every_part_of_an_entry_is_there(name: str) -> None:
         if part in ("train", "freeze"):
             pytest.importorskip("tensorflow", reason="training needs the train extra")
         assert callable(entry.part(part))
+
+
+@pytest.mark.parametrize("name", zoo.ENTRIES)
+def test_the_run_options_of_an_entry_are_those_of_its_pipeline(name: str) -> None:
+    entry = zoo.entry(name)
+    arguments = inspect.signature(entry.part("pipeline").run).parameters
+    own = {key: each.default for key, each in arguments.items() if each.kind is each.KEYWORD_ONLY}
+    assert {option.name: option.default for option in entry.run_options} == own
+
+
+LINES = {
+    "wide-deep": ("rows", {"clicks": 1234}, "12,345 rows, 1,234 clicks predicted, 5,679 rows/s, int8 in native"),
+    "resnet50": ("images", {}, "12,345 images, 6 left out, 5,679 images/s, int8 in native"),
+    "transformer-mt": ("sentences", {}, "12,345 sentences, 6 left out, 5,679 sentences/s, int8 in native"),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_line_that_a_run_ends_with(name: str) -> None:
+    unit, more, line = LINES[name]
+    report = {unit: 12345, f"{unit}_per_second": 5678.9, "skipped": 6, "precision": "int8", "engine": "native"}
+    assert zoo.entry(name).summary.format(**report, **more) == line
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:

@@ -17,9 +17,10 @@ def entry(name: str, title: str, family: str, key: str) -> Entry:
         finetune_settings=f"zoo.{family}.train:FINETUNE_{key}",
         freeze=f"zoo.{family}.freeze:freeze",
         rewrites="zoo.images.rewrites:passes",
-        evaluate="zoo.images.predict:evaluate",
+        evaluate="zoo.images.metrics:evaluate",
         pipeline="zoo.images.predict:ImagePipeline",
         checkpoint="model.pt",
         recipe=QuantRecipe(search=True),
         harness="zoo.images.harness:harness",
+        summary="{images:,} images, {skipped:,} left out, {images_per_second:,.0f} images/s, {precision} in {engine}",
     )

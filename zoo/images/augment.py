@@ -132,7 +132,7 @@ class Views:
         return len(self.images)
 
     def __getitem__(self, key: tuple[int, bool]) -> tuple[Pixels, int]:
-        """See the class."""
+        """Pixels and label of image `index`, augmented; key: (index, whether it will be mixed with another)."""
         index, mixed = key
         random = np.random.default_rng([self.seed, self.epoch, index])
         if self.images.pixels is not None:

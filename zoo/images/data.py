@@ -178,7 +178,7 @@ def prepare(image: Image.Image, features: dict[str, Any]) -> Pixels:
 
 def _look(items: Sequence[Item], on_error: str, left_out: list[str]) -> list[Pixels | None]:
     """For every item its pixels, empty where they are not kept, or None where it cannot be read."""
-    found: list[Pixels | None] = []
+    pixels: list[Pixels | None] = []
     nothing, keep, budget, first = np.empty(0, np.uint8), True, MEMORY, None
     with progress("reading images", len(items)) as advance, ThreadPoolExecutor() as pool:
         look = map if _look_at(items[0])[0].size else pool.map  # threads pay for photos, whose decoding leaves Python
@@ -193,16 +193,16 @@ def _look(items: Sequence[Item], on_error: str, left_out: list[str]) -> list[Pix
                             "skip"
                         )
                     left_out.append(f"{item.name}: {reason}")
-                    found.append(None)
+                    pixels.append(None)
                     continue
                 first = first or array.shape
                 budget -= array.nbytes
                 if keep and (
                     array.shape != first or budget < 0
                 ):  # one image is large, or all are: they are read again when needed
-                    keep, found = False, [None if each is None else nothing for each in found]
-                found.append(array if keep else nothing)
-    return found
+                    keep, pixels = False, [None if each is None else nothing for each in pixels]
+                pixels.append(array if keep else nothing)
+    return pixels
 
 
 def _look_at(item: Item) -> tuple[Pixels, str]:
@@ -332,9 +332,9 @@ def _missing(path: PurePosixPath) -> bytes:
 
 
 def _dataset(name: str, load: Callable[[Any], Any]) -> Iterator[Item]:
-    found = load_dataset(name, load)
-    for split, rows in found.items() if isinstance(found, dict) else [("", found)]:
-        if isinstance(found, dict) and split != TRAIN and split not in HELD_OUT:
+    dataset = load_dataset(name, load)
+    for split, rows in dataset.items() if isinstance(dataset, dict) else [("", dataset)]:
+        if isinstance(dataset, dict) and split != TRAIN and split not in HELD_OUT:
             continue
         image = next((key for key, kind in rows.features.items() if isinstance(kind, datasets().Image)), None)
         label = next((key for key in ("label", "labels", "fine_label") if key in rows.features), None)

@@ -98,5 +98,5 @@ def read_torch(file: Path) -> State:
         from safetensors.torch import load_file
 
         return dict(load_file(file))
-    found = torch.load(file, map_location="cpu", weights_only=True)
-    return dict(found.get("state_dict", found))
+    content = torch.load(file, map_location="cpu", weights_only=True)
+    return dict(content.get("state_dict", content))

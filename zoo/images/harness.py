@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.analysis.benchmark import Configuration, memory_mb
-from pipelines.analysis.metrics import class_metrics
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from pipelines.data.images import decode, prepare
 from pipelines.models.pipeline import model_file
 from zoo.images.data import Item
-from zoo.images.predict import INPUT, ImagePipeline, content, labelled, pictures, score
+from zoo.images.metrics import class_metrics, find_labelled, rank_images
+from zoo.images.predict import INPUT, ImagePipeline, content, pictures
 
 SCENARIOS = ("single-stream", "offline")
 BATCHES = (1, 4, 16)
@@ -47,9 +47,9 @@ def harness(
     """Accuracy of every pipeline on all of `data`, then times on `count` images, evenly out of it, the pipelines in
     turn.
 
-    data: images as `labelled` takes them; without labels, a folder or files, and there is no accuracy. least: {"top1",
-    "top5"}: what every pipeline must reach before any is timed. scenario: "single-stream" times images one by one, then
-    the stream; "offline" the stream alone.
+    data: images as `find_labelled` takes them; without labels, a folder or files, and there is no accuracy.
+    least: {"top1", "top5"}: what every pipeline must reach before any is timed.
+    scenario: "single-stream" times images one by one, then the stream; "offline" the stream alone.
 
     Returns {"scenario", "samples" (of the accuracy), "images" (of the times), "results": [{"engine", "precision",
     "threads", "top1", "top5", "latency_ms": {"mean", "p50", "p90", "p99"} from the bytes of a file to its classes,
@@ -70,24 +70,24 @@ def harness(
         {"engine": each.engine, "precision": each.precision, "threads": each.threads} for each in pipelines
     ]
     if labels is not None:
-        for found, metrics in zip(results, _accuracy(pipelines, images, labels, wanted), strict=True):
-            found |= metrics
+        for result, metrics in zip(results, _accuracy(pipelines, images, labels, wanted), strict=True):
+            result |= metrics
     count = min(count, len(images))
     chosen = [images[index * len(images) // count] for index in range(count)]
     if scenario == SCENARIOS[0]:
-        for found, times in zip(results, _one_by_one(pipelines, chosen), strict=True):
+        for result, times in zip(results, _one_by_one(pipelines, chosen), strict=True):
             whole = times.sum(axis=1)
-            found["latency_ms"] = _rounded(
+            result["latency_ms"] = _rounded(
                 {"mean": whole.mean()} | {f"p{q}": np.percentile(whole, q) for q in (50, 90, 99)}
             )
-            found["split_ms"] = _rounded(dict(zip(STEPS, times.mean(axis=0), strict=True)))
-    for each, found, offline in zip(pipelines, results, _offline(pipelines, chosen), strict=True):
-        found["offline"] = offline
+            result["split_ms"] = _rounded(dict(zip(STEPS, times.mean(axis=0), strict=True)))
+    for each, result, offline in zip(pipelines, results, _offline(pipelines, chosen), strict=True):
+        result["offline"] = offline
         path = each.folder.ensure(model_file(each.precision, each.engine))
-        found["model_mb"] = round(path.stat().st_size / 1e6, 4)
-        found["memory_mb"] = memory_mb(Configuration(each.engine, each.precision, path), each.blank(), each.threads)
+        result["model_mb"] = round(path.stat().st_size / 1e6, 4)
+        result["memory_mb"] = memory_mb(Configuration(each.engine, each.precision, path), each.blank(), each.threads)
         if price_per_hour is not None:
-            found["cost_per_million"] = round(price_per_hour / 3600 / offline["images_per_second"] * 1e6, 4)
+            result["cost_per_million"] = round(price_per_hour / 3600 / offline["images_per_second"] * 1e6, 4)
     return {"scenario": scenario, "samples": 0 if labels is None else len(labels), "images": count, "results": results}
 
 
@@ -95,7 +95,7 @@ def _images(
     pipeline: ImagePipeline, data: Any, wanted: Mapping[str, float]
 ) -> tuple[Sequence[Path | Item], NDArray[np.int64] | None]:
     try:
-        return labelled(pipeline, data)
+        return find_labelled(pipeline, data)
     except RequestError as error:
         if wanted:
             asked = " and ".join(f"--min-{name}" for name in wanted)
@@ -108,7 +108,7 @@ def _images(
 def _accuracy(
     pipelines: Sequence[ImagePipeline], images: Sequence[Any], labels: NDArray[np.int64], wanted: Mapping[str, float]
 ) -> list[dict[str, float]]:
-    ranked, _ = score({str(index): each for index, each in enumerate(pipelines)}, images, labels)
+    ranked, _ = rank_images({str(index): each for index, each in enumerate(pipelines)}, images, labels)
     metrics = [class_metrics(each) for each in ranked.values()]
     for pipeline, found in zip(pipelines, metrics, strict=True):
         for name, share in wanted.items():

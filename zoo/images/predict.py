@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipelines.analysis.metrics import Ranked, compare_classes, rank
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError
@@ -29,7 +28,7 @@ from pipelines.data.preprocess import Preprocess
 from pipelines.data.tables import on_terminal, writing
 from pipelines.models.build import ModelFolder
 from pipelines.models.pipeline import GraphPipeline
-from zoo.images.data import HELD_OUT, TRAIN, Item, find_images
+from zoo.images.data import TRAIN, Item, find_images
 
 INPUT, OUTPUT = "image", "logits"
 NAMES = "classes.txt"  # of a model's folder: the class names, one a line
@@ -228,7 +227,7 @@ class ImagePipeline(GraphPipeline):
                 count, skipped = count + len(batch.pixels), skipped + len(bad)
                 advance(len(batch.names))
             seconds["wall"] = time.perf_counter() - start
-            _report(skipped, count, faults)
+            report_faults(skipped, count, faults)
         return {
             "images": count,
             "skipped": skipped,
@@ -252,7 +251,7 @@ class ImagePipeline(GraphPipeline):
                 loaded.append(batch)
                 advance(len(batch.names))
         faults = [fault for batch in loaded for fault in batch.faults if fault]
-        _report(len(faults), count - len(faults), faults)
+        report_faults(len(faults), count - len(faults), faults)
         return {INPUT: np.concatenate([batch.pixels for batch in loaded])}
 
     def example(self, count: int, data: Any = None) -> list[bytes]:
@@ -273,71 +272,6 @@ class ImagePipeline(GraphPipeline):
     def blank(self) -> Batch:
         """A batch of black images."""
         return {INPUT: np.zeros((self.batch_size, 3, self.spec.size, self.spec.size), np.uint8)}
-
-
-def evaluate(pipelines: Mapping[str, ImagePipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """All precisions on the same labelled images; see `labelled` and `pipelines.analysis.metrics.compare_classes`. Adds
-    samples and skipped.
-    """
-    images, labels = labelled(next(iter(pipelines.values())), data)
-    ranked, skipped = score(pipelines, images, labels, on_error)
-    return {"samples": len(images) - skipped, "skipped": skipped, **compare_classes(ranked)}
-
-
-def labelled(pipeline: ImagePipeline, data: Any) -> tuple[list[Item], NDArray[np.int64]]:
-    """The labelled images of `data` (see `zoo.images.data.open_images`), those held out where it is split, and their
-    outputs, int64 [n].
-
-    A label is a name that the model knows, or the number of a class, counted without the background. Where the model
-    knows no names, as many labels as it has classes are these in sorted order. Raises RequestError for other labels.
-    """
-    items = find_images(data)
-    chosen = next((name for name in HELD_OUT if name in {item.split for item in items}), None)
-    items = [item for item in items if chosen is None or item.split == chosen]
-    found = sorted({item.label for item in items})
-    names, known = pipeline.given_names, pipeline.names(pipeline.classes)
-    index = {name: i for i, name in enumerate(known)}
-    if names is None or not set(found) <= index.keys():
-        if all(label.isdecimal() for label in found):
-            index = {label: int(label) + pipeline.background for label in found}
-        elif names is None and len(found) == len(known) - pipeline.background:
-            index = {label: i + pipeline.background for i, label in enumerate(found)}
-    if unknown := [label for label in found if not 0 <= index.get(label, -1) < len(known)]:
-        what = (
-            f"names {', '.join(known[:3])}, ..."
-            if names
-            else f"numbers its classes 0 to {len(known) - 1 - pipeline.background}"
-        )
-        some = ", ".join(unknown[:10]) + (", ..." if len(unknown) > 10 else "")
-        raise RequestError(
-            f"{len(unknown)} of the {len(found)} labels are no class of {pipeline.folder.card.name}: {some}; it {what}"
-        )
-    return items, np.array([index[item.label] for item in items], np.int64)
-
-
-def score(
-    pipelines: Mapping[str, ImagePipeline], images: Sequence[Item], labels: NDArray[np.int64], on_error: str = "raise"
-) -> tuple[dict[str, Ranked], int]:
-    """What every pipeline says of labelled images, which are decoded once, and how many were left out as they could not
-    be read.
-    """
-    parts: dict[str, list[Ranked]] = {name: [] for name in pipelines}
-    faults: list[str] = []
-    at = 0
-    with (
-        closing(next(iter(pipelines.values())).stream(images, on_error)) as batches,
-        progress("evaluating images", len(images)) as advance,
-    ):
-        for batch in batches:
-            well = [not fault for fault in batch.faults]
-            faults += [fault for fault in batch.faults if fault]
-            right = labels[at : at + len(well)][well]
-            at += len(well)
-            for name, each in pipelines.items() if len(right) else ():
-                parts[name].append(rank(each.predict({INPUT: batch.pixels})[OUTPUT], right))
-            advance(len(well))
-    _report(len(faults), len(images) - len(faults), faults)
-    return {name: Ranked(*map(np.concatenate, zip(*each, strict=True))) for name, each in parts.items()}, len(faults)
 
 
 def photo(seed: int, width: int, height: int) -> bytes:
@@ -430,8 +364,8 @@ def _text(name: str) -> str:
     return name.encode("utf-8", "replace").decode()
 
 
-def _report(skipped: int, count: int, faults: Sequence[str]) -> None:
-    """Say which images could not be read. Raises RequestError where that is all of them, or there were none."""
+def report_faults(skipped: int, count: int, faults: Sequence[str]) -> None:
+    """Warn which images could not be read. Raises RequestError where that is all of them, or there were none."""
     some = "; ".join(faults[:SHOWN]) + (f"; and {skipped - SHOWN} more" if skipped > SHOWN else "")
     if not count and skipped:
         raise RequestError(f"none of {skipped} images could be read: {some}")

@@ -88,11 +88,11 @@ def _module(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
 def _tensors(traced: fx.GraphModule, model: ir.Model) -> dict[str, int]:
     """{tensor of the rewritten graph: index of the range that observes it}."""
     known = {str(value.name) for node in model.graph for value in node.outputs}
-    found = {}
+    indices = {}
     for node in traced.graph.nodes:
-        if isinstance(seen := _module(traced, node), qat.Range) and isinstance(source := node.args[0], fx.Node):
+        if isinstance(observer := _module(traced, node), qat.Range) and isinstance(source := node.args[0], fx.Node):
             layer = _module(traced, source)
             name = path_of(source) if not isinstance(layer, qat.Layer) or layer.norm is None else layer.norm_path
             last = any(user.op == "output" for user in node.users)
-            found[str(model.graph.outputs[0].name) if last else name] = seen.index
-    return {name: index for name, index in found.items() if name in known}
+            indices[str(model.graph.outputs[0].name) if last else name] = observer.index
+    return {name: index for name, index in indices.items() if name in known}

@@ -1,4 +1,4 @@
-"""Graph rewrites of the image classifiers: the shared ones, and pixels as bytes into the first convolution."""
+"""Graph rewrites of the image classifiers: the shared ones, and uint8 pixels into the first convolution."""
 
 from __future__ import annotations
 

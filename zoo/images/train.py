@@ -21,7 +21,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from pipelines.analysis.metrics import class_metrics, rank
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress
@@ -29,6 +28,7 @@ from pipelines.graph import edit, io
 from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
+from zoo.images.metrics import class_metrics, rank
 from zoo.images.plots import plot_confusion
 from zoo.images.settings import Settings
 from zoo.training import Processes, choose_precision, fill, load_checkpoint, plot_curves, processes, require_output
@@ -113,11 +113,11 @@ class Trainer:
         if precision == "auto":
             precision = choose_precision(self.group, lambda bf16: self._time(self.model, size, batch, bf16))
         if self.group.count > 1:
-            found = {
+            seconds = {
                 cap: self._time(self._wrapped(copy.deepcopy(self.model), cap), size, batch, precision == "bf16")
                 for cap in BUCKETS
             }
-            bucket = self.group.same(min(found, key=found.__getitem__))
+            bucket = self.group.same(min(seconds, key=seconds.__getitem__))
         return {"precision": precision, "bucket_cap_mb": bucket}
 
     def use(self, chosen: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ class Trainer:
 
     def _time(self, model: nn.Module, size: int, batch: int, bf16: bool) -> float:
         """Seconds of a forward and a backward pass, the better of two; leaves weights and statistics as they are."""
-        kept = {name: each.clone() for name, each in model.state_dict().items()}
+        weights = {name: each.clone() for name, each in model.state_dict().items()}
         x = torch.randint(256, (batch, 3, size, size), dtype=torch.uint8, device=self.group.device)
         y = torch.zeros(batch, dtype=torch.int64, device=self.group.device)
         times = []
@@ -147,7 +147,7 @@ class Trainer:
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
         model.zero_grad(set_to_none=True)
-        model.load_state_dict(kept)
+        model.load_state_dict(weights)
         return min(times[1:])
 
     def logits(self, model: nn.Module, x: torch.Tensor, bf16: bool) -> torch.Tensor:
@@ -205,19 +205,19 @@ class Trainer:
             for each in self.average.state_dict().values():
                 distributed.broadcast(each, 0)
         mine = range(group.rank, len(images), group.count)
-        found: torch.Tensor | None = None
+        outputs: torch.Tensor | None = None
         batches = [list(mine[i : i + 256]) for i in range(0, len(mine), 256)]
         with torch.inference_mode():
             for indices, x in zip(
                 batches, _loader(_Prepared(images, features), batches, workers, np.stack), strict=True
             ):
                 logits = self.logits(self.average, torch.from_numpy(x).permute(0, 3, 1, 2).to(group.device), self.bf16)
-                found = torch.zeros(len(images), logits.shape[1], device=group.device) if found is None else found
-                found[indices] = logits
-        assert found is not None  # every process has images
+                outputs = torch.zeros(len(images), logits.shape[1], device=group.device) if outputs is None else outputs
+                outputs[indices] = logits
+        assert outputs is not None  # every process has images
         if group.count > 1:
-            distributed.all_reduce(found)
-        return found.cpu().numpy()
+            distributed.all_reduce(outputs)
+        return outputs.cpu().numpy()
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
@@ -435,18 +435,18 @@ def _about(folder: Path) -> dict[str, Any]:
     """
     source = folder / MODEL
     if (folder / "train.json").is_file():
-        found = read_json(folder / "train.json")
+        about = read_json(folder / "train.json")
     else:  # published, or trained here and shipped without model.pt
         card, source = read_json(folder / "card.json"), folder / "fp32.onnx"
-        found = {
+        about = {
             **card.get("training", {}).get("config", {}),
             **card,
             **card.get("weights", {}),
             "features": card.get("preprocessing"),
         }
-    if not found.get("features") or not source.is_file():
+    if not about.get("features") or not source.is_file():
         raise RequestError(f"found no image model in {folder}; start from one that zoo train or zoo download wrote")
-    return {key: found[key] for key in ("arch", "width", "classes", "features") if key in found} | {"source": source}
+    return {key: about[key] for key in ("arch", "width", "classes", "features") if key in about} | {"source": source}
 
 
 def _fill(model: nn.Module, about: dict[str, Any], classes: Sequence[str]) -> str:

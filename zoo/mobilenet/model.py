@@ -65,7 +65,7 @@ class DepthwiseSeparable(nn.Module):
         self.act2 = nn.ReLU6(inplace=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """Depthwise convolution, then pointwise: [n, inputs, h, w] -> [n, outputs, h / stride, w / stride]."""
         x = self.act1(self.bn1(self.conv_dw(self.pad(x))))
         return self.act2(self.bn2(self.conv_pw(x)))  # type: ignore[no-any-return]
 
@@ -124,7 +124,7 @@ class InvertedResidual(nn.Module):
             nn.init.zeros_(last.weight)  # the block starts as its input
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """Expand, depthwise convolution, project: [n, inputs, h, w] -> [n, outputs, h / stride, w / stride]."""
         y: torch.Tensor = self.conv(x)
         return x + y if self.residual else y
 

@@ -69,7 +69,7 @@ class Bottleneck(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """[n, inputs, h, w] -> [n, outputs, h / stride, w / stride]."""
         y = self.act1(self.bn1(self.conv1(x)))
         y = self.act2(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))

@@ -1,6 +1,6 @@
 """Translation by a Transformer (Vaswani et al. 2017, "Attention Is All You Need")."""
 
-from pipelines.models.entry import Entry
+from pipelines.models.entry import Entry, RunOption
 from pipelines.quantization.recipe import QuantRecipe
 
 ENTRY = Entry(
@@ -12,9 +12,19 @@ ENTRY = Entry(
     finetune_settings="zoo.transformer_mt.train:FINETUNE",
     freeze="zoo.transformer_mt.freeze:freeze",
     rewrites="zoo.transformer_mt.rewrites:passes",
-    evaluate="zoo.transformer_mt.predict:evaluate",
+    evaluate="zoo.transformer_mt.metrics:evaluate",
     pipeline="zoo.transformer_mt.predict:TranslationPipeline",
     checkpoint="model.pt",
-    # products of attention are small: bytes would cost more than they save
+    # the MatMuls of attention are small: int8 would cost more than it saves
     recipe=QuantRecipe(correct=False, keep_float=(r".*\.(products|found)",)),
+    files=("vocabulary.model",),
+    run_options=(
+        RunOption("beam", int, 4, "hypotheses followed at once; 1 is greedy search."),
+        RunOption("n_best", int, 1, "so many for each sentence, at most the beam."),
+        RunOption("scores", bool, False, "mean log probability of a token before each."),
+    ),
+    summary=(
+        "{sentences:,} sentences, {skipped:,} left out, {sentences_per_second:,.0f} sentences/s, "
+        "{precision} in {engine}"
+    ),
 )

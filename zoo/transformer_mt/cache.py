@@ -1,5 +1,5 @@
-"""From the naive decoder, which computes all target tokens so far anew, to a step that computes the newest one alone,
-with caches.
+"""KV cache: from the naive decoder, which computes all target tokens so far anew, to a decoding step that computes the
+newest one alone.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ UNARY = (
     "DequantizeLinear",
 )
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", *UNARY)
-BARRED = -1e4  # what a mask adds, at most, where nothing may be seen
+BARRED = -1e4  # what a causal mask adds, at most, to the scores of later tokens
 
 
 @dataclass(frozen=True)
 class Cache:
-    """An input and an output of a step: floats, halves or bytes [rows, ..., tokens, ...]; `shape`: None for the rows, 0
-    for the tokens.
+    """A KV cache, an input and an output of the step: float32, float16 or int8 [rows, ..., tokens, ...].
+
+    shape: None for the rows, 0 for the tokens.
     """
 
     before: str
@@ -55,7 +56,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Incremental:
-    """A translation model for decoding token by token.
+    """A translation model for decoding token by token: encoder and decoding step.
 
     encoder: source int64 [n, s] -> the values `given`, one row a sentence. step: tokens int64 [rows], the newest of
     every row; parents int64 [rows], the row of the step before that each goes on from; position int64 [], how many
@@ -74,43 +75,42 @@ def incremental(model: ir.Model) -> Incremental:
     one like it.
 
     Found by following every operator from the input `target` on, never by a name: what depends on the source alone is
-    computed once a sentence; of what has a row for each target token the newest is computed; what a token sees of the
-    ones before it (the keys and values of self-attention) is kept. Keys and values of the source serve all rows of a
-    sentence, which stand where the naive graph has tokens. What is kept, and the source's, is rounded to float16 where
-    `model` is quantized, as in native code (`pipelines.kernels.transformer.program`). Raises RequestError that names
-    the operator which cannot be computed so, and why.
+    computed once a sentence; of what has a row for each target token the newest is computed; the keys and values of
+    self-attention are cached. Those of cross-attention serve all rows of a sentence, which stand where the naive graph
+    has tokens. Both are rounded to float16 where `model` is quantized, as in native code
+    (`pipelines.kernels.transformer.program`). Raises RequestError that names the operator without such a form, and why.
     """
     return _Derivation(model).result()
 
 
 def cached_step(decoder: Any, given: Mapping[str, NDArray[Any]], caches: Sequence[Cache]) -> Step:
-    """The step of a decoder with caches.
+    """The `Step` of a decoder with KV caches, for `beam_search`.
 
-    decoder: a session of `Incremental.step`. given: what its encoder computed, a row a sentence.
+    decoder: a session of `Incremental.step`. given: the encoder's outputs, a row a sentence.
     """
     sentences = np.arange(len(next(iter(given.values()))))
-    kept = {
-        each.before: np.zeros([len(sentences) if d is None else d for d in each.shape], each.dtype.numpy())
-        for each in caches
-    }
-    chosen, length = dict(given), 0
+    state = {}
+    for cache in caches:
+        shape = [len(sentences) if size is None else size for size in cache.shape]
+        state[cache.before] = np.zeros(shape, cache.dtype.numpy())
+    of_live, length = dict(given), 0
 
     def step(tokens: Integers, parents: Integers) -> NDArray[np.float32]:
-        nonlocal sentences, chosen, length
+        nonlocal sentences, of_live, length
         before, sentences = sentences, sentences[parents]
         if not np.array_equal(live := np.unique(sentences), np.unique(before)):
-            chosen = {name: each[live] for name, each in given.items()}
-        batch = {TOKENS: tokens, PARENTS: parents, POSITION: np.array(length), **chosen, **kept}
-        found = decoder.run(batch)
-        kept.update({each.before: found[each.after] for each in caches})
+            of_live = {name: array[live] for name, array in given.items()}
+        batch = {TOKENS: tokens, PARENTS: parents, POSITION: np.array(length), **of_live, **state}
+        outputs = decoder.run(batch)
+        state.update({cache.before: outputs[cache.after] for cache in caches})
         length += 1
-        logits: NDArray[np.float32] = found[LOGITS]
+        logits: NDArray[np.float32] = outputs[LOGITS]
         return logits
 
     return step
 
 
-class _No(Exception):
+class _Refused(Exception):
     """Why an operator has no form for one token."""
 
 
@@ -137,14 +137,14 @@ class _Rows:
 
 @dataclass
 class _Scores:
-    """What the newest token thinks of all tokens so far, [rows, ..., 1, tokens]."""
+    """Self-attention scores of the newest token against all tokens so far, [rows, ..., 1, tokens]."""
 
     value: ir.Value
 
 
 @dataclass
 class _Sizes:
-    """What depends on the number of target tokens alone."""
+    """A value that depends on the number of target tokens alone: a shape, a mask, positions."""
 
     naive: ir.Value
 
@@ -161,12 +161,18 @@ _Kind = _Rows | _Scores | _Sizes | _Unknown
 
 @dataclass
 class _Derivation:
+    """Walks the naive graph in order, gives every value that depends on the target its kind, and emits the step.
+
+    of_source: values that depend on the source alone. given: those of them that the step reads. caches: by the naive
+    value of all tokens: the cache, its output, and all tokens in the naive layout.
+    """
+
     naive: ir.Model
     kinds: dict[ir.Value, _Kind] = field(default_factory=dict)
     of_source: set[ir.Value] = field(default_factory=set)
     constants: dict[ir.Value, ir.Value] = field(default_factory=dict)
     given: dict[ir.Value, ir.Value] = field(default_factory=dict)
-    seen: set[str] = field(default_factory=set)  # of `given` what attention multiplies by: the source's keys and values
+    cross_attention: set[str] = field(default_factory=set)  # of `given` the keys and values of the source
     caches: dict[ir.Value, tuple[Cache, ir.Value, ir.Value]] = field(default_factory=dict)
     shapes: dict[tuple[int | None, ...], ir.Value] = field(default_factory=dict)
     probes: dict[tuple[ir.Value, int], NDArray[Any]] = field(default_factory=dict)
@@ -185,7 +191,7 @@ class _Derivation:
         self.tokens, self.parents = (self._input(name, ["rows"]) for name in (TOKENS, PARENTS))
         self.position = self._input(POSITION, [])
         self.of_source.add(self.source)
-        self.halved = any(node.op_type == "QuantizeLinear" for node in self.naive.graph)
+        self.float16_caches = any(node.op_type == "QuantizeLinear" for node in self.naive.graph)
         self.kinds[self.target] = _Rows(self.target, 1, self.tokens)
 
     def _input(self, name: str, shape: Sequence[int | str | None], dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
@@ -210,8 +216,8 @@ class _Derivation:
         rewrite(step, [ReshapeChains(), FuseLinear(), FuseQuantizedLinear()])
         given = [str(each.name) for each in self.given]
         encoder = edit.extract(self.naive, [SOURCE], given)
-        if self.halved:
-            _halve(encoder, self.seen)
+        if self.float16_caches:
+            _round_to_float16(encoder, self.cross_attention)
         return Incremental(encoder, step, given, [each for each, _, _ in self.caches.values()])
 
     # -------------------------------------------------------------------------------------------------------- emission
@@ -275,7 +281,7 @@ class _Derivation:
             assert value is not None and axis is not None
             rest = [each for i, each in enumerate(dims) if i not in (0, axis)]
             if None in rest:
-                raise _No(f"{rows.naive.name} has the shape {rows.naive.shape}; more than the tokens is dynamic")
+                raise _Refused(f"{rows.naive.name} has the shape {rows.naive.shape}; more than the tokens is dynamic")
             if axis != 1:
                 order = [0, axis, *(i for i in range(1, rows.rank) if i != axis)]
                 value = self._new("Transpose", [value], f"{rows.naive.name}.rows_first", rows.naive.dtype, perm=order)
@@ -293,7 +299,7 @@ class _Derivation:
             rows.folded = rows.fold()
         if rows.folded is None:
             if rows.axis != 1:
-                raise _No(
+                raise _Refused(
                     f"{rows.naive.name} has its tokens on axis {rows.axis}, where the rows of a sentence do not stand "
                     "together"
                 )
@@ -305,11 +311,11 @@ class _Derivation:
         dims = query.dimensions(naive) or []
         rest = tuple(dims[2:])
         if None in rest:
-            raise _No(f"{naive.name} has the shape {naive.shape}; more than the tokens is dynamic")
+            raise _Refused(f"{naive.name} has the shape {naive.shape}; more than the tokens is dynamic")
         if rest not in self.shapes:
             given = next(iter(self.given.values()), None)
             if given is None:
-                raise _No("nothing of the source is known before it")
+                raise _Refused("nothing of the source is known before it")
             count = self._new("Shape", [given], "sentences", ir.DataType.INT64, start=0, end=1)
             sizes = self._array("folded", np.array([-1, *rest], np.int64))
             self.shapes[rest] = self._new("Concat", [count, sizes], "folded.shape", ir.DataType.INT64, axis=0)
@@ -321,7 +327,7 @@ class _Derivation:
             try:
                 found = edit.extract(self.naive, [TARGET], [str(value.name)])
             except RequestError as error:
-                raise _No(f"{value.name} depends on more than the target") from error
+                raise _Refused(f"{value.name} depends on more than the target") from error
             opened = reference_session.session(found, "decoding needs")
             (self.probes[value, tokens],) = reference_session.run(opened, {TARGET: np.full((1, tokens), START)})
         return self.probes[value, tokens]
@@ -329,6 +335,7 @@ class _Derivation:
     # ------------------------------------------------------------------------------------------------------- operators
 
     def _visit(self, node: ir.Node) -> None:
+        """Give the outputs of `node` their kinds."""
         kinds = [self.kinds.get(each) if each is not None else None for each in node.inputs]
         if all(each is None for each in kinds):
             if self.of_source.intersection(each for each in node.inputs if each is not None):
@@ -343,10 +350,10 @@ class _Derivation:
             elif unknown := next((each for each in kinds if isinstance(each, _Unknown)), None):
                 found = [unknown] * len(node.outputs)
             elif (handler := _HANDLERS.get(node.op_type)) is None or not query.is_op(node, node.op_type):
-                raise _No("the operator is not known")
+                raise _Refused("the operator is not known")
             else:
                 found = handler(self, node, kinds)
-        except _No as why:
+        except _Refused as why:
             found = [_Unknown(f"{node.op_type} {query.label(node)}: {why}")] * len(node.outputs)
         self.kinds |= dict(zip(node.outputs, found, strict=True))
 
@@ -357,6 +364,7 @@ class _Derivation:
         return self._given(value) if value in self.of_source else self._constant(value)
 
     def _elementwise(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
+        """`ELEMENTWISE` operators; the causal mask vanishes, since the newest token attends to all."""
         y = node.outputs[0]
         constants = [
             query.constant(each)
@@ -364,13 +372,13 @@ class _Derivation:
             if kind is None and each is not None
         ]
         if node.op_type in UNARY and any(each is None or each.size > 1 for each in constants):
-            raise _No("its parameters are not constant, or not one for all")
+            raise _Refused("its parameters are not constant, or not one for all")
         if scores := next((each for each in kinds if isinstance(each, _Scores)), None):
             if node.op_type == "Add" and len([each for each in kinds if isinstance(each, _Sizes)]) == 1:
                 self._require_causal(next(each.naive for each in kinds if isinstance(each, _Sizes)))
-                return [scores]  # the newest token sees all
+                return [scores]
             if any(each is None or each.size > 1 for each in constants) or sum(each is not None for each in kinds) > 1:
-                raise _No("it mixes scores of self-attention with something else")
+                raise _Refused("it mixes scores of self-attention with something else")
             operands = [
                 scores.value if kind is scores else self._operand(each)
                 for each, kind in zip(node.inputs, kinds, strict=True)
@@ -379,15 +387,15 @@ class _Derivation:
         rank, rows = _rank(y), [each for each in kinds if isinstance(each, _Rows)]
         axes = {None if each.axis is None else each.axis + rank - each.rank for each in rows}
         if len(axes) > 1 or not rows:
-            raise _No("its inputs have their tokens on different axes")
+            raise _Refused("its inputs have their tokens on different axes")
         axis = axes.pop()
         if any(each in self.of_source for each in node.inputs):
             if axis is None or any(isinstance(each, _Sizes) for each in kinds):
-                raise _No("it mixes source and target in another way than attention does")
+                raise _Refused("it mixes source and target in another way than attention does")
             for each in node.inputs:
                 if each in self.of_source and (_rank(each) != rank or (query.dimensions(each) or [])[axis] != 1):
-                    raise _No(f"{each.name} differs from token to token")
-            return [_Rows(y, axis, folded=self._beside(node, kinds))]
+                    raise _Refused(f"{each.name} differs from token to token")
+            return [_Rows(y, axis, folded=self._on_sentences(node, kinds))]
         if node.op_type in UNARY or (
             len(rows) == 1 and rows[0].flat is None and all(each is None or each.size == 1 for each in constants)
         ):
@@ -402,8 +410,8 @@ class _Derivation:
                 operands.append(self._without(each, rank, axis))
         return [_Rows(y, axis, self._emit(node, operands)[0])]
 
-    def _beside(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> ir.Value:
-        """`node` on the rows of sentences."""
+    def _on_sentences(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> ir.Value:
+        """`node` on folded values, [sentences, ...]."""
         operands = [
             self._folded(kind) if isinstance(kind, _Rows) else self._operand(each)
             for each, kind in zip(node.inputs, kinds, strict=True)
@@ -422,28 +430,29 @@ class _Derivation:
                 ],
             )[0]
 
-        found = _Rows(node.outputs[0], axis, unfold=flat, fold=lambda: self._beside(node, kinds))
+        found = _Rows(node.outputs[0], axis, unfold=flat, fold=lambda: self._on_sentences(node, kinds))
         if next(each for each in kinds if isinstance(each, _Rows)).flat is None:
-            found.folded = self._beside(node, kinds)
+            found.folded = self._on_sentences(node, kinds)
         else:
             found.flat = flat()
         return found
 
     def _require_causal(self, mask: ir.Value) -> None:
+        """Refuse a mask that is not causal: 0 for a token and all before it, `BARRED` or less for all after it."""
         for tokens in (2, 5):
             found = self._probe(mask, tokens)
             square = found.reshape(tokens, tokens) if found.size == tokens**2 else np.zeros((tokens, tokens))
             if np.tril(square).any() or (square[np.triu_indices(tokens, 1)] > BARRED).any():
-                raise _No(f"what {mask.name} adds does not let a token see all before it, and none after it")
+                raise _Refused(f"what {mask.name} adds does not let a token see all before it, and none after it")
 
     def _of_position(self, value: ir.Value, rank: int, axis: int | None) -> ir.Value:
         """The part for the newest token of a value that has one for each position."""
         where = None if axis is None else axis - rank + _rank(value)
         short, table = self._probe(value, 3), self._probe(value, POSITIONS)
         if where is None or where < 0 or (short.shape[where], table.shape[where]) != (3, POSITIONS):
-            raise _No(f"{value.name} is not one value for each position")
+            raise _Refused(f"{value.name} is not one value for each position")
         if not np.array_equal(short, table.take(range(3), where)):
-            raise _No(f"{value.name} changes for a token when others follow")
+            raise _Refused(f"{value.name} changes for a token when others follow")
         return self._new(
             "Gather",
             [self._array(f"{value.name}.all", table), self.position],
@@ -459,20 +468,21 @@ class _Derivation:
             return self._operand(value)
         array = query.constant(value)
         if array is None or array.shape[own] != 1:
-            raise _No(f"{value.name} differs from token to token")
+            raise _Refused(f"{value.name} differs from token to token")
         return self._array(f"{value.name}.flat", array.squeeze(own))
 
     def _matmul(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
+        """A linear layer; Q K^T or P V of cross-attention (folded) or of self-attention (on the cache)."""
         (a, b), (x, y) = kinds, node.inputs
         assert x is not None and y is not None
         result, rank = node.outputs[0], _rank(node.outputs[0])
         if isinstance(a, _Rows) and b is None and y not in self.of_source:
             if a.axis is not None and a.axis >= a.rank - 1:
-                raise _No("it sums over the tokens")
+                raise _Refused("it sums over the tokens")
             return [_Rows(result, a.axis, self._emit(node, [self._flat(a), self._constant(y)])[0])]
         if isinstance(a, _Rows) and b is None and a.axis == a.rank - 2 and _rank(y) == a.rank:
             given = self._given(y)
-            self.seen.add(str(given.name))
+            self.cross_attention.add(str(given.name))
             return [_Rows(result, a.axis, folded=self._emit(node, [self._folded(a), given])[0])]
         if (
             isinstance(a, _Rows)
@@ -493,21 +503,21 @@ class _Derivation:
                     self._new("Squeeze", [found, self._array("one_query", [rank - 2])], f"{result.name}.flat"),
                 )
             ]
-        raise _No("it is no linear layer, and no product of attention")
+        raise _Refused("it is no linear layer, and no product of attention")
 
     def _cached(self, rows: _Rows) -> ir.Value:
-        """A value of all tokens so far; bytes are kept as bytes."""
+        """Keys or values of all tokens so far, from a cache; int8 tensors are cached as int8."""
         naive, axis = rows.naive, rows.axis
         producer = naive.producer()
-        bytes_ = producer is not None and producer.op_type == "DequantizeLinear"
-        if bytes_:
+        dequantized = producer is not None and producer.op_type == "DequantizeLinear"
+        if dequantized:
             assert producer is not None and producer.inputs[0] is not None
-            found = self.kinds[producer.inputs[0]]
-            assert isinstance(found, _Rows)
-            rows = found
-        kept = rows.naive
-        if kept not in self.caches:
-            dims = query.dimensions(kept)
+            quantized = self.kinds[producer.inputs[0]]
+            assert isinstance(quantized, _Rows)
+            rows = quantized
+        cached = rows.naive
+        if cached not in self.caches:
+            dims = query.dimensions(cached)
             assert axis is not None and dims is not None
             rank, last = len(dims), axis == len(dims) - 1
             order = (
@@ -515,50 +525,52 @@ class _Derivation:
             )  # a token's numbers lie together
             shape = tuple(None if i == 0 else 0 if i == axis else dims[i] for i in order)
             if None in shape[1:]:
-                raise _No(f"{kept.name} has the shape {kept.shape}; more than the tokens is dynamic")
-            dtype, along = kept.dtype or ir.DataType.FLOAT, order.index(axis)
-            halved = self.halved and dtype == ir.DataType.FLOAT
+                raise _Refused(f"{cached.name} has the shape {cached.shape}; more than the tokens is dynamic")
+            dtype, along = cached.dtype or ir.DataType.FLOAT, order.index(axis)
+            as_float16 = self.float16_caches and dtype == ir.DataType.FLOAT
             newest = self._flat(rows)
-            if halved:
+            if as_float16:
                 dtype = ir.DataType.FLOAT16
-                newest = self._new("Cast", [newest], f"{kept.name}.half", dtype, to=dtype)
+                newest = self._new("Cast", [newest], f"{cached.name}.half", dtype, to=dtype)
             before = self._input(
-                f"{kept.name}.before",
+                f"{cached.name}.before",
                 ["before", *("length" if i == along else each for i, each in enumerate(shape) if i)],
                 dtype,
             )
-            moved = self._new("Gather", [before, self.parents], f"{kept.name}.moved", dtype, axis=0)
-            newest = self._new("Unsqueeze", [newest, self._array("token", [along])], f"{kept.name}.newest", dtype)
-            after = self._new("Concat", [moved, newest], f"{kept.name}.after", dtype, axis=along)
-            result = self._new("Transpose", [after], f"{kept.name}.all", dtype, perm=order) if last else after
-            if halved:
-                result = self._new("Cast", [result], f"{kept.name}.whole", ir.DataType.FLOAT, to=ir.DataType.FLOAT)
-            self.caches[kept] = Cache(str(before.name), str(after.name), shape, dtype), after, result
-        result = self.caches[kept][2]
+            moved = self._new("Gather", [before, self.parents], f"{cached.name}.moved", dtype, axis=0)
+            newest = self._new("Unsqueeze", [newest, self._array("token", [along])], f"{cached.name}.newest", dtype)
+            after = self._new("Concat", [moved, newest], f"{cached.name}.after", dtype, axis=along)
+            result = self._new("Transpose", [after], f"{cached.name}.all", dtype, perm=order) if last else after
+            if as_float16:
+                result = self._new("Cast", [result], f"{cached.name}.whole", ir.DataType.FLOAT, to=ir.DataType.FLOAT)
+            self.caches[cached] = Cache(str(before.name), str(after.name), shape, dtype), after, result
+        result = self.caches[cached][2]
         return (
             self._emit(producer, [result, *map(self._operand, producer.inputs[1:])])[0]
-            if bytes_ and producer is not None
+            if dequantized and producer is not None
             else result
         )
 
     def _gemm(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
+        """A linear layer on the last token's row."""
         a = kinds[0]
         if not isinstance(a, _Rows) or a.axis is not None or any(kinds[1:]):
-            raise _No("it is no linear layer of a row a token")
+            raise _Refused("it is no linear layer of a row a token")
         return [
             _Rows(node.outputs[0], None, self._emit(node, [self._flat(a), *map(self._operand, node.inputs[1:])])[0])
         ]
 
     def _reshape(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
+        """Reshape behind the axis of tokens: heads split or merged."""
         x, target = kinds[0], query.constant(node.inputs[1])
         if not isinstance(x, _Rows) or target is None or x.axis is None or target[: x.axis + 1].any():
-            raise _No("it reshapes what is not a row of its own for each token")
+            raise _Refused("it reshapes what is not a row of its own for each token")
         axis, result = x.axis, node.outputs[0]
 
         def folded() -> ir.Value:
             if axis == 1 and x.folded is None and x.fold is None:
                 return self._gathered(self._flat(x), result)
-            return self._beside(node, kinds)
+            return self._on_sentences(node, kinds)
 
         if x.flat is None:
             return [_Rows(result, axis, folded=folded())]
@@ -566,15 +578,16 @@ class _Derivation:
         return [_Rows(result, axis, self._emit(node, [self._flat(x), shape])[0], fold=folded)]
 
     def _transpose(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
+        """Transpose that leaves the first axis: the axis of tokens moves."""
         x, perm = kinds[0], list(node.attributes.get_ints("perm", []))
         if not isinstance(x, _Rows) or x.axis is None or not perm or perm[0]:
-            raise _No("it transposes what is not a row of its own for each token")
+            raise _Refused("it transposes what is not a row of its own for each token")
         axis = x.axis
         if x.flat is None:
-            return [_Rows(node.outputs[0], perm.index(axis), folded=self._beside(node, kinds))]
+            return [_Rows(node.outputs[0], perm.index(axis), folded=self._on_sentences(node, kinds))]
         order = [each - (each > axis) for each in perm if each != axis]
         flat = self._flat(x) if order == sorted(order) else self._emit(node, [self._flat(x)], perm=order)[0]
-        return [_Rows(node.outputs[0], perm.index(axis), flat, fold=lambda: self._beside(node, kinds))]
+        return [_Rows(node.outputs[0], perm.index(axis), flat, fold=lambda: self._on_sentences(node, kinds))]
 
     def _along_last(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
         """Softmax, LayerNormalization, Split: over axes behind that of the tokens."""
@@ -587,7 +600,7 @@ class _Derivation:
             or (isinstance(x, _Rows) and x.axis is not None and axis <= x.axis)
             or (isinstance(x, _Scores) and axis != rank - 1)
         ):
-            raise _No("it works across tokens")
+            raise _Refused("it works across tokens")
         others = [self._operand(each) for each in node.inputs[1:]]
         if isinstance(x, _Scores):
             return [_Scores(self._emit(node, [x.value, *others], axis=-1)[0])]
@@ -598,6 +611,7 @@ class _Derivation:
         return [_Rows(naive, x.axis, flat) for naive, flat in zip(node.outputs, made, strict=True)]
 
     def _lookup(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
+        """Gather of embeddings."""
         table, rows = node.inputs[0], kinds[1]
         if (
             not isinstance(rows, _Rows)
@@ -605,27 +619,27 @@ class _Derivation:
             or table in self.of_source
             or node.attributes.get_int("axis", 0) != 0
         ):
-            raise _No("it looks nothing up in a table")
+            raise _Refused("it looks nothing up in a table")
         return [_Rows(node.outputs[0], rows.axis, self._emit(node, [self._operand(table), self._flat(rows)])[0])]
 
     def _last(self, node: ir.Node) -> _Kind:
-        """The last token's row, where `node` picks that."""
+        """GatherND: the row of the last token, where `node` picks that."""
         rows, index = self.kinds.get(node.inputs[0]), node.inputs[1]  # type: ignore[arg-type]
         if isinstance(rows, _Unknown):
             return rows
         assert index is not None
         if not isinstance(rows, _Rows) or rows.axis != 1 or node.attributes.get_int("batch_dims", 0) != 1:
-            raise _No("it does not pick one row a sentence")
+            raise _Refused("it does not pick one row a sentence")
         if any(self._probe(index, tokens).tolist() != [[tokens - 1]] for tokens in (2, 5)):
-            raise _No("it does not pick the last token")
+            raise _Refused("it does not pick the last token")
         return _Rows(node.outputs[0], None, self._flat(rows))
 
 
-def _halve(encoder: ir.Model, chosen: set[str]) -> None:
-    """Round these of its floats to float16."""
+def _round_to_float16(encoder: ir.Model, names: set[str]) -> None:
+    """Round those of the encoder's float32 outputs to float16."""
     taken = query.used_names(encoder.graph)
     for index, value in enumerate(encoder.graph.outputs):
-        if value.name in chosen and value.dtype == ir.DataType.FLOAT:
+        if value.name in names and value.dtype == ir.DataType.FLOAT:
             name, value.name = str(value.name), edit.unique(f"{value.name}.whole", taken)
             half = edit.node(
                 "Cast", [value], f"{name}.half", dtype=ir.DataType.FLOAT16, taken=taken, to=ir.DataType.FLOAT16
@@ -639,9 +653,10 @@ def _halve(encoder: ir.Model, chosen: set[str]) -> None:
 
 
 def _rank(value: ir.Value) -> int:
+    """The rank of a value. Refuses an unknown one."""
     found = query.rank(value)
     if found is None:
-        raise _No(f"the rank of {value.name} is not known")
+        raise _Refused(f"the rank of {value.name} is not known")
     return found
 
 

@@ -54,14 +54,14 @@ class Faults(Counter[str]):
 
 def sources(data: Any) -> list[str]:
     """The paths and hub ids in `data`, one or a list. Raises RequestError for none."""
-    found = [
+    names = [
         os.fspath(each)
         for each in (data if isinstance(data, list | tuple) else [data])
         if isinstance(each, str | os.PathLike)
     ]
-    if not found:
+    if not names:
         raise RequestError("found no parallel text; name it with --data: a file of source TAB target, or SOURCE,TARGET")
-    return found
+    return names
 
 
 def read_pairs(
@@ -148,16 +148,16 @@ def _table_in(path: Path) -> Any:
     """The one member of a .zip whose first line has a TAB."""
     try:
         archive = zipfile.ZipFile(path)
-        found = [
+        tables = [
             name for name in archive.namelist() if not name.endswith("/") and b"\t" in archive.open(name).readline()
         ]
     except (OSError, zipfile.BadZipFile) as error:
         raise RequestError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    if len(found) != 1:
+    if len(tables) != 1:
         raise RequestError(
-            f"found {len(found)} files of source TAB target in {path}, wanted one; unpack it and name the file"
+            f"found {len(tables)} files of source TAB target in {path}, wanted one; unpack it and name the file"
         )
-    return archive.open(found[0])
+    return archive.open(tables[0])
 
 
 def _side_by_side(first: Path, second: Path) -> Iterator[Pair | str]:
@@ -176,16 +176,16 @@ def _side_by_side(first: Path, second: Path) -> Iterator[Pair | str]:
 
 
 def _dataset(name: str, languages: str, held_out: bool, load: Callable[[Any], Any]) -> Iterator[Pair | str]:
-    found = load_dataset(name, load)
-    if isinstance(found, dict):
-        names = [each for each in (HELD_OUT if held_out else ("train",)) if each in found]
+    dataset = load_dataset(name, load)
+    if isinstance(dataset, dict):
+        names = [each for each in (HELD_OUT if held_out else ("train",)) if each in dataset]
         if not names:
             return
-        found = found[names[0]]
+        dataset = dataset[names[0]]
     elif held_out:
         return
     source, _, target = languages.partition("-")
-    for row in found:
+    for row in dataset:
         texts = row.get("translation", row)
         if not isinstance(texts.get(source), str) or not isinstance(texts.get(target), str):
             raise RequestError(

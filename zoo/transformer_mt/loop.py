@@ -1,4 +1,4 @@
-"""The whole search as one ONNX graph: encoder, a Loop of steps with beams, and the hypotheses at its end."""
+"""Beam search in the graph: encoder, a Loop of decoding steps, and the hypotheses at its end as one ONNX model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from zoo.transformer_mt.decode import NEVER
 
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
 SCORES = "scores"
-FEW = (3, 4)  # of the sentences of a turn: when no more than these go on, the others leave
+FEW = (3, 4)  # of the sentences of a turn: when no more than these go on, the finished ones leave the batch
 FORM = "7"  # changes with the graph that is made here
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
-# what is kept of every step, [sentences, beam] each: the scores of what ends there, or `NEVER`, with its word and the
-# beam that it ends; the word and the beam before of every beam that goes on
+# outputs of every step, [sentences, beam] each: the scores of hypotheses that end there, or `NEVER`, with their last
+# token and parent beam; token and parent beam of every beam that goes on
 STEPS = {"closed": FLOAT, "last_words": INT64, "last_beams": INT64, "words": INT64, "beams": INT64}
 
 
@@ -29,8 +29,8 @@ def search(model: Incremental, end: int = END) -> ir.Model:
     source int64 [n, s], padded with `PAD`; beam and best int64 [1]; length_penalty float32 [1]; growth int64 [2], (a,
     b): a translation of a source of c tokens has at most a c + b tokens, its end included, and `POSITIONS` -> tokens
     int64 [n, best, t], padded, without `end`, and scores float32 [n, best], the best first. end=-1 is no token: all
-    translations run to their limit, to time a step. `model` is used up. A step keeps the likeliest words of each row
-    before their sum is normalized; what was chosen is followed back once, when all is done.
+    translations run to their limit, to time a step. `model` is used up. A step takes the top logits of each row before
+    log-softmax; hypotheses are followed back from token to token once, at the end.
     """
     main = _Graph(model.encoder.graph)
     source = main.graph.inputs[0]
@@ -73,8 +73,8 @@ def search(model: Incremental, end: int = END) -> ir.Model:
     }
     turns = _turns(model, outer, states, main.taken, end)
     results = main.loop("turns", turns, [None, main.constant(True), *states.values()])
-    told = dict(zip(states, results, strict=True))
-    _hypotheses(main, [told[name] for name in STEPS], beam, best, penalty, end)
+    finals = dict(zip(states, results, strict=True))
+    _hypotheses(main, [finals[name] for name in STEPS], beam, best, penalty, end)
     for inner in (each.attributes["body"].as_graph() for each in turns if each.op_type == "Loop"):
         _share(main.graph, inner)
     return ir.Model(main.graph, ir_version=model.encoder.ir_version)
@@ -211,44 +211,42 @@ def _step(
     }
     alive = body("ReduceSum", body("Cast", live, dtype=INT64), dtype=INT64, keepdims=0)
     more = body("Greater", alive, outer["few"], dtype=BOOL)
-    told = [
+    of_step = [
         body("Where", closes, front["total"], NEVER),
         front["words"],
         front["origin"],
         going["words"],
         going["origin"],
     ]
-    step.outputs.extend([more, *(after[name] for name in states), *told])
+    step.outputs.extend([more, *(after[name] for name in states), *of_step])
     step.sort()  # the position stands after its readers
     return step
 
 
 def _norm(body: _Graph, logits: ir.Value, values: ir.Value, words: ir.Value) -> ir.Value:
-    """log(sum(exp(logits))) of each row, [rows, 1]: the likeliest word's logit less the logarithm of its
-    probability.
-    """
-    chances = body("Softmax", logits, axis=-1)
+    """log-sum-exp of the logits of each row, [rows, 1]: the top logit less the logarithm of its probability."""
+    probabilities = body("Softmax", logits, axis=-1)
     largest, place = (
         body("Slice", each, [0], [1], [1], dtype=kind) for each, kind in ((values, FLOAT), (words, INT64))
     )
-    return body("Sub", largest, body("Log", body("GatherElements", chances, place, axis=1)))
+    return body("Sub", largest, body("Log", body("GatherElements", probabilities, place, axis=1)))
 
 
 def _hypotheses(
     main: _Graph, steps: Sequence[ir.Value], beam: ir.Value, best: ir.Value, penalty: ir.Value, end: int
 ) -> None:
-    """The outputs: of all that ended the best, followed back from word to word."""
+    """Add the outputs: the best hypotheses of each sentence, followed back from token to token."""
     total, words, origin, before, parents = steps
     count = main("Squeeze", main("Shape", total, dtype=INT64, start=0, end=1), dtype=INT64)
     numbers = main("Range", 1, main("Add", count, 1, dtype=INT64), 1, dtype=INT64)
     has_end = main("Equal", words, end, dtype=BOOL)
     divisor = main("Pow", main("Cast", main("Unsqueeze", numbers, [1, 2], dtype=INT64), dtype=FLOAT), penalty)
-    told = (
+    ended = (
         (main("Div", total, divisor), FLOAT),
         (main("Where", has_end, PAD, words, dtype=INT64), INT64),
         (origin, INT64),
     )
-    flat = [main("Flatten", main("Transpose", each, dtype=dtype, perm=[1, 0, 2]), dtype=dtype) for each, dtype in told]
+    flat = [main("Flatten", main("Transpose", each, dtype=dtype, perm=[1, 0, 2]), dtype=dtype) for each, dtype in ended]
     scores, where = main.top(flat[0], best)
     word, row = (main("GatherElements", each, where, dtype=INT64, axis=1) for each in flat[1:])
     when, newest = main("Div", where, beam, dtype=INT64), main("Sub", count, 1, dtype=INT64)
@@ -262,9 +260,9 @@ def _hypotheses(
         body("GatherElements", body("Gather", each, t, dtype=INT64), at, dtype=INT64, axis=1)
         for each in (before, parents)
     ]
-    said = body("Where", here, word, body("Where", on_way, then[0], PAD, dtype=INT64), dtype=INT64)
+    token = body("Where", here, word, body("Where", on_way, then[0], PAD, dtype=INT64), dtype=INT64)
     back = body("Where", here, row, body("Where", on_way, then[1], at, dtype=INT64), dtype=INT64)
-    body.graph.outputs.extend([body("Identity", going, dtype=BOOL), back, said])
+    body.graph.outputs.extend([body("Identity", going, dtype=BOOL), back, token])
     _, backward = main.loop("back", body.graph, [count, main.constant(True), row])
     forward = main("Slice", backward, [-1], [np.iinfo(np.int64).min], [0], [-1], dtype=INT64)
     result = main("Transpose", forward, dtype=INT64, perm=[1, 2, 0])
@@ -274,11 +272,11 @@ def _hypotheses(
 
 
 def _share(main: ir.Graph, body: ir.Graph) -> None:
-    """Let weights that stand in both graphs, such as the embeddings, be those of the outer one."""
+    """Weights of the body that the outer graph has, too, such as embeddings, are read from there."""
     outer = {id(each.const_value): each for each in main.initializers.values()}
     for name, value in list(body.initializers.items()):
-        if (found := outer.get(id(value.const_value))) is not None:
-            value.replace_all_uses_with(found)
+        if (shared := outer.get(id(value.const_value))) is not None:
+            value.replace_all_uses_with(shared)
             del body.initializers[name]
 
 
@@ -301,9 +299,9 @@ class _Graph:
         self.graph.inputs.append(value)
         return value
 
-    def constant(self, given: Any) -> ir.Value:
+    def constant(self, number: Any) -> ir.Value:
         """An initializer, made at its first use: int64, or float32 or bool for such numbers."""
-        array = given.numpy() if isinstance(given, ir.Tensor) else np.asarray(given)
+        array = number.numpy() if isinstance(number, ir.Tensor) else np.asarray(number)
         array = array.astype(np.float32) if array.dtype == np.float64 else array
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self.known:
@@ -311,6 +309,7 @@ class _Graph:
         return self.known[key]
 
     def __call__(self, op: str, *inputs: Any, dtype: ir.DataType = FLOAT, **attributes: Any) -> ir.Value:
+        """The output, of `dtype`, of a new operator."""
         if op == "Cast":
             attributes["to"] = int(dtype)
         values = [each if isinstance(each, ir.Value) else self.constant(each) for each in inputs]
@@ -335,7 +334,7 @@ class _Graph:
         return list(node.outputs)
 
     def top(self, x: ir.Value, count: ir.Value, largest: int = 1) -> tuple[ir.Value, ir.Value]:
-        """The largest values along the last axis and where they stand, the first of equal ones first."""
+        """TopK along the last axis: values and indices, the first of equal ones first."""
         name = edit.unique(f"{self.prefix}search.top", self.taken)
         node = ir.node("TopK", [x, count], {"axis": -1, "largest": largest, "sorted": 1}, num_outputs=2, name=name)
         for value, kind, dtype in zip(node.outputs, ("values", "places"), (x.dtype, INT64), strict=True):

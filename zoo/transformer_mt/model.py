@@ -71,22 +71,26 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, tokens, width] -> [n, heads, tokens, width / heads]."""
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
     def keys_values(self, x: torch.Tensor) -> KeysValues:
-        """What `x` [n, tokens, width] offers to those who look at it."""
+        """Keys and values of `x` [n, tokens, width], each [n, heads, tokens, width / heads]."""
         return self._split(self.key(x)), self._split(self.value(x))
 
     def forward(self, x: torch.Tensor, given: KeysValues, mask: torch.Tensor | None) -> torch.Tensor:
-        """x [n, tokens, width] looks at `given` where `mask` (bool, broadcast to [n, heads, tokens, given]) is true."""
+        """Attention of x [n, tokens, width] to keys and values `given`, where `mask` is true.
+
+        mask: bool, broadcast to [n, heads, tokens, tokens of `given`].
+        """
         query, (keys, values) = self._split(self.query(x)), given
         if x.is_cuda:
-            found = F.scaled_dot_product_attention(query, keys, values, mask)
+            heads = F.scaled_dot_product_attention(query, keys, values, mask)
         else:  # for sentences, torch's own form takes several times as long on a CPU in its backward pass
             scores = query @ keys.transpose(2, 3) * query.shape[3] ** -0.5
             weights = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(3)
-            found = weights.to(values.dtype) @ values
-        return self.output(found.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+            heads = weights.to(values.dtype) @ values
+        return self.output(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class Residual(nn.Module):
@@ -97,7 +101,7 @@ class Residual(nn.Module):
         self.norm, self.dropout, self.pre_norm = nn.LayerNorm(width), nn.Dropout(dropout), pre_norm
 
     def forward(self, x: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """See the class."""
+        """x [n, tokens, width] and a sublayer f -> [n, tokens, width]."""
         if self.pre_norm:
             return x + self.dropout(f(self.norm(x)))  # type: ignore[no-any-return]
         return self.norm(x + self.dropout(f(x)))  # type: ignore[no-any-return]
@@ -111,12 +115,12 @@ class FeedForward(nn.Module):
         self.inner, self.outer = nn.Linear(form.width, form.hidden), nn.Linear(form.hidden, form.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """[n, tokens, width] -> [n, tokens, width]."""
         return self.outer(F.relu(self.inner(x)))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
-    """Self-attention, attention to the encoder's output in a decoder's layer (`cross`), feed-forward."""
+    """Self-attention, cross-attention in a decoder's layer (`cross`), feed-forward."""
 
     def __init__(self, form: Form, pre_norm: bool, dropout: float, cross: bool) -> None:
         super().__init__()
@@ -136,11 +140,15 @@ class Layer(nn.Module):
     def decode(
         self, x: torch.Tensor, own: Callable[[KeysValues], KeysValues], memory: KeysValues, mask: torch.Tensor
     ) -> torch.Tensor:
-        """A layer of the decoder; own: all that its self-attention looks at, from what `x` offers; memory: likewise of
-        the source.
+        """A layer of the decoder.
+
+        own: from keys and values of `x` to those of all tokens so far, for self-attention (a KV cache). memory: keys
+        and values of the source, for cross-attention.
         """
-        back = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril() if x.shape[1] > 1 else None
-        x = self.around_attention(x, lambda y: self.attention(y, own(self.attention.keys_values(y)), back))
+        causal = (
+            torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril() if x.shape[1] > 1 else None
+        )
+        x = self.around_attention(x, lambda y: self.attention(y, own(self.attention.keys_values(y)), causal))
         x = self.around_cross(x, lambda y: self.cross(y, memory, mask))
         return self.around_feed(x, self.feed)  # type: ignore[no-any-return]
 

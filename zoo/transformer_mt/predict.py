@@ -11,14 +11,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.analysis.metrics import compare_translations
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
@@ -48,7 +47,6 @@ from zoo.transformer_mt.data import (
     lines,
     open_lines,
     padded,
-    read_pairs,
     strange,
     tidy,
 )
@@ -447,27 +445,3 @@ def _writing(output: str | Path, scores: bool, numbers: bool) -> Iterator[Callab
 
         yield write
         file.flush()
-
-
-def evaluate(pipelines: Mapping[str, TranslationPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """All precisions on the same pairs; see `read_pairs` and `pipelines.analysis.metrics.compare_translations`. Adds
-    samples, skipped and beam.
-    """
-    faults, first = Faults(), next(iter(pipelines.values()))
-    sources, references = [], []
-    languages = str(first.folder.preprocessing.get("languages", ""))
-    for number, (source, reference) in enumerate(
-        read_pairs(data, languages, held_out=True, on_error=on_error, faults=faults), 1
-    ):
-        line = first._line(f"pair {number}", source)
-        first._note([line], faults, on_error)
-        if not line.fault:
-            sources.append(line.text)
-            references.append(tidy(reference))
-    tokens = first.vocabulary.encode(sources)
-    found = {
-        name: each.vocabulary.decode([hypotheses[0].tokens for hypotheses in each.translate(tokens)])
-        for name, each in pipelines.items()
-    }
-    compared = compare_translations(found, references)
-    return {"samples": len(sources), "skipped": faults.total(), "beam": first.beam, **compared}

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipelines.analysis.metrics import signatures, translation_metrics
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress
@@ -58,6 +57,7 @@ from zoo.transformer_mt.data import (
     padded,
     sources,
 )
+from zoo.transformer_mt.metrics import signatures, translation_metrics
 from zoo.transformer_mt.model import FORMS, Transformer, build, translate
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
@@ -148,7 +148,7 @@ class CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the class."""
+        """(smoothed cross-entropy, cross-entropy), sums over the tokens that are not `PAD`."""
         table, kept, label = logits.to(torch.float32, copy=True), labels != PAD, labels[:, None]
         total = table.logsumexp(1, keepdim=True)
         plain = (total - table.gather(1, label))[kept].sum()
@@ -161,7 +161,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """See the class."""
+        """The gradient of the smoothed cross-entropy with respect to the logits."""
         return ctx.table.mul_(gradients[0]), None, None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from pipelines.core.files import read_json
 from pipelines.engines.stock import STOCK, available
 from pipelines.kernels import extension
 from pipelines.models import build as road
-from pipelines.models.hub import Hub
 from zoo.paths import Model, listed, spare, used
 
 logger = logging.getLogger(__name__)
@@ -28,7 +26,7 @@ def info(model: Model) -> dict[str, Any]:
         folder = zoo.load(model)
         card, path = folder.card, folder.path
     else:
-        shelf = Hub(zoo.SHIPPED)
+        shelf = zoo.hub()
         card = shelf.card(str(model))
         path = shelf.folder(card.name)
     found: dict[str, Any] = {**card.to_json(), "path": str(path)}
@@ -54,7 +52,7 @@ def info(model: Model) -> dict[str, Any]:
 
 def download(model: str) -> Path:
     """Fetch and verify every file of a pretrained model and make those that are built from them; returns its folder."""
-    folder = road.open_folder(Hub(zoo.SHIPPED).fetch(model), zoo.entry)
+    folder = road.open_folder(zoo.hub().fetch(model), zoo.entry)
     road.build(folder)
     return folder.path
 
@@ -73,16 +71,15 @@ def run(
 ) -> dict[str, Any]:
     """Raw input of any size -> a file of results, in constant memory and input order; returns a summary.
 
-    batch_size, on_error: the model's own (`Pipeline.BATCH_SIZE`, `Pipeline.ON_ERROR`) if None. more: what the model's
-    `run` takes besides, e.g. beam, n_best and scores for translation.
+    batch_size, on_error: the model's own (`Pipeline.BATCH_SIZE`, `Pipeline.ON_ERROR`) if None. more: the options of its
+    family (`Entry.run_options`), e.g. beam, n_best and scores for translation. Raises RequestError for any others.
     """
     opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size)
-    if unknown := more.keys() - inspect.signature(opened.run).parameters.keys():
-        raise RequestError(
-            f"{opened.folder.card.name} has no option {', '.join(sorted(unknown))}; that is for other models"
-        )
+    name, known = opened.folder.card.name, {option.name for option in opened.folder.entry.run_options}
+    if unknown := more.keys() - known:
+        raise RequestError(f"{name} has no option {', '.join(sorted(unknown))}; that is for other models")
     spare(output, *used(opened.folder), *listed(inputs))
-    return {"model": opened.folder.card.name, **opened.run(inputs, output, on_error or opened.ON_ERROR, **more)}
+    return {"model": name, **opened.run(inputs, output, on_error or opened.ON_ERROR, **more)}
 
 
 def build(model: Model, *, force: bool = False) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def freeze(
 
 
 def _readers() -> list[str]:
-    return [name for name in zoo.ENTRIES if zoo.entry(name).from_graph]
+    return [name for name, entry in zoo.entries().items() if entry.from_graph]
 
 
 def _configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:

@@ -13,9 +13,11 @@ ENTRY = Entry(
     freeze="zoo.wide_deep.freeze:freeze",
     from_graph="zoo.wide_deep.freeze:from_graph",
     rewrites="zoo.wide_deep.rewrites:passes",
-    evaluate="zoo.wide_deep.predict:evaluate",
+    evaluate="zoo.wide_deep.metrics:evaluate",
     pipeline="zoo.wide_deep.predict:ClickPipeline",
     checkpoint="model.weights.h5",
     recipe=QuantRecipe(observer="minmax", correct=False),
     native="zoo.wide_deep.fold:fold",
+    files=("sample.tsv.gz",),
+    summary="{rows:,} rows, {clicks:,} clicks predicted, {rows_per_second:,.0f} rows/s, {precision} in {engine}",
 )

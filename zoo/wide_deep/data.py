@@ -1,8 +1,8 @@
-"""Rows of the Criteo format, from any source to the arrays that Wide & Deep takes, in constant memory.
+"""Rows of the Criteo format, read from any source into arrays, in constant memory.
 
 A row is a label (0 or 1; optional), 13 numbers and 26 categories, tab separated, an empty field where a value is
-missing (Kaggle's Display Advertising Challenge, 2014). Categories become FarmHash buckets while reading; numbers stay
-raw until `Features`, which holds the training data's statistics, brings them to [0, 1].
+missing (Kaggle's Display Advertising Challenge, 2014). Categories are hashed into buckets while reading; numbers stay
+raw until `zoo.wide_deep.features` brings them to [0, 1].
 
 Text is split by the native parser of `pipelines.kernels`. A block with a row that is not as it should be, and
 everything where there is no native parser, goes through numpy: the reference, which alone reports faults. No CSV
@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import reprlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import Any, Literal, TypedDict, TypeVar
+from functools import partial
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +28,12 @@ import pyarrow as pa
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from zoo.wide_deep import sources as places
-from zoo.wide_deep.hashing import buckets_of, fingerprints, hash_buckets, overlapping, per_field
+from zoo.wide_deep import sources as row_sources
+from zoo.wide_deep.hashing import buckets_of, fingerprints, hash_buckets, per_field
+from zoo.wide_deep.numbers import PAD, Floats, Ints, parse_numbers
 
 NUMERIC, CATEGORICAL, BUCKETS = 13, 26, 1000
 
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 
 
@@ -112,163 +110,6 @@ class ErrorLog:
         return f"{rows} left out ({kinds}); first: {self.messages[0]}" if self.total else "no rows left out"
 
 
-# ------------------------------------------------------------------------------------------------------------ features
-
-_FIXED = {
-    "hash": "farmhash fingerprint64 mod buckets",
-    "transform": "log1p, minmax",
-}  # a model made otherwise is refused
-
-
-@dataclass(frozen=True)
-class Features:
-    """The preprocessing that travels with a model: sizes, hash buckets, and per numeric column the training data's
-    statistics.
-
-    A number x becomes (clip(log1p(max(x, 0)), lo, hi) - lo) / (hi - lo): negative values count as 0, values beyond
-    those of the training data as its extremes. A missing number becomes `fill` of its column, which lies in [0, 1] as
-    well. A column that was constant or always missing in training is always 0, or `fill` where missing. Raises
-    RequestError on impossible values.
-    """
-
-    lo: tuple[float, ...]
-    hi: tuple[float, ...]
-    fill: tuple[float, ...]
-    numeric: int = NUMERIC
-    categorical: int = CATEGORICAL
-    buckets: int = BUCKETS
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("numeric", 1, 10_000), ("categorical", 1, 10_000), ("buckets", 1, 2**31 - 1)):
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise RequestError(
-                    f"broken features: found {name} {value!r}, wanted a whole number from {low} to {high}"
-                )
-        for name in ("lo", "hi", "fill"):
-            values = getattr(self, name)
-            if len(values) != self.numeric or not all(
-                type(value) is float and 0 <= value < math.inf for value in values
-            ):
-                raise RequestError(
-                    f"broken features: wanted {name} to hold {self.numeric} finite numbers, none negative"
-                )
-        if any(lo > hi for lo, hi in zip(self.lo, self.hi, strict=True)) or max(self.fill) > 1:
-            raise RequestError("broken features: wanted lo <= hi and fill <= 1 in every column")
-
-    @property
-    def counts(self) -> Counts:
-        """Keyword arguments for `read_rows`, so that rows are read the way this model wants them."""
-        return Counts(numeric=self.numeric, categorical=self.categorical, buckets=self.buckets)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for `json.dump`; they come back exactly through `from_json`."""
-        return {**_FIXED, **self.counts, "lo": list(self.lo), "hi": list(self.hi), "fill": list(self.fill)}
-
-    @classmethod
-    def from_json(cls, value: Any) -> Features:
-        """The features that `to_json` described. Raises RequestError where a key is missing or holds something else."""
-        if not isinstance(value, dict):
-            raise RequestError(f"broken features: found {type(value).__name__}, wanted an object")
-        if missing := [key for key in (*_FIXED, *Counts.__annotations__, "lo", "hi", "fill") if key not in value]:
-            raise RequestError(f"broken features: {', '.join(missing)} missing")
-        for key, wanted in _FIXED.items():
-            if value[key] != wanted:
-                raise RequestError(f"broken features: found {key} {value[key]!r}, wanted {wanted!r}")
-        columns: dict[str, Any] = {key: value[key] for key in Counts.__annotations__}
-        for key in ("lo", "hi", "fill"):
-            if not isinstance(value[key], list):
-                raise RequestError(f"broken features: found {key} {value[key]!r}, wanted a list")
-            columns[key] = tuple(float(x) if type(x) is int else x for x in value[key])
-        return cls(**columns)
-
-    def normalize(self, numbers: npt.NDArray[np.floating[Any]]) -> Floats:
-        """Raw numbers [n, numeric] (any float type, NaN = missing) to float32 [n, numeric] in [0, 1], C-contiguous."""
-        if numbers.ndim != 2 or numbers.shape[1] != self.numeric:
-            raise RequestError(f"found numbers of shape {numbers.shape}, wanted [n, {self.numeric}]")
-        lo, hi, fill = (np.array(values, np.float32) for values in (self.lo, self.hi, self.fill))
-        span = np.where(hi > lo, hi - lo, np.float32(1))
-        if (native := extension.native()) is not None and numbers.dtype == np.float32:
-            scaled: Floats
-            scaled, others = native.scale(np.ascontiguousarray(numbers), _logarithms(), lo, hi, span, fill)
-            column = others % self.numeric
-            scaled.reshape(-1)[others] = _scaled(numbers.reshape(-1)[others], lo[column], hi[column], span[column])
-            return scaled
-        out = np.empty(numbers.shape, np.float32)
-        for begin in range(0, len(out), 4096):  # rows at a time that stay in the cache
-            values = _scaled(numbers[begin : begin + 4096], lo, hi, span)
-            out[begin : begin + 4096] = np.where(np.isnan(values), fill, values)
-        return out
-
-    def encode(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
-        """The model's inputs: {"ids": int32 [n, categorical], "numbers": float32 [n, numeric] in [0, 1]},
-        C-contiguous.
-        """
-        if (
-            rows.ids.ndim != 2
-            or rows.ids.shape[1] != self.categorical
-            or (len(rows) and rows.ids.max() >= self.buckets)
-        ):
-            raise RequestError(
-                f"wanted ids [n, {self.categorical}] below {self.buckets}: read the rows with read_rows(..., "
-                "**features.counts)"
-            )
-        return {"ids": np.ascontiguousarray(rows.ids), "numbers": self.normalize(rows.numbers)}
-
-
-def fit(batches: Iterable[Rows], *, buckets: int = BUCKETS, fill: Literal["zero", "mean"] = "zero") -> Features:
-    """Statistics of the training data in one pass over `batches`; memory does not grow with them.
-
-    `buckets` is what the batches were read with. `fill` says what a missing number becomes: 0, or its column's mean
-    after normalization. Raises RequestError where there is no row.
-    """
-    if fill not in ("zero", "mean"):
-        raise RequestError(f"found fill {fill!r}, wanted zero or mean")
-    lo: Any = math.inf
-    hi: Any = -math.inf
-    total: Any = 0.0
-    count: Any = 0
-    categorical = 0
-    for rows in batches:
-        values = _log(rows.numbers)
-        lo = np.fmin(lo, np.fmin.reduce(values, axis=0, initial=np.inf))  # fmin and fmax ignore NaN
-        hi = np.fmax(hi, np.fmax.reduce(values, axis=0, initial=-np.inf))
-        total = total + np.nansum(values, axis=0, dtype=np.float64)
-        count = count + np.count_nonzero(~np.isnan(values), axis=0)
-        categorical = rows.ids.shape[1]
-    if not categorical:
-        raise RequestError("found no rows to fit the features to, wanted at least one")
-    lo, hi = (np.where(count, bound, 0).astype(np.float64) for bound in (lo, hi))  # a column without any value
-    mean = np.clip((total / np.maximum(count, 1) - lo) / np.where(hi > lo, hi - lo, 1), 0, 1)
-    filled = mean if fill == "mean" else np.zeros_like(mean)
-    lows, highs, fills = (tuple(values.tolist()) for values in (lo, hi, filled))
-    return Features(lows, highs, fills, numeric=len(lows), categorical=categorical, buckets=buckets)
-
-
-def _log(numbers: npt.NDArray[np.floating[Any]]) -> Floats:
-    """log1p(max(x, 0)) as a new C-contiguous float32 array; NaN stays."""
-    with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf, and `normalize` clips that
-        values = np.array(numbers, np.float32, order="C")
-    np.maximum(values, 0, out=values)
-    return np.log1p(values, out=values)
-
-
-def _scaled(numbers: npt.NDArray[np.floating[Any]], lo: Floats, hi: Floats, span: Floats) -> Floats:
-    values = _log(numbers)
-    np.clip(values, lo, hi, out=values)
-    values -= lo
-    values /= span
-    return values
-
-
-@cache
-def _logarithms() -> Floats:
-    """The logarithms of small whole numbers, which most numbers are, once for all: numpy's own, so that results are the
-    same bits.
-    """
-    return _log(np.arange(1 << 16, dtype=np.float32))
-
-
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
@@ -296,8 +137,8 @@ def read_rows(
 
     A row with a wrong column count, a number that is none (plain integers and decimals are; nan and inf are not), or a
     label other than 0 and 1 raises RequestError with file and line; with on_error="skip" it is left out and counted in
-    `errors`. Input that is missing, empty, truncated, of another kind, or without one right row raises RequestError; a
-    hub that fails on the way raises ZooError. `seconds["read"]` counts the time in which the sources gave their bytes
+    `errors`. Input that is missing, empty, truncated, of another kind, or without one complete row raises RequestError;
+    a hub that fails on the way raises ZooError. `seconds["read"]` counts the time in which the sources gave their bytes
     or tables.
     """
     if on_error not in ("raise", "skip"):
@@ -316,7 +157,7 @@ def read_rows(
         return _batches(reader.memory(sources), batch_rows, log)
     try:
         opened = [
-            places.find(source) for source in sources
+            row_sources.find(source) for source in sources
         ]  # a file that is missing shows before the first one is read
     except OSError as error:
         raise RequestError(f"cannot read {error.filename}: {error.strerror}") from error
@@ -327,11 +168,11 @@ def read_rows(
 
 def timed(items: Iterable[Item], seconds: defaultdict[str, float], name: str) -> Iterator[Item]:
     """The same items; `seconds[name]` counts the time in which they were made."""
-    found = iter(items)
+    iterator = iter(items)
     while True:
         begin = time.perf_counter()
         try:
-            item = next(found)
+            item = next(iterator)
         except StopIteration:
             return
         finally:
@@ -340,17 +181,18 @@ def timed(items: Iterable[Item], seconds: defaultdict[str, float], name: str) ->
 
 
 def _batches(pieces: Iterable[Rows], size: int, log: ErrorLog | None) -> Iterator[Rows]:
+    """The same rows, `size` at a time, the last ones fewer. Raises RequestError for no rows."""
     parts: list[Rows] = []
-    count, some = 0, False
+    count, empty = 0, True
     for piece in filter(len, pieces):
-        some = True
+        empty = False
         parts.append(piece)
         count += len(piece)
         if count >= size:
             rows, whole = Rows.concatenate(parts), count - count % size
             yield from (rows[begin : begin + size] for begin in range(0, whole, size))
             parts, count = [rows[whole:]], count - whole
-    if not some:
+    if empty:
         raise RequestError(f"found no row to use: {log or 'the input is empty'}")
     if count:
         yield Rows.concatenate(parts)
@@ -363,7 +205,7 @@ class _Piece:
     name: str  # of the source
     before: int  # rows of the source in front of these
     count: int
-    right: Ints  # those of them that have the right number of columns
+    complete: Ints  # those of them that have the right number of columns
     faults: list[tuple[int, str, str]]  # row, kind, what was found and wanted
 
 
@@ -391,12 +233,14 @@ class _Reader:
 
     @property
     def width(self) -> int:
+        """Columns of a row."""
         return self.numeric + self.categorical + bool(self.labelled)
 
     def source(self, name: str, kind: str, place: Any) -> Iterator[Rows]:
+        """Rows of a source, as `sources.find` names it."""
         if kind == "text":
-            return self.text(name, timed(places.blocks(name, place), self.seconds, "read"))
-        return self.tables(name, timed(places.tables(name, kind, place), self.seconds, "read"))
+            return self.text(name, timed(row_sources.blocks(name, place), self.seconds, "read"))
+        return self.tables(name, timed(row_sources.tables(name, kind, place), self.seconds, "read"))
 
     def text(self, name: str, blocks: Iterable[bytes]) -> Iterator[Rows]:
         """Blocks of whole lines."""
@@ -413,22 +257,22 @@ class _Reader:
                 continue
             cells = [_values(row, before + i) for i, row in enumerate(part)]
             piece = self._piece("rows", before, np.array([len(row) for row in cells]))
-            flat = [value for i in piece.right.tolist() for value in cells[i]]
+            flat = [value for i in piece.complete.tolist() for value in cells[i]]
             lengths = np.array([len(value) for value in flat], np.int64).reshape(-1, self.width)
-            ends = np.cumsum(lengths).reshape(lengths.shape) + len(_PAD)
-            yield self._cells(piece, np.frombuffer(b"".join([_PAD, *flat]), np.uint8), ends - lengths, ends)
+            ends = np.cumsum(lengths).reshape(lengths.shape) + len(PAD)
+            yield self._cells(piece, np.frombuffer(b"".join([PAD, *flat]), np.uint8), ends - lengths, ends)
 
     def tables(self, name: str, tables: Iterable[Any]) -> Iterator[Rows]:
         """Arrow tables with named columns."""
         before = 0
         for table in tables:
-            columns, labelled = places.choose_columns(name, table.column_names, self.numeric, self.categorical)
+            columns, labelled = row_sources.choose_columns(name, table.column_names, self.numeric, self.categorical)
             if self.labelled not in (None, labelled):
                 raise RequestError(
                     f"found {name} {'with' if labelled else 'without'} a label, wanted it like the input before it"
                 )
             self.labelled = labelled
-            arrays = [places.plain(table[column].combine_chunks()) for column in columns]
+            arrays = [row_sources.plain(table[column].combine_chunks()) for column in columns]
             named, split = list(zip(columns, arrays, strict=True)), self.numeric + labelled
             values, bad = (
                 np.stack(parts, axis=1)
@@ -455,17 +299,20 @@ class _Reader:
 
     def _split(self, name: str, before: int, block: bytes) -> Rows:
         """Split a block at tabs and line feeds, all its lines at once."""
-        data = np.frombuffer(_PAD + block, np.uint8)
+        data = np.frombuffer(PAD + block, np.uint8)
         marks = np.flatnonzero(data <= 10)
         kinds = data[marks]
         if kinds.min() < 9:  # other control characters are a category's own bytes
             marks, kinds = marks[kinds >= 9], kinds[kinds >= 9]
         breaks = np.flatnonzero(kinds == 10)
         counts = np.diff(breaks, prepend=-1)
-        begins = np.concatenate([[len(_PAD)], marks[breaks[:-1]] + 1])
+        begins = np.concatenate([[len(PAD)], marks[breaks[:-1]] + 1])
         piece = self._piece(name, before, counts)
         if piece.faults:
-            marks, begins = marks[np.repeat(np.isin(np.arange(piece.count), piece.right), counts)], begins[piece.right]
+            marks, begins = (
+                marks[np.repeat(np.isin(np.arange(piece.count), piece.complete), counts)],
+                begins[piece.complete],
+            )
         ends = marks.reshape(-1, self.width)
         starts = np.empty_like(ends)
         starts[:, 0], starts[:, 1:] = begins, ends[:, :-1] + 1
@@ -479,19 +326,19 @@ class _Reader:
             known = np.flatnonzero((counts == fields) | (counts == fields + 1))
             first = int(known[0]) if known.size else len(counts)
             self.labelled = bool(counts[first] > fields) if known.size else None
-        right = counts == self.width if self.labelled is not None else np.zeros(counts.shape, np.bool_)
+        complete = counts == self.width if self.labelled is not None else np.zeros(counts.shape, np.bool_)
         either = f"{fields + 1} (with label) or {fields} (without)"
         wanted = f"{self.width}, {'with' if self.labelled else 'without'} a label like the rows before"
         faults = []
-        for row in np.flatnonzero(~right).tolist():
+        for row in np.flatnonzero(~complete).tolist():
             found = "1 column" if counts[row] == 1 else f"{counts[row]} columns"
             faults.append((row, "columns", f"found {found}, wanted {either if row < first else wanted}"))
-        return _Piece(name, before, len(counts), np.flatnonzero(right), faults)
+        return _Piece(name, before, len(counts), np.flatnonzero(complete), faults)
 
     def _cells(self, piece: _Piece, data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Rows:
         """Rows of the text cells `data[starts[i, j]:ends[i, j]]`."""
         split = self.width - self.categorical
-        values, bad = _parse(data, starts[:, :split], ends[:, :split])
+        values, bad = parse_numbers(data, starts[:, :split], ends[:, :split])
         hashes = fingerprints(data, starts[:, split:].ravel(), (ends[:, split:] - starts[:, split:]).ravel())
         ids = buckets_of(hashes.reshape(-1, self.categorical), self.buckets)
         return self._rows(
@@ -507,7 +354,7 @@ class _Reader:
         show: Callable[[int, int], Any],
     ) -> Rows:
         """Check labels and numbers, report the faults of the piece in order, keep the other rows."""
-        labelled, faults, right = bool(self.labelled), piece.faults, piece.right
+        labelled, faults, complete = bool(self.labelled), piece.faults, piece.complete
         if labelled:
             bad[:, 0] |= (values[:, 0] != 0) & (values[:, 0] != 1)  # so is a missing one
         wrong = bad.any(axis=1)
@@ -515,10 +362,10 @@ class _Reader:
             column = int(np.argmax(bad[row]))
             found = reprlib.repr(show(row, column))
             if labelled and column == 0:
-                faults.append((int(right[row]), "label", f"found label {found}, wanted 0 or 1"))
+                faults.append((int(complete[row]), "label", f"found label {found}, wanted 0 or 1"))
             else:
                 faults.append(
-                    (int(right[row]), "number", f"found {found} in column {column + 1}, wanted a number or nothing")
+                    (int(complete[row]), "number", f"found {found} in column {column + 1}, wanted a number or nothing")
                 )
         for row, kind, message in sorted(faults):
             message = f"{piece.name}:{piece.before + row + 1}: {message}"
@@ -527,66 +374,10 @@ class _Reader:
                 raise RequestError(f"{message}{header} (--on-error skip leaves such rows out)")
             self.errors.add(kind, message)
         if wrong.any():
-            values, ids, right = values[~wrong], ids[~wrong], right[~wrong]
-        index = self.seen + right
+            values, ids, complete = values[~wrong], ids[~wrong], complete[~wrong]
+        index = self.seen + complete
         self.seen += piece.count
         return Rows(np.ascontiguousarray(values[:, labelled:]), ids, values[:, 0].copy() if labelled else None, index)
-
-
-# ------------------------------------------------------------------------------------------------------------- numbers
-
-_PAD = b"\xff" * 8  # in front of every buffer, so that the 8 bytes before any field's end can be read
-_NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?")
-_LARGEST = float(np.finfo(np.float32).max)
-_u64 = np.uint64
-
-
-def _parse(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Numbers `data[starts:ends]` (any shape) as float32, NaN where empty, and where the text is no number that float32
-    holds.
-
-    Short integers are read all at once; what is longer or has a decimal point goes one by one.
-    """
-    values, bad = _digits(data, starts, ends)
-    others = np.nonzero(bad)
-    if others[0].size:
-        start, end = starts[others], ends[others]
-        minus = data[start] == ord("-")
-        found, wrong = _digits(data, start + minus, end)
-        found[minus] *= -1
-        wrong |= np.isnan(found)  # nothing but a minus sign
-        odd = np.flatnonzero(wrong)
-        text = data.tobytes() if odd.size else b""
-        found[odd] = [_number(text[i:j]) for i, j in zip(start[odd].tolist(), end[odd].tolist(), strict=True)]
-        values[others], bad[others] = found, np.isnan(found)
-    return values, bad
-
-
-def _digits(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Runs of up to eight digits as float32, NaN where empty, and where there is anything else.
-
-    A field is read as one 64-bit word and its digits added up in three multiplications (the well-known SWAR method: D.
-    Lemire, "Quickly parsing eight digits", 2018).
-    """
-    bits = (ends - starts).astype(np.uint64) * _u64(8)
-    zeros = _u64(0x3030303030303030)
-    empty = _u64(64) - bits  # wraps around for longer fields, and numpy shifts everything out then
-    words = (overlapping(data, 8)[ends - 8] >> empty << empty) | (zeros >> bits)  # '0' in front of the field
-    words ^= zeros
-    other = ((words + _u64(0x7676767676767676)) | words) & _u64(0x8080808080808080) != 0  # a byte over 9
-    words = words * _u64(10) + (words >> _u64(8))
-    mask = _u64(0x000000FF000000FF)
-    words = (
-        (words & mask) * _u64(0x000F424000000064) + ((words >> _u64(16)) & mask) * _u64(0x0000271000000001)
-    ) >> _u64(32)
-    values = words.astype(np.float32)
-    values[bits == 0] = np.nan
-    return values, other
-
-
-def _number(text: bytes) -> float:
-    value = float(text) if _NUMBER.fullmatch(text) else math.nan
-    return value if abs(value) <= _LARGEST else math.nan
 
 
 # ------------------------------------------------------------------------------------------------------------- sources
@@ -643,8 +434,8 @@ def _numbers(name: str, column: str, array: Any) -> tuple[Floats, npt.NDArray[np
     if pa.types.is_large_binary(kind):
         array = array.fill_null(b"")
         _, offsets, data = array.buffers()
-        ends = np.frombuffer(offsets or b"", np.int64)[array.offset : array.offset + len(array) + 1] + len(_PAD)
-        return _parse(np.frombuffer(_PAD + (data.to_pybytes() if data else b""), np.uint8), ends[:-1], ends[1:])
+        ends = np.frombuffer(offsets or b"", np.int64)[array.offset : array.offset + len(array) + 1] + len(PAD)
+        return parse_numbers(np.frombuffer(PAD + (data.to_pybytes() if data else b""), np.uint8), ends[:-1], ends[1:])
     if not (
         pa.types.is_integer(kind)
         or pa.types.is_floating(kind)

@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 MACS = 400e9
 BANDWIDTH = {"L2": 150e9, "L3": 30e9, "DRAM": 17e9}
 LIMIT = 2**28  # bytes of one table: it is kept in a file and in memory for as long as the model is
-FINEST = 1 / 64  # table steps below this part of a hidden step gain nothing
+FINEST = 1 / 64  # table scales below this part of the hidden layer's scale gain nothing
 BLOCK = 8192  # table rows multiplied at once, in float64
 
 
@@ -122,8 +122,8 @@ class FoldParallelEmbedding(Rewrite):
 
         [e_1 .. e_F; x] W + b = sum_f P_f[id_f] + x W_x + b = sum_f (P_f[id_f] - c_f) + x W_x + (b + sum_f c_f)
 
-    c_f, the middle of each column of P_f, makes the int8 step of a column small: s_j = max_f (max - min)(P_f[:, j]) /
-    254. The rows are then wrong by at most s_j / 2, numbers by half a step in 2048 of their calibrated range, and the
+    c_f, the middle of each column of P_f, makes the int8 scale of a column small: s_j = max_f (max - min)(P_f[:, j]) /
+    254. The rows are then wrong by at most s_j / 2, numbers by half of 1 / 2048 of their calibrated range, and the
     hidden layer is rounded to the same uint8 as without the fold. The wide part ReduceSum(T[ids + offsets]) joins where
     it has the same columns with the same rows.
 
@@ -142,7 +142,7 @@ class FoldParallelEmbedding(Rewrite):
         self.beside: dict[str, str] = {}  # wide parts that stay beside a folded layer, which no later round finds
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Fold every Gemm that reads such lookups, and note the decision."""
         taken, count = query.used_names(model.graph), 0
         for gemm in [each for each in model.graph if each.op_type == "Gemm"]:
             try:
@@ -159,8 +159,8 @@ class FoldParallelEmbedding(Rewrite):
         joined = x.producer() if x is not None else None
         concat = joined if joined is not None and joined.op_type == "Concat" else None
         values = list(concat.inputs) if concat is not None else [x]
-        found = [_lookups(value) for value in values]
-        if not any(found) or x is None:
+        lookups = [_lookups(value) for value in values]
+        if not any(lookups) or x is None:
             return 0
         if concat is not None and concat.attributes.get_int("axis", 0) not in (1, -1):
             raise RequestError("what it reads is not joined by columns")
@@ -168,13 +168,13 @@ class FoldParallelEmbedding(Rewrite):
         if relu is None or relu.op_type != "Relu" or query.sole_user(x) is not gemm:
             raise RequestError("its sum is read by other than one Relu, or what it reads by others")
         weight = _weights(gemm)
-        parts, bias = self._parts(values, found, weight), _bias(gemm, weight.shape[1])
+        parts, bias = self._parts(values, lookups, weight), _bias(gemm, weight.shape[1])
         old = [each for each in (concat, gemm, relu) if each is not None]
         if self._kept(_above([hidden := relu.outputs[0]])):
             raise RequestError("kept float by the recipe")
         fields = parts.fields
         scale = self._hidden_scale(hidden)
-        step = np.concatenate([np.zeros(0), *(self._step(each) for each in parts.dense)])
+        step = np.concatenate([np.zeros(0), *(self._inverse_scale(value) for value in parts.dense)])
         decision = decide(
             [len(each.weight) for each in fields], sum(len(each.table) for each in fields), bias.size, self.caches
         )
@@ -206,16 +206,16 @@ class FoldParallelEmbedding(Rewrite):
         )
         return 1
 
-    def _parts(self, values: Sequence[ir.Value | None], found: Sequence[_Lookups | None], weight: Floats) -> _Parts:
+    def _parts(self, values: Sequence[ir.Value | None], joined: Sequence[_Lookups | None], weight: Floats) -> _Parts:
         lookups: list[_Lookups] = []
         fields: list[_Field] = []
         dense: list[ir.Value] = []
         rows: list[Floats] = [weight[:0]]
         start = 0
-        for value, each in zip(values, found, strict=True):
-            if each is not None:
-                lookups.append(each)
-                for column, table in each.fields:
+        for value, group in zip(values, joined, strict=True):
+            if group is not None:
+                lookups.append(group)
+                for column, table in group.fields:
                     fields.append(_Field(column, table, weight[start : start + table.shape[1]]))
                     start += table.shape[1]
                 continue
@@ -234,7 +234,7 @@ class FoldParallelEmbedding(Rewrite):
         if start != len(weight):
             raise RequestError(f"its parts have {start} columns, its weights {len(weight)} rows")
         ids = lookups[0].ids
-        if any(each.ids is not ids for each in lookups) or not ids.is_graph_input():
+        if any(group.ids is not ids for group in lookups) or not ids.is_graph_input():
             raise RequestError("its lookups do not read one graph input")
         if len(fields) > FIELDS:
             raise RequestError(f"it has {len(fields)} fields; an int16 sum holds 1 to {FIELDS}")
@@ -246,8 +246,8 @@ class FoldParallelEmbedding(Rewrite):
             raise RequestError(f"no calibrated range from 0 on for its result {hidden.name}")
         return activation_qparams(observed)[0]
 
-    def _step(self, value: ir.Value) -> Array:
-        """Whole steps per unit of a dense part, float32 [columns]: its calibrated range reaches `NUMBER_LIMIT`."""
+    def _inverse_scale(self, value: ir.Value) -> Array:
+        """1 / scale of a dense part, float32 [columns]: its calibrated range reaches `NUMBER_LIMIT`."""
         observed = self.table.tensors.get(str(value.name))
         if observed is None:
             raise RequestError(f"no calibrated range for its part {value.name}")
@@ -265,22 +265,24 @@ class FoldParallelEmbedding(Rewrite):
         """The first sum of scalars looked up by the same fields: (ReduceSum, its lookups)."""
         rows = sorted((each.column, len(each.table)) for each in parts.fields)
         for node in [each for each in main if each.op_type == "ReduceSum"]:
-            found = _stacked(node.inputs[0])
-            if found is None or found.ids is not parts.ids:
+            lookups = _stacked(node.inputs[0])
+            if lookups is None or lookups.ids is not parts.ids:
                 continue
             axes = query.constant(node.inputs[1]) if len(node.inputs) > 1 else None
             if axes is None or axes.tolist() not in ([1], [-2]) or node.attributes.get_int("keepdims", 1) != 0:
                 why = "it does not sum over the fields, or keeps their axis"
-            elif any(table.shape[1] != 1 for _, table in found.fields):
+            elif any(table.shape[1] != 1 for _, table in lookups.fields):
                 why = "its rows are no scalars"
-            elif sorted((column, len(table)) for column, table in found.fields) != rows or len(dict(rows)) != len(rows):
+            elif sorted((column, len(table)) for column, table in lookups.fields) != rows or len(dict(rows)) != len(
+                rows
+            ):
                 why = "its columns or their rows are not those of the first layer"
             elif self._kept(_above(node.outputs)):
                 why = "kept float by the recipe"
             elif node in _above(parts.dense):
                 why = "the numbers of the first layer depend on it"
             else:
-                return node, found.fields
+                return node, lookups.fields
             self.beside[str(node.outputs[0].name)] = why
         return None
 
@@ -288,12 +290,12 @@ class FoldParallelEmbedding(Rewrite):
 def fold_layer(
     fields: Sequence[_Field], weight: Floats, step: Array, bias: Floats, hidden: float, wide: Array | None = None
 ) -> EmbeddingLayer:
-    """The layer in integers: weight [M, H] of numbers in steps of 1 / step [M], bias [H], all in float units; `hidden`
-    is the uint8 step.
+    """The layer in integers, from float weight [M, H] of the numbers and bias [H]; step [M]: 1 / scale of the numbers;
+    hidden: the scale of the uint8 hidden layer.
 
-    Products are computed in float64 and a block at a time. A column's step is its reach / 127, see the class, but no
-    finer than `FINEST` of a hidden step, so that a column of zeros has one. The shift is the largest for which the
-    weights of the numbers fit int16. Raises RequestError where none does.
+    Products E_f W_f are computed in float64, a block at a time. The scale of a column is half its range / 127, see
+    `FoldParallelEmbedding`, and at least `FINEST` of `hidden`, so that a column of zeros has one. The shift is the
+    largest for which the weights of the numbers fit int16. Raises RequestError where none does.
     """
     low, high = np.full((2, len(fields), bias.size), [[[np.inf]], [[-np.inf]]])
     for number, each in enumerate(fields):
@@ -350,16 +352,16 @@ def fold(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tuple
     folded = model.clone()
     chosen = FoldParallelEmbedding(table, machine.caches(), recipe.keeps_float)
     rewrite(folded, [chosen])
-    said = {name: each.to_json() for name, each in chosen.decisions.items()}
+    layers = {name: each.to_json() for name, each in chosen.decisions.items()}
     if not chosen.fired:
         reason = "; ".join(chosen.refused.values()) or "no layer that reads lookups by columns of one input"
-        return None, {"fold": False, "reason": reason, "layers": said, "refused": chosen.refused}
+        return None, {"fold": False, "reason": reason, "layers": layers, "refused": chosen.refused}
     result, report = quantize(folded, recipe, replace(table, graph=io.digest(folded)))
     reason = "; ".join(each.reason for each in chosen.decisions.values() if each.fold)
     return result, {
         "fold": True,
         "reason": reason,
-        "layers": said,
+        "layers": layers,
         "refused": chosen.refused,
         "quantization": report.to_json(),
     }
@@ -372,12 +374,12 @@ def _lookups(value: ir.Value | None) -> _Lookups | None:
         table = query.constant(field.lookup.table)
         return None if table is None else _Lookups(field.ids, [(field.column, table)])
     producer = value.producer() if value is not None and query.sole_user(value) is not None else None
-    found = (
+    stacked = (
         _stacked(producer.inputs[0]) if producer is not None and producer.op_type in ("Reshape", "Flatten") else None
     )
-    if value is None or found is None or query.rank(value) != 2 or value.shape is None:
+    if value is None or stacked is None or query.rank(value) != 2 or value.shape is None:
         return None
-    return found if value.shape[1] == sum(table.shape[1] for _, table in found.fields) else None
+    return stacked if value.shape[1] == sum(table.shape[1] for _, table in stacked.fields) else None
 
 
 def _stacked(value: ir.Value | None) -> _Lookups | None:
@@ -462,12 +464,12 @@ def _bias(gemm: ir.Node, width: int) -> Floats:
 
 def _above(values: Sequence[ir.Value]) -> set[ir.Node]:
     """The nodes that `values` are computed from."""
-    found: set[ir.Node] = set()
-    rest: list[ir.Value | None] = list(values)
-    while rest:
-        value = rest.pop()
+    nodes: set[ir.Node] = set()
+    waiting: list[ir.Value | None] = list(values)
+    while waiting:
+        value = waiting.pop()
         producer = value.producer() if value is not None else None
-        if producer is not None and producer not in found:
-            found.add(producer)
-            rest += producer.inputs
-    return found
+        if producer is not None and producer not in nodes:
+            nodes.add(producer)
+            waiting += producer.inputs
+    return nodes

@@ -23,10 +23,11 @@ from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
 from pipelines.models.build import SAMPLES
 from pipelines.models.hub import CARD
-from zoo.wide_deep.data import ErrorLog, Features, Rows, read_rows
+from zoo.wide_deep.data import ErrorLog, Rows, read_rows
+from zoo.wide_deep.features import Features
 from zoo.wide_deep.tensorflow_graph.columns import Network, optimize, read_graph
+from zoo.wide_deep.tensorflow_graph.expressions import Column, Emitter
 from zoo.wide_deep.tensorflow_graph.mapped import MappedFeatures, Number, ordered
-from zoo.wide_deep.tensorflow_graph.terms import Column, Emitter
 from zoo.wide_deep.train import CALIBRATION_ROWS, STATE, WEIGHTS, TrainConfig, build_model
 
 import keras  # isort: skip  # after zoo.wide_deep.train, which quiets TensorFlow before its first import
@@ -299,10 +300,10 @@ def remove_attributes(graph: GraphDef) -> int:
 
 
 def _keep_nodes(graph: GraphDef, names: Collection[str]) -> int:
-    kept = [node for node in graph.node if node.name in names]
-    removed = len(graph.node) - len(kept)
+    remaining = [node for node in graph.node if node.name in names]
+    removed = len(graph.node) - len(remaining)
     if removed:
-        copies = [type(node).FromString(node.SerializeToString()) for node in kept]
+        copies = [type(node).FromString(node.SerializeToString()) for node in remaining]
         del graph.node[:]
         graph.node.extend(copies)
     return removed
@@ -332,16 +333,16 @@ def to_onnx(graph: GraphDef, weights: Mapping[str, Array]) -> ir.Model:
     model = ir.from_proto(proto)
 
     names = {(array.shape, array.tobytes()): name for name, array in stand_ins.items()}
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for value in model.graph.initializers.values():
         array = query.constant(value)
         assert array is not None
         name = names.get((array.shape, array.tobytes()))
         if name is not None:
-            found[name] += 1
+            counts[name] += 1
             value.const_value = ir.tensor(weights[name], name=name)
             value.metadata_props["weight"] = name
-    if wrong := [name for name in weights if found[name] != 1]:
+    if wrong := [name for name in weights if counts[name] != 1]:
         raise ZooError(
             f"tf2onnx changed the weights {', '.join(wrong)}; freeze with the tf2onnx version that pyproject.toml names"
         )

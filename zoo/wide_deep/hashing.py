@@ -110,17 +110,17 @@ class _Fetch:
 
     def __init__(self, data: Bytes) -> None:
         self.bytes = data
-        self.words = overlapping(data, 8)
-        self.halves = overlapping(data, 4)
+        self.words64 = overlapping(data, 8)
+        self.words32 = overlapping(data, 4)
 
     def u8(self, positions: Ints) -> Hashes:
         return self.bytes[positions].astype(np.uint64)
 
     def u32(self, positions: Ints) -> Hashes:
-        return self.halves[positions].astype(np.uint64)
+        return self.words32[positions].astype(np.uint64)
 
     def u64(self, positions: Ints) -> Hashes:
-        return self.words[positions]
+        return self.words64[positions]
 
 
 def overlapping(data: Bytes, size: int) -> npt.NDArray[Any]:

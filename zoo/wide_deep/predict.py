@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.analysis.metrics import compare_clicks
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
@@ -226,25 +225,3 @@ class ClickPipeline(GraphPipeline):
         lines = (line for block in sources.blocks(name, place) for line in block.removesuffix(b"\n").split(b"\n"))
         some = list(itertools.islice(lines, count))
         return list(itertools.islice(itertools.cycle(some), count))
-
-
-def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
-    """Both precisions on the same labelled rows; see `pipelines.analysis.metrics.compare_clicks`. Keys samples, clicks
-    and skipped are added.
-    """
-    errors = ErrorLog()
-    labels: list[NDArray[np.float32]] = []
-    scores: dict[str, list[NDArray[np.float32]]] = {name: [] for name in pipelines}
-    with progress("evaluating rows") as advance:
-        for rows in next(iter(pipelines.values())).rows(data, on_error, errors):
-            if rows.labels is None:
-                raise RequestError("the rows have no label (39 columns); evaluation needs 40, the first of them 0 or 1")
-            labels.append(rows.labels)
-            for name, each in pipelines.items():
-                scores[name].append(each.score(rows))
-            advance(len(rows))
-    if errors.total:
-        logger.warning("%s", errors)
-    truth = np.concatenate(labels) if labels else np.zeros(0, np.float32)
-    compared = compare_clicks(truth, {name: np.concatenate(parts) for name, parts in scores.items()} if labels else {})
-    return {"samples": len(truth), "clicks": int(truth.sum()), "skipped": errors.total, **compared}

@@ -68,7 +68,7 @@ class FuseParallelEmbedding(Rewrite):
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Fuse every Concat with such parts."""
         return sum(self._fuse(model.graph, each) for each in list(model.graph) if each.op_type == "Concat")
 
     def _fuse(self, main: ir.Graph, concat: ir.Node) -> int:
@@ -110,7 +110,7 @@ class FuseParallelSum(Rewrite):
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """See the class."""
+        """Fuse every sum with such parts."""
         return sum(
             self._fuse(model.graph, each)
             for each in list(model.graph)

@@ -114,7 +114,7 @@ def _read(stream: Any, size: int) -> bytes:
 def blocks(name: str, path: Path | None) -> Iterator[bytes]:
     """Whole lines of a text file (None: stdin) in blocks of about `BLOCK` bytes, unpacked if it is gzip."""
     tail = b""
-    some = False
+    any_data = False
     try:
         if path is None and sys.stdin is None:
             raise RequestError("stdin is closed; name a file")
@@ -124,7 +124,7 @@ def blocks(name: str, path: Path | None) -> Iterator[bytes]:
             if head == b"\x1f\x8b":
                 stream = _Unpacked(stream)
             while data := _read(stream, BLOCK):
-                some = True
+                any_data = True
                 cut = data.rfind(b"\n") + 1
                 if cut:
                     yield tail + memoryview(data)[:cut]
@@ -139,7 +139,7 @@ def blocks(name: str, path: Path | None) -> Iterator[bytes]:
         ) from error
     except (OSError, zlib.error) as error:
         raise RequestError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
-    if not some:
+    if not any_data:
         raise RequestError(f"found {name} empty, wanted at least one row")
     if tail:
         yield tail + b"\n"
@@ -161,10 +161,10 @@ def _parquet(name: str, path: Path) -> Iterator[Any]:
 def _saved(name: str, path: Path, split: str | None) -> Iterator[Any]:
     library = datasets()
     try:
-        found = library.load_from_disk(str(path))
+        dataset = library.load_from_disk(str(path))
     except Exception as error:
         raise RequestError(f"cannot read the data set {name}: {_first_line(error)}") from error
-    return _iterate(name, found, split)
+    return _iterate(name, dataset, split)
 
 
 def _hub(name: str, repository: str, split: str) -> Iterator[Any]:
@@ -174,26 +174,26 @@ def _hub(name: str, repository: str, split: str) -> Iterator[Any]:
         raise RequestError(f"found no file {name}, and ZOO_OFFLINE forbids to look for it on the hub")
     library = datasets()
     try:
-        found = library.load_dataset(repository, split=split or None, streaming=True)
+        dataset = library.load_dataset(repository, split=split or None, streaming=True)
     except Exception as error:  # dozens of types: no such data set, no such split, no network
         raise RequestError(f"found neither a file {name} nor that data set on the hub: {_first_line(error)}") from error
-    return _iterate(name, found, None)
+    return _iterate(name, dataset, None)
 
 
-def _iterate(name: str, found: Any, split: str | None) -> Iterator[Any]:
+def _iterate(name: str, dataset: Any, split: str | None) -> Iterator[Any]:
     """Arrow tables of the only split, or of the one named."""
-    if isinstance(found, dict):
-        if (len(found) > 1) if split is None else (split not in found):
+    if isinstance(dataset, dict):
+        if (len(dataset) > 1) if split is None else (split not in dataset):
             raise RequestError(
-                f"found the splits {', '.join(found)} in {name}, wanted one of them: "
-                f"{name.partition(':')[0]}:{next(iter(found))}"
+                f"found the splits {', '.join(dataset)} in {name}, wanted one of them: "
+                f"{name.partition(':')[0]}:{next(iter(dataset))}"
             )
-        found = found[split or next(iter(found))]
+        dataset = dataset[split or next(iter(dataset))]
     elif split is not None:
         raise RequestError(f"found no splits in {name}, wanted the folder without :{split}")
     empty = True
     try:
-        for table in found.with_format("arrow").iter(batch_size=16384):
+        for table in dataset.with_format("arrow").iter(batch_size=16384):
             empty = False
             yield table
     except Exception as error:

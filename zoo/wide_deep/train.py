@@ -20,14 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.analysis.metrics import click_metrics
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress, silent
 from pipelines.graph import edit, io
 from zoo.training import BELOW_1, FROM_0, SEED, Workers, plot_curves, require_output, require_same_run, require_settings
-from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Features, Floats, Rows, fit, timed
-from zoo.wide_deep.log import Log, arrays
+from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Rows, timed
+from zoo.wide_deep.features import Features
+from zoo.wide_deep.fitting import fit
+from zoo.wide_deep.metrics import click_metrics
+from zoo.wide_deep.numbers import Floats
+from zoo.wide_deep.row_store import RowStore, arrays
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault(
@@ -325,7 +328,7 @@ def _train(
         Counts(numeric=config.numeric, categorical=config.categorical, buckets=config.buckets),
         time.perf_counter(),
     )
-    log = workers.together(lambda: Log(data, counts, on_error, output))
+    log = workers.together(lambda: RowStore(data, counts, on_error, output))
     settings = asdict(config) | {"hidden": list(config.hidden)}
     run = {
         "config": settings,
@@ -375,7 +378,7 @@ def _train(
 def _fit(
     saved: _Checkpoint,
     output: Path,
-    log: Log,
+    log: RowStore,
     rows: int,
     epochs: int,
     features: Features,
@@ -508,11 +511,11 @@ class _Checkpoint:
         """Epochs since the best one."""
         return self.epoch - self.best["epoch"] if self.best else 0
 
-    def note(self, found: dict[str, Any], weights: list[Any], min_delta: float) -> None:
+    def note(self, epoch: dict[str, Any], weights: list[Any], min_delta: float) -> None:
         """Add an epoch to the history; see `TrainConfig` for when it is the best."""
-        self.history.append(found)
-        if not self.best or found["logloss"] < self.best["logloss"] - min_delta:
-            self.best, self.best_weights = found, weights
+        self.history.append(epoch)
+        if not self.best or epoch["logloss"] < self.best["logloss"] - min_delta:
+            self.best, self.best_weights = epoch, weights
 
     @contextlib.contextmanager
     def clock(self, name: str) -> Iterator[None]:

@@ -21,8 +21,8 @@ from typing import Any
 
 from pipelines.core.errors import RequestError
 from zoo.wide_deep.tensorflow_graph import rules
+from zoo.wide_deep.tensorflow_graph.expressions import Apply, Column, Dense, Row, columns_of, fields_of
 from zoo.wide_deep.tensorflow_graph.tensors import Feature, Pair, Refused, Source, flat
-from zoo.wide_deep.tensorflow_graph.terms import Apply, Column, Dense, Row, columns_of, fields_of
 
 GraphDef = Any  # tf.compat.v1.GraphDef
 ENDS = ("Sigmoid", "Softmax")
@@ -84,6 +84,7 @@ def read_graph(path: str | Path) -> GraphDef:
 
 
 def _frozen(folder: Path) -> GraphDef:
+    """The GraphDef of a SavedModel's serving signature, variables as constants, functions inlined."""
     import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
@@ -208,6 +209,7 @@ class _Reading:
 
 
 def _split(tensor: str) -> tuple[str, int]:
+    """Node and output index of a tensor's name."""
     name, _, index = tensor.partition(":")
     return name, int(index) if index.isdigit() else 0
 
@@ -234,6 +236,7 @@ def _ends(graph: GraphDef) -> list[str]:
 
 
 def _tail(graph: GraphDef) -> str:
+    """The nodes that nothing reads, in words."""
     read = {_split(each.removeprefix("^"))[0] for node in graph.node for each in node.input}
     found = [f"{node.name} ({node.op})" for node in graph.node if node.name not in read and node.op not in ALWAYS]
     return ", ".join(found[:5]) or "nothing"

@@ -1,4 +1,4 @@
-"""What TensorFlow's operators on floats make of the expressions of a feature column graph; see
+"""Rules for the float operators of a feature column graph: arithmetic, activations, dense layers; see
 `zoo.wide_deep.tensorflow_graph.columns`.
 """
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from zoo.wide_deep.tensorflow_graph import terms
+from zoo.wide_deep.tensorflow_graph import expressions
+from zoo.wide_deep.tensorflow_graph.expressions import Apply, Row
 from zoo.wide_deep.tensorflow_graph.mapped import ELEMENTWISE
 from zoo.wide_deep.tensorflow_graph.tensors import (
     Flat,
@@ -21,11 +22,10 @@ from zoo.wide_deep.tensorflow_graph.tensors import (
     array_of,
     as_dense,
     flat,
-    no,
+    refuse,
+    require,
     unknown,
-    want,
 )
-from zoo.wide_deep.tensorflow_graph.terms import Apply, Row
 
 BINARY = {  # operator: steps with the constant behind and in front, and ONNX's name
     **dict.fromkeys(("Add", "AddV2", "BiasAdd"), ("add", "add", "Add")),
@@ -64,6 +64,7 @@ UNARY = {  # operator: step, ONNX's name
 
 
 def _binary(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Add, Sub, Mul, ... of two expressions, or of one and a constant, which a `Sum` takes into its weights."""
     behind, before, op = BINARY[node.op]
     a, b = inputs
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
@@ -71,37 +72,38 @@ def _binary(node: Node, inputs: list[Any], source: Source) -> Any:
     if isinstance(a, Flat) or isinstance(b, Flat):
         both = [each.of if isinstance(each, Flat) else each if np.size(each) == 1 else None for each in (a, b)]
         alike = all(isinstance(each, Flat) or (isinstance(each, np.ndarray) and each.size == 1) for each in (a, b))
-        return Flat(_binary(node, both, source)) if alike else no("it joins [n] and [n, 1], which makes [n, n]")
+        return Flat(_binary(node, both, source)) if alike else refuse("it joins [n] and [n, 1], which makes [n, n]")
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         x, c, step = (as_dense(b), a, before) if isinstance(a, np.ndarray) else (as_dense(a), b, behind)
-        want(
+        require(
             c.shape in ((), (1,), (1, 1), (x.width,), (1, x.width)),
             f"a constant of the shape {list(c.shape)} on {x.width} columns",
         )
         constant = np.broadcast_to(np.ravel(c), (x.width,)).astype(np.float64)
         if isinstance(x, Row) and step:
-            return terms.elementwise(step, x, constant)
+            return expressions.elementwise(step, x, constant)
         match step:
             case "add":
-                return terms.affine(x, 1, constant)
+                return expressions.affine(x, 1, constant)
             case "subtract":
-                return terms.affine(x, 1, -constant)
+                return expressions.affine(x, 1, -constant)
             case "subtract from":
-                return terms.affine(x, -1, constant)
+                return expressions.affine(x, -1, constant)
             case "multiply":
-                return terms.affine(x, constant, 0)
+                return expressions.affine(x, constant, 0)
             case "divide":
-                return terms.affine(x, 1 / constant, 0)
+                return expressions.affine(x, 1 / constant, 0)
         operands = [constant.astype(np.float32), x] if isinstance(a, np.ndarray) else [x, constant.astype(np.float32)]
         return Apply(op, tuple(operands), x.width, {})
     x, y = as_dense(a), as_dense(b)
-    want(x.width == y.width, f"on {x.width} and {y.width} columns")
+    require(x.width == y.width, f"on {x.width} and {y.width} columns")
     if op in ("Add", "Sub"):
-        return terms.add(x, y if op == "Add" else terms.affine(y, -1, 0))
+        return expressions.add(x, y if op == "Add" else expressions.affine(y, -1, 0))
     return Apply(op, (x, y), x.width, {})
 
 
 def _unary(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Relu, Sigmoid, Log1p, ...: a transform of numbers and tables, or an activation."""
     step, op = UNARY[node.op]
     (value,) = inputs
     if isinstance(value, np.ndarray):
@@ -110,12 +112,12 @@ def _unary(node: Node, inputs: list[Any], source: Source) -> Any:
         return Flat(_unary(node, [value.of], source))
     x = as_dense(value)
     if isinstance(x, Row) and step and (node.op != "Sigmoid" or x.width > 1):
-        return terms.elementwise(step, x)
+        return expressions.elementwise(step, x)
     match node.op:
         case "Neg":
-            return terms.affine(x, -1, 0)
+            return expressions.affine(x, -1, 0)
         case "Log1p":
-            return Apply("Log", (terms.affine(x, 1, 1),), x.width, {})
+            return Apply("Log", (expressions.affine(x, 1, 1),), x.width, {})
         case "Square":
             return Apply("Mul", (x, x), x.width, {})
         case "Rsqrt":
@@ -128,30 +130,33 @@ def _unary(node: Node, inputs: list[Any], source: Source) -> Any:
 
 
 def _add_n(node: Node, inputs: list[Any], source: Source) -> Any:
+    """AddN: a sum of expressions of one width."""
     flats = [isinstance(each, Flat) for each in inputs]
-    want(all(flats) or not any(flats), "it joins [n] and [n, 1]")
+    require(all(flats) or not any(flats), "it joins [n] and [n, 1]")
     values = [as_dense(flat(each)) for each in inputs]
-    want(len({each.width for each in values}) == 1, "on different numbers of columns")
-    total = reduce(terms.add, values)
+    require(len({each.width for each in values}) == 1, "on different numbers of columns")
+    total = reduce(expressions.add, values)
     return Flat(total) if any(flats) else total
 
 
 def _matmul(node: Node, inputs: list[Any], source: Source) -> Any:
+    """MatMul with constant weights [width, m]."""
     x, weight = inputs
-    want(isinstance(weight, np.ndarray) and not node.attr["transpose_a"].b, unknown(inputs))
+    require(isinstance(weight, np.ndarray) and not node.attr["transpose_a"].b, unknown(inputs))
     weight = weight.T if node.attr["transpose_b"].b else weight
     x = as_dense(x)
-    want(x.width == len(weight), f"{len(weight)} rows of weights for {x.width} columns")
-    return terms.multiply(x, weight)
+    require(x.width == len(weight), f"{len(weight)} rows of weights for {x.width} columns")
+    return expressions.multiply(x, weight)
 
 
 def _softmax(node: Node, inputs: list[Any], source: Source) -> Any:
+    """Softmax over two classes: the sigmoid of the difference of their logits."""
     (value,) = inputs
     if isinstance(value, TwoClass):
         return Pair(value.logit)
     x = as_dense(value)
-    want(x.width == 2, f"over {x.width} classes; wanted two, no click and click")
-    return Pair(terms.linear(terms.as_sum(x), np.array([[-1.0], [1.0]])))
+    require(x.width == 2, f"over {x.width} classes; wanted two, no click and click")
+    return Pair(expressions.linear(expressions.as_sum(x), np.array([[-1.0], [1.0]])))
 
 
 LAYERS: dict[str, Rule] = {

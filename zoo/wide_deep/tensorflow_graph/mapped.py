@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.core.errors import RequestError
-from zoo.wide_deep.data import Counts, Features, Rows
+from zoo.wide_deep.data import Counts, Rows
+from zoo.wide_deep.features import Features
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -47,14 +48,14 @@ ELEMENTWISE: dict[
     "relu": lambda x: np.maximum(x, np.float32(0)),
 }
 WITH_CONSTANT = ("add", "subtract", "subtract from", "multiply", "divide", "divide from", "maximum", "minimum", "power")
-Step = tuple[str] | tuple[str, float]
+Transform = tuple[str] | tuple[str, float]
 
 
-def apply(step: tuple[Any, ...], x: Array) -> Floats:
-    """One step of a normalizer on float32 values, as TensorFlow computes it; its constant may be an array that fits
+def apply(transform: tuple[Any, ...], x: Array) -> Floats:
+    """A transform of one number on float32 values, as TensorFlow computes it; its constant may be an array that fits
     theirs.
     """
-    name, *constant = step
+    name, *constant = transform
     with np.errstate(all="ignore"):
         found: Floats = ELEMENTWISE[name](x, *map(np.float32, constant)).astype(np.float32)
     return found
@@ -70,7 +71,7 @@ class Number:
     """
 
     column: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Transform, ...] = ()
     lo: float = 0.0
     hi: float = 1.0
 

@@ -1,9 +1,8 @@
-"""The tensors of a feature column graph as `zoo.wide_deep.tensorflow_graph.columns` understands them, and what the
-rules for operators share.
+"""Meanings of the tensors of a feature column graph, and what the rules for operators share.
 
 A tensor is an array where it is constant (a shape may hold `BATCH`), an expression of
-`zoo.wide_deep.tensorflow_graph.terms` where it is float [n, width], and a `Step` on the way from a text to the row of a
-table that it chooses.
+`zoo.wide_deep.tensorflow_graph.expressions` where it is float [n, width], and a `LookupStage` on the way from a text to
+its embedding.
 """
 
 from __future__ import annotations
@@ -15,22 +14,26 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from zoo.wide_deep.tensorflow_graph.terms import Apply, Column, Dense, Row, Sum
+from zoo.wide_deep.tensorflow_graph.expressions import Apply, Column, Dense, Row, Sum
 
 Array = npt.NDArray[Any]
 Node = Any  # tf.compat.v1.NodeDef
 Rule = Callable[[Node, list[Any], "Source"], Any]  # the outputs of a node, one or a tuple, for those of its inputs
 
 
-class No(Exception):
-    """Why a rule does not apply."""
+class RuleRefused(Exception):
+    """A rule does not apply, and why."""
 
 
 class Batch:
     """The number of rows, as an entry of a shape."""
 
     def __mul__(self, other: Any) -> Batch:
-        return self if isinstance(other, int | np.integer) and other == 1 else no("it computes with the number of rows")
+        return (
+            self
+            if isinstance(other, int | np.integer) and other == 1
+            else refuse("it computes with the number of rows")
+        )
 
     __rmul__ = __mul__
 
@@ -64,8 +67,8 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """A tensor between a text and its row. `kind`, with n rows of which m hold a value:
+class LookupStage:
+    """A tensor between a categorical text and its embedding. `kind`, with n rows of which m hold a value:
 
     text: string [n] or [n, 1], by rank. present: bool, whether there is one. entries: int64 [m, 2], where. held: string
     [m], those.
@@ -82,8 +85,8 @@ class Step:
     default: int = 0
     table: Array | None = None
 
-    def to(self, kind: str, **changes: Any) -> Step:
-        """The next step of the same field."""
+    def to(self, kind: str, **changes: Any) -> LookupStage:
+        """Another stage of the same field."""
         return replace(self, kind=kind, **changes)
 
 
@@ -127,14 +130,14 @@ def flat(value: Any) -> Any:
     return value.of if isinstance(value, Flat) else value
 
 
-def no(why: str) -> NoReturn:
-    """Refuse."""
-    raise No(why)
+def refuse(why: str) -> NoReturn:
+    """Raise RuleRefused."""
+    raise RuleRefused(why)
 
 
 def unknown(inputs: Sequence[Any]) -> str:
     """Why an operator has no meaning on such inputs."""
-    steps = {each.kind for each in inputs if isinstance(each, Step)}
+    steps = {each.kind for each in inputs if isinstance(each, LookupStage)}
     if steps & {"unique rows", "positions", "segments"}:
         return "rows are combined by other than mean, sum or sqrtn, or with weights; such columns are not mapped"
     kinds = ", ".join(kind_of(each) for each in inputs if not isinstance(each, np.ndarray))
@@ -143,7 +146,7 @@ def unknown(inputs: Sequence[Any]) -> str:
 
 def kind_of(value: Any) -> str:
     """What a tensor is, in words."""
-    if isinstance(value, Step):
+    if isinstance(value, LookupStage):
         return f"the {value.kind} of {value.field}"
     if isinstance(value, Row) and len(value.parts) == 1 and isinstance(value.parts[0], Column):
         return f"the number {value.parts[0].feature}"
@@ -152,25 +155,25 @@ def kind_of(value: Any) -> str:
     )
 
 
-def want(held: Any, why: str = "it is not used as a column of one value a row") -> None:
-    """Refuse unless `held`."""
+def require(held: Any, why: str = "it is not used as a column of one value a row") -> None:
+    """Raise RuleRefused unless `held`."""
     if not held:
-        no(why)
+        refuse(why)
 
 
-def is_step(value: Any, kind: str) -> bool:
-    """Whether a tensor is that step."""
-    return isinstance(value, Step) and value.kind == kind
+def is_stage(value: Any, kind: str) -> bool:
+    """Whether a tensor is the lookup stage of that kind."""
+    return isinstance(value, LookupStage) and value.kind == kind
 
 
-def same(*steps: Step) -> bool:
-    """Whether the steps are of one field."""
+def same(*steps: LookupStage) -> bool:
+    """Whether the stages are of one field."""
     return len({each.field for each in steps}) == 1
 
 
 def as_dense(value: Any) -> Dense:
     """The tensor where it is an expression; refuses others."""
-    return value if isinstance(value, Row | Sum | Apply) else no(unknown([value]))
+    return value if isinstance(value, Row | Sum | Apply) else refuse(unknown([value]))
 
 
 def axis_of(value: Any, rank: int) -> int:

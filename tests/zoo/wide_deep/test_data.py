@@ -25,10 +25,12 @@ from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError, ZooError
 from zoo.wide_deep import sources
-from zoo.wide_deep.data import ErrorLog, Features, Rows, fit, read_rows
+from zoo.wide_deep.data import ErrorLog, Rows, read_rows
+from zoo.wide_deep.features import Features
+from zoo.wide_deep.fitting import fit
 from zoo.wide_deep.hashing import buckets_of, fingerprint64, hash_buckets
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "scripts" / "synthesize_criteo.py"
 SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
 EMPTY = 263  # bucket of the empty string in 1000
@@ -983,7 +985,7 @@ def test_speed_and_memory(tmp_path):
     file = tmp_path / "rows.tsv"
     assert run_script("-n", 300_000, "-o", file).returncode == 0
     code = (
-        "import re, sys, time\nfrom zoo.wide_deep.data import fit, read_rows\n"
+        "import re, sys, time\nfrom zoo.wide_deep.data import read_rows; from zoo.wide_deep.fitting import fit\n"
         "f = fit(read_rows(sys.argv[1])); t = time.process_time()\n"
         "n = sum(len(f.encode(rows)['ids']) for rows in read_rows(sys.argv[1]))\n"
         "print(n, n / (time.process_time() - t), int(re.search(r'VmHWM:\\s*(\\d+)', "

@@ -12,11 +12,12 @@ import pytest
 
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, sha256
-from zoo.wide_deep.data import Counts, Features, Rows, read_rows
+from zoo.wide_deep.data import Counts, Rows, read_rows
+from zoo.wide_deep.features import Features
 
 training = pytest.importorskip("zoo.wide_deep.train", reason="needs the train extra")
 freezing = pytest.importorskip("zoo.wide_deep.freeze")
-logs = importlib.import_module("zoo.wide_deep.log")
+row_store = importlib.import_module("zoo.wide_deep.row_store")
 train, TRAIN, FINETUNE, TrainConfig = training.train, training.TRAIN, training.FINETUNE, training.TrainConfig
 
 COUNTS = Counts(numeric=3, categorical=2, buckets=50)
@@ -261,9 +262,11 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path, log, trained, m
         train(log, folder, config=TINY)
     assert {path.name for path in folder.iterdir()} == {"checkpoint"}
     calls, whole = -1000, calls
-    whole_run = logs.Log.batches
+    whole_run = row_store.RowStore.batches
     monkeypatch.setattr(
-        logs.Log, "batches", lambda self, *a, skip, **b: resumed.append(skip) or whole_run(self, *a, skip=skip, **b)
+        row_store.RowStore,
+        "batches",
+        lambda self, *a, skip, **b: resumed.append(skip) or whole_run(self, *a, skip=skip, **b),
     )
     assert train(log, folder, config=TINY, resume=True) == trained[1]
     assert resumed[0] == (0 if every else (whole - 1) % STEPS if steps < 3 * STEPS else steps - 3 * STEPS)
@@ -354,9 +357,9 @@ def test_diverging_training_stops(tmp_path, log):
 @pytest.fixture
 def held(log, tmp_path, monkeypatch):
     """The log, in blocks of up to three chunks of 32 rows."""
-    monkeypatch.setattr(logs, "CHUNK_ROWS", 20)
-    monkeypatch.setattr(logs, "BLOCK_ROWS", 96)
-    return logs.Log(log, COUNTS, "raise", tmp_path / "not" / "there")
+    monkeypatch.setattr(row_store, "CHUNK_ROWS", 20)
+    monkeypatch.setattr(row_store, "BLOCK_ROWS", 96)
+    return row_store.RowStore(log, COUNTS, "raise", tmp_path / "not" / "there")
 
 
 def joined(batches):
@@ -365,7 +368,7 @@ def joined(batches):
 
 @pytest.mark.parametrize("limit", [10_000, 96])  # one block, several
 def test_every_row_comes_once_an_epoch(log, held, monkeypatch, limit):
-    monkeypatch.setattr(logs, "BLOCK_ROWS", limit)
+    monkeypatch.setattr(row_store, "BLOCK_ROWS", limit)
     rows = Rows.concatenate(list(read_rows(log, **COUNTS)))
     features = training.fit(held.part(0, 310), buckets=50)
     expected = features.encode(rows[slice(0, 310)])
@@ -417,7 +420,7 @@ def test_parts_of_a_log_are_its_rows(log, held):
 
 
 def test_a_log_is_kept_on_disk_and_leaves_nothing_there(log, tmp_path):
-    held = logs.Log(log, COUNTS, "raise", tmp_path)
+    held = row_store.RowStore(log, COUNTS, "raise", tmp_path)
     assert held.record.itemsize == 1 + 3 * 4 + 2 and os.fstat(held.file.fileno()).st_size == 400 * held.record.itemsize
     assert not list(tmp_path.iterdir())
 
@@ -425,19 +428,19 @@ def test_a_log_is_kept_on_disk_and_leaves_nothing_there(log, tmp_path):
 @pytest.mark.parametrize("buckets", [256, 257, 70_000])
 def test_large_buckets_are_kept(log, tmp_path, buckets):
     counts = Counts(numeric=3, categorical=2, buckets=buckets)
-    found = next(logs.Log(log, counts, "raise", tmp_path).part(0, 400))
+    found = next(row_store.RowStore(log, counts, "raise", tmp_path).part(0, 400))
     np.testing.assert_array_equal(found.ids, next(read_rows(log, **counts)).ids)
 
 
 def test_a_full_disk_is_said(log, tmp_path, monkeypatch):
-    monkeypatch.setattr(logs.tempfile, "TemporaryFile", lambda **options: open("/dev/full", "wb", buffering=0))  # noqa: PTH123, SIM115
+    monkeypatch.setattr(row_store.tempfile, "TemporaryFile", lambda **options: open("/dev/full", "wb", buffering=0))  # noqa: PTH123, SIM115
     with pytest.raises(ZooError, match="No space left"):
-        logs.Log(log, COUNTS, "raise", tmp_path)
+        row_store.RowStore(log, COUNTS, "raise", tmp_path)
 
 
 def test_data_larger_than_a_block_trains(tmp_path, log, trained, monkeypatch):
-    monkeypatch.setattr(logs, "CHUNK_ROWS", 20)
-    monkeypatch.setattr(logs, "BLOCK_ROWS", 96)
+    monkeypatch.setattr(row_store, "CHUNK_ROWS", 20)
+    monkeypatch.setattr(row_store, "BLOCK_ROWS", 96)
     config = replace(TINY, epochs=1, refit=False)
     train(log, tmp_path / "m", config=config)
     assert read_json(tmp_path / "m" / "train.json")["rows"] == {

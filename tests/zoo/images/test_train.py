@@ -285,7 +285,7 @@ def in_processes(data: str, folder: str, *, resume: bool) -> None:
 
 @pytest.fixture
 def two(tmp_path, pictures):
-    return TwoProcesses("test_images_train", pictures, tmp_path)
+    return TwoProcesses("tests.zoo.images.test_train", pictures, tmp_path)
 
 
 def test_two_processes_train_one_model(tmp_path, two):

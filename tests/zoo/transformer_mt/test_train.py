@@ -22,7 +22,7 @@ from zoo.transformer_mt.model import FORMS, Form, build  # noqa: E402
 from zoo.transformer_mt.train import Settings, Trainer, train  # noqa: E402
 
 torch.set_num_threads(1)
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FORMS["one"] = Form(1, 1, 32, 64, 2)
 QUICK = Settings(
     arch="one", vocabulary=60, epochs=3, batch_size=512, learning_rate=5e-3, warmup=20, precision="fp32", average=2
@@ -272,7 +272,7 @@ def in_processes(data: str, folder: str, *, resume: bool) -> None:
 
 @pytest.fixture
 def two(tmp_path, pairs):
-    return TwoProcesses("test_mt_train", pairs, tmp_path)
+    return TwoProcesses("tests.zoo.transformer_mt.test_train", pairs, tmp_path)
 
 
 def test_two_processes_train_one_model(tmp_path, two, quick):

@@ -31,7 +31,7 @@ from pipelines.engines.timing import Choice
 from pipelines.kernels import extension
 from pipelines.models import pipeline
 from zoo.wide_deep import predict
-from zoo.wide_deep.data import Features
+from zoo.wide_deep.features import Features
 
 NAME = "wide-deep-criteo"
 

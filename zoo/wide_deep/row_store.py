@@ -1,4 +1,4 @@
-"""A labelled log as training goes over it: read once from its source, kept on disk as records, dealt out by a thread in
+"""Labelled rows as training reads them: parsed once, kept on disk as records, shuffled into batches by a thread, in
 constant memory.
 """
 
@@ -18,16 +18,18 @@ from pipelines.core import ordered_map
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import FULL, DiskFull
 from pipelines.core.progress import progress
-from zoo.wide_deep.data import Counts, ErrorLog, Features, Floats, Rows, read_rows
+from zoo.wide_deep.data import Counts, ErrorLog, Rows, read_rows
+from zoo.wide_deep.features import Features
+from zoo.wide_deep.numbers import Floats
 
 Batch = tuple[npt.NDArray[np.int32], Floats, Floats]  # ids [n, categorical], numbers [n, numeric], labels [n]
 
 BLOCK_ROWS = 1 << 18  # rows shuffled at once; at most four blocks are in memory
-CHUNK_ROWS = 1024  # rows that lie together on disk and are read together: a block holds chunks from all over the log
+CHUNK_ROWS = 1024  # rows that lie together on disk and are read together: a block holds chunks from all over the rows
 
 
-class Log:
-    """A labelled log in its order, as records in a file without a name beside `folder`, which goes with the process
+class RowStore:
+    """Labelled rows in their order, as records in a file without a name beside `folder`, which goes with the process
     whatever ends it.
 
     A record is a label, the raw numbers and the ids, 105 bytes for the published sizes. digest: SHA-256 of all records.
@@ -40,12 +42,12 @@ class Log:
             [("label", "u1"), ("numbers", "f4", (counts["numeric"],)), ("ids", ids, (counts["categorical"],))]
         )
         self.rows, self.errors, digest = 0, ErrorLog(), hashlib.sha256()
-        place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
+        parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
         try:
-            self.file = tempfile.TemporaryFile(dir=place, buffering=0)  # noqa: SIM115 (open as long as this object)
+            self.file = tempfile.TemporaryFile(dir=parent, buffering=0)  # noqa: SIM115 (open as long as this object)
         except OSError as error:
             raise RequestError(
-                f"cannot write in {place}: {error.strerror or error}; choose another output folder"
+                f"cannot write in {parent}: {error.strerror or error}; choose another output folder"
             ) from error
         with progress("reading") as advance:
             for rows in read_rows(data, on_error=on_error, errors=self.errors, **counts):
@@ -57,20 +59,20 @@ class Log:
                 records["label"], records["numbers"], records["ids"] = rows.labels, rows.numbers, rows.ids
                 content = records.view(np.uint8).data
                 digest.update(content)
-                self._write(content, place)
+                self._write(content, parent)
                 self.rows += len(rows)
                 advance(len(rows))
         if not self.rows:
             raise RequestError(f"found no rows to train on: {self.errors}")
         self.digest = digest.hexdigest()
 
-    def _write(self, content: memoryview, place: Path) -> None:
+    def _write(self, content: memoryview, parent: Path) -> None:
         try:
             while content:
                 content = content[self.file.write(content) :]
         except OSError as error:
             if error.errno in FULL:
-                raise DiskFull(f"the rows read to {place}", error) from error
+                raise DiskFull(f"the rows read to {parent}", error) from error
             raise
 
     def _records(self, starts: Sequence[int], stops: Sequence[int]) -> npt.NDArray[Any]:
@@ -108,7 +110,7 @@ class Log:
         rows of the batch.
 
         The first `skip` batches are left out. Up to one block of rows is shuffled as a whole; of more rows, chunks are
-        drawn from all over the log, a block at a time, and the rows of a block shuffled. A thread makes the next block
+        drawn from all over the rows, a block at a time, and the rows of a block shuffled. A thread makes the next block
         while this one is used.
         """
         random = np.random.default_rng(seed)
@@ -143,6 +145,7 @@ class Log:
 
 
 def _rows(records: npt.NDArray[Any], start: int = 0) -> Rows:
+    """Records as `Rows`; the first one's index is `start`."""
     numbers, ids = np.ascontiguousarray(records["numbers"], np.float32), np.ascontiguousarray(records["ids"], np.int32)
     return Rows(numbers, ids, records["label"].astype(np.float32), np.arange(start, start + len(records)))
 

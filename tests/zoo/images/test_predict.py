@@ -24,7 +24,7 @@ from pipelines.data import images
 from pipelines.graph import io as graph
 from pipelines.models.hub import Card, CardFile
 from zoo import cli
-from zoo.images import predict
+from zoo.images import metrics, predict
 from zoo.images.harness import STEPS
 from zoo.images.predict import ImagePipeline
 
@@ -535,7 +535,7 @@ def test_labels_count_without_the_background_and_unknown_ones_are_named(
     )
     assert isinstance(shifted, ImagePipeline)
     assert (
-        predict.evaluate({"fp32": shifted}, photos)["metrics"]["fp32"]["top1"] == 1
+        metrics.evaluate({"fp32": shifted}, photos)["metrics"]["fp32"]["top1"] == 1
     )  # as many labels as classes: in sorted order
     (tmp_path / "some").mkdir()
     shutil.copy(photos / "red" / "0.jpg", tmp_path / "some" / "a.jpg")
@@ -547,9 +547,9 @@ def test_labels_count_without_the_background_and_unknown_ones_are_named(
         (tmp_path / "some" / "labels.csv").write_text(f"file,label\na.jpg,{label}\n")
         if said:
             with pytest.raises(RequestError, match=said):
-                predict.labelled(shifted, tmp_path / "some")
+                metrics.find_labelled(shifted, tmp_path / "some")
         else:
-            assert predict.labelled(shifted, tmp_path / "some")[1].tolist() == [6]
+            assert metrics.find_labelled(shifted, tmp_path / "some")[1].tolist() == [6]
     shutil.copytree(photos / "red", tmp_path / "odd" / "crimson")
     shutil.copytree(photos / "red", tmp_path / "odd" / "red")
     with pytest.raises(
@@ -571,7 +571,7 @@ def test_published_weights_are_as_good_as_they_should_be(
     monkeypatch.setenv("ZOO_MIRROR", str(shared / "weights"))
     opened = zoo.pipeline(name, "fp32", "onnxruntime")
     assert isinstance(opened, ImagePipeline)
-    found = predict.evaluate({"fp32": opened}, shared / "data" / "imagenet" / "nips17")
+    found = metrics.evaluate({"fp32": opened}, shared / "data" / "imagenet" / "nips17")
     assert found["metrics"]["fp32"] == pytest.approx({"top1": top1, "top5": top5}, abs=0.005)
 
 

@@ -15,15 +15,15 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from zoo.training import is_first
 
-tests = pytest.importorskip("test_wide_deep_train", reason="needs the train extra")
+tests = pytest.importorskip("tests.zoo.wide_deep.test_train", reason="needs the train extra")
 CONFIG = replace(tests.TINY, dropout=0.0, batch_size=50)  # the last batch has none for one process: 301 rows
 SECONDS = 300
 
 SCRIPT = """
 import json, sys
 sys.path[:0] = json.loads(sys.argv[1])
-import test_wide_deep_train as tests
-from test_wide_deep_train_workers import CONFIG
+import tests.zoo.wide_deep.test_train as tests
+from tests.zoo.wide_deep.test_train_workers import CONFIG
 from pipelines.core.errors import ZooError
 from zoo.wide_deep import train as training
 steps, data, output, *more = sys.argv[2:]
@@ -62,7 +62,7 @@ def places(count: int) -> list[str]:
 @pytest.fixture
 def pair(tmp_path):
     """Runs two processes with (data, output) each; returns their exit codes and what they printed."""
-    script, here = tmp_path / "script.py", Path(__file__).resolve()
+    script, root = tmp_path / "script.py", Path(__file__).resolve().parents[3]
     script.write_text(SCRIPT)
 
     def run(*each: tuple[Path, Path], steps: int = 0, resume: bool = False) -> list[tuple[int, str]]:
@@ -79,7 +79,7 @@ def pair(tmp_path):
             command = [
                 sys.executable,
                 str(script),
-                json.dumps([str(here.parents[2]), str(here.parent)]),
+                json.dumps([str(root)]),
                 str(steps),
                 str(data),
             ]

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit
-from zoo.wide_deep.tensorflow_graph.mapped import Number, Step, apply
+from zoo.wide_deep.tensorflow_graph.mapped import Number, Transform, apply
 
 Array = npt.NDArray[Any]
 OPSET = 18
@@ -30,7 +30,7 @@ class Column:
 
     feature: str
     position: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Transform, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,13 +143,13 @@ def multiply(x: Dense, weight: Array) -> Sum:
         total, left, rows = Sum(zero), [], []
         start = 0
         for part in x.parts:
-            some = weight[start : start + width_of(part)]
-            start += len(some)
+            part_weight = weight[start : start + width_of(part)]
+            start += len(part_weight)
             if isinstance(part, Lookup) and part.one_hot:
-                total = add(total, linear(as_sum(Row((part,))), some))
+                total = add(total, linear(as_sum(Row((part,))), part_weight))
             else:
                 left.append(part)
-                rows.append(some)
+                rows.append(part_weight)
         if any(isinstance(each, Lookup) for each in left):
             return add(total, Sum(zero, products=((Row(tuple(left)), np.concatenate(rows)),)))
         return add(total, linear(as_sum(Row(tuple(left))), np.concatenate(rows))) if left else total
@@ -172,18 +172,18 @@ def linear(s: Sum, matrix: Array) -> Sum:
 
 
 def elementwise(step: str, x: Row, constant: Array | None = None) -> Row:
-    """A step of `mapped.ELEMENTWISE` on every part: numbers remember it, tables are changed by it. `constant` has
-    x.width entries.
+    """A transform of `mapped.ELEMENTWISE` on every part: numbers note it, tables are computed. `constant` has x.width
+    entries.
     """
     parts: list[Part] = []
     start = 0
     for part in x.parts:
-        some = None if constant is None else constant[start : start + width_of(part)].astype(np.float32)
+        values = None if constant is None else constant[start : start + width_of(part)].astype(np.float32)
         start += width_of(part)
         if isinstance(part, Column):
-            parts.append(replace(part, steps=(*part.steps, (step,) if some is None else (step, float(some[0])))))
+            parts.append(replace(part, steps=(*part.steps, (step,) if values is None else (step, float(values[0])))))
         else:
-            parts.append(Lookup(part.field, apply((step,) if some is None else (step, some), part.table)))
+            parts.append(Lookup(part.field, apply((step,) if values is None else (step, values), part.table)))
     return Row(tuple(parts))
 
 
@@ -239,26 +239,28 @@ class Emitter:
         return inputs[0] if x.op == "Identity" else self._node(x.op, inputs, x.width, **x.attributes)
 
     def _sum(self, s: Sum) -> ir.Value:
-        bias, terms = s.bias, []
+        bias, addends = s.bias, []
         for x, weight in s.products:
             value, matrix, shift = self._operand(x, weight)
             bias = bias + shift
             self.layers += 1
-            terms.append(self._node("MatMul", [value, self._constant(matrix, f"dense_{self.layers}/kernel")], s.width))
+            addends.append(
+                self._node("MatMul", [value, self._constant(matrix, f"dense_{self.layers}/kernel")], s.width)
+            )
         if s.numbers:
             matrix, shift = self._by_column(s.numbers, s.width)
             bias = bias + shift
-            terms.append(self._node("MatMul", [self.numbers, self._constant(matrix, "wide/numbers")], s.width))
-        if terms and bias.any():
-            terms[0] = self._node("Add", [terms[0], self._constant(bias, f"dense_{self.layers}/bias")], s.width)
+            addends.append(self._node("MatMul", [self.numbers, self._constant(matrix, "wide/numbers")], s.width))
+        if addends and bias.any():
+            addends[0] = self._node("Add", [addends[0], self._constant(bias, f"dense_{self.layers}/bias")], s.width)
             bias = np.zeros(0)
-        terms += [self._lookup(each, "wide") for each in sorted(s.lookups, key=lambda each: self.fields[each.field])]
+        addends += [self._lookup(each, "wide") for each in sorted(s.lookups, key=lambda each: self.fields[each.field])]
         for x, factor in s.others:
             value = self._dense(x)
-            terms.append(
+            addends.append(
                 value if (factor == 1).all() else self._node("Mul", [value, self._constant(factor, "factor")], s.width)
             )
-        total = terms[0] if len(terms) == 1 else self._node("Sum", terms, s.width)
+        total = addends[0] if len(addends) == 1 else self._node("Sum", addends, s.width)
         return self._node("Add", [total, self._constant(bias, "bias")], s.width) if bias.any() else total
 
     def _operand(self, x: Row | Apply, weight: Array) -> tuple[ir.Value, Array, Array]:
@@ -336,6 +338,7 @@ class Emitter:
 
 
 def _input(name: str, dtype: ir.DataType, width: int) -> ir.Value:
+    """A graph input [batch, width]."""
     return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(["batch", width]))
 
 
@@ -354,6 +357,7 @@ def fields_of(x: Dense) -> set[str]:
 
 
 def _leaves(x: Dense) -> list[Part]:
+    """The parts that an expression reads, in the order met."""
     found: list[Part] = []
     seen: set[int] = set()
     waiting: list[Any] = [x]

@@ -47,7 +47,7 @@ def network(name):
     return found
 
 
-def bytes_of(model):
+def quantized_of(model):
     """The int8 form of a rewritten graph, by random sentences."""
     random = np.random.default_rng(2)
     samples = [{name: random.integers(END + 1, WORDS, (8, 7)) for name in ("source", "target")}]
@@ -102,7 +102,7 @@ def assert_same(found, wanted):
 @pytest.mark.parametrize("form", ["naive", "rewritten", "int8"])
 def test_a_step_computes_what_the_naive_graph_does(naive, rewritten, form):
     """Rows of a sentence stand together; they swap places, double and vanish from step to step."""
-    model = {"naive": naive, "rewritten": rewritten}.get(form) or bytes_of(rewritten)
+    model = {"naive": naive, "rewritten": rewritten}.get(form) or quantized_of(rewritten)
     found = incremental(model)
     whole, encoder, step = (Opened(each, optimize=False) for each in (model, found.encoder, found.step))
     random, width = np.random.default_rng(3), 3
@@ -125,8 +125,8 @@ def test_a_step_computes_what_the_naive_graph_does(naive, rewritten, form):
         np.testing.assert_allclose(logits, wanted, atol=0.05 * np.abs(wanted).max() if form == "int8" else 1e-5)
 
 
-def test_keys_and_values_of_bytes_are_halves_and_those_of_floats_stay(rewritten, sentences):
-    for model, kind in ((rewritten, ir.DataType.FLOAT), (bytes_of(rewritten), ir.DataType.FLOAT16)):
+def test_the_caches_of_a_quantized_model_are_float16_and_those_of_a_float_one_float32(rewritten, sentences):
+    for model, kind in ((rewritten, ir.DataType.FLOAT), (quantized_of(rewritten), ir.DataType.FLOAT16)):
         found = incremental(model)
         assert {each.dtype for each in found.caches} == {kind}
         given = Opened(found.encoder).run({"source": padded(sentences)})
@@ -217,9 +217,9 @@ def test_logits_that_are_no_numbers_are_told(rewritten, sentences):
         hypotheses(found["tokens"], found["scores"])
 
 
-def test_layers_of_bytes_stay_so_inside_the_loop(rewritten, tmp_path):
+def test_int8_layers_stay_int8_inside_the_loop(rewritten, tmp_path):
     """What onnxruntime makes of it: every linear layer an int8 operator, no weight dequantized at run time."""
-    model = search(incremental(bytes_of(rewritten)))
+    model = search(incremental(quantized_of(rewritten)))
     chosen = onnxruntime.SessionOptions()
     chosen.optimized_model_filepath, chosen.log_severity_level = str(tmp_path / "optimized.onnx"), 3
     onnxruntime.InferenceSession(io.serialized(model), chosen, providers=["CPUExecutionProvider"])
