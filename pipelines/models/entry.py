@@ -31,6 +31,8 @@ class Entry:
         from elsewhere, with rows to calibrate on, to a folder that freeze starts from; "" for a model without one
     harness(pipelines, data, *, scenario, count, least, price_per_hour) -> figures: the quality, then the time from raw
         input to results, one sample after the other or in a stream; "" for a model without one
+    report_sections: "module" with overview(name) -> {column: cell}, headline(name) -> lines, sections(name) and
+        benchmarks(names) -> markdown: what the project's pages show of its models; "" for a family without reports
     """
 
     name: str
@@ -48,6 +50,7 @@ class Entry:
     native: str = ""
     harness: str = ""
     from_graph: str = ""
+    report_sections: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.name):
