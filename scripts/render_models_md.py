@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import zoo
 from pipelines.analysis import markdown
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "MODELS.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
+SHIPPED = Hub(zoo.SHIPPED)
 COLUMNS = ("model", "task", "data", "quality, fp32 / int8", "speed-up", "MB, fp32 / int8", "licence")
 MODELS_HEAD = """# Models
 
@@ -41,18 +43,26 @@ rewrite is worth. Engines are compared only in turn within one run. `scripts/rep
 
 
 def sections_of(name: str) -> ModuleType | None:
-    """The module of a model's family that renders its reports, None where the family has none."""
-    module = zoo.entry(Hub(zoo.SHIPPED).card(name).entry).report_sections
+    """The module of a model's family that renders its reports: `sections`, and what else of `Entry.report_sections` it
+    has; None where the family has none.
+    """
+    module = zoo.entry(SHIPPED.card(name).entry).report_sections.partition(":")[0]
     return importlib.import_module(module) if module else None
+
+
+def rendered(part: str, name: str) -> Any:
+    """What the family's function `part` says of a model, None where it has no such function."""
+    function = getattr(sections_of(name), part, None)
+    return function(name) if function else None
 
 
 def families() -> dict[ModuleType, list[str]]:
     """The modules that render reports, each with the names of its models."""
-    found: dict[ModuleType, list[str]] = {}
-    for name in zoo.names():
+    models: dict[ModuleType, list[str]] = {}
+    for name in SHIPPED.names():
         if module := sections_of(name):
-            found.setdefault(module, []).append(name)
-    return found
+            models.setdefault(module, []).append(name)
+    return models
 
 
 def opening(text: str) -> str:
@@ -62,13 +72,13 @@ def opening(text: str) -> str:
 
 def overview(name: str) -> list[str]:
     """The model's row of the overview."""
-    card, module = Hub(zoo.SHIPPED).card(name), sections_of(name)
+    card = SHIPPED.card(name)
     cells = {
         "model": f"[{name}](#{name.replace('.', '')})",
         "task": card.description.partition(":")[0].partition(",")[0],
         "data": opening(card.details["data"]),
         "licence": opening(card.details["licence"]),
-        **(module.overview(name) if module else {}),
+        **(rendered("overview", name) or {}),
     }
     return [cells.get(column, "") for column in COLUMNS]
 
@@ -86,15 +96,16 @@ def facts(card: Card) -> str:
 
 def model(name: str) -> str:
     """The model's section of MODELS.md."""
-    card, module = Hub(zoo.SHIPPED).card(name), sections_of(name)
-    what = f"{card.description} Family `{card.entry}`; {card.details['architecture']}."
-    parts = [f"## {name}\n", f"{what}\n", module.sections(name) if module else "", facts(card)]
+    card = SHIPPED.card(name)
+    architecture = f"; {card.details['architecture']}" if "architecture" in card.details else ""
+    what = f"{card.description} Family `{card.entry}`{architecture}."
+    parts = [f"## {name}\n", f"{what}\n", rendered("sections", name), facts(card)]
     return "\n".join(part for part in parts if part)
 
 
 def models_page() -> str:
-    rows = [overview(name) for name in zoo.names()]
-    return "\n".join([MODELS_HEAD, markdown.table(COLUMNS, rows), *(model(name) for name in zoo.names())])
+    rows = [overview(name) for name in SHIPPED.names()]
+    return "\n".join([MODELS_HEAD, markdown.table(COLUMNS, rows), *(model(name) for name in SHIPPED.names())])
 
 
 def environments() -> str:
@@ -102,7 +113,7 @@ def environments() -> str:
     peers = markdown.reports(ROOT / "scripts" / "peers" / "reports", "")
     rows = []
     for report in [
-        *(each for name in zoo.names() for each in markdown.reports(zoo.SHIPPED / name / "reports", "")),
+        *(each for name in SHIPPED.names() for each in markdown.reports(zoo.SHIPPED / name / "reports", "")),
         *peers,
     ]:
         environment = report.content["environment"]
@@ -129,7 +140,7 @@ def environments() -> str:
 
 
 def benchmarks_page() -> str:
-    parts = [module.benchmarks(names) for module, names in families().items()]
+    parts = [module.benchmarks(names) for module, names in families().items() if hasattr(module, "benchmarks")]
     return "\n".join(filter(None, [BENCHMARKS_HEAD, *parts, environments()]))
 
 
@@ -137,7 +148,7 @@ def readme(text: str) -> str:
     """README.md with the lines between its markers replaced."""
     start = text.index("\n", text.index("<!-- figures:")) + 1
     end = text.index("<!-- end of figures -->")
-    lines = [line for name in zoo.names() if (module := sections_of(name)) for line in module.headline(name)]
+    lines = [line for name in SHIPPED.names() for line in rendered("headline", name) or ()]
     return text[:start] + "".join(f"{line}\n" for line in lines) + text[end:]
 
 

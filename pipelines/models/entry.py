@@ -31,8 +31,9 @@ class Entry:
         from elsewhere, with rows to calibrate on, to a folder that freeze starts from; "" for a model without one
     harness(pipelines, data, *, scenario, count, least, price_per_hour) -> figures: the quality, then the time from raw
         input to results, one sample after the other or in a stream; "" for a model without one
-    report_sections: "module" with overview(name) -> {column: cell}, headline(name) -> lines, sections(name) and
-        benchmarks(names) -> markdown: what the project's pages show of its models; "" for a family without reports
+    report_sections(name) -> Markdown: the part of MODELS.md on the model `name`; "" for a family without one. Its
+        module may also have overview(name) -> {column: cell} for the table above, headline(name) -> lines of README and
+        benchmarks(names) -> Markdown for docs/benchmarks.md
     """
 
     name: str
@@ -64,7 +65,7 @@ class Entry:
             self.evaluate,
             self.pipeline,
         )
-        for part in (*parts, *filter(None, (self.native, self.harness, self.from_graph))):
+        for part in (*parts, *filter(None, (self.native, self.harness, self.from_graph, self.report_sections))):
             if part.count(":") != 1:
                 raise ValueError(f"{self.name}: {part!r} is not 'module:attribute'")
 

@@ -22,5 +22,5 @@ def entry(name: str, title: str, family: str, key: str) -> Entry:
         checkpoint="model.pt",
         recipe=QuantRecipe(search=True),
         harness="zoo.images.harness:harness",
-        report_sections="zoo.images.report_sections",
+        report_sections="zoo.images.report_sections:sections",
     )

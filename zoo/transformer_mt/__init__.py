@@ -17,5 +17,5 @@ ENTRY = Entry(
     checkpoint="model.pt",
     # products of attention are small: bytes would cost more than they save
     recipe=QuantRecipe(correct=False, keep_float=(r".*\.(products|found)",)),
-    report_sections="zoo.transformer_mt.report_sections",
+    report_sections="zoo.transformer_mt.report_sections:sections",
 )

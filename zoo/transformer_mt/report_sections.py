@@ -119,11 +119,11 @@ def _text_to_text(name: str) -> TextToText | None:
 
 
 def _quality(report: Report) -> str:
-    found = report.content
-    rows = [["fp32", *(f"{found['metrics']['fp32'][key]:.2f}" for key in ("bleu", "chrf")), ""]]
+    content = report.content
+    rows = [["fp32", *(f"{content['metrics']['fp32'][key]:.2f}" for key in ("bleu", "chrf")), ""]]
     for engine, metrics, compared in (
-        ("onnxruntime", found["metrics"]["int8"], found),
-        ("native", found["native"]["metrics"], found["native"]),
+        ("onnxruntime", content["metrics"]["int8"], content),
+        ("native", content["native"]["metrics"], content["native"]),
     ):
         moved, interval = compared["difference"], compared["interval"]
         cells = [
@@ -132,18 +132,18 @@ def _quality(report: Report) -> str:
         ]
         rows.append([f"int8, {engine}", *cells, f"{100 * moved['agreement']:.1f}%"])
     return (
-        f"- **Quality** on {found['data']}, `{found['signatures']['bleu']}`; in brackets the "
+        f"- **Quality** on {content['data']}, `{content['signatures']['bleu']}`; in brackets the "
         f"difference to fp32 and its 95% interval by paired bootstrap ({link(report.path, MODELS)}):\n\n"
         + table(["precision", "BLEU", "chrF", "same translation as fp32"], rows)
     )
 
 
 def _threads(name: str, report: Report) -> str:
-    found = report.content
-    rates = {count: f"{rate['median']:,.0f}" for count, rate in found["sentences_per_second"].items()}
+    content = report.content
+    rates = {count: f"{rate['median']:,.0f}" for count, rate in content["sentences_per_second"].items()}
     return (
         f"{name}: {rates['2']} sentences/s from text to text in native code with two threads, {rates['1']} with one "
-        f"({found['times_as_fast']:.2f}x; {found['data']}; {source(report, BENCHMARKS)}).\n"
+        f"({content['times_as_fast']:.2f}x; {content['data']}; {source(report, BENCHMARKS)}).\n"
     )
 
 

@@ -18,5 +18,5 @@ ENTRY = Entry(
     checkpoint="model.weights.h5",
     recipe=QuantRecipe(observer="minmax", correct=False),
     native="zoo.wide_deep.fold:fold",
-    report_sections="zoo.wide_deep.report_sections",
+    report_sections="zoo.wide_deep.report_sections:sections",
 )

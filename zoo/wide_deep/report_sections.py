@@ -127,14 +127,14 @@ def _metric_columns(keys: Sequence[str]) -> list[str]:
 
 
 def _quality(report: Report) -> str:
-    found = report.content
-    keys = list(found["metrics"]["fp32"])
-    measured = [("fp32", found["metrics"]["fp32"], None), ("int8", found["metrics"]["int8"], found["difference"])]
-    if native := found.get("native"):
+    content = report.content
+    keys = list(content["metrics"]["fp32"])
+    measured = [("fp32", content["metrics"]["fp32"], None), ("int8", content["metrics"]["int8"], content["difference"])]
+    if native := content.get("native"):
         measured.append(("int8, native", native["metrics"], native["difference"]))
-    low, high = found["interval"]["auc"]
+    low, high = content["interval"]["auc"]
     return (
-        f"- **Quality** on {found['data']} ({found['samples']:,} rows, {found['clicks']:,} clicks; "
+        f"- **Quality** on {content['data']} ({content['samples']:,} rows, {content['clicks']:,} clicks; "
         f"{link(report.path, MODELS)}). The shipped weights were then trained by the same recipe on all rows. "
         f"AUC of int8 less fp32's, 95% interval by paired bootstrap: {low:+.5f} to {high:+.5f}.\n\n"
         + table(_metric_columns(keys), _metric_rows(measured, keys))
@@ -170,13 +170,13 @@ def _speed_by_engine(report: Report) -> str:
 
 
 def _beside_quantizers(report: Report) -> str:
-    found = report.content
-    if not found.get("peers"):
+    content = report.content
+    if not content.get("peers"):
         return ""
-    keys = list(found["metrics"]["fp32"])
-    measured = [("fp32", found["metrics"]["fp32"], None), ("int8", found["metrics"]["int8"], found["difference"])]
-    measured += [(f"int8 by {peer}", e["metrics"], e["difference"]) for peer, e in found["peers"].items()]
-    return f"On {found['data']} ({source(report, BENCHMARKS)}).\n\n" + table(
+    keys = list(content["metrics"]["fp32"])
+    measured = [("fp32", content["metrics"]["fp32"], None), ("int8", content["metrics"]["int8"], content["difference"])]
+    measured += [(f"int8 by {peer}", e["metrics"], e["difference"]) for peer, e in content["peers"].items()]
+    return f"On {content['data']} ({source(report, BENCHMARKS)}).\n\n" + table(
         _metric_columns(keys), _metric_rows(measured, keys)
     )
 
@@ -254,11 +254,11 @@ def _instances(report: Report) -> str:
 
 
 def _stream(report: Report) -> str:
-    found = report.content
-    split = ", ".join(f"{stage} {microseconds:.2f}" for stage, microseconds in found["split_us"].items())
+    content = report.content
+    split = ", ".join(f"{stage} {microseconds:.2f}" for stage, microseconds in content["split_us"].items())
     return (
-        f"{found['rows']:,} synthetic rows, file to file: {found['rows_per_second']:,.0f} rows/s, peak memory "
-        f"{found['peak_memory_mb']:.0f} MB; microseconds a row: {split} ({found['precision']} in {found['engine']}; "
+        f"{content['rows']:,} synthetic rows, file to file: {content['rows_per_second']:,.0f} rows/s, peak memory "
+        f"{content['peak_memory_mb']:.0f} MB; microseconds a row: {split} ({content['precision']} in {content['engine']}; "
         f"{source(report, BENCHMARKS)}).\n"
     )
 
@@ -285,21 +285,21 @@ def _whole_processes(report: Report) -> str:
 def _training(trainings: Sequence[Report]) -> str:
     rows = []
     for report in trainings:
-        found, seconds = report.content, report.content["seconds"]
+        content, seconds = report.content, report.content["seconds"]
         loop = sum(seconds[part] for part in ("wait", "step", "save"))
-        layers = " x ".join(map(str, found["hidden"]))
+        layers = " x ".join(map(str, content["hidden"]))
         rows.append(
             [
-                f"{source(report, BENCHMARKS)}, load average {found['load_average'][1]:.1f}",
-                f"{found['trained_rows']:,} (`{found['data']}`)",
-                f"{layers}; {found['buckets']:,} buckets of {found['embedding_size']} a field",
-                f"{found['batch_size']:,}",
-                f"{found['trained_rows'] / loop:,.0f}",
-                f"{found['trained_rows'] / seconds['step']:,.0f}",
+                f"{source(report, BENCHMARKS)}, load average {content['load_average'][1]:.1f}",
+                f"{content['trained_rows']:,} (`{content['data']}`)",
+                f"{layers}; {content['buckets']:,} buckets of {content['embedding_size']} a field",
+                f"{content['batch_size']:,}",
+                f"{content['trained_rows'] / loop:,.0f}",
+                f"{content['trained_rows'] / seconds['step']:,.0f}",
                 f"{100 * seconds['wait'] / loop:.2f}%",
                 f"{seconds['read']:,.0f} s",
-                f"{found['process_seconds']:,.0f} s, {found['processor_seconds']:,.0f} s of processor time",
-                f"{found['peak_memory_mb']:,.0f}",
+                f"{content['process_seconds']:,.0f} s, {content['processor_seconds']:,.0f} s of processor time",
+                f"{content['peak_memory_mb']:,.0f}",
             ]
         )
     facts = [
