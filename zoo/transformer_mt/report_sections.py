@@ -14,11 +14,11 @@ MODELS = ROOT / "MODELS.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 PEERS = ROOT / "scripts" / "peers" / "reports"
 OURS = ("zoo-native", "zoo-int8")  # whose gain over the other engines is shown
-ENGINES = """The same weights and sentences, one thread and core, in turn, medians of processor time, by `scripts/peers/translation.py`. The
-last columns: how many times as fast int8 is here. `base`, `small`: random weights.
+ENGINES = """The same weights and sentences, one thread and core, in turn, medians of processor time, by
+`scripts/peers/translation.py`. The last columns: how many times as fast int8 is here. `base`, `small`: random weights.
 """
-REWRITES = """Milliseconds a decoding step with the rewrite / without it (how many times as long without), in onnxruntime, by
-`scripts/translation_steps.py`, which says how each is compared.
+REWRITES = """Milliseconds a decoding step with the rewrite / without it (how many times as long without), in
+onnxruntime, by `scripts/translation_steps.py`, which says how each is compared.
 """
 
 
@@ -71,8 +71,8 @@ def sections(name: str) -> str:
     spec = Hub(zoo.SHIPPED).card(name).details["preprocessing"]
     parts = [
         f"- **Run:** `zoo run {name} text.txt -o translated.txt`",
-        "- **Input:** sentences, one a line, tokenized by the SentencePiece vocabulary beside the model; a line of more "
-        f"than {spec['max_length']} tokens is cut at the ends of its sentences",
+        "- **Input:** sentences, one a line, tokenized by the SentencePiece vocabulary beside the model; a line of "
+        f"more than {spec['max_length']} tokens is cut at the ends of its sentences",
     ]
     if qualities := reports(zoo.SHIPPED / name / "reports", "bleu"):
         parts.append(_quality(newest(qualities)))

@@ -258,8 +258,8 @@ def _stream(report: Report) -> str:
     split = ", ".join(f"{stage} {microseconds:.2f}" for stage, microseconds in content["split_us"].items())
     return (
         f"{content['rows']:,} synthetic rows, file to file: {content['rows_per_second']:,.0f} rows/s, peak memory "
-        f"{content['peak_memory_mb']:.0f} MB; microseconds a row: {split} ({content['precision']} in {content['engine']}; "
-        f"{source(report, BENCHMARKS)}).\n"
+        f"{content['peak_memory_mb']:.0f} MB; microseconds a row: {split} ({content['precision']} in "
+        f"{content['engine']}; {source(report, BENCHMARKS)}).\n"
     )
 
 
