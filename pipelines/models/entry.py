@@ -51,7 +51,9 @@ class Entry:
         from elsewhere, with rows to calibrate on, to a folder that freeze starts from; "" for a model without one
     harness(pipelines, data, *, scenario, count, least, price_per_hour) -> figures: the quality, then the time from raw
         input to results, one sample after the other or in a stream; "" for a model without one
-    report_sections(name) -> Markdown: the part of MODELS.md on the model `name`; "" for a family without one
+    report_sections(name) -> Markdown: the part of MODELS.md on the model `name`; "" for a family without one. Its
+        module may also have overview(name) -> {column: cell} for the table above, headline(name) -> lines of README and
+        benchmarks(names) -> Markdown for docs/benchmarks.md
 
     Plain data:
 

@@ -13,10 +13,10 @@ import zoo
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from pipelines.models.build import open_folder
-from scripts import render_models_md as render
 from scripts import translation_steps as steps
 from scripts.peers import common, translation
 from scripts.peers import translation_engines as engines
+from zoo.transformer_mt import report_sections
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, Vocabulary
 from zoo.transformer_mt.decode import Hypothesis, limit
 
@@ -366,28 +366,25 @@ def test_a_report_of_rewrites_has_a_row_for_each(folder: Path, monkeypatch: pyte
     )
 
 
-# ----------------------------------------------------------------------------------------------------------- MODELS.md
+# ----------------------------------------------------------------------------------------------------------- pages
 
 
-def test_rewrites_are_a_table_of_models_md(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewrites_are_a_table_of_the_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [{"batch_size": size, "beam": 4, "on": 1.0, "off": 2.5, "times": 2.5} for size in (1, 32)]
     rows = [{"rewrite": "a", "cases": cases}, {"rewrite": "b", "cases": cases[1:]}]
     place = {"cpu": "some CPU", "cpu_model": "1/2", "isa": ["avx2"], "threads": 1, "commit": "abc"}
     place |= {"versions": {"onnxruntime": "1", "openvino": "2", "python": "3"}}
-    peers = tmp_path / "scripts" / "peers"
-    (peers / "reports").mkdir(parents=True)
     report = {"models": [{"model": "small", "precision": "int8", "rows": rows}], "environment": place}
-    (peers / "reports" / "steps-some-cpu.json").write_text(json.dumps(report))
-    monkeypatch.setattr(render, "ROOT", tmp_path)
-    monkeypatch.setattr(render, "PEERS", peers)
-    found = render.rewrites()
+    (tmp_path / "steps-some-cpu.json").write_text(json.dumps(report))
+    monkeypatch.setattr(report_sections, "PEERS", tmp_path)
+    found = report_sections.benchmarks([])
     assert "| small, int8 | batch 1, beam 4 | batch 32, beam 4 |" in found
     assert "| b |  | 1.000 / 2.500 (2.50x) |" in found
 
 
-def test_a_report_is_a_section_of_models_md(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "PEERS", render.ROOT / "tests" / "nothing")
-    assert render.translations() == ""
+def test_a_report_is_a_section_of_the_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_sections, "PEERS", tmp_path)
+    assert report_sections.benchmarks([]) == ""
     steps, text = engines.Case("small", "steps", 2, 1, 30), engines.Case("mine", "text", 2, 4)
     said = ("Ein Mann geht heute nach Hause .",)
     cases = []
@@ -411,13 +408,9 @@ def test_a_report_is_a_section_of_models_md(tmp_path: Path, monkeypatch: pytest.
         "test_set": "some sentences",
         "signatures": {"bleu": "sig"},
     }
-    peers = tmp_path / "scripts" / "peers"
-    (peers / "reports").mkdir(parents=True)
-    (peers / "reports" / "translation-some-cpu.json").write_text(json.dumps({"cases": cases, "environment": place}))
-    monkeypatch.setattr(render, "ROOT", tmp_path)
-    monkeypatch.setattr(render, "PEERS", peers)
-    found = render.translations()
-    assert found.startswith("## Translation beside the peers\n")
+    (tmp_path / "translation-some-cpu.json").write_text(json.dumps({"cases": cases, "environment": place}))
+    found = report_sections.benchmarks([])
+    assert found.startswith("## Translation\n\n### Beside other engines\n")
     assert "| small | 2 | 1 | ctranslate2-int8 | 1.6 | 48 | 99 (50) | 41.667 | 5.00x | 2.50x |" in found
     assert "| mine | 2 | 4 | zoo-int8 | 4.0 | 120 | 99 (50) | 100.00 | 100.00 | 8.0 |  |  |" in found
     assert "CT2_FORCE_CPU_ISA=AVX512" in found

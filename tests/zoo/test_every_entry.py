@@ -16,7 +16,6 @@ from pipelines.models.hub import Hub
 from pipelines.quantization.calibrate import CalibrationTable
 
 LIMIT = 32_000_000
-ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = [
     name for name in zoo.names() if (zoo.SHIPPED / name / "int8.onnx").is_file()
 ]  # of others the user fetches the weights
@@ -121,13 +120,3 @@ def test_the_three_parts_chain_to_the_call(name: str, precision: str) -> None:
     assert all(array.flags.c_contiguous and len(array) == 5 for array in batch.values())
     assert opened.postprocess(opened.predict(batch)) == opened(raw)
     assert (opened.path / build.CARD).is_file()
-
-
-def test_models_md_is_what_the_reports_say() -> None:
-    import subprocess
-    import sys
-
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "render_models_md.py", "--check"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr

@@ -23,4 +23,5 @@ def entry(name: str, title: str, family: str, key: str) -> Entry:
         recipe=QuantRecipe(search=True),
         harness="zoo.images.harness:harness",
         summary="{images:,} images, {skipped:,} left out, {images_per_second:,.0f} images/s, {precision} in {engine}",
+        report_sections="zoo.images.report_sections:sections",
     )

@@ -27,4 +27,5 @@ ENTRY = Entry(
         "{sentences:,} sentences, {skipped:,} left out, {sentences_per_second:,.0f} sentences/s, "
         "{precision} in {engine}"
     ),
+    report_sections="zoo.transformer_mt.report_sections:sections",
 )

@@ -20,4 +20,5 @@ ENTRY = Entry(
     native="zoo.wide_deep.fold:fold",
     files=("sample.tsv.gz",),
     summary="{rows:,} rows, {clicks:,} clicks predicted, {rows_per_second:,.0f} rows/s, {precision} in {engine}",
+    report_sections="zoo.wide_deep.report_sections:sections",
 )

@@ -1,0 +1,215 @@
+"""What the pages of the zoo show of translation models, rendered from their report files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import zoo
+from pipelines.analysis.markdown import Report, link, newest, outside_brackets, reports, source, stored_megabytes, table
+from pipelines.models.hub import Hub
+
+ROOT = zoo.SHIPPED.parents[1]
+MODELS = ROOT / "MODELS.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+PEERS = ROOT / "scripts" / "peers" / "reports"
+OURS = ("zoo-native", "zoo-int8")  # whose gain over the other engines is shown
+ENGINES = """The same weights and sentences, one thread and core, in turn, medians of processor time, by
+`scripts/peers/translation.py`. The last columns: how many times as fast int8 is here. `base`, `small`: random weights.
+"""
+REWRITES = """Milliseconds a decoding step with the rewrite / without it (how many times as long without), in
+onnxruntime, by `scripts/translation_steps.py`, which says how each is compared.
+"""
+
+
+class TextToText(NamedTuple):
+    """A model's translations of a test set: the report, its case, and the results by engine."""
+
+    report: Report
+    case: dict[str, Any]
+    results: dict[str, dict[str, Any]]
+
+    def rate(self, engine: str) -> float:
+        """Sentences a second."""
+        return float(self.results[engine]["sentences_per_second"]["median"])
+
+
+def overview(name: str) -> dict[str, str]:
+    """The model's cells in the overview, by column."""
+    text = _text_to_text(name)
+    if text is None:
+        return {}
+    bleu = " / ".join(f"{text.results[engine]['bleu']:.2f}" for engine in ("zoo-fp32", "zoo-native"))
+    rate = text.rate("zoo-native")
+    return {
+        "data": outside_brackets(Hub(zoo.SHIPPED).card(name).details["data"]).partition(": ")[2],
+        "quality, fp32 / int8": f"BLEU {bleu} (beam {text.case['beam']})",
+        "speed-up": f"{rate / text.rate('zoo-fp32'):.2f}x: {rate:,.0f} sentences/s, native",
+        "MB, fp32 / int8": stored_megabytes({file.name: file.size or 0 for file in Hub(zoo.SHIPPED).card(name).files}),
+    }
+
+
+def headline(name: str) -> list[str]:
+    """README's line about the model: quality, and the gain over CTranslate2 from text to text."""
+    text = _text_to_text(name)
+    if text is None:
+        return []
+    metrics = Hub(zoo.SHIPPED).card(name).details["metrics"]
+    gains = text.case["ratios"]["zoo-native"]
+    default = gains.get("ctranslate2-default")
+    all_at_once = f" ({default:.2f}x its default, all in one batch)" if default else ""
+    return [
+        f"- **{name}** ({text.report.content['environment']['cpu']}, one thread): BLEU fp32 "
+        f"{metrics['fp32']['bleu']:.2f}, int8 {metrics['native']['bleu']:.2f} (beam {text.case['beam']}); from text to "
+        f"text {text.rate('zoo-native'):,.0f} sentences/s, {gains['ctranslate2-int8']:.2f}x CTranslate2 int8 in "
+        f"batches of {text.case['batch_size']}{all_at_once}."
+    ]
+
+
+def sections(name: str) -> str:
+    """The model's own part of its section in MODELS.md."""
+    spec = Hub(zoo.SHIPPED).card(name).details["preprocessing"]
+    parts = [
+        f"- **Run:** `zoo run {name} text.txt -o translated.txt`",
+        "- **Input:** sentences, one a line, tokenized by the SentencePiece vocabulary beside the model; a line of "
+        f"more than {spec['max_length']} tokens is cut at the ends of its sentences",
+    ]
+    if qualities := reports(zoo.SHIPPED / name / "reports", "bleu"):
+        parts.append(_quality(newest(qualities)))
+    if text := _text_to_text(name):
+        rates = {engine: f"{text.rate(engine):,.0f}" for engine in text.results}
+        gain = {engine: f"{text.rate(engine) / text.rate('zoo-fp32'):.2f}x" for engine in OURS}
+        rows = [
+            ["onnxruntime", rates["zoo-fp32"], rates["zoo-int8"], gain["zoo-int8"]],
+            ["native", "", rates["zoo-native"], gain["zoo-native"]],
+        ]
+        parts.append(
+            f"- **Speed** from text to text, beam {text.case['beam']}, batch size {text.case['batch_size']} "
+            f"({source(text.report, MODELS)}):\n\n"
+            + table(["engine", "fp32 sentences/s", "int8 sentences/s", "int8 is"], rows)
+        )
+    return "\n".join(parts)
+
+
+def benchmarks(names: Sequence[str]) -> str:
+    """The part of docs/benchmarks.md about the translation models called `names`."""
+    threads = [_threads(name, each) for name in names for each in reports(zoo.SHIPPED / name / "reports", "threads")]
+    engines = [_beside_engines(report) for report in reports(PEERS, "translation")]
+    rewrites = [_rewrites(report) for report in reports(PEERS, "steps")]
+    parts = [
+        *(["### Threads\n", *threads] if threads else []),
+        *(["### Beside other engines\n", ENGINES, *engines] if engines else []),
+        *(["### What each rewrite is worth\n", REWRITES, *rewrites] if rewrites else []),
+    ]
+    return "\n".join(["## Translation\n", *parts]) if parts else ""
+
+
+def _text_to_text(name: str) -> TextToText | None:
+    """The newest translation of a test set by a model."""
+    measured = []
+    for report in reports(PEERS, "translation"):
+        for case in report.content["cases"]:
+            if (case["model"], case["task"]) == (name, "text"):
+                results = {result["engine"]: result for result in case["results"]}
+                measured.append(TextToText(report, case, results))
+    if not measured:
+        return None
+    report = newest([text.report for text in measured])
+    return next(text for text in measured if text.report is report)
+
+
+def _quality(report: Report) -> str:
+    content = report.content
+    rows = [["fp32", *(f"{content['metrics']['fp32'][key]:.2f}" for key in ("bleu", "chrf")), ""]]
+    for engine, metrics, compared in (
+        ("onnxruntime", content["metrics"]["int8"], content),
+        ("native", content["native"]["metrics"], content["native"]),
+    ):
+        moved, interval = compared["difference"], compared["interval"]
+        cells = [
+            f"{metrics[key]:.2f} ({moved[key]:+.2f}, {interval[key][0]:+.2f} to {interval[key][1]:+.2f})"
+            for key in ("bleu", "chrf")
+        ]
+        rows.append([f"int8, {engine}", *cells, f"{100 * moved['agreement']:.1f}%"])
+    return (
+        f"- **Quality** on {content['data']}, `{content['signatures']['bleu']}`; in brackets the "
+        f"difference to fp32 and its 95% interval by paired bootstrap ({link(report.path, MODELS)}):\n\n"
+        + table(["precision", "BLEU", "chrF", "same translation as fp32"], rows)
+    )
+
+
+def _threads(name: str, report: Report) -> str:
+    content = report.content
+    rates = {count: f"{rate['median']:,.0f}" for count, rate in content["sentences_per_second"].items()}
+    return (
+        f"{name}: {rates['2']} sentences/s from text to text in native code with two threads, {rates['1']} with one "
+        f"({content['times_as_fast']:.2f}x; {content['data']}; {source(report, BENCHMARKS)}).\n"
+    )
+
+
+def _beside_engines(report: Report) -> str:
+    """Translation beside other engines: a fixed number of tokens of each sentence, and a test set from text to text."""
+    environment = report.content["environment"]
+    cases = report.content["cases"]
+    setting = environment["ctranslate2"]
+    if isinstance(setting, dict):
+        setting = ", ".join(f"{key}={value}" for key, value in setting.items())
+    parts = [f"On {source(report, BENCHMARKS)}; instruction set of CTranslate2: {setting}.\n"]
+    columns = ["model", "batch size", "beam", "engine", "sentences/s", "tokens/s", "MB at peak (PSS)"]
+    gains = [f"{engine} is" for engine in OURS]
+    fixed = [case for case in cases if case["task"] == "steps"]
+    texts = [case for case in cases if case["task"] == "text"]
+    if fixed:
+        rows = []
+        for case in fixed:
+            rows += [_row(case, result, f"{result['ms_a_step']['median']:.3f}") for result in case["results"]]
+        parts.append(
+            f"Exactly {fixed[0]['steps']} tokens of every sentence:\n\n" + table([*columns, "ms a step", *gains], rows)
+        )
+    if texts:
+        rows = []
+        for case in texts:
+            for result in case["results"]:
+                quality = [f"{result[key]:.2f}" for key in ("bleu", "chrf")]
+                rows.append(_row(case, result, *quality, f"{result['search_per_second']['median']:,.1f}"))
+        quality_columns = ["BLEU", "chrF", "sentences/s without tokenization"]
+        parts.append(
+            f"Text to text, {environment['test_set']}; `{environment['signatures']['bleu']}`:\n\n"
+            + table([*columns, *quality_columns, *gains], rows)
+        )
+    return "\n".join(parts)
+
+
+def _row(case: dict[str, Any], result: dict[str, Any], *more: str) -> list[str]:
+    """Cells of one engine's result."""
+    memory = result["memory_mb"]
+    ratios = [case["ratios"].get(engine, {}).get(result["engine"]) for engine in OURS]
+    return [
+        case["model"],
+        str(case["batch_size"]),
+        str(case["beam"]),
+        result["engine"],
+        f"{result['sentences_per_second']['median']:,.1f}",
+        f"{result['tokens_per_second']['median']:,.0f}",
+        f"{memory['peak']:.0f} ({memory['shares']:.0f})",
+        *more,
+        *("" if ratio is None else f"{ratio:.2f}x" for ratio in ratios),
+    ]
+
+
+def _rewrites(report: Report) -> str:
+    """What each rewrite of translation is worth: ms a decoding step with it and without."""
+    parts = [f"On {source(report, BENCHMARKS)}.\n"]
+    for model in report.content["models"]:
+        measured = [(case["batch_size"], case["beam"]) for row in model["rows"] for case in row["cases"]]
+        cases = list(dict.fromkeys(measured))
+        rows = []
+        for row in model["rows"]:
+            cells = {
+                (case["batch_size"], case["beam"]): f"{case['on']:.3f} / {case['off']:.3f} ({case['times']:.2f}x)"
+                for case in row["cases"]
+            }
+            rows.append([row["rewrite"], *(cells.get(case, "") for case in cases)])
+        columns = [f"{model['model']}, {model['precision']}", *(f"batch {size}, beam {beam}" for size, beam in cases)]
+        parts.append(table(columns, rows))
+    return "\n".join(parts)

@@ -1,0 +1,318 @@
+"""What the pages of the zoo show of click models, rendered from their report files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import zoo
+from pipelines.analysis.markdown import Report, link, newest, reports, source, stored_megabytes, table
+from pipelines.models.hub import Hub
+
+ROOT = zoo.SHIPPED.parents[1]
+MODELS = ROOT / "MODELS.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+
+
+def overview(name: str) -> dict[str, str]:
+    """The model's cells in the overview, by column."""
+    qualities, speeds = _reports(name, "quality"), _reports(name, "speed")
+    if not qualities or not speeds:
+        return {}
+    metrics, speed = newest(qualities).content["metrics"], newest(speeds)
+    size = _largest(speed)
+    quickest = _quickest(speed, "int8", size)
+    ratio = quickest["samples_per_second"] / _quickest(speed, "fp32", size)["samples_per_second"]
+    return {
+        "quality, fp32 / int8": f"AUC {metrics['fp32']['auc']:.4f} / {metrics['int8']['auc']:.4f}",
+        "speed-up": f"{ratio:.2f}x: {quickest['samples_per_second']:,.0f} rows/s, {quickest['engine']}",
+        "MB, fp32 / int8": stored_megabytes({file.name: file.size or 0 for file in Hub(zoo.SHIPPED).card(name).files}),
+    }
+
+
+def headline(name: str) -> list[str]:
+    """README's line about the model: quality, and the gain of int8 at the largest batch size."""
+    qualities, speeds = _reports(name, "quality"), _reports(name, "speed")
+    if not qualities or not speeds:
+        return []
+    quality, speed = newest(qualities).content, newest(speeds)
+    size = _largest(speed)
+    metrics = quality["metrics"]
+    moves = ", ".join(
+        f"{label} {metrics['fp32'][key]:.4f} -> {metrics['int8'][key]:.4f}"
+        for key, label in (("auc", "AUC"), ("logloss", "LogLoss"))
+    )
+    gains = ", ".join(
+        f"{_gain(result, speed):.2f}x in {result['engine']} ({result['samples_per_second']:,.0f} rows/s)"
+        for result in speed.content["results"]
+        if result["precision"] == "int8" and result["batch_size"] == size
+    )
+    return [
+        f"- **{name}** ({speed.content['environment']['cpu']}, one thread): fp32 -> int8 on {quality['samples']:,} "
+        f"held-out rows: {moves}, largest change of a probability {quality['difference']['max_probability']:.4f}; "
+        f"batch size {size}: {gains}."
+    ]
+
+
+def sections(name: str) -> str:
+    """The model's own part of its section in MODELS.md."""
+    details = Hub(zoo.SHIPPED).card(name).details
+    parts = [f"- **Run:** `zoo run {name} rows.tsv -o scores.csv`", f"- **Input:** {details['input']}"]
+    if qualities := _reports(name, "quality"):
+        parts.append(_quality(newest(qualities)))
+    if speeds := _reports(name, "speed"):
+        parts.append(_speed_by_engine(newest(speeds)))
+    return "\n".join(parts)
+
+
+def benchmarks(names: Sequence[str]) -> str:
+    """The part of docs/benchmarks.md about the click models called `names`."""
+    kinds = {
+        "quality": ("beside another quantizer", _beside_quantizers),
+        "speed": ("speed", _speed),
+        "peers": ("beside other engines", _peers),
+        "instances": ("instances at once", _instances),
+        "stream": ("`zoo run`", _stream),
+        "runs": ("from raw rows to scores", _whole_processes),
+    }
+    parts = []
+    for name in names:
+        for kind, (title, render) in kinds.items():
+            rendered = [render(report) for report in _reports(name, kind)]
+            parts += [f"### {name}: {title}\n", *rendered] if any(rendered) else []
+        if trainings := _reports(name, "training"):
+            parts += [f"### {name}: training\n", _training(trainings)]
+    return "\n".join(["## Click-through rate\n", *parts]) if parts else ""
+
+
+def _reports(name: str, kind: str) -> list[Report]:
+    return reports(zoo.SHIPPED / name / "reports", kind)
+
+
+def _largest(speed: Report) -> int:
+    """The largest batch size of a report."""
+    return int(max(result["batch_size"] for result in speed.content["results"]))
+
+
+def _quickest(speed: Report, precision: str, size: int) -> dict[str, Any]:
+    """The result of the quickest engine at a batch size."""
+    results = [e for e in speed.content["results"] if (e["precision"], e["batch_size"]) == (precision, size)]
+    return max(results, key=lambda result: float(result["samples_per_second"]))
+
+
+def _gain(result: dict[str, Any], speed: Report) -> float:
+    """Samples a second to those of fp32 in the same engine, or in the quickest where the engine has no fp32."""
+    size = result["batch_size"]
+    fp32 = {
+        other["engine"]: other["samples_per_second"]
+        for other in speed.content["results"]
+        if (other["precision"], other["batch_size"]) == ("fp32", size)
+    }
+    return float(result["samples_per_second"] / fp32.get(result["engine"], max(fp32.values())))
+
+
+def _metric_rows(
+    measured: Iterable[tuple[str, dict[str, float], dict[str, float] | None]], keys: Sequence[str]
+) -> list[list[str]]:
+    """Cells of (label, metrics, difference to fp32 or None)."""
+    return [
+        [label, *(f"{metrics[key]:.4f}" for key in keys), f"{moved['max_probability']:.4f}" if moved else ""]
+        for label, metrics, moved in measured
+    ]
+
+
+def _metric_columns(keys: Sequence[str]) -> list[str]:
+    labels = {"auc": "AUC", "logloss": "LogLoss"}
+    return ["", *(labels.get(key, key) for key in keys), "largest change of a probability"]
+
+
+def _quality(report: Report) -> str:
+    content = report.content
+    keys = list(content["metrics"]["fp32"])
+    measured = [("fp32", content["metrics"]["fp32"], None), ("int8", content["metrics"]["int8"], content["difference"])]
+    if native := content.get("native"):
+        measured.append(("int8, native", native["metrics"], native["difference"]))
+    low, high = content["interval"]["auc"]
+    return (
+        f"- **Quality** on {content['data']} ({content['samples']:,} rows, {content['clicks']:,} clicks; "
+        f"{link(report.path, MODELS)}). The shipped weights were then trained by the same recipe on all rows. "
+        f"AUC of int8 less fp32's, 95% interval by paired bootstrap: {low:+.5f} to {high:+.5f}.\n\n"
+        + table(_metric_columns(keys), _metric_rows(measured, keys))
+    )
+
+
+def _speed_by_engine(report: Report) -> str:
+    size = _largest(report)
+    results = {(e["precision"], e["engine"], e["batch_size"]): e for e in report.content["results"]}
+    rows = []
+    for engine in sorted({key[1] for key in results}):
+        cells = [engine]
+        for precision in ("fp32", "int8"):
+            result = results.get((precision, engine, size))
+            cells.append(f"{result['samples_per_second']:,.0f}" if result else "")
+        cells.append(f"{_gain(results['int8', engine, size], report):.2f}x")
+        for precision in ("fp32", "int8"):
+            single = results.get((precision, engine, 1))
+            cells.append(f"{single['latency_ms']['p50']:.3f}" if single else "")
+        rows.append(cells)
+    columns = [
+        "engine",
+        "fp32 rows/s",
+        "int8 rows/s",
+        "int8 is (native: than the quicker fp32)",
+        "one row, fp32 ms",
+        "one row, int8 ms",
+    ]
+    return (
+        f"- **Speed** of the model alone in batches of {size}, and for one row ({source(report, MODELS)}):\n\n"
+        + table(columns, rows)
+    )
+
+
+def _beside_quantizers(report: Report) -> str:
+    content = report.content
+    if not content.get("peers"):
+        return ""
+    keys = list(content["metrics"]["fp32"])
+    measured = [("fp32", content["metrics"]["fp32"], None), ("int8", content["metrics"]["int8"], content["difference"])]
+    measured += [(f"int8 by {peer}", e["metrics"], e["difference"]) for peer, e in content["peers"].items()]
+    return f"On {content['data']} ({source(report, BENCHMARKS)}).\n\n" + table(
+        _metric_columns(keys), _metric_rows(measured, keys)
+    )
+
+
+def _speed(report: Report) -> str:
+    rows = []
+    for result in sorted(report.content["results"], key=lambda e: (-e["batch_size"], e["precision"], e["engine"])):
+        latency = " / ".join(f"{result['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99"))
+        split = " / ".join(f"{ms:.3f}" for ms in result["split_ms"].values())
+        rows.append(
+            [
+                str(result["batch_size"]),
+                result["precision"],
+                result["engine"],
+                f"{result['samples_per_second']:,.0f}",
+                f"{_gain(result, report):.2f}x",
+                latency,
+                split,
+                f"{result['memory_mb']:.0f}",
+            ]
+        )
+    columns = [
+        "batch size",
+        "precision",
+        "engine",
+        "rows/s (model alone)",
+        "to fp32 (of the engine; native: of the quicker)",
+        "p50 / p95 / p99 ms",
+        "pre / model / post ms",
+        "process MB",
+    ]
+    return f"On {source(report, BENCHMARKS)}.\n\n" + table(columns, rows)
+
+
+def _peers(report: Report) -> str:
+    """Samples a second of all engines on the same weights and inputs, and the largest change of a probability."""
+    results = report.content["results"]
+    cases = list(dict.fromkeys((result["ids"], result["batch_size"]) for result in results))
+    engines = list(dict.fromkeys(result["engine"] for result in results))
+    rates = {(e["engine"], e["ids"], e["batch_size"]): e["samples_per_second"] for e in results}
+    rows = []
+    for engine in engines:
+        moved = max(result["max_probability"] for result in results if result["engine"] == engine)
+        cells = [f"{rates[engine, *case]:,.0f}" if (engine, *case) in rates else "" for case in cases]
+        rows.append([engine, *cells, f"{moved:.4f}"])
+    best = ["best of ours / best peer"]
+    for case in cases:
+        of_case = {engine: rates[engine, *case] for engine in engines if (engine, *case) in rates}
+        ours = max(rate for engine, rate in of_case.items() if engine.startswith("zoo-"))
+        theirs = max(rate for engine, rate in of_case.items() if not engine.startswith("zoo-"))
+        best.append(f"{ours / theirs:.2f}x")
+    columns = ["rows/s", *(f"{ids}, batch size {size}" for ids, size in cases), "largest change of a probability"]
+    return (
+        "The same weights and inputs, the model alone, ids by a Zipf law (1.1) and uniform, by "
+        f"`scripts/peers/wide_deep.py` ({source(report, BENCHMARKS)}).\n\n" + table(columns, [*rows, [*best, ""]])
+    )
+
+
+def _instances(report: Report) -> str:
+    results = report.content["results"]
+    rows = [
+        [
+            result["precision"],
+            result["engine"],
+            str(result["instances"]),
+            f"{result['samples_per_second']:,.0f}",
+            f"{result['memory_mb']:.0f}",
+        ]
+        for result in results
+    ]
+    columns = ["precision", "engine", "instances", "rows/s together", "MB together (PSS)"]
+    return f"Pinned processes, batch size {results[0]['batch_size']} ({source(report, BENCHMARKS)}).\n\n" + table(
+        columns, rows
+    )
+
+
+def _stream(report: Report) -> str:
+    content = report.content
+    split = ", ".join(f"{stage} {microseconds:.2f}" for stage, microseconds in content["split_us"].items())
+    return (
+        f"{content['rows']:,} synthetic rows, file to file: {content['rows_per_second']:,.0f} rows/s, peak memory "
+        f"{content['peak_memory_mb']:.0f} MB; microseconds a row: {split} ({content['precision']} in "
+        f"{content['engine']}; {source(report, BENCHMARKS)}).\n"
+    )
+
+
+def _whole_processes(report: Report) -> str:
+    results = report.content["results"]
+    rows = [
+        [
+            result["way"],
+            f"{result['rows_per_second']:,.0f}",
+            f"{results[0]['seconds'] / result['seconds']:.1f}x",
+            f"{result['peak_memory_mb']:.0f}",
+            f"{result['max_probability']:.4f}",
+        ]
+        for result in results
+    ]
+    columns = ["whole process, file to file", "rows/s", "to the first", "peak MB", "largest difference to the first"]
+    return (
+        f"{report.content['rows']:,} rows, the start of the process included, by `scripts/peers/criteo_run.py` "
+        f"({source(report, BENCHMARKS)}).\n\n" + table(columns, rows)
+    )
+
+
+def _training(trainings: Sequence[Report]) -> str:
+    rows = []
+    for report in trainings:
+        content, seconds = report.content, report.content["seconds"]
+        loop = sum(seconds[part] for part in ("wait", "step", "save"))
+        layers = " x ".join(map(str, content["hidden"]))
+        rows.append(
+            [
+                f"{source(report, BENCHMARKS)}, load average {content['load_average'][1]:.1f}",
+                f"{content['trained_rows']:,} (`{content['data']}`)",
+                f"{layers}; {content['buckets']:,} buckets of {content['embedding_size']} a field",
+                f"{content['batch_size']:,}",
+                f"{content['trained_rows'] / loop:,.0f}",
+                f"{content['trained_rows'] / seconds['step']:,.0f}",
+                f"{100 * seconds['wait'] / loop:.2f}%",
+                f"{seconds['read']:,.0f} s",
+                f"{content['process_seconds']:,.0f} s, {content['processor_seconds']:,.0f} s of processor time",
+                f"{content['peak_memory_mb']:,.0f}",
+            ]
+        )
+    facts = [
+        "rows",
+        "layers",
+        "batch size",
+        "rows/s of the training loop",
+        "rows/s of the training step alone",
+        "the loop waits for its input",
+        "reading, hashing and storing all rows, once",
+        "whole process",
+        "peak memory (resident), MB",
+    ]
+    columns, *cells = zip(*rows, strict=True)
+    lines = [[fact, *values] for fact, values in zip(facts, cells, strict=True)]
+    return "One epoch, one thread of TensorFlow, not pinned.\n\n" + table(["", *columns], lines)
