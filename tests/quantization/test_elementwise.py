@@ -128,7 +128,10 @@ def test_functions_without_an_integer_kernel_stand_between_bytes(tmp_path, funct
         image(f"i = Conv(r, m) s = {function} t = Add(s, r) " + LAST.format("t")), 24, tmp_path, x=normal(16, 3, 8, 8)
     )
     told = {each.type: (each.precision, each.reason) for each in report.operators}
-    assert told[function.split("(")[0]] == ("float", "computed in float between bytes") and told["Add"] == ("int8", "")
+    assert told[function.split("(")[0]] == ("float", "computed in float between int8 tensors") and told["Add"] == (
+        "int8",
+        "",
+    )
 
 
 def test_the_last_operators_stay_float(tmp_path):
@@ -169,7 +172,7 @@ def test_a_relu_beside_another_reader(tmp_path):
     body = "a = Conv(r, m) s = Add(a, r) t = Relu(s) c = Conv(t, m) u = Add(c, s) " + LAST.format("u")
     report, ran = check(image(body), 28, tmp_path, x=normal(16, 3, 8, 8))
     told = {each.name: each for each in report.operators}
-    assert told["t"].precision == "float" and told["t"].reason == "computed in float between bytes"
+    assert told["t"].precision == "float" and told["t"].reason == "computed in float between int8 tensors"
     assert [kind for kind, _ in ran["onnxruntime"]].count("QLinearAdd") == 2
 
 
