@@ -1,6 +1,4 @@
-"""Streaming calibration: samples in, one range per tensor out. Memory is bounded and does not grow with the number of
-samples.
-"""
+"""Streaming calibration: samples in, a calibration table with one range per tensor out, in bounded memory."""
 
 from __future__ import annotations
 
@@ -28,14 +26,15 @@ from pipelines.quantization.recipe import OBSERVERS
 
 BATCH = 256  # samples run at once, where the memory allows it
 MEMORY = "1GB"
-LENT = 1 << 16  # bytes of a weight that sessions share
+SHARED_WEIGHT_BYTES = 1 << 16  # bytes of a weight that sessions share
 ADJUSTMENTS = ("clip", "equalization", "bias", "rounding", "recipe")  # of a table that has them
 
 
 @dataclass(frozen=True)
 class TensorRange:
-    """Observed and chosen range of one tensor, in the tensor's own units; `method` chose it (an old table says neither
-    that nor more).
+    """Observed range (minimum, maximum) and calibrated range (low, high) of one tensor, in the tensor's own units.
+
+    method: the observer that chose it; "" and no histogram in tables of an old version.
     """
 
     minimum: float
@@ -47,10 +46,9 @@ class TensorRange:
     histogram: Summary | None = None
 
     def merge(self, other: TensorRange, observer: str) -> TensorRange:
-        """The range for the samples of both: of the two ranges and the one that holds both, that of least error on
-        their histograms.
+        """The range for the samples of both: of the two and their union, that of least squared error on their histograms.
 
-        For "minmax" it is what both observed. Raises RequestError where a table is too old to have histograms.
+        For "minmax" it is the union. Raises RequestError where a table is too old to have histograms.
         """
         if self.histogram is None or other.histogram is None:
             raise RequestError(
@@ -74,16 +72,14 @@ class TensorRange:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        found = asdict(self)
-        return {key: value for key, value in found.items() if value not in ("", None)}
+        return {key: value for key, value in asdict(self).items() if value not in ("", None)}
 
 
 @dataclass(frozen=True)
 class CalibrationTable:
-    """Ranges of a graph's tensors, and what else samples told of its quantization. It belongs to one graph: `require`
-    refuses another one.
+    """Calibrated ranges of one graph's tensors, and its equalization, bias correction and GPTQ rounding.
 
-    clip: whether weights are clipped, see `weight_qparams`. equalization: {first layer's result: factor of each of
+    `require` refuses another graph. clip: whether weights are clipped, see `weight_qparams`. equalization: {first layer's result: factor of each of
     its output channels}, see `EqualizeChannels`; the ranges are of the graph so equalized. bias: {layer: what each
     output channel's mean lacks in int8, in the result's units}, see `pipelines.quantization.correction`. rounding:
     {layer: which weights are not rounded to nearest}, see `encode_rounding`.
@@ -103,10 +99,10 @@ class CalibrationTable:
 
     def require(self, model: ir.Model) -> None:
         """Raise RequestError unless the table was made for `model`."""
-        found = io.digest(model)
-        if found != self.graph:
+        digest = io.digest(model)
+        if digest != self.graph:
             raise RequestError(
-                f"the calibration table was made for the graph {self.graph[:12]}, this one is {found[:12]}; "
+                f"the calibration table was made for the graph {self.graph[:12]}, this one is {digest[:12]}; "
                 "calibrate this graph with: zoo calibrate"
             )
 
@@ -185,11 +181,10 @@ def _range(histogram: Mapping[str, Any] | None = None, **value: Any) -> TensorRa
 
 
 class Observation:
-    """Histograms of what a model computes on the samples fed to it: {tensor: Histogram} for every float tensor that is
-    no weight.
+    """Histograms of a model's activations on the samples fed to it: {tensor: Histogram} of every float32 tensor.
 
-    Feed it as often as you like; `table` chooses ranges from what was seen so far, by any observer, without running the
-    model again.
+    Feed it as often as you like; `table` chooses ranges from the histograms so far, by any observer, without running
+    the model again.
 
     max_memory: what the model and the activations held at once may take, in bytes or like "1GB" (1000 MB; "GiB" is 1024
     MiB). Fewer samples than `BATCH` run at once where they would take more, and where one sample would, its tensors are
@@ -200,38 +195,42 @@ class Observation:
     def __init__(self, model: ir.Model, *, max_memory: str | int = MEMORY) -> None:
         io.require_opset(model)
         self.samples, self.histograms = 0, dict[str, Histogram]()
-        self._graph = io.digest(model)
+        self._graph_digest = io.digest(model)
         self._model = model.clone()
         edit.expand_fp16(self._model)  # weights are no activations
         ShapeInferencePass()(self._model)  # an exporter may leave the types of inner values out
-        self._names = [
+        self._tensors = [
             str(out.name) for node in self._model.graph for out in node.outputs if out.dtype == ir.DataType.FLOAT
         ]
-        if not self._names:
+        if not self._tensors:
             raise RequestError("the model has no float32 activation to quantize; export it in float32")
         weights = sum(
             each.const_value.nbytes for each in self._model.graph.initializers.values() if each.const_value is not None
         )
-        most = memory(max_memory)
-        self._budget = max(most - 4 * weights, most // 4)  # so much the model and its loading were seen to take
-        self._lent = _lend(self._model.graph)  # the engine does not keep it alive
-        self._sizes = _session(self._model, self._lent, self._names, shapes=True)
-        self._shapes: dict[str, Sequence[Any]] = {each.name: each.shape for each in self._sizes.get_inputs()}
+        most = memory_bytes(max_memory)
+        self._activation_budget = max(most - 4 * weights, most // 4)  # what the model and its loading take, as measured
+        self._shared_weights = _share_large_weights(self._model.graph)  # the engine does not keep it alive
+        self._shape_session = _session(self._model, self._shared_weights, self._tensors, shapes=True)
+        self._input_shapes: dict[str, Sequence[Any]] = {
+            each.name: each.shape for each in self._shape_session.get_inputs()
+        }
         first = {
-            (shape[0] if isinstance(shape[0], int) else 0) if shape else -1 for shape in self._shapes.values()
+            (shape[0] if isinstance(shape[0], int) else 0) if shape else -1 for shape in self._input_shapes.values()
         }  # 0: dynamic
-        self._fixed = first.pop() if len(first) == 1 else -1  # -1: no batch that all inputs share, so nothing is cut
-        self._inputs = [
+        self._fixed_batch = (
+            first.pop() if len(first) == 1 else -1
+        )  # -1: no batch that all inputs share, so nothing is cut
+        self._float_inputs = [
             str(each.name)
             for each in model.graph.inputs
-            if each.dtype == ir.DataType.FLOAT and each.name in self._shapes
+            if each.dtype == ir.DataType.FLOAT and each.name in self._input_shapes
         ]
-        self._outputs = {str(each.name) for each in model.graph.outputs}
-        self._rest: Batch = {}
+        self._output_names = {str(each.name) for each in model.graph.outputs}
+        self._leftover: Batch = {}
         self._plans: dict[Any, tuple[int, list[list[str]]]] = {}
         self._sessions: dict[tuple[str, ...], ort.InferenceSession] = {}
-        self._digests = {
-            name: hashlib.sha256() for name in sorted(self._shapes)
+        self._input_digests = {
+            name: hashlib.sha256() for name in sorted(self._input_shapes)
         }  # one an input: independent of batching
 
     def feed(self, batch: Batch) -> None:
@@ -241,38 +240,39 @@ class Observation:
         Raises RequestError for wrong inputs and for NaN or infinity in the model's outputs. A tensor within that holds
         them, as attention masked by -infinity does, gets no range.
         """
-        if set(batch) != set(self._shapes):
+        if set(batch) != set(self._input_shapes):
             raise RequestError(
-                f"calibration samples hold {', '.join(sorted(batch))}; the graph takes {', '.join(self._shapes)}"
+                f"calibration samples hold {', '.join(sorted(batch))}; the graph takes {', '.join(self._input_shapes)}"
             )
-        feed = {name: np.ascontiguousarray(batch[name]) for name in self._shapes}
-        if self._fixed < 0 or len({array.shape[:1] for array in feed.values()}) > 1:
+        feed = {name: np.ascontiguousarray(batch[name]) for name in self._input_shapes}
+        if self._fixed_batch < 0 or len({array.shape[:1] for array in feed.values()}) > 1:
             self._run(feed, self._plan(feed)[1])
             return
-        if self._rest:
-            feed = joined([self._rest, feed])
+        if self._leftover:
+            feed = joined([self._leftover, feed])
         count = length(feed)
-        if count < max(self._fixed, 1):
-            self._rest = feed if count else {}
+        if count < max(self._fixed_batch, 1):
+            self._leftover = feed if count else {}
             return
         size, groups = self._plan(
-            {name: array[: self._fixed or 1] for name, array in feed.items()}, most=self._fixed or BATCH
+            {name: array[: self._fixed_batch or 1] for name, array in feed.items()}, most=self._fixed_batch or BATCH
         )
-        end = count - count % self._fixed if self._fixed else count
+        end = count - count % self._fixed_batch if self._fixed_batch else count
         for start in range(0, end, size):
             self._run({name: array[start : min(start + size, end)] for name, array in feed.items()}, groups)
-        self._rest = {name: array[end:].copy() for name, array in feed.items()} if end < count else {}
+        self._leftover = {name: array[end:].copy() for name, array in feed.items()} if end < count else {}
 
     def table(self, observer: str = "auto", *, symmetric: bool = False) -> CalibrationTable:
-        """The ranges that `observer` (see `QuantRecipe`) chooses from what was seen. symmetric: tensors with negatives
-        get -high .. high.
+        """The calibration table: ranges that `observer` (see `QuantRecipe`) chooses from the histograms.
+
+        symmetric: tensors with negatives get -high .. high.
 
         Raises RequestError for an unknown observer, no samples, or samples left over from the graph's batch size.
         """
-        if self._rest:
+        if self._leftover:
             raise RequestError(
-                f"the graph takes {self._fixed} samples at a time and {length(self._rest)} are left over; "
-                f"give a multiple of {self._fixed}, or export the model with a dynamic batch"
+                f"the graph takes {self._fixed_batch} samples at a time and {length(self._leftover)} are left over; "
+                f"give a multiple of {self._fixed_batch}, or export the model with a dynamic batch"
             )
         if self.samples == 0:
             raise RequestError("no calibration samples; pass at least one")
@@ -283,38 +283,38 @@ class Observation:
                     method, low, high = choose(each, observer, symmetric)
                     tensors[name] = TensorRange(each.low, each.high, low, high, each.count, method, each.summary())
                 advance(1)
-        of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._digests.values())).hexdigest()
-        return CalibrationTable(self._graph, observer, self.samples, of_samples, tensors)
+        of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._input_digests.values())).hexdigest()
+        return CalibrationTable(self._graph_digest, observer, self.samples, of_samples, tensors)
 
     def _plan(self, feed: Batch, most: int = 0) -> tuple[int, list[list[str]]]:
-        """(samples to run at once, groups of tensors to observe in turn) for samples shaped like these.
+        """(batch size, groups of tensors to observe in turn) that keep within the memory, for samples shaped like these.
 
         most: run so many at once where there is room, and no fewer than in `feed`; 0 runs just those.
         """
         key = most, *(array.shape for array in feed.values())
         if key not in self._plans:
             count = length(feed)
-            shapes = reference_session.run(self._sizes, feed, "calibration samples")
-            bytes_of = {name: 4 * int(np.prod(shape)) for name, shape in zip(self._names, shapes, strict=True)}
-            size = max(min(self._budget // max(sum(bytes_of.values()), 1) * count, most), count)
+            shapes = reference_session.run(self._shape_session, feed, "calibration samples")
+            bytes_of = {name: 4 * int(np.prod(shape)) for name, shape in zip(self._tensors, shapes, strict=True)}
+            size = max(min(self._activation_budget // max(sum(bytes_of.values()), 1) * count, most), count)
             groups: list[list[str]] = []
             room = 0
             for name, each in bytes_of.items():
                 if not groups or each * size // count > room:
                     groups.append([])
-                    room = self._budget
+                    room = self._activation_budget
                 groups[-1].append(name)
                 room -= each * size // count
             self._plans[key] = size, groups
         return self._plans[key]
 
     def _run(self, feed: Batch, groups: list[list[str]]) -> None:
-        if wrong := [name for name in self._inputs if np.isnan(feed[name]).any()]:
+        if wrong := [name for name in self._float_inputs if np.isnan(feed[name]).any()]:
             raise RequestError(f"the calibration samples hold NaN in {wrong[0]}; check the samples")
-        self._add({name: feed[name] for name in self._inputs})
+        self._add({name: feed[name] for name in self._float_inputs})
         for names in groups:
             if tuple(names) not in self._sessions:
-                self._sessions[tuple(names)] = _session(self._model, self._lent, names)
+                self._sessions[tuple(names)] = _session(self._model, self._shared_weights, names)
             self._add(
                 dict(
                     zip(
@@ -324,14 +324,14 @@ class Observation:
                     )
                 )
             )
-        for name, sha in self._digests.items():
+        for name, sha in self._input_digests.items():
             sha.update(feed[name].tobytes())
         self.samples += length(feed)
 
     def _add(self, arrays: Batch) -> None:
         for name, array in arrays.items():
             self.histograms.setdefault(name, Histogram()).add(array)
-            if name in self._outputs and not self.histograms[name].finite:
+            if name in self._output_names and not self.histograms[name].finite:
                 raise RequestError(
                     "the model computes NaN or infinity on the calibration samples; check the samples and the model"
                 )
@@ -340,9 +340,7 @@ class Observation:
 def observe(
     model: ir.Model, samples: Iterable[Batch], total: int | None = None, *, max_memory: str | int = MEMORY
 ) -> Observation:
-    """Run the float model on `samples`, batches of any size, once. total: their number, for the progress bar. See
-    `Observation`.
-    """
+    """An `Observation` fed with `samples`, batches of any size. total: their number, for the progress bar."""
     observation = Observation(model, max_memory=max_memory)
     with progress("calibrating", total) as advance:
         for batch in samples:
@@ -361,8 +359,7 @@ def calibrate(
     max_memory: str | int = MEMORY,
     symmetric: bool = False,
 ) -> CalibrationTable:
-    """Run the float model on `samples` and choose a range for every float tensor that is no weight: `observe`, then
-    `Observation.table`.
+    """The calibration table of the float model on `samples`: `observe`, then `Observation.table`.
 
     observer: see `QuantRecipe`. Raises RequestError as both do.
     """
@@ -371,10 +368,8 @@ def calibrate(
     return observe(model, samples, total, max_memory=max_memory).table(observer, symmetric=symmetric)
 
 
-def memory(text: str | int) -> int:
-    """Bytes of a size such as "1GB", "512 MiB" or 1000000. Raises RequestError for anything else, and for nothing at
-    all.
-    """
+def memory_bytes(text: str | int) -> int:
+    """Bytes of a size such as "1GB", "512 MiB" or 1000000. Raises RequestError for anything else, and for 0."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", str(text).strip(), re.IGNORECASE)
     size = int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")) if found else 0
     if size <= 0:
@@ -383,16 +378,14 @@ def memory(text: str | int) -> int:
 
 
 def rounded_to_float32(values: NDArray[np.float64]) -> tuple[float, ...]:
-    """To float32, in the fewest digits that say which."""
+    """Values rounded to float32, each as the float of the fewest decimal digits that rounds to it."""
     return tuple(float(str(each)) for each in values.astype(np.float32))
 
 
 def _session(
-    model: ir.Model, lent: Mapping[str, ort.OrtValue], names: Sequence[str], *, shapes: bool = False
+    model: ir.Model, shared: Mapping[str, ort.OrtValue], names: Sequence[str], *, shapes: bool = False
 ) -> ort.InferenceSession:
-    """A session over as much of `model` as computes the tensors `names`, in their order; or, if `shapes`, only their
-    shapes.
-    """
+    """A session that computes the tensors `names` of `model`, in their order; or, if `shapes`, only their shapes."""
     copy = model.clone()
     values = {str(out.name): out for node in copy.graph for out in node.outputs}
     wanted = [values[name] for name in names]
@@ -410,21 +403,19 @@ def _session(
     options = reference_session.options()
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # they keep more than is in use
     options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of the weights
-    used = [name for name in lent if name in copy.graph.initializers]
-    options.add_external_initializers(used, [lent[name] for name in used])
+    used = [name for name in shared if name in copy.graph.initializers]
+    options.add_external_initializers(used, [shared[name] for name in used])
     return reference_session.session(copy, "calibration needs", options)
 
 
-def _lend(main: ir.Graph) -> dict[str, ort.OrtValue]:
-    """Take the large weights out of the graph, for all sessions to share; a graph above 2 GB can be serialized then,
-    too.
-    """
-    lent = {}
+def _share_large_weights(main: ir.Graph) -> dict[str, ort.OrtValue]:
+    """Take large weights out of the graph, for all sessions to share, and for serialization below 2 GB: {name: value}."""
+    shared = {}
     for name, value in main.initializers.items():
         tensor = value.const_value
-        if tensor is not None and tensor.dtype == ir.DataType.FLOAT and tensor.nbytes >= LENT:
-            lent[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy()))
+        if tensor is not None and tensor.dtype == ir.DataType.FLOAT and tensor.nbytes >= SHARED_WEIGHT_BYTES:
+            shared[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy()))
             value.const_value = ir.ExternalTensor(
                 name, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name
             )
-    return lent
+    return shared

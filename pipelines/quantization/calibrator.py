@@ -1,4 +1,4 @@
-"""Any ONNX model to int8 in three lines: make it, feed it samples, save."""
+"""Post-training quantization of any ONNX model in three lines: a `Calibrator`, samples fed, int8 model saved."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.shared import SHARED
 
 
-class _Kept:
-    """Batches on disk, gone through as often as is needed."""
+class _BatchFiles:
+    """Batches on disk, to iterate over as often as is needed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
@@ -38,7 +38,7 @@ class _Kept:
 
 
 class Calibrator:
-    """Observes a float model on the samples fed to it, and writes its int8 form.
+    """Calibrates a float model on the samples fed to it, and writes its int8 QDQ form.
 
         calibrator = Calibrator("model.onnx")
         calibrator.feed({"x": batch})
@@ -57,23 +57,23 @@ class Calibrator:
         rewrite(self.model, [each() for each in SHARED])
         self.observation = Observation(self.model, max_memory=max_memory)
         self._folder = tempfile.TemporaryDirectory()
-        self._kept = _Kept(Path(self._folder.name))
+        self._batches = _BatchFiles(Path(self._folder.name))
 
     def feed(self, batch: Batch) -> None:
-        """Observe {graph input: array, first axis = samples}; as often as you like. See `Observation.feed`."""
+        """Observe {graph input: array, first axis = samples}; as often as you like. Raises as `Observation.feed`."""
         self.observation.feed(batch)
         if self.recipe.correct or self.recipe.search:
-            self._kept.append(batch)
+            self._batches.append(batch)
 
     def table(self) -> CalibrationTable:
-        """What the recipe needs to know of what was fed so far."""
+        """The calibration table of the samples so far, with the search and the corrections that the recipe asks for."""
         if self.recipe.search:
-            return make_table(self.model, self.recipe, self._kept)
+            return make_table(self.model, self.recipe, self._batches)
         table = self.observation.table(self.recipe.observer, symmetric=self.recipe.symmetric)
-        return correct_table(self.model, self.recipe, table, self._kept) if self.recipe.correct else table
+        return correct_table(self.model, self.recipe, table, self._batches) if self.recipe.correct else table
 
     def save(self, path: str | Path) -> QuantReport:
-        """Quantize by the recipe, write the int8 model to `path`; returns what became of every operator."""
+        """Quantize by the recipe, write the int8 model to `path`; the precision of every operator."""
         result, report = quantize(self.model, self.recipe, self.table())
         io.save(result, path)
         return report

@@ -1,5 +1,6 @@
-"""What was seen of one tensor, and how its range is chosen: minmax, kl, percentile, mse, and auto, the one of least
-quantization error.
+"""Observers: the histogram of a tensor, and its range by minmax, percentile, mse, kl (entropy) or auto.
+
+"auto" takes for each tensor the method of least quantization error.
 
 A `Histogram` is filled value by value and has one fixed size. A range depends on nothing but the histogram, so it can
 be chosen again by another observer without running the model again.
@@ -71,7 +72,7 @@ class Histogram:
 
     So the result does not depend on how samples are batched. At most `2 * BINS` bins are kept, BINS on either side of
     zero.
-    finite: whether neither NaN nor infinity came; else nothing is told of x.
+    finite: whether neither NaN nor infinity came; else the histogram is void.
     """
 
     def __init__(self) -> None:
@@ -105,6 +106,7 @@ class Histogram:
             self.bins += np.bincount(index.astype(np.intp), minlength=2 * BINS)
 
     def _widen(self, exponent: int) -> None:
+        """Merge bins by two until their width is at least 2**exponent."""
         if self.exponent is None:
             self.exponent = exponent
         while self.exponent < exponent:
@@ -124,9 +126,7 @@ class Histogram:
         return (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (BINS, BINS)
 
     def density(self) -> tuple[Floats, Counts]:
-        """(edges [n + 1], counts [n]) of all values but exact zeros, the outer edges drawn in to the least and the
-        greatest value.
-        """
+        """(edges [n + 1], counts [n]) of all values but exact zeros; the outer edges are the least and greatest value."""
         first, end = self.used
         counts = self.bins[first:end].copy()
         if self.zeros:
@@ -140,6 +140,7 @@ class Histogram:
 
 
 def _summary(counts: Counts, first: int, width: float, zeros: int) -> Summary:
+    """Bins merged by two until at most `SUMMARY` are left; `first` counts bins from zero."""
     while len(counts) > SUMMARY:
         first, counts = _coarsen(counts, first, width, 2 * width)
         width *= 2
@@ -157,8 +158,7 @@ def _coarsen(counts: Counts, first: int, width: float, wider: float) -> tuple[in
 def errors(
     edges: Floats, counts: Counts, total: int, low: ArrayLike, high: ArrayLike, symmetric: bool = False
 ) -> Floats:
-    """Mean squared errors of quantizing to uint8 with the ranges `low`, `high` and back, in squared units of x, shaped
-    as they are.
+    """Mean squared quantization errors (uint8 and back) of the ranges `low`, `high`, in squared units of x, their shape.
 
     edges, counts: a `density`; values lie evenly in their bin. total: how many values there are with the zeros, which
     cost nothing. With k(x) = clip(round(x / s), -z, 255 - z), the error's square has the antiderivative F(x) = k s^3 /
@@ -168,30 +168,30 @@ def errors(
     width = np.diff(edges)
     point = width == 0
     weight = counts / np.where(point, 1.0, width)
-    found = np.empty(scales.shape)
+    mean_squares = np.empty(scales.shape)
     for i, s in np.ndenumerate(scales.astype(np.float64)):  # one by one, for the cache's sake
         level = np.clip(np.rint(edges / s), -zeros[i], 255 - zeros[i])
         rest = edges - level * s
         integral = np.diff(level * (s**3 / 12) + rest * rest * rest / 3)
-        found[i] = np.where(point, rest[1:] ** 2, integral) @ weight
-    return found / max(total, 1)
+        mean_squares[i] = np.where(point, rest[1:] ** 2, integral) @ weight
+    return mean_squares / max(total, 1)
 
 
 def error(histogram: Histogram, low: float, high: float, symmetric: bool = False) -> float:
-    """The mean squared error of one range, see `errors`."""
+    """The mean squared quantization error of one range, see `errors`."""
     return float(errors(*histogram.density(), histogram.count, low, high, symmetric))
 
 
 def minmax_range(histogram: Histogram, symmetric: bool = False) -> Range:
-    """The least and the greatest value seen; symmetric: the greater of their magnitudes on both sides."""
+    """The least and the greatest observed value; symmetric: the greater of their magnitudes on both sides."""
     reach = max(-histogram.low, histogram.high)
     return (-reach, reach) if symmetric else (histogram.low, histogram.high)
 
 
 def percentile_range(histogram: Histogram, symmetric: bool = False) -> Range:
-    """What holds `PERCENTILE` % of the values, up to whole bins: as many are cut off at either end, or all of |x|'s end
-    if symmetric.
+    """The range of `PERCENTILE` % of the values, up to whole bins: as many are cut off at either end.
 
+    symmetric: all are cut off at the end of |x|.
     Where all values have one sign, only the end far from zero is cut.
     """
     bins = _magnitudes(histogram) if symmetric else histogram.bins
@@ -258,8 +258,9 @@ def kl_range(histogram: Histogram, symmetric: bool = False) -> Range:
 
 
 def _divergences(bins: Floats, a: Counts, b: Counts, levels: int) -> Floats:
-    """KL(P || Q) of every window [a, b) of `bins`, see `kl_range`; a level that only P fills counts with Q's smallest
-    share.
+    """KL(P || Q) of every window [a, b) of `bins`, see `kl_range`.
+
+    A level that only P fills counts with Q's smallest share.
     """
     total = bins.sum()
     mass = np.append(0.0, bins.cumsum())
@@ -283,6 +284,7 @@ def _divergences(bins: Floats, a: Counts, b: Counts, levels: int) -> Floats:
 
 
 def _xlogx(x: Floats) -> Floats:
+    """x log x, 0 for 0."""
     return x * np.log(np.where(x > 0, x, 1.0))
 
 
@@ -300,7 +302,7 @@ def _magnitudes(histogram: Histogram) -> Counts:
 
 
 def mse_range(histogram: Histogram, symmetric: bool = False) -> Range:
-    """The range of least `error`: each end in turn is tried at every 1/128 of what was seen, until neither moves."""
+    """The range of least `error`: each end in turn is tried at every 1/128 of the observed one."""
     density = histogram.density()
     fractions = np.arange(MSE_RATIOS, 0, -1) / MSE_RATIOS  # of equal errors the wider range is taken
     if symmetric:
@@ -326,8 +328,7 @@ assert {"auto", *RANGES} == set(OBSERVERS)
 
 
 def choose(histogram: Histogram, observer: str, symmetric: bool = False) -> tuple[str, float, float]:
-    """(method, low, high): the range of a tensor by `observer`; "auto" takes the method of least `error`, of equal ones
-    the simplest.
+    """(method, low, high): the range of a tensor by `observer`; "auto" takes the method of least `error`.
 
     symmetric: a tensor with negatives gets -high .. high. Raises RequestError for an unknown observer.
     """

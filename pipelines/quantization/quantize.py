@@ -257,7 +257,7 @@ def _describe(node: ir.Node, reasons: dict[str, str], notes: dict[str, str]) -> 
     in_qdq = dequantized_qparams(x) is not None and reader is not None and reader.op_type == "QuantizeLinear"
     if in_qdq and node.op_type == "Transpose":
         return Operator(name, node.op_type, "int8")
-    why = "computed in float between bytes" if in_qdq else f"{node.op_type} has no int8 form here"
+    why = "computed in float between int8 tensors" if in_qdq else f"{node.op_type} has no int8 form here"
     return Operator(name, node.op_type, "float", why)
 
 

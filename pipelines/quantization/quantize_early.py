@@ -91,12 +91,12 @@ class QuantizeEarly(Rewrite):
         if move.op_type != "Concat" and not moves(move):
             return 0
         if move.op_type == "Transpose" and qparams[1].dtype == np.int8:
-            self.refuse(move, "engines do not transpose signed bytes")
+            self.refuse(move, "engines have no int8 Transpose, only uint8")
             return 0
         data = [value for value in (move.inputs if move.op_type == "Concat" else move.inputs[:1]) if value is not None]
         for source in (value.producer() for value in data):
             if source is not None and source.op_type == "DequantizeLinear" and not _equal(_qparams(source), qparams):
-                self.refuse(move, "its parts are bytes of other steps")
+                self.refuse(move, "its parts have other qparams")
                 return 0
         inputs = [self._quantized(graph, value, quantize, move) for value in data] + list(move.inputs[len(data) :])
         if move.op_type == "Pad":

@@ -1,4 +1,4 @@
-"""How one model becomes int8. Frozen, and validated on creation."""
+"""The quantization recipe of a model. Frozen, and validated on creation."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ OBSERVERS = ("auto", "minmax", "percentile", "mse", "kl")
 
 @dataclass(frozen=True)
 class QuantRecipe:
-    """How one model becomes int8.
+    """The options of post-training quantization of one model.
 
     observer: how activation ranges are chosen from the calibration samples: "minmax", "percentile" (99.99), "mse", "kl"
         (see `pipelines.quantization.observers`), or "auto": for each tensor the one of least quantization error.
-    quantize_tables: store embedding tables as bytes: uint8 with the input scale of the int8 operator that they feed,
-    else int8 with a scale a row.
-    keep_float: regular expressions; an operator whose name matches one in full stays float.
+    quantize_tables: store embedding tables in uint8 with the input qparams of the int8 operator that they feed, else in
+        int8 with a scale per row (weight-only).
+    keep_float: regular expressions; an operator whose name matches one in full stays float32.
     reduced_range: 7-bit weights, for CPUs without VNNI, whose u8 x s8 products saturate in pairwise 16-bit sums.
-    dynamic: regular expressions; a Gemm or MatMul whose name matches one in full has its input's range taken at run
-    time.
+    dynamic: regular expressions; a Gemm or MatMul whose name matches one in full has its input quantized
+        at run time (dynamic quantization).
     symmetric: activations with negatives get zero point 128, which saves engines a correction and costs part of the
-    range.
+        range.
     search: equalize channels between convolutions and between linear layers or a LayerNormalization and linear layers
         (SmoothQuant), clip weights and choose other ranges where the outputs on the calibration samples say that it
         helps (minutes for a large model).
-    correct: round weights so that their errors cancel on the calibration samples, and take shifts of channel means out
-    of the biases.
+    correct: GPTQ, weights rounded so that their errors cancel on the calibration samples, and bias correction, shifts
+        of channel means taken out of the biases.
 
     Raises RequestError for an unknown observer or a broken expression.
     """
@@ -71,8 +71,6 @@ class QuantRecipe:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     def same_but_observer(self, other: Mapping[str, Any]) -> bool:
-        """Whether `other`, from `to_json`, computes every operator alike: all but what is asked of a calibration
-        table.
-        """
+        """Whether `other`, from `to_json`, is this recipe but for `observer` and `search`, which only tables depend on."""
         aside = {"observer": "", "search": False}
         return {**self.to_json(), **aside} == {**other, **aside}

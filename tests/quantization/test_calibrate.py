@@ -11,7 +11,14 @@ from rewriting import model
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io
-from pipelines.quantization.calibrate import CalibrationTable, Observation, TensorRange, calibrate, memory, observe
+from pipelines.quantization.calibrate import (
+    CalibrationTable,
+    Observation,
+    TensorRange,
+    calibrate,
+    memory_bytes,
+    observe,
+)
 from pipelines.quantization.observers import Histogram, Summary, choose
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
@@ -475,13 +482,13 @@ def test_merging_keeps_the_corrections_of_more_samples_and_equalizations_must_be
     ],
 )
 def test_memory_sizes(text, size):
-    assert memory(text) == size
+    assert memory_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1GB", "0", "1 GB free", "GB", None])
 def test_what_is_no_size(text):
     with pytest.raises(RequestError, match="^the memory .* is no size; write it like 1GB or 512MB$"):
-        memory(text)
+        memory_bytes(text)
 
 
 PEAK = """

@@ -1,0 +1,192 @@
+"""Every quirk of an engine: on record, worked around in a graph that shows it, and not on a near miss."""
+
+import importlib
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx_ir.passes.common import ShapeInferencePass
+from quantizing import WEIGHTS, check, check_executed, decibels, image, normal, quantized
+from rewriting import EXACT, model, run
+
+from pipelines.engines.openvino import library
+from pipelines.graph import query
+from pipelines.quantization import engine_quirks
+from pipelines.quantization.calibrate import TensorRange
+from pipelines.quantization.engine_quirks import QUIRKS
+
+TESTS = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: quirk.workaround.rpartition(".")[2])
+def test_a_quirk_s_workaround_and_test_exist(quirk):
+    assert quirk.engine in ("onnxruntime", "openvino") and re.fullmatch(r"\d+\.\d+", quirk.version)
+    assert quirk.fault and quirk.remove_when
+    parts = quirk.workaround.split(".")
+    owner = importlib.import_module(".".join(parts[:3]))
+    for name in parts[3:]:  # a function, or a class and its method
+        owner = getattr(owner, name)
+    assert callable(owner)
+    assert any(re.search(rf"^def {quirk.test}\(", each.read_text(), re.M) for each in TESTS.rglob("test_*.py"))
+
+
+def test_every_workaround_is_on_record():
+    functions = {
+        name
+        for name, value in vars(engine_quirks).items()
+        if callable(value)
+        and not name.startswith("_")
+        and not isinstance(value, type)
+        and value.__module__ == engine_quirks.__name__
+    }
+    recorded = {each.workaround for each in QUIRKS}
+    assert functions and all(f"{engine_quirks.__name__}.{name}" in recorded for name in functions)
+
+
+# how a workaround is asked about one node: whether it fires there
+FIRES = {
+    "subsample_before_pointwise_conv": lambda node, taken: engine_quirks.subsample_before_pointwise_conv(
+        node, {}, {"x": TensorRange(0, 1, 0, 1, 1)}, taken
+    ),
+    "gemm_of_matmul_before_add": lambda node, taken: engine_quirks.gemm_of_matmul_before_add(node),
+    "dequantize_around_transpose": lambda node, taken: engine_quirks.dequantize_around_transpose(node, taken),
+    "keep_reduced_axes": lambda node, taken: engine_quirks.keep_reduced_axes(node, taken) is not None,
+    "place_of_output_qdq": lambda node, taken: (
+        node.op_type == "Conv" and engine_quirks.place_of_output_qdq(node.outputs[0]) is not node.outputs[0]
+    ),
+    "needs_output_qdq": lambda node, taken: engine_quirks.needs_output_qdq(node),
+}
+CONV = ("float[n,8,8,8] x", "y = Conv<strides=[2,2]>(x, m)")
+GEMM = ("float[n,8] x", "h = MatMul(x, w) y = Add(h, b)")
+TURN = ("uint8[n,8] q", "t = Transpose<perm=[1,0]>(q) y = DequantizeLinear(t, half_step, middle)")
+REDUCE = ("float[n,6,8] x", "v = DequantizeLinear(w8, half_step) h = MatMul(x, v) y = ReduceSum<keepdims=0>(h, one)")
+TOKEN = (
+    "float[n,3,8,8] x",
+    """c = Conv<strides=[2,2]>(x, k) f = Reshape(c, flat) t = Transpose<perm=[0,2,1]>(f)
+    s = Shape(x) i = Gather(s, first) j = Concat<axis=0>(i, sizes) e = Expand(token, j) y = Concat<axis=1>(e, t)""",
+)
+ARRAYS = WEIGHTS | {"half_step": np.float32(0.5), "middle": np.uint8(128), "w8": np.ones((8, 8), np.int8)}
+
+
+def changed(case, *pairs):
+    inputs, body = case
+    for old, new in pairs:
+        assert old in inputs + body
+        inputs, body = inputs.replace(old, new), body.replace(old, new)
+    return inputs, body
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "fires"),
+    [
+        ("subsample_before_pointwise_conv", CONV, True),
+        ("subsample_before_pointwise_conv", changed(CONV, ("[2,2]", "[1,1]")), False),
+        ("subsample_before_pointwise_conv", changed(CONV, ("strides=", "pads=[1,1,1,1], strides=")), False),
+        ("subsample_before_pointwise_conv", changed(CONV, ("x, m", "x, l")), False),  # 3x3
+        (
+            "subsample_before_pointwise_conv",
+            ("uint8[n,8,8,8] q", "x = DequantizeLinear(q, half_step, middle) y = Conv<strides=[2,2]>(x, m)"),
+            False,
+        ),
+        ("gemm_of_matmul_before_add", GEMM, True),
+        ("gemm_of_matmul_before_add", changed(GEMM, ("n,8", "n,6,8")), False),
+        ("gemm_of_matmul_before_add", changed(GEMM, ("Add(h, b)", "Mul(h, b)")), False),
+        ("gemm_of_matmul_before_add", changed(GEMM, ("Add(h, b)", "Add(h, h)")), False),  # reads it twice
+        ("dequantize_around_transpose", TURN, True),
+        ("dequantize_around_transpose", changed(TURN, ("Transpose<perm=[1,0]>", "Identity")), False),
+        ("dequantize_around_transpose", ("float[n,8] x", "y = Transpose<perm=[1,0]>(x)"), False),
+        ("keep_reduced_axes", REDUCE, True),
+        ("keep_reduced_axes", changed(REDUCE, ("keepdims=0", "keepdims=1")), False),
+        ("keep_reduced_axes", changed(REDUCE, ("(x, v)", "(x, w)")), False),  # a float32 product
+        ("place_of_output_qdq", TOKEN, True),
+        ("place_of_output_qdq", changed(TOKEN, ("Concat<axis=1>(e, t)", "Neg(t)")), False),
+        ("place_of_output_qdq", changed(TOKEN, ("s = Shape(x)", "o = Neg(c) s = Shape(x)")), False),  # another reader
+        ("needs_output_qdq", ("float[n,8,8,8] x", "h = Conv(x, m) y = Identity(h)"), True),
+        ("needs_output_qdq", ("float[n,8] x", "h = Gemm(x, w, b) y = Relu(h)"), True),
+        ("needs_output_qdq", ("float[n,8] x", "h = Gemm(x, w, b) y = Neg(h)"), False),
+    ],
+)
+def test_a_workaround_fires_on_its_graph_and_not_on_a_near_miss(name, case, fires):
+    inputs, body = case
+    used = {key: each for key, each in ARRAYS.items() if re.search(rf"[(, ]{key}[,)]", body)}
+    found = model(f"({inputs}) => (float y) {{ {body} }}", **used)
+    found.graph.outputs[0].shape = None
+    ShapeInferencePass()(found)
+    before, taken = found.clone(), query.used_names(found.graph)
+    nodes = list(found.graph)[:1] if name == "needs_output_qdq" else list(found.graph)
+    assert any([FIRES[name](node, taken) for node in nodes]) == fires
+    onnx.checker.check_model(ir.to_proto(found), full_check=True)
+    dtype, key = (np.uint8, "q") if inputs.startswith("uint8") else (np.float32, "x")
+    shape = [4 if each == "n" else int(each) for each in re.search(r"\[(.*)\]", inputs)[1].split(",")]
+    feeds = {key: np.random.default_rng(0).integers(0, 255, shape).astype(dtype)}
+    np.testing.assert_array_equal(run(found, **feeds)["y"], run(before, **feeds)["y"])
+
+
+def test_strided_convolutions_share_what_they_read():
+    text = (
+        "(float[n,8,8,8] x) => (float y) { a = Conv<strides=[2,2]>(x, m) c = Conv<strides=[2,2]>(x, m) y = Add(a, c) }"
+    )
+    found = model(text, m=WEIGHTS["m"])
+    pools, ranges, taken = {}, {"x": TensorRange(0, 1, 0, 1, 1)}, query.used_names(found.graph)
+    for node in list(found.graph):
+        engine_quirks.subsample_before_pointwise_conv(node, pools, ranges, taken)
+    assert [node.op_type for node in found.graph] == ["MaxPool", "Conv", "Conv", "Add"]
+    assert ranges["x.strided"] == ranges["x"]
+
+
+def test_strided_pointwise_convolutions_run_in_int8(tmp_path):
+    found, x = image("z = Conv<strides=[2,2]>(r, m, kb) y = Neg(z)"), normal(16, 3, 8, 8)
+    check(found, 30, tmp_path, x=x)
+    check_executed(*quantized(found, x=x), tmp_path, x=x)
+
+
+def test_a_matmul_before_an_add_runs_in_int8(tmp_path):
+    text = "(float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) a = Add(h, x) y = Neg(a) }"
+    found, x = model(text, w=WEIGHTS["w"]), normal(64, 8)
+    check(found, 30, tmp_path, x=x)
+    check_executed(*quantized(found, x=x), tmp_path, x=x)
+
+
+def test_a_product_behind_a_transpose_runs_in_int8(tmp_path):
+    found = image("s = Reshape(r, rows) t = Transpose<perm=[0,2,1]>(s) z = MatMul(t, w) y = Neg(z)")
+    x = normal(16, 3, 8, 8)
+    check(found, 30, tmp_path, x=x)
+    check_executed(*quantized(found, x=x), tmp_path, x=x)
+
+
+def test_a_convolution_that_is_read_as_float_runs_in_int8(tmp_path):
+    found, x = image("z = Conv(r, m) y = Neg(z)"), normal(16, 3, 8, 8)
+    check(found, 30, tmp_path, x=x)
+    check_executed(*quantized(found, x=x), tmp_path, x=x)
+
+
+@pytest.mark.parametrize("shaped", ["t", "x", "a"])
+def test_a_token_before_the_patches_of_an_image(tmp_path, shaped):
+    """As a vision transformer begins. OpenVINO must not lose the channels' biases where it is given no batch size."""
+    found = image(
+        f"""a = Conv<strides=[2,2]>(x, k, kb) f = Reshape(a, flat) t = Transpose<perm=[0,2,1]>(f)
+            s = Shape({shaped}) n = Gather(s, first) e = Concat<axis=0>(n, sizes) c = Expand(token, e)
+            j = Concat<axis=1>(c, t) o = LayerNormalization<axis=-1>(j, b) z = MatMul(o, w) y = Neg(z)"""
+    )
+    x = np.abs(normal(16, 3, 8, 8))
+    report, ran = check(found, 30, tmp_path, x=x)
+    assert next(each for each in report.operators if each.type == "Conv").precision == "int8"
+    assert shaped == "a" or "QLinearConv" in [kind for kind, _ in ran["onnxruntime"]]
+    if "openvino" in EXACT:
+        compiled = library().Core().compile_model(tmp_path / "int8.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        assert decibels(compiled({"x": x})[0], run(found, x=x)["y"]) > 30
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    ["ReduceMean<axes=[1],keepdims=0>(h)", "ReduceMax<axes=[1],keepdims=0>(h)", "ReduceSum<keepdims=0>(h, one)"],
+)
+@pytest.mark.parametrize("rest", ["z = MatMul(r, w) y = Neg(z)", "y = Neg(r)"])
+def test_products_without_bias_that_are_reduced(tmp_path, reduce, rest):
+    """OpenVINO must not apply the per-channel scales along another axis."""
+    text = f"(float[n,6,8] x) => (float[n,8] y) {{ h = MatMul(x, w) r = {reduce} {rest} }}"
+    report, _ = check(model(text, **{name: WEIGHTS[name] for name in ("w", "one")}), 25, tmp_path, x=normal(16, 6, 8))
+    assert [each.type for each in report.operators[:2]] == ["MatMul", reduce.split("<")[0]]
