@@ -206,8 +206,8 @@ def _npz(path: Any) -> dict[str, Any]:
 
 def _read_once(path: Any, batch_size: int = 256) -> Samples:
     """All of an .npz, read once."""
-    batches, total = road.read_npz(path, batch_size)
-    batches = list(batches)
+    stream, total = road.read_npz(path, batch_size)
+    batches = list(stream)
     return Samples(lambda: batches, total)
 
 
