@@ -206,9 +206,9 @@ def _npz(path: Any) -> dict[str, Any]:
 
 def _read_once(path: Any, batch_size: int = 256) -> Samples:
     """All of an .npz, read once."""
-    batches, total = road.read_npz(path, batch_size)
-    kept = list(batches)
-    return Samples(lambda: kept, total)
+    stream, total = road.read_npz(path, batch_size)
+    batches = list(stream)
+    return Samples(lambda: batches, total)
 
 
 def raw_samples(

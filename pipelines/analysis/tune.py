@@ -58,7 +58,6 @@ MEASURED = ("drop", "sqnr_db", "metric", "metrics", "milliseconds", "error")
 SEARCH_COST = 4  # trials of the default recipe that the first searched one takes, about
 PROBES = 24  # layers that are tried in float one at a time
 PROBED = 16  # samples that these are judged on
-ZERO_POINTS = (0, 128)  # that engines may compute quicker with than with others
 RECIPE = QuantRecipe()
 LAYERS = ("Conv", "Gemm", "MatMul")
 Trial = dict[str, Any]  # a line of the log
@@ -357,7 +356,7 @@ class _Search:
                 made = self._make(settings)
                 path = io.save(made[0], self.folder / "trial.onnx")
                 trial["sha256"] = files.sha256(path)
-                trial |= self._same(trial["sha256"]) or self._measured(path, _structure(made[0]))
+                trial |= self._same(trial["sha256"]) or self._measured(path, _structure(made[0], settings.symmetric))
             except Unjudged:
                 raise
             except Exception as error:  # of whatever kind: the search goes on with what works
@@ -519,11 +518,11 @@ class _Search:
         }
 
 
-def _structure(model: ir.Model) -> str:
-    """SHA-256 of a graph without the values of weights, biases, scales and most zero points, on which latency hardly
-    depends.
+def _structure(model: ir.Model, symmetric: bool) -> str:
+    """SHA-256 of a graph without the values of weights, biases, scales and zero points; of these, latency depends only
+    on whether they are symmetric.
     """
-    sha, numbers = hashlib.sha256(), dict[ir.Value, int]()
+    sha, numbers = hashlib.sha256(str(symmetric).encode()), dict[ir.Value, int]()
     for node in model.graph:
         sha.update(f"\n{node.domain} {node.op_type} {sorted(map(str, node.attributes.values()))}".encode())
         for value in (*node.inputs, *node.outputs):
@@ -533,8 +532,6 @@ def _structure(model: ir.Model) -> str:
                 sha.update(f" {tensor.dtype} {list(tensor.shape)}".encode())
                 if tensor.dtype == ir.DataType.INT64:  # shapes, axes, indices
                     sha.update(tensor.numpy().tobytes())
-                elif tensor.dtype == ir.DataType.UINT8 and tensor.size == 1:
-                    sha.update(str([tensor.numpy().item() == zero for zero in ZERO_POINTS]).encode())
     return sha.hexdigest()
 
 
