@@ -16,7 +16,9 @@ from zoo.transformer_mt.decode import NEVER
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
 SCORES = "scores"
 FEW = (3, 4)  # of the sentences of a turn: when no more than these go on, the others leave
-FORM = "7"  # changes with the graph that is made here
+# The key under which the graph of `search` is cached. Bump it when that graph changes; tests/zoo/test_mt_loop.py fails
+# where that is forgotten.
+FORM = 7
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 # what is kept of every step, [sentences, beam] each: the scores of what ends there, or `NEVER`, with its word and the
 # beam that it ends; the word and the beam before of every beam that goes on

@@ -139,7 +139,8 @@ class TranslationPipeline(Pipeline):
             try:
                 source = model_file(self.precision, "onnxruntime")
                 self._native = NativeTranslator(
-                    derived(self.folder, source, "native", program_file.FORM, store, program_file.SUFFIX), self.threads
+                    derived(self.folder, source, "native", program_file.VERSION, store, program_file.SUFFIX),
+                    self.threads,
                 )
             except RequestError as error:
                 if engine == "native":

@@ -17,8 +17,8 @@ inline __m512i load(const void *at) { return _mm512_loadu_si512(at); }
 
 // The uint8 table rows of 64 Lines columns are added as 16-bit words: `all` holds even + 256 odd columns, `odd` the odd ones alone (shifted
 // down), both modulo 2^16, which is exact since the sums of signed values fit int16. The int32 sums then come out as sum[i] lane k = column
-// 4 k + i, by multiplying the words with 2^shift or 0 on the way (vpdpwssd). `next` is fetched for the next sample, into L2: a sample's rows
-// are as large as L1.
+// 4 k + i, by multiplying the words with 2^shift or 0 on the way (vpdpwssd). `next` is prefetched for the next sample, into L2: a
+// sample's rows are as large as L1.
 template <int Lines>
 inline void columns(const Embedding &e, const uint8_t *const *at, const uint8_t *const *next, const int16_t *numbers, int64_t begin,
                     uint8_t *hidden) {

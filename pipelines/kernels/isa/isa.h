@@ -109,7 +109,7 @@ struct RowKernels {
 // standard library that was compiled for one instruction set must not be linked into code for another.
 void *kernel_scratch(int64_t bytes);
 
-// Resize along one axis, weights packed by Isa::pack_weights: output i is the weighted sum of the 4 * tap_groups[i] inputs from first[i] on.
+// Resize along one axis, weights packed by Isa::pack_weights: output i is the weighted sum of 4 * tap_groups[i] inputs from first[i] on.
 struct Resampling {
     const int32_t *first;
     const int32_t *tap_groups;

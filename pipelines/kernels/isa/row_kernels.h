@@ -204,7 +204,7 @@ void attention(const float *q, int64_t q_stride, int64_t n, const KeysValues<T> 
     if (n >= 1) run(attention_tile<1, T>, 1);
 }
 
-// Running top-k and online softmax over logits [n, stride] of tokens [first, first + count), padded with -infinity to whole 64, 64 at a time.
+// Running top-k and online softmax over logits [n, stride] of tokens [first, first + count), padded with -infinity to whole 64.
 void top_k(const float *logits, int64_t stride, int64_t first, int64_t count, const TopK &top, int64_t n) {
     const int64_t last = top.k - 1;
     for (int64_t r = 0; r < n; ++r, logits += stride) {

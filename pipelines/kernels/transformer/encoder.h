@@ -32,8 +32,8 @@ class Encoder : public Layers {
     void attention(int64_t in, int64_t heads, int64_t out);
     // The register `in` is the result; no operation follows.
     void finish(int64_t in);
-    // tokens: of `count` sentences, one after the other; first [count + 1]: where each begins, and the end. Returns float32 rows, one a token,
-    // which hold until the next call with this workspace.
+    // tokens: of `count` sentences, one after the other; first [count + 1]: where each begins, and the end. Returns float32 rows, one a
+    // token, which hold until the next call with this workspace.
     Rows encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count) const;
 };
 
