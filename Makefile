@@ -43,8 +43,7 @@ sanitize:
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -C cmake.define.ZOO_SANITIZE=ON -C build-dir=$(VENV)/cmake -e ".[test]"
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
-		$(BIN)/python -m pytest --capture=sys tests/kernels/test_clicks.py tests/kernels/test_transformer.py \
-		tests/kernels/test_parse_rows.py tests/kernels/test_resize.py
+		$(BIN)/python -m pytest --capture=sys tests/kernels
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import logging
@@ -124,12 +123,6 @@ def sha256(path: str | os.PathLike[str]) -> str:
     """Hex SHA-256 of a file's bytes."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@functools.cache
-def code(*names: str) -> str:
-    """Names what these files of `pipelines` compute: another name after every edit. names: paths below it."""
-    return hashlib.sha256(b"".join((Path(__file__).parents[1] / each).read_bytes() for each in names)).hexdigest()[:12]
 
 
 def mapped(path: Path) -> Path:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.kernels.transformer import native, program_file
-from pipelines.kernels.transformer.program import EncoderProgram, Program
+from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -42,8 +42,8 @@ class NativeTranslator:
         encoder, decoder = program_file.load(path) if known else _mapped(path)  # type: ignore[arg-type]
         self.threads = threads
         self.longest, self.positions = encoder.positions, decoder.positions
-        self._decoder = native.compiled(decoder, isa)
-        self._encoder = native.compiled(encoder, isa, (decoder, self._decoder))
+        self._decoder = native.compile_program(decoder, isa)
+        self._encoder = native.compile_program(encoder, isa, (decoder, self._decoder))
 
     @property
     def isa(self) -> str:
@@ -93,7 +93,7 @@ class NativeTranslator:
         return found
 
 
-def _mapped(model: str | Path | ir.Model) -> tuple[EncoderProgram, Program]:
+def _mapped(model: str | Path | ir.Model) -> tuple[EncoderProgram, DecoderProgram]:
     """The programs of a frozen graph. Needs onnx and onnxruntime, which a stored one does not."""
     from pipelines.graph import io
     from pipelines.kernels.transformer.from_graph import programs

@@ -3,16 +3,18 @@
 
 namespace nb = nanobind;
 
-void bind_decoder(nb::module_ &module);
-void bind_network(nb::module_ &module);
+void bind_click_network(nb::module_ &module);
+void bind_isas(nb::module_ &module);
+void bind_parse_rows(nb::module_ &module);
 void bind_resize(nb::module_ &module);
-void bind_rows(nb::module_ &module);
-void bind_rowwise(nb::module_ &module);
+void bind_row_kernels(nb::module_ &module);
+void bind_transformer(nb::module_ &module);
 
 NB_MODULE(_native, module) {
-    bind_decoder(module);
-    bind_network(module);
+    bind_click_network(module);
+    bind_isas(module);
+    bind_parse_rows(module);
     bind_resize(module);
-    bind_rows(module);
-    bind_rowwise(module);
+    bind_row_kernels(module);
+    bind_transformer(module);
 }

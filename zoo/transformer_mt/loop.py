@@ -15,8 +15,10 @@ from zoo.transformer_mt.decode import NEVER
 
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
 SCORES = "scores"
-FEW = (3, 4)  # of the sentences of a turn: when no more than these go on, the finished ones leave the batch
-FORM = "7"  # changes with the graph that is made here
+FEW = (3, 4)  # of the sentences of a turn: when no more than these go on, the others leave
+# The key under which the graph of `search` is cached. Bump it when that graph changes; tests/zoo/transformer_mt/test_loop.py fails
+# where that is forgotten.
+FORM = 7
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 # outputs of every step, [sentences, beam] each: the scores of hypotheses that end there, or `NEVER`, with their last
 # token and parent beam; token and parent beam of every beam that goes on

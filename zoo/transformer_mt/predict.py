@@ -161,7 +161,7 @@ class TranslationPipeline(Pipeline):
         """The native translator. Raises RequestError for a graph that it cannot map, a float one among them."""
         if model is None:
             source = PRECISIONS[self.precision]
-            model = derived(self.folder, source, "native", program_file.FORM, store, program_file.SUFFIX)
+            model = derived(self.folder, source, "native", program_file.VERSION, store, program_file.SUFFIX)
         elif not is_int8(model):
             raise RequestError(f"the native kernels compute int8, and {model.name} is float")
         return NativeTranslator(model, self.threads)

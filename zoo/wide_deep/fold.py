@@ -328,7 +328,7 @@ def fold_layer(
                 weight=units.astype(np.int16),
                 scale=(scale * 2.0**-shift / hidden).astype(np.float32),
                 bias=((bias + centre.sum(axis=0)) / hidden).astype(np.float32),
-                step=step.astype(np.float32),
+                number_scale=step.astype(np.float32),
                 shift=shift,
                 wide=wide,
             )

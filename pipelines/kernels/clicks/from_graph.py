@@ -1,4 +1,4 @@
-"""The operators of the native kernels as nodes of an ONNX graph: written and read here, so that both sides agree."""
+"""`ParallelEmbedding` nodes of an ONNX graph, written and read, and the int8 linear layers that follow one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,12 @@ from pipelines.kernels.clicks.operators import DOMAIN, EmbeddingLayer, LinearLay
 
 VERSION = 1  # of the domain, as the opset imports name it
 EMBEDDING = "ParallelEmbedding"
-ARRAYS = (
-    "table",
-    "columns",
-    "offsets",
-    "rows",
-    "weight",
-    "scale",
-    "bias",
-    "step",
-    "wide",
-)  # inputs after ids and numbers
+# the inputs after ids and numbers: fields of `EmbeddingLayer`, and how the initializers are called
+ARRAYS = {
+    **{name: name for name in ("table", "columns", "offsets", "rows", "weight", "scale", "bias")},
+    "number_scale": "step",
+    "wide": "wide",
+}
 
 
 def parallel_embedding(
@@ -40,10 +35,10 @@ def parallel_embedding(
     while {name, f"{name}.hidden", f"{name}.sum"} & taken:
         name += "_"
     arrays: list[ir.Value | None] = []
-    for each in ARRAYS:
-        array = getattr(layer, each)
-        arrays.append(None if array is None else edit.initializer(main, f"{name}.{each}", array, taken))
-    made = ir.node(
+    for field, suffix in ARRAYS.items():
+        array = getattr(layer, field)
+        arrays.append(None if array is None else edit.initializer(main, f"{name}.{suffix}", array, taken))
+    node = ir.node(
         EMBEDDING,
         [ids, numbers, *arrays],
         attributes={"shift": layer.shift},
@@ -53,11 +48,11 @@ def parallel_embedding(
     )
     batch = ids.shape[0] if ids.shape is not None else None
     outputs = (("hidden", ir.DataType.UINT8, layer.width), ("sum", ir.DataType.FLOAT, 1))
-    for value, (kind, dtype, width) in zip(made.outputs, outputs, strict=False):
+    for value, (kind, dtype, width) in zip(node.outputs, outputs, strict=False):
         value.name, value.type, value.shape = f"{name}.{kind}", ir.TensorType(dtype), ir.Shape([batch, width])
-    taken |= {name, *(str(value.name) for value in made.outputs)}
+    taken |= {name, *(str(value.name) for value in node.outputs)}
     main.opset_imports[DOMAIN] = VERSION
-    return made
+    return node
 
 
 def embedding_layer(node: ir.Node) -> EmbeddingLayer:
@@ -66,10 +61,12 @@ def embedding_layer(node: ir.Node) -> EmbeddingLayer:
     """
     if (node.domain, node.op_type) != (DOMAIN, EMBEDDING):
         raise RequestError(f"the operator {node.name or '?'} is {node.op_type}; wanted {EMBEDDING} of {DOMAIN}")
-    found = zip(ARRAYS, (query.constant(value) for value in node.inputs[2:]), strict=False)
-    arrays = {name: np.ascontiguousarray(array) for name, array in found if array is not None}
+    constants = zip(ARRAYS, map(query.constant, node.inputs[2:]), strict=False)
+    arrays = {name: np.ascontiguousarray(array) for name, array in constants if array is not None}
     if missing := [name for name in ARRAYS if name not in arrays and name != "wide"]:
-        raise RequestError(f"the operator {node.name or '?'} has no constant {missing[0]}; build the model again")
+        raise RequestError(
+            f"the operator {node.name or '?'} has no constant {ARRAYS[missing[0]]}; build the model again"
+        )
     return EmbeddingLayer(shift=node.attributes.get_int("shift", -1), **arrays)
 
 
@@ -82,9 +79,9 @@ def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
     then is a stock engine's.
     """
     value, layers = first.outputs[0], []
-    while (step := _only(value, "DequantizeLinear")) is not None:
-        x_scale, x_zero = (query.constant(each) for each in step.inputs[1:3])
-        dense = _only(step.outputs[0], "Gemm") or _only(step.outputs[0], "MatMul")
+    while (dequantize := _only(value, "DequantizeLinear")) is not None:
+        x_scale, x_zero = map(query.constant, dequantize.inputs[1:3])
+        dense = _only(dequantize.outputs[0], "Gemm") or _only(dequantize.outputs[0], "MatMul")
         weight = None if dense is None else _symmetric(dense.inputs[1])
         if (
             dense is None
@@ -92,7 +89,7 @@ def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
             or x_scale is None
             or x_zero is None
             or x_scale.size != 1
-            or dense.inputs[0] is not step.outputs[0]
+            or dense.inputs[0] is not dequantize.outputs[0]
         ):
             return None
         if (
@@ -110,9 +107,7 @@ def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
         )
         if w.dtype != np.int8 or w_scale.size not in (1, w.shape[1]) or bias is None or bias[0].size != w.shape[1]:
             return None
-        if not np.allclose(
-            bias[1], np.float64(x_scale) * w_scale, rtol=1e-5, atol=0
-        ):  # the sum of products has other steps
+        if not np.allclose(bias[1], np.float64(x_scale) * w_scale, rtol=1e-5, atol=0):  # not the scale of the sums
             return None
         b = bias[0].ravel().astype(np.int64) - int(x_zero) * w.astype(np.int64).sum(axis=0)
         if np.abs(b).max() >= 2**31:
@@ -134,7 +129,7 @@ def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
         except RequestError:  # beyond 32 bits
             return None
         value = last.outputs[0]
-    if not layers or layers[-1].zero is not None or layers[-1].weight.shape[1] != 1:
+    if not layers or layers[-1].zero_point is not None or layers[-1].weight.shape[1] != 1:
         return None
     if len(first.outputs) > 1:
         add = _only(value, "Add")

@@ -17,10 +17,19 @@ def parallel_embedding(layer: EmbeddingLayer, isa: str = "") -> Any:
     when called, IndexError for an id that is no row of its field, before the table is touched, and TypeError or
     ValueError for other arrays. RequestError without kernels.
     """
-    columns = (layer.table, layer.columns, layer.offsets, layer.rows, layer.weight, layer.scale, layer.bias, layer.step)
-    arrays = [contiguous(each) for each in columns]
+    arrays = (
+        layer.table,
+        layer.columns,
+        layer.offsets,
+        layer.rows,
+        layer.weight,
+        layer.scale,
+        layer.bias,
+        layer.number_scale,
+    )
+    arguments = [contiguous(array) for array in arrays]
     wide = None if layer.wide is None else contiguous(layer.wide)
-    return required().ParallelEmbedding(*arrays, layer.shift, wide, isa)
+    return required().ParallelEmbedding(*arguments, layer.shift, wide, isa)
 
 
 def linear(layer: LinearLayer, isa: str = "") -> Any:
@@ -28,7 +37,7 @@ def linear(layer: LinearLayer, isa: str = "") -> Any:
     N]`.
     """
     return required().Linear(
-        contiguous(layer.weight), contiguous(layer.bias), contiguous(layer.scale), layer.zero, layer.low, isa
+        contiguous(layer.weight), contiguous(layer.bias), contiguous(layer.scale), layer.zero_point, layer.low, isa
     )
 
 

@@ -1,4 +1,4 @@
-"""What the native kernels compute, as validated arrays: the operators of this project's own ONNX domain."""
+"""The operators of click models, as validated dataclasses: `EmbeddingLayer` (ParallelEmbedding) and `LinearLayer`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipelines.kernels.arrays import Array, require
 
 DOMAIN = "int8.zoo"
 COLUMNS = 64  # table rows are padded to whole cache lines
-ZERO = 128  # the byte that stands for 0 in a table: value = byte - 128
-NUMBER_LIMIT = 2048  # numbers become whole steps from -2048 to 2048
+ZERO = 128  # the zero point of a table: value = uint8 - 128
+NUMBER_LIMIT = 2048  # numbers are quantized to -2048 to 2048
 FIELDS = 32767 // 127  # so many int8 rows an int16 holds the sum of
 
 
@@ -24,7 +24,7 @@ class EmbeddingLayer:
     For ids [n, columns] and numbers x [n, M], with F fields and hidden width H, in integers but for the last step:
 
         r_f   = offsets_f + ids[columns_f]                      0 <= ids[columns_f] < rows_f
-        k_m   = clip(rint(x_m step_m), -2048, 2048)
+        k_m   = clip(rint(x_m number_scale_m), -2048, 2048)
         acc_j = 2^shift sum_f (table[r_f, j] - 128) + sum_m k_m weight[m, j]
         h_j   = clip(rint(float32(acc_j) scale_j + bias_j), 0, 255)     the ReLU is the clip at 0
         wide  = sum_f wide[r_f]                                 float32, added in the order of the fields
@@ -35,7 +35,7 @@ class EmbeddingLayer:
 
     table: uint8 [R, H padded to whole 64], entries 1..255 meaning -127..127, 128 in the padding. columns, offsets,
     rows: int32 [F].
-    weight: int16 [M, H]. scale, bias: float32 [H]. step: float32 [M]. wide: float32 [R], or None. Raises RequestError
+    weight: int16 [M, H]. scale, bias: float32 [H]. number_scale: float32 [M]. wide: float32 [R], or None. Raises RequestError
     for anything else.
     """
 
@@ -46,7 +46,7 @@ class EmbeddingLayer:
     weight: Array
     scale: Array
     bias: Array
-    step: Array
+    number_scale: Array
     shift: int
     wide: Array | None = None
 
@@ -58,10 +58,10 @@ class EmbeddingLayer:
             "columns": (np.int32, (fields,)),
             "offsets": (np.int32, (fields,)),
             "rows": (np.int32, (fields,)),
-            "weight": (np.int16, (self.step.size, width)),
+            "weight": (np.int16, (self.number_scale.size, width)),
             "scale": (np.float32, (width,)),
             "bias": (np.float32, (width,)),
-            "step": (np.float32, (self.step.size,)),
+            "number_scale": (np.float32, (self.number_scale.size,)),
         }
         if self.wide is not None:
             shapes["wide"] = (np.float32, (len(self.table),))
@@ -78,10 +78,8 @@ class EmbeddingLayer:
         if reach.max(initial=0) >= 2**31:
             raise RequestError("ParallelEmbedding can overflow 32 bits; use a smaller shift")
         results = np.abs(self.scale.astype(np.float64)) * reach + np.abs(self.bias.astype(np.float64))
-        if not np.isfinite(self.step).all() or not results.max(initial=0) < 2**30:
-            raise RequestError(
-                "ParallelEmbedding has steps, scales or biases that are not finite, or results beyond 32 bits"
-            )
+        if not np.isfinite(self.number_scale).all() or not results.max(initial=0) < 2**30:
+            raise RequestError("ParallelEmbedding has scales or biases that are not finite, or results beyond 32 bits")
 
     def reach(self) -> NDArray[np.int64]:
         """The largest |acc_j| that any input can give, int64 [H]."""
@@ -99,8 +97,8 @@ class LinearLayer:
     """A fully connected layer in int8, from uint8 [n, K] to uint8 or float32 [n, N]:
 
         acc_j = bias_j + sum_k x_k weight[k, j]                 the input's zero point is in the bias
-        y_j   = clip(rint(float32(acc_j) scale_j) + zero, low, 255)     uint8; low = zero where a ReLU is fused, else 0
-        y_j   = float32(acc_j) scale_j                          float32, where `zero` is None
+        y_j   = clip(rint(float32(acc_j) scale_j) + zero_point, low, 255)     uint8; low = zero_point where a ReLU is fused, else 0
+        y_j   = float32(acc_j) scale_j                          float32, where `zero_point` is None
 
     weight: int8 [K, N]. bias: int32 [N]. scale: float32 [N]: s_x s_w / s_y, or s_x s_w. Integers cannot overflow: 255
     sum_k |weight[k, j]| + |bias_j| < 2^31 is checked here. Raises RequestError for anything else.
@@ -109,7 +107,7 @@ class LinearLayer:
     weight: Array
     bias: Array
     scale: Array
-    zero: int | None = None
+    zero_point: int | None = None
     low: int = 0
 
     def __post_init__(self) -> None:
@@ -124,9 +122,13 @@ class LinearLayer:
             ("scale", np.float32, (outputs,)),
         ):
             require("a linear layer", name, getattr(self, name), dtype, shape)
-        if not 0 <= self.low <= 255 or not 0 <= (self.zero or 0) <= 255:
-            raise RequestError(f"a linear layer has zero point {self.zero} and lower bound {self.low}; wanted 0 to 255")
+        if not 0 <= self.low <= 255 or not 0 <= (self.zero_point or 0) <= 255:
+            raise RequestError(
+                f"a linear layer has zero point {self.zero_point} and lower bound {self.low}; wanted 0 to 255"
+            )
         reach = 255 * np.abs(self.weight.astype(np.int64)).sum(axis=0) + np.abs(self.bias.astype(np.int64))
         results = np.abs(self.scale.astype(np.float64)) * reach
-        if reach.max() >= 2**31 or not (results.max() < 2**30 or (self.zero is None and np.isfinite(results).all())):
+        if reach.max() >= 2**31 or not (
+            results.max() < 2**30 or (self.zero_point is None and np.isfinite(results).all())
+        ):
             raise RequestError("a linear layer can overflow 32 bits")

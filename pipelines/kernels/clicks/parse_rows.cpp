@@ -565,7 +565,7 @@ nb::bytes csv_lines(nb::list columns) {
 
 } // namespace
 
-void bind_rows(nb::module_ &module) {
+void bind_parse_rows(nb::module_ &module) {
     module.def(
         "parse_rows", &parse_rows, nb::arg("block"), nb::arg("numeric"), nb::arg("categorical"), nb::arg("buckets"), nb::arg("labelled"),
         nb::arg("isa") = "",

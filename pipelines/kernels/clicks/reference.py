@@ -18,9 +18,9 @@ def parallel_embedding(
     """
     rows = layer.offsets + ids[:, layer.columns]
     sums = (layer.table[rows].astype(np.int32) - ZERO).sum(axis=1, dtype=np.int64)[:, : layer.width]
-    steps = np.nan_to_num(numbers * layer.step, nan=0.0, posinf=np.inf, neginf=-np.inf)
-    whole = np.clip(np.rint(steps), -NUMBER_LIMIT, NUMBER_LIMIT).astype(np.int64)
-    accumulated = (sums << layer.shift) + whole @ layer.weight.astype(np.int64)
+    scaled_numbers = np.nan_to_num(numbers * layer.number_scale, nan=0.0, posinf=np.inf, neginf=-np.inf)
+    quantized = np.clip(np.rint(scaled_numbers), -NUMBER_LIMIT, NUMBER_LIMIT).astype(np.int64)
+    accumulated = (sums << layer.shift) + quantized @ layer.weight.astype(np.int64)
     scaled = accumulated.astype(np.float32) * layer.scale + layer.bias
     hidden = np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
     wide = np.zeros(len(ids), np.float32)
@@ -34,6 +34,6 @@ def linear(layer: LinearLayer, x: NDArray[np.uint8]) -> NDArray[Any]:
     """`LinearLayer` for x uint8 [n, K]: uint8 or float32 [n, N]."""
     accumulated = x.astype(np.int64) @ layer.weight.astype(np.int64) + layer.bias
     scaled = accumulated.astype(np.float32) * layer.scale
-    if layer.zero is None:
+    if layer.zero_point is None:
         return scaled
-    return np.clip(np.rint(scaled) + np.float32(layer.zero), layer.low, 255).astype(np.uint8)
+    return np.clip(np.rint(scaled) + np.float32(layer.zero_point), layer.low, 255).astype(np.uint8)

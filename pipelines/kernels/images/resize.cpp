@@ -1,6 +1,6 @@
 // Antialiased resize and crop of an RGB image. Arithmetic: operators.py (Resize), reference.py (the same in numpy).
 //
-// Both passes are one kernel, Isa::resample: weighted sums of whole rows of bytes. For the pass along the rows, blocks of 64 rows are
+// Both passes are one kernel, Isa::resample: weighted sums of whole rows of uint8. For the pass along the rows, blocks of 64 rows are
 // transposed before it and back after it, which also parts the channels.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "isa/arrays.h"
-#include "isa/isa.h"
+#include "isa/dispatch.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -33,7 +33,7 @@ using Pixels = nb::ndarray<uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 // The weights of outputs [begin, end) of an axis that takes [from, to) of its inputs to `outputs` pixels.
 struct Axis {
     Axis(int64_t inputs, float from, float to, int64_t outputs, int64_t begin, int64_t end, bool bicubic, const Isa &isa)
-        : count(end - begin), first(static_cast<size_t>(count)), fours(first) {
+        : count(end - begin), first(static_cast<size_t>(count)), tap_groups(first) {
         const double scale = static_cast<double>(to - from) / static_cast<double>(outputs), wide = std::max(scale, 1.0);
         const double support = (bicubic ? 2.0 : 1.0) * wide, shrink = 1.0 / wide;
         stride = round_up(static_cast<int64_t>(std::ceil(support)) * 2 + 1, 4);
@@ -50,17 +50,17 @@ struct Axis {
                 row[t] = bicubic ? cubic(x) : x < 1.0 ? 1.0 - x : 0.0;
                 sum += row[t];
             }
-            fours[i] = static_cast<int32_t>(round_up(taps, 4) / 4), first[i] = static_cast<int32_t>(start);
+            tap_groups[i] = static_cast<int32_t>(round_up(taps, 4) / 4), first[i] = static_cast<int32_t>(start);
             int32_t *weight = weights.data() + i * stride;
             for (int64_t t = 0; t < taps; ++t) {
                 const double scaled = row[t] / sum * (1 << kWeightBits);
                 weight[t] = static_cast<int32_t>(scaled < 0 ? scaled - 0.5 : scaled + 0.5);
             }
-            std::fill(weight + taps, weight + 4 * fours[i], 0);
-            for (int64_t t = 0; t < fours[i]; ++t) isa.pack_weights(weight + 4 * t);
+            std::fill(weight + taps, weight + 4 * tap_groups[i], 0);
+            for (int64_t t = 0; t < tap_groups[i]; ++t) isa.pack_weights(weight + 4 * t);
             low = std::min(low, start), high = std::max(high, start + taps);
         }
-        for (int32_t &each : first) each -= static_cast<int32_t>(low);
+        for (int32_t &input : first) input -= static_cast<int32_t>(low);
     }
 
     static double cubic(double x) {
@@ -68,10 +68,10 @@ struct Axis {
         return x < 2.0 ? (((x - 5) * x + 8) * x - 4) * -0.5 : 0.0;
     }
 
-    Resampling from(int64_t i) const { return {first.data() + i, fours.data() + i, weights.data() + i * stride, stride}; }
+    Resampling from(int64_t i) const { return {first.data() + i, tap_groups.data() + i, weights.data() + i * stride, stride}; }
 
     int64_t count, stride, low, high;  // inputs [low, high) are needed; `first` counts from low
-    std::vector<int32_t> first, fours;
+    std::vector<int32_t> first, tap_groups;
     Buffer<int32_t> weights;
 };
 
@@ -115,13 +115,13 @@ void transpose(const uint8_t *in, int64_t in_stride, int64_t rows, int64_t colum
 }
 
 struct Scratch {
-    Buffer<uint8_t> block, narrow, half, strip;
+    Buffer<uint8_t> block, resampled, rows, strip;  // transposed input and output of the pass along the rows; all its rows; results
 };
 thread_local Scratch scratch;
 
-void resize(const Any &image, std::array<int64_t, 2> size, std::array<int64_t, 4> crop, bool bicubic, std::optional<std::array<float, 4>> box,
-            const Pixels &out, const std::string &name) {
-    const Isa &isa = choose(name);
+void resize(const Array &image, std::array<int64_t, 2> size, std::array<int64_t, 4> crop, bool bicubic,
+            std::optional<std::array<float, 4>> box, const Pixels &out, const std::string &name) {
+    const Isa &isa = choose_isa(name);
     const auto *pixels = data_of<uint8_t>(image, "image", 3);
     const auto height = static_cast<int64_t>(image.shape(0)), width = static_cast<int64_t>(image.shape(1));
     const auto [left, top, right, bottom] = crop;
@@ -141,20 +141,20 @@ void resize(const Any &image, std::array<int64_t, 2> size, std::array<int64_t, 4
     const Axis across(width, x0, x1, size[0], left, right, bicubic, isa), down(height, y0, y1, size[1], top, bottom, bicubic, isa);
     constexpr int64_t kRows = 64, kStrip = 8, kTail = 3;  // rows of zero weight that a group of four reads
     const int64_t needed = down.high - down.low, used = 3 * (across.high - across.low), stride = round_up(3 * columns, kColumns);
-    scratch.block.reserve((used + 3 * kTail) * kRows + kColumns), scratch.narrow.reserve(3 * kRows * columns);
-    scratch.half.reserve((needed + kTail) * stride), scratch.strip.reserve(kStrip * stride);
+    scratch.block.reserve((used + 3 * kTail) * kRows + kColumns), scratch.resampled.reserve(3 * kRows * columns);
+    scratch.rows.reserve((needed + kTail) * stride), scratch.strip.reserve(kStrip * stride);
     for (int64_t begin = 0; begin < needed; begin += kRows) {
         int64_t n = std::min(kRows, needed - begin);
         if (n < kSquare && needed >= kSquare) n = kSquare, begin = needed - n;  // squares are quicker, even if some rows are done again
         const int64_t block = round_up(3 * n, kColumns);
         transpose(pixels + ((down.low + begin) * width + across.low) * 3, 3 * width, n, used, scratch.block.data(), n);
-        isa.resample(across.from(0), columns, scratch.block.data(), 3 * n, block, scratch.narrow.data(), block);
+        isa.resample(across.from(0), columns, scratch.block.data(), 3 * n, block, scratch.resampled.data(), block);
         for (int64_t c = 0; c < 3; ++c)
-            transpose(scratch.narrow.data() + c * n, block, columns, n, scratch.half.data() + begin * stride + c * columns, stride);
+            transpose(scratch.resampled.data() + c * n, block, columns, n, scratch.rows.data() + begin * stride + c * columns, stride);
     }
     for (int64_t begin = 0; begin < rows; begin += kStrip) {
         const int64_t n = std::min(kStrip, rows - begin);
-        isa.resample(down.from(begin), n, scratch.half.data(), stride, stride, scratch.strip.data(), stride);
+        isa.resample(down.from(begin), n, scratch.rows.data(), stride, stride, scratch.strip.data(), stride);
         for (int64_t c = 0; c < 3; ++c)
             for (int64_t i = 0; i < n; ++i)
                 std::memcpy(out.data() + (c * rows + begin + i) * columns, scratch.strip.data() + i * stride + c * columns,

@@ -1,4 +1,4 @@
-// numpy arrays as the kernels take them, and the memory that they compute in.
+// numpy arrays as the kernels take them, and aligned buffers.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -14,10 +14,7 @@
 
 namespace zoo {
 
-// The best version that this CPU runs, or the one called `name`; ValueError where there is none.
-const Isa &choose(const std::string &name);
-
-// Cache-line aligned scratch that is not cleared.
+// Memory aligned to cache lines, not initialized.
 template <class T>
 class Buffer {
   public:
@@ -35,15 +32,15 @@ class Buffer {
 
   private:
     struct Free {
-        void operator()(T *at) const { std::free(at); }
+        void operator()(T *data) const { std::free(data); }
     };
     std::unique_ptr<T, Free> data_;
     int64_t size_ = 0;
 };
 
-using Any = nanobind::ndarray<nanobind::ro, nanobind::device::cpu>;
+using Array = nanobind::ndarray<nanobind::ro, nanobind::device::cpu>;
 
-inline bool contiguous(const Any &array) {
+inline bool contiguous(const Array &array) {
     int64_t expected = 1;
     for (size_t i = array.ndim(); i-- > 0;) {
         if (array.shape(i) != 1 && array.stride(i) != expected) return false;
@@ -54,20 +51,22 @@ inline bool contiguous(const Any &array) {
 
 // The data of an aligned C-contiguous array of this type and number of dimensions, else an error.
 template <class T>
-const T *data_of(const Any &array, const char *name, size_t dims) {
+const T *data_of(const Array &array, const char *name, size_t dims) {
     const bool aligned = reinterpret_cast<uintptr_t>(array.data()) % alignof(T) == 0;
     if (array.dtype() != nanobind::dtype<T>() || array.ndim() != dims || (array.size() && !(contiguous(array) && aligned)))
-        throw nanobind::type_error((std::string(name) + " has another type, number of dimensions or layout than this kernel takes").c_str());
+        throw nanobind::type_error(
+            (std::string(name) + " has another type, number of dimensions or layout than this kernel takes").c_str());
     return static_cast<const T *>(array.data());
 }
 
 // A new array of this shape, from rows of `stride`.
 template <class T>
 nanobind::object array_of(const T *data, int64_t n, int64_t width, int64_t stride) {
-    auto *made = new Buffer<T>(std::max<int64_t>(n * width, 1));
-    nanobind::capsule owner(made, [](void *at) noexcept { delete static_cast<Buffer<T> *>(at); });
-    for (int64_t r = 0; r < n; ++r) std::copy_n(data + r * stride, width, made->data() + r * width);
-    return nanobind::cast(nanobind::ndarray<nanobind::numpy, T>(made->data(), {static_cast<size_t>(n), static_cast<size_t>(width)}, owner));
+    auto *buffer = new Buffer<T>(std::max<int64_t>(n * width, 1));
+    nanobind::capsule owner(buffer, [](void *pointer) noexcept { delete static_cast<Buffer<T> *>(pointer); });
+    for (int64_t r = 0; r < n; ++r) std::copy_n(data + r * stride, width, buffer->data() + r * width);
+    return nanobind::cast(
+        nanobind::ndarray<nanobind::numpy, T>(buffer->data(), {static_cast<size_t>(n), static_cast<size_t>(width)}, owner));
 }
 
 }  // namespace zoo

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "isa/isa.h"
-#include "isa/rowwise.h"
+#include "isa/row_kernels.h"
 
 namespace zoo {
 namespace {
@@ -76,43 +76,43 @@ void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *w
     for (int64_t k = 0; k < inputs; ++k) weight[k] = static_cast<int8_t>(from[k / 2 * 32 + k % 2]);
 }
 
-// row: which one of `rows`; out: its results.
-inline void finish(const Linear &l, const RowScales &rows, __m256i sum, int64_t row, int64_t column, void *out) {
+// Epilogue of 8 columns of one row of the result, which begins at `out`.
+inline void apply_epilogue(const Linear &l, const RowEpilogue &epilogue, __m256i sum, int64_t row, int64_t column, void *out) {
     const int64_t left = l.outputs - column;
     const __m256i biased = _mm256_add_epi32(sum, load(l.bias + column));
     const size_t count = left >= 8 ? 8 : static_cast<size_t>(left);
     __m256 value = _mm256_cvtepi32_ps(biased);
-    if (rows.scale) {
-        value = _mm256_mul_ps(value, _mm256_mul_ps(_mm256_set1_ps(rows.scale[row]), _mm256_loadu_ps(l.scale + column)));
-        value = _mm256_add_ps(value, _mm256_loadu_ps(rows.shift + column));
-        if (rows.relu) value = _mm256_max_ps(_mm256_setzero_ps(), value);  // in this order NaN stays
-        if (rows.residual) {
-            const float *more = rows.residual + row * rows.residual_stride + column;
-            float few[8] = {};
-            if (count < 8) more = static_cast<const float *>(std::memcpy(few, more, 4 * count));
-            value = _mm256_add_ps(value, _mm256_loadu_ps(more));
+    if (epilogue.scale) {
+        value = _mm256_mul_ps(value, _mm256_mul_ps(_mm256_set1_ps(epilogue.scale[row]), _mm256_loadu_ps(l.scale + column)));
+        value = _mm256_add_ps(value, _mm256_loadu_ps(epilogue.bias + column));
+        if (epilogue.relu) value = _mm256_max_ps(_mm256_setzero_ps(), value);  // in this order NaN stays
+        if (epilogue.residual) {
+            const float *residual = epilogue.residual + row * epilogue.residual_stride + column;
+            float padded[8] = {};
+            if (count < 8) residual = static_cast<const float *>(std::memcpy(padded, residual, 4 * count));
+            value = _mm256_add_ps(value, _mm256_loadu_ps(residual));
         }
     } else {
         value = _mm256_mul_ps(value, _mm256_loadu_ps(l.scale + column));
     }
-    if (l.real) {
+    if (l.float_output) {
         if (count == 8) return _mm256_storeu_ps(static_cast<float *>(out) + column, value);
         float values[8];
         _mm256_storeu_ps(values, value);
         std::memcpy(static_cast<float *>(out) + column, values, 4 * count);
     } else {
-        __m256i q = _mm256_add_epi32(_mm256_cvtps_epi32(value), _mm256_set1_epi32(l.zero));
+        __m256i q = _mm256_add_epi32(_mm256_cvtps_epi32(value), _mm256_set1_epi32(l.zero_point));
         q = _mm256_min_epi32(_mm256_max_epi32(q, _mm256_set1_epi32(l.low)), _mm256_set1_epi32(255));
         const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
-        const int64_t bytes = _mm_cvtsi128_si64(_mm_packus_epi16(words, words));
-        std::memcpy(static_cast<uint8_t *>(out) + column, &bytes, count);
+        const int64_t packed = _mm_cvtsi128_si64(_mm_packus_epi16(words, words));
+        std::memcpy(static_cast<uint8_t *>(out) + column, &packed, count);
     }
 }
 
-// Count rows from `first` on x 16 columns; pairs: their inputs as 16-bit words.
+// A tile of Count rows, from `first` on, and 16 columns of the result; pairs: the rows' inputs, widened to int16.
 template <int Count>
-void tile(const Linear &l, const RowScales &rows, const int16_t *weight, int64_t first, int64_t column, const int16_t *pairs, void *out,
-          int64_t out_stride) {
+void tile(const Linear &l, const RowEpilogue &epilogue, const int16_t *weight, int64_t first, int64_t column, const int16_t *pairs,
+          void *out, int64_t out_stride) {
     const int64_t width = round_up(l.inputs, 2);
     __m256i a0 = _mm256_setzero_si256(), a1 = a0, b0 = a0, b1 = a0, c0 = a0, c1 = a0, d0 = a0, d1 = a0;  // two of each row
     for (int64_t k = 0; k < width; k += 2, weight += 32) {
@@ -128,14 +128,15 @@ void tile(const Linear &l, const RowScales &rows, const int16_t *weight, int64_t
         if constexpr (Count > 1) add(1, b0, b1), add(2, c0, c1), add(3, d0, d1);
     }
     const __m256i sums[4][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}};
-    const int64_t size = l.real ? 4 : 1;
+    const int64_t size = l.float_output ? 4 : 1;
     for (int r = 0; r < Count; ++r)
         for (int i = 0; i < 2; ++i)
             if (column + 8 * i < l.outputs)
-                finish(l, rows, sums[r][i], first + r, column + 8 * i, static_cast<char *>(out) + (first + r) * out_stride * size);
+                apply_epilogue(l, epilogue, sums[r][i], first + r, column + 8 * i,
+                               static_cast<char *>(out) + (first + r) * out_stride * size);
 }
 
-void linear(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     const int64_t width = round_up(l.inputs, 2);
     constexpr int64_t kRows = 64;  // widened at a time
     auto *words = static_cast<int16_t *>(kernel_scratch(kRows * width * 2));
@@ -148,37 +149,38 @@ void linear(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_
         const auto *weight = static_cast<const int16_t *>(l.weight);
         for (int64_t column = 0; column < l.outputs; column += 16, weight += 16 * width) {
             int64_t r = 0;
-            const auto some = [&](auto function, int64_t step) {
-                function(l, rows, weight, first + r, column, words + r * width, out, out_stride);
-                r += step;
+            const auto run = [&](auto function, int64_t count_of_tile) {
+                function(l, epilogue, weight, first + r, column, words + r * width, out, out_stride);
+                r += count_of_tile;
             };
-            while (r + 4 <= count) some(tile<4>, 4);
-            while (r < count) some(tile<1>, 1);
+            while (r + 4 <= count) run(tile<4>, 4);
+            while (r < count) run(tile<1>, 1);
         }
     }
 }
 
-// A weight is 2^12 high + low; one dword holds the high or the low halves of two weights.
+// A weight is 2^12 high + low; one dword holds the high or the low parts of two weights.
 void pack_weights(int32_t *four) {
-    int16_t halves[8];
+    int16_t parts[8];
     for (int i = 0; i < 4; ++i) {
-        halves[i / 2 * 4 + i % 2] = static_cast<int16_t>(four[i] >> 12);
-        halves[i / 2 * 4 + 2 + i % 2] = static_cast<int16_t>(four[i] & 0xFFF);
+        parts[i / 2 * 4 + i % 2] = static_cast<int16_t>(four[i] >> 12);
+        parts[i / 2 * 4 + 2 + i % 2] = static_cast<int16_t>(four[i] & 0xFFF);
     }
-    std::memcpy(four, halves, sizeof halves);
+    std::memcpy(four, parts, sizeof parts);
 }
 
 void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t in_stride, int64_t width, uint8_t *out, int64_t out_stride) {
-    const __m256i half = _mm256_set1_epi32(1 << (kWeightBits - 1)), zero = _mm256_setzero_si256();
+    const __m256i rounding = _mm256_set1_epi32(1 << (kWeightBits - 1)), zero = _mm256_setzero_si256();
     for (int64_t i = 0; i < outputs; ++i, out += out_stride)
         for (int64_t begin = 0; begin < width; begin += 32) {
             const uint8_t *row = in + r.first[i] * in_stride + begin;
             const int32_t *weight = r.weights + i * r.stride;
-            __m256i h0 = zero, h1 = zero, h2 = zero, h3 = zero, l0 = half, l1 = half, l2 = half, l3 = half;
-            for (int64_t t = 0; t < 2 * r.fours[i]; ++t, row += 2 * in_stride, weight += 2) {
+            __m256i h0 = zero, h1 = zero, h2 = zero, h3 = zero, l0 = rounding, l1 = rounding, l2 = rounding, l3 = rounding;
+            for (int64_t t = 0; t < 2 * r.tap_groups[i]; ++t, row += 2 * in_stride, weight += 2) {
                 const __m256i a = load(row), b = load(row + in_stride);
                 const __m256i high = _mm256_set1_epi32(weight[0]), low = _mm256_set1_epi32(weight[1]);
-                const __m256i ab = _mm256_unpacklo_epi8(a, b), cd = _mm256_unpackhi_epi8(a, b);  // pairs of pixels, columns as packs wants them
+                const __m256i ab = _mm256_unpacklo_epi8(a, b),
+                              cd = _mm256_unpackhi_epi8(a, b);  // pairs of pixels, columns as packs wants them
                 const auto add = [&](__m256i pair, __m256i &h, __m256i &l) {
                     h = _mm256_add_epi32(h, _mm256_madd_epi16(pair, high));
                     l = _mm256_add_epi32(l, _mm256_madd_epi16(pair, low));
@@ -191,7 +193,8 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
             const auto result = [](__m256i h, __m256i l) {
                 return _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(h, 12), l), kWeightBits);
             };
-            const __m256i first = _mm256_packs_epi32(result(h0, l0), result(h1, l1)), second = _mm256_packs_epi32(result(h2, l2), result(h3, l3));
+            const __m256i first = _mm256_packs_epi32(result(h0, l0), result(h1, l1)),
+                          second = _mm256_packs_epi32(result(h2, l2), result(h3, l3));
             _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + begin), _mm256_packus_epi16(first, second));
         }
 }

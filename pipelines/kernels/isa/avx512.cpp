@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "isa/isa.h"
-#include "isa/rowwise.h"
+#include "isa/row_kernels.h"
 
 namespace zoo {
 namespace {
@@ -15,10 +15,10 @@ inline void dot_s16(__m512i &sum, __m512i a, __m512i b) { asm("vpdpwssd %2, %1, 
 
 inline __m512i load(const void *at) { return _mm512_loadu_si512(at); }
 
-// The rows' bytes of 64 Lines columns are added as 16-bit words: `all` holds even + 256 odd columns, `odd` the odd ones alone (shifted
+// The uint8 table rows of 64 Lines columns are added as 16-bit words: `all` holds even + 256 odd columns, `odd` the odd ones alone (shifted
 // down), both modulo 2^16, which is exact since the sums of signed values fit int16. The int32 sums then come out as sum[i] lane k = column
-// 4 k + i, by multiplying the words with 2^shift or 0 on the way (vpdpwssd). `next` is fetched for the next sample, into L2: a sample's rows
-// are as large as L1.
+// 4 k + i, by multiplying the words with 2^shift or 0 on the way (vpdpwssd). `next` is prefetched for the next sample, into L2: a
+// sample's rows are as large as L1.
 template <int Lines>
 inline void columns(const Embedding &e, const uint8_t *const *at, const uint8_t *const *next, const int16_t *numbers, int64_t begin,
                     uint8_t *hidden) {
@@ -33,10 +33,10 @@ inline void columns(const Embedding &e, const uint8_t *const *at, const uint8_t 
         const uint8_t *row = at[f] + begin, *ahead = next[f] + begin;
 #pragma GCC unroll 4
         for (int l = 0; l < Lines; ++l) {
-            const __m512i bytes = load(row + 64 * l);
+            const __m512i entries = load(row + 64 * l);
             _mm_prefetch(reinterpret_cast<const char *>(ahead + 64 * l), _MM_HINT_T1);
-            all[l] = _mm512_add_epi16(all[l], bytes);
-            odd[l] = _mm512_add_epi16(odd[l], _mm512_srli_epi16(bytes, 8));
+            all[l] = _mm512_add_epi16(all[l], entries);
+            odd[l] = _mm512_add_epi16(odd[l], _mm512_srli_epi16(entries, 8));
         }
     }
     const int16_t *weight = e.weight + begin * 2 * e.pairs;
@@ -109,7 +109,8 @@ void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *w
     for (int64_t k = 0; k < inputs; ++k) weight[k] = from[k / 4 * 256 + k % 4];
 }
 
-void narrow(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+// A layer of few outputs, a dot product each.
+void narrow(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     const int64_t whole = l.inputs / 64 * 64;
     const __mmask64 tail = l.inputs > whole ? (~0ULL >> (64 - (l.inputs - whole))) : 0;
     for (int64_t s = 0; s < n; ++s, x += x_stride)
@@ -119,27 +120,28 @@ void narrow(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_
             for (int64_t k = 0; k < whole; k += 64) dot_u8s8(sum, load(x + k), load(weight + k));
             if (tail) dot_u8s8(sum, _mm512_maskz_loadu_epi8(tail, x + whole), load(weight + whole));
             const float total = static_cast<float>(_mm512_reduce_add_epi32(sum) + l.bias[j]);
-            if (rows.scale) {
-                float real = total * (rows.scale[s] * l.scale[j]) + rows.shift[j];
-                if (rows.relu && real < 0) real = 0;
-                if (rows.residual) real += rows.residual[s * rows.residual_stride + j];
-                static_cast<float *>(out)[s * out_stride + j] = real;
+            if (epilogue.scale) {
+                float value = total * (epilogue.scale[s] * l.scale[j]) + epilogue.bias[j];
+                if (epilogue.relu && value < 0) value = 0;
+                if (epilogue.residual) value += epilogue.residual[s * epilogue.residual_stride + j];
+                static_cast<float *>(out)[s * out_stride + j] = value;
                 continue;
             }
             const float value = total * l.scale[j];
-            if (l.real) {
+            if (l.float_output) {
                 static_cast<float *>(out)[s * out_stride + j] = value;
             } else {
-                const int32_t rounded = _mm_cvtss_si32(_mm_set_ss(value)) + l.zero;
+                const int32_t rounded = _mm_cvtss_si32(_mm_set_ss(value)) + l.zero_point;
                 static_cast<uint8_t *>(out)[s * out_stride + j] =
                     static_cast<uint8_t>(rounded < l.low ? l.low : rounded > 255 ? 255 : rounded);
             }
         }
 }
 
-inline void finish(const Linear &l, const RowScales &rows, const __m512i (&sums)[6][4], int count, int64_t first, int64_t column, void *out,
-                   int64_t out_stride) {
-    const __m512i zero = _mm512_set1_epi32(l.zero), lowest = _mm512_set1_epi32(l.low);
+// Epilogue of a tile of `count` rows and 64 columns.
+inline void apply_epilogue(const Linear &l, const RowEpilogue &epilogue, const __m512i (&sums)[6][4], int count, int64_t first,
+                           int64_t column, void *out, int64_t out_stride) {
+    const __m512i zero_point = _mm512_set1_epi32(l.zero_point), lowest = _mm512_set1_epi32(l.low);
     for (int i = 0; i < 4; ++i) {
         const int64_t j = column + 16 * i, left = l.outputs - j;
         if (left <= 0) return;
@@ -149,63 +151,63 @@ inline void finish(const Linear &l, const RowScales &rows, const __m512i (&sums)
         for (int r = 0; r < count; ++r) {
             const int64_t row = first + r;
             __m512 value = _mm512_cvtepi32_ps(_mm512_add_epi32(sums[r][i], bias));
-            if (rows.scale) {
-                value = _mm512_mul_ps(value, _mm512_mul_ps(_mm512_set1_ps(rows.scale[row]), scale));
-                value = _mm512_add_ps(value, _mm512_loadu_ps(rows.shift + j));
-                if (rows.relu) value = _mm512_max_ps(_mm512_setzero_ps(), value);  // in this order NaN stays
-                if (rows.residual)
-                    value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, rows.residual + row * rows.residual_stride + j));
+            if (epilogue.scale) {
+                value = _mm512_mul_ps(value, _mm512_mul_ps(_mm512_set1_ps(epilogue.scale[row]), scale));
+                value = _mm512_add_ps(value, _mm512_loadu_ps(epilogue.bias + j));
+                if (epilogue.relu) value = _mm512_max_ps(_mm512_setzero_ps(), value);  // in this order NaN stays
+                if (epilogue.residual)
+                    value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, epilogue.residual + row * epilogue.residual_stride + j));
             } else {
                 value = _mm512_mul_ps(value, scale);
             }
-            if (l.real) {
+            if (l.float_output) {
                 _mm512_mask_storeu_ps(static_cast<float *>(out) + row * out_stride + j, mask, value);
             } else {
-                const __m512i rounded = _mm512_max_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(value), zero), lowest);
+                const __m512i rounded = _mm512_max_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(value), zero_point), lowest);
                 _mm512_mask_cvtusepi32_storeu_epi8(static_cast<uint8_t *>(out) + row * out_stride + j, mask, rounded);
             }
         }
     }
 }
 
-inline __m512i broadcast(const uint8_t *at) {
+inline __m512i broadcast_four(const uint8_t *at) {
     int32_t four;
     std::memcpy(&four, at, 4);
     return _mm512_set1_epi32(four);
 }
 
-// Which fours of inputs are not zero in all of these rows, in order; returns how many. What comes out of a ReLU is mostly zeros, and zeros
-// in all rows of a tile need no product.
-inline int64_t active(const uint8_t *x, int64_t x_stride, int64_t rows, int64_t steps, int32_t *found) {
+// Indices of the groups of four inputs that are not zero in all of these rows, in order; returns how many. What comes out of a ReLU is
+// mostly zeros, and zeros in all rows of a tile need no product.
+inline int64_t active_groups(const uint8_t *x, int64_t x_stride, int64_t rows, int64_t groups, int32_t *indices) {
     int64_t count = 0;
     __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    for (int64_t k = 0; k < steps; k += 16, index = _mm512_add_epi32(index, _mm512_set1_epi32(16))) {
-        const __mmask16 mask = steps - k >= 16 ? 0xFFFF : static_cast<__mmask16>((1 << (steps - k)) - 1);
+    for (int64_t k = 0; k < groups; k += 16, index = _mm512_add_epi32(index, _mm512_set1_epi32(16))) {
+        const __mmask16 mask = groups - k >= 16 ? 0xFFFF : static_cast<__mmask16>((1 << (groups - k)) - 1);
         __m512i any = _mm512_setzero_si512();
         for (int64_t r = 0; r < rows; ++r) any = _mm512_or_si512(any, _mm512_maskz_loadu_epi32(mask, x + r * x_stride + 4 * k));
-        const __mmask16 some = _mm512_test_epi32_mask(any, any);
-        _mm512_storeu_si512(found + count, _mm512_maskz_compress_epi32(some, index));
-        count += __builtin_popcount(some);
+        const __mmask16 nonzero = _mm512_test_epi32_mask(any, any);
+        _mm512_storeu_si512(indices + count, _mm512_maskz_compress_epi32(nonzero, index));
+        count += __builtin_popcount(nonzero);
     }
     return count;
 }
 
-// Count rows, from `first` on, x 64 columns of the result, all sums in registers: named ones, since gcc 12 keeps arrays of them in memory. A row or two alternate
-// between two sets of sums, for the latency of vpdpbusd.
+// A tile of Count rows, from `first` on, and 64 columns of the result, all sums in registers: named ones, since gcc 12 keeps arrays of them
+// in memory. A row or two alternate between two sets of sums, for the latency of vpdpbusd.
 template <int Count>
-void tile(const Linear &l, const RowScales &rows, const int8_t *weight, int64_t first, int64_t column, const uint8_t *x, int64_t x_stride,
-          const int32_t *steps, int64_t count, void *out, int64_t out_stride) {
+void tile(const Linear &l, const RowEpilogue &epilogue, const int8_t *weight, int64_t first, int64_t column, const uint8_t *x,
+          int64_t x_stride, const int32_t *groups, int64_t count, void *out, int64_t out_stride) {
 #define SUMS(r) __m512i s##r##0 = _mm512_setzero_si512(), s##r##1 = s##r##0, s##r##2 = s##r##0, s##r##3 = s##r##0;
     SUMS(0) SUMS(1) SUMS(2) SUMS(3) SUMS(4) SUMS(5)
 #undef SUMS
 #define LOAD(i)                                         \
-    const int64_t step = steps[i];                      \
-    const uint8_t *at = x + 4 * step;                   \
-    const int8_t *w = weight + 256 * step;              \
+    const int64_t group = groups[i];                    \
+    const uint8_t *at = x + 4 * group;                  \
+    const int8_t *w = weight + 256 * group;             \
     const __m512i w0 = load(w), w1 = load(w + 64), w2 = load(w + 128), w3 = load(w + 192);
 #define ROW(r, set)                                          \
     if constexpr (Count > r) {                                \
-        const __m512i four = broadcast(at + r * x_stride);   \
+        const __m512i four = broadcast_four(at + r * x_stride);   \
         dot_u8s8(s##set##0, four, w0);                       \
         dot_u8s8(s##set##1, four, w1);                       \
         dot_u8s8(s##set##2, four, w2);                       \
@@ -218,8 +220,10 @@ void tile(const Linear &l, const RowScales &rows, const int8_t *weight, int64_t 
             { LOAD(i + 1) ROW(0, 2) ROW(1, 3) }
         }
         if (i < count) { LOAD(i) ROW(0, 0) ROW(1, 1) }
-        s00 = _mm512_add_epi32(s00, s20), s01 = _mm512_add_epi32(s01, s21), s02 = _mm512_add_epi32(s02, s22), s03 = _mm512_add_epi32(s03, s23);
-        s10 = _mm512_add_epi32(s10, s30), s11 = _mm512_add_epi32(s11, s31), s12 = _mm512_add_epi32(s12, s32), s13 = _mm512_add_epi32(s13, s33);
+        s00 = _mm512_add_epi32(s00, s20), s01 = _mm512_add_epi32(s01, s21), s02 = _mm512_add_epi32(s02, s22),
+        s03 = _mm512_add_epi32(s03, s23);
+        s10 = _mm512_add_epi32(s10, s30), s11 = _mm512_add_epi32(s11, s31), s12 = _mm512_add_epi32(s12, s32),
+        s13 = _mm512_add_epi32(s13, s33);
     } else {
         for (int64_t i = 0; i < count; ++i) { LOAD(i) ROW(0, 0) ROW(1, 1) ROW(2, 2) ROW(3, 3) ROW(4, 4) ROW(5, 5) }
     }
@@ -227,15 +231,15 @@ void tile(const Linear &l, const RowScales &rows, const int8_t *weight, int64_t 
 #undef LOAD
     const __m512i sums[6][4] = {{s00, s01, s02, s03}, {s10, s11, s12, s13}, {s20, s21, s22, s23},
                                 {s30, s31, s32, s33}, {s40, s41, s42, s43}, {s50, s51, s52, s53}};
-    finish(l, rows, sums, Count, first, column, out, out_stride);
+    apply_epilogue(l, epilogue, sums, Count, first, column, out, out_stride);
 }
 
-void linear(const Linear &l, const RowScales &scales, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
-    if (l.outputs <= kNarrow) return narrow(l, scales, x, x_stride, n, out, out_stride);
+void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+    if (l.outputs <= kNarrow) return narrow(l, epilogue, x, x_stride, n, out, out_stride);
     constexpr int64_t kTile = 6, kRows = 240;  // rows whose active inputs are kept in a list at a time
     using Tile = decltype(&tile<1>);
     constexpr Tile tiles[] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
-    const int64_t steps = round_up(l.inputs, 4) / 4, room = round_up(steps, 16) + 16;
+    const int64_t groups = round_up(l.inputs, 4) / 4, room = round_up(groups, 16) + 16;
     auto *lists = static_cast<int32_t *>(kernel_scratch(kRows / kTile * room * 4));
     int64_t counts[kRows / kTile];
     const auto tile_rows = [&](int64_t left) { return left < kTile ? left : kTile; };
@@ -243,35 +247,37 @@ void linear(const Linear &l, const RowScales &scales, const uint8_t *x, int64_t 
         const int64_t rows = n - first < kRows ? n - first : kRows;
         const auto at = [&](int64_t s) { return x + (first + s) * x_stride; };
         for (int64_t s = 0, i = 0; s < rows; s += kTile, ++i)
-            counts[i] = active(at(s), x_stride, tile_rows(rows - s), steps, lists + i * room);
+            counts[i] = active_groups(at(s), x_stride, tile_rows(rows - s), groups, lists + i * room);
         const auto *weight = static_cast<const int8_t *>(l.weight);
-        for (int64_t column = 0; column < l.outputs; column += 64, weight += 256 * steps)
+        for (int64_t column = 0; column < l.outputs; column += 64, weight += 256 * groups)
             for (int64_t s = 0, i = 0; s < rows; s += kTile, ++i)
-                tiles[tile_rows(rows - s)](l, scales, weight, first + s, column, at(s), x_stride, lists + i * room, counts[i], out, out_stride);
+                tiles[tile_rows(rows - s)](l, epilogue, weight, first + s, column, at(s), x_stride, lists + i * room, counts[i], out,
+                                           out_stride);
     }
 }
 
 // A weight is 2^16 a + 2^8 b + c in signed bytes (a fits: Resize says how large weights are); the dwords are the as, bs and cs of four.
 void pack_weights(int32_t *four) {
-    int8_t bytes[16] = {};
+    int8_t digits[16] = {};
     for (int i = 0; i < 4; ++i) {
         int32_t rest = four[i];
         for (int digit = 2; digit >= 0; --digit) {
-            bytes[4 * digit + i] = static_cast<int8_t>(rest);
-            rest = (rest - bytes[4 * digit + i]) >> 8;
+            digits[4 * digit + i] = static_cast<int8_t>(rest);
+            rest = (rest - digits[4 * digit + i]) >> 8;
         }
     }
-    std::memcpy(four, bytes, sizeof bytes);
+    std::memcpy(four, digits, sizeof digits);
 }
 
 void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t in_stride, int64_t width, uint8_t *out, int64_t out_stride) {
-    const __m512i half = _mm512_set1_epi32(1 << (kWeightBits - 1)), zero = _mm512_setzero_si512();
+    const __m512i rounding = _mm512_set1_epi32(1 << (kWeightBits - 1)), zero = _mm512_setzero_si512();
     for (int64_t i = 0; i < outputs; ++i, out += out_stride)
         for (int64_t begin = 0; begin < width; begin += 64) {
             const uint8_t *row = in + r.first[i] * in_stride + begin;
             const int32_t *weight = r.weights + i * r.stride;
-            __m512i a0 = zero, a1 = zero, a2 = zero, a3 = zero, b0 = zero, b1 = zero, b2 = zero, b3 = zero, c0 = half, c1 = half, c2 = half, c3 = half;
-            for (int64_t t = 0; t < r.fours[i]; ++t, row += 4 * in_stride, weight += 4) {
+            __m512i a0 = zero, a1 = zero, a2 = zero, a3 = zero, b0 = zero, b1 = zero, b2 = zero, b3 = zero, c0 = rounding, c1 = rounding,
+                    c2 = rounding, c3 = rounding;
+            for (int64_t t = 0; t < r.tap_groups[i]; ++t, row += 4 * in_stride, weight += 4) {
                 const __m512i p = load(row), q = load(row + in_stride), s = load(row + 2 * in_stride), u = load(row + 3 * in_stride);
                 const __m512i a = _mm512_set1_epi32(weight[0]), b = _mm512_set1_epi32(weight[1]), c = _mm512_set1_epi32(weight[2]);
                 const __m512i pq = _mm512_unpacklo_epi8(p, q), su = _mm512_unpacklo_epi8(s, u);
@@ -299,6 +305,7 @@ bool supported() {
 
 }  // namespace
 
-const Isa kAvx512 = {"avx512", supported, 16, embed, packed_bytes, pack_linear, unpack_column, linear, pack_weights, resample, &kRowKernels};
+const Isa kAvx512 = {"avx512",      supported, 16,           embed,    packed_bytes, pack_linear,
+                     unpack_column, linear,    pack_weights, resample, &kRowKernels};
 
 }  // namespace zoo

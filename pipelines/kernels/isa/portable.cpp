@@ -3,13 +3,13 @@
 #include <cstring>
 
 #include "isa/isa.h"
-#include "isa/rowwise.h"
+#include "isa/row_kernels.h"
 
 namespace zoo {
 namespace {
 
-inline uint8_t clip(float value, int32_t zero, int32_t low) {
-    const long rounded = std::lrintf(value) + zero;  // half to even
+inline uint8_t requantize(float value, int32_t zero_point, int32_t low) {
+    const long rounded = std::lrintf(value) + zero_point;  // half to even
     return static_cast<uint8_t>(rounded < low ? low : rounded > 255 ? 255 : rounded);
 }
 
@@ -30,7 +30,7 @@ void embed(const Embedding &e, const uint32_t *rows, const int16_t *numbers, int
                 const int16_t *weight = e.weight + ((column / 4) * e.pairs * 4 + column % 4) * 2;
                 for (int64_t p = 0; p < e.pairs; ++p)
                     sum += numbers[2 * p] * weight[p * 8] + numbers[2 * p + 1] * weight[p * 8 + 1];
-                hidden[s * hidden_stride + column] = clip(static_cast<float>(sum) * e.scale[column] + e.bias[column], 0, 0);
+                hidden[s * hidden_stride + column] = requantize(static_cast<float>(sum) * e.scale[column] + e.bias[column], 0, 0);
             }
         }
         if (e.wide) {
@@ -54,25 +54,25 @@ void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *w
     std::memcpy(weight, static_cast<const int8_t *>(packed) + column * inputs, static_cast<size_t>(inputs));
 }
 
-void linear(const Linear &l, const RowScales &rows, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     const auto *weight = static_cast<const int8_t *>(l.weight);
     for (int64_t s = 0; s < n; ++s, x += x_stride)
         for (int64_t j = 0; j < l.outputs; ++j) {
             const int8_t *row = weight + j * l.inputs;
             int32_t sum = l.bias[j];
             for (int64_t k = 0; k < l.inputs; ++k) sum += x[k] * row[k];
-            if (rows.scale) {
-                float value = static_cast<float>(sum) * (rows.scale[s] * l.scale[j]) + rows.shift[j];
-                if (rows.relu && value < 0) value = 0;
-                if (rows.residual) value += rows.residual[s * rows.residual_stride + j];
+            if (epilogue.scale) {
+                float value = static_cast<float>(sum) * (epilogue.scale[s] * l.scale[j]) + epilogue.bias[j];
+                if (epilogue.relu && value < 0) value = 0;
+                if (epilogue.residual) value += epilogue.residual[s * epilogue.residual_stride + j];
                 static_cast<float *>(out)[s * out_stride + j] = value;
                 continue;
             }
             const float value = static_cast<float>(sum) * l.scale[j];
-            if (l.real)
+            if (l.float_output)
                 static_cast<float *>(out)[s * out_stride + j] = value;
             else
-                static_cast<uint8_t *>(out)[s * out_stride + j] = clip(value, l.zero, l.low);
+                static_cast<uint8_t *>(out)[s * out_stride + j] = requantize(value, l.zero_point, l.low);
         }
 }
 
@@ -84,7 +84,7 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
         for (int64_t begin = 0; begin < width; begin += kColumns) {
             for (uint32_t &sum : sums) sum = 1u << (kWeightBits - 1);
             const uint8_t *row = in + r.first[i] * in_stride + begin;
-            for (int64_t t = 0; t < 4 * r.fours[i]; ++t, row += in_stride) {
+            for (int64_t t = 0; t < 4 * r.tap_groups[i]; ++t, row += in_stride) {
                 const auto weight = static_cast<uint32_t>(r.weights[i * r.stride + t]);
                 for (int64_t j = 0; j < kColumns; ++j) sums[j] += weight * row[j];
             }
@@ -97,6 +97,7 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
 
 }  // namespace
 
-const Isa kPortable = {"portable", [] { return true; }, 1, embed, packed_bytes, pack_linear, unpack_column, linear, pack_weights, resample, &kRowKernels};
+const Isa kPortable = {"portable", [] { return true; }, 1,        embed,       packed_bytes, pack_linear, unpack_column,
+                       linear,     pack_weights,        resample, &kRowKernels};
 
 }  // namespace zoo

@@ -1,4 +1,4 @@
-// A decoder of an encoder-decoder Transformer, and what a sentence keeps while it is decoded.
+// The decoder of an encoder-decoder Transformer, and the state of a sentence that is decoded: its KV caches and its beams.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -8,27 +8,28 @@
 
 namespace zoo {
 
-constexpr int64_t kPage = 16;        // positions whose keys and values are allocated at once
-constexpr int64_t kMaxBeam = 128;    // a slot is a byte
+constexpr int64_t kPage = 16;        // positions of a KV cache that are allocated at once
+constexpr int64_t kMaxBeam = 128;    // ancestors are uint8
 constexpr int64_t kMaxSource = 1 << 20;
 
-// What a sentence keeps: keys and values of its source, and of every position so far, [layer][position][slot][key | value] in pages. A beam
-// finds its history through its ancestors: the slot of every position. Nothing is copied but these.
+// A sentence in beam search. Its KV cache is float16, [layer][position][slot][key | value] in pages; a beam finds its history through its
+// ancestors, the slot of every position before: only these are copied when beams are reordered, never keys and values.
 struct Sentence {
-    int64_t index = 0, limit = 0, position = 0, width = 1, source = 0;  // width: beams so far
-    bool topped = false;
-    std::vector<Buffer<Half>> pages, memory;  // memory: of each cross-attention keys, transposed, then values; see RowKernels::look
-    std::vector<uint8_t> ancestors, spare;    // [beam, limit]
-    std::vector<int32_t> tokens;              // fed at every position, [limit, beam]
-    std::vector<double> scores;               // [width]
+    int64_t index = 0, limit = 0, position = 0, beams = 1, source_length = 0;
+    bool top_ended = false;  // the best continuation of a step was the end
+    std::vector<Buffer<Float16>> pages;     // of the KV cache of self-attention
+    std::vector<Buffer<Float16>> cross_kv;  // of each cross-attention the keys, transposed, then the values; see KeysValues
+    std::vector<uint8_t> ancestors, next_ancestors;  // [beam, limit]
+    std::vector<int32_t> tokens;                     // fed at every position, [limit, beam]
+    std::vector<double> scores;                      // [beams]
     struct Hypothesis {
         std::vector<int32_t> tokens;
         double score;
     };
-    std::vector<Hypothesis> found;
+    std::vector<Hypothesis> hypotheses;
 };
 
-// One beam of one sentence in a step.
+// One row of a decoding step: a beam of a sentence.
 struct Beam {
     Sentence *sentence;
     int64_t slot;
@@ -36,52 +37,55 @@ struct Beam {
 
 class Decoder;
 
-// The memory in which one thread computes steps of up to `rows` beams.
+// The memory in which one thread computes decoding steps of up to `rows` beams.
 struct Workspace {
-    Workspace(const Decoder &decoder, int64_t rows, int64_t beam, int64_t likeliest);
-    int64_t rows, beam, likeliest;
+    Workspace(const Decoder &decoder, int64_t rows, int64_t beam, int64_t top_k);
+    int64_t rows, beam, top_k;
     std::vector<Register> registers;
     Encoding encoding;
-    Register given, pairs;  // what an encoder found, where that is given; keys and values of it
-    Buffer<Half> halves;    // the same, rounded
-    Buffer<float> panel, values, sums, largest;
-    Buffer<int32_t> tokens;
-    Buffer<double> norms;
-    std::vector<const Half *> keys;
-    std::vector<Buffer<Half>> pages;                   // that finished sentences left
-    std::vector<std::unique_ptr<Sentence>> sentences;  // likewise
+    Register memory, keys_values;         // the encoder's result, where the caller computed it; keys and values of cross-attention
+    Buffer<Float16> keys_values_float16;
+    Buffer<float> logits, top_values, exp_sums, maxima;
+    Buffer<int32_t> top_tokens;
+    Buffer<double> log_sum_exp;
+    std::vector<const Float16 *> keys;                 // of every position, for self-attention
+    std::vector<Buffer<Float16>> free_pages;           // of finished sentences
+    std::vector<std::unique_ptr<Sentence>> free_sentences;
 };
 
 class Decoder : public Layers {
   public:
     Decoder(int64_t memory_width, const std::string &isa);
-    // As those of Layers.
+    // Operations, see `Layers`.
     void self_attention(int64_t in, int64_t heads, int64_t out);
-    void cross_attention(int64_t in, const Any &weight, const Any &scale, const Any &shift, const Given &given, int64_t heads, int64_t out);
-    void vocabulary(int64_t in, const Any &weight, const Any &scale, const Any &shift, const Given &given);
+    void cross_attention(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams,
+                         int64_t heads, int64_t out);
+    void vocabulary(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams);
 
-    int64_t words() const { return vocabulary_->outputs(); }
+    int64_t vocabulary_size() const { return vocabulary_->outputs(); }
     int64_t memory_width() const { return memory_width_; }
 
-    // Memory for a thread, that of an earlier call where it fits: fresh pages cost more than what is computed in them.
-    std::unique_ptr<Workspace> lend(int64_t rows, int64_t beam, int64_t likeliest) const;
-    void take_back(std::unique_ptr<Workspace> work) const;
+    // Memory for a thread, that of an earlier call where it fits: page faults of fresh memory cost more than what is computed in it.
+    std::unique_ptr<Workspace> acquire(int64_t rows, int64_t beam, int64_t top_k) const;
+    void release(std::unique_ptr<Workspace> work) const;
 
-    // Keys and values of the sources of these sentences, whose rows, floats, follow one another in `memory`.
-    void remember(Workspace &work, const std::vector<std::unique_ptr<Sentence>> &sentences, const Rows &memory) const;
-    // The newest token of every beam (`Sentence::tokens`) through all steps; the likeliest that follow are in the workspace.
+    // Fills the cross-attention caches of these sentences; the encoder's results, float32, follow one another in `memory`.
+    void fill_cross_kv(Workspace &work, const std::vector<std::unique_ptr<Sentence>> &sentences, const Rows &memory) const;
+    // One decoding step: the newest token of every beam (`Sentence::tokens`); its top-k continuations are in the workspace.
     void step(Workspace &work, const std::vector<Beam> &beams) const;
 
   private:
     friend struct Workspace;
-    Half *key(const Workspace &work, const Sentence &sentence, int64_t layer, int64_t position, int64_t slot) const;
-    void attend_self(Workspace &work, const Step &step, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const;
-    void attend_cross(const Step &step, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const;
+    // Key and value of a position and slot in the KV cache of one self-attention.
+    Float16 *cached_key_value(const Workspace &work, const Sentence &sentence, int64_t layer, int64_t position, int64_t slot) const;
+    void run_self_attention(Workspace &work, const Operation &operation, const Rows &in, const Rows &out,
+                            const std::vector<Beam> &beams) const;
+    void run_cross_attention(const Operation &operation, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const;
 
     int64_t memory_width_;
-    std::vector<int64_t> own_;  // halves of one position and slot before each self-attention's, then in all
-    std::vector<const RowLinear *> sources_;
-    mutable std::mutex lending_;
+    std::vector<int64_t> kv_offsets_;  // of each self-attention in the float16s of one position and slot, then the size of these
+    std::vector<const RowLinear *> kv_projections_;  // of each cross-attention
+    mutable std::mutex idle_mutex_;
     mutable std::vector<std::unique_ptr<Workspace>> idle_;
 };
 

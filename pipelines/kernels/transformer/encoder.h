@@ -1,4 +1,4 @@
-// An encoder of a Transformer over sentences of any lengths, one after the other: nothing is padded.
+// The encoder of a Transformer, over sentences of any lengths one after the other: nothing is padded.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -11,10 +11,10 @@ namespace zoo {
 // The memory in which one thread encodes.
 struct Encoding {
     std::vector<Register> registers;
-    Buffer<float> keys;
+    Buffer<float> keys;  // transposed
 };
 
-// Keys as RowKernels::look wants them, [width, room] of rows [n, stride]; what pads them is 0.
+// Transposes keys, rows [n, stride], to [width, n rounded up to 16], padded with 0; see KeysValues.
 template <class T>
 void transpose(const T *rows, int64_t stride, int64_t n, int64_t width, T *keys) {
     constexpr int64_t kBlock = 16;
@@ -28,10 +28,12 @@ void transpose(const T *rows, int64_t stride, int64_t n, int64_t width, T *keys)
 class Encoder : public Layers {
   public:
     using Layers::Layers;
-    // As those of Layers: every row looks at all rows of its sentence.
+    // Operations, see `Layers`: self-attention over all tokens of a sentence.
     void attention(int64_t in, int64_t heads, int64_t out);
+    // The register `in` is the result; no operation follows.
     void finish(int64_t in);
-    // Token i of a sentence stands in row first[sentence] + i; first [count + 1]. The result, floats, holds until the next call.
+    // tokens: of `count` sentences, one after the other; first [count + 1]: where each begins, and the end. Returns float32 rows, one a
+    // token, which hold until the next call with this workspace.
     Rows encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count) const;
 };
 

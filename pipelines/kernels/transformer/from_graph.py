@@ -1,15 +1,26 @@
 """A Transformer's frozen graph as programs for the native encoder and decoder.
 
-Matched by structure: pre- or post-LN, any number of layers, heads and widths, float weights or int8 ones behind
-DequantizeLinear. What a linear layer takes is quantized as the Q/DQ pair before it says, or each row by itself where
-there is none; other pairs on activations are looked through. With a pair a decoder's biases count in steps of the
-product, as in a graph of one step.
+Matched by structure, from the result back to the tokens: pre- or post-LN, any number of layers, heads and widths, float
+weights or int8 ones behind DequantizeLinear.
+
+    embedding        Gather(table, tokens) [* scale] + rows of a constant table of positions
+    linear layer     MatMul or Gemm [+ bias], or columns that a Split takes of one
+    residual         linear layer [-> Relu] + value
+    feed-forward     linear layer -> Relu -> linear layer + residual
+    layer norm       LayerNormalization over the last axis
+    attention        Softmax(scale * (Q K^T) [+ mask]) V -> Transpose -> Reshape, with Q, K and V each a linear layer ->
+                     Reshape -> Transpose into heads: self-attention where all three read one value (one layer of merged
+                     QKV then computes them), cross-attention where K and V read the encoder's result
+    last token       GatherND of the last row
+
+The input of a linear layer is quantized statically, by the Q/DQ pair before it, or dynamically where there is none;
+other Q/DQ pairs on activations are skipped. Under static quantization a decoder's biases are whole multiples of
+input scale * weight scale, as int32 biases are in the graph of one decoding step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace as changed
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -23,160 +34,164 @@ from pipelines.kernels.transformer.program import (
     MEMORY,
     Attention,
     CrossAttention,
-    Embed,
+    DecoderProgram,
+    Embedding,
     EncoderProgram,
-    Levels,
+    LayerNorm,
     Linear,
-    Norm,
-    Program,
+    Operation,
     RowLinear,
     SelfAttention,
-    Step,
+    StaticQParams,
     Vocabulary,
 )
 from pipelines.quantization.scales import weight_qparams
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
-HIDDEN = -1e4  # what a mask adds at least, where attention must not look
-PROBE = 5  # tokens that masks are tried on
+MASKED = -1e4  # a mask adds at most this where attention is hidden
+PROBE = 5  # length of the sentence on which masks are evaluated
 
 
-def program(
+def decoder_program(
     model: ir.Model, source: str = "source", target: str = "target", memory: str = "memory", logits: str = "logits"
-) -> Program:
-    """The decoder of a graph: from tokens `source` and `target` (all so far) to the `logits` of the next, the encoder's
-    result `memory`.
+) -> DecoderProgram:
+    """The decoder of a graph: from tokens `source` and `target` (all so far) to the `logits` of the next.
 
-    All four are values by name; a graph that was cut at `memory` does as well. Float weights become int8 by the house's
-    rule (max|W| / 127, per output channel). Raises RequestError, naming the operator and the reason, for what is no
+    All are values by name, and `memory` is the encoder's result; a graph that was cut there does as well. Float weights
+    become int8, symmetric per output channel (scale max|W| / 127). Raises RequestError, naming the operator and the reason, for what is no
     such decoder.
     """
-    return _Mapper(model, (source, target), memory).decoder(logits)
+    return _GraphMapper(model, (source, target), memory).decoder(logits)
 
 
 def encoder_program(model: ir.Model, source: str = "source", memory: str = "memory") -> EncoderProgram:
-    """The encoder of a graph, from tokens `source` to `memory`; as `program`. What hides padding is left out, for there
-    will be none.
+    """The encoder of a graph, from tokens `source` to `memory`, as `decoder_program`.
+
+    Its padding mask is left out: the native encoder pads nothing.
     """
-    return _Mapper(model, (source,), "").encoder(memory)
+    return _GraphMapper(model, (source,), "").encoder(memory)
 
 
-def programs(model: ir.Model) -> tuple[EncoderProgram, Program]:
-    """Both. Embeddings that are the same integers, by tokens, are one array; those of the vocabulary's weights are
-    these, transposed.
-    """
-    encoder, decoder = encoder_program(model), program(model)
+def programs(model: ir.Model) -> tuple[EncoderProgram, DecoderProgram]:
+    """The programs of encoder and decoder. Tied embeddings share memory with the weights of the vocabulary projection."""
+    encoder, decoder = encoder_program(model), decoder_program(model)
     table = decoder.vocabulary.layer.weight.T
     if not np.array_equal(table, decoder.embedding.table):
         table = decoder.embedding.table
-    decoder = changed(decoder, steps=[changed(decoder.embedding, table=table), *decoder.steps[1:]])
+    decoder = replace(decoder, operations=[replace(decoder.embedding, table=table), *decoder.operations[1:]])
     if np.array_equal(table, encoder.embedding.table):
-        encoder = changed(encoder, steps=[changed(encoder.embedding, table=table), *encoder.steps[1:]])
+        encoder = replace(encoder, operations=[replace(encoder.embedding, table=table), *encoder.operations[1:]])
     return encoder, decoder
 
 
 @dataclass(frozen=True)
-class _Dense:
-    """x W + b for the value x, quantized by `levels`: integers int8 [K, N], scale and shift float32 [N]."""
+class _LinearLayer:
+    """x W + b for the value x, quantized by `qparams`: weight int8 [K, N], scale and bias float32 [N]."""
 
     x: ir.Value
-    integers: Array
+    weight: Array
     scale: Floats
-    shift: Floats
-    levels: Levels | None
+    bias: Floats
+    qparams: StaticQParams | None
 
-    def columns(self, first: int, last: int) -> _Dense:
-        return changed(
-            self, integers=self.integers[:, first:last], scale=self.scale[first:last], shift=self.shift[first:last]
+    def columns(self, first: int, last: int) -> _LinearLayer:
+        """The layer that computes columns [first, last)."""
+        return replace(
+            self, weight=self.weight[:, first:last], scale=self.scale[first:last], bias=self.bias[first:last]
         )
 
-    def layer(self) -> RowLinear:
-        return RowLinear(np.ascontiguousarray(self.integers), self.scale, self.shift, self.levels)
+    def row_linear(self) -> RowLinear:
+        """The layer as an operand of operations."""
+        return RowLinear(np.ascontiguousarray(self.weight), self.scale, self.bias, self.qparams)
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Embeddings: integers int8 [words, width], scale float32 [words]."""
+class _EmbeddingTable:
+    """Token embeddings: weight int8 [vocabulary, width], scale float32 [vocabulary]."""
 
-    integers: Array
+    weight: Array
     scale: Floats
 
 
 @dataclass(frozen=True)
 class _Heads:
-    """The columns of heads: `size` of each count, `room` with what pads them."""
+    """Attention heads: `count` of `size` columns each, padded to `padded_size`, a multiple of `LANES`."""
 
     count: int
     size: int
 
     @property
-    def room(self) -> int:
+    def padded_size(self) -> int:
+        """Columns of a head as the kernels take it."""
         return -(-self.size // LANES) * LANES
 
-    def spread(self, array: Array) -> Array:
-        """[..., count * size] -> [..., count * room], zeros in between."""
-        if self.room == self.size:
+    def pad(self, array: Array) -> Array:
+        """[..., count * size] -> [..., count * padded_size], heads padded with zeros."""
+        if self.padded_size == self.size:
             return array
         parts = array.reshape(*array.shape[:-1], self.count, self.size)
-        wide = [(0, 0)] * (parts.ndim - 1) + [(0, self.room - self.size)]
-        return np.pad(parts, wide).reshape(*array.shape[:-1], self.count * self.room)
+        wide = [(0, 0)] * (parts.ndim - 1) + [(0, self.padded_size - self.size)]
+        return np.pad(parts, wide).reshape(*array.shape[:-1], self.count * self.padded_size)
 
-    def dense(self, dense: _Dense, times: float = 1.0) -> _Dense:
-        scale, shift = (each * np.float32(times) for each in (dense.scale, dense.shift))
-        return changed(dense, integers=self.spread(dense.integers), scale=self.spread(scale), shift=self.spread(shift))
+    def pad_outputs(self, layer: _LinearLayer, factor: float = 1.0) -> _LinearLayer:
+        """The layer whose result is multiplied by `factor`, its heads padded."""
+        scale, bias = layer.scale * np.float32(factor), layer.bias * np.float32(factor)
+        return replace(layer, weight=self.pad(layer.weight), scale=self.pad(scale), bias=self.pad(bias))
 
 
-class _Mapper:
+class _GraphMapper:
+    """Maps values of a graph to operations, on demand: each is mapped once, after those that it reads.
+
+    names: the inputs of tokens; the last one is embedded. memory: name of the encoder's result, "" for an encoder.
+    """
+
     def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str) -> None:
-        self.model, self.names, self.memory = (
-            model,
-            names,
-            memory,
-        )  # names: inputs of tokens, the last are those embedded
+        self.model, self.names, self.memory = model, names, memory
         self.what = "decoder" if memory else "encoder"
-        self.steps: list[Step] = []
+        self.operations: list[Operation] = []  # each writes a register of its own
         self.registers: dict[ir.Value, int] = {}
-        self.heads: dict[int, _Heads] = {}  # of a register that is padded
-        self.width = 0  # of the memory
+        self.heads: dict[int, _Heads] = {}  # of registers whose heads are padded
+        self.memory_width = 0
 
-    def decoder(self, logits: str) -> Program:
+    def decoder(self, logits: str) -> DecoderProgram:
+        """The program that computes the value `logits`."""
         last = self.value(logits)
-        dense = self.dense(last)
-        if dense is None:
+        projection = self.linear_layer(last)
+        if projection is None:
             self.refuse(last, "wanted a matrix product with constant weights, the vocabulary")
-        self.steps.append(Vocabulary(self.register(dense.x), self.padded(dense).layer()))
-        if not isinstance(self.steps[0], Embed):
+        self.operations.append(Vocabulary(self.register(projection.x), self.pad_inputs(projection).row_linear()))
+        if not isinstance(self.operations[0], Embedding):
             self.refuse(last, "found no embedding of the target tokens before it")
-        if not self.width:
+        if not self.memory_width:
             self.refuse(last, f"nothing before it looks at the encoder's result, the value {self.memory}")
-        return Program(_reused(_agreed(self.steps)), self.width)
+        return DecoderProgram(_allocate_registers(_unify_qparams(self.operations)), self.memory_width)
 
     def encoder(self, memory: str) -> EncoderProgram:
+        """The program that computes the value `memory`."""
         last = self.value(memory)
-        self.plain(last, last)
-        if not isinstance(self.steps[0], Embed):
+        self.unpadded_register(last, last)
+        if not isinstance(self.operations[0], Embedding):
             self.refuse(last, "found no embedding of the source tokens before it")
-        return EncoderProgram(_reused(_agreed(self.steps)))
+        return EncoderProgram(_allocate_registers(_unify_qparams(self.operations)))
 
     def value(self, name: str) -> ir.Value:
-        """An output of the graph, or any value of it."""
-        found = (
-            each for each in (*self.model.graph.outputs, *(one for node in self.model.graph for one in node.outputs))
-        )
-        if (value := next((each for each in found if each.name == name), None)) is None:
-            raise RequestError(f"the graph {self.model.graph.name} has no value {name}")
-        return value
+        """The value of this name, an output of the graph or of a node."""
+        for value in (*self.model.graph.outputs, *(output for node in self.model.graph for output in node.outputs)):
+            if value.name == name:
+                return value
+        raise RequestError(f"the graph {self.model.graph.name} has no value {name}")
 
     def refuse(self, value: ir.Value, why: str) -> NoReturn:
+        """Raise RequestError, naming the operator that computes `value` and the reason."""
         node = value.producer()
         what = f"the input {value.name}" if node is None else f"{node.op_type} {query.label(node)}"
         raise RequestError(f"the native decoder cannot map {what}: {why}; use another engine")
 
     # ---------------------------------------------------------------------------------------------------------- values
 
-    def real(self, value: ir.Value | None) -> ir.Value:
-        """The value before Q/DQ pairs, casts and the like."""
+    def skip_qdq(self, value: ir.Value | None) -> ir.Value:
+        """The value before Q/DQ pairs, Cast and Identity."""
         assert value is not None
         while (node := value.producer()) is not None and value.name != self.memory:
             through = query.is_op(node, "QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
@@ -186,15 +201,17 @@ class _Mapper:
         return value
 
     def constant(self, value: ir.Value | None) -> Array | None:
-        """The array behind a DequantizeLinear, Transpose, Identity or a Cast to float32, or as it is."""
+        """A constant, maybe behind DequantizeLinear, Transpose, Identity or a Cast to float32."""
         node = value.producer() if value is not None else None
         if (array := query.constant(value)) is not None or node is None:
             return array
-        if (found := query.dequantized(value)) is not None:
-            integers, scale, zero = found
+        if (quantized := query.dequantized(value)) is not None:
+            integers, scale, zero_point = quantized
             axis = node.attributes.get_int("axis", 1)
             shape = [-1 if i == axis % integers.ndim else 1 for i in range(integers.ndim)] if scale.size > 1 else []
-            offset = 0 if zero is None else zero.astype(np.int32).reshape(shape if zero.size > 1 else [])
+            offset = (
+                0 if zero_point is None else zero_point.astype(np.int32).reshape(shape if zero_point.size > 1 else [])
+            )
             return np.asarray((integers.astype(np.int32) - offset) * scale.reshape(shape), np.float32)
         if query.is_op(node, "Identity", "Transpose", "Cast") and (array := self.constant(node.inputs[0])) is not None:
             if node.op_type == "Cast":
@@ -207,19 +224,21 @@ class _Mapper:
         return None
 
     def scalar(self, value: ir.Value | None) -> float | None:
+        """A constant of one element as a number, else None."""
         array = self.constant(value)
         return float(array.item()) if array is not None and array.size == 1 else None
 
-    def weights(self, value: ir.Value | None, transposed: bool) -> tuple[Array, Floats] | None:
-        """(int8 [K, N], scale [N]) of a constant matrix."""
-        found = query.dequantized(value)
+    def int8_weight(self, value: ir.Value | None, transposed: bool) -> tuple[Array, Floats] | None:
+        """(int8 [K, N], scale [N]) of a constant matrix: as the graph has it quantized, or quantized here from float."""
+        integers, scale, zero_point = query.dequantized(value) or (None, None, None)
+        symmetric = zero_point is None or not zero_point.any()
         if (
-            found is not None
-            and found[0].dtype == np.int8
-            and found[0].ndim == 2
-            and (found[2] is None or not found[2].any())
+            integers is not None
+            and scale is not None
+            and integers.dtype == np.int8
+            and integers.ndim == 2
+            and symmetric
         ):
-            integers, scale, _ = found
             node = value.producer() if value is not None else None
             assert node is not None
             if scale.size == 1 or node.attributes.get_int("axis", 1) % 2 != transposed:
@@ -231,26 +250,26 @@ class _Mapper:
         scale, integers = weight_qparams((array.T if transposed else array).astype(np.float32), 1)
         return integers, scale
 
-    def dense(self, value: ir.Value) -> _Dense | None:
-        """The linear layer that computes `value`, with its bias, or some of its columns; None for anything else."""
+    def linear_layer(self, value: ir.Value) -> _LinearLayer | None:
+        """The linear layer that computes `value`, with its bias, or columns of it; None for anything else."""
         node = value.producer()
         if node is None:
             return None
         if query.is_op(node, "Split"):
-            return self.split(value, node)
+            return self.split_columns(value, node)
         if query.is_op(node, "Add"):
             for at, other in ((0, 1), (1, 0)):
-                bias, found = self.constant(node.inputs[at]), self.dense(self.real(node.inputs[other]))
-                if bias is not None and found is not None and bias.size in (1, len(found.scale)):
-                    return changed(found, shift=found.shift + bias.astype(np.float32).ravel())
+                added, layer = self.constant(node.inputs[at]), self.linear_layer(self.skip_qdq(node.inputs[other]))
+                if added is not None and layer is not None and added.size in (1, len(layer.scale)):
+                    return replace(layer, bias=layer.bias + added.astype(np.float32).ravel())
             return None
         gemm = query.is_op(node, "Gemm")
         if not gemm and not query.is_op(node, "MatMul"):
             return None
-        weights = self.weights(node.inputs[1], gemm and node.attributes.get_int("transB", 0) != 0)
+        weights = self.int8_weight(node.inputs[1], gemm and node.attributes.get_int("transB", 0) != 0)
         if weights is None:
             return None
-        shift = np.zeros(weights[0].shape[1], np.float32)
+        bias = np.zeros(weights[0].shape[1], np.float32)
         if gemm:
             if (
                 any(node.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta"))
@@ -258,35 +277,36 @@ class _Mapper:
             ):
                 self.refuse(value, "a Gemm with alpha, beta or transA")
             if len(node.inputs) > 2 and node.inputs[2] is not None:
-                bias = self.constant(node.inputs[2])
-                if bias is None or bias.size not in (1, len(shift)):
+                added = self.constant(node.inputs[2])
+                if added is None or added.size not in (1, len(bias)):
                     self.refuse(value, "its bias is no constant vector")
-                shift = shift + bias.astype(np.float32).ravel()
-        return _Dense(self.real(node.inputs[0]), *weights, shift, self.levels(node.inputs[0]))
+                bias = bias + added.astype(np.float32).ravel()
+        return _LinearLayer(self.skip_qdq(node.inputs[0]), *weights, bias, self.input_qparams(node.inputs[0]))
 
-    def levels(self, value: ir.Value | None) -> Levels | None:
-        """How the Q/DQ pair before a linear layer quantizes its input; None where there is none, or none with one uint8
-        zero point.
-        """
+    def input_qparams(self, value: ir.Value | None) -> StaticQParams | None:
+        """The qparams of the Q/DQ pair before a linear layer, per-tensor uint8; None where there is no such pair."""
         pair: list[list[Any]] = []
         while value is not None and (node := value.producer()) is not None:
             if query.is_op(node, "DequantizeLinear" if not pair else "QuantizeLinear"):
-                pair.append([query.constant(each) for each in (*node.inputs[1:], None)[:2]])
+                pair.append([query.constant(qparam) for qparam in (*node.inputs[1:], None)[:2]])
                 if len(pair) == 2:
                     break
             elif not query.is_op(node, "Identity", *(("Transpose", "Reshape", "GatherND") if pair else ("Cast",))):
                 return None
             value = node.inputs[0]
-        if len(pair) < 2 or any(
-            each is None or each.size != 1 or not np.array_equal(each, pair[1][i]) for i, each in enumerate(pair[0])
-        ):
+        if len(pair) < 2:
             return None
-        scale, zero = pair[0]
-        return Levels(float(np.float32(scale.item())), int(zero.item())) if zero.dtype == np.uint8 else None
+        for one, other in zip(*pair, strict=True):
+            if one is None or one.size != 1 or not np.array_equal(one, other):
+                return None
+        scale, zero_point = pair[0]
+        if zero_point.dtype != np.uint8:
+            return None
+        return StaticQParams(float(np.float32(scale.item())), int(zero_point.item()))
 
-    def split(self, value: ir.Value, node: ir.Node) -> _Dense | None:
-        """Columns of a merged layer."""
-        whole = self.dense(self.real(node.inputs[0]))
+    def split_columns(self, value: ir.Value, node: ir.Node) -> _LinearLayer | None:
+        """The columns of a merged linear layer, such as QKV, that a Split gives."""
+        whole = self.linear_layer(self.skip_qdq(node.inputs[0]))
         if whole is None:
             return None
         count, at = len(node.outputs), list(node.outputs).index(value)
@@ -296,47 +316,50 @@ class _Mapper:
             self.refuse(value, "it splits a linear layer otherwise than by columns")
         return whole.columns(sum(sizes[:at]), sum(sizes[: at + 1]))
 
-    def padded(self, dense: _Dense) -> _Dense:
-        """The layer for the columns that its input has as a register."""
-        heads = self.heads.get(self.register(dense.x))
-        return dense if heads is None else changed(dense, integers=heads.spread(dense.integers.T).T)
+    def pad_inputs(self, layer: _LinearLayer) -> _LinearLayer:
+        """The layer with rows of zeros for the columns that pad its input's heads."""
+        heads = self.heads.get(self.register(layer.x))
+        return layer if heads is None else replace(layer, weight=heads.pad(layer.weight.T).T)
 
-    # ----------------------------------------------------------------------------------------------------------- steps
+    # ------------------------------------------------------------------------------------------------------ operations
 
     def register(self, value: ir.Value) -> int:
-        """The register that holds `value`; what computes it is appended to the steps, once."""
-        value = self.real(value)
+        """The register that holds `value`; the operations that compute it are appended once."""
+        value = self.skip_qdq(value)
         if value not in self.registers:
-            self.registers[value] = self.append(value)
+            self.registers[value] = self.map_value(value)
         return self.registers[value]
 
-    def add(self, made: type[Any], *arguments: Any, **more: Any) -> int:
-        out = len(self.steps)
-        self.steps.append(made(*arguments, out=out, **more))
+    def append(self, operation: type[Any], *arguments: Any, **options: Any) -> int:
+        """Append an operation; returns its register."""
+        out = len(self.operations)
+        self.operations.append(operation(*arguments, out=out, **options))
         return out
 
-    def append(self, value: ir.Value) -> int:
+    def map_value(self, value: ir.Value) -> int:
+        """Append the operation that computes `value`; returns its register."""
         node = value.producer()
         if node is None or value.name == self.memory:
             self.refuse(value, "it is read otherwise than by the keys and values of attention")
         if query.is_op(node, "LayerNormalization"):
-            return self.norm(value, node)
+            return self.layer_norm(value, node)
         if query.is_op(node, "Relu"):
-            dense = self.dense(self.real(node.inputs[0]))
-            if dense is None:
+            layer = self.linear_layer(self.skip_qdq(node.inputs[0]))
+            if layer is None:
                 self.refuse(value, "a ReLU after something else than a linear layer")
-            return self.linear(dense, relu=True)
-        if (dense := self.dense(value)) is not None:
-            return self.linear(dense)
+            return self.linear(layer, relu=True)
+        if (layer := self.linear_layer(value)) is not None:
+            return self.linear(layer)
         if query.is_op(node, "Add"):
-            return self.sum(value, node)
+            return self.add(value, node)
         if self.memory and query.is_op(node, "GatherND", "Gather"):
-            return self.newest(value, node)
+            return self.last_token(value, node)
         if query.is_op(node, "Reshape"):
             return self.attention(value, node)
         self.refuse(value, f"no step of the {self.what} computes this")
 
-    def norm(self, value: ir.Value, node: ir.Node) -> int:
+    def layer_norm(self, value: ir.Value, node: ir.Node) -> int:
+        """A LayerNormalization over the last axis."""
         scale = self.constant(node.inputs[1])
         bias = self.constant(node.inputs[2]) if len(node.inputs) > 2 else None
         rank = query.rank(node.inputs[0])
@@ -344,99 +367,97 @@ class _Mapper:
             self.refuse(value, "its scale and bias are no constant vectors")
         if node.attributes.get_int("axis", -1) not in (-1, (rank or 0) - 1):
             self.refuse(value, "it normalizes over more than the last axis")
-        at = self.plain(value, node.inputs[0])
+        register = self.unpadded_register(value, node.inputs[0])
         scale = scale.astype(np.float32)
         bias = np.zeros_like(scale) if bias is None else bias.astype(np.float32)
-        return self.add(Norm, at, scale, bias, float(np.float32(node.attributes.get_float("epsilon", 1e-5))))
+        epsilon = float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
+        return self.append(LayerNorm, register, scale, bias, epsilon)
 
-    def plain(self, value: ir.Value, given: ir.Value | None) -> int:
-        """A register whose columns are not padded."""
-        assert given is not None
-        at = self.register(given)
-        if at in self.heads:
-            self.refuse(
-                value, f"it reads heads of attention of {self.heads[at].size} columns, wanted a multiple of {LANES}"
-            )
-        return at
+    def unpadded_register(self, reader: ir.Value, value: ir.Value | None) -> int:
+        """The register of `value`, which `reader` reads: its heads must not be padded."""
+        assert value is not None
+        register = self.register(value)
+        if register in self.heads:
+            size = self.heads[register].size
+            self.refuse(reader, f"it reads heads of attention of {size} columns, wanted a multiple of {LANES}")
+        return register
 
-    def linear(self, dense: _Dense, relu: bool = False, residual: int | None = None) -> int:
-        if (
-            dense.levels is not None and self.memory
-        ):  # as in the graph of a step, see `FuseQuantizedLinear`: the same bytes follow
-            steps = np.float32(dense.levels.scale) * dense.scale  # 0 in columns that pad heads
-            count = np.rint(np.divide(dense.shift, steps, out=np.zeros_like(steps, np.float64), where=steps > 0))
-            dense = changed(dense, shift=count.astype(np.float32) * steps)
-        layer = self.padded(dense).layer()
-        return self.add(Linear, self.register(dense.x), layer, relu=relu, residual=residual)
+    def linear(self, layer: _LinearLayer, relu: bool = False, residual: int | None = None) -> int:
+        """A linear layer, its ReLU and its residual."""
+        # rounded to int32 as in the graph of one decoding step, see `FuseQuantizedLinear`: the same uint8 values follow
+        if layer.qparams is not None and self.memory:
+            scale = np.float32(layer.qparams.scale) * layer.scale  # 0 in columns that pad heads
+            integers = np.rint(np.divide(layer.bias, scale, out=np.zeros_like(scale, np.float64), where=scale > 0))
+            layer = replace(layer, bias=integers.astype(np.float32) * scale)
+        weights = self.pad_inputs(layer).row_linear()
+        return self.append(Linear, self.register(layer.x), weights, relu=relu, residual=residual)
 
-    def sum(self, value: ir.Value, node: ir.Node) -> int:
-        inputs = [self.real(each) for each in node.inputs]
+    def add(self, value: ir.Value, node: ir.Node) -> int:
+        """An Add: token plus position embedding, or a linear layer (with ReLU) plus a residual."""
+        inputs = [self.skip_qdq(summand) for summand in node.inputs]
         for one, other in (inputs, inputs[::-1]):
-            if (rows := self.lookup(one)) is not None:
-                return self.embed(value, rows, other)
+            if (table := self.embedding_table(one)) is not None:
+                return self.embedding(value, table, other)
         for one, other in (inputs, inputs[::-1]):
             before = one.producer()
             relu = before is not None and query.is_op(before, "Relu")
-            dense = self.dense(self.real(before.inputs[0]) if relu and before is not None else one)
-            if dense is not None:
-                return self.linear(dense, relu, self.plain(value, other))
+            layer = self.linear_layer(self.skip_qdq(before.inputs[0]) if relu and before is not None else one)
+            if layer is not None:
+                return self.linear(layer, relu, self.unpadded_register(value, other))
         self.refuse(value, "a sum of which no part is a linear layer or an embedding")
 
-    def newest(self, value: ir.Value, node: ir.Node) -> int:
-        """Of all rows the last, the one that a step computes."""
-        at = self.real(node.inputs[0])
-        found = self.tried(value, node.inputs[1])
+    def last_token(self, value: ir.Value, node: ir.Node) -> int:
+        """The last row of all: the one that a decoding step computes."""
+        rows = self.skip_qdq(node.inputs[0])
+        indices = self.evaluate(value, node.inputs[1])
         if (
             node.op_type != "GatherND"
             or node.attributes.get_int("batch_dims", 0) != 1
-            or not np.array_equal(found.ravel(), [PROBE - 1])
+            or not np.array_equal(indices.ravel(), [PROBE - 1])
         ):
             self.refuse(value, "it picks other rows than that of the last token")
-        return self.register(at)
+        return self.register(rows)
 
-    def lookup(self, value: ir.Value) -> _Rows | None:
-        """The embeddings' rows, where `value` is a Gather of them by tokens, maybe multiplied by a number."""
-        times = 1.0
+    def embedding_table(self, value: ir.Value) -> _EmbeddingTable | None:
+        """The embedding table where `value` is a Gather of its rows by tokens, maybe times a scalar; else None."""
+        multiplier = 1.0
         while (node := value.producer()) is not None and query.is_op(node, "Mul", "Div"):
-            factor = self.scalar(node.inputs[1])
-            given = node.inputs[0]
+            factor, multiplied = self.scalar(node.inputs[1]), node.inputs[0]
             if factor is None and node.op_type == "Mul":
-                factor, given = self.scalar(node.inputs[0]), node.inputs[1]
-            if factor is None or given is None:
-                return self.scaled(node, times)
-            times, value = (times * factor if node.op_type == "Mul" else times / factor), self.real(given)
-        if (table := self.table(value)) is None:
+                factor, multiplied = self.scalar(node.inputs[0]), node.inputs[1]
+            if factor is None or multiplied is None:
+                return self.per_row_scaled(node, multiplier)
+            multiplier = multiplier * factor if node.op_type == "Mul" else multiplier / factor
+            value = self.skip_qdq(multiplied)
+        if (table := self.gathered_table(value)) is None:
             return None
-        if table.dtype.kind != "f":  # bytes, with one scale behind the Gather
-            step = next((use.node for use in value.uses() if use.node.op_type == "DequantizeLinear"), None)
-            one, zero = (
-                (None, None) if step is None else (query.constant(each) for each in (*step.inputs[1:], None)[:2])
-            )
-            if one is None or one.size != 1:
+        if table.dtype.kind != "f":  # quantized, with one scale behind the Gather
+            dequantize = next((use.node for use in value.uses() if use.node.op_type == "DequantizeLinear"), None)
+            scale = zero_point = None
+            if dequantize is not None:
+                scale, zero_point = (query.constant(qparam) for qparam in (*dequantize.inputs[1:], None)[:2])
+            if scale is None or scale.size != 1:
                 self.refuse(value, "its table has no single scale")
-            table = (table.astype(np.int32) - (0 if zero is None else int(zero.item()))) * one.astype(np.float32)
+            offset = 0 if zero_point is None else int(zero_point.item())
+            table = (table.astype(np.int32) - offset) * scale.astype(np.float32)
         scale, integers = weight_qparams(table.astype(np.float32), 0)
-        return _Rows(integers, scale * np.float32(times))
+        return _EmbeddingTable(integers, scale * np.float32(multiplier))
 
-    def scaled(self, node: ir.Node, times: float) -> _Rows | None:
-        """Rows of bytes multiplied by a scale each."""
-        found = [self.table(self.real(each)) for each in node.inputs]
-        for integers, scale in (found, found[::-1]):
-            if (
-                integers is not None
-                and scale is not None
-                and integers.dtype == np.int8
-                and scale.shape == (len(integers), 1)
-            ):
-                return _Rows(integers, scale.ravel().astype(np.float32) * np.float32(times))
+    def per_row_scaled(self, node: ir.Node, multiplier: float) -> _EmbeddingTable | None:
+        """The embedding table where a Mul multiplies gathered int8 rows by gathered scales, one a row; else None."""
+        tables = [self.gathered_table(self.skip_qdq(factor)) for factor in node.inputs]
+        for integers, scale in (tables, tables[::-1]):
+            if integers is None or scale is None or integers.dtype != np.int8 or scale.shape != (len(integers), 1):
+                continue
+            return _EmbeddingTable(integers, scale.ravel().astype(np.float32) * np.float32(multiplier))
         return None
 
-    def table(self, value: ir.Value) -> Array | None:
-        """The matrix of which a Gather takes rows by tokens."""
+    def gathered_table(self, value: ir.Value) -> Array | None:
+        """The constant matrix of which a Gather takes rows by tokens; None where `value` is no such Gather."""
         node = value.producer()
         if node is None or not query.is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
             return None
-        indices = self.real(node.inputs[1])
+        indices = self.skip_qdq(node.inputs[1])
         if indices.producer() is not None or indices.name != self.names[-1]:
             return None
         table = self.constant(node.inputs[0])
@@ -444,147 +465,145 @@ class _Mapper:
             self.refuse(value, "its table is no constant matrix")
         return table
 
-    def embed(self, value: ir.Value, rows: _Rows, positions: ir.Value) -> int:
-        width = rows.integers.shape[1]
+    def embedding(self, value: ir.Value, table: _EmbeddingTable, positions: ir.Value) -> int:
+        """Token embedding plus `positions`, the rows of a constant table."""
+        width = table.weight.shape[1]
         node = positions.producer()
-        constants = [] if node is None else [self.constant(each) for each in node.inputs]
-        most = max(
-            (len(each) for each in constants if each is not None and each.ndim in (2, 3) and each.shape[-1] == width),
-            default=0,
-        )
-        if not most:
+        longest = 0
+        for array in [] if node is None else map(self.constant, node.inputs):
+            if array is not None and array.ndim in (2, 3) and array.shape[-1] == width:
+                longest = max(longest, len(array))
+        if not longest:
             self.refuse(value, "what is added to the embeddings is no slice of a constant table of positions")
-        found = self.tried(value, positions, most)
-        if found.size != most * width or not np.array_equal(found, self.tried(value, positions, most, 1)):
+        rows = self.evaluate(value, positions, longest)
+        if rows.size != longest * width or not np.array_equal(rows, self.evaluate(value, positions, longest, 1)):
             self.refuse(value, "what is added to the embeddings is more than a position's row")
-        return self.add(Embed, rows.integers, rows.scale, np.ascontiguousarray(found.reshape(most, -1), np.float32))
+        rows = np.ascontiguousarray(rows.reshape(longest, -1), np.float32)
+        return self.append(Embedding, table.weight, table.scale, rows)
 
-    def tried(self, value: ir.Value, wanted: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:
-        """`wanted` of one sentence of `length` tokens, the same for source and target, computed; it depends on nothing
-        else.
+    def evaluate(self, value: ir.Value, wanted: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:
+        """`wanted`, computed for one sentence of `length` times the same token, in source and target alike.
+
+        Refuses, naming `value`, what depends on more than the tokens.
         """
         assert wanted is not None
-        if (known := self.constant(wanted)) is not None:
-            return known
-        inputs = {each.name: each for each in self.model.graph.inputs}
+        if (array := self.constant(wanted)) is not None:
+            return array
+        inputs = {value.name for value in self.model.graph.inputs}
         try:
             part = edit.extract(self.model, [name for name in self.names if name in inputs], [str(wanted.name)])
         except RequestError:
             self.refuse(value, f"{wanted.name} depends on more than the tokens")
         tokens = np.full((1, length), token + 1, np.int64)
-        feed = {str(each.name): tokens.astype(ir.DataType(each.dtype or 7).numpy()) for each in part.graph.inputs}
+        feed = {str(x.name): tokens.astype(ir.DataType(x.dtype or 7).numpy()) for x in part.graph.inputs}
         return reference_session.run(reference_session.session(part, "mapping it needs"), feed)[0]
 
     # ------------------------------------------------------------------------------------------------------- attention
 
     def attention(self, value: ir.Value, node: ir.Node) -> int:
-        joined = self.real(node.inputs[0])
-        product = self.transposed(value, joined, [0, 2, 1, 3]).producer()
-        soft = (
-            None if product is None or not query.is_op(product, "MatMul") else self.real(product.inputs[0]).producer()
-        )
+        """Multi-head attention, from the Reshape that joins its heads back to queries, keys and values."""
+        product = self.before_transpose(value, self.skip_qdq(node.inputs[0]), [0, 2, 1, 3]).producer()
+        softmax = None
+        if product is not None and query.is_op(product, "MatMul"):
+            softmax = self.skip_qdq(product.inputs[0]).producer()
         if (
             product is None
-            or soft is None
-            or not query.is_op(soft, "Softmax")
-            or soft.attributes.get_int("axis", -1) not in (-1, 3)
+            or softmax is None
+            or not query.is_op(softmax, "Softmax")
+            or softmax.attributes.get_int("axis", -1) not in (-1, 3)
         ):
             self.refuse(
                 value,
                 f"no step of the {self.what} reshapes, but attention that joins heads: Softmax, MatMul, Transpose, "
                 "Reshape",
             )
-        times, masks, scores = 1.0, [], self.real(soft.inputs[0])
-        while (each := scores.producer()) is not None and query.is_op(each, "Div", "Mul", "Add"):
-            factor = self.scalar(each.inputs[1])
-            if each.op_type == "Add":
-                at = next(
-                    (
-                        i
-                        for i in (0, 1)
-                        if (one := self.real(each.inputs[i]).producer()) is not None and self.product(one)
-                    ),
-                    None,
-                )
-                if at is None:
-                    self.refuse(scores, "a sum in attention of which no part is the products")
-                masks.append(each.inputs[1 - at])
-                scores = self.real(each.inputs[at])
-                continue
-            if not factor:
-                self.refuse(scores, "products of attention scaled by more than one number")
-            times = times / factor if each.op_type == "Div" else times * factor
-            scores = self.real(each.inputs[0])
-        if each is None or not query.is_op(each, "MatMul"):
-            self.refuse(scores, "wanted the products of queries and keys before a Softmax")
-        queries, heads, more = self.part(each.inputs[0], [0, 2, 1, 3])
-        keys, key_heads, most = self.part(each.inputs[1], [0, 2, 3, 1])
-        values, value_heads, factor = self.part(product.inputs[1], [0, 2, 1, 3])
-        if not heads == key_heads == value_heads or factor != 1:
+        scores, score_scale, masks = self.scores(softmax)
+        queries, heads, query_scale = self.projection(scores.inputs[0], [0, 2, 1, 3])
+        keys, key_heads, key_scale = self.projection(scores.inputs[1], [0, 2, 3, 1])
+        values, value_heads, value_scale = self.projection(product.inputs[1], [0, 2, 1, 3])
+        if not heads == key_heads == value_heads or value_scale != 1:
             self.refuse(value, "queries, keys and values have other heads than each other")
-        queries, keys, values = heads.dense(queries, times * more * most), heads.dense(keys), heads.dense(values)
-        own = keys.x is values.x and keys.x is queries.x
-        self.check(value, masks, own and bool(self.memory))
-        if own:
-            out = self.add(
-                SelfAttention if self.memory else Attention, self.linear(_merged(queries, keys, values)), heads.count
-            )
+        queries = heads.pad_outputs(queries, score_scale * query_scale * key_scale)
+        keys, values = heads.pad_outputs(keys), heads.pad_outputs(values)
+        is_self = keys.x is values.x and keys.x is queries.x
+        self.check_mask(value, masks, causal=is_self and bool(self.memory))
+        if is_self:
+            merged = self.linear(_concatenate(queries, keys, values))
+            out = self.append(SelfAttention if self.memory else Attention, merged, heads.count)
         elif keys.x is values.x and self.memory and keys.x.name == self.memory:
-            layer = _merged(keys, values).layer()
-            if self.width not in (0, layer.inputs):
-                self.refuse(value, f"it takes a memory of width {layer.inputs}, others {self.width}")
-            self.width = layer.inputs
-            out = self.add(CrossAttention, self.linear(queries), layer, heads.count)
+            layer = _concatenate(keys, values).row_linear()
+            if self.memory_width not in (0, layer.inputs):
+                self.refuse(value, f"it takes a memory of width {layer.inputs}, others {self.memory_width}")
+            self.memory_width = layer.inputs
+            out = self.append(CrossAttention, self.linear(queries), layer, heads.count)
         else:
             self.refuse(
                 value, f"its keys and values come neither from its queries' input nor from {self.memory or 'elsewhere'}"
             )
-        if heads.room != heads.size:
+        if heads.padded_size != heads.size:
             self.heads[out] = heads
         return out
 
-    def product(self, node: ir.Node) -> bool:
-        """Whether products of queries and keys come out of this, scaled or masked."""
-        while query.is_op(node, "Div", "Mul", "Add"):
-            before = [self.real(each).producer() for each in node.inputs]
-            found = next((each for each in before if each is not None and self.product(each)), None)
-            if found is None:
-                return False
-            node = found
-        return query.is_op(node, "MatMul") and all(self.constant(each) is None for each in node.inputs)
+    def scores(self, softmax: ir.Node) -> tuple[ir.Node, float, list[ir.Value | None]]:
+        """(the MatMul of queries and keys, its scale, its additive masks) before a Softmax."""
+        scale, masks, value = 1.0, [], self.skip_qdq(softmax.inputs[0])
+        while (node := value.producer()) is not None and query.is_op(node, "Div", "Mul", "Add"):
+            factor = self.scalar(node.inputs[1])
+            if node.op_type == "Add":
+                producers = [self.skip_qdq(x).producer() for x in node.inputs]
+                at = next((i for i, x in enumerate(producers) if x is not None and self.computes_scores(x)), None)
+                if at is None:
+                    self.refuse(value, "a sum in attention of which no part is the products")
+                masks.append(node.inputs[1 - at])
+                value = self.skip_qdq(node.inputs[at])
+                continue
+            if not factor:
+                self.refuse(value, "products of attention scaled by more than one number")
+            scale = scale / factor if node.op_type == "Div" else scale * factor
+            value = self.skip_qdq(node.inputs[0])
+        if node is None or not query.is_op(node, "MatMul"):
+            self.refuse(value, "wanted the products of queries and keys before a Softmax")
+        return node, scale, masks
 
-    def transposed(self, value: ir.Value, given: ir.Value, perm: list[int]) -> ir.Value:
-        node = given.producer()
+    def computes_scores(self, node: ir.Node) -> bool:
+        """Whether this computes attention scores: products of queries and keys, maybe scaled or masked."""
+        if query.is_op(node, "Div", "Mul", "Add"):
+            producers = [self.skip_qdq(x).producer() for x in node.inputs]
+            return any(producer is not None and self.computes_scores(producer) for producer in producers)
+        return query.is_op(node, "MatMul") and all(self.constant(x) is None for x in node.inputs)
+
+    def before_transpose(self, reader: ir.Value, value: ir.Value, perm: list[int]) -> ir.Value:
+        """The input of the Transpose `perm` that computes `value`; refuses `reader` for anything else."""
+        node = value.producer()
         if node is None or not query.is_op(node, "Transpose") or list(node.attributes.get_ints("perm", [])) != perm:
-            self.refuse(value, f"wanted a Transpose {perm} of the heads before it")
-        return self.real(node.inputs[0])
+            self.refuse(reader, f"wanted a Transpose {perm} of the heads before it")
+        return self.skip_qdq(node.inputs[0])
 
-    def part(self, given: ir.Value | None, perm: list[int]) -> tuple[_Dense, _Heads, float]:
-        """The linear layer behind queries, keys or values, their heads, and what they are multiplied by."""
-        value, times = self.real(given), 1.0
+    def projection(self, heads: ir.Value | None, perm: list[int]) -> tuple[_LinearLayer, _Heads, float]:
+        """The linear layer of queries, keys or values, its heads, and the scalar that they are multiplied by.
+
+        Matches linear layer -> Reshape into heads -> Transpose `perm`, where [0, 2, 3, 1] may be two Transposes.
+        """
+        value, scale = self.skip_qdq(heads), 1.0
         while (node := value.producer()) is not None and query.is_op(node, "Mul", "Div"):
             if not (factor := self.scalar(node.inputs[1])):
                 self.refuse(value, "heads of attention scaled by more than one number")
-            times, value = (times * factor if node.op_type == "Mul" else times / factor), self.real(node.inputs[0])
+            scale, value = (scale * factor if node.op_type == "Mul" else scale / factor), self.skip_qdq(node.inputs[0])
         if (
             node is not None
             and query.is_op(node, "Transpose")
             and list(node.attributes.get_ints("perm", [])) == [0, 1, 3, 2]
         ):
-            value, perm = self.real(node.inputs[0]), [0, 2, 1, 3]
-        split = self.transposed(value, value, perm)
-        reshape = split.producer()
-        shape = (
-            query.shape_elements(reshape.inputs[1]) if reshape is not None and query.is_op(reshape, "Reshape") else None
-        )
-        dense = (
-            self.dense(self.real(reshape.inputs[0]))
-            if reshape is not None and shape is not None and len(shape) == 4
-            else None
-        )
-        if shape is None or dense is None:
-            self.refuse(split, "wanted a Reshape of a linear layer into heads")
-        width = len(dense.scale)
+            value, perm = self.skip_qdq(node.inputs[0]), [0, 2, 1, 3]
+        reshaped = self.before_transpose(value, value, perm)
+        reshape, shape, layer = reshaped.producer(), None, None
+        if reshape is not None and query.is_op(reshape, "Reshape"):
+            shape = query.shape_elements(reshape.inputs[1])
+        if reshape is not None and shape is not None and len(shape) == 4:
+            layer = self.linear_layer(self.skip_qdq(reshape.inputs[0]))
+        if shape is None or layer is None:
+            self.refuse(reshaped, "wanted a Reshape of a linear layer into heads")
+        width = len(layer.scale)
         count, size = shape[2], shape[3]
         if isinstance(size, int) and size > 0 and (not isinstance(count, int) or count < 1):
             count = width // size
@@ -594,76 +613,71 @@ class _Mapper:
             or width % count
             or (isinstance(size, int) and size not in (-1, width // count))
         ):
-            self.refuse(split, f"it shapes {width} columns into heads {shape[2:]}")
-        return dense, _Heads(count, width // count), times
+            self.refuse(reshaped, f"it shapes {width} columns into heads {shape[2:]}")
+        return layer, _Heads(count, width // count), scale
 
-    def check(self, value: ir.Value, masks: list[ir.Value | None], own: bool) -> None:
-        """A decoder looks at no later token of its own; all is looked at else."""
+    def check_mask(self, value: ir.Value, masks: list[ir.Value | None], causal: bool) -> None:
+        """Refuse attention whose masks hide other tokens than the later ones, if it is causal, or any, if not."""
         total: Array = np.zeros((PROBE, PROBE), np.float32)
-        for each in masks:
-            total = total + self.tried(value, each).reshape(-1, PROBE)
-        seen = np.tril(np.ones((PROBE, PROBE), bool)) if own else np.ones((PROBE, PROBE), bool)
-        if (total[seen] != 0).any() or (total[~seen] > HIDDEN).any():
+        for mask in masks:
+            total = total + self.evaluate(value, mask).reshape(-1, PROBE)
+        visible = np.tril(np.ones((PROBE, PROBE), bool)) if causal else np.ones((PROBE, PROBE), bool)
+        if (total[visible] != 0).any() or (total[~visible] > MASKED).any():
             self.refuse(
-                value, "its mask lets it look at later tokens" if own else "its mask hides tokens of the source"
+                value, "its mask lets it look at later tokens" if causal else "its mask hides tokens of the source"
             )
 
 
-def _merged(*parts: _Dense) -> _Dense:
-    """Layers of the same value as one."""
-    integers, scale, shift = (
-        np.concatenate([getattr(each, name) for each in parts], -1) for name in ("integers", "scale", "shift")
+def _concatenate(*parts: _LinearLayer) -> _LinearLayer:
+    """Linear layers of the same input as one, such as merged QKV."""
+    weight, scale, bias = (
+        np.concatenate([getattr(part, name) for part in parts], -1) for name in ("weight", "scale", "bias")
     )
-    levels = parts[0].levels if len({each.levels for each in parts}) == 1 else None
-    return _Dense(parts[0].x, integers, scale, shift, levels)
+    qparams = parts[0].qparams if len({part.qparams for part in parts}) == 1 else None
+    return _LinearLayer(parts[0].x, weight, scale, bias, qparams)
 
 
-def _agreed(steps: list[Step]) -> list[Step]:
-    """The same steps, each register still written once: where layers take the same rows by other levels, each row goes
-    by its own range.
-    """
-    known: dict[int, set[Levels | None]] = {}
+def _unify_qparams(operations: list[Operation]) -> list[Operation]:
+    """Dynamic quantization where layers take one register by different qparams; each register is written once."""
+    readers: dict[int, set[StaticQParams | None]] = {}
 
-    def among(step: Linear | CrossAttention | Vocabulary) -> set[Levels | None]:
-        return known.setdefault(MEMORY if isinstance(step, CrossAttention) else step.input, set())
+    def qparams_beside(operation: Linear | CrossAttention | Vocabulary) -> set[StaticQParams | None]:
+        return readers.setdefault(MEMORY if isinstance(operation, CrossAttention) else operation.input, set())
 
-    for step in steps:
-        if isinstance(step, Linear | CrossAttention | Vocabulary):
-            among(step).add(step.layer.levels)
-    return [
-        changed(step, layer=changed(step.layer, levels=None))
-        if isinstance(step, Linear | CrossAttention | Vocabulary) and len(among(step)) > 1
-        else step
-        for step in steps
-    ]
+    for operation in operations:
+        if isinstance(operation, Linear | CrossAttention | Vocabulary):
+            qparams_beside(operation).add(operation.layer.qparams)
+    unified: list[Operation] = []
+    for operation in operations:
+        if isinstance(operation, Linear | CrossAttention | Vocabulary) and len(qparams_beside(operation)) > 1:
+            operation = replace(operation, layer=replace(operation.layer, qparams=None))
+        unified.append(operation)
+    return unified
 
 
-def _reused(steps: list[Step]) -> list[Step]:
-    """The same steps with as few registers as will do: one whose last reader has gone is written again."""
-    last = {
-        at: i
-        for i, step in enumerate(steps)
-        for at in (getattr(step, "input", None), getattr(step, "residual", None))
-        if at is not None
-    }
-    place: dict[int, int] = {}
+def _allocate_registers(operations: list[Operation]) -> list[Operation]:
+    """The same operations with as few registers as will do: one is written again after its last reader."""
+    last_reader = {register: i for i, operation in enumerate(operations) for register in _reads(operation).values()}
+    allocated: dict[int, int] = {}
     free: list[int] = []
-    found: list[Step] = []
-    for i, step in enumerate(steps):
-        change = {name: place[at] for name in ("input", "residual") if (at := getattr(step, name, None)) is not None}
-        done = [at for at in set(_read(step)) if last[at] == i]
-        residual = getattr(step, "residual", None)
-        if residual in done and residual != getattr(step, "input", None):  # each element is read before it is written
+    result: list[Operation] = []
+    for i, operation in enumerate(operations):
+        reads = _reads(operation)
+        changes = {name: allocated[register] for name, register in reads.items()}
+        done = [register for register in set(reads.values()) if last_reader[register] == i]
+        residual = reads.get("residual")
+        if residual in done and residual != reads.get("input"):  # each element is read before it is written
             done.remove(residual)
-            free.append(place[residual])
-        if not isinstance(step, Vocabulary):
-            out = free.pop() if free else len(set(place.values()))
-            place[step.out] = change["out"] = out
-        free.extend(place[at] for at in done)
-        found.append(changed(step, **change))  # type: ignore[arg-type]
-    return found
+            free.append(allocated[residual])
+        if not isinstance(operation, Vocabulary):
+            out = free.pop() if free else len(set(allocated.values()))
+            allocated[operation.out] = changes["out"] = out
+        free.extend(allocated[register] for register in done)
+        result.append(replace(operation, **changes))  # type: ignore[arg-type]
+    return result
 
 
-def _read(step: Step) -> list[int]:
-    """The registers that a step reads."""
-    return [at for name in ("input", "residual") if (at := getattr(step, name, None)) is not None]
+def _reads(operation: Operation) -> dict[str, int]:
+    """The registers that an operation reads, by field."""
+    registers = ((name, getattr(operation, name, None)) for name in ("input", "residual"))
+    return {name: register for name, register in registers if register is not None}

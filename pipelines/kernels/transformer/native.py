@@ -11,56 +11,68 @@ from pipelines.kernels.extension import required
 from pipelines.kernels.transformer.program import (
     Attention,
     CrossAttention,
-    Embed,
+    DecoderProgram,
+    Embedding,
     EncoderProgram,
+    LayerNorm,
     Linear,
-    Norm,
-    Program,
     RowLinear,
     SelfAttention,
     Vocabulary,
 )
 
 
-def compiled(program: Program | EncoderProgram, isa: str = "", decoder: tuple[Program, Any] | None = None) -> Any:
-    """A program as a native object, its weights packed once for all threads; `engines.native_translation` says what
-    these do.
+def compile_program(
+    program: DecoderProgram | EncoderProgram, isa: str = "", decoder: tuple[DecoderProgram, Any] | None = None
+) -> Any:
+    """A program as a native object, a `Decoder` or an `Encoder`, its weights packed once for all threads.
 
-    Where the table of embeddings is memory of the vocabulary's weights, in this program or, of an encoder, in `decoder`
-    (with its native object), the packed weights are the table.
+    Tied embeddings take no memory of their own: where the embedding table shares memory with the weights of the
+    vocabulary projection, of this program or, for an encoder, of `decoder` (with its native object), the packed weights
+    are the table. Raises RequestError without kernels, ValueError for operations that do not fit.
     """
     module = required()
-    made = module.Decoder(program.memory_width, isa) if isinstance(program, Program) else module.Encoder(isa)
-    for step in program.steps:
-        match step:
-            case Embed():
-                known = program if isinstance(program, Program) else decoder and decoder[0]
-                shared = known and np.may_share_memory(step.table, known.vocabulary.layer.weight)
-                other = decoder[1] if shared and decoder and known is not program else None
-                made.embed(
-                    None if shared else _plain(step.table)[0], other, *_plain(step.scale, step.positions), step.out
+    native = module.Decoder(program.memory_width, isa) if isinstance(program, DecoderProgram) else module.Encoder(isa)
+    for operation in program.operations:
+        match operation:
+            case Embedding():
+                tied = program if isinstance(program, DecoderProgram) else decoder and decoder[0]
+                shared = tied and np.may_share_memory(operation.table, tied.vocabulary.layer.weight)
+                other = decoder[1] if shared and decoder and tied is not program else None
+                native.embedding(
+                    None if shared else _contiguous(operation.table)[0],
+                    other,
+                    *_contiguous(operation.scale, operation.positions),
+                    operation.out,
                 )
-            case Norm():
-                made.norm(step.input, *_plain(step.scale, step.bias), step.epsilon, step.out)
+            case LayerNorm():
+                native.layer_norm(
+                    operation.input, *_contiguous(operation.scale, operation.bias), operation.epsilon, operation.out
+                )
             case Linear():
-                residual = -1 if step.residual is None else step.residual
-                made.linear(step.input, *_arrays(step.layer), step.relu, residual, step.out)
+                residual = -1 if operation.residual is None else operation.residual
+                native.linear(
+                    operation.input, *_layer_arguments(operation.layer), operation.relu, residual, operation.out
+                )
             case Attention():
-                made.attention(step.input, step.heads, step.out)
+                native.attention(operation.input, operation.heads, operation.out)
             case SelfAttention():
-                made.self_attention(step.input, step.heads, step.out)
+                native.self_attention(operation.input, operation.heads, operation.out)
             case CrossAttention():
-                made.cross_attention(step.input, *_arrays(step.layer), step.heads, step.out)
+                native.cross_attention(
+                    operation.input, *_layer_arguments(operation.layer), operation.heads, operation.out
+                )
             case Vocabulary():
-                made.vocabulary(step.input, *_arrays(step.layer))
+                native.vocabulary(operation.input, *_layer_arguments(operation.layer))
     if isinstance(program, EncoderProgram):
-        made.finish(program.steps[-1].out)  # type: ignore[union-attr]
-    return made
+        native.finish(program.operations[-1].out)  # type: ignore[union-attr]
+    return native
 
 
-def _plain(*arrays: Array) -> list[Array]:
-    return [np.require(each, requirements=("C_CONTIGUOUS", "ALIGNED")) for each in arrays]
+def _contiguous(*arrays: Array) -> list[Array]:
+    return [np.require(array, requirements=("C_CONTIGUOUS", "ALIGNED")) for array in arrays]
 
 
-def _arrays(layer: RowLinear) -> tuple[Any, ...]:
-    return *_plain(layer.weight, layer.scale, layer.shift), layer.levels and (layer.levels.scale, layer.levels.zero)
+def _layer_arguments(layer: RowLinear) -> tuple[Any, ...]:
+    qparams = None if layer.qparams is None else (layer.qparams.scale, layer.qparams.zero_point)
+    return *_contiguous(layer.weight, layer.scale, layer.bias), qparams

@@ -1,16 +1,18 @@
-"""What the native Transformer computes, as data: the steps of its encoder and of its decoder over numbered registers.
+"""What the native Transformer computes, as data: the operations of its encoder and of its decoder over numbered
+registers.
 
-A register holds a row of float32 for each token of the sources, or for each beam. A linear layer takes it quantized, by
-the scale and the zero point that the graph has for it, as its QuantizeLinear, or else each row by its own range:
+A register holds float32 activations: a row for each token of the sources, or for each beam. A linear layer takes them
+quantized to uint8, static, by the scale and the zero point of the graph's QuantizeLinear, or else dynamic, each row by
+its own range:
 
-    u_k = clip(rint(x_k / s) + zero, 0, 255)                           `Levels`; where there are none,
+    u_k = clip(rint(x_k / s) + zero, 0, 255)                           `StaticQParams`; where there are none,
     s   = max_k |x_k| / 127,  u_k = rint(x_k (127 / max)) + 128   0 <= u_k <= 255; where nothing is negative,
     s   = max_k x_k / 255,    u_k = rint(x_k (255 / max))              and s = 1 for a row of zeros (all |x_k| < 1e-30)
-    y_j = float32(sum_k (u_k - zero) weight[k, j]) (s scale_j) + shift_j,   then ReLU and residual, where asked for
+    y_j = float32(sum_k (u_k - zero) weight[k, j]) (s scale_j) + bias_j,   then ReLU and residual, where asked for
 
-A decoder keeps keys and values as float16 (`rowwise.halved`), half of what a step reads of them. Everything else is
-float32, every operation rounded alone, sums in the order of `rowwise.lanes`, so that all instruction sets and
-`rowwise`, the same in numpy, return the same bits.
+The KV caches of a decoder are float16 (`reference.to_float16`), which halves what a decoding step reads of them.
+Everything else is float32, every operation rounded alone, sums in the order of `reference.sum_lanes`, so that all
+instruction sets and `reference`, the same in numpy, return the same bits.
 """
 
 from __future__ import annotations
@@ -24,48 +26,46 @@ import numpy as np
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
 
-LANES = 16  # a head of attention has a multiple of so many columns
-MOST = 65536  # columns of a layer, at most
-BEAM = 128  # beams of a sentence, at most
-MEMORY = -1  # the encoder's result, among registers
+LANES = 16  # the size of an attention head is a multiple of it
+MAX_WIDTH = 65536  # columns of a layer, at most
+MEMORY = -1  # stands for the encoder's result among the registers
 
 
 @dataclass(frozen=True)
-class Levels:
-    """The scale, a float32, and the zero point, 0 to 255, of a quantized value. Raises RequestError for others."""
+class StaticQParams:
+    """Scale, a float32, and zero point, 0 to 255, of statically quantized uint8 activations. Raises RequestError."""
 
     scale: float
-    zero: int
+    zero_point: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale < np.inf or not 0 <= self.zero <= 255:
+        if not 0 < self.scale < np.inf or not 0 <= self.zero_point <= 255:
             raise RequestError(
-                f"a linear layer takes inputs of scale {self.scale} and zero point {self.zero}; wanted more than 0, 0 "
+                f"a linear layer takes inputs of scale {self.scale} and zero point {self.zero_point}; wanted more than 0, 0 "
                 "to 255"
             )
 
 
 @dataclass(frozen=True, eq=False)
 class RowLinear:
-    """A fully connected layer on quantized rows (see the module): weight int8 [K, N], scale and shift float32 [N].
+    """A fully connected layer on quantized rows (see the module): weight int8 [K, N], scale and bias float32 [N].
 
-    levels: of the rows that it takes; None: each row by its own range. All layers that take the same rows have the
-    same. Integers cannot overflow: 255 sum_k |weight[k, j]| < 2^31 is checked here. Raises RequestError for anything
+    qparams: of its input; None: dynamic quantization. All layers that take the same rows have the same. Integers cannot overflow: 255 sum_k |weight[k, j]| < 2^31 is checked here. Raises RequestError for anything
     else.
     """
 
     weight: Array
     scale: Array
-    shift: Array
-    levels: Levels | None = None
+    bias: Array
+    qparams: StaticQParams | None = None
 
     def __post_init__(self) -> None:
-        if self.weight.ndim != 2 or not self.weight.size or self.inputs > MOST:
+        if self.weight.ndim != 2 or not self.weight.size or self.inputs > MAX_WIDTH:
             raise RequestError(
-                f"a linear layer has weights of shape {list(self.weight.shape)}; wanted [1 to {MOST}, outputs]"
+                f"a linear layer has weights of shape {list(self.weight.shape)}; wanted [1 to {MAX_WIDTH}, outputs]"
             )
         require("a linear layer", "weight", self.weight, np.int8, self.weight.shape)
-        for name in ("scale", "shift"):
+        for name in ("scale", "bias"):
             require("a linear layer", name, getattr(self, name), np.float32, (self.outputs,))
             if not np.isfinite(getattr(self, name)).all():
                 raise RequestError(f"a linear layer has a {name} that is not finite")
@@ -74,19 +74,20 @@ class RowLinear:
 
     @property
     def inputs(self) -> int:
-        """K."""
+        """K, the columns of its input."""
         return int(self.weight.shape[0])
 
     @property
     def outputs(self) -> int:
-        """N."""
+        """N, the columns of its result."""
         return int(self.weight.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
-class Embed:
-    """out = table[token] scale[token] + positions[position]: table int8 [V, W], scale float32 [V], positions float32
-    [P, W].
+class Embedding:
+    """Token and position embedding: out = table[token] scale[token] + positions[position].
+
+    table: int8 [V, W]. scale: float32 [V]. positions: float32 [P, W].
     """
 
     table: Array
@@ -96,9 +97,10 @@ class Embed:
 
 
 @dataclass(frozen=True, eq=False)
-class Norm:
-    """out = (x - mean) / sqrt(variance + epsilon) scale + bias, over the W columns of `input`: scale and bias float32
-    [W].
+class LayerNorm:
+    """Layer normalization: out = (x - mean) / sqrt(variance + epsilon) scale + bias, over the W columns of `input`.
+
+    scale, bias: float32 [W].
     """
 
     input: int
@@ -110,7 +112,7 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """out = layer(input), its ReLU if asked for, then plus `residual`, a register as wide, if one is named."""
+    """Fully connected: out = layer(input), its ReLU if asked for, then plus `residual`, a register as wide."""
 
     input: int
     layer: RowLinear
@@ -121,10 +123,10 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Of an encoder: input [query | key | value], 3 W columns -> W, over all tokens of a sentence.
+    """Multi-head self-attention of an encoder, over all tokens of a sentence: [query | key | value], 3 W columns -> W.
 
-    For each of the heads, columns h W / heads to (h + 1) W / heads: softmax_t(q . k_t) weights the v_t. The scale of
-    the products is in the layer that makes the queries.
+    In each head h, columns h W / heads to (h + 1) W / heads: sum_t softmax_t(q . k_t) v_t. The scale 1 / sqrt(size) is
+    folded into the layer that makes the queries.
     """
 
     input: int
@@ -134,9 +136,7 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class SelfAttention:
-    """Of a decoder: the same over the tokens so far. Keys and values of this position are kept for the ones that
-    follow.
-    """
+    """Causal multi-head self-attention of a decoder: `Attention` over the KV cache, which this position joins."""
 
     input: int
     heads: int
@@ -145,8 +145,9 @@ class SelfAttention:
 
 @dataclass(frozen=True, eq=False)
 class CrossAttention:
-    """The same for queries of W columns over the source: layer(memory row) = [key | value], 2 W columns, computed once
-    a sentence.
+    """Multi-head cross-attention of queries of W columns over the source.
+
+    layer: memory row -> [key | value], 2 W columns, computed once a sentence.
     """
 
     input: int
@@ -157,155 +158,171 @@ class CrossAttention:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The last step: logits = layer(input), of which only the likeliest and the sum of all exponentials are kept."""
+    """The vocabulary projection, last: logits = layer(input), of which only the top-k and log-sum-exp are kept."""
 
     input: int
     layer: RowLinear
 
 
-Step = Embed | Norm | Linear | Attention | SelfAttention | CrossAttention | Vocabulary
-OF_ENCODER = (Norm, Linear, Attention)
-OF_DECODER = (Norm, Linear, SelfAttention, CrossAttention)
+Operation = Embedding | LayerNorm | Linear | Attention | SelfAttention | CrossAttention | Vocabulary
+ENCODER_OPERATIONS = (LayerNorm, Linear, Attention)
+DECODER_OPERATIONS = (LayerNorm, Linear, SelfAttention, CrossAttention)
 
 
-class _Embedded:
-    """What begins with an embedding."""
+class _Program:
+    """Operations that begin with an embedding."""
 
-    steps: Sequence[Step]
+    operations: Sequence[Operation]
 
     @property
-    def embedding(self) -> Embed:
-        """The first step."""
-        assert isinstance(self.steps[0], Embed)
-        return self.steps[0]
+    def embedding(self) -> Embedding:
+        """The first operation."""
+        assert isinstance(self.operations[0], Embedding)
+        return self.operations[0]
 
     @property
     def positions(self) -> int:
-        """So many tokens a sentence may have."""
+        """The most tokens of a sentence."""
         return len(self.embedding.positions)
 
 
 @dataclass(frozen=True, eq=False)
-class Program(_Embedded):
-    """The steps of a decoder, an `Embed` first, a `Vocabulary` last; memory_width: columns of the encoder's result.
+class DecoderProgram(_Program):
+    """The operations of a decoder, an `Embedding` first, a `Vocabulary` last.
 
-    Raises RequestError, naming the step, where one does not fit those before it.
+    memory_width: columns of the encoder's result. Raises RequestError, naming the operation, where one does not fit
+    those before it.
     """
 
-    steps: Sequence[Step]
+    operations: Sequence[Operation]
     memory_width: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.memory_width <= MOST:
-            raise RequestError(f"a decoder has a memory of width {self.memory_width}; wanted 1 to {MOST}")
-        if not self.steps or not isinstance(self.steps[-1], Vocabulary):
+        if not 1 <= self.memory_width <= MAX_WIDTH:
+            raise RequestError(f"a decoder has a memory of width {self.memory_width}; wanted 1 to {MAX_WIDTH}")
+        if not self.operations or not isinstance(self.operations[-1], Vocabulary):
             raise RequestError("a decoder begins with an embedding and ends with a vocabulary")
-        _follow("a decoder", self.steps, OF_DECODER, self.memory_width)
-        if self.words > len(self.embedding.table):
-            raise RequestError(f"a decoder has {self.words} words, and embeddings of {len(self.embedding.table)}")
+        _check_operations("a decoder", self.operations, DECODER_OPERATIONS, self.memory_width)
+        if self.vocabulary_size > len(self.embedding.table):
+            raise RequestError(
+                f"a decoder has {self.vocabulary_size} words, and embeddings of {len(self.embedding.table)}"
+            )
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The last step."""
-        assert isinstance(self.steps[-1], Vocabulary)
-        return self.steps[-1]
+        """The last operation."""
+        assert isinstance(self.operations[-1], Vocabulary)
+        return self.operations[-1]
 
     @property
-    def words(self) -> int:
-        """Size of the vocabulary."""
+    def vocabulary_size(self) -> int:
+        """Tokens that it may choose among."""
         return self.vocabulary.layer.outputs
 
 
 @dataclass(frozen=True, eq=False)
-class EncoderProgram(_Embedded):
-    """The steps of an encoder, an `Embed` first; what the last one makes is its result.
+class EncoderProgram(_Program):
+    """The operations of an encoder, an `Embedding` first; the result of the last is its result.
 
-    Raises RequestError, naming the step, where one does not fit those before it.
+    Raises RequestError, naming the operation, where one does not fit those before it.
     """
 
-    steps: Sequence[Step]
+    operations: Sequence[Operation]
 
     def __post_init__(self) -> None:
-        _follow("an encoder", self.steps, OF_ENCODER, 0)
+        _check_operations("an encoder", self.operations, ENCODER_OPERATIONS, 0)
 
 
-def _follow(what: str, steps: Sequence[Step], kinds: tuple[type[Any], ...], memory: int) -> None:
-    """Raises RequestError where a step does not follow from those before. memory: see `Program`."""
+def _check_operations(
+    what: str, operations: Sequence[Operation], kinds: tuple[type[Any], ...], memory_width: int
+) -> None:
+    """Raise RequestError where an operation does not fit those before it. memory_width: 0 of an encoder."""
     widths: dict[int, int] = {}
-    taken: dict[
-        int, Levels | None
-    ] = {}  # the levels of each register, and of the memory, at MEMORY, as far as they are read
-    if not steps or not isinstance(steps[0], Embed):
+    quantized: dict[int, StaticQParams | None] = {}  # how each register that a layer reads, or MEMORY, is quantized
+    if not operations or not isinstance(operations[0], Embedding):
         raise RequestError(f"{what} begins with an embedding")
-    for number, step in enumerate(steps):
-        where = f"step {number} ({type(step).__name__})"
+    for number, operation in enumerate(operations):
+        where = f"step {number} ({type(operation).__name__})"
         if (
             number
-            and not isinstance(step, kinds)
-            and not (isinstance(step, Vocabulary) and number == len(steps) - 1 and memory)
+            and not isinstance(operation, kinds)
+            and not (isinstance(operation, Vocabulary) and number == len(operations) - 1 and memory_width)
         ):
             raise RequestError(f"{where} stands where it cannot in {what}, which begins with an embedding")
-        for each in fields(step):
-            value = getattr(step, each.name)
-            if each.name in ("input", "residual") and value is not None and value not in widths:
+        for field in fields(operation):
+            value = getattr(operation, field.name)
+            if field.name in ("input", "residual") and value is not None and value not in widths:
                 raise RequestError(f"{where} reads register {value}, which holds nothing yet")
-        width = _width(where, step, widths, memory)
-        if isinstance(step, Linear | CrossAttention | Vocabulary):
-            at = MEMORY if isinstance(step, CrossAttention) else step.input
-            if taken.setdefault(at, step.layer.levels) != step.layer.levels:
-                raise RequestError(f"{where} takes rows quantized by {step.layer.levels}, another by {taken[at]}")
-        if not isinstance(step, Vocabulary):
-            if not 0 <= step.out < 256 or (not isinstance(step, Embed) and step.out == step.input):
+        width = _result_width(where, operation, widths, memory_width)
+        if isinstance(operation, Linear | CrossAttention | Vocabulary):
+            register = MEMORY if isinstance(operation, CrossAttention) else operation.input
+            if quantized.setdefault(register, operation.layer.qparams) != operation.layer.qparams:
                 raise RequestError(
-                    f"{where} writes register {step.out}; wanted 0 to 255, and not the one that it reads"
+                    f"{where} takes rows quantized by {operation.layer.qparams}, another by {quantized[register]}"
                 )
-            widths[step.out] = width
-            taken.pop(step.out, None)
+        if not isinstance(operation, Vocabulary):
+            if not 0 <= operation.out < 256 or (
+                not isinstance(operation, Embedding) and operation.out == operation.input
+            ):
+                raise RequestError(
+                    f"{where} writes register {operation.out}; wanted 0 to 255, and not the one that it reads"
+                )
+            widths[operation.out] = width
+            quantized.pop(operation.out, None)
 
 
-def _width(where: str, step: Step, widths: dict[int, int], memory: int) -> int:
-    """The columns of a step's result. Raises RequestError where it does not fit."""
-    if isinstance(step, Embed):
+def _result_width(where: str, operation: Operation, widths: dict[int, int], memory_width: int) -> int:
+    """The columns of an operation's result. Raises RequestError where its arrays do not fit."""
+    if isinstance(operation, Embedding):
         if (
-            step.table.ndim != 2
-            or not step.table.size
-            or step.table.shape[1] > MOST
-            or step.positions.ndim != 2
-            or not len(step.positions)
+            operation.table.ndim != 2
+            or not operation.table.size
+            or operation.table.shape[1] > MAX_WIDTH
+            or operation.positions.ndim != 2
+            or not len(operation.positions)
         ):
             raise RequestError(
-                f"{where} has a table {list(step.table.shape)} and positions {list(step.positions.shape)}; wanted two "
+                f"{where} has a table {list(operation.table.shape)} and positions {list(operation.positions.shape)}; wanted two "
                 "axes"
             )
-        count, width = step.table.shape
-        require(where, "table", step.table, np.int8, (count, width))
-        require(where, "scale", step.scale, np.float32, (count,))
-        require(where, "positions", step.positions, np.float32, (len(step.positions), width))
-        if not np.isfinite(step.scale).all() or not np.isfinite(step.positions).all():
+        count, width = operation.table.shape
+        require(where, "table", operation.table, np.int8, (count, width))
+        require(where, "scale", operation.scale, np.float32, (count,))
+        require(where, "positions", operation.positions, np.float32, (len(operation.positions), width))
+        if not np.isfinite(operation.scale).all() or not np.isfinite(operation.positions).all():
             raise RequestError(f"{where} has scales or positions that are not finite")
         return int(width)
-    width = widths[step.input]
-    if isinstance(step, Norm):
+    width = widths[operation.input]
+    if isinstance(operation, LayerNorm):
         for name in ("scale", "bias"):
-            require(where, name, getattr(step, name), np.float32, (width,))
-            if not np.isfinite(getattr(step, name)).all():
+            require(where, name, getattr(operation, name), np.float32, (width,))
+            if not np.isfinite(getattr(operation, name)).all():
                 raise RequestError(f"{where} has a {name} that is not finite")
-        if not 0 <= step.epsilon < np.inf:
-            raise RequestError(f"{where} has epsilon {step.epsilon}; wanted 0 or more")
+        if not 0 <= operation.epsilon < np.inf:
+            raise RequestError(f"{where} has epsilon {operation.epsilon}; wanted 0 or more")
         return width
-    if isinstance(step, Linear | Vocabulary):
-        if step.layer.inputs != width:
-            raise RequestError(f"{where} takes {step.layer.inputs} columns and is given {width}")
-        if isinstance(step, Linear) and step.residual is not None and widths[step.residual] != step.layer.outputs:
-            raise RequestError(f"{where} gives {step.layer.outputs} columns, the residual has {widths[step.residual]}")
-        return step.layer.outputs
-    own = isinstance(step, Attention | SelfAttention)
-    result, rest = divmod(width, 3) if own else (width, 0)
-    if rest or step.heads < 1 or result < step.heads or result % (LANES * step.heads):
-        raise RequestError(f"{where} has {step.heads} heads on {width} columns; a head has a multiple of {LANES}")
-    if isinstance(step, CrossAttention) and (step.layer.inputs, step.layer.outputs) != (memory, 2 * width):
+    if isinstance(operation, Linear | Vocabulary):
+        if operation.layer.inputs != width:
+            raise RequestError(f"{where} takes {operation.layer.inputs} columns and is given {width}")
+        if (
+            isinstance(operation, Linear)
+            and operation.residual is not None
+            and widths[operation.residual] != operation.layer.outputs
+        ):
+            raise RequestError(
+                f"{where} gives {operation.layer.outputs} columns, the residual has {widths[operation.residual]}"
+            )
+        return operation.layer.outputs
+    merged = isinstance(operation, Attention | SelfAttention)  # query | key | value
+    result, rest = divmod(width, 3) if merged else (width, 0)
+    if rest or operation.heads < 1 or result < operation.heads or result % (LANES * operation.heads):
+        raise RequestError(f"{where} has {operation.heads} heads on {width} columns; a head has a multiple of {LANES}")
+    if isinstance(operation, CrossAttention) and (operation.layer.inputs, operation.layer.outputs) != (
+        memory_width,
+        2 * width,
+    ):
         raise RequestError(
-            f"{where} makes keys and values of {step.layer.inputs} -> {step.layer.outputs} columns; wanted {memory} "
+            f"{where} makes keys and values of {operation.layer.inputs} -> {operation.layer.outputs} columns; wanted {memory_width} "
             f"-> {2 * width}"
         )
     return result

@@ -1,11 +1,11 @@
-"""A Transformer's programs as one file, so that who opens it needs neither the graph nor what reads graphs.
+"""A Transformer's programs as one memory-mapped file: opening it needs neither the graph nor what reads graphs.
 
-    int64, little endian: bytes of the header; the header, JSON; from the next multiple of `PAGE` on every array,
+    int64, little endian: size of the header; the header, JSON; from the next multiple of `PAGE` on every array,
     C-contiguous, at a multiple of `LINE` bytes
 
-The header is {"form": FORM, "programs": [encoder, decoder]}, these as {class: fields}; an array in them is {"array":
-[dtype, shape, offset behind the header]}, with "transposed" where it is that array's transpose: what shares memory does
-so in the file and when it is read.
+The header is {"version": VERSION, "programs": [encoder, decoder]}, these as {class: fields}; an array in them is {"array":
+[dtype, shape, offset behind the header]}, with "transposed" where it is that array's transpose: arrays that share memory
+do so in the file and when it is read.
 """
 
 from __future__ import annotations
@@ -19,84 +19,93 @@ from typing import Any
 import numpy as np
 
 from pipelines.core.errors import RequestError, one_line
-from pipelines.core.files import code, replacing
+from pipelines.core.files import replacing
 from pipelines.kernels.arrays import Array
-from pipelines.kernels.transformer import program
-from pipelines.kernels.transformer.program import EncoderProgram, Program
+from pipelines.kernels.transformer.program import (
+    Attention,
+    CrossAttention,
+    DecoderProgram,
+    Embedding,
+    EncoderProgram,
+    LayerNorm,
+    Linear,
+    RowLinear,
+    SelfAttention,
+    StaticQParams,
+    Vocabulary,
+)
 
-FORM = code(
-    *(f"kernels/transformer/{each}.py" for each in ("program_file", "from_graph", "program")), "quantization/scales.py"
-)  # what a file holds, and how
+# The key under which programs are cached. Bump it when the layout of this file, the dataclasses of `program` or what
+# `from_graph` makes of a graph change; tests/kernels/transformer/test_program_file.py fails where that is forgotten.
+VERSION = 1
 SUFFIX = ".zoo"
 PAGE, LINE = 4096, 64  # bytes
-KNOWN = {
-    each: getattr(program, each)
-    for each in ("EncoderProgram", "Program", "RowLinear", "Embed", "Norm", "Linear", "Attention")
-}
-KNOWN |= {each: getattr(program, each) for each in ("SelfAttention", "CrossAttention", "Vocabulary", "Levels")}
+_OPERATIONS = (Embedding, LayerNorm, Linear, Attention, SelfAttention, CrossAttention, Vocabulary)
+CLASSES = {each.__name__: each for each in (EncoderProgram, DecoderProgram, RowLinear, StaticQParams, *_OPERATIONS)}
 
 
-def save(path: Path, programs: tuple[EncoderProgram, Program]) -> None:
-    """Write both, whole or not at all."""
-    places: dict[tuple[int, tuple[int, ...]], int] = {}  # (address, shape) -> offset
+def save(path: Path, programs: tuple[EncoderProgram, DecoderProgram]) -> None:
+    """Write the programs of encoder and decoder to `path`, whole or not at all."""
+    offsets: dict[tuple[int, tuple[int, ...]], int] = {}  # (address, shape) -> offset
     arrays: list[Array] = []
     end = 0
 
     def put(array: Array) -> dict[str, Any]:
         nonlocal end
-        turned = array.ndim == 2 and array.flags.f_contiguous and not array.flags.c_contiguous
-        flat = np.ascontiguousarray(array.T if turned else array)
+        transposed = array.ndim == 2 and array.flags.f_contiguous and not array.flags.c_contiguous
+        flat = np.ascontiguousarray(array.T if transposed else array)
         key = (flat.ctypes.data, flat.shape)
-        if key not in places:
-            places[key] = end
+        if key not in offsets:
+            offsets[key] = end
             arrays.append(flat)  # kept, so that no other array gets its address
             end += -(-flat.nbytes // LINE) * LINE
-        return {"array": [flat.dtype.str, flat.shape, places[key]], **({"transposed": True} if turned else {})}
+        return {"array": [flat.dtype.str, flat.shape, offsets[key]], **({"transposed": True} if transposed else {})}
 
-    def said(value: Any) -> Any:
+    def encoded(value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return put(value)
         if isinstance(value, list | tuple):
-            return [said(each) for each in value]
-        if type(value).__name__ in KNOWN:
-            return {type(value).__name__: {each.name: said(getattr(value, each.name)) for each in fields(value)}}
+            return [encoded(item) for item in value]
+        if type(value).__name__ in CLASSES:
+            return {type(value).__name__: {field.name: encoded(getattr(value, field.name)) for field in fields(value)}}
         return value
 
-    header = json.dumps({"form": FORM, "programs": said(programs)}).encode()
+    header = json.dumps({"version": VERSION, "programs": encoded(programs)}).encode()
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.write(bytes(-file.tell() % PAGE))
-        for each in arrays:
-            file.write(each.data)
-            file.write(bytes(-each.nbytes % LINE))
+        for array in arrays:
+            file.write(array.data)
+            file.write(bytes(-array.nbytes % LINE))
 
 
-def load(path: str | Path) -> tuple[EncoderProgram, Program]:
-    """What `save` wrote; the arrays are read-only views of the file. Raises RequestError where it is missing or
-    damaged.
+def load(path: str | Path) -> tuple[EncoderProgram, DecoderProgram]:
+    """The programs in a file that `save` wrote, their arrays read-only views of it.
+
+    Raises RequestError where the file is missing, damaged or of another version.
     """
     try:
         with Path(path).open("rb") as file:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         size = int.from_bytes(content[:8], "little")
         first = -(-(8 + size) // PAGE) * PAGE
-        found = json.loads(content[8 : 8 + size])
-        if found["form"] != FORM:
-            raise ValueError(f"its form is {found['form']}, wanted {FORM}")
+        header = json.loads(content[8 : 8 + size])
+        if header["version"] != VERSION:
+            raise ValueError(f"its version is {header['version']}, wanted {VERSION}")
 
-        def get(value: Any) -> Any:
+        def decoded(value: Any) -> Any:
             if isinstance(value, list):
-                return [get(each) for each in value]
+                return [decoded(item) for item in value]
             if not isinstance(value, dict):
                 return value
             if "array" in value:
                 dtype, shape, offset = value["array"]
                 flat = np.ndarray(shape, dtype, content, first + offset)
                 return flat.T if value.get("transposed") else flat
-            ((name, held),) = value.items()
-            return KNOWN[name](**{key: get(each) for key, each in held.items()})
+            ((name, arguments),) = value.items()
+            return CLASSES[name](**{key: decoded(item) for key, item in arguments.items()})
 
-        encoder, decoder = map(get, found["programs"])
+        encoder, decoder = map(decoded, header["programs"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
     return encoder, decoder

@@ -181,7 +181,7 @@ def test_lookups_numbers_and_the_wide_part_become_one_operator():
     assert [value.name if value else "" for value in result.graph[0].inputs[:2]] == ["ids", "x"]
     assert not report.passes[0][2] and result.graph[1].outputs[0].name == "h"
     layer = layer_of(result)
-    np.testing.assert_allclose(layer.step, np.full(4, 2048 / np.abs(feeds["x"]).max()), rtol=1e-6)
+    np.testing.assert_allclose(layer.number_scale, np.full(4, 2048 / np.abs(feeds["x"]).max()), rtol=1e-6)
     assert layer.table.shape == (21, 64) and (layer.table[:, 40:] == 128).all() and layer.table[:, :40].min() == 1
     assert layer.wide is not None and layer.rows.tolist() == [7, 3, 11] and layer.offsets.tolist() == [0, 7, 10]
 
@@ -220,7 +220,7 @@ def test_variants(changes, fuse):
     assert (layer.wide is not None) == (
         fuse and changes.get("wide", True) and len(rows) > 1 and changes.get("columns") != [0, 1, 0]
     )
-    assert layer.step.size == sum(m for _, m in changes.get("dense", (("x", 4),)))
+    assert layer.number_scale.size == sum(m for _, m in changes.get("dense", (("x", 4),)))
 
 
 def test_the_algebra_is_exact():
@@ -362,7 +362,7 @@ def ranged(name, low, high):
         (ranged("x", -1e-40, 1e-40), "which gives no step"),
         (
             ranged("h", 0, 1e-9),
-            "ParallelEmbedding has steps, scales or biases that are not finite, or results beyond 32 bits",
+            "ParallelEmbedding has scales or biases that are not finite, or results beyond 32 bits",
         ),
     ],
 )

@@ -15,18 +15,22 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from zoo.training import is_first
 
-tests = pytest.importorskip("tests.zoo.wide_deep.test_train", reason="needs the train extra")
-CONFIG = replace(tests.TINY, dropout=0.0, batch_size=50)  # the last batch has none for one process: 301 rows
+pytest.importorskip("zoo.wide_deep.train", reason="needs the train extra")
+import wide_deep_training as tests
+
+CHANGES = {"dropout": 0.0, "batch_size": 50}  # the last batch has none for one process: 301 rows
+CONFIG = replace(tests.TINY, **CHANGES)
 SECONDS = 300
 
 SCRIPT = """
 import json, sys
 sys.path[:0] = json.loads(sys.argv[1])
-import tests.zoo.wide_deep.test_train as tests
-from tests.zoo.wide_deep.test_train_workers import CONFIG
+from dataclasses import replace
+import wide_deep_training as tests
 from pipelines.core.errors import ZooError
 from zoo.wide_deep import train as training
-steps, data, output, *more = sys.argv[2:]
+CONFIG = replace(tests.TINY, **json.loads(sys.argv[2]))
+steps, data, output, *more = sys.argv[3:]
 if int(steps):
     made = training.Trainer.__init__
     training.CHECKPOINT_SECONDS = 0.0
@@ -62,7 +66,7 @@ def places(count: int) -> list[str]:
 @pytest.fixture
 def pair(tmp_path):
     """Runs two processes with (data, output) each; returns their exit codes and what they printed."""
-    script, root = tmp_path / "script.py", Path(__file__).resolve().parents[3]
+    script, here = tmp_path / "script.py", Path(__file__).resolve()
     script.write_text(SCRIPT)
 
     def run(*each: tuple[Path, Path], steps: int = 0, resume: bool = False) -> list[tuple[int, str]]:
@@ -79,7 +83,8 @@ def pair(tmp_path):
             command = [
                 sys.executable,
                 str(script),
-                json.dumps([str(root)]),
+                json.dumps([str(here.parents[3]), str(here.parents[2])]),
+                json.dumps(CHANGES),
                 str(steps),
                 str(data),
             ]

@@ -1,5 +1,5 @@
-"""The native Transformer, in every instruction set that this CPU runs: kernels with the bits of `rowwise`, translations
-with its tokens.
+"""The native Transformer, in every instruction set that this CPU runs: kernels with the bits of `reference`,
+translations with its tokens.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pipelines.kernels.transformer import reference
 from pipelines.kernels.transformer.program import (
     Attention,
     CrossAttention,
-    Embed,
+    DecoderProgram,
+    Embedding,
     EncoderProgram,
-    Levels,
+    LayerNorm,
     Linear,
-    Norm,
-    Program,
     RowLinear,
     SelfAttention,
+    StaticQParams,
     Vocabulary,
 )
 from zoo.transformer_mt.decode import beam_search
@@ -47,13 +47,13 @@ def floats(rng, *shape, scale=1.0):
     return (rng.standard_normal(shape) * scale).astype(np.float32)
 
 
-def dense(rng, inputs, outputs, scale=1.0, levels=None):
+def dense(rng, inputs, outputs, scale=1.0, qparams=None):
     weight = rng.integers(-127, 128, (inputs, outputs)).astype(np.int8)
     return RowLinear(
         weight,
         (rng.uniform(0.5, 1.5, outputs) * scale / (73 * inputs**0.5)).astype(np.float32),
         floats(rng, outputs, scale=0.1),
-        levels,
+        qparams,
     )
 
 
@@ -66,16 +66,16 @@ def same(found, wanted):
 
 
 @every_isa
-@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("nonnegative", [False, True])
 @given(st.integers(0, 20), st.integers(1, 300), st.integers(0, 2**32))
 @settings(deadline=None)
-def test_rows_are_quantized_alike(isa, positive, n, width, seed):
+def test_rows_are_quantized_alike(isa, nonnegative, n, width, seed):
     rng = np.random.default_rng(seed)
     x = floats(rng, n, width) * (10.0 ** rng.integers(-38, 30, (n, 1))).astype(np.float32)
     x[rng.random(n) < 0.2] = 0
-    x = np.abs(x) if positive else x
-    rows, scale = native.quantize_rows(x, positive, isa)
-    wanted, scales = reference.quantize(x, positive)
+    x = np.abs(x) if nonnegative else x
+    rows, scale = native.quantize_rows(x, nonnegative, isa)
+    wanted, scales = reference.quantize_rows(x, nonnegative)
     same(rows, wanted)
     same(scale, scales[:, None])
 
@@ -89,20 +89,20 @@ def test_rows_are_quantized_alike(isa, positive, n, width, seed):
     st.integers(0, 2**32),
 )
 @settings(deadline=None)
-def test_rows_are_quantized_alike_by_given_levels(isa, n, width, scale, zero, seed):
+def test_rows_are_quantized_alike_by_static_qparams(isa, n, width, scale, zero, seed):
     rng = np.random.default_rng(seed)
     scale = float(np.float32(scale))
     x = floats(rng, n, width) * np.float32(100 * scale)
     x[rng.random(x.shape) < 0.2] = rng.integers(-300, 300) * np.float32(scale / 2)  # ties
     x[rng.random(x.shape) < 0.1] = rng.choice([-1, 1]) * np.float32(1e38)
     rows, scales = native.quantize_rows(x, False, isa, (scale, zero))
-    wanted = reference.quantize(x, levels=Levels(scale, zero))
+    wanted = reference.quantize_rows(x, qparams=StaticQParams(scale, zero))
     same(rows, wanted[0])
     same(scales[:, 0], wanted[1])
 
 
 @pytest.mark.parametrize("zero", [0, 113, 255])
-def test_given_levels_are_those_of_onnx(zero):
+def test_static_quantization_is_that_of_onnx(zero):
     model = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["" : 17]> it (float[n, 500] x) => (uint8[n, 500] y)
         <float scale = {{0.0173}}, uint8 zero = {{{zero}}}> {{ y = QuantizeLinear(x, scale, zero) }}"""
@@ -112,7 +112,10 @@ def test_given_levels_are_those_of_onnx(zero):
         [floats(rng, 50, 500), rng.integers(-400, 400, (50, 500)).astype(np.float32) * np.float32(0.0173) / 2]
     )
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    same(reference.quantize(x, levels=Levels(float(np.float32(0.0173)), zero))[0], session.run(None, {"x": x})[0])
+    same(
+        reference.quantize_rows(x, qparams=StaticQParams(float(np.float32(0.0173)), zero))[0],
+        session.run(None, {"x": x})[0],
+    )
 
 
 @every_isa
@@ -124,11 +127,11 @@ def test_a_quantized_row_is_close_to_what_it_was(isa):
 
 @every_isa
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("levels", [None, (0.02, 7)])
-def test_a_row_that_is_no_number_has_no_finite_scale(isa, odd, levels):
+@pytest.mark.parametrize("qparams", [None, (0.02, 7)])
+def test_a_row_that_is_no_number_has_no_finite_scale(isa, odd, qparams):
     x = floats(np.random.default_rng(1), 3, 40)
     x[1, 17] = odd
-    _, scale = native.quantize_rows(x, False, isa, levels)
+    _, scale = native.quantize_rows(x, False, isa, qparams)
     assert np.isfinite(scale[:, 0]).tolist() == [True, False, True]
 
 
@@ -139,27 +142,27 @@ def test_layers_are_normalized_alike(isa, n, width, seed):
     rng = np.random.default_rng(seed)
     x, scale, bias = floats(rng, n, width) + 3, floats(rng, width), floats(rng, width)
     found, rows, scales = native.layer_norm(x, scale, bias, 1e-5, isa)
-    wanted = reference.norm(x, scale, bias, 1e-5)
+    wanted = reference.layer_norm(x, scale, bias, 1e-5)
     same(found, wanted)
     exact = (x - x.mean(1, keepdims=True, dtype=np.float64)) / np.sqrt(x.var(1, keepdims=True, dtype=np.float64) + 1e-5)
     np.testing.assert_allclose(found, exact * scale + bias, atol=1e-4)
-    same(rows, reference.quantize(wanted)[0])
-    same(scales[:, 0], reference.quantize(wanted)[1])
+    same(rows, reference.quantize_rows(wanted)[0])
+    same(scales[:, 0], reference.quantize_rows(wanted)[1])
     _, rows, _ = native.layer_norm(x, scale, bias, 1e-5, isa, (0.5, 99))
-    same(rows, reference.quantize(wanted, levels=Levels(0.5, 99))[0])
+    same(rows, reference.quantize_rows(wanted, qparams=StaticQParams(0.5, 99))[0])
 
 
 @every_isa
-def test_all_halves_come_back_and_what_lies_between_goes_to_the_nearest(isa):
-    halves = np.arange(65536, dtype=np.uint16).view(np.float16)
-    halves = halves[np.isfinite(halves)].astype(np.float32)
-    above = np.sort(np.abs(halves))
+def test_every_float16_comes_back_and_other_numbers_go_to_the_nearest(isa):
+    exact = np.arange(65536, dtype=np.uint16).view(np.float16)
+    exact = exact[np.isfinite(exact)].astype(np.float32)
+    above = np.sort(np.abs(exact))
     ties = (above[:-1] + above[1:]) / 2
-    x = np.concatenate([halves, ties, -ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(np.inf))])
+    x = np.concatenate([exact, ties, -ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(np.inf))])
     x = np.concatenate([x, np.float32([65519.9, 65520, 1e38, -1e38, np.inf, -np.inf, 1e-45, 0])]).astype(np.float32)
     x = np.concatenate([x, np.zeros(-len(x) % 16, np.float32)]).reshape(1, -1)
-    kept = np.concatenate([np.zeros_like(x), x], axis=1)  # alone, a key gives all of its values
-    same(native.attention(np.ones_like(x), kept, 1, isa), reference.halved(x) + np.float32(0))
+    keys_values = np.concatenate([np.zeros_like(x), x], axis=1)  # alone, a key gives all of its values
+    same(native.self_attention(np.ones_like(x), keys_values, 1, isa), reference.to_float16(x) + np.float32(0))
 
 
 @every_isa
@@ -173,14 +176,17 @@ def test_all_halves_come_back_and_what_lies_between_goes_to_the_nearest(isa):
 @settings(deadline=None)
 def test_attention_is_alike(isa, n, count, heads, size, seed):
     rng = np.random.default_rng(seed)
-    query, kept = floats(rng, n, heads * size), floats(rng, count, 2 * heads * size)
-    keys, values = np.split(kept, 2, axis=1)
-    same(native.attention_to(query, kept, heads, False, isa), reference.attention_to(query, keys, values, heads))
-    keys, values = np.split(reference.halved(kept), 2, axis=1)
-    found, together = native.attention(query, kept, heads, isa), native.attention_to(query, kept, heads, True, isa)
-    same(together, reference.attention_to(query, keys, values, heads))
+    query, keys_values = floats(rng, n, heads * size), floats(rng, count, 2 * heads * size)
+    keys, values = np.split(keys_values, 2, axis=1)
+    same(native.attention(query, keys_values, heads, False, isa), reference.attention(query, keys, values, heads))
+    keys, values = np.split(reference.to_float16(keys_values), 2, axis=1)
+    found, together = (
+        native.self_attention(query, keys_values, heads, isa),
+        native.attention(query, keys_values, heads, True, isa),
+    )
+    same(together, reference.attention(query, keys, values, heads))
     for each, other, one in zip(found, together, query, strict=True):
-        same(each, reference.attention(one, keys, values, heads))
+        same(each, reference.self_attention(one, keys, values, heads))
         scores = np.einsum("hd,thd->ht", one.reshape(heads, -1), keys.reshape(count, heads, -1), dtype=np.float64)
         weights = np.exp(scores - scores.max(1, keepdims=True))
         weights /= weights.sum(1, keepdims=True)
@@ -200,13 +206,13 @@ def test_attention_is_alike(isa, n, count, heads, size, seed):
     st.integers(0, 2**32),
 )
 @settings(max_examples=60, deadline=None)
-def test_linear_layers_are_alike(isa, n, inputs, outputs, positive, relu, more, seed):
+def test_linear_layers_are_alike(isa, n, inputs, outputs, nonnegative, relu, more, seed):
     rng = np.random.default_rng(seed)
     layer, x, residual = dense(rng, inputs, outputs), floats(rng, n, inputs), floats(rng, n, outputs) if more else None
-    x = np.maximum(x, 0) if positive else x
-    found = native.RowLinear(layer.weight, layer.scale, layer.shift, positive, isa)(x, relu, residual)
-    same(found, reference.linear(layer, x, positive, relu, residual))
-    exact = x @ (layer.weight * layer.scale) + layer.shift
+    x = np.maximum(x, 0) if nonnegative else x
+    found = native.RowLinear(layer.weight, layer.scale, layer.bias, nonnegative, isa)(x, relu, residual)
+    same(found, reference.linear(layer, x, nonnegative, relu, residual))
+    exact = x @ (layer.weight * layer.scale) + layer.bias
     exact = np.maximum(exact, 0) if relu else exact
     np.testing.assert_allclose(found, exact + (residual if more else 0), atol=0.1)
 
@@ -217,34 +223,32 @@ def test_wide_layers_are_alike(isa, inputs):
     rng = np.random.default_rng(inputs)
     layer, x = dense(rng, inputs, 200), floats(rng, 11, inputs)
     same(
-        native.RowLinear(layer.weight, layer.scale, layer.shift, False, isa)(x, False, None), reference.linear(layer, x)
+        native.RowLinear(layer.weight, layer.scale, layer.bias, False, isa)(x, False, None), reference.linear(layer, x)
     )
     for zero in (0, 40, 255):
-        fixed = replace(layer, levels=Levels(0.015625, zero))
-        made = native.RowLinear(layer.weight, layer.scale, layer.shift, False, isa, (0.015625, zero))
+        fixed = replace(layer, qparams=StaticQParams(0.015625, zero))
+        made = native.RowLinear(layer.weight, layer.scale, layer.bias, False, isa, (0.015625, zero))
         same(made(x, False, None), reference.linear(fixed, x))
-        for found, wanted in zip(
-            made.likeliest(x, 3)[:2], reference.likeliest(reference.linear(fixed, x), 3), strict=False
-        ):
+        for found, wanted in zip(made.top_k(x, 3)[:2], reference.top_k(reference.linear(fixed, x), 3), strict=False):
             same(found, wanted)
 
 
 @every_isa
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 400), st.data(), st.integers(0, 2**32))
 @settings(deadline=None)
-def test_the_likeliest_are_alike(isa, n, inputs, words, data, seed):
+def test_top_k_is_alike(isa, n, inputs, words, data, seed):
     rng = np.random.default_rng(seed)
     count = data.draw(st.integers(1, min(words, 32)))
     layer, x = dense(rng, inputs, words, scale=5), floats(rng, n, inputs)
     if words > 2:  # equals
         layer.weight[:, words // 2] = layer.weight[:, 0]
-        layer.scale[words // 2], layer.shift[words // 2] = layer.scale[0], layer.shift[0]
-    values, tokens, norms = native.RowLinear(layer.weight, layer.scale, layer.shift, False, isa).likeliest(x, count)
+        layer.scale[words // 2], layer.bias[words // 2] = layer.scale[0], layer.bias[0]
+    values, tokens, log_sum_exp = native.RowLinear(layer.weight, layer.scale, layer.bias, False, isa).top_k(x, count)
     logits = reference.linear(layer, x)
-    for found, wanted in zip((values, tokens, norms[:, 0]), reference.likeliest(logits, count), strict=True):
+    for found, wanted in zip((values, tokens, log_sum_exp[:, 0]), reference.top_k(logits, count), strict=True):
         same(found, wanted)
     exact = np.log(np.exp(logits - logits.max(1, keepdims=True), dtype=np.float64).sum(1)) + logits.max(1)
-    np.testing.assert_allclose(norms[:, 0], exact, atol=1e-5)
+    np.testing.assert_allclose(log_sum_exp[:, 0], exact, atol=1e-5)
 
 
 # --- whole translations
@@ -256,18 +260,18 @@ def program(
     """A decoder of random weights, pre- or post-LN; `sharp` logits have no near ties."""
     width = heads * size
     count = iter(range(1000))
-    levels = Levels(0.03, 120) if fixed else None
+    qparams = StaticQParams(0.03, 120) if fixed else None
 
     def linear(at, inputs, outputs, **more):
-        steps.append(Linear(at, dense(rng, inputs, outputs, levels=levels), next(count), **more))
+        steps.append(Linear(at, dense(rng, inputs, outputs, qparams=qparams), next(count), **more))
         return steps[-1].out
 
     def norm(at):
-        steps.append(Norm(at, floats(rng, width, scale=0.2) + 1, floats(rng, width, scale=0.1), 1e-5, next(count)))
+        steps.append(LayerNorm(at, floats(rng, width, scale=0.2) + 1, floats(rng, width, scale=0.1), 1e-5, next(count)))
         return steps[-1].out
 
     table = rng.integers(-127, 128, (words, width)).astype(np.int8)
-    steps = [Embed(table, np.full(words, 0.02, np.float32), floats(rng, positions, width, scale=0.3), next(count))]
+    steps = [Embedding(table, np.full(words, 0.02, np.float32), floats(rng, positions, width, scale=0.3), next(count))]
     x = steps[-1].out
     for _ in range(layers):
         for kind in ("self", "cross", "feed"):
@@ -278,22 +282,22 @@ def program(
             elif kind == "cross":
                 steps.append(
                     CrossAttention(
-                        linear(y, width, width), dense(rng, memory, 2 * width, levels=levels), heads, next(count)
+                        linear(y, width, width), dense(rng, memory, 2 * width, qparams=qparams), heads, next(count)
                     )
                 )
                 x = linear(steps[-1].out, width, width, residual=x)
             else:
                 x = linear(linear(y, width, hidden, relu=True), hidden, width, residual=x)
             x = x if pre else norm(x)
-    steps.append(Vocabulary(norm(x) if pre else x, dense(rng, width, words, scale=sharp, levels=levels)))
-    return Program(steps, memory)
+    steps.append(Vocabulary(norm(x) if pre else x, dense(rng, width, words, scale=sharp, qparams=qparams)))
+    return DecoderProgram(steps, memory)
 
 
 def encoder(rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=600, memory=None):
     """An encoder of random weights, pre-LN, whose result has 32 columns, or `memory`."""
     width, count = heads * size, iter(range(1000))
     steps = [
-        Embed(
+        Embedding(
             rng.integers(-127, 128, (words, width)).astype(np.int8),
             np.full(words, 0.02, np.float32),
             floats(rng, positions, width),
@@ -306,7 +310,7 @@ def encoder(rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=600,
 
     def norm():
         steps.append(
-            Norm(
+            LayerNorm(
                 steps[-1].out,
                 floats(rng, width, scale=0.2) + 1,
                 floats(rng, width, scale=0.1),
@@ -353,7 +357,7 @@ def test_translations_are_those_of_the_reference(isa, pre, beam, best, penalty, 
     made = program(rng, pre=pre, fixed=fixed)
     memories = [floats(rng, length, 24) for length in rng.integers(1, 20, 25)]
     limits = rng.integers(1, 20, 25)
-    found = search(programs.compiled(made, isa), memories, limits, beam, best, penalty)
+    found = search(programs.compile_program(made, isa), memories, limits, beam, best, penalty)
     agreed = 0
     for memory, limit, each in zip(memories, limits, found, strict=True):
         [wanted] = beam_search(
@@ -378,7 +382,7 @@ def agreement(found, wanted):
 @every_isa
 def test_results_depend_neither_on_batch_nor_order_nor_threads(isa):
     rng = np.random.default_rng(7)
-    made = programs.compiled(program(rng), isa)
+    made = programs.compile_program(program(rng), isa)
     memories = [floats(rng, length, 24) for length in rng.integers(1, 30, 40)]
     limits = rng.integers(1, 40, 40)
     whole = search(made, memories, limits)
@@ -393,7 +397,7 @@ def test_all_versions_translate_alike():
     rng = np.random.default_rng(8)
     made = program(rng, heads=3, size=32, hidden=130, words=333)
     memories = [floats(rng, length, 24) for length in rng.integers(1, 40, 30)]
-    found = [search(programs.compiled(made, isa), memories, [40] * 30) for isa in extension.isas()]
+    found = [search(programs.compile_program(made, isa), memories, [40] * 30) for isa in extension.isas()]
     assert all(each == found[0] for each in found)
     assert len({tuple(each[0][0]) for each in found[0]}) > 20
 
@@ -405,7 +409,7 @@ def test_sentences_are_encoded_alike_one_by_one_or_together(isa, lengths, seed):
     rng = np.random.default_rng(seed)
     made = encoder(rng, layers=int(rng.integers(0, 3)), size=int(rng.choice([16, 48])))
     sources = [rng.integers(0, 60, each).astype(np.int32) for each in lengths]
-    compiled = programs.compiled(made, isa)
+    compiled = programs.compile_program(made, isa)
     together = compiled.encode(np.concatenate([*sources, np.zeros(0, np.int32)]), np.array(lengths, np.int64))
     apart = [compiled.encode(each, np.array([len(each)])) for each in sources]
     assert together.shape[0] == sum(lengths)
@@ -419,7 +423,7 @@ def test_sentences_are_encoded_alike_one_by_one_or_together(isa, lengths, seed):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_sources_are_translated_as_their_encoder_and_decoder_do_it(isa, threads):
     rng = np.random.default_rng(9)
-    first, second = programs.compiled(encoder(rng, memory=24), isa), programs.compiled(program(rng), isa)
+    first, second = programs.compile_program(encoder(rng, memory=24), isa), programs.compile_program(program(rng), isa)
     sources = [rng.integers(0, 60, each).astype(np.int32) for each in rng.integers(1, 40, 50)]
     limits, lengths = rng.integers(1, 20, 50), np.array([len(each) for each in sources])
     tokens = np.concatenate(sources)
@@ -433,11 +437,13 @@ def test_sources_are_translated_as_their_encoder_and_decoder_do_it(isa, threads)
         {"rows": tokens[:-1]},
         {"lengths": np.array([601])},
         {"lengths": np.array([0])},
-        {"encoder": programs.compiled(encoder(rng), isa)},
+        {"encoder": programs.compile_program(encoder(rng), isa)},
     ):
         given = {"encoder": first, "rows": tokens, "lengths": lengths, "limits": limits} | wrong
         with pytest.raises((TypeError, ValueError)):
-            second.translate(**given, start=START, end=END, beam=4, best=1, penalty=1.0, slots=8, threads=threads)
+            second.translate(
+                **given, start=START, end=END, beam=4, n_best=1, length_penalty=1.0, slots=8, threads=threads
+            )
 
 
 @given(st.data())
@@ -456,7 +462,7 @@ def test_all_shapes_translate(data):
     start, end = data.draw(st.sampled_from([(2, 3), (0, -1), (0, 0)]))
     best = data.draw(st.integers(1, beam))
     found = search(
-        programs.compiled(made, data.draw(st.sampled_from(extension.isas()))),
+        programs.compile_program(made, data.draw(st.sampled_from(extension.isas()))),
         memories,
         limits,
         beam,
@@ -464,14 +470,14 @@ def test_all_shapes_translate(data):
         data.draw(st.sampled_from([0.0, 0.6, 1.0])),
         data.draw(st.integers(1, 10)),
         data.draw(st.integers(1, 3)),
-        start=start if start < made.words else 0,
-        end=end if end < made.words else -1,
+        start=start if start < made.vocabulary_size else 0,
+        end=end if end < made.vocabulary_size else -1,
     )
     assert len(found) == len(lengths)
     for each, limit in zip(found, limits, strict=True):
         assert 1 <= len(each) <= best
         assert all(len(tokens) <= limit and score <= 0 for tokens, score in each)
-        assert all(0 <= token < made.words for tokens, _ in each for token in tokens)
+        assert all(0 <= token < made.vocabulary_size for tokens, _ in each for token in tokens)
         assert [score for _, score in each] == sorted((score for _, score in each), reverse=True)
 
 
@@ -500,7 +506,7 @@ def test_all_shapes_translate(data):
     ],
 )
 def test_what_does_not_fit_is_refused(wrong):
-    made = programs.compiled(program(np.random.default_rng(0)))
+    made = programs.compile_program(program(np.random.default_rng(0)))
     with pytest.raises((TypeError, ValueError)):
         search(made, **({"memories": [np.zeros((3, 24), np.float32)], "limits": [3]} | wrong))
 
@@ -509,22 +515,22 @@ def test_what_does_not_fit_is_refused(wrong):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_results_that_are_no_numbers_are_named(isa, threads):
     rng = np.random.default_rng(0)
-    made = programs.compiled(program(rng), isa)
+    made = programs.compile_program(program(rng), isa)
     memories = [floats(rng, 3, 24) for _ in range(5)]
     memories[3][1, 2] = np.nan
     with pytest.raises(RuntimeError, match="not finite"):
         search(made, memories, [9] * 5, threads=threads)
-    steps = list(program(rng).steps)
-    at = next(i for i, each in enumerate(steps) if isinstance(each, Norm))
+    steps = list(program(rng).operations)
+    at = next(i for i, each in enumerate(steps) if isinstance(each, LayerNorm))
     steps[at] = replace(steps[at], scale=np.full(32, 3e38, np.float32))
     memories[3][1, 2] = 0
-    broken = programs.compiled(Program(steps, 24), isa)
+    broken = programs.compile_program(DecoderProgram(steps, 24), isa)
     with pytest.raises(RuntimeError, match="NaN or infinite"):
         search(broken, memories, [9] * 5, threads=threads)
     assert search(made, memories, [9] * 5) == search(made, memories, [9] * 5, threads=threads)
 
 
-def test_steps_that_do_not_fit_are_refused_by_both():
+def test_operations_that_do_not_fit_are_refused_by_both():
     rng = np.random.default_rng(0)
     good = program(rng)
     changes = {
@@ -538,21 +544,21 @@ def test_steps_that_do_not_fit_are_refused_by_both():
         "words": lambda steps: steps.__setitem__(-1, replace(steps[-1], layer=dense(rng, 32, 61))),
         "epsilon": lambda steps: steps.__setitem__(1, replace(steps[1], epsilon=-1.0)),
         "another by": lambda steps: steps.insert(
-            3, replace(steps[2], layer=replace(steps[2].layer, levels=Levels(0.5, 3)), out=99)
+            3, replace(steps[2], layer=replace(steps[2].layer, qparams=StaticQParams(0.5, 3)), out=99)
         ),
         "quantized by": lambda steps: steps.__setitem__(
-            7, replace(steps[7], layer=replace(steps[7].layer, levels=Levels(0.5, 3)))
+            7, replace(steps[7], layer=replace(steps[7].layer, qparams=StaticQParams(0.5, 3)))
         ),
     }
     for match, change in changes.items():
-        steps = list(good.steps)
+        steps = list(good.operations)
         change(steps)
         with pytest.raises(RequestError, match=match):
-            Program(steps, 24)
-        unchecked = object.__new__(Program)  # the native object checks by itself
-        vars(unchecked).update(steps=steps, memory_width=24)
+            DecoderProgram(steps, 24)
+        unchecked = object.__new__(DecoderProgram)  # the native object checks by itself
+        vars(unchecked).update(operations=steps, memory_width=24)
         with pytest.raises((TypeError, ValueError)):
-            programs.compiled(unchecked)
+            programs.compile_program(unchecked)
 
 
 def test_layers_that_could_overflow_are_refused():
@@ -566,14 +572,14 @@ def test_layers_that_could_overflow_are_refused():
         native.RowLinear(weight, one, one * np.nan, False, "")
     for scale, zero in ((0.0, 3), (np.nan, 3), (np.inf, 3), (1.0, -1), (1.0, 256)):
         with pytest.raises(RequestError, match="zero point"):
-            Levels(scale, zero)
+            StaticQParams(scale, zero)
         with pytest.raises(ValueError, match="zero point"):
             native.RowLinear(weight, one, one, False, "", (scale, zero))
 
 
 def long_work():
     rng = np.random.default_rng(0)
-    made = programs.compiled(program(rng, layers=4, words=3000, positions=500))
+    made = programs.compile_program(program(rng, layers=4, words=3000, positions=500))
     return made, [floats(rng, 50, 24) for _ in range(300)]
 
 
@@ -606,7 +612,7 @@ def test_python_runs_on_meanwhile():
 
 def test_threads_of_python_share_one_decoder():
     rng = np.random.default_rng(3)
-    made = programs.compiled(program(rng))
+    made = programs.compile_program(program(rng))
     memories = [floats(rng, 9, 24) for _ in range(20)]
     wanted = {beam: search(made, memories, [30] * 20, beam) for beam in (1, 2, 4)}
     faults = []

@@ -8,21 +8,22 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from translation_networks import FORMS, WORDS, network
 
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.engines.native_translation import NativeTranslator, store
+from pipelines.engines.native_translation import NativeTranslator
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.kernels import extension
-from pipelines.kernels.transformer import native, program_file, reference
-from pipelines.kernels.transformer.from_graph import encoder_program, program, programs
+from pipelines.kernels.transformer import native, reference
+from pipelines.kernels.transformer.from_graph import decoder_program, encoder_program, programs
 from pipelines.kernels.transformer.program import (
     Attention,
     CrossAttention,
-    Embed,
-    Levels,
+    Embedding,
+    LayerNorm,
     Linear,
-    Norm,
     SelfAttention,
+    StaticQParams,
     Vocabulary,
 )
 from pipelines.quantization import embedding_tables
@@ -33,30 +34,7 @@ from zoo.transformer_mt import ENTRY
 from zoo.transformer_mt.data import END, START
 from zoo.transformer_mt.decode import beam_search, limit
 from zoo.transformer_mt.freeze import export
-from zoo.transformer_mt.model import Form, Transformer
 from zoo.transformer_mt.rewrites import passes
-
-FORMS = {
-    "small": Form(1, 2, 32, 48, 2),
-    "odd heads": Form(1, 1, 40, 56, 4),
-    "one head": Form(1, 1, 16, 20, 1),
-    "deep": Form(1, 4, 64, 64, 2),
-}
-WORDS = 60
-
-
-def network(form="small", pre=True, sharp=3.0, seed=0):
-    """Random weights, biases and norms included; `sharp` logits have no near ties."""
-    torch.manual_seed(seed)
-    model = Transformer(FORMS[form], WORDS, pre_norm=pre, dropout=0.0)
-    with torch.no_grad():
-        for name, each in model.named_parameters():
-            if name.endswith("bias"):
-                torch.nn.init.normal_(each, std=0.2)
-            elif each.ndim == 1:
-                torch.nn.init.uniform_(each, 0.7, 1.3)
-        model.embedding.weight *= sharp
-    return model.eval()
 
 
 def sentences(count, rng, longest=12):
@@ -87,13 +65,17 @@ def calibrated(model, path):
 @pytest.mark.parametrize("pre", [True, False])
 def test_a_frozen_graph_is_mapped(form, pre):
     model = export(network(form, pre))
-    found = program(model)
-    kinds = [type(each) for each in found.steps]
+    found = decoder_program(model)
+    kinds = [type(each) for each in found.operations]
     layers = FORMS[form].decoder
-    assert (kinds[0], kinds[-1]) == (Embed, Vocabulary)
-    assert [kinds.count(each) for each in (SelfAttention, CrossAttention, Norm)] == [layers, layers, 3 * layers + pre]
+    assert (kinds[0], kinds[-1]) == (Embedding, Vocabulary)
+    assert [kinds.count(each) for each in (SelfAttention, CrossAttention, LayerNorm)] == [
+        layers,
+        layers,
+        3 * layers + pre,
+    ]
     assert kinds.count(Linear) == 6 * layers  # queries, keys and values are one; residuals and ReLUs are in them
-    assert max(each.out for each in found.steps[:-1]) < 4
+    assert max(each.out for each in found.operations[:-1]) < 4
     rng = np.random.default_rng(0)
     for source in sentences(5, rng):
         target = np.array([START, *rng.integers(4, WORDS, 6)])
@@ -111,9 +93,14 @@ def test_a_frozen_encoder_is_mapped(form, pre):
     model = export(network(form, pre))
     found = encoder_program(model)
     layers = FORMS[form].encoder
-    kinds = [type(each) for each in found.steps]
-    assert [kinds.count(each) for each in (Embed, Attention, Norm, Linear)] == [1, layers, 2 * layers + pre, 4 * layers]
-    assert max(each.out for each in found.steps) < 4
+    kinds = [type(each) for each in found.operations]
+    assert [kinds.count(each) for each in (Embedding, Attention, LayerNorm, Linear)] == [
+        1,
+        layers,
+        2 * layers + pre,
+        4 * layers,
+    ]
+    assert max(each.out for each in found.operations) < 4
     for source in sentences(5, np.random.default_rng(0)):
         [exact] = memories(model, [source])
         computed = reference.encode(found, source)
@@ -124,7 +111,7 @@ def test_a_frozen_encoder_is_mapped(form, pre):
 @pytest.mark.parametrize(("form", "pre"), [("small", False), ("odd heads", True)])
 def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_path):
     model = export(network(form, pre))
-    wanted, encoding = program(model), encoder_program(model)
+    wanted, encoding = decoder_program(model), encoder_program(model)
     rewritten = model.clone()
     rewrite(rewritten, passes())
     half = model.clone()
@@ -132,13 +119,15 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
     small = {"rewritten": 0, "half": 0.009, "int8": 0.03}  # of the largest weight: a step, a few steps
     quantized = calibrated(model, tmp_path / "int8.onnx")
     for kind, other in (("rewritten", rewritten), ("half", half), ("int8", quantized)):
-        found, encoded = program(other), encoder_program(other)
-        for one, two in zip([*encoded.steps, *found.steps], [*encoding.steps, *wanted.steps], strict=True):
+        found, encoded = decoder_program(other), encoder_program(other)
+        for one, two in zip(
+            [*encoded.operations, *found.operations], [*encoding.operations, *wanted.operations], strict=True
+        ):
             assert type(one) is type(two)
             for name, value in vars(one).items():
                 same = getattr(two, name)
                 if name == "layer":
-                    assert isinstance(value.levels, Levels if kind == "int8" else type(None))
+                    assert isinstance(value.qparams, StaticQParams if kind == "int8" else type(None))
                     exact = same.weight * same.scale
                     np.testing.assert_allclose(
                         value.weight * value.scale, exact, atol=np.abs(exact).max() * small[kind] + 1e-7
@@ -149,8 +138,8 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
                     assert value == same
     last = quantized.graph.outputs[0].producer()
     integers, scale, _ = query.dequantized(last.inputs[1])
-    np.testing.assert_array_equal(found.steps[-1].layer.weight, integers)  # as the graph has them
-    np.testing.assert_array_equal(found.steps[-1].layer.scale, scale)
+    np.testing.assert_array_equal(found.operations[-1].layer.weight, integers)  # as the graph has them
+    np.testing.assert_array_equal(found.operations[-1].layer.scale, scale)
 
 
 @pytest.mark.skipif(extension.native() is None, reason=extension.missing())
@@ -164,7 +153,7 @@ def test_translations_are_those_of_the_reference_and_near_the_float_model(pre, b
     limits = [limit(len(each), 20) for each in sources]
     options = {"start": START, "end": END, "beam": beam}
     found = NativeTranslator(model, threads=2).translate(sources, limits, **options)
-    mapped, encoder = program(model), encoder_program(model)
+    mapped, encoder = decoder_program(model), encoder_program(model)
     known = [reference.encode(encoder, each) for each in sources]
     emulated = [
         beam_search(reference.Decoding(mapped, [each]), np.array([most]), **options)[0]
@@ -184,21 +173,23 @@ def test_translations_are_those_of_the_reference_and_near_the_float_model(pre, b
 def pairs_of(model, value):
     """The scale and zero point of the QuantizeLinear of a value."""
     [node] = [each for each in model.graph if each.op_type == "QuantizeLinear" and each.inputs[0].name == value]
-    return Levels(*(query.constant(each).item() for each in node.inputs[1:]))
+    return StaticQParams(*(query.constant(each).item() for each in node.inputs[1:]))
 
 
 @pytest.mark.parametrize("pre", [True, False])
 def test_layers_take_their_input_as_the_graph_quantizes_it(pre, tmp_path):
     model = calibrated(export(network(pre=pre)), tmp_path / "int8.onnx")
     encoder, decoder = programs(model)
-    crosses = [each for each in decoder.steps if isinstance(each, CrossAttention)]
-    assert {each.layer.levels for each in crosses} == {pairs_of(model, "memory")}
-    assert decoder.vocabulary.layer.levels == pairs_of(model, "last")
-    assert pairs_of(model, "encoder.0.feed.relu").zero == 0
-    inner = [each.layer.levels for each in encoder.steps if isinstance(each, Linear)]
+    crosses = [each for each in decoder.operations if isinstance(each, CrossAttention)]
+    assert {each.layer.qparams for each in crosses} == {pairs_of(model, "memory")}
+    assert decoder.vocabulary.layer.qparams == pairs_of(model, "last")
+    assert pairs_of(model, "encoder.0.feed.relu").zero_point == 0
+    inner = [each.layer.qparams for each in encoder.operations if isinstance(each, Linear)]
     assert pairs_of(model, "encoder.0.feed.relu") in inner
     assert pairs_of(model, "encoder.0.attention.found") in inner  # quantized before its heads are joined
-    found = [each.layer.levels for program in (encoder, decoder) for each in program.steps if hasattr(each, "layer")]
+    found = [
+        each.layer.qparams for program in (encoder, decoder) for each in program.operations if hasattr(each, "layer")
+    ]
     quantized = [each for each in model.graph if each.op_type == "QuantizeLinear"]
     assert None not in found and len(set(found)) == len(quantized)
 
@@ -211,10 +202,10 @@ def test_rows_that_layers_take_by_other_levels_go_by_their_own_ranges(tmp_path):
         if each.op_type == "MatMul" and each.inputs[0].name.startswith("memory.dequantized")
     )
     product.replace_input_with(0, product.inputs[0].producer().inputs[0].producer().inputs[0])  # not quantized
-    decoder = program(model)
-    levels = [each.layer.levels for each in decoder.steps if isinstance(each, CrossAttention)]
-    assert len(levels) == 2 and (levels == [None, None])
-    assert decoder.vocabulary.layer.levels is not None
+    decoder = decoder_program(model)
+    qparams = [each.layer.qparams for each in decoder.operations if isinstance(each, CrossAttention)]
+    assert len(qparams) == 2 and (qparams == [None, None])
+    assert decoder.vocabulary.layer.qparams is not None
 
 
 @pytest.mark.skipif(extension.native() is None, reason=extension.missing())
@@ -321,9 +312,9 @@ def test_what_cannot_be_mapped_is_refused_with_the_operator_and_the_reason(chang
 def test_a_graph_that_is_no_decoder_is_refused():
     model = export(network())
     with pytest.raises(RequestError, match="no value"):
-        program(edit.extract(model, ["source"], ["memory"]))
+        decoder_program(edit.extract(model, ["source"], ["memory"]))
     with pytest.raises(RequestError, match="cannot map"):
-        program(model, memory="elsewhere")
+        decoder_program(model, memory="elsewhere")
 
 
 @pytest.mark.skipif(extension.native() is None, reason=extension.missing())
@@ -366,48 +357,17 @@ def test_the_vocabulary_serves_as_the_table_of_embeddings_where_its_weights_are_
     assert np.may_share_memory(encoder.embedding.table, decoder.vocabulary.layer.weight)
     sources = sentences(20, np.random.default_rng(0))
     tokens, lengths = np.concatenate(sources).astype(np.int32), np.array([len(each) for each in sources])
-    shared = native.compiled(decoder, isa)
-    both = [native.compiled(encoder, isa, (decoder, shared)), native.compiled(encoder_program(model), isa)]
+    shared = native.compile_program(decoder, isa)
+    both = [
+        native.compile_program(encoder, isa, (decoder, shared)),
+        native.compile_program(encoder_program(model), isa),
+    ]
     one, two = (each.encode(tokens, lengths) for each in both)
     assert one.tobytes() == two.tobytes()
-    other = native.compiled(program(model), isa)
+    other = native.compile_program(decoder_program(model), isa)
     found = [
         each.translate(both[0], tokens, lengths, lengths + 9, START, END, 4, 1, 1.0, 8, 1) for each in (shared, other)
     ]
     assert found[0] == found[1]
     with pytest.raises(ValueError, match="shares"):
-        native.compiled(encoder, isa, (decoder, both[1]))
-
-
-def test_stored_programs_are_the_same_and_share_what_they_shared(tmp_path):
-    path = io.save(export(network()), tmp_path / "model.onnx")
-    store(path, tmp_path / "model.zoo")
-    given, found = programs(io.load(path)), program_file.load(tmp_path / "model.zoo")
-    for one, other in zip(given, found, strict=True):
-        assert [type(each) for each in one.steps] == [type(each) for each in other.steps]
-        for a, b in zip(one.steps, other.steps, strict=True):
-            for name, value in vars(a).items():
-                arrays = [(value, getattr(b, name))]
-                if name == "layer":
-                    arrays = [(getattr(value, each), getattr(b.layer, each)) for each in ("weight", "scale", "shift")]
-                assert all(np.array_equal(x, y) for x, y in arrays), name
-    for encoder, decoder in (given, found):
-        assert np.may_share_memory(encoder.embedding.table, decoder.vocabulary.layer.weight)
-        assert np.may_share_memory(decoder.embedding.table, decoder.vocabulary.layer.weight)
-
-
-@pytest.mark.parametrize("damage", ["nothing", "cut", "header", "other"])
-def test_damaged_stored_programs_are_refused_in_one_line(tmp_path, damage):
-    path = tmp_path / "model.zoo"
-    store(io.save(export(network()), tmp_path / "model.onnx"), path)
-    content = path.read_bytes()
-    other = {
-        "nothing": b"",
-        "cut": content[:9000],
-        "header": content[:20],
-        "other": content.replace(program_file.FORM.encode(), b"-" * 12, 1),
-    }
-    path.write_bytes(other[damage])
-    with pytest.raises(RequestError, match=r"model\.zoo is not readable.*made anew") as caught:
-        program_file.load(path)
-    assert "\n" not in str(caught.value)
+        native.compile_program(encoder, isa, (decoder, both[1]))

@@ -29,7 +29,7 @@ def layer(rows=(3, 5, 2), columns=None, width=40, numbers=4, shift=6, wide=True)
         weight=RNG.integers(-900, 900, (numbers, width)).astype(np.int16),
         scale=RNG.uniform(0.5, 2, width).astype(np.float32) / np.float32(3 * 2**shift),
         bias=RNG.uniform(-20, 60, width).astype(np.float32),
-        step=RNG.uniform(10, 20, numbers).astype(np.float32),
+        number_scale=RNG.uniform(10, 20, numbers).astype(np.float32),
         shift=shift,
         wide=RNG.standard_normal(total).astype(np.float32) if wide else None,
     )
@@ -39,7 +39,7 @@ def feeds(of, count=50):
     ids = np.zeros((count, of.columns.max() + 1), np.int32)
     for column, rows in zip(of.columns, of.rows, strict=True):
         ids[:, column] = RNG.integers(0, rows, count)
-    return ids, RNG.standard_normal((count, of.step.size)).astype(np.float32)
+    return ids, RNG.standard_normal((count, of.number_scale.size)).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ def test_an_embedding_layer_is_rows_plus_numbers_in_float(columns, width, number
     hidden, wide = parallel_embedding(of, ids, x)
     rows = [offset + ids[:, column] for offset, column in zip(of.offsets, of.columns, strict=True)]
     values = (of.table.astype(np.float64) - 128)[:, :width] * 2.0**of.shift
-    sums = sum(values[row] for row in rows) + np.rint(x * of.step).astype(np.float64) @ of.weight.astype(np.float64)
+    sums = sum(values[row] for row in rows) + np.rint(x * of.number_scale).astype(np.float64) @ of.weight.astype(
+        np.float64
+    )
     expected = np.clip(sums * of.scale + of.bias, 0, 255)
     assert (
         hidden.dtype == np.uint8 and hidden.shape == (50, width) and wide.dtype == np.float32 and wide.shape == (50, 1)
@@ -73,7 +75,7 @@ def by_hand(**changes):
         "weight": np.array([[3], [-1]], np.int16),
         "scale": np.array([0.5], np.float32),
         "bias": np.array([10], np.float32),
-        "step": np.array([2, 1000], np.float32),
+        "number_scale": np.array([2, 1000], np.float32),
         "shift": 1,
         "wide": np.array([1, 10, 100], np.float32),
     }
@@ -130,7 +132,7 @@ def test_the_wide_sum_adds_in_the_order_of_the_fields():
         ({"columns": np.array([-1, 2], np.int32)}, "outside its table"),
         ({"scale": np.array([np.nan], np.float32)}, "not finite"),
         ({"bias": np.array([np.inf], np.float32)}, "not finite"),
-        ({"step": np.array([1, np.inf], np.float32)}, "not finite"),
+        ({"number_scale": np.array([1, np.inf], np.float32)}, "not finite"),
         ({"scale": np.array([1e8], np.float32)}, "beyond 32 bits"),
     ],
 )
@@ -149,7 +151,7 @@ def test_fields_and_sums_at_their_limits():
             weight=np.full((numbers, 1), weight, np.int16),
             scale=np.array([2.0**-24], np.float32),
             bias=np.zeros(1, np.float32),
-            step=np.ones(numbers, np.float32),
+            number_scale=np.ones(numbers, np.float32),
             shift=shift,
         )
 
@@ -188,11 +190,13 @@ def test_a_linear_layer_is_a_product_in_float(zero):
 
 
 def test_a_linear_layer_by_hand():
-    of = LinearLayer(np.array([[2], [-3]], np.int8), np.array([1], np.int32), np.array([0.5], np.float32), zero=10)
+    of = LinearLayer(
+        np.array([[2], [-3]], np.int8), np.array([1], np.int32), np.array([0.5], np.float32), zero_point=10
+    )
     x = np.array([[1, 0], [2, 0], [0, 1], [0, 255], [255, 0]], np.uint8)
     assert linear(of, x).ravel().tolist() == [12, 12, 9, 0, 255]  # 1.5 -> 2, 2.5 -> 2, -1, and both ends
     assert linear(replace(of, low=10), x).ravel().tolist() == [12, 12, 10, 10, 255]
-    assert linear(replace(of, zero=None), x).ravel().tolist() == [1.5, 2.5, -1.0, -382.0, 255.5]
+    assert linear(replace(of, zero_point=None), x).ravel().tolist() == [1.5, 2.5, -1.0, -382.0, 255.5]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +207,7 @@ def test_a_linear_layer_by_hand():
         ({"bias": np.zeros(2, np.int32)}, "bias int32"),
         ({"bias": np.array([2**31 - 1], np.int32), "weight": np.ones((2, 1), np.int8)}, "overflow"),
         ({"scale": np.array([np.inf], np.float32)}, "overflow"),
-        ({"zero": 256}, "zero point 256"),
+        ({"zero_point": 256}, "zero point 256"),
         ({"low": -1}, "lower bound -1"),
     ],
 )
@@ -212,7 +216,7 @@ def test_linear_layers_that_are_refused(changes, reason):
         "weight": np.ones((2, 1), np.int8),
         "bias": np.zeros(1, np.int32),
         "scale": np.ones(1, np.float32),
-        "zero": 0,
+        "zero_point": 0,
     }
     with pytest.raises(RequestError, match=reason):
         LinearLayer(**found | changes)
@@ -223,9 +227,9 @@ def test_linear_layers_that_are_refused(changes, reason):
 
 def graph_of(of):
     ids = ir.Value(name="ids", type=ir.TensorType(ir.DataType.INT32), shape=ir.Shape(["n", 3]))
-    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["n", of.step.size]))
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["n", of.number_scale.size]))
     main = ir.Graph([ids, x], [], nodes=[], name="g", opset_imports={"": 17})
-    node = node_of(main, of, ids, x if of.step.size else None, "e", query.used_names(main))
+    node = node_of(main, of, ids, x if of.number_scale.size else None, "e", query.used_names(main))
     main.append(node)
     main.outputs.extend(node.outputs)
     return ir.Model(main, ir_version=9)

@@ -48,7 +48,7 @@ def embedding(fields=3, rows=7, width=40, numbers=4, shift=None, wide=True, **ch
         "weight": RNG.integers(-2000, 2001, (numbers, width)).astype(np.int16),
         "scale": (RNG.uniform(0.5, 1.5, width) * 100 / spread).astype(np.float32),
         "bias": RNG.normal(100, 50, width).astype(np.float32),
-        "step": np.full(numbers, 1024, np.float32),
+        "number_scale": np.full(numbers, 1024, np.float32),
         "shift": shift,
         "wide": RNG.standard_normal(total).astype(np.float32) if wide else None,
     }
@@ -57,7 +57,7 @@ def embedding(fields=3, rows=7, width=40, numbers=4, shift=None, wide=True, **ch
 
 def feeds(layer, count, dtype=np.int32):
     ids = RNG.integers(0, layer.rows, (count, layer.columns.size), dtype)
-    return ids, RNG.uniform(-2.2, 2.2, (count, layer.step.size)).astype(np.float32)
+    return ids, RNG.uniform(-2.2, 2.2, (count, layer.number_scale.size)).astype(np.float32)
 
 
 def dense(inputs, outputs, zero=3, low=0):
@@ -76,7 +76,7 @@ def same(found, expected):
 
 def check(layer, isa, ids, numbers):
     """The native result, which must be that of the reference; numbers may be None where the layer has none."""
-    found = kernels.parallel_embedding(layer, isa)(ids, numbers if layer.step.size else None)
+    found = kernels.parallel_embedding(layer, isa)(ids, numbers if layer.number_scale.size else None)
     same(found, reference.parallel_embedding(layer, ids, numbers))
     return found
 
@@ -117,7 +117,14 @@ def test_sums_at_the_bounds_of_16_and_32_bits(isa, fields, shift, entry):
     weights = np.array([min(32767, room - 32767 * k) if room > 32767 * k else 0 for k in range(34)], np.int16)
     weight = np.repeat(weights[:, None] * np.int16(1 if entry == 255 else -1), 65, axis=1)
     layer = embedding(
-        fields, 2, 65, 34, shift, weight=weight, step=np.ones(34, np.float32), scale=np.full(65, 2.0**-23, np.float32)
+        fields,
+        2,
+        65,
+        34,
+        shift,
+        weight=weight,
+        number_scale=np.ones(34, np.float32),
+        scale=np.full(65, 2.0**-23, np.float32),
     )
     layer.table[:, :65] = entry
     assert 2**31 - 2048 <= layer.reach().max() < 2**31
@@ -150,7 +157,9 @@ def test_numbers_that_are_none_or_beyond_all_bounds(isa):
     ids, _ = feeds(layer, 300)
     with np.errstate(over="ignore"):
         check(layer, isa, ids, x)
-        check(replace(layer, step=np.array([0, 1e30, -3, 1e-38, 3.4e38], np.float32)), isa, ids, np.nan_to_num(x))
+        check(
+            replace(layer, number_scale=np.array([0, 1e30, -3, 1e-38, 3.4e38], np.float32)), isa, ids, np.nan_to_num(x)
+        )
 
 
 def test_results_at_a_half_round_to_even(isa):
@@ -473,7 +482,7 @@ def test_networks_whose_layers_do_not_follow_one_another_are_refused(isa):
 def test_the_extension_itself_refuses_arrays_that_do_not_fit():
     """Beneath `EmbeddingLayer` and `LinearLayer`, which check more."""
     module = extension.native()
-    names = ("table", "columns", "offsets", "rows", "weight", "scale", "bias", "step", "shift", "wide")
+    names = ("table", "columns", "offsets", "rows", "weight", "scale", "bias", "number_scale", "shift", "wide")
     right = {name: getattr(LAYER, name) for name in names} | {"isa": ""}
     module.ParallelEmbedding(**right)
     for name in names[:8] + names[9:]:
@@ -517,7 +526,7 @@ def test_the_extension_itself_refuses_arrays_that_do_not_fit():
         ({"shift": 15}, "shifts by 15; wanted 0 to 14"),
         ({"shift": -1}, "shifts by -1"),
         ({"bias": np.full(40, np.nan, np.float32)}, "not finite"),
-        ({"step": np.full(4, np.inf, np.float32)}, "not finite"),
+        ({"number_scale": np.full(4, np.inf, np.float32)}, "not finite"),
         ({"scale": np.full(40, 1e5, np.float32)}, "beyond 32 bits"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -538,7 +547,7 @@ def test_embedding_layers_of_too_many_fields_are_refused(fields):
 def test_embedding_layers_that_could_overflow_are_refused():
     heavy = np.full((33, 40), 32767, np.int16)
     with pytest.raises(RequestError, match="overflow 32 bits; use a smaller shift"):
-        replace(LAYER, weight=heavy, step=np.ones(33, np.float32))
+        replace(LAYER, weight=heavy, number_scale=np.ones(33, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -549,7 +558,7 @@ def test_embedding_layers_that_could_overflow_are_refused():
         ({"weight": np.zeros((40, 9), np.uint8)}, "weight uint8"),
         ({"bias": np.zeros(9, np.int64)}, "bias int64"),
         ({"scale": np.zeros(8, np.float32)}, "scale float32 [8]; wanted float32 [9]"),
-        ({"zero": 256}, "zero point 256"),
+        ({"zero_point": 256}, "zero point 256"),
         ({"low": -1}, "lower bound -1"),
         ({"bias": np.full(9, 2**31 - 1, np.int32)}, "overflow 32 bits"),
         ({"scale": np.full(9, np.inf, np.float32)}, "overflow"),
@@ -585,7 +594,7 @@ def test_the_table_stays_in_its_file_and_all_else_is_copied(isa, tmp_path):
     table = np.memmap(path, np.uint8, "r+", shape=LAYER.table.shape)
     arrays = {
         name: getattr(LAYER, name).copy()
-        for name in ("columns", "offsets", "rows", "weight", "scale", "bias", "step", "wide")
+        for name in ("columns", "offsets", "rows", "weight", "scale", "bias", "number_scale", "wide")
     }
     shown = np.memmap(path, np.uint8, "r", shape=LAYER.table.shape)
     native = kernels.parallel_embedding(replace(LAYER, table=shown, **arrays), isa)

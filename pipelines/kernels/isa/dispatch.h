@@ -1,0 +1,12 @@
+// Which instruction set's kernels run, and their scratch memory.
+#pragma once
+#include <string>
+
+#include "isa/isa.h"
+
+namespace zoo {
+
+// The best version that this CPU runs, or the one called `name`; ValueError where there is none.
+const Isa &choose_isa(const std::string &name);
+
+}  // namespace zoo

@@ -1,0 +1,242 @@
+// The kernels of a Transformer that work row by row: quantization, layer normalization, attention, top-k. Written once and lowered for each
+// instruction set (see lanes.h); program.py defines what they compute. Rows are padded with zeros to whole cache lines.
+#pragma once
+#include <cmath>
+
+#include "isa/lanes.h"
+#include "isa/isa.h"
+
+namespace zoo {
+namespace {
+
+inline uint8_t round_to_uint8(float value, int32_t zero) {
+    const float shifted = value + kRoundToInt;
+    int32_t whole;
+    std::memcpy(&whole, &shifted, 4);
+    return static_cast<uint8_t>(whole + zero);  // kRoundToInt's own lowest byte is 0
+}
+
+// A row to uint8 by static qparams. A row with NaN or infinity gets the scale NaN, and so does whatever is computed from it.
+inline void quantize_row_static(const float *x, int64_t stride, const QParams &qparams, uint8_t *quantized, float *scale) {
+    const float s = qparams.scale, low = static_cast<float>(-qparams.zero_point), high = static_cast<float>(255 - qparams.zero_point);
+    const int32_t zero = qparams.zero_point;
+    int32_t largest = 0;
+    for (int64_t j = 0; j < stride; ++j) {
+        int32_t bits;
+        std::memcpy(&bits, x + j, 4);
+        bits &= 0x7FFFFFFF;
+        largest = bits > largest ? bits : largest;
+        float value = x[j] / s;
+        value = value > low ? value : low;  // also NaN
+        value = value < high ? value : high;
+        quantized[j] = round_to_uint8(value, zero);
+    }
+    *scale = largest < 0x7F800000 ? s : NAN;
+}
+
+// A row to uint8, by static qparams or by its own range: rint(x / scale) + 128 with scale = max|x| / 127, or, where nothing is negative,
+// rint(x / scale) with scale = max / 255.
+inline void quantize_row(const float *x, int64_t stride, const QParams &qparams, uint8_t *quantized, float *scale) {
+    if (qparams.scale > 0) return quantize_row_static(x, stride, qparams, quantized, scale);
+    IntVec largest{};
+    for (int64_t j = 0; j < stride; j += kVecLanes) {
+        const IntVec bits = reinterpret_cast<IntVec>(load_float<Vec>(x + j)) & 0x7FFFFFFF;  // ordered like the magnitudes, NaN above all
+        largest = bits > largest ? bits : largest;
+    }
+    const int32_t bits = reduce_max<int32_t>(largest);
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    const float levels = qparams.zero_point ? 127.0f : 255.0f;
+    const bool nonzero = !(magnitude < kSmallestAbsMax);
+    *scale = nonzero ? magnitude / levels : 1.0f;
+    const float inverse = nonzero ? levels / magnitude : 0.0f;
+    const int32_t zero = qparams.zero_point;
+    for (int64_t j = 0; j < stride; ++j) quantized[j] = round_to_uint8(x[j] * inverse, zero);
+}
+
+void quantize_rows(const Rows &rows, int64_t stride, const QParams &qparams, int64_t n) {
+    for (int64_t r = 0; r < n; ++r)
+        quantize_row(rows.values + r * rows.stride, stride, qparams, rows.quantized + r * rows.stride, rows.scale + r);
+}
+
+void layer_norm(const LayerNorm &norm, const float *x, int64_t x_stride, const Rows &out, int64_t n) {
+    const int64_t width = norm.width, stride = round_up(width, kColumns), whole = width / kLanes * kLanes;
+    const float count = static_cast<float>(width);
+    float tail[kLanes];  // 1 for the columns of the last sixteen, 0 for what pads them
+    for (int64_t l = 0; l < kLanes; ++l) tail[l] = whole + l < width ? 1.0f : 0.0f;
+    auto *spare = static_cast<float *>(kernel_scratch(stride * 4));
+    for (int64_t r = 0; r < n; ++r, x += x_stride) {
+        float *y = out.values ? out.values + r * out.stride : spare;
+        Vec16 total = broadcast<Vec16>(0);
+        for (int64_t j = 0; j < width; j += kLanes) total = total + load_float<Vec16>(x + j);
+        const Vec16 mean = broadcast<Vec16>(reduce_add(total) / count);
+        Vec16 squares = broadcast<Vec16>(0);
+        for (int64_t j = 0; j < width; j += kLanes) {
+            Vec16 deviation = load_float<Vec16>(x + j) - mean;
+            if (j == whole) deviation = deviation * load_float<Vec16>(tail);
+            squares = squares + deviation * deviation;
+        }
+        const Vec16 inverse_std = broadcast<Vec16>(1.0f / std::sqrt(reduce_add(squares) / count + norm.epsilon));
+        for (int64_t j = 0; j < stride; j += kLanes)
+            store_float(y + j, ((load_float<Vec16>(x + j) - mean) * inverse_std) * load_float<Vec16>(norm.scale + j) +
+                                   load_float<Vec16>(norm.bias + j));
+        if (out.quantized) quantize_row(y, stride, norm.qparams, out.quantized + r * out.stride, out.scale + r);
+    }
+}
+
+void to_float16(const float *x, int64_t count, Float16 *out) {
+    for (int64_t j = 0; j < count; j += kVecLanes) to_float16(x + j, out + j);
+}
+
+// Attention scores of `Count` keys: q . k in each head, [heads, room].
+template <int Count>
+inline void attention_scores(const float *q, const Float16 *const *keys, int64_t heads, int64_t size, int64_t room, float *scores) {
+    for (int64_t h = 0; h < heads; ++h, scores += room) {
+        Vec16 a = broadcast<Vec16>(0), b = a, c = a, d = a;
+        for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) {
+            const Vec16 query = load_float<Vec16>(q + j);
+            a = a + query * load_float<Vec16>(keys[0] + j);
+            if constexpr (Count > 1) b = b + query * load_float<Vec16>(keys[1] + j);
+            if constexpr (Count > 1) c = c + query * load_float<Vec16>(keys[2] + j);
+            if constexpr (Count > 1) d = d + query * load_float<Vec16>(keys[3] + j);
+        }
+        scores[0] = reduce_add(a);
+        if constexpr (Count > 1) scores[1] = reduce_add(b), scores[2] = reduce_add(c), scores[3] = reduce_add(d);
+    }
+}
+
+// out += weight * value of `Count` positions, one after the other, in each head.
+template <int Count>
+inline void add_weighted_values(const float *weights, int64_t room, const Float16 *const *keys, int64_t heads, int64_t size, float *out) {
+    const int64_t width = heads * size;
+    for (int64_t h = 0; h < heads; ++h, weights += room)
+        for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) {
+            Vec16 total = load_float<Vec16>(out + j);
+            for (int i = 0; i < Count; ++i) total = total + broadcast<Vec16>(weights[i]) * load_float<Vec16>(keys[i] + width + j);
+            store_float(out + j, total);
+        }
+}
+
+// Softmax of `count` scores in place, not yet normalized: returns 1 / sum. There is room for whole sixteens.
+inline float softmax(float *weights, int64_t count) {
+    const int64_t room = round_up(count, kLanes);
+    for (int64_t t = count; t < room; ++t) weights[t] = -INFINITY;
+    const Vec16 base = broadcast<Vec16>(max_of(weights, room));
+    Vec16 total = broadcast<Vec16>(0);
+    for (int64_t t = 0; t < room; t += kLanes) {
+        const Vec16 weight = exponential(load_float<Vec16>(weights + t) - base);
+        store_float(weights + t, weight);
+        total = total + weight;
+    }
+    return 1.0f / reduce_add(total);
+}
+
+// Decoder self-attention of one query, softmax_t(q . k_t) v_t in each head, over a float16 KV cache. q: [heads * size]; keys[t]: the key of
+// position t, as many columns, its value behind it. Four positions at a time, all their heads: memory is read in order.
+void self_attention(const float *q, const Float16 *const *keys, int64_t count, int64_t heads, int64_t size, float *out) {
+    const int64_t room = round_up(count, kLanes), fours = count / 4 * 4;
+    auto *scores = static_cast<float *>(kernel_scratch((heads * room + heads) * 4)), *inverse_sums = scores + heads * room;
+    for (int64_t t = 0; t < fours; t += 4) attention_scores<4>(q, keys + t, heads, size, room, scores + t);
+    for (int64_t t = fours; t < count; ++t) attention_scores<1>(q, keys + t, heads, size, room, scores + t);
+    for (int64_t h = 0; h < heads; ++h) inverse_sums[h] = softmax(scores + h * room, count);
+    for (int64_t j = 0; j < heads * size; j += kLanes) store_float(out + j, broadcast<Vec16>(0));
+    for (int64_t t = 0; t < fours; t += 4) add_weighted_values<4>(scores + t, room, keys + t, heads, size, out);
+    for (int64_t t = fours; t < count; ++t) add_weighted_values<1>(scores + t, room, keys + t, heads, size, out);
+    for (int64_t h = 0; h < heads; ++h)
+        for (int64_t j = h * size; j < (h + 1) * size; j += kLanes)
+            store_float(out + j, load_float<Vec16>(out + j) * broadcast<Vec16>(inverse_sums[h]));
+}
+
+// Matrix product out = row_scale * (a x), summed over i in order: a tile of Count rows and Wide vectors of columns.
+template <int Count, int Wide, class T>
+inline void matmul_tile(const float *a, int64_t a_stride, int64_t count, const T *x, int64_t stride, const float *row_scale, float *out,
+                        int64_t out_stride) {
+    Vec s00 = broadcast<Vec>(0), s01 = s00, s10 = s00, s11 = s00, s20 = s00, s21 = s00, s30 = s00, s31 = s00;
+    for (int64_t i = 0; i < count; ++i, ++a, x += stride) {
+        const Vec low = load_float<Vec>(x), high = load_float<Vec>(x + (Wide > 1 ? kVecLanes : 0));
+        s00 = s00 + low * a[0];
+        if constexpr (Count > 1) s10 = s10 + low * a[a_stride];
+        if constexpr (Count > 2) s20 = s20 + low * a[2 * a_stride], s30 = s30 + low * a[3 * a_stride];
+        if constexpr (Wide > 1) s01 = s01 + high * a[0];
+        if constexpr (Wide > 1 && Count > 1) s11 = s11 + high * a[a_stride];
+        if constexpr (Wide > 1 && Count > 2) s21 = s21 + high * a[2 * a_stride], s31 = s31 + high * a[3 * a_stride];
+    }
+    const Vec sums[4][2] = {{s00, s01}, {s10, s11}, {s20, s21}, {s30, s31}};
+    for (int row = 0; row < Count; ++row)
+        for (int part = 0; part < Wide; ++part) store_float(out + row * out_stride + part * kVecLanes, sums[row][part] * row_scale[row]);
+}
+
+// `matmul_tile` over `width` columns, whole sixteens.
+template <int Count, class T>
+inline void matmul_rows(const float *a, int64_t a_stride, int64_t count, const T *x, int64_t stride, int64_t width,
+                        const float *row_scale, float *out, int64_t out_stride) {
+    int64_t j = 0;
+    for (; j + 2 * kVecLanes <= width; j += 2 * kVecLanes)
+        matmul_tile<Count, 2>(a, a_stride, count, x + j, stride, row_scale, out + j, out_stride);
+    for (; j < width; j += kVecLanes) matmul_tile<Count, 1>(a, a_stride, count, x + j, stride, row_scale, out + j, out_stride);
+}
+
+// Attention of Count queries, all heads.
+template <int Count, class T>
+void attention_tile(const float *q, int64_t q_stride, const KeysValues<T> &kv, int64_t heads, int64_t size, float *out,
+                    int64_t out_stride) {
+    const int64_t room = round_up(kv.count, kLanes);
+    auto *scores = static_cast<float *>(kernel_scratch(Count * room * 4));
+    constexpr float ones[] = {1, 1, 1, 1};
+    for (int64_t h = 0; h < heads; ++h) {
+        matmul_rows<Count>(q + h * size, q_stride, size, kv.keys + h * size * room, room, room, ones, scores, room);
+        float inverse_sums[Count];
+        for (int row = 0; row < Count; ++row) inverse_sums[row] = softmax(scores + row * room, kv.count);
+        matmul_rows<Count>(scores, room, kv.count, kv.values + h * size, kv.stride, size, inverse_sums, out + h * size, out_stride);
+    }
+}
+
+// Attention of n queries over the same keys and values; unlike in `self_attention`, q . k is summed from its first column to its last.
+template <class T>
+void attention(const float *q, int64_t q_stride, int64_t n, const KeysValues<T> &kv, int64_t heads, int64_t size, float *out,
+               int64_t out_stride) {
+    const auto run = [&](auto function, int64_t count) {
+        function(q, q_stride, kv, heads, size, out, out_stride);
+        q += count * q_stride, out += count * out_stride, n -= count;
+    };
+    while (n >= 4) run(attention_tile<4, T>, 4);
+    if (n >= 2) run(attention_tile<2, T>, 2);
+    if (n >= 1) run(attention_tile<1, T>, 1);
+}
+
+// Running top-k and online softmax over logits [n, stride] of tokens [first, first + count), padded with -infinity to whole 64.
+void top_k(const float *logits, int64_t stride, int64_t first, int64_t count, const TopK &top, int64_t n) {
+    const int64_t last = top.k - 1;
+    for (int64_t r = 0; r < n; ++r, logits += stride) {
+        float *values = top.values + r * top.k, largest = top.maxima[r];
+        int32_t *tokens = top.tokens + r * top.k;
+        Vec16 total = load_float<Vec16>(top.exp_sums + r * kLanes);
+        for (int64_t panel = 0; panel < count; panel += kColumns) {
+            const float *at = logits + panel, panel_max = max_of(at, kColumns);
+            if (panel_max > largest) {
+                total = total * exponential(broadcast<Vec16>(largest - panel_max));
+                largest = panel_max;
+            }
+            const Vec16 base = broadcast<Vec16>(largest);
+            for (int64_t j = 0; j < kColumns; j += kLanes) total = total + exponential(load_float<Vec16>(at + j) - base);
+            if (!(panel_max > values[last])) continue;
+            for (int64_t j = 0; j < kColumns && panel + j < count; ++j) {
+                if (!(at[j] > values[last])) continue;  // of ties the first stays
+                int64_t place = last;
+                for (; place > 0 && at[j] > values[place - 1]; --place)
+                    values[place] = values[place - 1], tokens[place] = tokens[place - 1];
+                values[place] = at[j], tokens[place] = static_cast<int32_t>(first + panel + j);
+            }
+        }
+        store_float(top.exp_sums + r * kLanes, total);
+        top.maxima[r] = largest;
+    }
+}
+
+float sum_lanes(const float *sums) { return reduce_add(load_float<Vec16>(sums)); }
+
+constexpr RowKernels kRowKernels = {quantize_rows,    layer_norm,         to_float16, self_attention,
+                                    attention<float>, attention<Float16>, top_k,      sum_lanes};
+
+}  // namespace
+}  // namespace zoo
