@@ -50,7 +50,7 @@ def rewrites(preprocessing):
 
 def entry(**changes):
     parts = dict.fromkeys(("train", "settings", "finetune_settings", "evaluate", "pipeline"), "nowhere:nothing")
-    here = {"freeze": "test_build:freeze", "rewrites": "test_build:rewrites", "checkpoint": "seed.txt"}
+    here = {"freeze": f"{__name__}:freeze", "rewrites": f"{__name__}:rewrites", "checkpoint": "seed.txt"}
     return Entry(name="fake", title="t", task="none", **parts | here | changes)
 
 
