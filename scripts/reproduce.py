@@ -31,7 +31,7 @@ import zoo
 from pipelines.core import files, machine, settings
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines.catalog import ENGINES, load
-from pipelines.models import build, hub
+from pipelines.models import hub, stages
 from pipelines.models.pipeline import model_file
 from zoo.wide_deep.data import Rows
 from zoo.wide_deep.metrics import click_metrics
@@ -99,7 +99,7 @@ def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
     opened: Any = zoo.pipeline(folder, "fp32", "onnxruntime")
     rows = Rows.concatenate(list(opened.rows(str(held_out))))
     target = folder / "stock.onnx"
-    stock_quantize(folder / "fp32.onnx", target, build.read_npz(folder / build.SAMPLES)[0])
+    stock_quantize(folder / "fp32.onnx", target, stages.read_npz(folder / stages.SAMPLES)[0])
     batch = opened.features.encode(rows)
     scores = [load(path, "onnxruntime").run(batch)["probability"].ravel() for path in (folder / "fp32.onnx", target)]
     assert rows.labels is not None

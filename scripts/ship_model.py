@@ -19,10 +19,10 @@ import zoo
 from pipelines.core import files
 from pipelines.core.errors import ZooError
 from pipelines.graph import edit, io
-from pipelines.models import build
+from pipelines.models import stages
 from pipelines.models.hub import CARD, Card, CardFile
 
-SHIPPED_FILES = (build.HALF, "calibration.json", "int8.onnx", "quantization.json")
+SHIPPED_FILES = (stages.HALF, "calibration.json", "int8.onnx", "quantization.json")
 
 
 def ship(trained: Path, name: str, into: Path | None = None) -> Card:
@@ -36,11 +36,11 @@ def ship(trained: Path, name: str, into: Path | None = None) -> Card:
         work = Path(scratch)
         model = io.load(source.ensure("fp32.onnx"))
         edit.compress_fp16(model)
-        io.save(model, work / build.HALF)
-        for each in (build.SAMPLES, *source.entry.files):
+        io.save(model, work / stages.HALF)
+        for each in (stages.SAMPLES, *source.entry.files):
             if (source.path / each).is_file():
                 shutil.copy(source.path / each, work)
-        half = CardFile(build.HALF, None, None, None)
+        half = CardFile(stages.HALF, None, None, None)
         files.write_json(work / CARD, replace(source.card, files=(half,)).to_json())
         folder = zoo.load(work)
         folder.ensure("int8.onnx")

@@ -38,7 +38,7 @@ from pipelines.core.progress import progress
 from pipelines.engines.catalog import load
 from pipelines.engines.session import Session
 from pipelines.graph import edit, io, query
-from pipelines.models.build import ModelFolder, open_folder, read_npz
+from pipelines.models.stages import ModelFolder, open_folder, read_npz
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
 from pipelines.rewrites.driver import rewrite

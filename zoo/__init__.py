@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipelines.engines.plan import PlannedSession
-    from pipelines.models.build import ModelFolder
     from pipelines.models.entry import Entry
     from pipelines.models.hub import Hub
     from pipelines.models.pipeline import Pipeline
+    from pipelines.models.stages import ModelFolder
 
 SHIPPED = Path(__file__).parent / "weights"
 FAMILIES, MODELS = "int8_zoo.families", "int8_zoo.models"  # groups of entry points
@@ -155,7 +155,7 @@ def load(model: str | Path) -> ModelFolder:
     cache can be written. Raises RequestError for an unknown name or a folder that holds no model.
     """
     from pipelines.core.errors import ZooError
-    from pipelines.models.build import build, open_folder
+    from pipelines.models.stages import build, open_folder
 
     if Path(model).is_dir():
         return open_folder(model, entry)

@@ -11,16 +11,16 @@ import zoo
 from pipelines.analysis import report_html
 from pipelines.core import files
 from pipelines.core.errors import RequestError
-from pipelines.models import build as road
-from pipelines.models.build import ModelFolder
+from pipelines.models import stages
 from pipelines.models.hub import CARD
+from pipelines.models.stages import ModelFolder
 
 Model = str | Path
 
 
 def used(folder: ModelFolder) -> list[Path]:
     """The files that a model folder lives on, which no output may replace."""
-    built = (*road.STAGES, road.SAMPLES, road.RECORD, road.QUANTIZATION, folder.weights, CARD)
+    built = (*stages.STAGES, stages.SAMPLES, stages.RECORD, stages.QUANTIZATION, folder.weights, CARD)
     return [folder.path / name for name in (*built, *(each.name for each in folder.card.files))]
 
 

@@ -24,8 +24,8 @@ from pipelines.data import images
 from pipelines.data.preprocess import Preprocess
 from pipelines.engines.session import Port
 from pipelines.graph import query
-from pipelines.models import build as road
-from pipelines.models.build import ModelFolder
+from pipelines.models import stages
+from pipelines.models.stages import ModelFolder
 from zoo.paths import Model
 
 BATCH = 64  # samples read at once
@@ -201,12 +201,12 @@ def _whole_batches(arrays: Batch, size: int) -> dict[str, Any]:
 
 
 def _npz(path: Any) -> dict[str, Any]:
-    return joined(list(road.read_npz(path)[0]))
+    return joined(list(stages.read_npz(path)[0]))
 
 
 def _read_once(path: Any, batch_size: int = 256) -> Samples:
     """All of an .npz, read once."""
-    stream, total = road.read_npz(path, batch_size)
+    stream, total = stages.read_npz(path, batch_size)
     batches = list(stream)
     return Samples(lambda: batches, total)
 
@@ -220,11 +220,11 @@ def raw_samples(
     option: by which a user gives data. Raises RequestError for none.
     """
     if data is None:
-        if not (folder.path / road.SAMPLES).is_file():
+        if not (folder.path / stages.SAMPLES).is_file():
             raise RequestError(
                 f"{folder.card.name} has no samples of its training data; calibrate on yours with {option} FILE"
             )
-        return _read_once(folder.ensure(road.SAMPLES))
+        return _read_once(folder.ensure(stages.SAMPLES))
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
     batch = opened.calibration(data, count or opened.CALIBRATION, on_error)
     return Samples(lambda: [batch], length(batch))

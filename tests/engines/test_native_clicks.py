@@ -30,8 +30,8 @@ from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.clicks import reference
 from pipelines.kernels.clicks.from_graph import dense_layers, embedding_layer
-from pipelines.models.build import NATIVE, build
 from pipelines.models.pipeline import choose_engine
+from pipelines.models.stages import NATIVE, build
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite

@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from pipelines.core.errors import RequestError
 from pipelines.data.preprocess import Preprocess
-from pipelines.models.build import TRAINED
+from pipelines.models.stages import TRAINED
 from pipelines.quantization import qat
 from pipelines.quantization.qat import distillation_loss, freeze_ranges, weights
 from pipelines.quantization.recipe import QuantRecipe
@@ -73,7 +73,7 @@ def prepare(network: nn.Module, features: Mapping[str, Any]) -> fx.GraphModule:
 
 
 def save_ranges(student: nn.Module, features: Mapping[str, Any], folder: Path) -> None:
-    """Leave the trained ranges in a model folder, for `pipelines.models.build` to take."""
+    """Leave the trained ranges in a model folder, for `pipelines.models.stages` to take."""
     replace(qat.table(student, _example(features)), recipe=RECIPE.to_json()).save(folder / TRAINED)
 
 

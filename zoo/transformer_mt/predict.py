@@ -29,8 +29,8 @@ from pipelines.engines.native_translation import NativeTranslator, store
 from pipelines.engines.session import BF16, Session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
-from pipelines.models.build import ModelFolder, derived, derived_graph
 from pipelines.models.pipeline import PRECISIONS, Pipeline
+from pipelines.models.stages import ModelFolder, derived, derived_graph
 from zoo.transformer_mt.data import (
     END,
     PAD,

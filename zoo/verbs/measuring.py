@@ -24,9 +24,9 @@ from pipelines.engines.session import BF16
 from pipelines.engines.stock import available, computes, require_precision
 from pipelines.graph import io
 from pipelines.kernels import extension
-from pipelines.models import build as road
-from pipelines.models.build import ModelFolder
+from pipelines.models import stages
 from pipelines.models.pipeline import PRECISIONS, GraphPipeline, Pipeline, choose_engine, model_file
+from pipelines.models.stages import ModelFolder
 from zoo.paths import Model, is_file, listed, spare, used
 from zoo.samples import examples_of
 
@@ -249,7 +249,7 @@ def plan(
     candidates = _candidates({each: folder.ensure(PRECISIONS[each]) for each in precisions}, names)
     if "int8" in precisions and "native" in names and folder.entry.native and extension.isas():
         try:
-            candidates.append(Candidate("native", "int8", folder.ensure(road.NATIVE)))
+            candidates.append(Candidate("native", "int8", folder.ensure(stages.NATIVE)))
         except ZooError as error:
             logger.info("%s", error)
     for each, count, batch in itertools.product(precisions, threads, batches):

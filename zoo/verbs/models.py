@@ -12,7 +12,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json
 from pipelines.engines.stock import STOCK, available
 from pipelines.kernels import extension
-from pipelines.models import build as road
+from pipelines.models import stages
 from zoo.paths import Model, listed, spare, used
 
 logger = logging.getLogger(__name__)
@@ -36,15 +36,15 @@ def info(model: Model) -> dict[str, Any]:
             for each in sorted(path.iterdir())
             if each.is_file() and not each.name.startswith(".")
         }
-        if built := road.read_record(path):
+        if built := stages.read_record(path):
             found["built"] = built
-        if (path / road.ROAD[1]).is_file() and (path / road.ROAD[2]).is_file():
-            found["native"] = road.native_form(road.open_folder(path, zoo.entry))
+        if (path / stages.ROAD[1]).is_file() and (path / stages.ROAD[2]).is_file():
+            found["native"] = stages.native_form(stages.open_folder(path, zoo.entry))
         elif zoo.entry(card.entry).native:
             found["native"] = {"reason": f"not decided yet; run: zoo download {model}"}
-        if (path / road.QUANTIZATION).is_file():
+        if (path / stages.QUANTIZATION).is_file():
             try:
-                found["quantization"] = read_json(path / road.QUANTIZATION)
+                found["quantization"] = read_json(path / stages.QUANTIZATION)
             except RequestError as error:
                 raise RequestError(f"{error}; make it anew with: zoo build {model} --force") from error
     return found
@@ -52,8 +52,8 @@ def info(model: Model) -> dict[str, Any]:
 
 def download(model: str) -> Path:
     """Fetch and verify every file of a pretrained model and make those that are built from them; returns its folder."""
-    folder = road.open_folder(zoo.hub().fetch(model), zoo.entry)
-    road.build(folder)
+    folder = stages.open_folder(zoo.hub().fetch(model), zoo.entry)
+    stages.build(folder)
     return folder.path
 
 
@@ -87,7 +87,7 @@ def build(model: Model, *, force: bool = False) -> dict[str, Any]:
     "made"}}.
     """
     folder = zoo.load(model)
-    return {"model": folder.card.name, "path": str(folder.path), "stages": road.build(folder, force=force)}
+    return {"model": folder.card.name, "path": str(folder.path), "stages": stages.build(folder, force=force)}
 
 
 def doctor() -> dict[str, Any]:

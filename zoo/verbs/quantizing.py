@@ -22,9 +22,9 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.engines.stock import STOCK, available
 from pipelines.graph import io, reference_session
-from pipelines.models import build as road
-from pipelines.models.build import ModelFolder
+from pipelines.models import stages
 from pipelines.models.pipeline import Predictor
+from pipelines.models.stages import ModelFolder
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantize import QuantReport
@@ -138,12 +138,14 @@ def _calibrate_folder(
     spare(output, *used(folder), *listed(data))
     if folder.trained is not None and data is None and output is None and changes["observer"] is None:
         raise RequestError(
-            f"{name} has the ranges of its training ({road.TRAINED}); for others give --data FILE or --observer NAME"
+            f"{name} has the ranges of its training ({stages.TRAINED}); for others give --data FILE or --observer NAME"
         )
     samples = raw_samples(folder, data, "--data", calibration.count, calibration.on_error)
     recipe = _changed(folder.recipe, changes)
     table = calibration.table(io.load(folder.ensure("rewritten.onnx")), recipe, samples)
-    return table, table.save(output) if output is not None else road.set_table(folder, table, own_data=data is not None)
+    return table, table.save(output) if output is not None else stages.set_table(
+        folder, table, own_data=data is not None
+    )
 
 
 def quantize(
@@ -244,7 +246,7 @@ def _quantize_folder(
     report_path: Model | None,
 ) -> dict[str, Any]:
     """Quantize a zoo model in its folder, or by one of its tables to elsewhere."""
-    kept = folder.path / road.SAMPLES
+    kept = folder.path / stages.SAMPLES
     require_report(report_path, output or folder.path / "int8.onnx", *used(folder), table_path, samples=kept.is_file())
     own = folder.entry.recipe
     more = {name: (*getattr(own, name), *changes[name]) for name in ("keep_float", "dynamic")}
@@ -253,18 +255,18 @@ def _quantize_folder(
         spare(output, *used(folder), table_path)
         float_model = io.load(folder.ensure("rewritten.onnx"))
         table = CalibrationTable.load(table_path or folder.ensure("calibration.json"))
-        samples = road.read_npz(kept)[0] if report_path is not None else ()
+        samples = stages.read_npz(kept)[0] if report_path is not None else ()
         return _write_int8(float_model, recipe, table, Path(output), report_path, samples)
     if table_path is not None:
         raise RequestError("a table given by --table is used once; say where to write the result with -o FILE")
-    road.set_recipe(folder, recipe)
+    stages.set_recipe(folder, recipe)
     path = folder.ensure("int8.onnx")
     if report_path is not None:
         float_model = io.load(folder.ensure("rewritten.onnx"))
         table = CalibrationTable.load(folder.ensure("calibration.json"))
         int8, quantized = quantize_model(float_model, recipe, table)
-        write_report(report_path, float_model, int8, quantized, table, road.read_npz(kept)[0])
-    return {**read_json(folder.path / road.QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
+        write_report(report_path, float_model, int8, quantized, table, stages.read_npz(kept)[0])
+    return {**read_json(folder.path / stages.QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
 
 
 def _write_int8(

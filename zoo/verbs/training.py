@@ -11,7 +11,7 @@ from typing import Any
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, require_place, write_json
-from pipelines.models import build as road
+from pipelines.models import stages
 from pipelines.models.hub import CARD, Card
 from zoo.paths import Model, listed, required
 from zoo.training import is_first, require_free
@@ -111,8 +111,8 @@ def freeze(
     details = entry.part("from_graph")(from_pb, data, target, **options)
     _write_card(target, entry.name, f"{entry.title}; from the graph {Path(from_pb).name}", details)
     folder = zoo.load(target)
-    stages = road.build(folder)
-    return {"model": folder.card.name, "path": str(target), **folder.record["fp32.onnx"], "stages": stages, **details}
+    made = stages.build(folder)
+    return {"model": folder.card.name, "path": str(target), **folder.record["fp32.onnx"], "stages": made, **details}
 
 
 def _readers() -> list[str]:

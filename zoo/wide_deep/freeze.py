@@ -21,8 +21,8 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, write_json
 from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
-from pipelines.models.build import SAMPLES
 from pipelines.models.hub import CARD
+from pipelines.models.stages import SAMPLES
 from zoo.wide_deep.data import ErrorLog, Rows, read_rows
 from zoo.wide_deep.features import Features
 from zoo.wide_deep.tensorflow_graph.columns import Network, optimize, read_graph

@@ -24,8 +24,8 @@ from pipelines.core.progress import progress
 from pipelines.data.tables import writing
 from pipelines.engines.quickest import QuickestSession
 from pipelines.engines.session import Session
-from pipelines.models.build import ModelFolder
 from pipelines.models.pipeline import GraphPipeline
+from pipelines.models.stages import ModelFolder
 from zoo.wide_deep import sources
 from zoo.wide_deep.data import ErrorLog, Rows, read_rows, timed
 from zoo.wide_deep.tensorflow_graph.mapped import features_of, inputs_of, last_ids

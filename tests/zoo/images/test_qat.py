@@ -15,7 +15,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.data.preprocess import Preprocess
 from pipelines.graph import io, query
-from pipelines.models.build import _trained
+from pipelines.models.stages import _trained
 from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe

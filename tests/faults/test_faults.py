@@ -22,8 +22,8 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import stock, timing
 from pipelines.graph import io
 from pipelines.models import hub
-from pipelines.models.build import read_npz
 from pipelines.models.entry import Entry
+from pipelines.models.stages import read_npz
 from zoo import cli, training
 
 

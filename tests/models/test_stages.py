@@ -11,10 +11,10 @@ from rewriting import model, run
 from pipelines.core.errors import RequestError
 from pipelines.core.files import mapped, sha256, write_json
 from pipelines.graph import edit, io, query
-from pipelines.models import build as road
-from pipelines.models.build import ROAD, ModelFolder, build, open_folder, read_npz, set_recipe
+from pipelines.models import stages
 from pipelines.models.entry import Entry
 from pipelines.models.hub import Card, CardFile
+from pipelines.models.stages import ROAD, ModelFolder, build, open_folder, read_npz, set_recipe
 from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.shared import SHARED
@@ -59,7 +59,7 @@ def folder(tmp_path):
     path = tmp_path / "model"
     path.mkdir()
     (path / "seed.txt").write_text("1")
-    np.savez(path / road.SAMPLES, x=samples())
+    np.savez(path / stages.SAMPLES, x=samples())
     card = Card("mine", "fake", "of a test", (), {"preprocessing": {"mean": 0}})
     write_json(path / "card.json", card.to_json())
     return ModelFolder(path, card, entry())
@@ -76,7 +76,7 @@ def test_every_stage_is_made_once(folder):
     assert build(folder) == dict.fromkeys(ROAD, "made")
     assert build(folder) == dict.fromkeys(ROAD, "kept")
     assert (folder.path / "frozen.log").read_text() == "frozen\n"
-    record = json.loads((folder.path / road.RECORD).read_text())
+    record = json.loads((folder.path / stages.RECORD).read_text())
     assert list(record) == list(ROAD)
     assert (
         record["fp32.onnx"]["inputs"] == {"seed.txt": sha256(folder.path / "seed.txt")}
@@ -85,7 +85,7 @@ def test_every_stage_is_made_once(folder):
     assert record["rewritten.onnx"]["operators"]["after"] == {"Gemm": 1, "MatMul": 1, "Relu": 1}
     assert (record["calibration.json"]["observer"], record["calibration.json"]["samples"]) == ("auto", 50)
     assert record["int8.onnx"]["precisions"] == {"int8": 3} and record["int8.onnx"]["seconds"] >= 0
-    report = json.loads((folder.path / road.QUANTIZATION).read_text())
+    report = json.loads((folder.path / stages.QUANTIZATION).read_text())
     assert [each["precision"] for each in report["operators"]] == ["int8"] * 3
 
 
@@ -111,8 +111,8 @@ def test_force_makes_everything_again(folder):
 
 def edit_record(path, stage, change):
     """Change what build.json says of a stage."""
-    record = json.loads((path / road.RECORD).read_text())
-    write_json(path / road.RECORD, {**record, stage: change(record[stage])})
+    record = json.loads((path / stages.RECORD).read_text())
+    write_json(path / stages.RECORD, {**record, stage: change(record[stage])})
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def edit_record(path, stage, change):
         ),  # damaged
         (lambda path: (path / "fp32.onnx").write_bytes((path / "fp32.onnx").read_bytes()[:-9]), "mkkk"),
         (lambda path: (path / "int8.onnx").write_bytes(b""), "kkkm"),
-        (lambda path: (path / road.RECORD).write_text("null"), "mmmm"),
-        (lambda path: (path / road.RECORD).write_text("[1]"), "mmmm"),
-        (lambda path: (path / road.RECORD).write_text((path / road.RECORD).read_text()[:-9]), "mmmm"),
+        (lambda path: (path / stages.RECORD).write_text("null"), "mmmm"),
+        (lambda path: (path / stages.RECORD).write_text("[1]"), "mmmm"),
+        (lambda path: (path / stages.RECORD).write_text((path / stages.RECORD).read_text()[:-9]), "mmmm"),
         (lambda path: edit_record(path, "int8.onnx", lambda said: 3), "kkkm"),
         (lambda path: edit_record(path, "int8.onnx", lambda said: {**said, "recipe": [1]}), "kkkm"),
         (
@@ -140,8 +140,8 @@ def edit_record(path, stage, change):
         ),
         (lambda path: edit_record(path, "calibration.json", lambda said: {**said, "observer": [1]}), "kkmk"),
         (lambda path: edit_record(path, "rewritten.onnx", lambda said: {"sha256": said["sha256"]}), "kmkk"),
-        (lambda path: (path / road.RECORD).unlink(), "mmmm"),
-        (lambda path: (path / road.SAMPLES).unlink(), "kkkk"),  # not needed any more
+        (lambda path: (path / stages.RECORD).unlink(), "mmmm"),
+        (lambda path: (path / stages.SAMPLES).unlink(), "kkkk"),  # not needed any more
     ],
 )
 def test_only_what_is_stale_is_made(folder, change, expected):
@@ -165,7 +165,7 @@ def test_a_table_of_another_graph_is_made_anew(folder, monkeypatch):
     build(folder)
     digest = io.digest
     monkeypatch.setattr(io, "digest", lambda model: digest(model)[::-1])  # as a change of its code does
-    monkeypatch.setattr(road, "_reader", lambda: "changed")
+    monkeypatch.setattr(stages, "_reader", lambda: "changed")
     assert outcome(folder) == "kkmm"
     assert outcome(folder) == "kkkk"
 
@@ -175,13 +175,13 @@ def test_a_complete_folder_may_be_read_only(folder, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(road.files.filelock.FileLock, "acquire", lambda lock, **_: refuse(lock.lock_file))
+        patch.setattr(stages.files.filelock.FileLock, "acquire", lambda lock, **_: refuse(lock.lock_file))
         with pytest.raises(
             RequestError, match=r"cannot write .*model: Permission denied; copy the model to a folder you may write"
         ):
             build(folder)
     build(folder)
-    monkeypatch.setattr(road.files.filelock.FileLock, "acquire", lambda lock, **_: refuse(lock.lock_file))
+    monkeypatch.setattr(stages.files.filelock.FileLock, "acquire", lambda lock, **_: refuse(lock.lock_file))
     assert outcome(folder) == "kkkk" and folder.ensure("int8.onnx").is_file()
 
 
@@ -194,7 +194,7 @@ def test_a_missing_checkpoint_is_named(folder):
 
 
 def test_missing_samples_are_named(folder):
-    (folder.path / road.SAMPLES).unlink()
+    (folder.path / stages.SAMPLES).unlink()
     with pytest.raises(
         RequestError, match=r"holds no calibration\.npz; calibrate on your data with: zoo calibrate .* --data FILE"
     ):
@@ -239,10 +239,10 @@ def test_files_of_the_card_are_given(folder):
     build(folder)
     model_ = io.load(folder.path / "fp32.onnx")
     edit.compress_fp16(model_)
-    io.save(model_, folder.path / road.HALF)
-    for name in ("fp32.onnx", "rewritten.onnx", "seed.txt", road.RECORD):
+    io.save(model_, folder.path / stages.HALF)
+    for name in ("fp32.onnx", "rewritten.onnx", "seed.txt", stages.RECORD):
         (folder.path / name).unlink()
-    given = shipped(folder, road.HALF, "int8.onnx", "calibration.json")
+    given = shipped(folder, stages.HALF, "int8.onnx", "calibration.json")
     assert build(given) == {
         "fp32.onnx": "made",
         "rewritten.onnx": "made",
@@ -263,9 +263,12 @@ def test_a_given_file_that_is_not_the_one_of_the_card_is_named(folder):
     build(folder)
     model_ = io.load(folder.path / "fp32.onnx")
     edit.compress_fp16(model_, minimum=8)
-    io.save(model_, folder.path / road.HALF)
-    given = shipped(folder, road.HALF, "int8.onnx")
-    for name, use in (("int8.onnx", lambda: given.ensure("int8.onnx")), (road.HALF, lambda: given.ensure("fp32.onnx"))):
+    io.save(model_, folder.path / stages.HALF)
+    given = shipped(folder, stages.HALF, "int8.onnx")
+    for name, use in (
+        ("int8.onnx", lambda: given.ensure("int8.onnx")),
+        (stages.HALF, lambda: given.ensure("fp32.onnx")),
+    ):
         body = bytearray((folder.path / name).read_bytes())
         body[50] ^= 1
         (folder.path / name).write_bytes(body)
@@ -335,7 +338,7 @@ def calibrated_on_own_data(folder, observer):
 
     folder.ensure("rewritten.onnx")
     table = calibrate(io.load(folder.path / "rewritten.onnx"), [{"x": 2 * samples()}], observer)
-    road.set_table(folder, table, own_data=True)
+    stages.set_table(folder, table, own_data=True)
 
 
 def test_own_calibration_is_used_with_its_observer(folder):
@@ -345,7 +348,7 @@ def test_own_calibration_is_used_with_its_observer(folder):
     set_recipe(folder, folder.recipe)  # what `zoo quantize FOLDER` does
     assert outcome(folder) == "kkkk"
     assert (folder.path / "calibration.json").read_bytes() == own
-    assert json.loads((folder.path / road.QUANTIZATION).read_text())["recipe"]["observer"] == "kl"
+    assert json.loads((folder.path / stages.QUANTIZATION).read_text())["recipe"]["observer"] == "kl"
 
 
 @pytest.mark.parametrize(
@@ -370,21 +373,21 @@ def test_own_calibration_is_not_thrown_away(folder, act, observer):
 def test_one_process_at_a_time_writes_the_record(folder, monkeypatch):
     """What changes build.json holds the lock while it does."""
     held = []
-    write = road.files.write_json
-    lock = road.files.filelock.FileLock(folder.path / ".build.lock")
+    write = stages.files.write_json
+    lock = stages.files.filelock.FileLock(folder.path / ".build.lock")
 
     def watched(path, value):
-        if path.name == road.RECORD:
+        if path.name == stages.RECORD:
             try:
                 lock.acquire(timeout=0)
                 lock.release()
                 held.append(False)
-            except road.files.filelock.Timeout:
+            except stages.files.filelock.Timeout:
                 held.append(True)
         return write(path, value)
 
     build(folder, until="rewritten.onnx")
-    monkeypatch.setattr(road.files, "write_json", watched)
+    monkeypatch.setattr(stages.files, "write_json", watched)
     calibrated_on_own_data(folder, "auto")
     set_recipe(folder, QuantRecipe(reduced_range=True))
     assert held == [True, True]
@@ -498,16 +501,16 @@ def test_another_form_of_a_file_is_derived_once_for_each_source_and_form(folder)
         calls.append(found)
         return found
 
-    path = road.derived_graph(folder, "int8.onnx", "other", "1", make)
+    path = stages.derived_graph(folder, "int8.onnx", "other", "1", make)
     assert path.parent == folder.path
     assert path.name.startswith("int8.other-")
-    assert road.derived_graph(folder, "int8.onnx", "other", "1", make) == path
+    assert stages.derived_graph(folder, "int8.onnx", "other", "1", make) == path
     assert len(calls) == 1
-    newer = road.derived_graph(folder, "int8.onnx", "other", "2", make)
+    newer = stages.derived_graph(folder, "int8.onnx", "other", "2", make)
     assert not path.exists()  # nobody asks for it again
     (folder.path / "seed.txt").write_text("2")
-    assert road.derived_graph(folder, "int8.onnx", "other", "2", make) != newer
-    last = road.derived_graph(folder, "int8.onnx", "other", "2", make)
+    assert stages.derived_graph(folder, "int8.onnx", "other", "2", make) != newer
+    last = stages.derived_graph(folder, "int8.onnx", "other", "2", make)
     assert sorted(folder.path.glob("int8.other-*")) == [last, mapped(last)]
 
 
@@ -522,19 +525,19 @@ def test_where_the_folder_may_not_be_written_the_cache_is(folder, monkeypatch, t
         return save(found, path, least)
 
     monkeypatch.setattr(io, "save_mapped", refuse)
-    path = road.derived_graph(folder, "int8.onnx", "other", "1", lambda found: found)
+    path = stages.derived_graph(folder, "int8.onnx", "other", "1", lambda found: found)
     assert path.is_relative_to(tmp_path / "home")
-    assert road.derived_graph(folder, "int8.onnx", "other", "1", lambda found: found) == path
+    assert stages.derived_graph(folder, "int8.onnx", "other", "1", lambda found: found) == path
 
 
 def test_a_table_of_own_data_outlives_a_damaged_record(folder, caplog):
-    road.build(folder)
-    (folder.path / road.RECORD).write_text("{")
-    road.build(folder)  # the very same table is made anew: nothing to keep
-    assert not (folder.path / road.UNTOLD).exists() and not caplog.records
+    stages.build(folder)
+    (folder.path / stages.RECORD).write_text("{")
+    stages.build(folder)  # the very same table is made anew: nothing to keep
+    assert not (folder.path / stages.UNTOLD).exists() and not caplog.records
     calibrated_on_own_data(folder, "auto")
     own = (folder.path / "calibration.json").read_bytes()
-    (folder.path / road.RECORD).write_text("{")
-    road.build(folder)
-    assert (folder.path / road.UNTOLD).read_bytes() == own != (folder.path / "calibration.json").read_bytes()
+    (folder.path / stages.RECORD).write_text("{")
+    stages.build(folder)
+    assert (folder.path / stages.UNTOLD).read_bytes() == own != (folder.path / "calibration.json").read_bytes()
     assert [each.getMessage() for each in caplog.records if "the one found is kept as" in each.getMessage()]
