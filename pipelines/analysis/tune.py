@@ -6,8 +6,8 @@ products, their inputs' ranges taken at run time. 4. The other observers, symmet
 is kept where it lowers the error. 5. Where the goal is not met yet: layers left in float, in the order of what each was
 measured to gain, twice as many at every step, and then by bisection as few as do. A trial that fails is logged and
 passed over. The search is steered by the SQNR of the outputs, which is less noisy than a share of samples (by the
-metric where there is none); the goal is held against the metric. Models that differ in constants alone are timed once. All of it is
-noted in a log, and a second run with the same model and data repeats none of it.
+metric where there is none); the goal is held against the metric. Models that differ in constants alone are timed once.
+All of it is noted in a log, and a second run with the same model and data repeats none of it.
 """
 
 from __future__ import annotations

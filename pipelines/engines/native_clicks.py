@@ -1,4 +1,6 @@
-"""Click models that begin with `ParallelEmbedding`, in native kernels, alone or with a stock engine for their layers."""
+"""Click models that begin with `ParallelEmbedding`, in native kernels, alone or with a stock engine for their
+layers.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ def apply(graph: ir.Graph, shifts: Mapping[str, Sequence[float]]) -> dict[str, i
 
 @dataclass(frozen=True)
 class Bias:
-    """The bias of an int8 layer. scale: float64, one per output channel. integers: int32, None where it has none yet."""
+    """The bias of an int8 layer. scale: float64, one per output channel. integers: int32, None where it has none
+    yet.
+    """
 
     layer: ir.Node
     scale: Array

@@ -46,7 +46,8 @@ class TensorRange:
     histogram: Summary | None = None
 
     def merge(self, other: TensorRange, observer: str) -> TensorRange:
-        """The range for the samples of both: of the two and their union, that of least squared error on their histograms.
+        """The range for the samples of both: of the two and their union, that of least squared error on their
+        histograms.
 
         For "minmax" it is the union. Raises RequestError where a table is too old to have histograms.
         """
@@ -79,10 +80,11 @@ class TensorRange:
 class CalibrationTable:
     """Calibrated ranges of one graph's tensors, and its equalization, bias correction and GPTQ rounding.
 
-    `require` refuses another graph. clip: whether weights are clipped, see `weight_qparams`. equalization: {first layer's result: factor of each of
-    its output channels}, see `EqualizeChannels`; the ranges are of the graph so equalized. bias: {layer: what each
-    output channel's mean lacks in int8, in the result's units}, see `pipelines.quantization.correction`. rounding:
-    {layer: which weights are not rounded to nearest}, see `encode_rounding`.
+    `require` refuses another graph. clip: whether weights are clipped, see `weight_qparams`. equalization: {first
+    layer's result: factor of each of its output channels}, see `EqualizeChannels`; the ranges are of the graph so
+    equalized. bias: {layer: what each output channel's mean lacks in int8, in the result's units}, see
+    `pipelines.quantization.correction`. rounding: {layer: which weights are not rounded to nearest}, see
+    `encode_rounding`.
     recipe: by which the two were found; other recipes do without.
     """
 
@@ -287,7 +289,8 @@ class Observation:
         return CalibrationTable(self._graph_digest, observer, self.samples, of_samples, tensors)
 
     def _plan(self, feed: Batch, most: int = 0) -> tuple[int, list[list[str]]]:
-        """(batch size, groups of tensors to observe in turn) that keep within the memory, for samples shaped like these.
+        """(batch size, groups of tensors to observe in turn) that keep within the memory, for samples shaped like
+        these.
 
         most: run so many at once where there is room, and no fewer than in `feed`; 0 runs just those.
         """
@@ -409,7 +412,9 @@ def _session(
 
 
 def _share_large_weights(main: ir.Graph) -> dict[str, ort.OrtValue]:
-    """Take large weights out of the graph, for all sessions to share, and for serialization below 2 GB: {name: value}."""
+    """Take large weights out of the graph, for all sessions to share, and for serialization below 2 GB: {name:
+    value}.
+    """
     shared = {}
     for name, value in main.initializers.items():
         tensor = value.const_value

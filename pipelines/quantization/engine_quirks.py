@@ -1,4 +1,5 @@
-"""Workarounds for faults and gaps of engines: all that the quantizer does for one engine's sake and not for int8 itself.
+"""Workarounds for faults and gaps of engines: all that the quantizer does for one engine's sake and not for int8
+itself.
 
 Every function here changes a graph to an equal one, or answers a question about it. `QUIRKS` records each with the
 engine, the version where it was last seen, the test that fails without it, and when it can go; also those that live
@@ -43,7 +44,7 @@ QUIRKS = (
     Quirk(
         engine="openvino",
         version="2026.4",
-        fault="moves the strides of a 1x1 Conv between the uint8 tensor and its scale, and computes the Conv in float32",
+        fault="moves the strides of a 1x1 Conv between the uint8 tensor and its scale, computes it in float32",
         workaround=_here("subsample_before_pointwise_conv"),
         test="test_strided_pointwise_convolutions_run_in_int8",
         remove_when="executed() calls a strided 1x1 Conv u8 without it",
@@ -75,7 +76,7 @@ QUIRKS = (
     Quirk(
         engine="openvino",
         version="2026.4",
-        fault="adds the bias of the first channel to all channels of a Conv whose output is joined to an expanded token",
+        fault="adds the first channel's bias to all channels of a Conv whose output joins an expanded token",
         workaround=_here("place_of_output_qdq"),
         test="test_a_token_before_the_patches_of_an_image",
         remove_when="the patches of a vision transformer of any batch size keep their SQNR without it",
@@ -83,7 +84,7 @@ QUIRKS = (
     Quirk(
         engine="onnxruntime",
         version="1.31",
-        fault="has no int8 kernel with a float32 output for Conv, Add, Mul, Concat and pools, only for Gemm and MatMul; "
+        fault="has int8 kernels with a float32 output for Gemm and MatMul alone, not for Conv, Add, Mul, Concat, pools; "
         "nor for those before a Relu or Clip",
         workaround=_here("needs_output_qdq"),
         test="test_a_convolution_that_is_read_as_float_runs_in_int8",

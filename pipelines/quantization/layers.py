@@ -82,9 +82,11 @@ def quantize_layer_dynamically(inserter: QdqInserter, node: ir.Node) -> str:
     x_q, s_x, z_x = DynamicQuantizeLinear(x) over the whole batch, y = float(MatMulInteger(x_q, W_q, z_x)) s_x s_w + b,
     with per-channel int8 weights: onnxruntime runs all of it as one operator.
     """
-    weight = query.constant(node.inputs[1])
-    if node.op_type == "Conv" or weight is None or weight.ndim != 2:
+    weight = query.constant(node.inputs[1]) if node.op_type in ("Gemm", "MatMul") else None
+    if weight is None or weight.ndim != 2:
         return "only a product with a constant matrix is quantized at run time"
+    if why := refuse(node):
+        return why
     graph, taken, x, y = inserter.graph, inserter.taken, node.inputs[0], node.outputs[0]
     assert x is not None
     if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0:

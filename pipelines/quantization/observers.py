@@ -126,7 +126,9 @@ class Histogram:
         return (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (BINS, BINS)
 
     def density(self) -> tuple[Floats, Counts]:
-        """(edges [n + 1], counts [n]) of all values but exact zeros; the outer edges are the least and greatest value."""
+        """(edges [n + 1], counts [n]) of all values but exact zeros; the outer edges are the least and greatest
+        value.
+        """
         first, end = self.used
         counts = self.bins[first:end].copy()
         if self.zeros:
@@ -158,7 +160,8 @@ def _coarsen(counts: Counts, first: int, width: float, wider: float) -> tuple[in
 def errors(
     edges: Floats, counts: Counts, total: int, low: ArrayLike, high: ArrayLike, symmetric: bool = False
 ) -> Floats:
-    """Mean squared quantization errors (uint8 and back) of the ranges `low`, `high`, in squared units of x, their shape.
+    """Mean squared quantization errors (uint8 and back) of the ranges `low`, `high`, in squared units of x, their
+    shape.
 
     edges, counts: a `density`; values lie evenly in their bin. total: how many values there are with the zeros, which
     cost nothing. With k(x) = clip(round(x / s), -z, 255 - z), the error's square has the antiderivative F(x) = k s^3 /

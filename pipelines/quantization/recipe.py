@@ -71,6 +71,8 @@ class QuantRecipe:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     def same_but_observer(self, other: Mapping[str, Any]) -> bool:
-        """Whether `other`, from `to_json`, is this recipe but for `observer` and `search`, which only tables depend on."""
+        """Whether `other`, from `to_json`, is this recipe but for `observer` and `search`, which only tables depend
+        on.
+        """
         aside = {"observer": "", "search": False}
         return {**self.to_json(), **aside} == {**other, **aside}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from quantizing import attention, check, decibels, image, normal, quantized
-from rewriting import model, ops
+from rewriting import model, ops, run
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
@@ -45,6 +45,22 @@ def test_what_cannot_be_dynamic():
     assert report.operators[2].precision == "int8"  # as a Conv, its range is the table's
     with pytest.raises(RequestError, match="dynamic is 'z'; give a tuple of patterns"):
         QuantRecipe(dynamic="z")
+
+
+@pytest.mark.parametrize(
+    "operator, reason",
+    [
+        ("Gemm<alpha=0.5>(x, w)", "alpha or beta is not 1"),
+        ("Gemm<transA=1>(x, w)", "its input is transposed (transA)"),
+        ("Add(x, w)", "its input x is float"),
+        ("Sigmoid(x)", "its input x is float"),
+    ],
+)
+def test_other_operators_that_a_dynamic_pattern_matches_compute_what_they_did(operator, reason):
+    found, x = model(f"(float[8,8] x) => (float[8,8] y) {{ h = {operator} y = Neg(h) }}", w=normal(8, 8)), normal(8, 8)
+    result, report = quantized(found, QuantRecipe(dynamic=("h",)), x=x)
+    assert (report.operators[0].precision, report.operators[0].reason) == ("float", reason)
+    np.testing.assert_array_equal(run(result, x=x)["y"], run(found, x=x)["y"])
 
 
 def test_symmetric_activations(tmp_path):

@@ -48,8 +48,8 @@ def export(model: Transformer) -> ir.Model:
     logits: float32 [batch, vocabulary], of the token that follows the last one of each target that is no padding.
     Nothing is cached: a step computes all target tokens so far. The value `memory`, float32 [batch, source_length,
     width], is the encoder's result; the graph cut there is an encoder and a decoder
-    (`zoo.transformer_mt.predict.split_sessions`). Weights bear their names of the state dict, those of linear layers are
-    transposed.
+    (`zoo.transformer_mt.predict.split_sessions`). Weights bear their names of the state dict, those of linear layers
+    are transposed.
     """
     form = model.form
     writer = _Writer(model)

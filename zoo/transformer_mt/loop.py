@@ -16,8 +16,8 @@ from zoo.transformer_mt.decode import NEVER
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
 SCORES = "scores"
 FEW = (3, 4)  # of the sentences of a turn: when no more than these go on, the others leave
-# The key under which the graph of `search` is cached. Bump it when that graph changes; tests/zoo/transformer_mt/test_loop.py fails
-# where that is forgotten.
+# The key under which the graph of `search` is cached. Bump it when that graph changes;
+# tests/zoo/transformer_mt/test_loop.py fails where that is forgotten.
 FORM = 7
 BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 # outputs of every step, [sentences, beam] each: the scores of hypotheses that end there, or `NEVER`, with their last

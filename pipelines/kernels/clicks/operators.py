@@ -35,8 +35,8 @@ class EmbeddingLayer:
 
     table: uint8 [R, H padded to whole 64], entries 1..255 meaning -127..127, 128 in the padding. columns, offsets,
     rows: int32 [F].
-    weight: int16 [M, H]. scale, bias: float32 [H]. number_scale: float32 [M]. wide: float32 [R], or None. Raises RequestError
-    for anything else.
+    weight: int16 [M, H]. scale, bias: float32 [H]. number_scale: float32 [M]. wide: float32 [R], or None. Raises
+    RequestError for anything else.
     """
 
     table: Array
@@ -97,7 +97,7 @@ class LinearLayer:
     """A fully connected layer in int8, from uint8 [n, K] to uint8 or float32 [n, N]:
 
         acc_j = bias_j + sum_k x_k weight[k, j]                 the input's zero point is in the bias
-        y_j   = clip(rint(float32(acc_j) scale_j) + zero_point, low, 255)     uint8; low = zero_point where a ReLU is fused, else 0
+        y_j   = clip(rint(float32(acc_j) scale_j) + zero_point, low, 255)   uint8; low = zero_point for a ReLU, else 0
         y_j   = float32(acc_j) scale_j                          float32, where `zero_point` is None
 
     weight: int8 [K, N]. bias: int32 [N]. scale: float32 [N]: s_x s_w / s_y, or s_x s_w. Integers cannot overflow: 255

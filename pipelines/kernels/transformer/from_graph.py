@@ -59,8 +59,8 @@ def decoder_program(
     """The decoder of a graph: from tokens `source` and `target` (all so far) to the `logits` of the next.
 
     All are values by name, and `memory` is the encoder's result; a graph that was cut there does as well. Float weights
-    become int8, symmetric per output channel (scale max|W| / 127). Raises RequestError, naming the operator and the reason, for what is no
-    such decoder.
+    become int8, symmetric per output channel (scale max|W| / 127). Raises RequestError, naming the operator and the
+    reason, for what is no such decoder.
     """
     return _GraphMapper(model, (source, target), memory).decoder(logits)
 
@@ -74,7 +74,9 @@ def encoder_program(model: ir.Model, source: str = "source", memory: str = "memo
 
 
 def programs(model: ir.Model) -> tuple[EncoderProgram, DecoderProgram]:
-    """The programs of encoder and decoder. Tied embeddings share memory with the weights of the vocabulary projection."""
+    """The programs of encoder and decoder. Tied embeddings share memory with the weights of the vocabulary
+    projection.
+    """
     encoder, decoder = encoder_program(model), decoder_program(model)
     table = decoder.vocabulary.layer.weight.T
     if not np.array_equal(table, decoder.embedding.table):
@@ -229,7 +231,9 @@ class _GraphMapper:
         return float(array.item()) if array is not None and array.size == 1 else None
 
     def int8_weight(self, value: ir.Value | None, transposed: bool) -> tuple[Array, Floats] | None:
-        """(int8 [K, N], scale [N]) of a constant matrix: as the graph has it quantized, or quantized here from float."""
+        """(int8 [K, N], scale [N]) of a constant matrix: as the graph has it quantized, or quantized here from
+        float.
+        """
         integers, scale, zero_point = query.dequantized(value) or (None, None, None)
         symmetric = zero_point is None or not zero_point.any()
         if (

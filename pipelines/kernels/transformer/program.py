@@ -41,7 +41,8 @@ class StaticQParams:
     def __post_init__(self) -> None:
         if not 0 < self.scale < np.inf or not 0 <= self.zero_point <= 255:
             raise RequestError(
-                f"a linear layer takes inputs of scale {self.scale} and zero point {self.zero_point}; wanted more than 0, 0 "
+                f"a linear layer takes inputs of scale {self.scale} and zero point {self.zero_point}; wanted more "
+                "than 0, 0 "
                 "to 255"
             )
 
@@ -50,8 +51,8 @@ class StaticQParams:
 class RowLinear:
     """A fully connected layer on quantized rows (see the module): weight int8 [K, N], scale and bias float32 [N].
 
-    qparams: of its input; None: dynamic quantization. All layers that take the same rows have the same. Integers cannot overflow: 255 sum_k |weight[k, j]| < 2^31 is checked here. Raises RequestError for anything
-    else.
+    qparams: of its input; None: dynamic quantization. All layers that take the same rows have the same. Integers cannot
+    overflow: 255 sum_k |weight[k, j]| < 2^31 is checked here. Raises RequestError for anything else.
     """
 
     weight: Array
@@ -282,7 +283,8 @@ def _result_width(where: str, operation: Operation, widths: dict[int, int], memo
             or not len(operation.positions)
         ):
             raise RequestError(
-                f"{where} has a table {list(operation.table.shape)} and positions {list(operation.positions.shape)}; wanted two "
+                f"{where} has a table {list(operation.table.shape)} and positions {list(operation.positions.shape)}; "
+                "wanted two "
                 "axes"
             )
         count, width = operation.table.shape
@@ -322,7 +324,8 @@ def _result_width(where: str, operation: Operation, widths: dict[int, int], memo
         2 * width,
     ):
         raise RequestError(
-            f"{where} makes keys and values of {operation.layer.inputs} -> {operation.layer.outputs} columns; wanted {memory_width} "
+            f"{where} makes keys and values of {operation.layer.inputs} -> {operation.layer.outputs} columns; wanted "
+            f"{memory_width} "
             f"-> {2 * width}"
         )
     return result

@@ -3,9 +3,9 @@
     int64, little endian: size of the header; the header, JSON; from the next multiple of `PAGE` on every array,
     C-contiguous, at a multiple of `LINE` bytes
 
-The header is {"version": VERSION, "programs": [encoder, decoder]}, these as {class: fields}; an array in them is {"array":
-[dtype, shape, offset behind the header]}, with "transposed" where it is that array's transpose: arrays that share memory
-do so in the file and when it is read.
+The header is {"version": VERSION, "programs": [encoder, decoder]}, these as {class: fields}; an array in them is
+{"array": [dtype, shape, offset behind the header]}, with "transposed" where it is that array's transpose: arrays that
+share memory do so in the file and when it is read.
 """
 
 from __future__ import annotations
