@@ -110,7 +110,7 @@ class ImagePipeline(GraphPipeline):
 
     @property
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
-        """See `Pipeline.input_ports`."""
+        """One input: uint8 [n, 3, size, size]."""
         return {INPUT: (np.dtype(np.uint8), (None, 3, self.spec.size, self.spec.size))}
 
     # --------------------------------------------------------------------------------------------------------- classes

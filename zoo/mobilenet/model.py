@@ -101,7 +101,7 @@ class MobileNetV1(nn.Module):
         _initialize(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See `build`."""
+        """Images float32 [n, 3, height, width], normalized -> logits float32 [n, classes]."""
         x = self.blocks(self.act1(self.bn1(self.conv_stem(self.pad(x)))))
         return self.classifier(torch.flatten(self.avgpool(x), 1))  # type: ignore[no-any-return]
 
@@ -153,7 +153,7 @@ class MobileNetV2(nn.Module):
         _initialize(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See `build`."""
+        """Images float32 [n, 3, height, width], normalized -> logits float32 [n, classes]."""
         return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))  # type: ignore[no-any-return]
 
 

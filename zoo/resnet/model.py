@@ -136,7 +136,7 @@ class ResNet(nn.Module):
         nn.init.zeros_(self.fc.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See `build`."""
+        """Images float32 [n, 3, height, width], normalized -> logits float32 [n, classes]."""
         x = self.maxpool(self.act1(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))  # type: ignore[no-any-return]

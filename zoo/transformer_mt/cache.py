@@ -200,7 +200,7 @@ class _Derivation:
         return value
 
     def result(self) -> Incremental:
-        """See `incremental`."""
+        """Visit every node of the naive graph in order, then assemble encoder and step."""
         for node in self.naive.graph:
             self._visit(node)
         logits = self.kinds.get(self.naive.graph.outputs[0], _Unknown("its logits do not depend on the target"))

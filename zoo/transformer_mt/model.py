@@ -243,7 +243,7 @@ class Decoding:
         return self.model._logits(x[:, 0])
 
     def __call__(self, tokens: NDArray[np.int64], parents: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `zoo.transformer_mt.decode.Step`."""
+        """Logits [n, vocabulary] after `tokens` [n], each following the hypothesis `parents[i]`."""
         device = self.mask.device
         if len(parents) != len(self.mask) or (parents != np.arange(len(parents))).any():
             self.select(torch.from_numpy(parents).to(device))

@@ -187,7 +187,7 @@ class TranslationPipeline(Pipeline):
 
     @property
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
-        """See `Pipeline.input_ports`."""
+        """One input: int64 tokens [n, longest]."""
         return {"source": (np.dtype(np.int64), (None, None))}
 
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:

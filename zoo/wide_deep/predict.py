@@ -54,10 +54,9 @@ class ClickPipeline(GraphPipeline):
         return self.features.encode(Rows.concatenate(list(read_rows(raw, **self.features.counts))))
 
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """See `Pipeline.predict`; the output is {"probability": float32 [n, 1]}. Raises RequestError for an id that is
-        no bucket.
+        """{"ids": int32 [n, fields], "numbers": float32 [n, numeric]} -> {"probability": float32 [n, 1]}.
 
-        In int8, numbers outside [0, 1] count as the nearer end; for NaN, which no row gives, engines differ.
+        Raises RequestError for an id that is no bucket. In int8, numbers outside [0, 1] count as the nearer end; for NaN, which no row gives, engines differ.
         """
         if self.engine != "native":
             self._check_ids(batch)
@@ -94,7 +93,7 @@ class ClickPipeline(GraphPipeline):
 
     @property
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
-        """See `Pipeline.input_ports`."""
+        """dtype and shape of the hashed ids and of the numbers, as the features have them."""
         return dict(inputs_of(self.features))
 
     def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:

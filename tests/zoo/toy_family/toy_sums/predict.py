@@ -3,11 +3,11 @@
 import numpy as np
 
 from pipelines.data.tables import writing
-from pipelines.models.pipeline import Pipeline
+from pipelines.models.pipeline import GraphPipeline
 from toy_sums.data import COLUMNS, read
 
 
-class SumPipeline(Pipeline):
+class SumPipeline(GraphPipeline):
     """Sums rows; see `zoo.pipeline`."""
 
     def preprocess(self, raw):
@@ -20,7 +20,7 @@ class SumPipeline(Pipeline):
 
     @property
     def input_ports(self):
-        """See `Pipeline.input_ports`."""
+        """dtype and shape of every graph input."""
         return {"numbers": (np.dtype(np.float32), (None, COLUMNS))}
 
     def run(self, inputs, output, on_error="raise", *, digits=2):
