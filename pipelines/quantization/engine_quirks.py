@@ -84,8 +84,8 @@ QUIRKS = (
     Quirk(
         engine="onnxruntime",
         version="1.31",
-        fault="has int8 kernels with a float32 output for Gemm and MatMul alone, not for Conv, Add, Mul, Concat, pools; "
-        "nor for those before a Relu or Clip",
+        fault="has int8 kernels with a float32 output for Gemm and MatMul alone, not for Conv, Add, Mul, Concat, "
+        "pools; nor for those before a Relu or Clip",
         workaround=_here("needs_output_qdq"),
         test="test_a_convolution_that_is_read_as_float_runs_in_int8",
         remove_when="executed() calls a Conv u8 whose output is read as float32",

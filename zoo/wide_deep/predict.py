@@ -56,7 +56,8 @@ class ClickPipeline(GraphPipeline):
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """{"ids": int32 [n, fields], "numbers": float32 [n, numeric]} -> {"probability": float32 [n, 1]}.
 
-        Raises RequestError for an id that is no bucket. In int8, numbers outside [0, 1] count as the nearer end; for NaN, which no row gives, engines differ.
+        Raises RequestError for an id that is no bucket. In int8, numbers outside [0, 1] count as the nearer end; for
+        NaN, which no row gives, engines differ.
         """
         if self.engine != "native":
             self._check_ids(batch)
