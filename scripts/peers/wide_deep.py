@@ -365,7 +365,7 @@ def _zoo(engine: str, *, whole: bool = False) -> Callable[[Work], Opened]:
     def open_model(work: Work) -> Opened:
         def open_size(size: int) -> Call:
             opened = zoo.pipeline(work.model, "int8", engine, 1, size)
-            run = opened.predict if whole else opened.session({}).run
+            run = opened.predict if whole else opened.session.run
             return Call(_as_it_is, lambda batch: run(batch)["probability"])
 
         return open_size
