@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -347,6 +348,9 @@ def processes() -> Iterator[Processes]:
         yield Processes(rank, count, device)
     finally:
         distributed.destroy_process_group()
+        # Gloo's threads outlive the group (torch keeps it for DistributedDataParallel), and each needs the GIL to free
+        # the tensors of its last collective: one that asks for it while Python ends aborts a process that did its work.
+        time.sleep(0.2)
 
 
 def choose_precision(group: Processes, seconds: Callable[[bool], float]) -> str:
