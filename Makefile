@@ -18,13 +18,18 @@ run: $(VENV)/.runtime
 # Training in torch in a process of its own: with tensorflow and both engines in it, torch crashed there when it started another process.
 TRAINING := tests/zoo/images/test_train.py tests/zoo/images/test_qat.py tests/zoo/transformer_mt/test_train.py
 
+# Both runs start, whatever the first one found, and the last line says both results.
+define pytest
+@$(BIN)/python -m pytest $(1) $(TRAINING:%=--ignore=%); tests=$$?; $(BIN)/python -m pytest $(1) $(TRAINING); trainings=$$?; \
+	result() { if [ $$1 = 0 ]; then echo passed; else echo "FAILED (exit $$1)"; fi; }; \
+	echo "make $@: tests $$(result $$tests), training in torch $$(result $$trainings)"; [ $$tests$$trainings = 00 ]
+endef
+
 test: $(VENV)/.development
-	$(BIN)/python -m pytest $(TRAINING:%=--ignore=%)
-	$(BIN)/python -m pytest $(TRAINING)
+	$(call pytest)
 
 test-all: $(VENV)/.development
-	$(BIN)/python -m pytest -m "slow or data or not slow" $(TRAINING:%=--ignore=%)
-	$(BIN)/python -m pytest -m "slow or data or not slow" $(TRAINING)
+	$(call pytest,-m "slow or data or not slow")
 
 lint: $(VENV)/.development
 	$(BIN)/ruff check $(SOURCES)

