@@ -329,7 +329,7 @@ def _convert(name: str, target: Path) -> None:
     NETWORKS[name].convert(SHARED / "weights" / NETWORKS[name].weights, target)
 
 
-def _apart(function: Callable[..., Any], *args: Any) -> Any:
+def apart(function: Callable[..., Any], *args: Any) -> Any:
     """Run in a process of its own: libraries disturb each other's threads, and its peak memory is its own."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(function, *args).result()
@@ -429,7 +429,7 @@ def compare(
     work = Work(name, folder / f"{name}-fp32.onnx", folder / "calibration.npy")
     np.save(work.pixels, pixels[~tested, 0])
     if not work.fp32.is_file():
-        _apart(_convert, name, work.fp32)
+        apart(_convert, name, work.fp32)
     reference = outputs(work.fp32, "onnxruntime", network, pixels[tested])
     top1 = round(100 * float((reference[:, 0].argmax(axis=1) == labels[tested]).mean()), 2)
     results: list[dict[str, Any]] = []
@@ -439,8 +439,8 @@ def compare(
         kept = folder / f"{name}-{setting}.json"
         try:
             if not kept.is_file():
-                facts = _apart(_make, setting, work, folder / f"{name}-{setting}")
-                path = _made(folder, name, setting)
+                facts = apart(_make, setting, work, folder / f"{name}-{setting}")
+                path = made(folder, name, setting)
                 engines = (
                     ("openvino",)
                     if path.suffix == ".xml"
@@ -454,11 +454,11 @@ def compare(
                 }
                 files.write_json(kept, {"setting": setting, "accuracy": measured, **facts})
             results.append(files.read_json(kept))
-            paths[setting] = _made(folder, name, setting)
+            paths[setting] = made(folder, name, setting)
         except Exception as error:  # any library's own kinds
             left_out[setting] = common.why(error)
         advance(1)
-    times = _apart(_speed, paths, network, rounds) if rounds else {}
+    times = apart(_speed, paths, network, rounds) if rounds else {}
     speed = {
         engine: {setting: common.median(each) for setting, each in found.items()} for engine, found in times.items()
     }
@@ -483,7 +483,7 @@ def compare(
     }
 
 
-def _made(folder: Path, name: str, setting: str) -> Path:
+def made(folder: Path, name: str, setting: str) -> Path:
     return next(each for suffix in (".onnx", ".xml") if (each := folder / f"{name}-{setting}{suffix}").is_file())
 
 
