@@ -17,10 +17,14 @@ from pipelines.analysis import markdown
 from pipelines.core import files
 from pipelines.models.hub import Card, Hub
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scripts.peers import own_models as peers
+
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "MODELS.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
+PEERS = ROOT / "scripts" / "peers" / "reports"
 SHIPPED = Hub(zoo.SHIPPED)
 COLUMNS = ("model", "task", "data", "quality, fp32 / int8", "speed-up", "MB, fp32 / int8", "licence")
 MODELS_HEAD = """# Models
@@ -39,6 +43,12 @@ BENCHMARKS_HEAD = """# Benchmarks
 Everything that was measured of the models in [MODELS.md](../MODELS.md): each engine, other projects beside this one, memory, what a
 rewrite is worth. Engines are compared only in turn within one run. `scripts/reproduce.py` measures it all again on your machine;
 [Reports](#reports) states for each report file the machine, the versions and the commit.
+"""
+OWN_MODELS = """Real models out of PyPI packages, quantized by each tool's default command on the same samples, by `scripts/peers/own_models.py`
+({source}). SQNR: of all outputs against fp32 in onnxruntime, in dB, the file as it is in either engine (shapes stay dynamic). Agreement:
+percentage of samples with the same class (largest value, or side of .5), for other outputs to be read with the mean cosine. Milliseconds:
+one sample, all files in turn. s and peak MB: of quantizing, on one core.
+
 """
 
 
@@ -110,11 +120,10 @@ def models_page() -> str:
 
 def environments() -> str:
     """A row a report: where it was measured and with what."""
-    peers = markdown.reports(ROOT / "scripts" / "peers" / "reports", "")
     rows = []
     for report in [
         *(each for name in SHIPPED.names() for each in markdown.reports(zoo.SHIPPED / name / "reports", "")),
-        *peers,
+        *markdown.reports(PEERS, ""),
     ]:
         environment = report.content["environment"]
         versions = environment["versions"]
@@ -139,9 +148,20 @@ def environments() -> str:
     return "## Reports\n\n" + markdown.table([*columns, "other libraries", "commit"], rows)
 
 
+def own_models() -> str:
+    """ONNX files that others wrote, beside other quantizers."""
+    parts = []
+    for report in markdown.reports(PEERS, "own-models"):
+        filled = [row + [""] * (len(peers.COLUMNS) - len(row)) for row in peers.rows(report.content)]
+        parts.append(
+            OWN_MODELS.format(source=markdown.source(report, BENCHMARKS)) + markdown.table(peers.COLUMNS, filled)
+        )
+    return "\n".join(["## ONNX files that others wrote\n", *parts]) if parts else ""
+
+
 def benchmarks_page() -> str:
     parts = [module.benchmarks(names) for module, names in families().items() if hasattr(module, "benchmarks")]
-    return "\n".join(filter(None, [BENCHMARKS_HEAD, *parts, environments()]))
+    return "\n".join(filter(None, [BENCHMARKS_HEAD, *parts, own_models(), environments()]))
 
 
 def readme(text: str) -> str:

@@ -113,7 +113,7 @@ def onnxruntime_dynamic(work: Work, target: Path) -> dict[str, Any]:
 
 def nncf_transformer(work: Work, target: Path) -> dict[str, Any]:
     """NNCF with model_type=TRANSFORMER, which smooths outlier channels."""
-    import nncf as library
+    import nncf as library  # type: ignore[import-untyped]
     import openvino as ov
 
     samples = work.batches()
@@ -296,7 +296,7 @@ def rows(report: Mapping[str, Any]) -> list[list[str]]:
     for model in report["models"]:
         for row in model["results"]:
             accuracy = row.get("accuracy", {})
-            first = next((each for each in accuracy.values() if "sqnr_db" in each), {})
+            first: dict[str, Any] = next((each for each in accuracy.values() if "sqnr_db" in each), {})
             speed = [model["milliseconds"].get(e, {}).get(row["setting"], {}).get("median") for e in ENGINES]
             values: list[Any] = [model["model"], row["setting"]]
             values += [accuracy.get(engine, {}).get("sqnr_db") for engine in ENGINES]

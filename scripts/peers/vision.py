@@ -391,7 +391,7 @@ def accuracy(views: Array, reference_views: Array, labels: Array) -> dict[str, f
     }
 
 
-def time_in_turn(sessions: Mapping[str, Callable[[Array], Array]], x: Array, rounds: int) -> dict[str, list[float]]:
+def time_in_turn(sessions: Mapping[str, Callable[[Any], Any]], x: Any, rounds: int) -> dict[str, list[float]]:
     """{name: CPU milliseconds a call, one number a round}; each round gives every session a turn."""
     taken: dict[str, list[float]] = {name: [] for name in sessions}
     for run in sessions.values():
