@@ -7,6 +7,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+
+pytest.importorskip("torch", reason="needs the train extra")
 import torch
 from translation_networks import FORMS, WORDS, network
 

@@ -5,6 +5,8 @@ import json
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch", reason="needs the train extra")
 from translation_networks import network, plain_network
 
 from pipelines.core.errors import RequestError
