@@ -47,7 +47,7 @@ rewrite is worth. Engines are compared only in turn within one run. `scripts/rep
 OWN_MODELS = """Real models out of PyPI packages, quantized by each tool's default command on the same samples, by `scripts/peers/own_models.py`
 ({source}). SQNR: of all outputs against fp32 in onnxruntime, in dB, the file as it is in either engine (shapes stay dynamic). Agreement:
 percentage of samples with the same class (largest value, or side of .5), for other outputs to be read with the mean cosine. Milliseconds:
-one sample, all files in turn. s and peak MB: of quantizing, on one core.
+one sample, all files in turn. s (of CPU) and peak MB: of quantizing, on one core.
 
 """
 

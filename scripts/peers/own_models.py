@@ -9,8 +9,8 @@ than its file and its samples; peers get the file brought to opset 13 where it i
 
 Told of each: SQNR of all outputs against the float file's in onnxruntime, in dB, over all test samples one at a time,
 in both engines, which open the files as they are (shapes stay dynamic); the agreement of the first output, see
-`agreement`; size; seconds and peak memory of the quantization in a process of its own, on one core. Then all files of
-a model are timed on one test sample in each engine, in turn, on one thread and one core. NNCF quantizes the model as
+`agreement`; size; CPU seconds and peak memory of the quantization in a process of its own, on one core. Then all files
+of a model are timed on one test sample in each engine, in turn, on one thread and one core. NNCF quantizes the model as
 OpenVINO converts it (on other models its bias correction is skipped in silence), so that OpenVINO alone runs the
 result. A setting that fails is told of as left out, with its error. Needs the `peers` extra.
 """
@@ -18,9 +18,9 @@ result. A setting that fails is told of as left out, with its error. Needs the `
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,14 +137,10 @@ SETTINGS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
 
 
 def _make(setting: str, work: Work, target: Path) -> dict[str, Any]:
-    import resource
-
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    start = time.perf_counter()
     facts = SETTINGS[setting](work, target)
-    who = resource.RUSAGE_CHILDREN if setting == "zoo" else resource.RUSAGE_SELF
-    peak = resource.getrusage(who).ru_maxrss / 1024
-    return {**facts, "seconds": round(time.perf_counter() - start, 1), "peak_mb": round(peak)}
+    used = resource.getrusage(resource.RUSAGE_CHILDREN if setting == "zoo" else resource.RUSAGE_SELF)
+    return {**facts, "seconds": round(used.ru_utime + used.ru_stime, 1), "peak_mb": round(used.ru_maxrss / 1024)}
 
 
 # ----------------------------------------------------------------------------------------------------------- measuring
