@@ -61,7 +61,7 @@ def feeds(path: Path, samples: Path) -> list[Feed]:
     count = min(map(len, columns.values()))
     return [
         {
-            name: array[at] if np.ndim(array[at]) == wanted[name] else array[at : at + 1]
+            name: np.asarray(array[at]) if array.ndim - 1 == wanted[name] else array[at : at + 1]
             for name, array in columns.items()
         }
         for at in range(count)
