@@ -115,7 +115,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # nested deeper than any of ours
         raise RequestError(f"{path} is not valid JSON: {error}") from error
 
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from pipelines.core import forks
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.engines import stock
@@ -33,8 +34,8 @@ CHUNK = 64  # samples, the least that a thread is given
 class ClickGraph:
     """native.onnx opened: `ParallelEmbedding` and, where they are plain int8 layers, those after it as native kernels.
 
-    The large table is the mapped file. Raises RequestError without kernels, or for a graph that does not begin with
-    such an operator.
+    The large table is the mapped file. Threads may share it, and forked processes. Raises RequestError without kernels,
+    or for a graph that does not begin with such an operator.
     """
 
     def __init__(self, path: Path, threads: int) -> None:
@@ -53,7 +54,13 @@ class ClickGraph:
         layers = dense_layers(first)
         self.network = layers and native.click_network(self.embedding, [native.linear(n) for n in layers[0]], layers[1])
         self.rest, self.rest_inputs = _rest(model, first)
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._pool: ThreadPoolExecutor | None = None
+        self.forked()
+        forks.tell(self)
+
+    def forked(self) -> None:
+        """Threads of its own, which a forked process must make anew."""
+        self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
 
     def call(self, kernel: Any, batch: Batch) -> list[NDArray[Any]]:
         """The results of `kernel` on the batch, computed in as many parts as there are threads.

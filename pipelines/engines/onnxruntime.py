@@ -29,7 +29,9 @@ _SHORT = {"float": "f32", "uint8": "u8", "int8": "s8", "int32": "s32", "int64": 
 
 
 class OnnxRuntimeSession:
-    """onnxruntime's CPU provider, every optimization on. `model`: the serialized model, where `path` only names it."""
+    """onnxruntime's CPU provider, every optimization on. `model`: the serialized model, where `path` only names it.
+    Threads may share a session.
+    """
 
     engine = "onnxruntime"
     optimize = True

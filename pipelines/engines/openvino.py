@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,28 @@ def library() -> Any:
     return openvino
 
 
+class Requests:
+    """The infer requests of a compiled model. A request holds the inputs and outputs of one run, so that each is one
+    thread's while it runs; as many are made as have ever run at once.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+        self._idle = [compiled.create_infer_request()]  # appending to a list and popping from it are atomic
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Any]:
+        """A request that no other thread uses meanwhile."""
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            request = self._compiled.create_infer_request()
+        try:
+            yield request
+        finally:
+            self._idle.append(request)
+
+
 class OpenVinoSession:
     """OpenVINO's CPU plugin. Shapes are compiled static, one compilation a batch size, since dynamic ones cost it a
     third of its speed.
@@ -37,7 +62,7 @@ class OpenVinoSession:
     The first batch's size is compiled as it is, later ones as the next power of two, and a batch is padded to a
     compiled size of up to twice its own (the last chunk of a stream), so that few sizes are ever compiled. Compiled
     models are cached on disk. `model`: the serialized model, where `path` only names it. precision: "bf16" computes in
-    bfloat16 what is float in the model, any other in float32.
+    bfloat16 what is float in the model, any other in float32. Threads may share a session.
     """
 
     engine = "openvino"
@@ -66,7 +91,8 @@ class OpenVinoSession:
             for port in network.inputs
         }
         self._outputs = [port.any_name for port in network.outputs]  # a compiled one may have names of others, too
-        self._compiled: dict[int, Any] = {}
+        self._lock = threading.Lock()  # one thread compiles
+        self._compiled: dict[int, Requests] = {}
 
     def _size(self, count: int) -> int:
         """The static batch size that `count` samples run at."""
@@ -75,10 +101,13 @@ class OpenVinoSession:
             return min(compiled_sizes, default=max(count, 1))
         return 1 << max(count - 1, 0).bit_length()
 
-    def _compile(self, size: int) -> Any:
-        if size not in self._compiled:
-            self._compiled[size] = self._made(self._core, size).create_infer_request()
-        return self._compiled[size]
+    def _compile(self, count: int) -> tuple[int, Requests]:
+        """The static batch size that `count` samples run at, and the requests of the model compiled for it."""
+        with self._lock:
+            size = self._size(count)
+            if size not in self._compiled:
+                self._compiled[size] = Requests(self._made(self._core, size))
+            return size, self._compiled[size]
 
     def _made(self, core: Any, size: int) -> Any:
         model = core.read_model(self._model)
@@ -105,14 +134,13 @@ class OpenVinoSession:
             raise RequestError(
                 f"the inputs for {self.path} hold {count} and {others[0]} samples; wanted the same number in each"
             )
-        size = self._size(count)
-        request = self._compile(size)
+        size, requests = self._compile(count)
         padded = {name: array if size == count else _pad(array, size) for name, array in batch.items()}
         try:
-            results = request.infer(padded, share_inputs=True)
+            with requests.one() as request:
+                results = request.infer(padded, share_inputs=True)  # which copies the outputs
         except RuntimeError as error:
             raise RequestError(f"openvino cannot run {self.path} on this batch: {brief(error)}") from error
-        # outputs are copied by infer
         return {
             name: array[:count] if array.shape[:1] == (size,) else array
             for name, array in zip(self._outputs, results.values(), strict=True)
@@ -128,9 +156,11 @@ class OpenVinoSession:
 
     def executed(self, batch: Batch) -> list[Executed]:
         """The operators of the compiled (runtime) model, see `Session`, but constants and shape arithmetic."""
-        request = self._compile(self._size(length(batch)))
+        _, requests = self._compile(length(batch))
         operators = []
-        for op in request.get_compiled_model().get_runtime_model().get_ordered_ops():
+        with requests.one() as request:
+            runtime_model = request.get_compiled_model().get_runtime_model()
+        for op in runtime_model.get_ordered_ops():
             info = op.get_rt_info()
             kind, precision = _text(info, "layerType"), _text(info, "runtimePrecision")
             if kind not in ("Const", "Input", "Output"):

@@ -10,8 +10,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import os
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +28,7 @@ from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
-from pipelines.engines.openvino import OpenVinoSession, library
+from pipelines.engines.openvino import OpenVinoSession, Requests, library
 from pipelines.engines.session import Executed, Port, Session
 from pipelines.engines.stock import available
 from pipelines.engines.timing import REFERENCE, measure, require_alike
@@ -35,6 +37,24 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1  # of a plan file
 CONTENTS = "plan.json"
+_FORM: dict[str, type] = {  # of what CONTENTS holds, as far as opening it needs
+    "machine": str,
+    "environment": dict,
+    "models": dict,
+    "inputs": list,
+    "candidates": list,
+    "threads": list,
+    "profiles": list,
+}
+_PROFILE: dict[str, type] = {
+    "engine": str,
+    "precision": str,
+    "threads": int,
+    "batch_size": int,
+    "path": str,
+    "outputs": list,
+    "compiled": int,
+}
 Opener = Callable[[Path, str, int, str], Session]  # model file, engine, threads, precision
 
 
@@ -147,13 +167,34 @@ def read_plan(path: str | Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             plan: dict[str, Any] = json.loads(archive.read(CONTENTS))
-        if plan["format"] != FORMAT or not plan["profiles"]:
+        if plan["format"] != FORMAT:
             raise ValueError(f"format {plan['format']!r}, wanted {FORMAT}")
+        _require_form(plan)
     except Exception as error:  # zipfile, zlib and json raise their own kinds for every sort of damage
         raise RequestError(
             f"{path} is not a plan of this version ({error}); make one with: zoo plan MODEL -o {path}"
         ) from error
     return plan
+
+
+def _require_form(plan: Mapping[str, Any]) -> None:
+    """Raise ValueError, KeyError or TypeError for what `build` never writes."""
+    for key, kind in _FORM.items():
+        if not isinstance(plan[key], kind) or not (plan[key] or key == "environment"):
+            raise ValueError(f"found {key} {str(plan[key])[:40]!r}")
+    for profile in plan["profiles"]:
+        for key, kind in _PROFILE.items():
+            if not isinstance(profile[key], kind) or (kind is int and profile[key] < (key != "compiled")):
+                raise ValueError(f"found {key} {str(profile[key])[:40]!r} in a profile")
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name, (dtype, shape) in (item for batch in plan["inputs"] for item in batch.items()):
+        if min(shape, default=1) < 0 or math.prod(shape) * np.dtype(dtype).itemsize > room:
+            raise ValueError(f"found an input {name} of {dtype} {shape}")
+    for was in plan["models"].values():
+        if not (isinstance(was["bytes"], int) and isinstance(was["modified"], int) and isinstance(was["sha256"], str)):
+            raise ValueError("found a model without bytes, modified and sha256")
+    if not all(isinstance(each[key], str) for each in plan["candidates"] for key in ("engine", "precision", "path")):
+        raise ValueError("found a candidate without engine, precision and path")
 
 
 def stale(path: str | Path, found: Mapping[str, Any]) -> str:
@@ -181,7 +222,7 @@ class PlannedSession:
     """A plan file, ready to run: every batch in the profile of the next larger batch size, longer ones cut to the
     largest.
 
-    A profile's engine is opened at its first use, from the compiled model where there is one.
+    A profile's engine is opened at its first use, from the compiled model where there is one. Threads may share it.
     """
 
     engine = "plan"
@@ -189,6 +230,7 @@ class PlannedSession:
     def __init__(self, path: Path, found: dict[str, Any], opener: Opener) -> None:
         self.path, self.found, self._opener = path, found, opener
         self._sessions: dict[int, Session] = {}
+        self._lock = threading.Lock()  # one thread opens
         self._profiles = {int(each["batch_size"]): each for each in found["profiles"]}
         self.threads = max(int(each["threads"]) for each in found["profiles"])
 
@@ -214,16 +256,22 @@ class PlannedSession:
         return self._session(min(size for size in self._profiles if size >= count))
 
     def _session(self, size: int) -> Session:
-        if size not in self._sessions:
-            self._sessions[size] = self._open(self._profiles[size])
-        return self._sessions[size]
+        with self._lock:
+            if size not in self._sessions:
+                self._sessions[size] = self._open(self._profiles[size])
+            return self._sessions[size]
 
     def _open(self, profile: Mapping[str, Any]) -> Session:
         model, threads = self.path.parent / profile["path"], int(profile["threads"])
         if not profile["compiled"]:
             return self._opener(model, profile["engine"], threads, profile["precision"])
-        with zipfile.ZipFile(self.path) as archive:
-            blob = archive.read(_member(profile))
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                blob = archive.read(_member(profile))
+        except Exception as error:  # zipfile and zlib raise their own kinds
+            raise RequestError(
+                f"cannot read {_member(profile)} in {self.path} ({one_line(error)}); plan anew"
+            ) from error
         if profile["engine"] == "onnxruntime":
             return _Optimized(self.path, threads, blob)
         return _Imported(
@@ -257,7 +305,8 @@ class _Imported(OpenVinoSession):
             )
             for port in compiled.inputs
         }
-        self._compiled = {size: compiled.create_infer_request()}
+        self._lock = threading.Lock()
+        self._compiled = {size: Requests(compiled)}
 
     def _size(self, count: int) -> int:
         return self._fixed

@@ -30,7 +30,7 @@ class QuickestSession:
 
     digest: what names the model that all options compute. A batch smaller than those before it runs in the engine
     chosen for the next larger size class (the last batch of a stream is no reason to time). An option that cannot be
-    opened gives way to the next quickest. Raises ZooError, when run, where no option is left.
+    opened gives way to the next quickest. Threads may share it. Raises ZooError, when run, where no option is left.
     """
 
     def __init__(self, digest: str, options: Mapping[str, Option], threads: int = 1) -> None:
@@ -49,7 +49,8 @@ class QuickestSession:
     @property
     def inputs(self) -> dict[str, Port]:
         """dtype and shape of every input, as `Session` has them."""
-        session = next(iter(self._sessions.values()), None) or self._open(next(iter(self._options)))
+        with self._lock:
+            session = next(iter(self._sessions.values()), None) or self._open(next(iter(self._options)))
         return session.inputs
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -54,11 +55,8 @@ def choose(
         f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()} {ALIKE}".encode()
     ).hexdigest()[:16]
     path = settings.home() / "plans" / f"{key}.json"
-    if path.is_file() and not fresh:
-        try:
-            return Choice(**files.read_json(path))
-        except (TypeError, ZooError):
-            path.unlink(missing_ok=True)  # written by another version
+    if not fresh and (kept := _kept(path, candidates)):
+        return kept
     if len(candidates) == 1:
         return Choice(next(iter(candidates)), threads, size, {}, machine.fingerprint())
     milliseconds = time_each(candidates, batch)
@@ -66,11 +64,26 @@ def choose(
     chosen = Choice(
         best, threads, size, {name: round(ms, 4) for name, ms in milliseconds.items()}, machine.fingerprint()
     )
-    try:
-        files.write_json(path, asdict(chosen))
-    except ZooError as error:
-        logger.warning("the choice of an engine is not remembered: %s", error)
+    if milliseconds.keys() == candidates.keys():  # one that failed may have had a passing reason
+        try:
+            files.write_json(path, asdict(chosen))
+        except ZooError as error:
+            logger.warning("the choice of an engine is not remembered: %s", error)
     return chosen
+
+
+def _kept(path: Path, candidates: Mapping[str, object]) -> Choice | None:
+    """The choice in a file, None where there is none; one of another version, or damaged, is removed."""
+    if not path.is_file():
+        return None
+    try:
+        found = Choice(**files.read_json(path))
+        if found.engine in candidates and found.milliseconds.keys() == candidates.keys():
+            return found
+    except (AttributeError, TypeError, ZooError):
+        pass
+    path.unlink(missing_ok=True)
+    return None
 
 
 def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) -> dict[str, float]:

@@ -114,7 +114,26 @@ def test_another_machine_model_batch_or_thread_count_has_another_plan(path, time
     assert len(kept(zoo_home)) == 5
 
 
-@pytest.mark.parametrize("body", ["", "{", "[]", "3", '{"engine": "openvino"}', '{"other": 1}'])
+WHOLE = {"threads": 1, "batch_size": 4, "milliseconds": {"onnxruntime": 1.0, "openvino": 2.0}, "machine": ""}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        '{"engine": "openvino"}',
+        '{"other": 1}',
+        "[" * 200_000,
+        json.dumps({**WHOLE, "engine": "another"}),
+        json.dumps({**WHOLE, "engine": 3}),
+        json.dumps({**WHOLE, "engine": ["openvino"]}),
+        json.dumps({**WHOLE, "engine": "onnxruntime", "milliseconds": 5}),
+        json.dumps({**WHOLE, "engine": "onnxruntime", "milliseconds": {"onnxruntime": 1.0}}),  # without the other
+    ],
+)
 def test_a_broken_plan_is_made_anew(path, timed, zoo_home, body):
     first = quickest(path, FEEDS)
     (file,) = kept(zoo_home)
@@ -131,8 +150,10 @@ def test_an_engine_that_fails_is_passed_over(path, timed, monkeypatch):
             raise ZooError("cannot compile")
         return quick(path, name, *options)
 
-    monkeypatch.setattr(stock, "open_session", load)
-    assert quickest(path, FEEDS).engine == "onnxruntime"
+    with monkeypatch.context() as patch:
+        patch.setattr(stock, "open_session", load)
+        assert quickest(path, FEEDS).engine == "onnxruntime"
+    assert quickest(path, FEEDS).engine == "openvino", "a reason that passed is no choice for good"
 
 
 def test_no_engine_runs_it(tmp_path):
@@ -278,6 +299,43 @@ def test_a_file_that_is_no_plan(tmp_path, body):
     ) as caught:
         plan.open_plan(tmp_path / "m.plan", load)
     assert "\n" not in str(caught.value)
+
+
+def _without(key):
+    return lambda plan: plan.pop(key)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *map(_without, ("machine", "environment", "models", "inputs", "candidates", "threads", "profiles")),
+        lambda plan: plan.update(machine=3, inputs=[]),
+        lambda plan: plan["inputs"][0].update(x=["float32", [2**40, 3]]),
+        lambda plan: plan["inputs"][0].update(x=["no dtype", [4, 3]]),
+        lambda plan: plan["profiles"][0].update(engine=7),
+        lambda plan: plan["profiles"][0].update(batch_size=-1),
+        lambda plan: plan["profiles"][0].pop("path"),
+        lambda plan: plan["models"].update(a=[]),
+        lambda plan: plan["candidates"].append({}),
+    ],
+)
+def test_a_plan_whose_contents_are_no_plan_is_refused_in_one_line(planned, damage):
+    output, found = planned
+    found = json.loads(json.dumps(found))
+    damage(found)
+    with zipfile.ZipFile(output, "w") as archive:
+        archive.writestr(plan.CONTENTS, json.dumps(found))
+    with pytest.raises(RequestError, match="is not a plan of this version") as raised:
+        load(output)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_plan_without_its_compiled_models(planned):
+    output, found = planned
+    with zipfile.ZipFile(output, "w") as archive:
+        archive.writestr(plan.CONTENTS, json.dumps(found))
+    with pytest.raises(RequestError, match="plan anew"):
+        load(output).run(FEEDS)
 
 
 def test_a_candidate_that_fails_is_named_in_the_plan(path, tmp_path):
