@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,17 @@ def sha256(path: str | os.PathLike[str]) -> str:
     """Hex SHA-256 of a file's bytes."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def identity(path: Path) -> dict[str, Any]:
+    """{"bytes", "modified" (ns), "sha256"} of a file, for `same`."""
+    return {"bytes": path.stat().st_size, "modified": path.stat().st_mtime_ns, "sha256": sha256(path)}
+
+
+def same(path: Path, was: Mapping[str, Any]) -> bool:
+    """Whether a file is the one of this `identity`; read only where its size or time says that it may not be."""
+    now = path.stat()
+    return bool(now.st_size == was["bytes"] and (now.st_mtime_ns == was["modified"] or sha256(path) == was["sha256"]))
 
 
 def mapped(path: Path) -> Path:

@@ -129,7 +129,9 @@ def build(
             "format": FORMAT,
             "machine": machine.fingerprint(),
             "environment": machine.environment(),
-            "models": {_relative(path, folder): _identity(path) for path in sorted({each.path for each in candidates})},
+            "models": {
+                _relative(path, folder): files.identity(path) for path in sorted({each.path for each in candidates})
+            },
             "inputs": [
                 {name: [str(array.dtype), list(array.shape)] for name, array in batch.items()} for batch in batches
             ],
@@ -213,7 +215,7 @@ def stale(path: str | Path, found: Mapping[str, Any]) -> str:
         return f"made with {', '.join(differs) or 'another machine'}"
     for name, was in found["models"].items():
         model = Path(path).parent / name
-        if model.is_file() and not _same(model, was):
+        if model.is_file() and not files.same(model, was):
             return f"{model} has changed since"
     return ""
 
@@ -372,18 +374,6 @@ def _rebuild(path: Path, found: Mapping[str, Any], opener: Opener) -> tuple[dict
 
 def _relative(path: Path, folder: Path) -> str:
     return os.path.relpath(path.resolve(), folder)
-
-
-def _identity(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "modified": path.stat().st_mtime_ns, "sha256": files.sha256(path)}
-
-
-def _same(path: Path, was: Mapping[str, Any]) -> bool:
-    """Whether a file is the one described; read only where its size or time says that it may not be."""
-    now = path.stat()
-    return bool(
-        now.st_size == was["bytes"] and (now.st_mtime_ns == was["modified"] or files.sha256(path) == was["sha256"])
-    )
 
 
 def _member(profile: Mapping[str, Any]) -> str:

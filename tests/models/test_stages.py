@@ -2,9 +2,11 @@
 
 import json
 import multiprocessing
+import os
 import zlib
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from rewriting import model, run
 
@@ -511,7 +513,33 @@ def test_another_form_of_a_file_is_derived_once_for_each_source_and_form(folder)
     (folder.path / "seed.txt").write_text("2")
     assert stages.derived_graph(folder, "int8.onnx", "other", "2", make) != newer
     last = stages.derived_graph(folder, "int8.onnx", "other", "2", make)
-    assert sorted(folder.path.glob("int8.other-*")) == [last, mapped(last)]
+    assert sorted(folder.path.glob("int8.other-*")) == [last, mapped(last), stages._identities(last)]
+
+
+@pytest.mark.parametrize("part", ["graph", "weights", "identities"])
+def test_another_form_that_has_changed_since_is_derived_anew(folder, part):
+    made = []
+
+    def make(found):
+        made.append(found)
+        weight = ir.tensor(np.arange(8192, dtype=np.float32), name="large")
+        found.graph.initializers["large"] = ir.Value(name="large", const_value=weight)
+        found.graph.initializers["large"].const_value = weight
+        return found
+
+    def derive():
+        return stages.derived_graph(folder, "int8.onnx", "other", "1", make)
+
+    path = derive()
+    files = {"graph": path, "weights": mapped(path), "identities": stages._identities(path)}
+    content = {name: each.read_bytes() for name, each in files.items()}
+    os.utime(files["weights"])  # another time, the same bytes
+    assert derive() == path and len(made) == 1
+    damaged = bytearray(content[part])
+    damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
+    files[part].write_bytes(damaged)
+    assert derive() == path and len(made) == 2
+    assert path.read_bytes() == content["graph"] and mapped(path).read_bytes() == content["weights"]
 
 
 def test_where_the_folder_may_not_be_written_the_cache_is(folder, monkeypatch, tmp_path):
