@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.core.errors import RequestError
+
+MOST = 2**31 - 1  # samples in a batch
 Batch = Mapping[str, NDArray[Any]]
+
+
+def whole_number(what: str, value: Any, most: int = MOST) -> int:
+    """`value` as an int. Raises RequestError, naming `what`, for anything but a whole number from 1 to `most`."""
+    wanted = ""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        wanted = "a whole number"
+    else:
+        if 1 <= number <= most:
+            return number
+    wanted = wanted or ("1 or more" if number < 1 else f"at most {most:,}")
+    raise RequestError(f"{what} must be {wanted}, not {value!r}")
 
 
 def length(batch: Batch) -> int:

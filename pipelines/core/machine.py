@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
 
 THREADS = 1024  # no engine is asked for more
@@ -67,9 +68,10 @@ def cores() -> int:
 
 def require_threads(threads: int) -> None:
     """Raise RequestError for a number of threads that no machine runs; engines would start them all, and hang."""
-    if not 1 <= threads <= THREADS:
-        wanted = "1 or more" if threads < 1 else f"at most {THREADS:,}"
-        raise RequestError(f"threads must be {wanted}, not {threads}; this machine has {cores()} core(s)")
+    try:
+        whole_number("threads", threads, THREADS)
+    except RequestError as error:
+        raise RequestError(f"{error}; this machine has {cores()} core(s)") from None
 
 
 def caches() -> dict[str, int]:

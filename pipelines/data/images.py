@@ -110,6 +110,8 @@ def listed(inputs: Location | Iterable[Location]) -> Iterator[Path]:
     `decode`'s to tell.
     """
     for location in [inputs] if isinstance(inputs, str | os.PathLike) else inputs:
+        if not str(location):
+            raise RequestError("found an empty name, wanted an image or a folder of images")
         path = Path(location)
         if str(location) == "-":
             yield from (Path(os.fsdecode(line)) for raw in sys.stdin.buffer if (line := raw.rstrip(b"\r\n")))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core import files, machine
-from pipelines.core.batches import Batch, cut, joined
+from pipelines.core.batches import Batch, cut, joined, whole_number
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import catalog, stock
 from pipelines.engines.quickest import Option, QuickestSession
@@ -75,9 +75,7 @@ class Pipeline(abc.ABC):
     ) -> None:
         if model is None:
             model_file(precision, engine)  # raises for what there is not
-        batch_size = self.BATCH_SIZE if batch_size is None else batch_size
-        if batch_size < 1 or threads < 1:
-            raise RequestError(f"batch size and threads must be 1 or more, not {batch_size} and {threads}")
+        batch_size = whole_number("batch size", self.BATCH_SIZE if batch_size is None else batch_size)
         machine.require_threads(threads)
         self.folder, self.precision, self.threads, self.batch_size = folder, precision, threads, batch_size
         self.requested = engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,9 +41,9 @@ def limit(source: int, most: int) -> int:
 
 def require(beam: int, best: int, words: int | None = None) -> None:
     """Raise RequestError for a beam that cannot be, with a vocabulary of so many `words`."""
-    if not 1 <= best <= beam:
+    if not (isinstance(beam, numbers.Integral) and isinstance(best, numbers.Integral) and 1 <= best <= beam):
         raise RequestError(
-            f"found beam {beam} and n-best {best}; wanted a beam of 1 or more, and no more translations than it"
+            f"found beam {beam!r} and n-best {best!r}; wanted a beam of 1 or more, and no more translations than it"
         )
     if words is not None and 2 * beam > words:
         raise RequestError(f"found beam {beam}, wanted at most half of the {words} words in the vocabulary")

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -65,6 +65,7 @@ EXAMPLES = (
     "People wait for the train on a crowded platform.",
     "An old man is selling fruit at the market.",
 )
+SLOTS = 65536  # most sentences in a batch of the native translator
 LONGEST_NAME = 255  # characters; what is longer is no path
 STDIN = "-"
 ENCODER = (["source"], ["memory"])  # where its part of the graph begins and ends
@@ -198,17 +199,22 @@ class TranslationPipeline(Pipeline):
         """
         if isinstance(raw, str) and len(raw) < LONGEST_NAME and Path(raw).is_file():
             raw = Path(raw)
-        texts = [raw] if isinstance(raw, str) else raw
-        named = (
-            self._read([str(raw)])
-            if isinstance(raw, os.PathLike)
-            else (self._line(f"sentence {i}", each) for i, each in enumerate(texts, 1))
-        )
-        found = list(named)
+        if isinstance(raw, os.PathLike):
+            found = list(self._read([str(raw)]))
+        else:
+            if isinstance(raw, bytes | Mapping) or not isinstance(raw, Iterable):
+                raise RequestError(
+                    f"found {type(raw).__name__}; wanted a text file, a sentence, or a list of sentences"
+                )
+            texts = [raw] if isinstance(raw, str) else list(raw)
+            for i, each in enumerate(texts, 1):
+                if not isinstance(each, str):
+                    raise RequestError(f"sentence {i} is {type(each).__name__}, wanted text")
+            found = [self._line(f"sentence {i}", each) for i, each in enumerate(texts, 1)]
         if not found:
             raise RequestError("found no sentences; give at least one")
-        if wrong := next((each for each in found if each.fault), None):
-            raise RequestError(f"{wrong.where} {wrong.fault}")
+        if faulty := next((each for each in found if each.fault), None):
+            raise RequestError(f"{faulty.where} {faulty.fault}")
         return {"source": padded(self.vocabulary.encode([each.text for each in found]))}
 
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
@@ -219,7 +225,10 @@ class TranslationPipeline(Pipeline):
         is computed. Raises RequestError where the batch is none, or an impossible `beam`.
         """
         self._check(batch)
-        found = self.translate([row[row != PAD].astype(np.int32) for row in batch["source"]])
+        source, words = batch["source"], len(self.vocabulary)
+        if (wrong := source[(source < 0) | (source >= words)]).size:  # before they become int32
+            raise RequestError(f"found token {wrong[0]}, wanted 0 to {words - 1}")
+        found = self.translate([row[row != PAD].astype(np.int32) for row in source])
         tokens = padded([one.tokens for each in found for one in each]).reshape(len(found), self.best, -1)
         return {"tokens": tokens, "scores": np.array([[one.score for one in each] for each in found], np.float32)}
 
@@ -258,7 +267,7 @@ class TranslationPipeline(Pipeline):
             "beam": self.beam,
             "best": self.best,
             "length_penalty": self.length_penalty,
-            "slots": self.batch_size,
+            "slots": min(self.batch_size, max(len(order), 1), SLOTS),
         }
         chosen = [sentences[i] for i in order]
         for i, each in zip(order, native.translate(chosen, limits, start=START, end=END, **options), strict=True):  # type: ignore[arg-type]

@@ -72,6 +72,7 @@ class ClickPipeline(GraphPipeline):
         ids, last = batch.get("ids"), last_ids(self.features)
         if (
             isinstance(ids, np.ndarray)
+            and ids.dtype.kind in "iu"
             and ids.ndim == 2
             and ids.size
             and ids.shape[1] == len(last)

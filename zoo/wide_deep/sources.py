@@ -213,17 +213,27 @@ def tables(name: str, kind: str, place: Any) -> Iterator[Any]:
 
 
 def choose_columns(name: str, names: list[str], numeric: int, categorical: int) -> tuple[list[str], bool]:
-    """Columns of a table in the order of a row, and whether the first is the label."""
-    lower = {column.lower(): column for column in names}
+    """Columns of a table in the order of a row, and whether the first is the label.
+
+    Columns are taken by their names, or, where none has one of these names, by their order. Raises RequestError where
+    some are missing, or a name stands twice.
+    """
+    lower = [column.lower() for column in names]
+    if twice := [column for column, key in zip(names, lower, strict=True) if lower.count(key) > 1]:
+        raise RequestError(f"found the column {twice[0]} more than once in {name}, wanted each name once")
+    places = dict(zip(lower, names, strict=True))
 
     def numbered(count: int, *prefixes: str) -> list[str]:
-        wanted = ([f"{prefix}{i}" for i in range(1, count + 1)] for prefix in prefixes)
-        return next(([lower[key] for key in keys] for keys in wanted if all(key in lower for key in keys)), [])
+        wanted = [[f"{prefix}{i}" for i in range(1, count + 1)] for prefix in prefixes]
+        return max(wanted, key=lambda keys: sum(key in places for key in keys))
 
-    numbers, categories = numbered(numeric, "i", "integer_feature_"), numbered(categorical, "c", "categorical_feature_")
-    if numbers and categories:
-        label = [lower[key] for key in ("label", "click", "clicked") if key in lower][:1]
-        return label + numbers + categories, bool(label)
+    keys = numbered(numeric, "i", "integer_feature_") + numbered(categorical, "c", "categorical_feature_")
+    missing = [key for key in keys if key not in places]
+    if not missing:
+        label = [places[key] for key in ("label", "click", "clicked") if key in places][:1]
+        return label + [places[key] for key in keys], bool(label)
+    if len(missing) < len(keys):
+        raise RequestError(f"found no column {', '.join(missing)[:80]} in {name}, wanted all {len(keys)} by name")
     if len(names) in (numeric + categorical, numeric + categorical + 1):
         return names, len(names) > numeric + categorical
     raise RequestError(

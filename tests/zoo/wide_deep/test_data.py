@@ -610,6 +610,22 @@ def test_parquet_by_order_and_without_label(tmp_path):
         read(tmp_path / "d.parquet")
 
 
+@pytest.mark.parametrize("gone", ["I1", "C26", "I7"])
+def test_parquet_without_some_of_the_named_columns(tmp_path, gone):
+    whole = table(synthetic_lines(10))
+    pq.write_table(whole.drop_columns(gone), tmp_path / "a.parquet")  # 39 columns, as many as by order without a label
+    with pytest.raises(RequestError, match=f"found no column {gone.lower()} in .*a.parquet, wanted all 39 by name"):
+        read(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["I2", "i2", "LABEL"])
+def test_parquet_with_a_name_twice(tmp_path, name):
+    whole = table(synthetic_lines(10))
+    pq.write_table(whole.append_column(name, whole["I1"]), tmp_path / "a.parquet")
+    with pytest.raises(RequestError, match=r"more than once in .*a.parquet"):
+        read(tmp_path / "a.parquet")
+
+
 def test_broken_values_in_parquet(tmp_path):
     lines = synthetic_lines(6)
     whole = table(lines, None, pa.float64(), pa.string(), pa.int64())
