@@ -15,7 +15,7 @@ files that ship.
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import importlib.util
 import logging
 from pathlib import Path
@@ -76,10 +76,12 @@ __all__ = [
 
 def hub() -> Hub:
     """The pretrained models: those that ship here, then those of other packages (`MODELS`)."""
+    from importlib.metadata import entry_points
+
     from pipelines.models.hub import Hub
 
     folders = [SHIPPED]
-    for point in importlib.metadata.entry_points(group=MODELS):
+    for point in entry_points(group=MODELS):
         try:
             spec = importlib.util.find_spec(point.value)
         except Exception:  # whatever the import of another package raises
@@ -145,7 +147,9 @@ def entry_of(model: str | Path) -> Entry:
 
 def _entries() -> dict[str, str]:
     """{family: "module:attribute"} of all families; built-in ones win."""
-    return {point.name: point.value for point in importlib.metadata.entry_points(group=FAMILIES)} | BUILT_IN
+    from importlib.metadata import entry_points  # which takes longer than all else that this module imports
+
+    return {point.name: point.value for point in entry_points(group=FAMILIES)} | BUILT_IN
 
 
 def load(model: str | Path) -> ModelFolder:

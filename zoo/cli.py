@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 import zoo
-from pipelines.core.errors import ZooError
+from pipelines.core.errors import ZooError, plain
 from zoo.options import (
     Duration,
     Numbers,
@@ -614,8 +613,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        table.add_row(*row)
-    Console(highlight=False, width=None if sys.stdout.isatty() else 250).print(table)
+        table.add_row(*map(plain, row))
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 250).print(table)
 
 
 def _tree(value: Mapping[str, Any], depth: int = 0) -> None:
@@ -625,17 +624,25 @@ def _tree(value: Mapping[str, Any], depth: int = 0) -> None:
             _tree(each, depth + 1)
         else:
             text = ", ".join(map(str, each)) if isinstance(each, list | tuple) else str(each)
-            click.echo(f"{'  ' * depth}{key}: {text if len(text) < 400 else text[:400] + ' ...'}")
+            click.echo(plain(f"{'  ' * depth}{key}: {text if len(text) < 400 else text[:400] + ' ...'}"))
+
+
+class _Plain(logging.Formatter):
+    """Lines in which nothing of a model or a file speaks to the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging."""
+        return plain(super().format(record))
 
 
 def main() -> None:
     """Entry point of the `zoo` command."""
     handler = logging.StreamHandler()
     handler.addFilter(Once())
-    logging.basicConfig(level=logging.WARNING, format="zoo: %(message)s", handlers=[handler])
+    handler.setFormatter(_Plain("zoo: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what is wrong with an image is said where it is read
     warnings.filterwarnings("ignore", module="PIL")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that clean-up runs
     try:
         call(sys.argv[1:])
     except SystemExit as end:
@@ -668,7 +675,7 @@ def call(arguments: Sequence[str]) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"zoo: {' '.join(message.split())}", err=True)
+    click.echo(plain(f"zoo: {' '.join(message.split())}"), err=True)
     sys.exit(code)
 
 

@@ -188,7 +188,7 @@ def _place() -> tuple[int, int]:
         config = json.loads(text)
         names = [(kind, i) for kind in ("chief", "worker") for i in range(len(config["cluster"].get(kind, [])))]
         return names.index((config["task"]["type"], int(config["task"]["index"]))), len(names)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         wanted = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}'
         raise RequestError(
             f"found TF_CONFIG={text!r}, wanted the addresses of all processes and which one this is: {wanted}"

@@ -562,6 +562,6 @@ def _read_log(path: Path) -> tuple[Trial, list[Trial]]:
     try:
         for text in path.read_text(encoding="utf-8").splitlines():
             lines.append(json.loads(text))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         pass
     return (lines[0], lines[1:]) if lines and isinstance(lines[0], dict) else ({}, [])

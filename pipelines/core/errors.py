@@ -15,6 +15,11 @@ class RequestError(ZooError, ValueError):
     exit_code = 2
 
 
+def plain(text: str) -> str:
+    """`text` with its control characters written out, so that names in a file cannot speak to the terminal."""
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+
+
 def one_line(error: Exception) -> str:
     """All that an exception of a library says, joined to one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,13 +23,15 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = 2.0  # seconds in silence
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CUT_SHORT = re.compile(r"\d+ requested and \d+ written")  # numpy's message, without the number of the error
 
 
 class DiskFull(ZooError):
     """There is no room for a file."""
 
     def __init__(self, target: str | os.PathLike[str], error: OSError) -> None:
-        super().__init__(f"cannot write {target}: {os.strerror(error.errno or 0)}; free space, or choose another place")
+        fault = os.strerror(error.errno or errno.ENOSPC)
+        super().__init__(f"cannot write {target}: {fault}; free space, or choose another place")
 
 
 def require_place(path: str | os.PathLike[str]) -> None:
@@ -52,20 +56,21 @@ def _require_no_folder(target: Path) -> None:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside `path`; move it there on success, delete it on any failure or Ctrl-C.
 
-    The suffix is kept, because libraries choose a format by it. Raises RequestError where the folder cannot be made or
+    The suffix is kept, because libraries choose a format by it. What a killed process left of the same file is deleted
+    first: the temporary file of one that lives is locked. Raises RequestError where the folder cannot be made or
     written, or where `path` is no file (a device such as /dev/null would be replaced by one); DiskFull where there is
     no room for it.
     """
     _require_no_folder(target := Path(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
+        handle, name = _temporary(target)
     except OSError as error:
         if error.errno in FULL:
             raise DiskFull(target, error) from error
         raise RequestError(f"cannot write {target}: {error.strerror or error}; choose another output path") from error
-    os.close(handle)
     temporary = Path(name)
+    _sweep(target)
     try:
         yield temporary
         umask = os.umask(0)
@@ -73,13 +78,36 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.chmod(0o666 & ~umask)  # mkstemp made it private
         temporary.replace(target)
     except OSError as error:  # a write knows no file name, and the temporary one says nothing to a person
-        if error.errno in FULL:
+        if error.errno in FULL or CUT_SHORT.search(str(error)):
             raise DiskFull(target, error) from error
         if str(error.filename) == name:
             raise RequestError(f"cannot write {target}: {error.strerror}; choose another output path") from error
         raise
     finally:
         temporary.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _temporary(target: Path) -> tuple[int, str]:
+    """A new file beside `target`, locked: its handle and path."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
+        with contextlib.suppress(OSError):  # where there are no locks, nothing is swept either
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.exists(name):  # noqa: PTH110 (another process may have swept it before it was locked)
+            return handle, name
+        os.close(handle)
+
+
+def _sweep(target: Path) -> None:
+    """Delete the temporary files of `target` that no process holds."""
+    ours = re.compile(rf"\.{re.escape(target.stem)}-[a-z0-9_]{{8}}{re.escape(target.suffix)}")
+    for path in target.parent.iterdir():
+        if not ours.fullmatch(path.name):
+            continue
+        with contextlib.suppress(OSError), path.open("rb") as file:  # another process may hold it, or be quicker
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 @contextlib.contextmanager

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from pipelines.core.errors import plain
+
 SECONDS = 30.0  # between lines
 
-console = Console(stderr=True)
+console = Console(stderr=True, markup=False, highlight=False)
 
 
 @contextlib.contextmanager
@@ -20,11 +22,12 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
 
     `total` is in whatever unit `advance` counts (rows, bytes, samples); None shows a running count.
     """
+    title = plain(title)
     if not console.is_terminal:
         yield _lines(title, total)
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -46,9 +49,7 @@ def _lines(title: str, total: float | None) -> Callable[[float], None]:
         if (now := time.monotonic()) - printed >= SECONDS:
             printed = now
             of = "" if total is None else f" of {total:,.0f}"
-            console.print(
-                f"{title}: {done:,.0f}{of}, {now - begin:.0f} s", markup=False, highlight=False, soft_wrap=True
-            )
+            console.print(f"{title}: {done:,.0f}{of}, {now - begin:.0f} s", soft_wrap=True)
 
     return advance
 

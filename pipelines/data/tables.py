@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, plain
 from pipelines.core.files import replacing
 from pipelines.kernels import extension
 
@@ -155,7 +155,7 @@ def _aligned(sink: Any, brief: Sequence[str]) -> Callable[[Columns], None]:
             cells.insert(0, list(brief))
             widths.extend(max(map(len, column)) for column in zip(*cells, strict=True))
         for row in cells:
-            print("  ".join(map(str.ljust, row, widths)).rstrip(), file=sink)
+            print(plain("  ".join(map(str.ljust, row, widths)).rstrip()), file=sink)
 
     return write
 

@@ -35,6 +35,7 @@ CHUNK = 1 << 16  # bytes; what a broken connection may lose
 
 CARD = "card.json"
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # flat, visible, needs no quoting in a URL
+FULL_DIGEST = 64  # digits
 _DIGEST = re.compile(r"[0-9a-f]{8}|[0-9a-f]{64}")
 _URL = re.compile(r"https?://\S+")
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -56,7 +57,7 @@ class CardFile:
     url: str | None
 
     def __post_init__(self) -> None:
-        _check_plain("file name", self.name)
+        require_plain("file name", self.name)
         if self.name == CARD:
             raise RequestError(f"{CARD} is the card itself; take it out of its list of files")
         if self.size is not None and (type(self.size) is not int or self.size < 0):
@@ -90,7 +91,7 @@ class Card:
     details: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _check_plain("model name", self.name)
+        require_plain("model name", self.name)
         for key, value in (("entry", self.entry), ("description", self.description)):
             if not isinstance(value, str) or not value.strip():
                 raise RequestError(f"card of {self.name}: {key} is {value!r}; give a text")
@@ -373,8 +374,14 @@ def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) 
             advance(done / 1e6)
             # raw: the bytes as they lie on the server, whatever Content-Encoding it adds
             for chunk in response.raw.stream(CHUNK, decode_content=False):
-                file.write(chunk)
                 done += len(chunk)
+                if size is not None and done > size:
+                    partial.drop()
+                    found = length if length.isdigit() else f"over {size}"
+                    raise ZooError(
+                        f"what came from {url} does not match and was deleted: size {found}, expected {size}"
+                    )
+                file.write(chunk)
                 advance(len(chunk) / 1e6)
     if total is not None and done < total:
         raise _Transient(f"the body ended after {done} of {total} bytes")
@@ -418,6 +425,8 @@ def _ensure(target: Path, size: int | None, sha256: str | None, obtain: Callable
                 logger.warning("%s does not match (%s); deleted", target, fault)
                 target.unlink()
             obtain(target)
+            if sha256 is not None and len(sha256) < FULL_DIGEST:
+                logger.warning("%s is checked by the first %d digits of its SHA-256 alone", target, len(sha256))
 
 
 def _fault(path: Path, size: int | None, sha256: str | None) -> str | None:
@@ -468,7 +477,7 @@ def _card_file(name: str, value: Any) -> CardFile:
     return CardFile(name, value.get("size"), value.get("sha256"), value.get("url"))
 
 
-def _check_plain(what: str, value: object) -> None:
+def require_plain(what: str, value: object) -> None:
     """Raise RequestError unless `value` may be the name of a file or folder of its own."""
     if not _matches(_PLAIN, value):
         raise RequestError(

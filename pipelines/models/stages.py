@@ -27,7 +27,7 @@ from pipelines.core import files, settings
 from pipelines.core.batches import Batch, cut
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.models.entry import Entry
-from pipelines.models.hub import CARD, Card
+from pipelines.models.hub import CARD, Card, require_plain
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
@@ -72,7 +72,10 @@ class ModelFolder:
         checkpoint.
         """
         published = self.card.details.get("weights")
-        return str(published["file"]) if isinstance(published, dict) and "file" in published else self.entry.checkpoint
+        if not isinstance(published, dict) or "file" not in published:
+            return self.entry.checkpoint
+        require_plain(f"{self.path / CARD}: the weights' file", published["file"])
+        return str(published["file"])
 
     def given(self, name: str) -> bool:
         """Whether the file came with the card, rather than being built here."""

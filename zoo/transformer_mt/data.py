@@ -9,6 +9,7 @@ import os
 import re
 import unicodedata
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -120,7 +121,7 @@ def lines(file: Iterable[bytes], name: str | Path) -> Iterator[str | None]:
                 yield line.rstrip(b"\r\n").decode("utf-8-sig" if number == 0 else "utf-8")
             except UnicodeDecodeError:
                 yield None
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise RequestError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
 
 
@@ -151,7 +152,7 @@ def _table_in(path: Path) -> Any:
         tables = [
             name for name in archive.namelist() if not name.endswith("/") and b"\t" in archive.open(name).readline()
         ]
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise RequestError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if len(tables) != 1:
         raise RequestError(

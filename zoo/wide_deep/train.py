@@ -550,7 +550,7 @@ class _Checkpoint:
             with np.load(path, allow_pickle=False) as file:
                 state = json.loads(str(file["state"]))
                 lists = [[file[name] for name in file.files if name.startswith(kind)] for kind in ("best", "variable")]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, RecursionError, zipfile.BadZipFile) as error:
             raise RequestError(
                 f"cannot read the checkpoint {path} ({error}); train again into an empty folder"
             ) from error

@@ -106,6 +106,6 @@ def load(path: str | Path) -> tuple[EncoderProgram, DecoderProgram]:
             return CLASSES[name](**{key: decoded(item) for key, item in arguments.items()})
 
         encoder, decoder = map(decoded, header["programs"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
     return encoder, decoder
