@@ -10,7 +10,7 @@ BUILT := pyproject.toml $(CONSTRAINTS) $(wildcard pipelines/kernels/*.cpp pipeli
 # the checks of a file that a person wrote; generated folders stay out
 SOURCES := zoo pipelines scripts tests
 
-.PHONY: run test test-all lint bench wheel sanitize clean
+.PHONY: run test test-all fuzz lint bench wheel sanitize clean
 
 run: $(VENV)/.runtime
 	$(BIN)/python scripts/first_run.py
@@ -30,6 +30,11 @@ test: $(VENV)/.development
 
 test-all: $(VENV)/.development
 	$(call pytest,-m "slow or data or not slow")
+
+# The tests of tests/faults with so many random examples each, other ones every time.
+FUZZ ?= 3000
+fuzz: $(VENV)/.development
+	ZOO_FUZZ=$(FUZZ) $(BIN)/python -m pytest -m "slow or not slow" tests/faults
 
 lint: $(VENV)/.development
 	$(BIN)/ruff check $(SOURCES)

@@ -1,0 +1,236 @@
+"""Bytes that nobody wrote: whatever comes in, either it is read or one line says why not. `make fuzz` tries for longer."""
+
+import gzip
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import zoo
+from pipelines.core.errors import ZooError
+from pipelines.engines import catalog, plan
+from pipelines.graph import io
+from pipelines.kernels.transformer import program_file
+from pipelines.models.hub import Card
+from pipelines.models.stages import read_npz
+from pipelines.quantization.calibrate import CalibrationTable
+
+EXAMPLES = int(os.environ.get("ZOO_FUZZ", "0"))  # a test; 0: the fast tier's, always the same ones
+fuzz = settings(
+    max_examples=EXAMPLES or 60,
+    derandomize=not EXAMPLES,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def quietly(call, *arguments):
+    """Whether `call` takes the arguments; what it raises is one line of the project's own."""
+    try:
+        call(*arguments)
+    except ZooError as error:
+        assert str(error) and "\n" not in str(error), error
+        return False
+    return True
+
+
+def changed(draw, content: bytes) -> bytes:
+    """`content` with a few bytes changed, cut out or doubled."""
+    found = bytearray(content)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(len(found) - 1, 0)))
+        kind = draw(st.sampled_from(["change", "cut", "double", "zero"]))
+        if kind == "change":
+            found[at : at + 1] = draw(st.binary(min_size=1, max_size=4))
+        elif kind == "cut":
+            del found[at : at + draw(st.integers(1, 200))]
+        elif kind == "double":
+            found[at:at] = found[at : at + draw(st.integers(1, 64))]
+        else:
+            found[at : at + draw(st.integers(1, 200))] = b""
+    return bytes(found)
+
+
+def mutated(content: bytes):
+    return st.composite(lambda draw: changed(draw, content))()
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+@pytest.fixture(scope="module")
+def clicks():
+    return zoo.pipeline("wide-deep-criteo", engine="onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return zoo.pipeline("multi30k-en-de")
+
+
+@pytest.fixture(scope="module")
+def row():
+    path = zoo.load("wide-deep-criteo").path / "sample.tsv.gz"
+    with gzip.open(path) as file:
+        return file.readline()
+
+
+@fuzz
+@given(st.data())
+def test_rows(clicks, row, data):
+    lines = data.draw(st.lists(mutated(row) | st.binary(max_size=80), min_size=1, max_size=3))
+    if quietly(clicks.preprocess, lines):
+        batch = clicks.preprocess(lines)
+        assert (batch["ids"] >= 0).all() and np.isfinite(clicks.predict(batch)["probability"]).all()
+
+
+@fuzz
+@given(st.data(), st.booleans())
+def test_files_of_rows(clicks, row, tmp_path, data, packed):
+    content = gzip.compress(row * 3, mtime=0) if packed else row * 3
+    (tmp_path / "rows.tsv").write_bytes(data.draw(mutated(content)))
+    quietly(clicks.run, tmp_path / "rows.tsv", tmp_path / "out.csv", "skip")
+    assert {path.name for path in tmp_path.iterdir()} <= {"rows.tsv", "out.csv"}
+
+
+@fuzz
+@given(st.text(max_size=200) | st.binary(max_size=200).map(lambda each: each.decode("utf-8", "surrogateescape")))
+@example("\0" * 50)
+def test_sentences(translator, text):
+    if quietly(translator.preprocess, [text]):
+        source = translator.preprocess([text])["source"]
+        assert ((source >= 0) & (source < len(translator.vocabulary))).all()
+
+
+@fuzz
+@given(st.data())
+def test_files_of_text(translator, tmp_path, data):
+    content = b"Two children play.\nEin Hund.\n"
+    packed = data.draw(st.booleans())
+    path = tmp_path / f"t.txt{'.gz' * packed}"
+    path.write_bytes(data.draw(mutated(gzip.compress(content * 30, mtime=0) if packed else content)))
+    quietly(lambda: list(translator._read([str(path)])))
+
+
+# ---------------------------------------------------------------------------------------------------------------- JSON
+
+
+@fuzz
+@given(JSON)
+def test_json_of_every_kind(tmp_path, value):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(value))
+    for read in (Card.read, CalibrationTable.load):
+        quietly(read, path)
+    (tmp_path / "build.json").write_text(json.dumps(value))
+    (tmp_path / "card.json").write_text(json.dumps(value))
+    quietly(zoo.load, tmp_path)
+
+
+@fuzz
+@given(st.data())
+def test_cards_and_tables_that_are_nearly_right(tmp_path, data):
+    folder = zoo.load("mobilenet-v1-cifar10").path
+    for name, read in (("card.json", Card.read), ("calibration.json", CalibrationTable.load)):
+        (tmp_path / name).write_bytes(data.draw(mutated((folder / name).read_bytes()[:20_000])))
+        quietly(read, tmp_path / name)
+
+
+# -------------------------------------------------------------------------------------------------------------- models
+
+
+@pytest.fixture(scope="module")
+def model():
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (float[n, 4] x) => (float[n, 4] y) { a = MatMul(x, w) y = Relu(a) }"""
+    made = onnx.parser.parse_model(text)
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    return made.SerializeToString()
+
+
+@fuzz
+@given(st.data())
+def test_models(model, tmp_path, data):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data.draw(mutated(model) | st.binary(max_size=100)))
+    if quietly(io.load, path):
+        quietly(lambda: catalog.load(path, "onnxruntime").run({"x": np.ones((2, 4), np.float32)}))
+
+
+@fuzz
+@given(st.data())
+def test_samples(tmp_path, data):
+    path = tmp_path / "x.npz"
+    np.savez(path, x=np.ones((3, 4), np.float32))
+    path.write_bytes(data.draw(mutated(path.read_bytes())))
+    quietly(read_npz, path)
+
+
+# -------------------------------------------------------------------------------------------------------------- caches
+
+
+@pytest.fixture(scope="module")
+def planned(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "m.onnx").write_bytes(model)
+    batch = {"x": np.ones((2, 4), np.float32)}
+    plan.build(
+        [plan.Candidate("onnxruntime", "fp32", folder / "m.onnx")], [batch], [1], folder / "m.plan", catalog.load
+    )
+    return folder
+
+
+@fuzz
+@given(st.data())
+def test_plans(planned, data):
+    with zipfile.ZipFile(planned / "m.plan") as archive:
+        found = json.loads(archive.read(plan.CONTENTS))
+        blobs = {name: archive.read(name) for name in archive.namelist() if name != plan.CONTENTS}
+    found[data.draw(st.sampled_from(sorted(found)))] = data.draw(JSON)
+    with zipfile.ZipFile(planned / "x.plan", "w") as archive:
+        archive.writestr(plan.CONTENTS, json.dumps(found))
+        for name, blob in blobs.items():
+            archive.writestr(name, blob)
+    quietly(lambda: catalog.load(planned / "x.plan").run({"x": np.ones((2, 4), np.float32)}))
+
+
+@fuzz
+@given(st.data())
+def test_stored_programs(tmp_path, data):
+    header = data.draw(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
+    size = data.draw(st.sampled_from([len(header), 2**62, 0, 5]))
+    (tmp_path / "m.zoo").write_bytes(size.to_bytes(8, "little") + header + bytes(4096))
+    assert not quietly(program_file.load, tmp_path / "m.zoo")
+
+
+# ----------------------------------------------------------------------------------------------------------- long runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "auto"])
+def test_memory_and_descriptors_stay_over_many_calls(engine):
+    pipeline = zoo.pipeline("wide-deep-criteo", engine=engine)
+    batch = pipeline.preprocess(pipeline.example(3))
+
+    def held():
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(status["VmRSS"].split()[0]), len(list(Path("/proc/self/fd").iterdir()))
+
+    for _ in range(2000):
+        pipeline.predict(batch)
+    memory, descriptors = held()
+    for _ in range(20_000):
+        pipeline.predict(batch)
+    after = held()
+    assert after[0] - memory < 8_000 and after[1] <= descriptors  # kB; a leak of a batch would be thousands of these
