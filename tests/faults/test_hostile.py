@@ -21,6 +21,7 @@ from pipelines.core import files, progress
 from pipelines.core.errors import RequestError, ZooError, plain
 from pipelines.models import hub, stages
 from zoo import cli
+from zoo.wide_deep import data, sources
 
 DEEP = "[" * 200_000 + "]" * 200_000
 
@@ -208,3 +209,12 @@ def test_signals_at_any_moment_end_in_order(number, code, delay, tmp_path):
         out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert "Traceback" not in err and out == ""
+
+
+def test_a_log_without_rows_is_given_up_soon(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(data, "HOPELESS", 100_000)
+    monkeypatch.setattr(sources, "BLOCK", 1 << 16)
+    (tmp_path / "rows.tsv.gz").write_bytes(gzip.compress(b"\n" * 1_000_000))
+    line = said(capsys, "run", "wide-deep-criteo", tmp_path / "rows.tsv.gz", "-o", tmp_path / "o", "--on-error", "skip")
+    assert "unusable among the first" in line and "found 1 column" in line
+    assert int(line.split("first ")[1].split(" ")[0].replace(",", "")) < 1_000_000

@@ -83,6 +83,9 @@ class Rows:
         )
 
 
+HOPELESS, BAD_SHARE = 1_000_000, 0.99  # rows left out, and the share of all rows, from which on reading ends
+
+
 @dataclass
 class ErrorLog:
     """Rows left out by `read_rows(on_error="skip")`: how many of each kind (columns, label, number), and the first few
@@ -137,9 +140,9 @@ def read_rows(
 
     A row with a wrong column count, a number that is none (plain integers and decimals are; nan and inf are not), or a
     label other than 0 and 1 raises RequestError with file and line; with on_error="skip" it is left out and counted in
-    `errors`. Input that is missing, empty, truncated, of another kind, or without one complete row raises RequestError;
-    a hub that fails on the way raises ZooError. `seconds["read"]` counts the time in which the sources gave their bytes
-    or tables.
+    `errors`, unless nearly all of the first million rows are such. Input that is missing, empty, truncated, of another
+    kind, or without one complete row raises RequestError; a hub that fails on the way raises ZooError. `seconds["read"]`
+    counts the time in which the sources gave their bytes or tables.
     """
     if on_error not in ("raise", "skip"):
         raise RequestError(f"found on_error {on_error!r}, wanted raise or skip")
@@ -377,6 +380,11 @@ class _Reader:
             values, ids, complete = values[~wrong], ids[~wrong], complete[~wrong]
         index = self.seen + complete
         self.seen += piece.count
+        if self.errors is not None and (left_out := self.errors.total) >= max(HOPELESS, BAD_SHARE * self.seen):
+            raise RequestError(
+                f"found {left_out:,} unusable among the first {self.seen:,} rows, wanted a log of clicks; "
+                f"first: {self.errors.messages[0]}"
+            )
         return Rows(np.ascontiguousarray(values[:, labelled:]), ids, values[:, 0].copy() if labelled else None, index)
 
 
