@@ -215,6 +215,6 @@ def test_a_log_without_rows_is_given_up_soon(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(data, "HOPELESS", 100_000)
     monkeypatch.setattr(sources, "BLOCK", 1 << 16)
     (tmp_path / "rows.tsv.gz").write_bytes(gzip.compress(b"\n" * 1_000_000))
-    line = said(capsys, "run", "wide-deep-criteo", tmp_path / "rows.tsv.gz", "-o", tmp_path / "o", "--on-error", "skip")
+    line = said(capsys, "run", "wide-deep-criteo", tmp_path / "rows.tsv.gz", "-o", "-", "--on-error", "skip")
     assert "unusable among the first" in line and "found 1 column" in line
     assert int(line.split("first ")[1].split(" ")[0].replace(",", "")) < 1_000_000

@@ -141,8 +141,8 @@ def read_rows(
     A row with a wrong column count, a number that is none (plain integers and decimals are; nan and inf are not), or a
     label other than 0 and 1 raises RequestError with file and line; with on_error="skip" it is left out and counted in
     `errors`, unless nearly all of the first million rows are such. Input that is missing, empty, truncated, of another
-    kind, or without one complete row raises RequestError; a hub that fails on the way raises ZooError. `seconds["read"]`
-    counts the time in which the sources gave their bytes or tables.
+    kind, or without one complete row raises RequestError; a hub that fails on the way raises ZooError.
+    `seconds["read"]` counts the time in which the sources gave their bytes or tables.
     """
     if on_error not in ("raise", "skip"):
         raise RequestError(f"found on_error {on_error!r}, wanted raise or skip")
