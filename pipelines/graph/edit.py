@@ -24,7 +24,22 @@ def extract(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> i
         raise RequestError(
             f"the graph {model.graph.name} has no part from {', '.join(inputs)} to {', '.join(outputs)}: {error}"
         ) from error
+    _read_as_fed(subgraph)
     return ir.Model(subgraph, ir_version=model.ir_version)
+
+
+def _read_as_fed(subgraph: ir.Graph) -> None:
+    """Have an input read, not computed again, where its operator is in the subgraph for another of its results.
+
+    Such is a Split of which one part is an input. Its own result of the input's name gets another name: ONNX defines a
+    name once.
+    """
+    inputs, taken = {value.name: value for value in subgraph.inputs}, used_names(subgraph)
+    for node in subgraph:
+        for value in node.outputs:
+            if value.name in inputs:
+                value.replace_all_uses_with(inputs[value.name], replace_graph_outputs=True)
+                value.name = unique(f"{value.name}.again", taken)
 
 
 def unique(name: str, taken: set[str]) -> str:

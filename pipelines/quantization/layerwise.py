@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError
-from pipelines.graph import query, reference_session
+from pipelines.graph import edit, query, reference_session
 
 Array = NDArray[Any]
 CHUNK = 8  # samples computed at once
@@ -57,16 +57,12 @@ def subgraph_session(
 
     fed: arrays of the inputs' dtypes, where these are not the graph's own. quick: see `reference_session.options`.
     """
-    subgraph = ir.convenience.extract(
-        model.graph, [str(value.name) for value in inputs], [str(value.name) for value in outputs]
-    )
-    for value, array in zip(subgraph.inputs, fed, strict=False):
+    part = edit.extract(model, [str(value.name) for value in inputs], [str(value.name) for value in outputs])
+    for value, array in zip(part.graph.inputs, fed, strict=False):
         value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
-    for value in (*subgraph.inputs, *subgraph.outputs):
+    for value in (*part.graph.inputs, *part.graph.outputs):
         value.shape = None  # inference may have guessed
-    return reference_session.session(
-        ir.Model(subgraph, ir_version=model.ir_version), "its correction needs", reference_session.options(quick)
-    )
+    return reference_session.session(part, "its correction needs", reference_session.options(quick))
 
 
 def values_read(node: ir.Node) -> Iterator[ir.Value]:
