@@ -139,6 +139,27 @@ def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
         graph.insert_before(graph[0], cast)
 
 
+def own_weights(model: ir.Model) -> int:
+    """Give every DequantizeLinear of int8 weights that shares them, but the first, copies; in place, returns how many.
+
+    Of their zero point, too.
+    """
+    seen: set[ir.Value] = set()
+    count, taken = 0, used_names(model.graph)
+    for reader in model.graph:
+        if reader.op_type != "DequantizeLinear" or constant(reader.inputs[0]) is None:
+            continue
+        for index, value in enumerate(reader.inputs):
+            array = constant(value) if index != 1 else None
+            if value is None or array is None or array.dtype != np.int8:
+                continue
+            if value in seen:
+                reader.replace_input_with(index, initializer(model.graph, f"{value.name}.own", array, taken))
+                count += 1
+            seen.add(value)
+    return count
+
+
 def expand_fp16(model: ir.Model) -> None:
     """Undo `compress_fp16`, or an exporter's like: float32 weights that hold float16 values. In place."""
     graph = model.graph

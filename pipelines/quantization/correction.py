@@ -99,11 +99,13 @@ def correct_layers(
             count += length(batch)
         if not count:
             raise RequestError("no samples to correct the layers on; pass at least one")
+        sharing = _sharing(layers)
         for layer in layers:
             float_layer = exact.nodes.get(str(layer.name))
             if float_layer is not None:
                 exact.compute(float_layer)
-            rounding, changed = _gptq(layer, float_layer, rounded) if weights and float_layer is not None else ("", 0)
+            together = sharing.get(layer, [])  # [] where it shares the weights of one before it
+            rounding, changed = _gptq(together, float_layer, rounded) if weights and together else ("", 0)
             rounded.compute(layer)
             correction = _correct_bias(layer, float_layer, exact, rounded)
             corrections.append(replace(correction, weights=changed, rounding=rounding))
@@ -145,13 +147,30 @@ def _is_int8(node: ir.Node) -> bool:
     return weight is not None and weight[0].dtype == np.int8
 
 
-def _gptq(layer: ir.Node, float_layer: ir.Node, rounded: LayerwiseRun) -> tuple[str, int]:
-    """Round a layer's weights by GPTQ; returns the `Correction.rounding` and how many weights it changes."""
-    mine, original, x = Weights.of(layer), query.constant(float_layer.inputs[1]), layer.inputs[0]
-    if mine is None or original is None or x is None or original.shape != mine.integers.shape:
+def _sharing(layers: Iterable[ir.Node]) -> dict[ir.Node, list[ir.Node]]:
+    """{layer: the layers that share its weights, itself first}, of every one that is the first of these."""
+    groups: dict[ir.Value, list[ir.Node]] = {}
+    for layer in layers:
+        if (weights := Weights.of(layer)) is not None:
+            groups.setdefault(weights.initializer, []).append(layer)
+    return {group[0]: group for group in groups.values()}
+
+
+def _gptq(layers: list[ir.Node], float_layer: ir.Node | None, rounded: LayerwiseRun) -> tuple[str, int]:
+    """Round the weights of layers that share them by GPTQ, once, on the inputs of all.
+
+    float_layer: that of the first, which is next to be computed. The inputs of the others are what the model computes
+    with weights and biases as they are so far. Returns the `Correction.rounding` and how many weights it changes.
+    """
+    original = query.constant(float_layer.inputs[1]) if float_layer is not None else None
+    mine, inputs = Weights.of(layers[0]), [x for layer in layers if (x := layer.inputs[0]) is not None]
+    if mine is None or original is None or original.shape != mine.integers.shape or len(inputs) < len(layers):
+        return "", 0
+    if len(mine.initializer.uses()) > len(layers):  # by what is no int8 layer
         return "", 0
     most = int(np.abs(mine.integers.astype(np.int16)).max())
-    better = round_layer(layer, original, mine.scale, most, rounded.values(x), rounded.chunks)
+    arrays = ([x] for x in rounded.values(inputs[0])) if len(layers) == 1 else rounded.ahead(inputs)
+    better = round_layer(layers, original, mine.scale, most, arrays, rounded.chunks)
     if better is None:
         return "", 0
     changes = np.subtract(better, mine.integers, dtype=np.int16).clip(-127, 127).astype(np.int8)

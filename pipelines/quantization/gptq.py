@@ -8,7 +8,7 @@ nearest plane on its Cholesky factor, which is the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,28 +46,33 @@ def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[
 
 
 def round_layer(
-    layer: ir.Node, weights: Array, scale: Array, most: int, inputs: Iterable[Array], chunks: int
+    layers: Sequence[ir.Node], weights: Array, scale: Array, most: int, inputs: Iterable[Sequence[Array]], chunks: int
 ) -> NDArray[np.int8] | None:
-    """The int8 weights of a Conv, Gemm or MatMul by `gptq`, of the shape of `weights`; None for another form of layer.
+    """The int8 weights of Convs, Gemms or MatMuls that share them, by `gptq`, of the shape of `weights`.
 
-    weights: float; scale: one, or one per output channel; most: largest magnitude; inputs: the layer's input, in
-    `chunks` chunks.
+    None for another form of layer, or layers that read the weights differently. weights: float; scale: one, or one per
+    output channel; most: largest magnitude; inputs: the layers' inputs, in `chunks` chunks.
     """
-    rows = _rows(layer, weights)
+    rows = _rows(layers[0], weights)
     if rows is None or rows.shape[-1] > WIDEST:
         return None
+    for other in (_rows(layer, weights) for layer in layers[1:]):
+        if other is None or not np.array_equal(rows, other):
+            return None
     groups, channels, width = rows.shape
     gram = np.zeros((groups, width, width))
-    for x in inputs:
-        columns = _im2col(layer, weights, x, POSITIONS // chunks + 1)
-        gram += columns.swapaxes(1, 2) @ columns
+    positions = POSITIONS // (chunks * len(layers)) + 1
+    for arrays in inputs:
+        for layer, x in zip(layers, arrays, strict=True):
+            columns = _im2col(layer, weights, x, positions)
+            gram += columns.swapaxes(1, 2) @ columns
     scales = np.broadcast_to(scale.astype(np.float64).ravel(), groups * channels).reshape(groups, channels)
     result = np.empty(rows.shape, np.int8)
     for group in range(groups):
         damping = DAMPING * np.trace(gram[group]) / width or 1.0  # 1: its input is zero throughout
         gram[group][np.diag_indices(width)] += damping
         result[group] = gptq(rows[group], scales[group], gram[group], most)
-    return _from_rows(layer, weights, result)
+    return _from_rows(layers[0], weights, result)
 
 
 def _rows(layer: ir.Node, weights: Array) -> Array | None:

@@ -133,6 +133,15 @@ class LayerwiseRun:
             return (self._read(value, chunk) for chunk in range(self.chunks))
         return (arrays[0] for arrays in self._run(self._cone(producer)[0], [value]))
 
+    def ahead(self, values: Sequence[ir.Value]) -> Iterator[list[Array]]:
+        """Values whether ready or not, chunk by chunk, as the layers upstream compute them so far."""
+        ends = [producer for value in values if value not in self.stored and (producer := value.producer()) is not None]
+        inputs = dict.fromkeys(value for end in ends for value in self._cone(end, ahead=True)[0])
+        computed = [value for value in dict.fromkeys(values) if value not in self.stored and value.producer()]
+        for chunk, arrays in enumerate(self._run(list(inputs), computed)):
+            found = dict(zip(computed, arrays, strict=True))
+            yield [found[value] if value in found else self._read(value, chunk) for value in values]
+
     def add(self, layer: ir.Node, shift: Array, axis: int) -> None:
         """Add `shift`, [channels], to the stored output of `layer`, whose channels lie on `axis`."""
         value = layer.outputs[0]
@@ -143,8 +152,11 @@ class LayerwiseRun:
             per_channel = shift.astype(array.dtype).reshape(-1, *[1] * (array.ndim - 1 - axis % array.ndim))
             self._write(value, chunk, array + per_channel)
 
-    def _cone(self, end: ir.Node) -> tuple[list[ir.Value], list[ir.Node], bool]:
-        """(stored values upstream of `end`, operators from these to it in order, whether a layer among them waits)."""
+    def _cone(self, end: ir.Node, ahead: bool = False) -> tuple[list[ir.Value], list[ir.Node], bool]:
+        """(stored values upstream of `end`, operators from these to it in order, whether a layer among them waits).
+
+        ahead: what is upstream of layers that wait, too.
+        """
         inputs: dict[ir.Value, None] = {}
         inner, todo, blocked = {end}, [end], False
         while todo:
@@ -153,9 +165,9 @@ class LayerwiseRun:
                 if value in self.stored:
                     inputs[value] = None
                 elif producer in self.order and producer not in inner:
-                    if producer in self.waiting:
-                        blocked = True
-                    else:
+                    waits = producer in self.waiting
+                    blocked |= waits
+                    if ahead or not waits:
                         inner.add(producer)
                         todo.append(producer)
         return list(inputs), sorted(inner, key=self.order.__getitem__), blocked
