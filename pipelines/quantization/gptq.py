@@ -16,7 +16,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-POSITIONS = 2**15  # of a layer's input that make its Gram matrix, in all
+POSITIONS = 2**15  # of a layer's input that make its Gram matrix, in all, of layers of up to 1,024 inputs; see `drawn`
+WORK = POSITIONS * 1024**2  # products for the Gram matrix
 DAMPING = 0.01  # of the Gram matrix's mean diagonal, added to it: few samples must not decide
 BLOCK = 64  # weights of a channel whose errors are carried on one by one; those of earlier blocks by one product
 WIDEST = 4608  # inputs of an output channel; the Gram matrix of more takes too much memory
@@ -45,6 +46,15 @@ def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[
     return result
 
 
+def drawn(width: int) -> int:
+    """How many positions, in all, make the Gram matrix of a layer with channels of `width` inputs; all where it has
+    fewer.
+
+    `POSITIONS` where these take no more than `WORK`, else as many as this allows, but two an input.
+    """
+    return min(POSITIONS, max(WORK // width**2, 2 * width))
+
+
 def round_layer(
     layers: Sequence[ir.Node], weights: Array, scale: Array, most: int, inputs: Iterable[Sequence[Array]], chunks: int
 ) -> NDArray[np.int8] | None:
@@ -60,12 +70,12 @@ def round_layer(
         if other is None or not np.array_equal(rows, other):
             return None
     groups, channels, width = rows.shape
-    gram = np.zeros((groups, width, width))
-    positions = POSITIONS // (chunks * len(layers)) + 1
-    for arrays in inputs:
-        for layer, x in zip(layers, arrays, strict=True):
-            columns = _im2col(layer, weights, x, positions)
-            gram += columns.swapaxes(1, 2) @ columns
+    positions = drawn(width) // (chunks * len(layers)) + 1
+    gram = _gram(
+        (_im2col(layer, weights, x, positions) for arrays in inputs for layer, x in zip(layers, arrays, strict=True)),
+        groups,
+        width,
+    )
     scales = np.broadcast_to(scale.astype(np.float64).ravel(), groups * channels).reshape(groups, channels)
     result = np.empty(rows.shape, np.int8)
     for group in range(groups):
@@ -73,6 +83,22 @@ def round_layer(
         gram[group][np.diag_indices(width)] += damping
         result[group] = gptq(rows[group], scales[group], gram[group], most)
     return _from_rows(layers[0], weights, result)
+
+
+def _gram(columns: Iterable[Array], groups: int, width: int) -> Array:
+    """The sum of X^T X, float64 [groups, width, width], of every X [groups, positions, width]."""
+    gram = np.zeros((groups, width, width))
+    held: list[Array] = []
+    for each in columns:
+        held.append(each)
+        if sum(x.shape[1] for x in held) >= width:  # the matrix is large: a product of few positions costs its sum
+            x = np.concatenate(held, axis=1)
+            held = []
+            gram += x.swapaxes(1, 2) @ x
+    if held:
+        x = np.concatenate(held, axis=1)
+        gram += x.swapaxes(1, 2) @ x
+    return gram
 
 
 def _rows(layer: ir.Node, weights: Array) -> Array | None:

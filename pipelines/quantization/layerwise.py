@@ -11,24 +11,48 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
+from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query, reference_session
 
 Array = NDArray[Any]
-CHUNK = 8  # samples computed at once
+CHUNK = 8  # samples computed at once, where the largest tensor of so many takes no more than `ROOM`
+ROOM = 40_000_000  # bytes
 
 
-def sample_chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
-    """The samples in batches of `CHUNK`, or of the size that the graph fixes.
+def chunk_size(model: ir.Model, sample: Batch) -> int:
+    """`CHUNK`, or fewer samples where the largest float tensor of so many would take more than `ROOM`; at least 1.
+
+    sample: inputs of the graph; the first of them is run.
+    """
+    copy = model.clone()
+    ShapeInferencePass()(copy)
+    graph, taken = copy.graph, query.used_names(copy.graph)
+    values = [value for node in graph for value in node.outputs if value.dtype == ir.DataType.FLOAT]
+    if not values:
+        return CHUNK
+    sizes = [edit.node("Size", [each], f"{each.name}.size", dtype=ir.DataType.INT64, taken=taken) for each in values]
+    for value in (each for node in graph for each in node.outputs):
+        value.shape = None  # inference may have guessed
+    graph.extend(sizes)
+    graph.outputs[:] = [each.outputs[0] for each in sizes]
+    session = reference_session.session(copy, "its correction needs")
+    one = {name: array[:1] for name, array in sample.items()}
+    largest = 4 * max(int(size) for size in reference_session.run(session, one))
+    return min(CHUNK, max(ROOM // max(largest, 1), 1))
+
+
+def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK) -> Iterator[Batch]:
+    """The samples in batches of `most`, or of the size that the graph fixes. most: 0 for what `chunk_size` says.
 
     As they come where the inputs share no such size. Raises RequestError for samples with other names than the inputs.
     """
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
     wanted = {str(value.name) for value in inputs}
     sizes = {(query.dimensions(value) or [0])[0] for value in inputs}  # None: dynamic, 0: no axis
-    size = (sizes.pop() or CHUNK) if len(sizes) == 1 and 0 not in sizes else 0
+    size = fixed = (sizes.pop() or -1) if len(sizes) == 1 and 0 not in sizes else 0
     rest: list[Batch] = []
     for batch in samples:
         if set(batch) != wanted:
@@ -36,13 +60,15 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
         if not size or len({len(array) for array in batch.values()}) > 1:
             yield batch
             continue
+        if size < 0 and length(batch):
+            size = most or chunk_size(model, batch)
         for chunk in cut(joined([*rest, batch]), size):
             if length(chunk) == size:
                 rest = []
                 yield chunk
             else:
                 rest = [chunk]
-    if rest and size == CHUNK:
+    if rest and fixed < 0:
         yield rest[0]
 
 
