@@ -117,7 +117,7 @@ observer = click.option(
 )
 max_memory = click.option(
     "--max-memory",
-    default="256MB",
+    default="128MB",
     show_default=True,
     help="What the model and the activations observed at once may take in calibration.",
 )

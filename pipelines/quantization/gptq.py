@@ -20,7 +20,8 @@ POSITIONS = 2**15  # of a layer's input that make its Gram matrix, in all, of la
 WORK = POSITIONS * 1024**2  # products for the Gram matrix
 DAMPING = 0.01  # of the Gram matrix's mean diagonal, added to it: few samples must not decide
 BLOCK = 64  # weights of a channel whose errors are carried on one by one; those of earlier blocks by one product
-WIDEST = 4608  # inputs of an output channel; the Gram matrix of more takes too much memory
+WIDEST = 4608  # inputs of an output channel; a Gram matrix of more takes too much time
+SECTION = 2304  # inputs whose errors may cancel, and so a Gram matrix: four of it are held, 170 MB
 
 
 def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[np.int8]:
@@ -71,34 +72,41 @@ def round_layer(
             return None
     groups, channels, width = rows.shape
     positions = drawn(width) // (chunks * len(layers)) + 1
-    gram = _gram(
-        (_im2col(layer, weights, x, positions) for arrays in inputs for layer, x in zip(layers, arrays, strict=True)),
-        groups,
-        width,
+    columns = (
+        _im2col(layer, weights, x, positions) for arrays in inputs for layer, x in zip(layers, arrays, strict=True)
     )
+    sections = [slice(start, start + SECTION) for start in range(0, width, SECTION)]
+    grams = _grams(columns, groups, width, sections)
     scales = np.broadcast_to(scale.astype(np.float64).ravel(), groups * channels).reshape(groups, channels)
     result = np.empty(rows.shape, np.int8)
-    for group in range(groups):
-        damping = DAMPING * np.trace(gram[group]) / width or 1.0  # 1: its input is zero throughout
-        gram[group][np.diag_indices(width)] += damping
-        result[group] = gptq(rows[group], scales[group], gram[group], most)
+    for section, gram in zip(sections, grams, strict=True):
+        for group in range(groups):
+            damping = DAMPING * np.trace(gram[group]) / len(gram[group]) or 1.0  # 1: its input is zero throughout
+            gram[group][np.diag_indices(len(gram[group]))] += damping
+            result[group][:, section] = gptq(rows[group][:, section], scales[group], gram[group], most)
     return _from_rows(layers[0], weights, result)
 
 
-def _gram(columns: Iterable[Array], groups: int, width: int) -> Array:
-    """The sum of X^T X, float64 [groups, width, width], of every X [groups, positions, width]."""
-    gram = np.zeros((groups, width, width))
+def _grams(columns: Iterable[Array], groups: int, width: int, sections: Sequence[slice]) -> list[Array]:
+    """The sum of X^T X, float64 [groups, w, w], of every X [groups, positions, width], for each section of w inputs."""
+    widths = [len(range(width)[section]) for section in sections]
+    grams = [np.zeros((groups, each, each)) for each in widths]
     held: list[Array] = []
+
+    def add() -> None:
+        x = np.concatenate(held, axis=1)
+        held.clear()
+        for gram, section in zip(grams, sections, strict=True):
+            part = x[:, :, section]
+            gram += part.swapaxes(1, 2) @ part
+
     for each in columns:
         held.append(each)
-        if sum(x.shape[1] for x in held) >= width:  # the matrix is large: a product of few positions costs its sum
-            x = np.concatenate(held, axis=1)
-            held = []
-            gram += x.swapaxes(1, 2) @ x
+        if sum(x.shape[1] for x in held) >= widths[0]:  # a product of fewer positions costs less than its sum
+            add()
     if held:
-        x = np.concatenate(held, axis=1)
-        gram += x.swapaxes(1, 2) @ x
-    return gram
+        add()
+    return grams
 
 
 def _rows(layer: ir.Node, weights: Array) -> Array | None:

@@ -8,6 +8,7 @@ from rewriting import model, run
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io
+from pipelines.quantization import gptq as module
 from pipelines.quantization.calibrate import CalibrationTable, calibrate
 from pipelines.quantization.correction import correct_layers
 from pipelines.quantization.gptq import DAMPING, POSITIONS, WIDEST, WORK, drawn, gptq, round_layer
@@ -144,3 +145,16 @@ def test_wide_layers_take_fewer_positions():
     for chunks in (1, 3, 100):  # more positions than inputs in a chunk, and fewer
         found = round_layer([layer], weights, scale, 127, ([part] for part in np.array_split(x, chunks)), chunks)
         assert (found != expected).mean() < 0.02
+
+
+def test_the_widest_layers_are_rounded_in_sections(monkeypatch):
+    """Errors cancel within a section, as within a layer of its own."""
+    layer = model("(float[N,12] x) => (float[N,8] y) { y = Gemm<transB=1>(x, W) }", W=normal(8, 12)).graph[0]
+    weights, x = normal(8, 12), correlated(300, 12)
+    scale = np.abs(weights).max(axis=1) / 127
+    monkeypatch.setattr(module, "SECTION", 8)
+    found = round_layer([layer], weights, scale, 127, [[x]], 1)
+    parts = [
+        round_layer([layer], weights[:, part], scale, 127, [[x[:, part]]], 1) for part in (slice(0, 8), slice(8, 12))
+    ]
+    np.testing.assert_array_equal(found, np.concatenate(parts, axis=1))
