@@ -10,6 +10,7 @@ import pytest
 
 from pipelines.core.machine import has_vnni
 from pipelines.engines.stock import STOCK, exact
+from pipelines.graph import edit
 from pipelines.rewrites.driver import rewrite
 
 EXACT = [name for name in STOCK if exact(name)]
@@ -52,7 +53,9 @@ def run(model, optimized=False, **feeds):
     """{output: array} of a plain session; `optimized` turns the engine's own rewrites on."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    options.add_session_config_entry("session.x64quantprecision", "1")  # as in pipelines.engines.session
+    options.add_session_config_entry("session.x64quantprecision", "1")  # as in pipelines.engines.onnxruntime
+    model = model.clone()
+    edit.own_weights(model)
     options.intra_op_num_threads = 1
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL

@@ -34,6 +34,7 @@ from zoo.options import (
     preprocess,
     search,
     threads,
+    time_budget,
     together,
     training,
 )
@@ -300,7 +301,7 @@ def calibrate(model: str, data: str | None, output: str | None, as_json: bool, *
 @click.option(
     "--report", "report_path", default=None, help="Also measure the result and write a report, .html or .json."
 )
-@together(max_memory, preprocess, observer, correct, search, on_error, as_json)
+@together(max_memory, time_budget, preprocess, observer, correct, search, on_error, as_json)
 def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Quantize MODEL or an .onnx file to int8."""
     from zoo import verbs

@@ -117,9 +117,16 @@ observer = click.option(
 )
 max_memory = click.option(
     "--max-memory",
-    default="1GB",
+    default="128MB",
     show_default=True,
     help="What the model and the activations observed at once may take in calibration.",
+)
+time_budget = click.option(
+    "--time-budget",
+    type=Duration(),
+    default="5m",
+    show_default=True,
+    help="What correcting the layers of an .onnx file may take; those that it does not suffice for go without.",
 )
 preprocess = click.option(
     "--preprocess",

@@ -49,7 +49,9 @@ def _lines(title: str, total: float | None) -> Callable[[float], None]:
         if (now := time.monotonic()) - printed >= SECONDS:
             printed = now
             of = "" if total is None else f" of {total:,.0f}"
-            console.print(f"{title}: {done:,.0f}{of}, {now - begin:.0f} s", soft_wrap=True)
+            left = (now - begin) * (total - done) / done if total is not None and done else 0
+            about = f", about {left:.0f} s left" if left > 0 else ""
+            console.print(f"{title}: {done:,.0f}{of}, {now - begin:.0f} s{about}", soft_wrap=True)
 
     return advance
 

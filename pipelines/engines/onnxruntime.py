@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.engines.session import Executed, Port, brief
+from pipelines.graph import edit
 
 _ORT_TYPES = {
     "tensor(float)": np.float32,
@@ -55,8 +58,8 @@ class OnnxRuntimeSession:
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        if not machine.has_vnni():  # else sums of pairs of products saturate in 16 bits
-            options.add_session_config_entry("session.x64quantprecision", "1")
+        if not machine.has_vnni():
+            self._be_exact(options)
         if profile is not None:
             options.enable_profiling = True
             options.profile_file_prefix = profile
@@ -69,6 +72,21 @@ class OnnxRuntimeSession:
             return ort.InferenceSession(self._model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own kinds
             raise RequestError(f"onnxruntime cannot load {self.path}: {brief(error)}") from error
+
+    def _be_exact(self, options: Any) -> None:
+        """Have sums of pairs of products not saturate in 16 bits, as they would without VNNI.
+
+        For that the weights become uint8, once a reader: onnxruntime fails on int8 weights that operators share.
+        """
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        try:
+            known = self._model
+            model = ir.load(known) if isinstance(known, str) else ir.from_proto(onnx.load_from_string(known))
+            ir.external_data.load_to_model(model)
+        except Exception:  # onnxruntime says what is wrong with it
+            return
+        if edit.own_weights(model):
+            self._model = ir.to_proto(model).SerializeToString()
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """The outputs for a batch, see `Session`."""

@@ -24,7 +24,22 @@ def extract(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> i
         raise RequestError(
             f"the graph {model.graph.name} has no part from {', '.join(inputs)} to {', '.join(outputs)}: {error}"
         ) from error
+    _read_as_fed(subgraph)
     return ir.Model(subgraph, ir_version=model.ir_version)
+
+
+def _read_as_fed(subgraph: ir.Graph) -> None:
+    """Have an input read, not computed again, where its operator is in the subgraph for another of its results.
+
+    Such is a Split of which one part is an input. Its own result of the input's name gets another name: ONNX defines a
+    name once.
+    """
+    inputs, taken = {value.name: value for value in subgraph.inputs}, used_names(subgraph)
+    for node in subgraph:
+        for value in node.outputs:
+            if value.name in inputs:
+                value.replace_all_uses_with(inputs[value.name], replace_graph_outputs=True)
+                value.name = unique(f"{value.name}.again", taken)
 
 
 def unique(name: str, taken: set[str]) -> str:
@@ -122,6 +137,27 @@ def compress_fp16(model: ir.Model, minimum: int = 64) -> None:
         value.replace_all_uses_with(cast.outputs[0])
         del graph.initializers[name]
         graph.insert_before(graph[0], cast)
+
+
+def own_weights(model: ir.Model) -> int:
+    """Give every DequantizeLinear of int8 weights that shares them, but the first, copies; in place, returns how many.
+
+    Of their zero point, too.
+    """
+    seen: set[ir.Value] = set()
+    count, taken = 0, used_names(model.graph)
+    for reader in model.graph:
+        if reader.op_type != "DequantizeLinear" or constant(reader.inputs[0]) is None:
+            continue
+        for index, value in enumerate(reader.inputs):
+            array = constant(value) if index != 1 else None
+            if value is None or array is None or array.dtype != np.int8:
+                continue
+            if value in seen:
+                reader.replace_input_with(index, initializer(model.graph, f"{value.name}.own", array, taken))
+                count += 1
+            seen.add(value)
+    return count
 
 
 def expand_fp16(model: ir.Model) -> None:

@@ -42,14 +42,13 @@ class Bias:
 
     @classmethod
     def of(cls, layer: ir.Node) -> Bias | None:
-        """The bias of `layer`; None where it has none and can be given none, or shares it."""
+        """The bias of `layer`; None where it has none and can be given none, or shares its DequantizeLinear."""
         value = layer.inputs[2] if len(layer.inputs) > 2 else None
         if value is not None:
-            found, producer = query.dequantized(value), value.producer()
-            if found is None or found[0].dtype != np.int32 or producer is None or producer.inputs[0] is None:
+            found = query.dequantized(value)
+            if found is None or found[0].dtype != np.int32 or query.sole_user(value) is not layer:
                 return None
-            alone = query.sole_user(value) is layer and len(producer.inputs[0].uses()) == 1
-            return cls(layer, found[1].astype(np.float64), found[0]) if alone else None
+            return cls(layer, found[1].astype(np.float64), found[0])
         weight, x = query.dequantized(layer.inputs[1]), layer.inputs[0]
         source = x.producer() if x is not None else None
         x_scale = None
@@ -72,9 +71,14 @@ class Bias:
         layer, graph = self.layer, self.layer.graph
         assert isinstance(graph, ir.Graph)
         if self.integers is not None:
-            initializer = layer.inputs[2].producer().inputs[0]  # type: ignore[union-attr]
-            assert initializer is not None
-            initializer.const_value = ir.tensor((self.integers + whole).astype(np.int32), name=initializer.name)
+            producer = layer.inputs[2].producer()  # type: ignore[union-attr]
+            assert producer is not None and producer.inputs[0] is not None
+            initializer, integers = producer.inputs[0], (self.integers + whole).astype(np.int32)
+            if len(initializer.uses()) > 1:  # others that share it have shifts of their own
+                name = f"{layer.outputs[0].name}/bias.quantized"
+                producer.replace_input_with(0, edit.initializer(graph, name, integers))
+            else:
+                initializer.const_value = ir.tensor(integers, name=initializer.name)
             return
         stem, scale = f"{layer.outputs[0].name}/bias", self.scale.astype(np.float32)
         parts = {"quantized": whole.astype(np.int32), "scale": scale, "zero_point": np.zeros(len(scale), np.int32)}

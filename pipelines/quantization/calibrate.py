@@ -25,7 +25,7 @@ from pipelines.quantization.observers import Histogram, Summary, choose, errors
 from pipelines.quantization.recipe import OBSERVERS
 
 BATCH = 256  # samples run at once, where the memory allows it
-MEMORY = "1GB"
+MEMORY = "128MB"
 SHARED_WEIGHT_BYTES = 1 << 16  # bytes of a weight that sessions share
 ADJUSTMENTS = ("clip", "equalization", "bias", "rounding", "recipe")  # of a table that has them
 

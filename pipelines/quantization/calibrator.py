@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pipelines.core.batches import Batch
 from pipelines.graph import io
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable, Observation
+from pipelines.quantization.correction import SECONDS
 from pipelines.quantization.ptq import correct_table, make_table
 from pipelines.quantization.quantize import QuantReport, quantize
 from pipelines.quantization.recipe import QuantRecipe
@@ -46,13 +47,19 @@ class Calibrator:
 
     model: the path of an ONNX file, or a model, which is left as it is; the shared passes rewrite it first, as `zoo
     quantize` does. recipe: how it becomes int8; what needs the samples again (bias correction, a search) finds them in
-    a temporary folder. max_memory: see `Observation`. Raises RequestError as `graph.load` and `Observation` do.
+    a temporary folder. max_memory: see `Observation`. seconds: the time budget of bias correction and GPTQ, see
+    `correct_layers`; None: without. Raises RequestError as `graph.load` and `Observation` do.
     """
 
     def __init__(
-        self, model: str | Path | ir.Model, recipe: QuantRecipe | None = None, *, max_memory: str | int = MEMORY
+        self,
+        model: str | Path | ir.Model,
+        recipe: QuantRecipe | None = None,
+        *,
+        max_memory: str | int = MEMORY,
+        seconds: float | None = SECONDS,
     ) -> None:
-        self.recipe = recipe or QuantRecipe()
+        self.recipe, self.seconds = recipe or QuantRecipe(), seconds
         self.model = model.clone() if isinstance(model, ir.Model) else io.load(model)
         rewrite(self.model, [each() for each in SHARED])
         self.observation = Observation(self.model, max_memory=max_memory)
@@ -68,9 +75,11 @@ class Calibrator:
     def table(self) -> CalibrationTable:
         """The calibration table of the samples so far, with the search and the corrections that the recipe asks for."""
         if self.recipe.search:
-            return make_table(self.model, self.recipe, self._batches)
+            return make_table(self.model, self.recipe, self._batches, seconds=self.seconds)
         table = self.observation.table(self.recipe.observer, symmetric=self.recipe.symmetric)
-        return correct_table(self.model, self.recipe, table, self._batches) if self.recipe.correct else table
+        if not self.recipe.correct:
+            return table
+        return correct_table(self.model, self.recipe, table, self._batches, seconds=self.seconds)
 
     def save(self, path: str | Path) -> QuantReport:
         """Quantize by the recipe, write the int8 model to `path`; the precision of every operator."""

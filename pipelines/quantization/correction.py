@@ -13,7 +13,9 @@ the mean of what it clips would shift all that it does not clip (1 dB of MobileN
 
 from __future__ import annotations
 
+import logging
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,7 +36,11 @@ from pipelines.quantization.layerwise import LayerwiseRun, sample_chunks
 from pipelines.quantization.weight_rounding import Weights, encode_rounding
 
 Array = NDArray[Any]
+logger = logging.getLogger(__name__)
+
+SECONDS = 300.0  # that corrections may take, by default
 LAYERS = ("Conv", "Gemm", "MatMul")
+SPENT = "the time budget was spent before it"
 POSITIONS = 2**17  # of one channel, that its shift is measured on
 
 
@@ -76,37 +82,60 @@ class CorrectionReport:
 
 
 def correct_layers(
-    float_model: ir.Model, int8_model: ir.Model, samples: Iterable[Batch], *, weights: bool = True
+    float_model: ir.Model,
+    int8_model: ir.Model,
+    samples: Iterable[Batch],
+    *,
+    weights: bool = True,
+    seconds: float | None = None,
 ) -> tuple[ir.Model, CorrectionReport]:
     """A copy of `int8_model` with GPTQ weights and corrected biases, scales unchanged; and a report of every layer.
 
     float_model: the model that was quantized; layers are found in it by name. samples: batches {graph input: array,
     first axis = samples}. These, and values that later layers read, lie on disk meanwhile: memory holds a few samples
     of one layer, however many there are, and the Gram matrix of its inputs. weights: False skips GPTQ, which is
-    quicker. Raises RequestError for no samples, or such that do not fit the graph.
+    quicker. seconds: the time budget; layers that it does not suffice for, as far as those before them tell, are left
+    as they are, and a warning says so. None: no budget, so that the same inputs give the same model. Raises
+    RequestError for no samples, or such that do not fit the graph.
     """
+    begin, longest = time.monotonic(), 0.0
     result = int8_model.clone()
     layers = [node for node in result.graph if _is_int8(node)]
     names = [str(layer.name) for layer in layers]
-    corrections = []
+    corrections: list[Correction] = []
     with tempfile.TemporaryDirectory() as folder, progress("correcting layers", len(layers)) as advance:
         exact = LayerwiseRun(_clipped(float_model, result), names, Path(folder))
         rounded = LayerwiseRun(result, names, Path(folder))
         count = 0
-        for batch in sample_chunks(float_model, samples):
+        for batch in sample_chunks(float_model, samples, most=0):
             exact.feed(batch)
             rounded.feed(batch)
             count += length(batch)
         if not count:
             raise RequestError("no samples to correct the layers on; pass at least one")
+        sharing = _sharing(layers)
         for layer in layers:
+            started = time.monotonic()
+            if seconds is not None and started + longest > begin + seconds:
+                logger.warning(
+                    "the time budget of %g s sufficed to correct %d of %d layers; for the others give more "
+                    "(--time-budget), or fewer samples",
+                    seconds,
+                    len(corrections),
+                    len(layers),
+                )
+                left = layers[len(corrections) :]
+                corrections += [Correction(str(each.name), each.op_type, reason=SPENT) for each in left]
+                break
             float_layer = exact.nodes.get(str(layer.name))
             if float_layer is not None:
                 exact.compute(float_layer)
-            rounding, changed = _gptq(layer, float_layer, rounded) if weights and float_layer is not None else ("", 0)
+            together = sharing.get(layer, [])  # [] where it shares the weights of one before it
+            rounding, changed = _gptq(together, float_layer, rounded) if weights and together else ("", 0)
             rounded.compute(layer)
             correction = _correct_bias(layer, float_layer, exact, rounded)
             corrections.append(replace(correction, weights=changed, rounding=rounding))
+            longest = max(0.5 * longest, time.monotonic() - started)  # of late: layers that follow are alike
             advance(1)
     return result, CorrectionReport(tuple(corrections), count)
 
@@ -145,13 +174,30 @@ def _is_int8(node: ir.Node) -> bool:
     return weight is not None and weight[0].dtype == np.int8
 
 
-def _gptq(layer: ir.Node, float_layer: ir.Node, rounded: LayerwiseRun) -> tuple[str, int]:
-    """Round a layer's weights by GPTQ; returns the `Correction.rounding` and how many weights it changes."""
-    mine, original, x = Weights.of(layer), query.constant(float_layer.inputs[1]), layer.inputs[0]
-    if mine is None or original is None or x is None or original.shape != mine.integers.shape:
+def _sharing(layers: Iterable[ir.Node]) -> dict[ir.Node, list[ir.Node]]:
+    """{layer: the layers that share its weights, itself first}, of every one that is the first of these."""
+    groups: dict[ir.Value, list[ir.Node]] = {}
+    for layer in layers:
+        if (weights := Weights.of(layer)) is not None:
+            groups.setdefault(weights.initializer, []).append(layer)
+    return {group[0]: group for group in groups.values()}
+
+
+def _gptq(layers: list[ir.Node], float_layer: ir.Node | None, rounded: LayerwiseRun) -> tuple[str, int]:
+    """Round the weights of layers that share them by GPTQ, once, on the inputs of all.
+
+    float_layer: that of the first, which is next to be computed. The inputs of the others are what the model computes
+    with weights and biases as they are so far. Returns the `Correction.rounding` and how many weights it changes.
+    """
+    original = query.constant(float_layer.inputs[1]) if float_layer is not None else None
+    mine, inputs = Weights.of(layers[0]), [x for layer in layers if (x := layer.inputs[0]) is not None]
+    if mine is None or original is None or original.shape != mine.integers.shape or len(inputs) < len(layers):
+        return "", 0
+    if len(mine.initializer.uses()) > len(layers):  # by what is no int8 layer
         return "", 0
     most = int(np.abs(mine.integers.astype(np.int16)).max())
-    better = round_layer(layer, original, mine.scale, most, rounded.values(x), rounded.chunks)
+    arrays = ([x] for x in rounded.values(inputs[0])) if len(layers) == 1 else rounded.ahead(inputs)
+    better = round_layer(layers, original, mine.scale, most, arrays, rounded.chunks)
     if better is None:
         return "", 0
     changes = np.subtract(better, mine.integers, dtype=np.int16).clip(-127, 127).astype(np.int8)

@@ -8,7 +8,7 @@ nearest plane on its Cholesky factor, which is the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-POSITIONS = 2**15  # of a layer's input that make its Gram matrix, in all
+POSITIONS = 2**15  # of a layer's input that make its Gram matrix, in all, of layers of up to 1,024 inputs; see `drawn`
+WORK = POSITIONS * 1024**2  # products for the Gram matrix
 DAMPING = 0.01  # of the Gram matrix's mean diagonal, added to it: few samples must not decide
 BLOCK = 64  # weights of a channel whose errors are carried on one by one; those of earlier blocks by one product
-WIDEST = 4608  # inputs of an output channel; the Gram matrix of more takes too much memory
+WIDEST = 4608  # inputs of an output channel; a Gram matrix of more takes too much time
+SECTION = 2304  # inputs whose errors may cancel, and so a Gram matrix: four of it are held, 170 MB
 
 
 def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[np.int8]:
@@ -45,29 +47,66 @@ def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[
     return result
 
 
-def round_layer(
-    layer: ir.Node, weights: Array, scale: Array, most: int, inputs: Iterable[Array], chunks: int
-) -> NDArray[np.int8] | None:
-    """The int8 weights of a Conv, Gemm or MatMul by `gptq`, of the shape of `weights`; None for another form of layer.
+def drawn(width: int) -> int:
+    """How many positions, in all, make the Gram matrix of a layer with channels of `width` inputs; all where it has
+    fewer.
 
-    weights: float; scale: one, or one per output channel; most: largest magnitude; inputs: the layer's input, in
-    `chunks` chunks.
+    `POSITIONS` where these take no more than `WORK`, else as many as this allows, but two an input.
     """
-    rows = _rows(layer, weights)
+    return min(POSITIONS, max(WORK // width**2, 2 * width))
+
+
+def round_layer(
+    layers: Sequence[ir.Node], weights: Array, scale: Array, most: int, inputs: Iterable[Sequence[Array]], chunks: int
+) -> NDArray[np.int8] | None:
+    """The int8 weights of Convs, Gemms or MatMuls that share them, by `gptq`, of the shape of `weights`.
+
+    None for another form of layer, or layers that read the weights differently. weights: float; scale: one, or one per
+    output channel; most: largest magnitude; inputs: the layers' inputs, in `chunks` chunks.
+    """
+    rows = _rows(layers[0], weights)
     if rows is None or rows.shape[-1] > WIDEST:
         return None
+    for other in (_rows(layer, weights) for layer in layers[1:]):
+        if other is None or not np.array_equal(rows, other):
+            return None
     groups, channels, width = rows.shape
-    gram = np.zeros((groups, width, width))
-    for x in inputs:
-        columns = _im2col(layer, weights, x, POSITIONS // chunks + 1)
-        gram += columns.swapaxes(1, 2) @ columns
+    positions = drawn(width) // (chunks * len(layers)) + 1
+    columns = (
+        _im2col(layer, weights, x, positions) for arrays in inputs for layer, x in zip(layers, arrays, strict=True)
+    )
+    sections = [slice(start, start + SECTION) for start in range(0, width, SECTION)]
+    grams = _grams(columns, groups, width, sections)
     scales = np.broadcast_to(scale.astype(np.float64).ravel(), groups * channels).reshape(groups, channels)
     result = np.empty(rows.shape, np.int8)
-    for group in range(groups):
-        damping = DAMPING * np.trace(gram[group]) / width or 1.0  # 1: its input is zero throughout
-        gram[group][np.diag_indices(width)] += damping
-        result[group] = gptq(rows[group], scales[group], gram[group], most)
-    return _from_rows(layer, weights, result)
+    for section, gram in zip(sections, grams, strict=True):
+        for group in range(groups):
+            damping = DAMPING * np.trace(gram[group]) / len(gram[group]) or 1.0  # 1: its input is zero throughout
+            gram[group][np.diag_indices(len(gram[group]))] += damping
+            result[group][:, section] = gptq(rows[group][:, section], scales[group], gram[group], most)
+    return _from_rows(layers[0], weights, result)
+
+
+def _grams(columns: Iterable[Array], groups: int, width: int, sections: Sequence[slice]) -> list[Array]:
+    """The sum of X^T X, float64 [groups, w, w], of every X [groups, positions, width], for each section of w inputs."""
+    widths = [len(range(width)[section]) for section in sections]
+    grams = [np.zeros((groups, each, each)) for each in widths]
+    held: list[Array] = []
+
+    def add() -> None:
+        x = np.concatenate(held, axis=1)
+        held.clear()
+        for gram, section in zip(grams, sections, strict=True):
+            part = x[:, :, section]
+            gram += part.swapaxes(1, 2) @ part
+
+    for each in columns:
+        held.append(each)
+        if sum(x.shape[1] for x in held) >= widths[0]:  # a product of fewer positions costs less than its sum
+            add()
+    if held:
+        add()
+    return grams
 
 
 def _rows(layer: ir.Node, weights: Array) -> Array | None:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from pipelines.graph import edit, query
 from pipelines.quantization import engine_quirks
 from pipelines.quantization.qdq import QdqInserter
-from pipelines.quantization.scales import weight_qparams
+from pipelines.quantization.scales import Array, weight_qparams
 
 LAYERS = ("Conv", "Gemm", "MatMul")
 
@@ -107,9 +107,8 @@ def quantize_layer_dynamically(inserter: QdqInserter, node: ir.Node) -> str:
         nodes.append(quantize)
     x_q, x_scale, x_zero = inserter.dynamic[str(x.name)].outputs
     scale, quantized = weight_qparams(weight, 1, inserter.weight_bits, clip=inserter.clip_weights)
-    stem = str(y.name)
-    w_q = edit.initializer(graph, f"{stem}/{node.inputs[1].name}.quantized", quantized, taken)  # type: ignore[union-attr]
-    w_scale = edit.initializer(graph, f"{stem}/{node.inputs[1].name}.scale", scale, taken)  # type: ignore[union-attr]
+    stem, parts = str(y.name), dict[str, Array](quantized=quantized, scale=scale)
+    w_q, w_scale = inserter.initializers(node, str(node.inputs[1].name), parts).values()  # type: ignore[union-attr]
     value = add("MatMulInteger", [x_q, w_q, x_zero], f"{stem}.integer", ir.DataType.INT32)
     nodes[-1].name = node.name
     value = add("Cast", [value], f"{stem}.float", ir.DataType.FLOAT, to=int(ir.DataType.FLOAT))

@@ -11,24 +11,48 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
+from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError
-from pipelines.graph import query, reference_session
+from pipelines.graph import edit, query, reference_session
 
 Array = NDArray[Any]
-CHUNK = 8  # samples computed at once
+CHUNK = 8  # samples computed at once, where the largest tensor of so many takes no more than `ROOM`
+ROOM = 40_000_000  # bytes
 
 
-def sample_chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
-    """The samples in batches of `CHUNK`, or of the size that the graph fixes.
+def chunk_size(model: ir.Model, sample: Batch) -> int:
+    """`CHUNK`, or fewer samples where the largest float tensor of so many would take more than `ROOM`; at least 1.
+
+    sample: inputs of the graph; the first of them is run.
+    """
+    copy = model.clone()
+    ShapeInferencePass()(copy)
+    graph, taken = copy.graph, query.used_names(copy.graph)
+    values = [value for node in graph for value in node.outputs if value.dtype == ir.DataType.FLOAT]
+    if not values:
+        return CHUNK
+    sizes = [edit.node("Size", [each], f"{each.name}.size", dtype=ir.DataType.INT64, taken=taken) for each in values]
+    for value in (each for node in graph for each in node.outputs):
+        value.shape = None  # inference may have guessed
+    graph.extend(sizes)
+    graph.outputs[:] = [each.outputs[0] for each in sizes]
+    session = reference_session.session(copy, "its correction needs")
+    one = {name: array[:1] for name, array in sample.items()}
+    largest = 4 * max(int(size) for size in reference_session.run(session, one))
+    return min(CHUNK, max(ROOM // max(largest, 1), 1))
+
+
+def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK) -> Iterator[Batch]:
+    """The samples in batches of `most`, or of the size that the graph fixes. most: 0 for what `chunk_size` says.
 
     As they come where the inputs share no such size. Raises RequestError for samples with other names than the inputs.
     """
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
     wanted = {str(value.name) for value in inputs}
     sizes = {(query.dimensions(value) or [0])[0] for value in inputs}  # None: dynamic, 0: no axis
-    size = (sizes.pop() or CHUNK) if len(sizes) == 1 and 0 not in sizes else 0
+    size = fixed = (sizes.pop() or -1) if len(sizes) == 1 and 0 not in sizes else 0
     rest: list[Batch] = []
     for batch in samples:
         if set(batch) != wanted:
@@ -36,13 +60,15 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
         if not size or len({len(array) for array in batch.values()}) > 1:
             yield batch
             continue
+        if size < 0 and length(batch):
+            size = most or chunk_size(model, batch)
         for chunk in cut(joined([*rest, batch]), size):
             if length(chunk) == size:
                 rest = []
                 yield chunk
             else:
                 rest = [chunk]
-    if rest and size == CHUNK:
+    if rest and fixed < 0:
         yield rest[0]
 
 
@@ -57,16 +83,12 @@ def subgraph_session(
 
     fed: arrays of the inputs' dtypes, where these are not the graph's own. quick: see `reference_session.options`.
     """
-    subgraph = ir.convenience.extract(
-        model.graph, [str(value.name) for value in inputs], [str(value.name) for value in outputs]
-    )
-    for value, array in zip(subgraph.inputs, fed, strict=False):
+    part = edit.extract(model, [str(value.name) for value in inputs], [str(value.name) for value in outputs])
+    for value, array in zip(part.graph.inputs, fed, strict=False):
         value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
-    for value in (*subgraph.inputs, *subgraph.outputs):
+    for value in (*part.graph.inputs, *part.graph.outputs):
         value.shape = None  # inference may have guessed
-    return reference_session.session(
-        ir.Model(subgraph, ir_version=model.ir_version), "its correction needs", reference_session.options(quick)
-    )
+    return reference_session.session(part, "its correction needs", reference_session.options(quick))
 
 
 def values_read(node: ir.Node) -> Iterator[ir.Value]:
@@ -137,6 +159,15 @@ class LayerwiseRun:
             return (self._read(value, chunk) for chunk in range(self.chunks))
         return (arrays[0] for arrays in self._run(self._cone(producer)[0], [value]))
 
+    def ahead(self, values: Sequence[ir.Value]) -> Iterator[list[Array]]:
+        """Values whether ready or not, chunk by chunk, as the layers upstream compute them so far."""
+        ends = [producer for value in values if value not in self.stored and (producer := value.producer()) is not None]
+        inputs = dict.fromkeys(value for end in ends for value in self._cone(end, ahead=True)[0])
+        computed = [value for value in dict.fromkeys(values) if value not in self.stored and value.producer()]
+        for chunk, arrays in enumerate(self._run(list(inputs), computed)):
+            found = dict(zip(computed, arrays, strict=True))
+            yield [found[value] if value in found else self._read(value, chunk) for value in values]
+
     def add(self, layer: ir.Node, shift: Array, axis: int) -> None:
         """Add `shift`, [channels], to the stored output of `layer`, whose channels lie on `axis`."""
         value = layer.outputs[0]
@@ -147,8 +178,11 @@ class LayerwiseRun:
             per_channel = shift.astype(array.dtype).reshape(-1, *[1] * (array.ndim - 1 - axis % array.ndim))
             self._write(value, chunk, array + per_channel)
 
-    def _cone(self, end: ir.Node) -> tuple[list[ir.Value], list[ir.Node], bool]:
-        """(stored values upstream of `end`, operators from these to it in order, whether a layer among them waits)."""
+    def _cone(self, end: ir.Node, ahead: bool = False) -> tuple[list[ir.Value], list[ir.Node], bool]:
+        """(stored values upstream of `end`, operators from these to it in order, whether a layer among them waits).
+
+        ahead: what is upstream of layers that wait, too.
+        """
         inputs: dict[ir.Value, None] = {}
         inner, todo, blocked = {end}, [end], False
         while todo:
@@ -157,9 +191,9 @@ class LayerwiseRun:
                 if value in self.stored:
                     inputs[value] = None
                 elif producer in self.order and producer not in inner:
-                    if producer in self.waiting:
-                        blocked = True
-                    else:
+                    waits = producer in self.waiting
+                    blocked |= waits
+                    if ahead or not waits:
                         inner.add(producer)
                         todo.append(producer)
         return list(inputs), sorted(inner, key=self.order.__getitem__), blocked

@@ -41,16 +41,18 @@ def make_table(
     total: int | None = None,
     *,
     max_memory: str | int = MEMORY,
+    seconds: float | None = None,
 ) -> CalibrationTable:
     """The calibration table that makes `model` int8 by `recipe`: ranges, and what its `search` and `correct` find.
 
     samples: batches {graph input: array, first axis = samples}, gone through several times (no iterator). total: their
-    number, for the progress bars. Raises RequestError as `calibrate` and `correct_layers` do.
+    number, for the progress bars. seconds: the time budget of the corrections, see `correct_layers`. Raises
+    RequestError as `calibrate` and `correct_layers` do.
     """
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
     table = equalized_table(model, recipe, samples, factors, total, max_memory=max_memory)
     table = replace(table, clip=clip)
-    return correct_table(model, recipe, table, samples) if recipe.correct else table
+    return correct_table(model, recipe, table, samples, seconds=seconds) if recipe.correct else table
 
 
 def equalized_table(
@@ -71,11 +73,16 @@ def equalized_table(
 
 
 def correct_table(
-    model: ir.Model, recipe: QuantRecipe, table: CalibrationTable, samples: Iterable[Batch]
+    model: ir.Model,
+    recipe: QuantRecipe,
+    table: CalibrationTable,
+    samples: Iterable[Batch],
+    *,
+    seconds: float | None = None,
 ) -> CalibrationTable:
     """`table` with the roundings (GPTQ) and bias corrections that `recipe` needs; see `make_table`."""
     int8, _ = quantize(model, recipe, replace(table, bias={}, rounding={}))
-    _, report = correct_layers(equalized(model, table.equalization), int8, samples)
+    _, report = correct_layers(equalized(model, table.equalization), int8, samples, seconds=seconds)
     bias = {layer.name: layer.shift for layer in report.layers if layer.shift}
     rounding = {layer.name: layer.rounding for layer in report.layers if layer.rounding}
     return replace(table, bias=bias, rounding=rounding, recipe=recipe.to_json())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
@@ -41,6 +43,8 @@ class QdqInserter:
         self.helpers: set[str] = set()
         self.taken = query.used_names(graph)
         self._dequantized: dict[str, ir.Value] = {}  # by tensor
+        self._constants: dict[str, list[dict[str, ir.Value]]] = {}  # by float constant: its quantized forms
+        self._least: dict[str, Array | float] = {}  # by weight: lower bound of its scales
 
     @property
     def weight_bits(self) -> int:
@@ -140,14 +144,27 @@ class QdqInserter:
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         b = query.constant(bias)
         b = None if b is None else b.ravel()  # a Gemm's may be [1, N]
-        # a bias that int32 cannot hold at scale s_x s_w widens its channel's scale
-        least = 0.0 if b is None else np.abs(b.astype(np.float64)) / (float(x_scale) * MAX_BIAS)
+        if weight.name not in self._least:
+            self._least[str(weight.name)] = self._least_scale(weight)
+        # the first reader saw what the others need, but for those whose input was replaced since
+        least = np.maximum(self._least[str(weight.name)], _bias_bound(b, x_scale))
         scale, quantized = weight_qparams(w, axis, self.weight_bits, least, self.clip_weights)
         node.replace_input_with(1, self._quantized(node, str(weight.name), quantized, scale, axis))
         if b is not None and bias is not None:
             bias_scale = (np.float32(x_scale) * scale).astype(np.float32)
             whole = np.rint(b / bias_scale.astype(np.float64)).astype(np.int32)
             node.replace_input_with(2, self._quantized(node, str(bias.name), whole, bias_scale, 0))
+
+    def _least_scale(self, weight: ir.Value) -> Array | float:
+        """Lower bound of the scales of a weight, by the biases of all layers that read it, so that it has one form."""
+        least: Array | float = 0.0
+        for layer, index in weight.uses():
+            bias = query.constant(layer.inputs[2]) if index == 1 and len(layer.inputs) > 2 else None
+            x = layer.inputs[0]
+            if bias is not None and x is not None and (x.name in self.ranges or dequantized_qparams(x) is not None):
+                bound = _bias_bound(bias.ravel(), self.qparams(x)[0])
+                least = np.maximum(least, bound) if np.shape(least) in ((), np.shape(bound)) else least
+        return least
 
     def quantize_constant(self, node: ir.Node, index: int) -> None:
         """Make the constant input `index` of an elementwise operator uint8 behind DequantizeLinear, per tensor."""
@@ -179,15 +196,38 @@ class QdqInserter:
         self, before: ir.Node, name: str, quantized: Array, scale: Array, axis: int | None, zero: np.uint8 | None = None
     ) -> ir.Value:
         """A quantized constant behind DequantizeLinear, inserted before its reader `before`."""
-        stem = f"{before.outputs[0].name}/{name}"  # a weight may be shared by operators with other scales
         zeros = np.zeros(scale.shape, quantized.dtype) if zero is None else np.asarray(zero)
-        q = edit.initializer(self.graph, f"{stem}.quantized", quantized, self.taken)
-        s = edit.initializer(self.graph, f"{stem}.scale", scale, self.taken)
-        z = edit.initializer(self.graph, f"{stem}.zero_point", zeros, self.taken)
+        parts = self.initializers(before, name, {"quantized": quantized, "scale": scale, "zero_point": zeros})
         along = {} if axis is None else {"axis": axis}
+        dequantized = f"{before.outputs[0].name}/{name}.dequantized"  # one a reader: engines fuse it with its operator
         dq = edit.node(
-            "DequantizeLinear", [q, s, z], f"{stem}.dequantized", dtype=ir.DataType.FLOAT, taken=self.taken, **along
+            "DequantizeLinear", [*parts.values()], dequantized, dtype=ir.DataType.FLOAT, taken=self.taken, **along
         )
-        dq.outputs[0].shape = q.shape
+        dq.outputs[0].shape = parts["quantized"].shape
         self.graph.insert_before(before, dq)
         return dq.outputs[0]
+
+    def initializers(self, reader: ir.Node, name: str, parts: Mapping[str, Array]) -> dict[str, ir.Value]:
+        """Initializers of the quantized form `parts` of the float constant `name`, read by what replaces `reader`.
+
+        Those that another reader of `name` has, where they are equal: steps of an unrolled LSTM share their weights.
+        """
+        known = self._constants.setdefault(name, [])
+        for values in known:
+            arrays = {key: query.constant(value) for key, value in values.items()}
+            if arrays.keys() == parts.keys() and all(_equal(arrays[key], each) for key, each in parts.items()):
+                return values
+        stem = f"{reader.outputs[0].name}/{name}"
+        new = {key: edit.initializer(self.graph, f"{stem}.{key}", each, self.taken) for key, each in parts.items()}
+        known.append(new)
+        return new
+
+
+def _bias_bound(bias: Array | None, x_scale: np.float32) -> Array | float:
+    """The least weight scales s_w at which int32 holds a bias, 1-D, at scale s_x s_w."""
+    return 0.0 if bias is None else np.abs(bias.astype(np.float64)) / (float(x_scale) * MAX_BIAS)
+
+
+def _equal(a: Array | None, b: Array) -> bool:
+    """Whether arrays agree in dtype, shape and values."""
+    return a is not None and a.dtype == b.dtype and np.array_equal(a, b)

@@ -10,7 +10,11 @@ from pipelines.core import progress
 @pytest.mark.parametrize(
     ("show", "total", "said"),
     [
-        (progress.progress, 4000, ["[a] work: 2,000 of 4,000, 31 s", "[a] work: 4,000 of 4,000, 62 s"]),
+        (
+            progress.progress,
+            4000,
+            ["[a] work: 2,000 of 4,000, 31 s, about 31 s left", "[a] work: 4,000 of 4,000, 62 s"],
+        ),
         (progress.progress, None, ["[a] work: 2,000, 31 s", "[a] work: 4,000, 62 s"]),
         (progress.silent, 4000, []),
     ],

@@ -1,4 +1,5 @@
 import numpy as np
+import onnxruntime
 import pytest
 from rewriting import EXACT, model
 
@@ -6,6 +7,7 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import catalog, stock
 from pipelines.engines import session as engine
+from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.graph import io
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
@@ -258,3 +260,26 @@ def test_bf16_is_refused_by_another_engine_and_without_the_instructions(mlps, mo
         lambda: catalog.load(mlps[0], "openvino", 1, "bf16"),
         "does not compute in bf16 (no avx512_bf16, no amx_bf16); choose fp32 or int8",
     )
+
+
+def test_shared_weights_without_vnni(monkeypatch, tmp_path):
+    """onnxruntime itself cannot load such a file with the option that makes it exact there."""
+    rng = np.random.default_rng(0)
+    found = model(
+        "(float[n,8] x) => (float[n,8] y) { h = Gemm(x, w) r = Relu(h) y = Gemm(r, w) }",
+        w=rng.standard_normal((8, 8)).astype(np.float32),
+    )
+    feeds = {"x": rng.standard_normal((16, 8)).astype(np.float32)}
+    int8, _ = quantize(found, QuantRecipe(), calibrate(found, [feeds], "minmax"))
+    assert [each.dtype.name for each in int8.graph.initializers.values()].count("INT8") == 2, "weights, zero point"
+    path = io.save(int8, tmp_path / "int8.onnx")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    with pytest.raises(Exception, match="Attempt to replace the existing tensor"):
+        onnxruntime.InferenceSession(path, options)
+    expected = catalog.load(path, "onnxruntime").run(feeds)["y"]
+    monkeypatch.setattr(machine, "has_vnni", lambda: False)
+    for given in (None, path.read_bytes()):
+        session = OnnxRuntimeSession(path, 1, given)
+        np.testing.assert_allclose(session.run(feeds)["y"], expected, atol=0.02 * np.abs(expected).max())

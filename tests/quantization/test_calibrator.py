@@ -57,6 +57,12 @@ def test_it_is_what_quantizing_the_file_on_these_samples_gives(tmp_path):
         assert (tmp_path / "int8.onnx").read_bytes() == (tmp_path / "expected.onnx").read_bytes()
 
 
+def test_a_time_budget_that_is_spent_leaves_corrections_out(caplog):
+    calibrator = Calibrator(model(TEXT, **WEIGHTS), seconds=0.0)
+    calibrator.feed(batches()[0])
+    assert not calibrator.table().rounding and "the time budget of 0 s" in caplog.text
+
+
 def test_nothing_fed(tmp_path):
     with pytest.raises(RequestError, match="^no calibration samples; pass at least one$"):
         Calibrator(model(TEXT, **WEIGHTS)).save(tmp_path / "int8.onnx")

@@ -13,11 +13,11 @@ from rewriting import EXACT, model, run
 from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import load
 from pipelines.graph import io, query
-from pipelines.quantization import ptq
+from pipelines.quantization import correction, ptq
 from pipelines.quantization.calibrate import CalibrationTable, calibrate
 from pipelines.quantization.correction import correct_layers
 from pipelines.quantization.equalize_channels import channel_statistics, scale_channels
-from pipelines.quantization.layerwise import CHUNK
+from pipelines.quantization.layerwise import CHUNK, sample_chunks
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.range_search import output_sqnr
@@ -332,3 +332,36 @@ def test_corrections_by_another_recipe_are_left_out_with_a_word(caplog):
 def test_an_equalization_that_does_not_fit(factors):
     with pytest.raises(RequestError, match="does not fit the graph; make the calibration table anew"):
         scale_channels(unequal(1)[0], factors)
+
+
+CHAIN = """(float[N,3,9,9] x) => (float[N,4,9,9] y) {
+    a = Conv(x, W) r = Relu(a) b = Conv(r, V) s = Relu(b) y = Conv(s, V)
+}"""
+
+
+def test_what_the_time_budget_does_not_suffice_for_is_left_as_it_is(caplog, monkeypatch):
+    found = model(CHAIN, W=normal(4, 3, 1, 1), V=normal(4, 4, 1, 1))
+    int8 = quantized(found, IMAGES)
+    plain, none = correct_layers(found, int8, [IMAGES], seconds=0.0)
+    assert io.digest(plain) == io.digest(int8) and {each.reason for each in none.layers} == {correction.SPENT}
+    assert [each.getMessage() for each in caplog.records] == [
+        "the time budget of 0 s sufficed to correct 0 of 3 layers; for the others give more (--time-budget), "
+        "or fewer samples"
+    ]
+    clock = iter(range(100))  # each look at it takes a second
+    with monkeypatch.context() as patched:
+        patched.setattr(correction.time, "monotonic", lambda: next(clock))
+        _, some = correct_layers(found, int8, [IMAGES], seconds=6.0)
+    reasons = [each.reason for each in some.layers]
+    assert reasons[0] == "" and reasons[-1] == correction.SPENT
+    _, whole = correct_layers(found, int8, [IMAGES], seconds=1000.0)
+    assert correction.SPENT not in [each.reason for each in whole.layers] and len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(("side", "at_once"), [(64, CHUNK), (1600, 3), (3500, 1)])
+def test_few_samples_of_large_maps_are_computed_at_once(side, at_once):
+    found = model("(float[N,1,h,w] x) => (float[N,1,h,w] y) { a = Relu(x) y = Neg(a) }")
+    samples = [{"x": np.zeros((count, 1, side, side), np.float32)} for count in ((1, 8) if side == 64 else (1, 3))]
+    sizes = [len(each["x"]) for each in sample_chunks(found, samples, most=0)]
+    assert sizes[0] == at_once and sum(sizes) == sum(len(each["x"]) for each in samples)
+    assert [len(each["x"]) for each in sample_chunks(found, samples, most=2)][:-1] == [2] * ((sum(sizes) - 1) // 2)

@@ -8,9 +8,10 @@ from rewriting import model, run
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io
+from pipelines.quantization import gptq as module
 from pipelines.quantization.calibrate import CalibrationTable, calibrate
 from pipelines.quantization.correction import correct_layers
-from pipelines.quantization.gptq import gptq
+from pipelines.quantization.gptq import DAMPING, POSITIONS, WIDEST, WORK, drawn, gptq, round_layer
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
@@ -131,3 +132,29 @@ def test_what_does_not_fit_or_is_broken(tmp_path):
         broken = CalibrationTable(**{**vars(table), "rounding": {name: text}})
         with pytest.raises(RequestError, match=f"the rounding of {name} is broken .*zoo calibrate"):
             quantize(found, QuantRecipe(), broken)
+
+
+def test_wide_layers_take_fewer_positions():
+    """A Gram matrix costs its positions times the square of its width; small maps are taken whole."""
+    assert [drawn(width) for width in (9, 576, 1024)] == [POSITIONS] * 3
+    assert drawn(2304) == WORK // 2304**2 and drawn(WIDEST) == 2 * WIDEST
+    layer = model("(float[N,12] x) => (float[N,8] y) { y = Gemm<transB=1>(x, W) }", W=normal(8, 12)).graph[0]
+    weights, x = normal(8, 12), correlated(300, 12)
+    scale = np.abs(weights).max(axis=1) / 127
+    expected = gptq(weights, scale, x.T.astype(np.float64) @ x + DAMPING * np.square(x).sum() / 12 * np.eye(12))
+    for chunks in (1, 3, 100):  # more positions than inputs in a chunk, and fewer
+        found = round_layer([layer], weights, scale, 127, ([part] for part in np.array_split(x, chunks)), chunks)
+        assert (found != expected).mean() < 0.02
+
+
+def test_the_widest_layers_are_rounded_in_sections(monkeypatch):
+    """Errors cancel within a section, as within a layer of its own."""
+    layer = model("(float[N,12] x) => (float[N,8] y) { y = Gemm<transB=1>(x, W) }", W=normal(8, 12)).graph[0]
+    weights, x = normal(8, 12), correlated(300, 12)
+    scale = np.abs(weights).max(axis=1) / 127
+    monkeypatch.setattr(module, "SECTION", 8)
+    found = round_layer([layer], weights, scale, 127, [[x]], 1)
+    parts = [
+        round_layer([layer], weights[:, part], scale, 127, [[x[:, part]]], 1) for part in (slice(0, 8), slice(8, 12))
+    ]
+    np.testing.assert_array_equal(found, np.concatenate(parts, axis=1))

@@ -180,6 +180,20 @@ def test_any_onnx_model_is_quantized_from_the_command_line(
     assert "another" in err or "made for" in err
 
 
+def test_a_spent_time_budget_is_said_in_one_line(
+    mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = "quantize", mlp, "--calibration-data", tmp_path / "calibration.npz", "-o"
+    assert call(capsys, *arguments, tmp_path / "spent.onnx", "--time-budget", "0s")[0] == 0
+    assert [each.getMessage() for each in caplog.records] == [
+        "the time budget of 0 s sufficed to correct 0 of 2 layers; for the others give more (--time-budget), "
+        "or fewer samples"
+    ]
+    assert call(capsys, *arguments, tmp_path / "without.onnx", "--no-correct")[0] == 0
+    assert len(caplog.records) == 1
+    assert (tmp_path / "spent.onnx").read_bytes() == (tmp_path / "without.onnx").read_bytes()
+
+
 @pytest.mark.parametrize(
     "verb", ["list", "info wide-deep-criteo", "download wide-deep-criteo", "doctor", "build wide-deep-criteo"]
 )

@@ -26,6 +26,7 @@ from pipelines.models import stages
 from pipelines.models.pipeline import Predictor
 from pipelines.models.stages import ModelFolder
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable
+from pipelines.quantization.correction import SECONDS
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantize import QuantReport
 from pipelines.quantization.quantize import quantize as quantize_model
@@ -67,10 +68,12 @@ class _Calibration:
     max_memory: str | int = MEMORY
     preprocess: Model | None = None
     on_error: str = "raise"
+    seconds: float | None = None
 
     def table(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
         """The calibration table of `float_model` on `samples`."""
-        return make_table(float_model, recipe, samples, samples.total, max_memory=self.max_memory)
+        total, memory = samples.total, self.max_memory
+        return make_table(float_model, recipe, samples, total, max_memory=memory, seconds=self.seconds)
 
     def samples(self, float_model: ir.Model) -> Samples:
         """The samples for an ONNX file."""
@@ -87,6 +90,7 @@ def calibrate(
     search: bool | None = None,
     samples: int | None = None,
     max_memory: str | int = MEMORY,
+    time_budget: float | None = None,
     preprocess: Model | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
@@ -96,13 +100,14 @@ def calibrate(
     rewritten by the shared passes first, as `quantize` does. samples: how many of `data` to use, at least 1; None: all
     for an ONNX file, else `Pipeline.CALIBRATION`.
     max_memory: see `pipelines.quantization.calibrate.Observation`. correct, search: what else to find on the samples,
-    see `QuantRecipe`; None: as the recipe has it. Writes calibration.json into the model's folder, or `output`; returns
+    see `QuantRecipe`; None: as the recipe has it. time_budget: seconds that the corrections may take, None for as many
+    as they need. Writes calibration.json into the model's folder, or `output`; returns
     {"observer", "samples", "path"}.
     """
     if samples is not None and samples < 1:
         raise RequestError(f"samples is {samples}; calibration needs at least 1")
     changes = {"observer": observer, "correct": correct, "search": search}
-    calibration = _Calibration(data, samples, max_memory, preprocess, on_error)
+    calibration = _Calibration(data, samples, max_memory, preprocess, on_error, time_budget)
     if is_file(model):
         table, path = _calibrate_file(model, output, changes, calibration)
     else:
@@ -163,6 +168,7 @@ def quantize(
     correct: bool | None = None,
     search: bool | None = None,
     max_memory: str | int = MEMORY,
+    time_budget: float | None = SECONDS,
     preprocess: Model | None = None,
     on_error: str = "raise",
     report_path: Model | None = None,
@@ -170,7 +176,8 @@ def quantize(
     """Quantize a zoo model by its recipe, or any ONNX file on `calibration_data` or by a calibration table.
 
     calibration_data, preprocess, on_error: see `zoo.samples.samples_of`. max_memory: of their calibration, see
-    `pipelines.quantization.calibrate.Observation`.
+    `pipelines.quantization.calibrate.Observation`. time_budget: seconds that the corrections of an ONNX file may take;
+    what they do not suffice for is left out, and a warning says so. None: as many as they need.
 
     An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. The other
     options are those of `QuantRecipe`; None: as the recipe has it; keep_float and dynamic add to what a zoo model has.
@@ -197,7 +204,7 @@ def quantize(
         "search": search,
     }
     if file:
-        calibration = _Calibration(calibration_data, None, max_memory, preprocess, on_error)
+        calibration = _Calibration(calibration_data, None, max_memory, preprocess, on_error, time_budget)
         return _quantize_file(model, output, changes, table, calibration, report_path)
     folder = open_model(model, preprocess)
     if output is None and folder.given("int8.onnx"):
