@@ -1,0 +1,226 @@
+"""The calibration table of any model, each step judged on samples held back: what loses there is taken back.
+
+`ptq.make_table` does as its recipe says; here every choice is measured by the SQNR of the int8 outputs on samples that
+no correction saw. In this order:
+
+1. Smoothing of outlier channels (`smooth_channels`), and the observer: of all candidates the best. Where least squared
+   error per tensor ("auto") keeps outliers that nothing downstream needs, another observer wins by 10 dB (hard-swish
+   networks), and plain min-max where clipping hurts.
+2. The corrections (GPTQ, bias correction): all, one of the two, or none.
+3. Where the result is still below `GOAL`: the layers that cost most stay float32, as long as the greater part of the
+   multiplications is int8.
+
+Nothing here is timed, so that the same inputs give the same table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.core.batches import Batch, length
+from pipelines.core.progress import progress
+from pipelines.graph import io, query
+from pipelines.quantization import layers
+from pipelines.quantization.calibrate import MEMORY, CalibrationTable, Observation, observe
+from pipelines.quantization.channel_groups import outputs_first
+from pipelines.quantization.equalize_channels import channel_statistics
+from pipelines.quantization.layerwise import sample_chunks
+from pipelines.quantization.ptq import HELD_OUT, Factors, correct_table, equalized, held_out, search_equalization
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.range_search import output_sqnr, search_ranges
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.smooth_channels import find_smoothing, smoothable
+
+logger = logging.getLogger(__name__)
+
+GOAL = 20.5  # dB of SQNR below which layers are left in float32; other samples lose some tenths
+FLOAT_SHARE = 0.25  # of the multiplications of all layers, that may be left in float32
+HELD_BACK = 4  # one sample in so many is held back, up to HELD_OUT
+MOST = 2**22  # elements of the graph's inputs that samples are held back for
+SENSITIVE = 0.05  # dB that a layer left in float32 must win
+OBSERVERS = ("auto", "minmax", "percentile", "kl")  # that "auto" chooses among
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """The samples from `start` chunks on, to be gone through as often as is needed."""
+
+    model: ir.Model
+    samples: Iterable[Batch]
+    start: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        return itertools.islice(sample_chunks(self.model, self.samples), self.start, None)
+
+
+def best_table(
+    model: ir.Model,
+    recipe: QuantRecipe,
+    samples: Iterable[Batch],
+    total: int | None = None,
+    *,
+    max_memory: str | int = MEMORY,
+    observation: Observation | None = None,
+) -> CalibrationTable:
+    """The calibration table that makes `model` int8 by `recipe`, the best of what is tried on samples held back.
+
+    An observer other than "auto" is taken as it is. Without `recipe.correct` neither smoothing nor corrections are
+    tried, and no layer is left in float32. samples, total, max_memory: see `make_table`. observation: of `model` on all
+    the samples, where it was made already. Raises RequestError as `make_table` does.
+    """
+    clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
+    if observation is None or factors:
+        observation = observe(equalized(model, factors), samples, total, max_memory=max_memory)
+    judging, fitting = hold_back(model, samples, observation.samples)
+
+    def judge(table: CalibrationTable) -> float:
+        return output_sqnr(model, quantize(model, recipe, table)[0], judging)
+
+    smoothing = _smoothing(equalized(model, factors), fitting) if recipe.correct else {}
+    tables = _tables(model, recipe, observation, clip, factors, {})
+    if smoothing:
+        smoothed = observe(equalized(model, factors, smoothing), samples, total, max_memory=max_memory)
+        tables += _tables(model, recipe, smoothed, clip, factors, smoothing)
+    if recipe.search:
+        first = tables[0]
+        searched = search_ranges(
+            equalized(model, factors), recipe, replace(first, graph=io.digest(equalized(model, factors))), fitting_head(fitting)
+        )
+        tables.append(replace(searched, graph=first.graph))
+    best, sqnr = _best(tables, judge) if len(tables) > 1 else (tables[0], None)
+    if not recipe.correct:
+        return best
+    best, sqnr = _retreat(best, correct_table(model, recipe, best, fitting), judge, sqnr)
+    if sqnr < GOAL:
+        best = leave_float(model, recipe, best, judging, observation, sqnr)
+    return best
+
+
+def hold_back(model: ir.Model, samples: Iterable[Batch], count: int) -> tuple[list[Batch], Iterable[Batch]]:
+    """(samples that candidates are judged by, the others), in chunks; where there are too few, the same for both.
+
+    count: how many samples there are.
+    """
+    judging: list[Batch] = []
+    for chunk in sample_chunks(model, samples):
+        held = sum(map(length, judging)) + length(chunk)
+        size = sum(array.size for array in chunk.values()) * (len(judging) + 1)
+        if judging and (HELD_BACK * held > count or held > HELD_OUT or size > MOST):
+            break
+        judging.append(chunk)
+    rest = count - sum(map(length, judging))
+    return judging, _Fitting(model, samples, len(judging) if rest > 0 else 0)
+
+
+def fitting_head(fitting: Iterable[Batch]) -> list[Batch]:
+    """The first chunks of `fitting`, up to `HELD_OUT` samples."""
+    head: list[Batch] = []
+    for chunk in fitting:
+        if head and sum(map(length, head)) + length(chunk) > HELD_OUT:
+            break
+        head.append(chunk)
+    return head
+
+
+def _smoothing(model: ir.Model, samples: Iterable[Batch]) -> Factors:
+    """The factors of `find_smoothing`, by the statistics of `samples`."""
+    widths = {str(x.name): outputs_first(nodes[0]).shape[1] for x, nodes in smoothable(model.graph).items()}
+    return find_smoothing(model, channel_statistics(model, samples, linear=widths)) if widths else {}
+
+
+def _tables(
+    model: ir.Model, recipe: QuantRecipe, observation: Observation, clip: bool, factors: Factors, smoothing: Factors
+) -> list[CalibrationTable]:
+    """The tables of every observer that `recipe` leaves open, the recipe's own first."""
+    observers = OBSERVERS if recipe.observer == "auto" else (recipe.observer,)
+    more = {"graph": io.digest(model), "clip": clip, "equalization": factors, "smoothing": smoothing}
+    tables = [observation.table(each, symmetric=recipe.symmetric) for each in observers]
+    return [replace(each, observer=recipe.observer, **more) for each in tables]
+
+
+def _best(
+    tables: list[CalibrationTable], judge: Callable[[CalibrationTable], float]
+) -> tuple[CalibrationTable, float]:
+    """(the table of the greatest SQNR, the first of equal ones, its SQNR)."""
+    best, greatest = tables[0], -np.inf
+    with progress("judging ranges", len(tables)) as advance:
+        for table in tables:
+            if (sqnr := judge(table)) > greatest:
+                best, greatest = table, sqnr
+            advance(1)
+    return best, greatest
+
+
+def _retreat(
+    plain: CalibrationTable,
+    corrected: CalibrationTable,
+    judge: Callable[[CalibrationTable], float],
+    sqnr: float | None,
+) -> tuple[CalibrationTable, float]:
+    """(`corrected`, or it without what loses on the samples held back, its SQNR). sqnr: that of `plain`, if known."""
+    tried = [corrected]
+    if corrected.bias and corrected.rounding:
+        tried += [replace(corrected, bias={}), replace(corrected, rounding={})]
+    best, greatest = _best(tried, judge)
+    sqnr = judge(plain) if sqnr is None else sqnr
+    if sqnr > greatest:
+        best, greatest = replace(corrected, bias={}, rounding={}), sqnr
+    if best is not corrected:
+        left = "GPTQ and bias correction" if not (best.bias or best.rounding) else "GPTQ" if best.bias else "bias correction"
+        logger.info("%s lost on the samples held back and is left out", left)
+    return best, greatest
+
+
+def leave_float(
+    model: ir.Model,
+    recipe: QuantRecipe,
+    table: CalibrationTable,
+    judging: list[Batch],
+    observation: Observation,
+    sqnr: float,
+) -> CalibrationTable:
+    """`table` with layers left in float32, those of the most error a multiplication first, until `GOAL` is reached.
+
+    No more than `FLOAT_SHARE` of the multiplications. sqnr: that of `table` on `judging`; observation: of the graph.
+    """
+    int8, report = quantize(model, recipe, table)
+    counted = _multiplications(model, observation)
+    names = [each.name for each in report.operators if each.precision == "int8" and each.name in counted]
+    total = sum(counted[each] for each in names)
+
+    def judged(kept: dict[str, str], batches: list[Batch]) -> float:
+        return output_sqnr(model, quantize(model, recipe, replace(table, keep_float=kept))[0], batches)
+
+    first = judging[:1]
+    base, gains = judged({}, first), {}
+    with progress("looking for layers that int8 hurts", len(names)) as advance:
+        for name in names:
+            gains[name] = judged({name: "float"}, first) - base
+            advance(1)
+    kept: dict[str, str] = {}
+    room = FLOAT_SHARE * total
+    for name in sorted(names, key=lambda each: -gains[each] / counted[each]):
+        if gains[name] < SENSITIVE or counted[name] > room or sqnr >= GOAL:
+            continue
+        more = kept | {name: f"int8 costs {gains[name]:.1f} dB of SQNR here"}
+        if (found := judged(more, judging)) > sqnr:
+            kept, sqnr, room = more, found, room - counted[name]
+    return replace(table, keep_float=kept)
+
+
+def _multiplications(model: ir.Model, observation: Observation) -> dict[str, int]:
+    """{layer of constant weights: its multiplications on all samples of `observation`}."""
+    counted = {}
+    for node in model.graph:
+        weight = query.constant(node.inputs[1]) if node.op_type in layers.LAYERS else None
+        seen = observation.histograms.get(str(node.outputs[0].name))
+        if weight is not None and weight.ndim > 1 and seen is not None:
+            channels = outputs_first(node).shape[0] if node.op_type != "MatMul" or weight.ndim == 2 else weight.shape[-1]
+            counted[str(node.name or node.outputs[0].name)] = seen.count * weight.size // channels
+    return counted
