@@ -61,9 +61,9 @@ def channel_statistics(
     """{value name: `Channels`} of the values that `EqualizeChannels` needs, or of others.
 
     These are what convolutions of the main graph read or add to a sum, and what linear layers read in a channel group.
-    linear: {value whose channels are last: their number} in place of all these. samples: batches {graph input: array, first axis = samples}; run as they come. Only the statistics leave the graph,
-    so that memory is that of one batch's inference. total: the number of samples, for the progress bar. Raises
-    RequestError where the samples do not fit.
+    linear: {value whose channels are last: their number} in place of all these. samples: batches {graph input: array,
+    first axis = samples}; run as they come. Only the statistics leave the graph, so that memory is that of one batch's
+    inference. total: the number of samples, for the progress bar. Raises RequestError where the samples do not fit.
     """
     copy = model.clone()
     ShapeInferencePass()(copy)
@@ -294,6 +294,7 @@ class Reader:
 
     @classmethod
     def of(cls, node: ir.Node, rounded: list[Channels]) -> Reader:
+        """The layer `node` of constant weights."""
         weight = channel_groups.outputs_first(node).astype(np.float64)
         if node.op_type in channel_groups.LINEAR:
             return cls(node, weight, rounded, np.arange(weight.shape[1])[None])

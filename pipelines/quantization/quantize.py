@@ -142,9 +142,7 @@ def require_patterns(graph: ir.Graph, recipe: QuantRecipe) -> None:
 def select_operators(inserter: QdqInserter, keep_float: Mapping[str, str]) -> tuple[set[ir.Node], dict[str, str]]:
     """(operators that can be int8, {name of another quantizable one: why it cannot}). keep_float: as a table has it."""
     refused = {
-        node: keep_float.get(str(node.name)) or _refuse(inserter, node)
-        for node in inserter.graph
-        if _quantizable(node)
+        node: keep_float.get(str(node.name)) or _refuse(inserter, node) for node in inserter.graph if _quantizable(node)
     }
     selected = {node for node, why in refused.items() if not why}
     refused |= elementwise.deselect(inserter.graph, selected)

@@ -14,7 +14,7 @@ Array = NDArray[Any]
 QParams = tuple[np.float32, np.uint8 | np.int8]  # per-tensor scale and zero point
 CLIP_RATIOS = np.linspace(1, 0.6, 21)  # of max|W|, when weights may be clipped
 EMPTY = 1e-12  # a range of activations that is narrower counts as one of zeros
-# Any smaller scale counts as none and becomes 1, see `stored_scales`. The product with the least scale of an activation,
+# Any smaller scale counts as none and becomes 1, see `stored_scales`. Its product with the least of an activation,
 # EMPTY / 255, which is a bias's, is still a normal float32.
 LEAST_SCALE = 2.0**-76
 

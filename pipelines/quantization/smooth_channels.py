@@ -18,7 +18,7 @@ Factors = dict[str, tuple[float, ...]]  # {value: factor of each of its channels
 
 
 def smoothable(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
-    """{activation whose channels are last: the linear layers of constant weights that read it}, in the graph's order."""
+    """{activation whose channels are last: the linear layers of constant weights that read it}, in graph order."""
     found: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
         x = node.inputs[0] if node.op_type in LINEAR else None

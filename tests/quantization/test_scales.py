@@ -115,4 +115,4 @@ def test_no_scale_is_zero_or_makes_undefined_integers(weight, bias, reach):
 def test_stored_scales_are_normal_floats():
     scales = stored_scales([0.0, 1e-45, 1e-30, np.nan, np.inf, 0.25, -1.0])
     assert scales.dtype == np.float32 and scales.tolist() == [1, 1, 1, 1, 1, 0.25, 1]
-    assert LEAST_SCALE * EMPTY / 255 >= np.finfo(np.float32).tiny  # a bias's scale
+    assert np.finfo(np.float32).tiny <= LEAST_SCALE * EMPTY / 255  # a bias's scale
