@@ -35,6 +35,7 @@ from pipelines.quantization.weight_rounding import Weights, encode_rounding
 
 Array = NDArray[Any]
 LAYERS = ("Conv", "Gemm", "MatMul")
+HARD = ("HardSwish", "HardSigmoid")  # constant below, x or constant above
 POSITIONS = 2**17  # of one channel, that its shift is measured on
 
 
@@ -235,7 +236,8 @@ def decibel(signal: float, noise: float) -> float | None:
 class _Target:
     """Where the error of a layer is measured: the output of `node`, the layer itself or the Add that it is a part of.
 
-    low, high: the range that quantization, ReLU or Clip downstream of it leave.
+    low, high: the range that quantization, ReLU or Clip downstream of it leave, or in which a HardSwish or HardSigmoid
+    is not constant.
     """
 
     node: ir.Node
@@ -253,6 +255,9 @@ class _Target:
                 bounds = (_quantized_range if user.op_type == "QuantizeLinear" else _clip_range)(user)
                 low, high = max(low, bounds[0]), min(high, bounds[1])
                 activated |= user.op_type != "QuantizeLinear"
+            elif user.op_type in HARD:
+                bounds = _hard_range(user)
+                return cls(node, max(low, bounds[0]), min(high, bounds[1]))
             elif user.op_type != "DequantizeLinear":
                 break
             value = user.outputs[0]
@@ -265,6 +270,14 @@ def _clip_range(node: ir.Node) -> tuple[float, float]:
         return 0.0, np.inf
     low, high = (query.constant(each) for each in (*node.inputs[1:], None, None)[:2])
     return -np.inf if low is None else float(low.item()), np.inf if high is None else float(high.item())
+
+
+def _hard_range(node: ir.Node) -> tuple[float, float]:
+    """The range outside of which a HardSwish or HardSigmoid is constant, or x itself."""
+    if node.op_type == "HardSwish":
+        return -3.0, np.inf
+    alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
+    return (-beta / alpha, (1 - beta) / alpha) if alpha > 0 else (-np.inf, np.inf)
 
 
 def _quantized_range(node: ir.Node) -> tuple[float, float]:
