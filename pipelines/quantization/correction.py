@@ -183,7 +183,7 @@ def _correct_bias(
         for y, x in zip(rounded.run(target.node), exact.run(original), strict=True):
             yield _positions(y, axis, rounded.chunks), _positions(x, axis, rounded.chunks)
 
-    total, count = np.zeros(len(bias.scale)), np.zeros(len(bias.scale), np.int64)
+    total, count = np.zeros(len(bias.scale)), np.zeros(len(bias.scale))
     for y, x in outputs():
         if len(y) != len(total):
             return Correction(name, kind, reason="the sum that it is part of has other channels")
@@ -191,16 +191,17 @@ def _correct_bias(
             return Correction(name, kind, reason="the sum that it is part of holds NaN or infinity")
         x = np.clip(x, target.low, target.high)
         unsaturated = (x > target.low) & (x < target.high) & (y > target.low) & (y < target.high)
-        total += np.where(unsaturated, x - y, 0).sum(axis=1, dtype=np.float64)
-        count += unsaturated.sum(axis=1)
-    integers = bias.quantized(total / np.maximum(count, 1))
+        weight = np.where(unsaturated, target.slope(x) ** 2, 0)
+        total += np.where(unsaturated, weight * (x - y), 0).sum(axis=1, dtype=np.float64)
+        count += weight.sum(axis=1, dtype=np.float64)
+    integers = bias.quantized(total / np.where(count > 0, count, 1))
     shift = (integers * bias.scale).astype(np.float32)[:, None]
     signal, before, after = (np.zeros(len(integers)) for _ in range(3))
     for y, x in outputs():
-        x = np.clip(x, target.low, target.high)
+        x = target.activated(x)
         signal += _squares(x)
-        before += _squares(np.clip(y, target.low, target.high) - x)
-        after += _squares(np.clip(y + shift, target.low, target.high) - x)
+        before += _squares(target.activated(y) - x)
+        after += _squares(target.activated(y + shift) - x)
     better = (after < before) & (integers != 0)
     bias.add(np.where(better, integers, 0))
     rounded.add(layer, np.where(better, shift[:, 0], 0), axis)
@@ -243,6 +244,19 @@ class _Target:
     node: ir.Node
     low: float
     high: float
+    hard_swish: bool = False
+
+    def activated(self, x: Array) -> Array:
+        """What becomes of values `x` of `node` downstream, where their error counts."""
+        x = np.clip(x, self.low, self.high)
+        return x * np.clip(x + 3, 0, 6) / 6 if self.hard_swish else x
+
+    def slope(self, x: Array) -> Array:
+        """The derivative of `activated` inside the range: that of a hard-swish is -1/2 to 3/2, and 0 at -3/2."""
+        if not self.hard_swish:
+            return np.ones((), np.float32)
+        inner: Array = np.where(x < 3, (2 * x + 3) / 6, np.float32(1))
+        return inner
 
     @classmethod
     def behind(cls, layer: ir.Node) -> _Target:
@@ -257,7 +271,7 @@ class _Target:
                 activated |= user.op_type != "QuantizeLinear"
             elif user.op_type in HARD:
                 bounds = _hard_range(user)
-                return cls(node, max(low, bounds[0]), min(high, bounds[1]))
+                return cls(node, max(low, bounds[0]), min(high, bounds[1]), user.op_type == "HardSwish")
             elif user.op_type != "DequantizeLinear":
                 break
             value = user.outputs[0]
