@@ -1,7 +1,7 @@
 """The calibration table of any model, each step judged on samples held back: what loses there is taken back.
 
-`ptq.make_table` does as its recipe says; here every choice is measured by the SQNR of the int8 outputs on samples that
-no correction saw. In this order:
+`ptq.make_table` does as its recipe says; here every choice is measured by the SQNR of the int8 outputs (`Judge`) on
+samples that no correction saw. In this order:
 
 1. Smoothing of outlier channels (`smooth_channels`), and the observer: of all candidates the best with the weights
    exact, whose rounding GPTQ makes up for in the next step (smoothing of BERT: 7 dB without GPTQ, 20 dB with it). Where
@@ -18,15 +18,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 
 from pipelines.core.batches import Batch, length
 from pipelines.core.progress import progress
-from pipelines.graph import edit, io, query
+from pipelines.graph import edit, io, query, reference_session
 from pipelines.quantization import layers
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable, Observation, observe
 from pipelines.quantization.channel_groups import outputs_first
@@ -34,8 +35,9 @@ from pipelines.quantization.equalize_channels import channel_statistics
 from pipelines.quantization.layerwise import sample_chunks
 from pipelines.quantization.ptq import HELD_OUT, Factors, correct_table, equalized, search_equalization
 from pipelines.quantization.quantize import quantize
-from pipelines.quantization.range_search import output_sqnr, search_ranges
+from pipelines.quantization.range_search import before_softmax, relative_error, search_ranges
 from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.scales import Array
 from pipelines.quantization.smooth_channels import find_smoothing, smoothable
 from pipelines.quantization.weight_rounding import Weights
 
@@ -45,8 +47,50 @@ GOAL = 22.5  # dB of SQNR below which layers are left in float32; other samples 
 FLOAT_SHARE = 0.25  # of the multiplications of all layers, that may be left in float32
 HELD_BACK = 4  # one sample in so many is held back, up to HELD_OUT
 MOST = 2**22  # elements of the graph's inputs that samples are held back for
+PERFECT = 120.0  # dB, that of outputs without error
 SENSITIVE = 0.05  # dB that a layer left in float32 must win
 OBSERVERS = ("auto", "minmax", "percentile", "kl")  # that "auto" chooses among
+
+
+class Judge:
+    """The SQNR of int8 models in dB: the mean of that of all outputs together and of the samples' own mean.
+
+    One sample near a decision, of which the float model itself is not sure, may have more error than all others: by the
+    first figure alone it chooses the ranges, by the second alone it would not count. Logits count, as in `output_sqnr`.
+    model: the float model. samples: batches, held in memory.
+    """
+
+    def __init__(self, model: ir.Model, samples: Sequence[Batch]) -> None:
+        self._samples, exact = samples, _session(model)
+        self._exact = [reference_session.run(exact, batch) for batch in samples]
+
+    def __call__(self, int8: ir.Model, batches: int | None = None) -> float:
+        """The SQNR of `int8`; batches: on the first so many."""
+        opened = _session(int8)
+        results = [
+            (exact, reference_session.run(opened, batch))
+            for exact, batch in zip(self._exact[:batches], self._samples[:batches], strict=True)
+        ]
+        single = [each for batch, pair in zip(self._samples, results, strict=False) for each in _single(batch, *pair)]
+        own = np.mean([_decibel(relative_error([each])) for each in single])
+        return float(own + _decibel(relative_error(results))) / 2
+
+
+def _session(model: ir.Model) -> ort.InferenceSession:
+    return reference_session.session(before_softmax(model), "judging it needs")
+
+
+def _single(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple[list[Array], list[Array]]]:
+    """The outputs of every sample; of all together where an output does not have the samples' axis."""
+    count = length(batch)
+    if any(x.shape[:1] != (count,) for x in exact):
+        return [(exact, tested)]
+    return [([x[at] for x in exact], [y[at] for y in tested]) for at in range(count)]
+
+
+def _decibel(error: float) -> float:
+    """SQNR of a relative squared error; `PERFECT` for none."""
+    return min(-10 * float(np.log10(error)), PERFECT) if error > 0 else PERFECT
 
 
 @dataclass(frozen=True)
@@ -82,11 +126,13 @@ def best_table(
     observation.require_samples()
     judging, fitting = hold_back(model, samples, observation.samples)
 
+    score = Judge(model, judging)
+
     def judge(table: CalibrationTable, exact_weights: bool = False) -> float:
         int8, _ = quantize(model, recipe, table)
         if exact_weights:
             _restore_weights(int8, equalized(model, table.equalization, table.smoothing))
-        return output_sqnr(model, int8, judging)
+        return score(int8)
 
     smoothing = _smoothing(equalized(model, factors), fitting) if recipe.correct else {}
     tables = _tables(model, recipe, observation, clip, factors, {})
@@ -105,7 +151,7 @@ def best_table(
         return best
     best, sqnr = _retreat(correct_table(model, recipe, best, fitting), tables, judge)
     if sqnr < GOAL:
-        best = leave_float(model, recipe, best, judging, observation, sqnr)
+        best = leave_float(model, recipe, best, score, observation, sqnr)
     return best
 
 
@@ -209,27 +255,27 @@ def leave_float(
     model: ir.Model,
     recipe: QuantRecipe,
     table: CalibrationTable,
-    judging: list[Batch],
+    judge: Judge,
     observation: Observation,
     sqnr: float,
 ) -> CalibrationTable:
     """`table` with layers left in float32, those of the most error a multiplication first, until `GOAL` is reached.
 
-    No more than `FLOAT_SHARE` of the multiplications. sqnr: that of `table` on `judging`; observation: of the graph.
+    No more than `FLOAT_SHARE` of the multiplications. sqnr: that of `table`, as `judge` finds it; observation: of the
+    graph.
     """
     report = quantize(model, recipe, table)[1]
     counted = _multiplications(model, observation)
     names = [each.name for each in report.operators if each.precision == "int8" and each.name in counted]
     total = sum(counted[each] for each in names)
 
-    def judged(kept: dict[str, str], batches: list[Batch]) -> float:
-        return output_sqnr(model, quantize(model, recipe, replace(table, keep_float=kept))[0], batches)
+    def judged(kept: dict[str, str], batches: int | None = None) -> float:
+        return judge(quantize(model, recipe, replace(table, keep_float=kept))[0], batches)
 
-    first = judging[:1]
-    base, gains = judged({}, first), {}
+    base, gains = judged({}, 1), {}
     with progress("looking for layers that int8 hurts", len(names)) as advance:
         for name in names:
-            gains[name] = judged({name: "float"}, first) - base
+            gains[name] = judged({name: "float"}, 1) - base
             advance(1)
     kept: dict[str, str] = {}
     room = FLOAT_SHARE * total
@@ -237,7 +283,7 @@ def leave_float(
         if gains[name] < SENSITIVE or counted[name] > room or sqnr >= GOAL:
             continue
         more = kept | {name: f"int8 costs {gains[name]:.1f} dB of SQNR here"}
-        if (found := judged(more, judging)) > sqnr:
+        if (found := judged(more)) > sqnr:
             kept, sqnr, room = more, found, room - counted[name]
     return replace(table, keep_float=kept)
 
