@@ -16,7 +16,6 @@ Nothing here is timed, so that the same inputs give the same table.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from pipelines.quantization.calibrate import MEMORY, CalibrationTable, Observati
 from pipelines.quantization.channel_groups import outputs_first
 from pipelines.quantization.equalize_channels import channel_statistics
 from pipelines.quantization.layerwise import sample_chunks
-from pipelines.quantization.ptq import HELD_OUT, Factors, correct_table, equalized, search_equalization
+from pipelines.quantization.ptq import GAIN, HELD_OUT, Factors, correct_table, equalized, search_equalization
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.range_search import before_softmax, relative_error, search_ranges
 from pipelines.quantization.recipe import QuantRecipe
@@ -45,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 GOAL = 22.5  # dB of SQNR below which layers are left in float32; other samples lose some tenths
 FLOAT_SHARE = 0.25  # of the multiplications of all layers, that may be left in float32
-HELD_BACK = 4  # one sample in so many is held back, up to HELD_OUT
-MOST = 2**22  # elements of the graph's inputs that samples are held back for
+HELD_BACK = 3  # about one sample in so many is held back, up to HELD_OUT
+MOST = 2**23  # elements of the graph's inputs that samples are held back for
 PERFECT = 120.0  # dB, that of outputs without error
 SENSITIVE = 0.05  # dB that a layer left in float32 must win
 OBSERVERS = ("auto", "minmax", "percentile", "kl")  # that "auto" chooses among
@@ -95,14 +94,20 @@ def _decibel(error: float) -> float:
 
 @dataclass(frozen=True)
 class _Fitting:
-    """The samples from `start` chunks on, to be gone through as often as is needed."""
+    """The samples that are not held back, in chunks, to be gone through as often as is needed: all but one in `stride`
+    chunks.
+    """
 
     model: ir.Model
     samples: Iterable[Batch]
-    start: int
+    stride: int
 
     def __iter__(self) -> Iterator[Batch]:
-        return itertools.islice(sample_chunks(self.model, self.samples), self.start, None)
+        return (
+            chunk
+            for at, chunk in enumerate(sample_chunks(self.model, self.samples))
+            if at % self.stride != self.stride // 2
+        )
 
 
 def best_table(
@@ -156,19 +161,17 @@ def best_table(
 
 
 def hold_back(model: ir.Model, samples: Iterable[Batch], count: int) -> tuple[list[Batch], Iterable[Batch]]:
-    """(samples that candidates are judged by, the others), in chunks; where there are too few, the same for both.
+    """(samples that candidates are judged by, the others), in chunks; where there is but one chunk, it is both.
 
-    count: how many samples there are.
+    They are drawn evenly, for neighbours may be alike. count: how many samples there are.
     """
-    judging: list[Batch] = []
-    for chunk in sample_chunks(model, samples):
-        held = sum(map(length, judging)) + length(chunk)
-        size = sum(array.size for array in chunk.values()) * (len(judging) + 1)
-        if judging and (HELD_BACK * held > count or held > HELD_OUT or size > MOST):
-            break
-        judging.append(chunk)
-    rest = count - sum(map(length, judging))
-    return judging, _Fitting(model, samples, len(judging) if rest > 0 else 0)
+    first = next(iter(sample_chunks(model, samples)))
+    size, elements = length(first), max(sum(array.size for array in first.values()), 1)
+    chunks = -(-count // size)
+    held = max(min(count // HELD_BACK, HELD_OUT) // size, 1)
+    stride = max(chunks // max(min(held, MOST // elements), 1), 1)
+    judging = [chunk for at, chunk in enumerate(sample_chunks(model, samples)) if at % stride == stride // 2]
+    return judging, _Fitting(model, samples, stride) if stride > 1 else judging
 
 
 def fitting_head(fitting: Iterable[Batch]) -> list[Batch]:
@@ -201,11 +204,11 @@ def _tables(
 
 
 def _best(tables: list[CalibrationTable], judge: Callable[[CalibrationTable], float]) -> tuple[CalibrationTable, float]:
-    """(the table of the greatest SQNR, the first of equal ones, its SQNR)."""
+    """(the table of the greatest SQNR, its SQNR); a later one must win by `GAIN`, for less is chance."""
     best, greatest = tables[0], -np.inf
     with progress("judging ranges", len(tables)) as advance:
         for table in tables:
-            if (sqnr := judge(table)) > greatest:
+            if (sqnr := judge(table)) > greatest + GAIN:
                 best, greatest = table, sqnr
             advance(1)
     return best, greatest
