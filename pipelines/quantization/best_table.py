@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 GOAL = 22.5  # dB of SQNR below which layers are left in float32; other samples lose some tenths
 FLOAT_SHARE = 0.25  # of the multiplications of all layers, that may be left in float32
 HELD_BACK = 3  # about one sample in so many is held back, up to HELD_OUT
+RANGED = 128  # samples that ranges are judged by
 MOST = 2**23  # elements of the graph's inputs that samples are held back for
 PERFECT = 120.0  # dB, that of outputs without error
 SENSITIVE = 0.05  # dB that a layer left in float32 must win
@@ -133,11 +134,8 @@ def best_table(
 
     score = Judge(model, judging)
 
-    def judge(table: CalibrationTable, exact_weights: bool = False) -> float:
-        int8, _ = quantize(model, recipe, table)
-        if exact_weights:
-            _restore_weights(int8, equalized(model, table.equalization, table.smoothing))
-        return score(int8)
+    def judge(table: CalibrationTable) -> float:
+        return score(quantize(model, recipe, table)[0])
 
     smoothing = _smoothing(equalized(model, factors), fitting) if recipe.correct else {}
     tables = _tables(model, recipe, observation, clip, factors, {})
@@ -151,7 +149,7 @@ def best_table(
         tables.append(replace(searched, graph=first.graph, equalization=factors))
     best = tables[0]
     if len(tables) > 1:
-        best = _best(tables, lambda table: judge(table, exact_weights=recipe.correct))[0]
+        best = _best_ranges(model, recipe, tables, samples, observation.samples)
     if not recipe.correct:
         return best
     best, sqnr = _retreat(correct_table(model, recipe, best, fitting), tables, judge)
@@ -165,13 +163,22 @@ def hold_back(model: ir.Model, samples: Iterable[Batch], count: int) -> tuple[li
 
     They are drawn evenly, for neighbours may be alike. count: how many samples there are.
     """
+    stride = _stride(model, samples, count, min(count // HELD_BACK, HELD_OUT))
+    judging = _drawn(model, samples, stride)
+    return judging, _Fitting(model, samples, stride) if stride > 1 else judging
+
+
+def _stride(model: ir.Model, samples: Iterable[Batch], count: int, wanted: int) -> int:
+    """Of how many chunks one is to be drawn for `wanted` of `count` samples, or for `MOST` elements of them."""
     first = next(iter(sample_chunks(model, samples)))
     size, elements = length(first), max(sum(array.size for array in first.values()), 1)
     chunks = -(-count // size)
-    held = max(min(count // HELD_BACK, HELD_OUT) // size, 1)
-    stride = max(chunks // max(min(held, MOST // elements), 1), 1)
-    judging = [chunk for at, chunk in enumerate(sample_chunks(model, samples)) if at % stride == stride // 2]
-    return judging, _Fitting(model, samples, stride) if stride > 1 else judging
+    return max(chunks // max(min(wanted // size, MOST // elements), 1), 1)
+
+
+def _drawn(model: ir.Model, samples: Iterable[Batch], stride: int) -> list[Batch]:
+    """One in `stride` chunks of the samples."""
+    return [chunk for at, chunk in enumerate(sample_chunks(model, samples)) if at % stride == stride // 2]
 
 
 def fitting_head(fitting: Iterable[Batch]) -> list[Batch]:
@@ -212,6 +219,24 @@ def _best(tables: list[CalibrationTable], judge: Callable[[CalibrationTable], fl
                 best, greatest = table, sqnr
             advance(1)
     return best, greatest
+
+
+def _best_ranges(
+    model: ir.Model, recipe: QuantRecipe, tables: list[CalibrationTable], samples: Iterable[Batch], count: int
+) -> CalibrationTable:
+    """The table of the best ranges by `RANGED` samples of all, for no range was fitted to any output.
+
+    The more the better: a range that clips one sample in a hundred looks good on the others.
+    """
+    score = Judge(model, _drawn(model, samples, _stride(model, samples, count, RANGED)))
+
+    def judge(table: CalibrationTable) -> float:
+        int8, _ = quantize(model, recipe, table)
+        if recipe.correct:
+            _restore_weights(int8, equalized(model, table.equalization, table.smoothing))
+        return score(int8)
+
+    return _best(tables, judge)[0]
 
 
 def _retreat(
