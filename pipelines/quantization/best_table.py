@@ -32,7 +32,7 @@ from pipelines.quantization.calibrate import MEMORY, CalibrationTable, Observati
 from pipelines.quantization.channel_groups import outputs_first
 from pipelines.quantization.equalize_channels import channel_statistics
 from pipelines.quantization.layerwise import sample_chunks
-from pipelines.quantization.ptq import GAIN, HELD_OUT, Factors, correct_table, equalized, search_equalization
+from pipelines.quantization.ptq import HELD_OUT, Factors, correct_table, equalized, search_equalization
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.range_search import before_softmax, relative_error, search_ranges
 from pipelines.quantization.recipe import QuantRecipe
@@ -47,6 +47,7 @@ FLOAT_SHARE = 0.25  # of the multiplications of all layers, that may be left in 
 HELD_BACK = 3  # about one sample in so many is held back, up to HELD_OUT
 RANGED = 128  # samples that ranges are judged by
 MOST = 2**23  # elements of the graph's inputs that samples are held back for
+CHANCE = 1.0  # dB that an alternative must win: one sample near a decision makes as much in a few dozen
 PERFECT = 120.0  # dB, that of outputs without error
 SENSITIVE = 0.05  # dB that a layer left in float32 must win
 OBSERVERS = ("auto", "minmax", "percentile", "kl")  # that "auto" chooses among
@@ -211,14 +212,15 @@ def _tables(
 
 
 def _best(tables: list[CalibrationTable], judge: Callable[[CalibrationTable], float]) -> tuple[CalibrationTable, float]:
-    """(the table of the greatest SQNR, its SQNR); a later one must win by `GAIN`, for less is chance."""
-    best, greatest = tables[0], -np.inf
-    with progress("judging ranges", len(tables)) as advance:
+    """(the table of the greatest SQNR, its SQNR); one after the first must win by `CHANCE`, for less may be luck."""
+    found = []
+    with progress("judging", len(tables)) as advance:
         for table in tables:
-            if (sqnr := judge(table)) > greatest + GAIN:
-                best, greatest = table, sqnr
+            found.append(judge(table))
             advance(1)
-    return best, greatest
+    best = int(np.argmax(found))
+    best = best if found[best] > found[0] + CHANCE else 0
+    return tables[best], found[best]
 
 
 def _best_ranges(
