@@ -42,7 +42,7 @@ from pipelines.quantization.weight_rounding import Weights
 
 logger = logging.getLogger(__name__)
 
-GOAL = 22.5  # dB of SQNR below which layers are left in float32; other samples lose some tenths
+GOAL = 24.0  # dB below which layers are left in float32; all outputs of other samples together lose some dB of it
 FLOAT_SHARE = 0.25  # of the multiplications of all layers, that may be left in float32
 HELD_BACK = 3  # about one sample in so many is held back, up to HELD_OUT
 RANGED = 128  # samples that ranges are judged by
