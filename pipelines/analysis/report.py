@@ -29,6 +29,7 @@ from pipelines.quantization.calibrate import CalibrationTable, TensorRange
 from pipelines.quantization.correction import decibel
 from pipelines.quantization.equalize_channels import scale_channels
 from pipelines.quantization.quantize import QuantReport
+from pipelines.quantization.smooth_channels import smooth_channels
 from pipelines.rewrites.driver import CleanUp
 
 MEMORY = 256e6  # bytes of intermediate results held at once, of all graphs together
@@ -123,6 +124,7 @@ def _compare(
     table.require(float_model)
     equalized = float_model.clone()  # its activations are those that int8 rounds
     scale_channels(equalized, table.equalization)
+    smooth_channels(equalized, table.smoothing)
     comparison = _Comparison(equalized, int8_model, table)
     for feed in _cut(samples, comparison.fixed, comparison.probe):
         comparison.measure(feed)

@@ -27,7 +27,8 @@ from pipelines.quantization.recipe import OBSERVERS
 BATCH = 256  # samples run at once, where the memory allows it
 MEMORY = "128MB"
 SHARED_WEIGHT_BYTES = 1 << 16  # bytes of a weight that sessions share
-ADJUSTMENTS = ("clip", "equalization", "bias", "rounding", "recipe")  # of a table that has them
+SEARCHED = ("clip", "equalization", "recipe", "smoothing", "keep_float")
+ADJUSTMENTS = (*SEARCHED, "bias", "rounding")  # of a table that has them
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class CalibrationTable:
     equalized. bias: {layer: what each output channel's mean lacks in int8, in the result's units}, see
     `pipelines.quantization.correction`. rounding: {layer: which weights are not rounded to nearest}, see
     `encode_rounding`.
-    recipe: by which the two were found; other recipes do without.
+    recipe: by which the two were found; other recipes do without. smoothing: {value: factor of each of its channels},
+    see `smooth_channels`; the ranges are of the graph so smoothed. keep_float: {operator that stays float32: why}.
     """
 
     graph: str
@@ -98,6 +100,8 @@ class CalibrationTable:
     bias: dict[str, tuple[float, ...]] = field(default_factory=dict)
     rounding: dict[str, str] = field(default_factory=dict)
     recipe: dict[str, Any] = field(default_factory=dict)
+    smoothing: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    keep_float: dict[str, str] = field(default_factory=dict)
 
     def require(self, model: ir.Model) -> None:
         """Raise RequestError unless the table was made for `model`."""
@@ -114,7 +118,7 @@ class CalibrationTable:
         Corrections are those of the table of more samples. Raises RequestError where the tables are of different
         graphs, observers, recipes or equalizations, or have no histograms (as those of quantization-aware training).
         """
-        if any(getattr(self, key) != getattr(other, key) for key in ("clip", "equalization", "recipe")):
+        if any(getattr(self, key) != getattr(other, key) for key in SEARCHED):
             raise RequestError(
                 "cannot merge calibration tables that were searched or corrected differently; make one of all samples"
             )
@@ -164,14 +168,16 @@ class CalibrationTable:
                         f"{each.minimum!r} to "
                         f"{each.maximum!r}); wanted finite numbers, low <= high; make another table with: zoo calibrate"
                     )
-            equalization, bias = (
-                {name: tuple(map(float, each)) for name, each in value.get(key, {}).items()} for key in ADJUSTMENTS[1:3]
+            equalization, bias, smoothing = (
+                {name: tuple(map(float, each)) for name, each in value.get(key, {}).items()}
+                for key in ("equalization", "bias", "smoothing")
             )
-            rounding = {name: str(each) for name, each in value.get("rounding", {}).items()}
+            rounding, kept = (
+                {name: str(each) for name, each in value.get(key, {}).items()} for key in ("rounding", "keep_float")
+            )
             names = value["graph"], value["observer"], value["samples"], value["samples_digest"]
-            return cls(
-                *names, tensors, value.get("clip") is True, equalization, bias, rounding, dict(value.get("recipe", {}))
-            )
+            clip, recipe = value.get("clip") is True, dict(value.get("recipe", {}))
+            return cls(*names, tensors, clip, equalization, bias, rounding, recipe, smoothing, kept)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RequestError(f"{path} is not a calibration table ({error}); make one with: zoo calibrate") from error
 
@@ -271,13 +277,7 @@ class Observation:
 
         Raises RequestError for an unknown observer, no samples, or samples left over from the graph's batch size.
         """
-        if self._leftover:
-            raise RequestError(
-                f"the graph takes {self._fixed_batch} samples at a time and {length(self._leftover)} are left over; "
-                f"give a multiple of {self._fixed_batch}, or export the model with a dynamic batch"
-            )
-        if self.samples == 0:
-            raise RequestError("no calibration samples; pass at least one")
+        self.require_samples()
         tensors = {}
         with progress("choosing ranges", len(self.histograms)) as advance:
             for name, each in self.histograms.items():
@@ -287,6 +287,16 @@ class Observation:
                 advance(1)
         of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._input_digests.values())).hexdigest()
         return CalibrationTable(self._graph_digest, observer, self.samples, of_samples, tensors)
+
+    def require_samples(self) -> None:
+        """Raise RequestError for no samples, or samples left over from the graph's batch size."""
+        if self._leftover:
+            raise RequestError(
+                f"the graph takes {self._fixed_batch} samples at a time and {length(self._leftover)} are left over; "
+                f"give a multiple of {self._fixed_batch}, or export the model with a dynamic batch"
+            )
+        if self.samples == 0:
+            raise RequestError("no calibration samples; pass at least one")
 
     def _plan(self, feed: Batch, most: int = 0) -> tuple[int, list[list[str]]]:
         """(batch size, groups of tensors to observe in turn) that keep within the memory, for samples shaped like

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
 from pipelines.graph import io
+from pipelines.quantization.best_table import best_table
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable, Observation
 from pipelines.quantization.correction import SECONDS
-from pipelines.quantization.ptq import correct_table, make_table
 from pipelines.quantization.quantize import QuantReport, quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
@@ -69,17 +69,12 @@ class Calibrator:
     def feed(self, batch: Batch) -> None:
         """Observe {graph input: array, first axis = samples}; as often as you like. Raises as `Observation.feed`."""
         self.observation.feed(batch)
-        if self.recipe.correct or self.recipe.search:
-            self._batches.append(batch)
+        self._batches.append(batch)
 
     def table(self) -> CalibrationTable:
         """The calibration table of the samples so far, with the search and the corrections that the recipe asks for."""
-        if self.recipe.search:
-            return make_table(self.model, self.recipe, self._batches, seconds=self.seconds)
-        table = self.observation.table(self.recipe.observer, symmetric=self.recipe.symmetric)
-        if not self.recipe.correct:
-            return table
-        return correct_table(self.model, self.recipe, table, self._batches, seconds=self.seconds)
+        self.observation.require_samples()
+        return best_table(self.model, self.recipe, self._batches, observation=self.observation, seconds=self.seconds)
 
     def save(self, path: str | Path) -> QuantReport:
         """Quantize by the recipe, write the int8 model to `path`; the precision of every operator."""

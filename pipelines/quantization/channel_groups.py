@@ -85,7 +85,7 @@ def find(start: ir.Node) -> ChannelGroup | str:
                     query.constant(each) is None for each in node.inputs[1:] if each is not None
                 ):
                     return f"weights of {node.name} are not constant"
-                if node.op_type in LINEAR and (why := _why_not_linear(node)):
+                if node.op_type in LINEAR and (why := why_not_linear(node)):
                     return why
                 (group.readers if reads else group.writers)[node] = None
             elif (
@@ -131,7 +131,7 @@ def gathered_from(value: ir.Value) -> ir.Value:
     return value
 
 
-def _why_not_linear(node: ir.Node) -> str:
+def why_not_linear(node: ir.Node) -> str:
     """Why a MatMul or Gemm of constants is no linear layer, "" where it is one."""
     weight = query.constant(node.inputs[1])
     if weight is None or weight.ndim != 2:

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 SECONDS = 300.0  # that corrections may take, by default
 LAYERS = ("Conv", "Gemm", "MatMul")
 SPENT = "the time budget was spent before it"
+HARD = ("HardSwish", "HardSigmoid")  # constant below, x or constant above
 POSITIONS = 2**17  # of one channel, that its shift is measured on
 
 
@@ -228,7 +229,7 @@ def _correct_bias(
         for y, x in zip(rounded.run(target.node), exact.run(original), strict=True):
             yield _positions(y, axis, rounded.chunks), _positions(x, axis, rounded.chunks)
 
-    total, count = np.zeros(len(bias.scale)), np.zeros(len(bias.scale), np.int64)
+    total, count = np.zeros(len(bias.scale)), np.zeros(len(bias.scale))
     for y, x in outputs():
         if len(y) != len(total):
             return Correction(name, kind, reason="the sum that it is part of has other channels")
@@ -236,16 +237,17 @@ def _correct_bias(
             return Correction(name, kind, reason="the sum that it is part of holds NaN or infinity")
         x = np.clip(x, target.low, target.high)
         unsaturated = (x > target.low) & (x < target.high) & (y > target.low) & (y < target.high)
-        total += np.where(unsaturated, x - y, 0).sum(axis=1, dtype=np.float64)
-        count += unsaturated.sum(axis=1)
-    integers = bias.quantized(total / np.maximum(count, 1))
+        weight = np.where(unsaturated, target.slope(x) ** 2, 0)
+        total += np.where(unsaturated, weight * (x - y), 0).sum(axis=1, dtype=np.float64)
+        count += weight.sum(axis=1, dtype=np.float64)
+    integers = bias.quantized(total / np.where(count > 0, count, 1))
     shift = (integers * bias.scale).astype(np.float32)[:, None]
     signal, before, after = (np.zeros(len(integers)) for _ in range(3))
     for y, x in outputs():
-        x = np.clip(x, target.low, target.high)
+        x = target.activated(x)
         signal += _squares(x)
-        before += _squares(np.clip(y, target.low, target.high) - x)
-        after += _squares(np.clip(y + shift, target.low, target.high) - x)
+        before += _squares(target.activated(y) - x)
+        after += _squares(target.activated(y + shift) - x)
     better = (after < before) & (integers != 0)
     bias.add(np.where(better, integers, 0))
     rounded.add(layer, np.where(better, shift[:, 0], 0), axis)
@@ -281,12 +283,26 @@ def decibel(signal: float, noise: float) -> float | None:
 class _Target:
     """Where the error of a layer is measured: the output of `node`, the layer itself or the Add that it is a part of.
 
-    low, high: the range that quantization, ReLU or Clip downstream of it leave.
+    low, high: the range that quantization, ReLU or Clip downstream of it leave, or in which a HardSwish or HardSigmoid
+    is not constant.
     """
 
     node: ir.Node
     low: float
     high: float
+    hard_swish: bool = False
+
+    def activated(self, x: Array) -> Array:
+        """What becomes of values `x` of `node` downstream, where their error counts."""
+        x = np.clip(x, self.low, self.high)
+        return x * np.clip(x + 3, 0, 6) / 6 if self.hard_swish else x
+
+    def slope(self, x: Array) -> Array:
+        """The derivative of `activated` inside the range: that of a hard-swish is -1/2 to 3/2, and 0 at -3/2."""
+        if not self.hard_swish:
+            return np.ones((), np.float32)
+        inner: Array = np.where(x < 3, (2 * x + 3) / 6, np.float32(1))
+        return inner
 
     @classmethod
     def behind(cls, layer: ir.Node) -> _Target:
@@ -299,6 +315,9 @@ class _Target:
                 bounds = (_quantized_range if user.op_type == "QuantizeLinear" else _clip_range)(user)
                 low, high = max(low, bounds[0]), min(high, bounds[1])
                 activated |= user.op_type != "QuantizeLinear"
+            elif user.op_type in HARD:
+                bounds = _hard_range(user)
+                return cls(node, max(low, bounds[0]), min(high, bounds[1]), user.op_type == "HardSwish")
             elif user.op_type != "DequantizeLinear":
                 break
             value = user.outputs[0]
@@ -311,6 +330,14 @@ def _clip_range(node: ir.Node) -> tuple[float, float]:
         return 0.0, np.inf
     low, high = (query.constant(each) for each in (*node.inputs[1:], None, None)[:2])
     return -np.inf if low is None else float(low.item()), np.inf if high is None else float(high.item())
+
+
+def _hard_range(node: ir.Node) -> tuple[float, float]:
+    """The range outside of which a HardSwish or HardSigmoid is constant, or x itself."""
+    if node.op_type == "HardSwish":
+        return -3.0, np.inf
+    alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
+    return (-beta / alpha, (1 - beta) / alpha) if alpha > 0 else (-np.inf, np.inf)
 
 
 def _quantized_range(node: ir.Node) -> tuple[float, float]:

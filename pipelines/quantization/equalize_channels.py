@@ -53,14 +53,17 @@ class Channels:
 
 
 def channel_statistics(
-    model: ir.Model, samples: Iterable[Mapping[str, NDArray[Any]]], total: int | None = None
+    model: ir.Model,
+    samples: Iterable[Mapping[str, NDArray[Any]]],
+    total: int | None = None,
+    linear: Mapping[str, int] | None = None,
 ) -> dict[str, Channels]:
-    """{value name: `Channels`} of the values that `EqualizeChannels` needs.
+    """{value name: `Channels`} of the values that `EqualizeChannels` needs, or of others.
 
     These are what convolutions of the main graph read or add to a sum, and what linear layers read in a channel group.
-    samples: batches {graph input: array, first axis = samples}; run as they come. Only the statistics leave the graph,
-    so that memory is that of one batch's inference. total: the number of samples, for the progress bar. Raises
-    RequestError where the samples do not fit.
+    linear: {value whose channels are last: their number} in place of all these. samples: batches {graph input: array,
+    first axis = samples}; run as they come. Only the statistics leave the graph, so that memory is that of one batch's
+    inference. total: the number of samples, for the progress bar. Raises RequestError where the samples do not fit.
     """
     copy = model.clone()
     ShapeInferencePass()(copy)
@@ -77,6 +80,9 @@ def channel_statistics(
         if node.op_type in channel_groups.WRITERS[1:] and not isinstance(group := channel_groups.find(node), str)
         for value in group.rounded
     }
+    if linear is not None:
+        read, summed = [], []
+        last = {value: (value, linear[str(value.name)]) for value in _values(copy.graph) if value.name in linear}
     values = list(dict.fromkeys((*read, *summed, *last)))
     del copy.graph.outputs[:]
     for value in values:
@@ -118,6 +124,11 @@ def channel_statistics(
     except Exception as error:  # onnxruntime raises its own kinds
         raise RequestError(f"onnxruntime cannot run the model on these samples: {one_line(error)}") from error
     return {name: Channels(each.low, each.high, each.square / seen[name]) for name, each in found.items()}
+
+
+def _values(main: ir.Graph) -> list[ir.Value]:
+    """The inputs of the graph and the results of its operators."""
+    return [*main.inputs, *(value for node in main for value in node.outputs)]
 
 
 def _channels_second(main: ir.Graph, value: ir.Value, channels: int, taken: set[str]) -> ir.Value:
@@ -191,7 +202,7 @@ class EqualizeChannels(Rewrite):
         """Scale one group by the best factors; 0 where it is refused or gains too little."""
         first = next(iter(group.writers))
         readers = [
-            _Reader.of(node, self._rounded(group, x))
+            Reader.of(node, self._rounded(group, x))
             for node in group.readers
             if (x := node.inputs[0]) and x.name in self.ranges
         ]
@@ -247,10 +258,10 @@ def scale_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floa
                 f"the equalization of {name} does not fit the graph; make the calibration table anew with: zoo "
                 "calibrate"
             )
-        _scale(model.graph, group, [_Reader.of(each, []) for each in group.readers], k)
+        _scale(model.graph, group, [Reader.of(each, []) for each in group.readers], k)
 
 
-def _scale(main: ir.Graph, group: ChannelGroup, readers: Sequence[_Reader], k: Floats) -> None:
+def _scale(main: ir.Graph, group: ChannelGroup, readers: Sequence[Reader], k: Floats) -> None:
     """Multiply the channels of a group by `k`."""
     for node in group.writers:
         for at, axis in channel_groups.scaled_constants(node).items():
@@ -269,7 +280,7 @@ def _replace(main: ir.Graph, node: ir.Node, at: int, array: Floats) -> None:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class Reader:
     """A layer that reads a channel group.
 
     weight: [out, in / groups, ...]. rounded: statistics of its input, and of quantized values upstream of that. index:
@@ -282,7 +293,8 @@ class _Reader:
     index: NDArray[np.int64]
 
     @classmethod
-    def of(cls, node: ir.Node, rounded: list[Channels]) -> _Reader:
+    def of(cls, node: ir.Node, rounded: list[Channels]) -> Reader:
+        """The layer `node` of constant weights."""
         weight = channel_groups.outputs_first(node).astype(np.float64)
         if node.op_type in channel_groups.LINEAR:
             return cls(node, weight, rounded, np.arange(weight.shape[1])[None])
@@ -315,7 +327,7 @@ class _Reader:
         return float(noise / 12 / max((product * square).sum(), LEAST))
 
 
-def _search(readers: list[_Reader], limit: Floats, margin: float) -> Floats | None:
+def _search(readers: list[Reader], limit: Floats, margin: float) -> Floats | None:
     """The best factors [channels] of the family of `EqualizeChannels`; None where they gain too little.
 
     At most `limit`, float64 [channels], and at least 1 where that is finite.

@@ -293,8 +293,8 @@ def _xlogx(x: Floats) -> Floats:
 
 def _is_spike(bins: Counts, end: int, inward: int) -> bool:
     """Whether the outermost bin `end` holds far more than any of the eight beside it, and too much for outliers."""
-    beside = bins[end + inward : end + 9 * inward : inward]
-    return bool(bins[end] >= SPIKE * bins.sum() and bins[end] > 8 * max(1, *beside) and BINS - end not in (0, 1))
+    beside = bins[end + 1 : end + 9] if inward > 0 else bins[max(end - 8, 0) : end]  # fewer at an end of the bins
+    return bool(bins[end] >= SPIKE * bins.sum() and bins[end] > 8 * beside.max(initial=1) and BINS - end not in (0, 1))
 
 
 def _magnitudes(histogram: Histogram) -> Counts:

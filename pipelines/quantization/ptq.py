@@ -25,6 +25,7 @@ from pipelines.quantization.layerwise import CHUNK, sample_chunks
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.range_search import output_sqnr, search_ranges
 from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.smooth_channels import smooth_channels
 from pipelines.rewrites.driver import rewrite
 
 HELD_OUT = 32  # samples that candidates are judged by
@@ -82,7 +83,8 @@ def correct_table(
 ) -> CalibrationTable:
     """`table` with the roundings (GPTQ) and bias corrections that `recipe` needs; see `make_table`."""
     int8, _ = quantize(model, recipe, replace(table, bias={}, rounding={}))
-    _, report = correct_layers(equalized(model, table.equalization), int8, samples, seconds=seconds)
+    scaled = equalized(model, table.equalization, table.smoothing)
+    _, report = correct_layers(scaled, int8, samples, seconds=seconds)
     bias = {layer.name: layer.shift for layer in report.layers if layer.shift}
     rounding = {layer.name: layer.rounding for layer in report.layers if layer.rounding}
     return replace(table, bias=bias, rounding=rounding, recipe=recipe.to_json())
@@ -149,10 +151,13 @@ def held_out(model: ir.Model, samples: Iterable[Batch]) -> tuple[list[Batch], li
     return judging, chunks[count:] or judging
 
 
-def equalized(model: ir.Model, factors: Factors) -> ir.Model:
-    """A copy of `model` with channels scaled by `factors`; it computes the same in float."""
+def equalized(model: ir.Model, factors: Factors, smoothing: Factors | None = None) -> ir.Model:
+    """A copy of `model` with channels scaled by `factors`, and by those of `smooth_channels`; in float it computes the
+    same.
+    """
     copy = model.clone()
     scale_channels(copy, factors)
+    smooth_channels(copy, smoothing or {})
     return copy
 
 

@@ -38,7 +38,7 @@ from pipelines.graph import query
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
-from pipelines.quantization.scales import ZERO_WEIGHT, activation_qparams
+from pipelines.quantization.scales import LEAST_SCALE, activation_qparams
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -163,7 +163,8 @@ def _rounded(weight: Tensor, bits: int) -> Tensor:
     """Per-channel symmetric fake quantization on axis 0, as `scales.weight_qparams`; on the weight's device."""
     top = 2 ** (bits - 1) - 1
     reach = weight.detach().flatten(1).abs().amax(1)
-    scale = torch.where(reach > ZERO_WEIGHT, reach / top, torch.ones_like(reach)).reshape(-1, *[1] * (weight.dim() - 1))
+    scale = reach / top
+    scale = torch.where(scale >= LEAST_SCALE, scale, torch.ones_like(scale)).reshape(-1, *[1] * (weight.dim() - 1))
     return _round(weight, scale, 0, -top, top)
 
 

@@ -17,6 +17,7 @@ from pipelines.quantization.scales import (
     QParams,
     activation_qparams,
     dequantized_qparams,
+    int8_scale,
     qparams_of,
     quantized_constant,
     saturates,
@@ -91,9 +92,7 @@ class QdqInserter:
         if dequantized_qparams(x) is not None or query.sole_user(source) is None:
             self.quantize_input(node, 1)
             return
-        observed = self.ranges[x.name]
-        largest = max(-observed.low, observed.high)
-        q, dq = self._qdq_pair(x, np.float32(largest / 127 if largest > 1e-12 else 1.0), np.int8(0))
+        q, dq = self._qdq_pair(x, int8_scale(self.ranges[x.name]), np.int8(0))
         self.graph.insert_before(node, [q, dq])
         node.replace_input_with(1, dq.outputs[0])
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from pipelines.quantization.qdq import QdqInserter
 from pipelines.quantization.quantize_early import QuantizeEarly
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.scales import dequantized_qparams
+from pipelines.quantization.smooth_channels import smooth_channels
 from pipelines.rewrites.driver import CleanUp
 
 logger = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ class QuantReport:
 def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
     """The QDQ form of `model`, which is left as it is, and the precision of every operator. In this order:
 
-    1. Cross-layer equalization and SmoothQuant, by the factors of the table.
+    1. Cross-layer equalization, SmoothQuant and smoothing, by the factors of the table.
     2. Graph clean-up: types are inferred, constants lifted.
     3. Selection of int8 operators; the reasons for the others go into the report.
     4. Dynamic quantization of the layers that the recipe names.
@@ -97,10 +99,12 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     result = model.clone()
     graph = result.graph
     scale_channels(result, table.equalization)
+    smoothing = smooth_channels(result, table.smoothing)
     clean_up(result)
     require_patterns(graph, recipe)
     inserter = QdqInserter(graph, recipe, table)
-    selected, reasons = select_operators(inserter)
+    inserter.helpers |= smoothing
+    selected, reasons = select_operators(inserter, table.keep_float)
     notes = quantize_dynamically(inserter, selected, reasons)
     notes |= insert_qdq(inserter, selected)
     reasons |= propagate_int8(result, recipe)
@@ -135,9 +139,11 @@ def require_patterns(graph: ir.Graph, recipe: QuantRecipe) -> None:
                 raise RequestError(f"{kind} {pattern!r} matches no operator; quantizable ones are: {names}")
 
 
-def select_operators(inserter: QdqInserter) -> tuple[set[ir.Node], dict[str, str]]:
-    """(operators that can be int8, {name of another quantizable one: why it cannot})."""
-    refused = {node: _refuse(inserter, node) for node in inserter.graph if _quantizable(node)}
+def select_operators(inserter: QdqInserter, keep_float: Mapping[str, str]) -> tuple[set[ir.Node], dict[str, str]]:
+    """(operators that can be int8, {name of another quantizable one: why it cannot}). keep_float: as a table has it."""
+    refused = {
+        node: keep_float.get(str(node.name)) or _refuse(inserter, node) for node in inserter.graph if _quantizable(node)
+    }
     selected = {node for node, why in refused.items() if not why}
     refused |= elementwise.deselect(inserter.graph, selected)
     return selected, {str(node.name): why for node, why in refused.items() if why}
@@ -152,6 +158,8 @@ def _refuse(inserter: QdqInserter, node: ir.Node) -> str:
     """Why `node` stays float32 whatever is around it, "" where it need not."""
     if inserter.recipe.keeps_float(str(node.name)):
         return "kept float by the recipe"
+    if node.name in inserter.helpers:
+        return "it scales channels before they are quantized"
     layer = node.op_type in layers.LAYERS
     if not layer and (why := elementwise.refuse(node)):
         return why

@@ -66,7 +66,7 @@ def output_sqnr(float_model: ir.Model, other: ir.Model, samples: Iterable[Batch]
         reference_session.session(before_softmax(model), "its search needs", reference_session.options(quick))
         for model in (float_model, other)
     )
-    error = _relative_error(
+    error = relative_error(
         (reference_session.run(exact, batch), reference_session.run(tested, batch))
         for batch in sample_chunks(float_model, samples)
     )
@@ -84,7 +84,7 @@ def before_softmax(model: ir.Model) -> ir.Model:
     return copy
 
 
-def _relative_error(results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> float:
+def relative_error(results: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> float:
     """sum (x - y)^2 / sum x^2 of float outputs x and y, the mean over the outputs; results: (x's, y's) of every batch.
 
     An infinite x, as a masked input of a Softmax, does not count.
@@ -130,7 +130,7 @@ def _best_range(
                 feeds = dict(zip(names, [x.astype(np.float32), *row[1 : len(inputs)]], strict=True))
                 yield row[len(inputs) :], reference_session.run(session, feeds)
 
-        return _relative_error(results())
+        return relative_error(results())
 
     best, least = 1.0, error(1.0)
     if least < IDLE:

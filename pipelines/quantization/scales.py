@@ -13,7 +13,10 @@ from pipelines.graph import query
 Array = NDArray[Any]
 QParams = tuple[np.float32, np.uint8 | np.int8]  # per-tensor scale and zero point
 CLIP_RATIOS = np.linspace(1, 0.6, 21)  # of max|W|, when weights may be clipped
-ZERO_WEIGHT = 1e-20  # weights below it count as zero, for their scale would leave float32
+EMPTY = 1e-12  # a range of activations that is narrower counts as one of zeros
+# Any smaller scale counts as none and becomes 1, see `stored_scales`. Its product with the least of an activation,
+# EMPTY / 255, which is a bias's, is still a normal float32.
+LEAST_SCALE = 2.0**-76
 
 
 class Interval(Protocol):
@@ -28,6 +31,15 @@ class Interval(Protocol):
         """The greatest value."""
 
 
+def stored_scales(scales: ArrayLike) -> NDArray[np.float32]:
+    """Scales as float32, as a graph stores them: 1 in place of any that is not a number of at least `LEAST_SCALE`.
+
+    What is 0 or a subnormal as float32 would be divided by: integers of no meaning, and other ones in every engine.
+    """
+    scales = np.asarray(scales, np.float64)
+    return np.where(np.isfinite(scales) & (scales >= LEAST_SCALE), scales, 1.0).astype(np.float32)
+
+
 def uint8_qparams(
     low: ArrayLike, high: ArrayLike, symmetric: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -37,8 +49,8 @@ def uint8_qparams(
     symmetric: where low < 0, s = max(-low, high) / 127 and z = 128.
     """
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
-    empty, signed = high - low < 1e-12, symmetric & (low < 0)
-    scale = np.where(empty, 1.0, np.where(signed, np.maximum(-low, high) / 127, (high - low) / 255)).astype(np.float32)
+    empty, signed = high - low < EMPTY, symmetric & (low < 0)
+    scale = stored_scales(np.where(empty, 1.0, np.where(signed, np.maximum(-low, high) / 127, (high - low) / 255)))
     zero = np.where(signed, np.float32(128), np.clip(np.rint(-low.astype(np.float32) / scale), 0, 255))
     return scale, np.where(empty, np.float32(0), zero)
 
@@ -52,13 +64,20 @@ def activation_qparams(observed: Interval, symmetric: bool = False) -> tuple[np.
     return np.float32(scale), np.uint8(zero)
 
 
+def int8_scale(observed: Interval) -> np.float32:
+    """The scale of a symmetric int8 activation with this range: max|x| / 127, 1 for an empty range."""
+    largest = max(-observed.low, observed.high)
+    return np.float32(stored_scales(largest / 127 if largest > EMPTY else 1.0))
+
+
 def weight_qparams(
     weight: Array, axis: int | None, bits: int = 8, least: Array | float = 0.0, clip: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
     """(scales, int8 weights) of a float weight, per channel of `axis` (per tensor for None), symmetric.
 
     s = max|W| / 127, so that nothing saturates; clip: of the ratios `CLIP_RATIOS` of it that of least squared error.
-    least: lower bound of the scales (float, or one per channel). A channel of zeros gets it, or 1 where it is 0.
+    least: lower bound of the scales (float, or one per channel). A channel of zeros gets it, or 1 where that is none
+    (`stored_scales`).
     """
     top = 2 ** (bits - 1) - 1
     others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
@@ -69,8 +88,7 @@ def weight_qparams(
 
     def rounded(ratio: Array | float) -> tuple[NDArray[np.float32], Array]:
         """(scales, whole weights) where each channel's range ends at `ratio` of its largest magnitude."""
-        scale = np.maximum(np.where(largest > ZERO_WEIGHT, ratio * largest / top, 0.0), least)
-        scale = np.where(scale > 0, scale, 1.0).astype(np.float32)
+        scale = stored_scales(np.maximum(ratio * largest.astype(np.float64) / top, least))
         return scale, np.clip(np.rint(weight / scale.reshape(shape)), -top, top)
 
     scale, whole = rounded(1.0)

@@ -92,7 +92,8 @@ def test_threads_are_what_was_asked_for(mixed, threads):
     assert catalog.load(mixed, "onnxruntime", threads)._session.get_session_options().intra_op_num_threads == threads
     session = catalog.load(mixed, "openvino", threads)
     session.run(batch(2))
-    compiled = session._compiled[2].get_compiled_model()
+    with session._compiled[2].one() as request:
+        compiled = request.get_compiled_model()
     assert compiled.get_property("INFERENCE_NUM_THREADS") == threads and compiled.get_property("NUM_STREAMS") == 1
 
 

@@ -365,3 +365,32 @@ def test_few_samples_of_large_maps_are_computed_at_once(side, at_once):
     sizes = [len(each["x"]) for each in sample_chunks(found, samples, most=0)]
     assert sizes[0] == at_once and sum(sizes) == sum(len(each["x"]) for each in samples)
     assert [len(each["x"]) for each in sample_chunks(found, samples, most=2)][:-1] == [2] * ((sum(sizes) - 1) // 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "weight", "offset"),
+    [
+        ("HardSwish", 1.0, -8.0),
+        ("HardSigmoid<alpha=0.1666667, beta=0.5>", 0.02, -3.5),
+        ("Relu", 1.0, -8.0),
+    ],
+)
+def test_what_a_hard_activation_makes_zero_says_nothing_of_what_passes(function, weight, offset):
+    """Small values are rounded down to 0, all of them where the function is 0; the others are rounded as often up."""
+    found = model(
+        f"(float[n,1,8,8] x) => (float[n,1,8,8] y) {{ a = Conv(x, k, b) h = {function}(a) y = Conv(h, one, zero) }}",
+        k=np.full((1, 1, 1, 1), weight, np.float32),
+        b=np.full(1, offset, np.float32),
+        one=np.ones((1, 1, 1, 1), np.float32),
+        zero=np.zeros(1, np.float32),
+    )
+    rng = np.random.default_rng(0)
+    shape = (64, 1, 8, 8)
+    x = np.where(rng.random(shape) < 0.8, rng.uniform(0, 0.49, shape), rng.uniform(30, 255, shape))
+    x[0, 0, 0, :2] = 250, -5  # a scale of 1, and small values that do not lie at the end of the range
+    feeds = {"x": x.astype(np.float32)}
+    int8 = quantized(found, feeds)
+    after, said = corrected(found, int8, feeds)
+    first = said[str(layers(int8)[0].name)]
+    assert abs(np.array(first.shift or [0.0])[0]) < 0.05 * weight  # the small values alone would shift it by a fifth
+    assert output_sqnr(found, after, [feeds]) > output_sqnr(found, int8, [feeds]) - 0.05

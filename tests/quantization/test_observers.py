@@ -234,6 +234,18 @@ def test_kl_leaves_the_bound_of_a_clamp_where_it_is():
     assert bins[BINS + 1536] == (x == 6).sum() and kl_range(found)[1] == 2.5 and -6 < kl_range(found)[0] < -3
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("below", [0, 3, 7])
+def test_a_spike_at_the_last_bins(sign, below):
+    """All values lie in the last bin on their side of zero, or in one with fewer than eight behind it."""
+    x = np.full(1000, sign * (BINS - 0.5 - below))
+    found = histogram(x)
+    assert found.used[0] in (2 * BINS - 1 - below, below) and found.width == 1
+    for observer in ("kl", "auto"):
+        low, high = choose(found, observer)[1:]
+        assert low == high == x[0]
+
+
 def test_kl_of_a_clamp_and_nothing_else_is_minmax():
     for x in ([0.0] * 50 + [6.0] * 50, [-1.0] * 50 + [1.0] * 50, [0.0] * 9 + [1.0] * 5000 + [6.0] * 50):
         assert kl_range(histogram(x)) == (min(x), max(x))

@@ -5,9 +5,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantizing import normal
+from rewriting import model, run
 
 from pipelines.quantization.calibrate import TensorRange
-from pipelines.quantization.scales import activation_qparams, uint8_qparams, weight_qparams
+from pipelines.quantization.ptq import make_table
+from pipelines.quantization.quantize import quantize
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.scales import (
+    EMPTY,
+    LEAST_SCALE,
+    activation_qparams,
+    stored_scales,
+    uint8_qparams,
+    weight_qparams,
+)
 
 
 @pytest.mark.parametrize(
@@ -74,3 +85,34 @@ def test_uint8_qparams_are_those_of_one_activation(one, other, symmetric):
     scale, zero = uint8_qparams(low, high, symmetric)
     expected = activation_qparams(TensorRange(low, high, low, high, 1), symmetric)
     assert (scale, zero) == expected and scale.dtype == np.float32
+
+
+TINY = (0.0, 1e-45, 1e-40, 1e-38, 1e-30, 1e-24, 1e-20, 1e-12, 1e-6)
+
+
+@pytest.mark.parametrize("weight", TINY)
+@pytest.mark.parametrize("bias", (0.0, 1e-45, 1e-38, 1e-30, 1e-20, 1.0))
+@pytest.mark.parametrize("reach", (0.0, 1e-40, 1e-13, 1e-11, 1.0, 1e6))
+def test_no_scale_is_zero_or_makes_undefined_integers(weight, bias, reach):
+    """Channels, biases and ranges down to the least float32: nothing is divided by 0, no integer is made of NaN."""
+    found = model(
+        "(float[n,3] x) => (float[n,2] y) { y = Gemm(x, w, b) }",
+        w=np.array([[weight, 0.5], [-weight, 1], [0, 0.25]], np.float32),
+        b=np.array([bias, 0.1], np.float32),
+    )
+    x = np.array([[reach, 0, -reach], [0, reach, 0]], np.float32)
+    samples = [{"x": x}] * 2
+    with np.errstate(divide="raise", over="raise", invalid="raise"):
+        table = make_table(found, QuantRecipe(observer="minmax"), samples)
+        int8, _ = quantize(found, QuantRecipe(observer="minmax"), table)
+    for name, value in int8.graph.initializers.items():
+        if name.endswith(".scale"):
+            scale = value.const_value.numpy()
+            assert (scale >= np.finfo(np.float32).tiny).all() and np.isfinite(scale).all(), (name, scale)
+    assert np.isfinite(run(int8, x=x)["y"]).all()
+
+
+def test_stored_scales_are_normal_floats():
+    scales = stored_scales([0.0, 1e-45, 1e-30, np.nan, np.inf, 0.25, -1.0])
+    assert scales.dtype == np.float32 and scales.tolist() == [1, 1, 1, 1, 1, 0.25, 1]
+    assert np.finfo(np.float32).tiny <= LEAST_SCALE * EMPTY / 255  # a bias's scale

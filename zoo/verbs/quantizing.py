@@ -25,6 +25,7 @@ from pipelines.graph import io, reference_session
 from pipelines.models import stages
 from pipelines.models.pipeline import Predictor
 from pipelines.models.stages import ModelFolder
+from pipelines.quantization.best_table import best_table
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable
 from pipelines.quantization.correction import SECONDS
 from pipelines.quantization.ptq import make_table
@@ -74,6 +75,11 @@ class _Calibration:
         """The calibration table of `float_model` on `samples`."""
         total, memory = samples.total, self.max_memory
         return make_table(float_model, recipe, samples, total, max_memory=memory, seconds=self.seconds)
+
+    def best_table(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
+        """The same for a model that brings no recipe of its own: every step is judged on samples held back."""
+        memory = self.max_memory
+        return best_table(float_model, recipe, samples, samples.total, max_memory=memory, seconds=self.seconds)
 
     def samples(self, float_model: ir.Model) -> Samples:
         """The samples for an ONNX file."""
@@ -127,7 +133,7 @@ def _calibrate_file(
     spare(target, model, calibration.data)
     float_model, _ = rewritten(model)
     samples = calibration.samples(float_model)
-    table = calibration.table(float_model, _changed(QuantRecipe(), changes), samples)
+    table = calibration.best_table(float_model, _changed(QuantRecipe(), changes), samples)
     return table, table.save(target)
 
 
@@ -241,7 +247,7 @@ def _quantize_file(
             "--table calibration.json"
         )
     samples = calibration.samples(float_model)
-    table = calibration.table(float_model, recipe, samples)
+    table = calibration.best_table(float_model, recipe, samples)
     return _write_int8(float_model, recipe, table, target, report_path, samples)
 
 
