@@ -282,8 +282,8 @@ def calibrate(model: str, data: str | None, output: str | None, as_json: bool, *
 )
 @click.option(
     "--calibration-data",
-    default=None,
-    help=".npz with one array per graph input, or a folder of images, for an .onnx file.",
+    multiple=True,
+    help="For an .onnx file: .npz with one array per graph input, may be repeated; a folder of them; or of images.",
 )
 @click.option("--table", default=None, help="A calibration table made before.")
 @click.option(

@@ -36,6 +36,10 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch]) -> Iterator[Batch]:
         if not size or len({len(array) for array in batch.values()}) > 1:
             yield batch
             continue
+        if rest and any(rest[0][name].shape[1:] != array.shape[1:] for name, array in batch.items()):
+            if size == CHUNK:  # no batch has samples of two shapes
+                yield rest[0]
+            rest = []
         for chunk in cut(joined([*rest, batch]), size):
             if length(chunk) == size:
                 rest = []
