@@ -306,6 +306,8 @@ def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> N
     """Quantize MODEL or an .onnx file to int8."""
     from zoo import verbs
 
+    data = options.pop("calibration_data")
+    options["calibration_data"] = list(data) if len(data) > 1 else data[0] if data else None
     report = verbs.quantize(model, output, **options)
     rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in report["operators"]]
 
