@@ -113,8 +113,8 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     work_around_engines(inserter)
     notes |= correct(graph, recipe, table, notes)
     RemoveUnusedNodesPass()(result)
-    for value in graph.initializers.values():
-        value.metadata_props.clear()
+    for part in (*graph.initializers.values(), *ir.traversal.RecursiveGraphIterator(graph)):
+        part.metadata_props.clear()  # an exporter's stack traces can be larger than the weights
     operators = tuple(describe(inserter, reasons, notes))
     return result, QuantReport(operators, replace(recipe, observer=table.observer), table.graph)
 
