@@ -23,7 +23,15 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
-from pipelines.quantization import bias, elementwise, embedding_tables, engine_quirks, layers, weight_only, weight_rounding
+from pipelines.quantization import (
+    bias,
+    elementwise,
+    embedding_tables,
+    engine_quirks,
+    layers,
+    weight_only,
+    weight_rounding,
+)
 from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.equalize_channels import scale_channels
 from pipelines.quantization.qdq import QdqInserter
@@ -133,7 +141,7 @@ def require_patterns(graph: ir.Graph, recipe: QuantRecipe) -> None:
     """Raise RequestError where a pattern of keep_float or dynamic matches no operator."""
     for kind, patterns in (("keep_float", recipe.keep_float), ("dynamic", recipe.dynamic)):
         for pattern in patterns:
-            if not any(re.fullmatch(pattern, str(node.name)) for node in graph):
+            if not any(re.fullmatch(pattern, query.label(node)) for node in ir.traversal.RecursiveGraphIterator(graph)):
                 names = ", ".join(str(node.name) for node in graph if _quantizable(node))
                 raise RequestError(f"{kind} {pattern!r} matches no operator; quantizable ones are: {names}")
 

@@ -32,9 +32,10 @@ def quantize_weights(inserter: QdqInserter) -> tuple[dict[str, str], dict[str, s
 
     W = s float(W_q), s = max|W| / 127 per output channel (per row of gates over both directions): a quarter of the
     bytes. A Cast and a Mul, for engines fold these when they open the file, where onnxruntime would compute a
-    DequantizeLinear anew at every run (1.5 times the time of a small network). What an operator computes stays float32, for ranges within the bodies of If and Loop are not observed, and a recurrent
-    layer's state has no int8 operator that all engines have. A weight that several operators read is stored once, and
-    what no operator reads any more goes. Returns ({operator: note} of those changed, {operator: why not} of others).
+    DequantizeLinear anew at every run (1.5 times the time of a small network). What an operator computes stays float32,
+    for ranges within the bodies of If and Loop are not observed, and a recurrent layer's state has no int8 operator
+    that all engines have. A weight that several operators read is stored once, and what no operator reads any more
+    goes. Returns ({operator: note} of those changed, {operator: why not} of others).
     """
     graph = inserter.graph
     inner = [node for _, node in subgraph_nodes(graph)]
