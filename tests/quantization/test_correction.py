@@ -17,7 +17,7 @@ from pipelines.quantization import ptq
 from pipelines.quantization.calibrate import CalibrationTable, calibrate
 from pipelines.quantization.correction import correct_layers
 from pipelines.quantization.equalize_channels import channel_statistics, scale_channels
-from pipelines.quantization.layerwise import CHUNK
+from pipelines.quantization.layerwise import CHUNK, sample_chunks
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.range_search import output_sqnr
@@ -332,3 +332,9 @@ def test_corrections_by_another_recipe_are_left_out_with_a_word(caplog):
 def test_an_equalization_that_does_not_fit(factors):
     with pytest.raises(RequestError, match="does not fit the graph; make the calibration table anew"):
         scale_channels(unequal(1)[0], factors)
+
+
+def test_samples_of_two_shapes_share_no_chunk():
+    net = model("(float[n,t] x) => (float[n,t] y) { y = Relu(x) }")
+    samples = [{"x": np.ones(shape, np.float32)} for shape in ((3, 4), (2, 4), (2, 5))]
+    assert [each["x"].shape for each in sample_chunks(net, samples)] == [(5, 4), (2, 5)]
