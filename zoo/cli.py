@@ -282,8 +282,8 @@ def calibrate(model: str, data: str | None, output: str | None, as_json: bool, *
 )
 @click.option(
     "--calibration-data",
-    default=None,
-    help=".npz with one array per graph input, or a folder of images, for an .onnx file.",
+    multiple=True,
+    help="For an .onnx file: .npz with one array per graph input, may be repeated; a folder of them; or of images.",
 )
 @click.option("--table", default=None, help="A calibration table made before.")
 @click.option(
@@ -306,6 +306,8 @@ def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> N
     """Quantize MODEL or an .onnx file to int8."""
     from zoo import verbs
 
+    data = options.pop("calibration_data")
+    options["calibration_data"] = list(data) if len(data) > 1 else data[0] if data else None
     report = verbs.quantize(model, output, **options)
     rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in report["operators"]]
 

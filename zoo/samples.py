@@ -50,7 +50,11 @@ class Samples:
 def samples_of(
     model: ir.Model, data: Any, preprocess: Model | None = None, on_error: str = "raise", count: int | None = None
 ) -> Samples:
-    """The samples of an ONNX file's user: an .npz of the graph's inputs, or a folder of images.
+    """The samples of an ONNX file's user: an .npz of the graph's inputs, several, a folder of them, or one of images.
+
+    An .npz holds samples along the first axis of its arrays. Where the graph's inputs share no such axis (a state
+    [2, batch, 128], a scalar), or each sample has a shape of its own, it is one feed, as the graph takes it, or such
+    feeds stacked along a first axis more: see `_feeds`.
 
     preprocess: a JSON file (`pipelines.data.preprocess.Preprocess`) that says how an image becomes the graph's one
     input. Images are read as they are needed, `BATCH` at a time or as many as the graph takes; a last batch that such a
@@ -61,11 +65,16 @@ def samples_of(
     if not is_image_folder(data):
         if preprocess is not None:
             raise RequestError(f"--preprocess describes a folder of images; {data} is none")
-        if count is None:
-            return _read_once(data, fixed or BATCH)
-        arrays = _npz(data)
-        chosen = _evenly(length(arrays), count)
-        return _in_memory({name: array[chosen] for name, array in arrays.items()}, fixed)
+        feeds = _feeds(model, data)
+        if _batched(model) and len(feeds) == 1:
+            arrays = feeds[0]
+            if count is None:
+                return Samples(lambda: cut(arrays, fixed or BATCH), length(arrays))
+            chosen = _evenly(length(arrays), count)
+            return _in_memory({name: array[chosen] for name, array in arrays.items()}, fixed)
+        if count is not None:
+            feeds = [feeds[i] for i in _evenly(len(feeds), count)]
+        return Samples(lambda: feeds, sum(length(each) for each in feeds))
     spec, ports, paths = _spec(data, preprocess), _ports(model), list(images.listed(data))
     paths = paths if count is None else [paths[i] for i in _evenly(len(paths), count)]
     warned: set[str] = set()
@@ -98,9 +107,119 @@ def fixed_batch(model: ir.Model) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
+def _batched(model: ir.Model) -> bool:
+    """Whether the first axis of all of a graph's inputs is that of its samples."""
+    shapes = [query.dimensions(each) for each in _inputs(model)]
+    return [] not in shapes and len({shape[0] for shape in shapes if shape}) < 2
+
+
+def _inputs(model: ir.Model) -> list[ir.Value]:
+    """A graph's inputs that are no weights."""
+    return [each for each in model.graph.inputs if each.name not in model.graph.initializers]
+
+
+def _feeds(model: ir.Model, data: Any, label: bool = False) -> list[Batch]:
+    """What a user's .npz files hold, as the graph takes it: one batch where all samples fit into one, or a feed each.
+
+    A file is read as the graph's inputs, if the ranks and sizes that it declares admit that; else as feeds stacked
+    along a first axis more, where those have the graph's rank or lack its batch axis. Numbers of other dtypes are cast,
+    with a line saying so, where nothing is lost. label: whether an array `LABEL` may be among them, which is kept.
+    Raises RequestError for anything else.
+    """
+    paths = npz_files(data)
+    dims = {str(each.name): query.dimensions(each) for each in _inputs(model)}
+    ports, batched, feeds, cast = _ports(model), _batched(model), list[Batch](), dict[str, None]()
+    for path in paths:
+        arrays = stages.read_arrays(path)
+        labels = {LABEL: arrays.pop(LABEL)} if label and LABEL in arrays and LABEL not in dims else {}
+        if set(arrays) != set(dims):
+            raise _misfit(ports, arrays, path, label)
+        for name in dims:
+            arrays[name] = _cast(name, arrays[name], ports[name].dtype, path, cast)
+        if all(_admits(array.shape, dims[name], batched) for name, array in arrays.items()):
+            if batched:
+                stages.require_samples(path, {**arrays, **labels})
+            feeds.append({**arrays, **labels})
+            continue
+        if labels:
+            raise _misfit(ports, arrays, path, label)
+        stacked = _unstacked(arrays, dims)
+        if not stacked:
+            raise _misfit(ports, arrays, path, label)
+        feeds += stacked
+    for line in cast:
+        logger.warning("%s", line)
+    alike = {tuple((name, array.dtype, array.shape[1:]) for name, array in sorted(feed.items())) for feed in feeds}
+    return [joined(feeds)] if batched and len(alike) == 1 else feeds
+
+
+def npz_files(data: Any) -> list[Path]:
+    """The .npz files that a user names: one, several, or a folder of them, in the order of their names."""
+    paths = []
+    for each in data if isinstance(data, list | tuple) else [data]:
+        path = Path(each)
+        paths += sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    if not paths:
+        raise RequestError(f"no .npz among {data}; give an .npz with one array per graph input, or a folder of them")
+    return paths
+
+
+def _admits(shape: Sequence[int], dims: Sequence[int | None] | None, batched: bool) -> bool:
+    """Whether a graph's input of these sizes (None: dynamic) takes an array; batched: of any number of samples."""
+    if dims is None:
+        return True
+    pairs = list(zip(shape, dims, strict=False))
+    return len(shape) == len(dims) and all(wanted in (None, size) for size, wanted in pairs[1 if batched else 0 :])
+
+
+def _unstacked(arrays: Batch, dims: dict[str, list[int | None] | None]) -> list[Batch]:
+    """The feeds that lie along the first axis of all arrays; none where they cannot be the graph's."""
+    if {array.ndim > 0 for array in arrays.values()} != {True} or len({len(array) for array in arrays.values()}) > 1:
+        return []
+    shapes = {name: _sample_shape(array.shape[1:], dims[name]) for name, array in arrays.items()}
+    return [
+        {name: array[i].reshape(shapes[name] or ()) for name, array in arrays.items()}
+        for i in range(length(arrays) if None not in shapes.values() else 0)
+    ]
+
+
+def _sample_shape(shape: tuple[int, ...], dims: list[int | None] | None) -> tuple[int, ...] | None:
+    """The shape of one sample as an input takes it: its own, or with the batch axis that it lacks; else None."""
+    if _admits(shape, dims, False):
+        return shape
+    for axis, wanted in enumerate(dims or []):
+        longer = (*shape[:axis], 1, *shape[axis:])
+        if wanted in (None, 1) and _admits(longer, dims, False):
+            return longer
+    return None
+
+
+def _cast(name: str, array: NDArray[Any], dtype: Any, path: Path, said: dict[str, None]) -> NDArray[Any]:
+    """An array in a graph input's dtype, and a line in `said` where that is another one.
+
+    Between floats values are rounded; nothing else may change them. Raises RequestError where values would be lost.
+    """
+    dtype = np.dtype(dtype)
+    if array.dtype == dtype or array.dtype.kind not in "biuf" or dtype.kind not in "biuf":
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = array.astype(dtype)
+        if array.dtype.kind == dtype.kind == "f":
+            kept = bool((np.isfinite(result) | ~np.isfinite(array)).all())
+        else:
+            kept = bool(np.isfinite(array).all()) and np.array_equal(result.astype(array.dtype), array)
+            kept = kept and (dtype.kind == "b" or np.array_equal(result < 0, array < 0))
+    if not kept:
+        raise RequestError(
+            f"{path} holds {name} as {array.dtype}; the graph takes {dtype}, which cannot hold its values; save it so"
+        )
+    said[f"{name} is cast from {array.dtype} to {dtype}, as the graph takes it ({path})"] = None
+    return result
+
+
 def is_image_folder(data: Any) -> bool:
-    """Whether data are a folder of images."""
-    return isinstance(data, str | os.PathLike) and Path(data).is_dir()
+    """Whether data are a folder of images, not of .npz files."""
+    return isinstance(data, str | os.PathLike) and Path(data).is_dir() and not any(Path(data).glob("*.npz"))
 
 
 def _spec(data: Any, preprocess: Model | None) -> Preprocess:
@@ -125,34 +244,31 @@ def _ports(model: ir.Model) -> dict[str, Port]:
     }
 
 
-def _require_fit(model: ir.Model, arrays: Batch, source: Any, more: str = "") -> None:
-    """Raise RequestError unless `arrays`, read from `source`, are the graph's inputs, of its dtypes and shapes. more:
-    what else may be.
-    """
-    ports = _ports(model)
+def _misfit(ports: dict[str, Port], arrays: Batch, source: Any, label: bool = False) -> RequestError:
+    """The error for arrays, read from `source`, that are not the graph's inputs. label: whether labels may be there."""
+    found = ", ".join(f"{name} {each.dtype} [{', '.join(map(str, each.shape))}]" for name, each in arrays.items())
+    wanted = ", ".join(
+        f"{name} {each.dtype} [{', '.join(str(size or 'n') for size in each.shape)}]" for name, each in ports.items()
+    )
+    more = f", and {LABEL} if known" if label else ""
+    return RequestError(f"{source} holds {found or 'nothing'}; wanted the graph's inputs, {wanted}{more}")
 
-    def fits(array: NDArray[Any], port: Port) -> bool:
-        dtype = array.dtype == port.dtype or (array.dtype.kind in "US" and port.dtype == object)
-        sizes = zip(array.shape[1:], port.shape[1:], strict=False)
-        return (
-            dtype
-            and array.ndim == (len(port.shape) or array.ndim)
-            and all(wanted in (None, size) for size, wanted in sizes)
-        )
 
-    if set(arrays) != set(ports) or not all(fits(arrays[name], port) for name, port in ports.items()):
-        found = ", ".join(f"{name} {each.dtype} [{', '.join(map(str, each.shape))}]" for name, each in arrays.items())
-        wanted = ", ".join(
-            f"{name} {each.dtype} [{', '.join(str(size or 'n') for size in each.shape)}]"
-            for name, each in ports.items()
+def _samples_in_one(model: ir.Model, data: Any, label: bool = False) -> dict[str, NDArray[Any]]:
+    """All samples of a user's .npz files as one batch. Raises RequestError where they do not fit into one."""
+    feeds = _feeds(model, data, label)
+    if len(feeds) > 1 or not _batched(model):
+        raise RequestError(
+            f"the samples in {data} cannot be cut into batches, for their shapes differ or the first axis of the "
+            "graph's inputs is not that of samples; quantize takes such samples, evaluation does not"
         )
-        raise RequestError(f"{source} holds {found or 'nothing'}; wanted the graph's inputs, {wanted}{more}")
+    return dict(feeds[0])
 
 
 def _evaluation(model: ir.Model, data: Any, preprocess: Model | None) -> tuple[dict[str, Any], NDArray[Any] | None]:
     """Evaluation samples as arrays, and their labels, if there are any."""
     if not is_image_folder(data):
-        arrays = _npz(data)
+        arrays = _samples_in_one(model, data, label=True)
         return arrays, arrays.pop(LABEL, None)
     folder = Path(data)
     if not (folder / "labels.csv").is_file() and not any(each.is_dir() for each in folder.iterdir()):
@@ -166,7 +282,6 @@ def judge_of(
 ) -> tuple[Judge, Samples]:
     """Judge and calibration samples for an ONNX file."""
     arrays, labels = _evaluation(model, evaluation, preprocess)
-    _require_fit(model, arrays, evaluation, f", and {LABEL} if known")
     fixed = fixed_batch(model)
     size = fixed or batch_size
     if calibration is None:
@@ -178,10 +293,10 @@ def judge_of(
         arrays = {name: array[~chosen] for name, array in arrays.items()}
         labels = None if labels is None else labels[~chosen]
         samples = _in_memory(calibrating, fixed)
-    elif is_image_folder(calibration):
+    elif is_image_folder(calibration) or not _batched(model):
         samples = samples_of(model, calibration, preprocess)
     else:
-        samples = _in_memory(_npz(calibration), fixed)
+        samples = _in_memory(_samples_in_one(model, calibration), fixed)
     arrays = _whole_batches(arrays, size)
     return ArrayJudge(arrays, None if labels is None else labels[: length(arrays)], size), samples
 
@@ -198,10 +313,6 @@ def _whole_batches(arrays: Batch, size: int) -> dict[str, Any]:
     if count < size:
         raise RequestError(f"found {count} samples; the batch size {size} needs at least so many")
     return {name: array[: count - count % size] for name, array in arrays.items()}
-
-
-def _npz(path: Any) -> dict[str, Any]:
-    return joined(list(stages.read_npz(path)[0]))
 
 
 def _read_once(path: Any, batch_size: int = 256) -> Samples:
@@ -236,8 +347,7 @@ def examples_of(model: ir.Model, data: Model | None, sizes: Sequence[int]) -> li
     fixed = fixed_batch(model)
     sizes = [fixed] if fixed else sizes
     if data is not None:
-        arrays = _npz(data)
-        _require_fit(model, arrays, data)
+        arrays = _samples_in_one(model, data)
         return [{name: np.resize(arrays[name], (size, *arrays[name].shape[1:])) for name in arrays} for size in sizes]
     ports = {}
     for name, each in inputs.items():

@@ -17,17 +17,17 @@ from pipelines.core.files import mapped, replacing, require_place
 PRODUCER = "int8-zoo"
 PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
 OPSET = 13  # the first with per-channel DequantizeLinear
-OLDEST = 11  # opset that is still read, converted to OPSET
 WHOLE = 2**31 - 2**20  # bytes of weights that one protobuf file holds
 
 logger = logging.getLogger(__name__)
 
 
 def load(path: str | Path) -> ir.Model:
-    """Read and check an ONNX model, with what it keeps in files beside it. Opsets 11 and 12 are converted to 13.
+    """Read and check an ONNX model, with what it keeps in files beside it. Opsets before 13 are converted to 13.
 
-    Raises RequestError, in one line, for a missing, truncated or invalid file, weights that are not there, or an opset
-    that is not known.
+    Sizes that say nothing (-1 and 0, as PaddlePaddle writes them, "?" and "None") are dynamic. Weights that are inputs
+    only because the file is older than IR version 4 are none. Raises RequestError, in one line, for a missing,
+    truncated or invalid file, weights that are not there, or an opset that is not known or cannot be converted.
     """
     path = Path(path)
     if not path.is_file():
@@ -47,21 +47,52 @@ def load(path: str | Path) -> ir.Model:
         outside = any(each.HasField("data_location") and each.data_location for each in proto.graph.initializer)
         onnx.checker.check_model(str(path) if outside else proto)
         if opset < OPSET:
-            proto = onnx.version_converter.convert_version(onnx.load(path), OPSET)
+            proto = _converted(onnx.load(path), opset)
             logger.warning("%s has opset %d; it is read as opset %d (onnx.version_converter)", path, opset, OPSET)
-            onnx.checker.check_model(proto)
+        _open_sizes(proto.graph)
         model = ir.from_proto(proto)
         if outside and opset >= OPSET:
             ir.external_data.set_base_dir(model.graph, path.parent)
             ir.external_data.load_to_model(model)
     except Exception as error:  # the checker's kind, onnx_ir's, and UnicodeDecodeError for damaged names
         raise RequestError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
-    model.ir_version = max(model.ir_version, 4)  # before, every weight had to be an input too
+    if proto.ir_version < 4:  # before, every weight had to be an input too
+        model.graph.inputs[:] = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
+        model.ir_version = 4
     return model
 
 
+def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """The model in opset `OPSET`. Raises ValueError with the converter's reason where it cannot."""
+    try:
+        converted = onnx.version_converter.convert_version(proto, OPSET)
+        onnx.checker.check_model(converted)
+    except Exception as error:  # the converter's kinds and the checker's
+        raise ValueError(
+            f"it has opset {opset}, which onnx.version_converter cannot bring to {OPSET} ({one_line(error)}); export "
+            f"it again with opset {OPSET} or newer"
+        ) from error
+    converted.ir_version = proto.ir_version
+    return converted
+
+
+def _open_sizes(graph: onnx.GraphProto) -> None:
+    """Make sizes that say nothing dynamic: below 1, and names that exporters give to any unknown size alike."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for size in value.type.tensor_type.shape.dim:
+            anonymous = size.HasField("dim_param") and (
+                size.dim_param == "None" or not any(letter.isalpha() for letter in size.dim_param)
+            )
+            if anonymous or (size.HasField("dim_value") and size.dim_value < 1):
+                size.Clear()
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                _open_sizes(body)
+
+
 def _known_opset(proto: onnx.ModelProto) -> int:
-    """The model's opset. Raises ValueError for one that is too old or too new to be read."""
+    """The model's opset. Raises ValueError for one that is too new to be read."""
     opset, newest = (
         next((each.version for each in proto.opset_import if each.domain in ("", "ai.onnx")), OPSET),
         onnx.defs.onnx_opset_version(),
@@ -70,8 +101,6 @@ def _known_opset(proto: onnx.ModelProto) -> int:
         raise ValueError(
             f"it has opset {opset}, onnx {onnx.__version__} knows up to {newest}; update onnx or export an older one"
         )
-    if opset < OLDEST:
-        raise ValueError(f"it has opset {opset}, wanted is {OLDEST} or newer; export it again")
     return opset
 
 

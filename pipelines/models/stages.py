@@ -596,19 +596,29 @@ def read_npz(path: str | Path, batch_size: int = 256) -> tuple[Iterator[Batch], 
     """(batches, number of samples) of an .npz with one array per graph input, first axis = samples; RequestError for
     anything else.
     """
+    arrays = read_arrays(path)
+    return cut(arrays, batch_size), require_samples(path, arrays)
+
+
+def read_arrays(path: str | Path) -> dict[str, Any]:
+    """The arrays of an .npz. Raises RequestError for what is none."""
     try:
         with Path(path).open("rb") as file:
             if not zipfile.is_zipfile(file):
                 raise ValueError("it is no archive as numpy.savez writes them")
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: np.asarray(archive[name]) for name in archive.files}
+            return {name: np.asarray(archive[name]) for name in archive.files}
     except Exception as error:  # numpy, zipfile and zlib raise their own kinds for every sort of damage
         why = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
         raise RequestError(f"cannot read {path} as .npz: {why}; it must hold one array per graph input") from error
+
+
+def require_samples(path: str | Path, arrays: Batch) -> int:
+    """How many samples the first axis of all arrays counts. Raises RequestError where it does not, or none."""
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if not counts or len(set(counts.values())) > 1 or 0 in counts.values():
         raise RequestError(
             f"{path} holds arrays of {counts or 'nothing'} samples; wanted one array per graph input, all with the "
             "same number of samples"
         )
-    return cut(arrays, batch_size), next(iter(counts.values()))
+    return next(iter(counts.values()))

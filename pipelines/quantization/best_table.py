@@ -126,7 +126,7 @@ def best_table(
 
     An observer other than "auto" is taken as it is. Without `recipe.correct` neither smoothing nor corrections are
     tried, and no layer is left in float32. samples, total, max_memory: see `make_table`. observation: of `model` on all
-    the samples, where it was made already. seconds: that corrections may take. Raises RequestError as `make_table` does.
+    the samples, where it was made already. seconds: that corrections may take. Raises what `make_table` does.
     """
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
     if observation is None or factors:

@@ -62,6 +62,10 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK) 
             continue
         if size < 0 and length(batch):
             size = most or chunk_size(model, batch)
+        if rest and any(rest[0][name].shape[1:] != array.shape[1:] for name, array in batch.items()):
+            if fixed < 0:  # no batch has samples of two shapes
+                yield rest[0]
+            rest = []
         for chunk in cut(joined([*rest, batch]), size):
             if length(chunk) == size:
                 rest = []

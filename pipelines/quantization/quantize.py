@@ -24,7 +24,15 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
-from pipelines.quantization import bias, elementwise, embedding_tables, engine_quirks, layers, weight_rounding
+from pipelines.quantization import (
+    bias,
+    elementwise,
+    embedding_tables,
+    engine_quirks,
+    layers,
+    weight_only,
+    weight_rounding,
+)
 from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.equalize_channels import scale_channels
 from pipelines.quantization.qdq import QdqInserter
@@ -85,7 +93,8 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     4. Dynamic quantization of the layers that the recipe names.
     5. Q/DQ insertion: inputs of int8 operators, per-channel weights, biases.
     6. Int8 propagation through data movement (`QuantizeEarly`).
-    7. Weight-only quantization of the embedding tables that are still float32, with a scale per row.
+    7. Weight-only quantization of the embedding tables that are still float32, with a scale per row, and of what
+       `weight_only` finds: recurrent layers, layers inside If and Loop.
     8. Output quantization: Q/DQ pairs on outputs of int8 operators that need one to be int8 in engines.
     9. Engine quirks.
     10. GPTQ rounding of weights, then bias correction, as the table holds them.
@@ -110,12 +119,14 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     reasons |= propagate_int8(result, recipe)
     if recipe.quantize_tables:
         notes |= embedding_tables.quantize_tables(inserter)
+    for found, more in zip((notes, reasons), weight_only.quantize_weights(inserter), strict=True):
+        found |= more
     quantize_outputs(inserter, notes)
     work_around_engines(inserter)
     notes |= correct(graph, recipe, table, notes)
     RemoveUnusedNodesPass()(result)
-    for value in graph.initializers.values():
-        value.metadata_props.clear()
+    for part in (*graph.initializers.values(), *ir.traversal.RecursiveGraphIterator(graph)):
+        part.metadata_props.clear()  # an exporter's stack traces can be larger than the weights
     operators = tuple(describe(inserter, reasons, notes))
     return result, QuantReport(operators, replace(recipe, observer=table.observer), table.graph)
 
@@ -134,7 +145,7 @@ def require_patterns(graph: ir.Graph, recipe: QuantRecipe) -> None:
     """Raise RequestError where a pattern of keep_float or dynamic matches no operator."""
     for kind, patterns in (("keep_float", recipe.keep_float), ("dynamic", recipe.dynamic)):
         for pattern in patterns:
-            if not any(re.fullmatch(pattern, str(node.name)) for node in graph):
+            if not any(re.fullmatch(pattern, query.label(node)) for node in ir.traversal.RecursiveGraphIterator(graph)):
                 names = ", ".join(str(node.name) for node in graph if _quantizable(node))
                 raise RequestError(f"{kind} {pattern!r} matches no operator; quantizable ones are: {names}")
 
@@ -244,8 +255,7 @@ def describe(inserter: QdqInserter, reasons: dict[str, str], notes: dict[str, st
     for node in inserter.graph:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear") and node.name not in inserter.helpers:
             operators.append(_describe(node, reasons, notes))
-            operators += _in_subgraphs(node)
-    return operators
+    return [*operators, *_in_subgraphs(inserter, reasons, notes)]
 
 
 def _describe(node: ir.Node, reasons: dict[str, str], notes: dict[str, str]) -> Operator:
@@ -269,14 +279,16 @@ def _describe(node: ir.Node, reasons: dict[str, str], notes: dict[str, str]) -> 
     return Operator(name, node.op_type, "float", why)
 
 
-def _in_subgraphs(node: ir.Node) -> list[Operator]:
-    """Operators in the subgraphs of `node` (branches of an If, body of a Loop): nothing there is quantized."""
+def _in_subgraphs(inserter: QdqInserter, reasons: dict[str, str], notes: dict[str, str]) -> list[Operator]:
+    """Operators in subgraphs (branches of an If, body of a Loop): only weights are quantized there."""
     operators = []
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            for inner in ir.traversal.RecursiveGraphIterator(attribute.as_graph()):
-                name, why = str(inner.name or inner.outputs[0].name), f"inside a subgraph of {node.name}"
-                operators.append(Operator(name, inner.op_type, "float", why))
+    for node, inner in weight_only.subgraph_nodes(inserter.graph):
+        name = query.label(inner)
+        if inner.name in inserter.helpers or query.is_op(inner, "Constant"):
+            continue
+        why = reasons.get(name) or f"inside a subgraph of {node.name}"
+        precision, reason = ("int8", notes[name]) if name in notes else ("float", why)
+        operators.append(Operator(name, inner.op_type, precision, reason))
     return operators
 
 

@@ -33,6 +33,7 @@ class FoldConstants(Rewrite):
 
     Evaluated by onnxruntime, one operator at a time, its own optimizations off. Does not fire for random operators,
     custom domains, operators with subgraphs or several results, (De)QuantizeLinear (int8 weights stay int8),
+    static dimensions inside a subgraph (in a Loop they may hold for one round only),
     what onnxruntime cannot run, and results above 16 MiB that are larger than their inputs (an Expand would only blow
     up the file).
     """
@@ -40,10 +41,10 @@ class FoldConstants(Rewrite):
     def rewrite(self, model: ir.Model) -> int:
         """Replace every operator of constants by its value."""
         count = 0
-        for node in list(model.graph):
+        for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
             if len(node.outputs) != 1 or not query.is_op(node, node.op_type) or node.op_type in SKIPPED:
                 continue
-            array = _shape_arithmetic(node)
+            array = _shape_arithmetic(node) if node.graph is model.graph else None
             if array is None:
                 array = self._computed(model, node)
             if array is not None:

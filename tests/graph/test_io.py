@@ -259,12 +259,33 @@ def test_opsets_from_11_on_are_read(opset, tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("opset", "what"),
-    [(10, "opset 10, wanted is 11 or newer"), (999, "it has opset 999, onnx .* knows up to .* update onnx")],
+    [
+        (999, "it has opset 999, onnx .* knows up to .* update onnx"),
+    ],
 )
 def test_other_opsets_are_refused(opset, what, tmp_path):
-    path = keep(parsed("(float[n] x) => (float[n] y) { y = Relu(x) }", opset), tmp_path / "m.onnx")
+    path = keep(
+        parsed("(float[n] x) => (float[n] y) { y = Relu(x) }", opset),
+        tmp_path / "m.onnx",
+    )
     with pytest.raises(RequestError, match=what):
         io.load(path)
+
+
+def test_opset_9_of_ir_version_3_is_read_with_its_weights_constant(tmp_path, caplog):
+    proto = parsed("(float[n,8] x, float[8,4] w) => (float[n,4] y) { y = MatMul(x, w) }", 9, 3, w=WEIGHTS["w"])
+    found, x = io.load(keep(proto, tmp_path / "m.onnx")), RNG.standard_normal((3, 8)).astype(np.float32)
+    assert "opset 9; it is read as opset 13" in caplog.text
+    assert [each.name for each in found.graph.inputs] == ["x"]
+    np.testing.assert_allclose(run(found, x=x)["y"], x @ WEIGHTS["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_that_say_nothing_are_dynamic(tmp_path):
+    proto = parsed("(float[n,3,a,b] x, float[2,c] s) => (float[n,3,a,b] y, float[2,c] t) { y = Relu(x) t = Relu(s) }")
+    first, second = (each.type.tensor_type.shape.dim for each in proto.graph.input)
+    first[0].dim_value, first[2].dim_param, first[3].dim_param, second[1].dim_value = -1, "?", "?", 0
+    found = io.load(keep(proto, tmp_path / "m.onnx"))
+    assert [list(query.symbolic_shape(each)) for each in found.graph.inputs] == [[None, 3, None, None], [2, None]]
 
 
 def test_a_conversion_that_fails_is_one_line(tmp_path, monkeypatch):

@@ -394,3 +394,9 @@ def test_what_a_hard_activation_makes_zero_says_nothing_of_what_passes(function,
     first = said[str(layers(int8)[0].name)]
     assert abs(np.array(first.shift or [0.0])[0]) < 0.05 * weight  # the small values alone would shift it by a fifth
     assert output_sqnr(found, after, [feeds]) > output_sqnr(found, int8, [feeds]) - 0.05
+
+
+def test_samples_of_two_shapes_share_no_chunk():
+    net = model("(float[n,t] x) => (float[n,t] y) { y = Relu(x) }")
+    samples = [{"x": np.ones(shape, np.float32)} for shape in ((3, 4), (2, 4), (2, 5))]
+    assert [each["x"].shape for each in sample_chunks(net, samples)] == [(5, 4), (2, 5)]

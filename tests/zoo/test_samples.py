@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from PIL import Image
 from rewriting import model, run
@@ -390,3 +391,78 @@ def test_an_output_may_lie_in_a_model_folder_but_replaces_nothing_there(trained:
         )
     for each in (output, output.with_suffix(".trials.jsonl")):
         each.unlink()
+
+
+STATEFUL = """(float[batch,t] x, float[2,batch,3] state, int64 rate) => (float[batch,t] y) { y = Relu(x) }"""
+
+
+def stateful() -> ir.Model:
+    found = model(STATEFUL)
+    found.graph.inputs[1].shape = ir.Shape([2, None, 3])
+    found.graph.inputs[2].shape = ir.Shape([])
+    return found
+
+
+@pytest.mark.parametrize("state", [(5, 2, 1, 3), (5, 2, 3)])
+def test_stacked_feeds_are_cut_into_their_own_shapes(tmp_path: Path, state: tuple[int, ...]) -> None:
+    arrays = {"x": np.ones((5, 1, 7), np.float32), "state": np.ones(state, np.float32), "rate": np.arange(5)}
+    np.savez(tmp_path / "s.npz", **arrays)
+    found = samples.samples_of(stateful(), tmp_path / "s.npz")
+    assert found.total == 5
+    assert [{name: each.shape for name, each in feed.items()} for feed in found] == [
+        {"x": (1, 7), "state": (2, 1, 3), "rate": ()}
+    ] * 5
+    assert [int(feed["rate"]) for feed in found] == [0, 1, 2, 3, 4]
+    assert [int(feed["rate"]) for feed in samples.samples_of(stateful(), tmp_path / "s.npz", count=2)] == [0, 2]
+
+
+def test_a_folder_of_npz_is_a_feed_a_file(tmp_path: Path) -> None:
+    for i, (n, t) in enumerate([(1, 7), (3, 9)]):
+        feed = {"x": np.ones((n, t), np.float32), "state": np.ones((2, n, 3), np.float32), "rate": np.array(16)}
+        np.savez(tmp_path / f"{i}.npz", **feed)
+    both = [tmp_path / "0.npz", tmp_path / "1.npz"]
+    for data in (tmp_path, both):
+        found = list(samples.samples_of(stateful(), data))
+        assert [feed["x"].shape for feed in found] == [(1, 7), (3, 9)] and found[1]["state"].shape == (2, 3, 3)
+
+
+def test_files_of_one_shape_are_joined_and_of_others_kept_apart(tmp_path: Path) -> None:
+    net = model("(float[n,t] x) => (float[n,t] y) { y = Relu(x) }")
+    for i, shape in enumerate([(2, 4), (3, 4), (2, 5)]):
+        np.savez(tmp_path / f"{i}.npz", x=np.ones(shape, np.float32))
+    paths = [tmp_path / f"{i}.npz" for i in range(3)]
+    assert [each["x"].shape for each in samples.samples_of(net, paths[:2])] == [(5, 4)]
+    assert [each["x"].shape for each in samples.samples_of(net, paths)] == [(2, 4), (3, 4), (2, 5)]
+    with pytest.raises(RequestError, match="cannot be cut into batches, for their shapes differ"):
+        samples.judge_of(net, paths, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"), [(np.float64, "float"), (np.uint8, "float"), (np.int32, "int64"), (np.float16, "float")]
+)
+def test_other_dtypes_are_cast_with_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, given: type, wanted: str
+) -> None:
+    net = model(f"({wanted}[n,4] x) => ({wanted}[n,4] y) {{ y = Abs(x) }}")
+    np.savez(tmp_path / "x.npz", x=np.arange(8).reshape(2, 4).astype(given))
+    (batch,) = samples.samples_of(net, tmp_path / "x.npz")
+    assert batch["x"].dtype == {"float": np.float32, "int64": np.int64}[wanted]
+    assert batch["x"].ravel().tolist() == list(range(8))
+    assert f"x is cast from {np.dtype(given)} to {batch['x'].dtype}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("array", "wanted"),
+    [
+        (np.array([1e300]), "float"),
+        (np.array([2**24 + 1]), "float"),
+        (np.array([0.5]), "int64"),
+        (np.array([2**40]), "int32"),
+        (np.array([2**63], np.uint64), "int64"),
+        (np.array([np.nan]), "int64"),
+    ],
+)
+def test_a_cast_that_loses_values_is_refused(tmp_path: Path, array: np.ndarray, wanted: str) -> None:  # type: ignore[type-arg]
+    np.savez(tmp_path / "x.npz", x=array)
+    with pytest.raises(RequestError, match="which cannot hold its values"):
+        samples.samples_of(model(f"({wanted}[n] x) => ({wanted}[n] y) {{ y = Abs(x) }}"), tmp_path / "x.npz")

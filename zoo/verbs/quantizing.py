@@ -130,7 +130,7 @@ def _calibrate_file(
             "an ONNX file is calibrated on samples; give them with --data: an .npz of its inputs, or a folder of images"
         )
     target = required(output)
-    spare(target, model, calibration.data)
+    spare(target, model, *listed(calibration.data))
     float_model, _ = rewritten(model)
     samples = calibration.samples(float_model)
     table = calibration.best_table(float_model, _changed(QuantRecipe(), changes), samples)
@@ -163,7 +163,7 @@ def quantize(
     model: Model,
     output: Model | None = None,
     *,
-    calibration_data: Model | None = None,
+    calibration_data: Any = None,
     table: Model | None = None,
     observer: str | None = None,
     keep_float: Sequence[str] = (),
@@ -235,8 +235,8 @@ def _quantize_file(
 ) -> dict[str, Any]:
     """Quantize an ONNX file by a table, or on samples."""
     target = required(output)
-    spare(target, model, calibration.data, table_path)
-    require_report(report_path, target, model, calibration.data, table_path, samples=table_path is None)
+    spare(target, model, *listed(calibration.data), table_path)
+    require_report(report_path, target, model, *listed(calibration.data), table_path, samples=table_path is None)
     recipe = _changed(QuantRecipe(), changes)
     float_model, _ = rewritten(model)
     if table_path is not None:
@@ -336,7 +336,7 @@ def tune(
     options: dict[str, Any] = {"max_drop": max_drop, "seconds": seconds, "engine": engine, "threads": threads}
     judge: Judge
     if is_file(model):
-        spare(target, model, evaluation_data, calibration_data)
+        spare(target, model, *listed(evaluation_data), *listed(calibration_data))
         float_model, _ = rewritten(model)
         judge, samples = judge_of(float_model, evaluation_data, calibration_data, batch_size, preprocess)
     else:
