@@ -352,12 +352,23 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 
 @cli.command()
 @click.argument("model")
-@click.option("--data", default=None, help="Raw input to take the batches from. [default: the model's sample]")
-@click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True)
+@click.argument("others", nargs=-1, metavar="[INT8.onnx...]")
+@click.option(
+    "--data",
+    default=None,
+    help="Raw input to take the batches from; .npz for an .onnx file. [default: the model's sample; random numbers]",
+)
+@click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True, help="Of a zoo model.")
 @click.option(
     "--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]"
 )
-@click.option("--batch-size", "batch_sizes", type=Numbers(), default=None, help="[default: 512 rows, 4 images]")
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    type=Numbers(),
+    default=None,
+    help="[default: 512 rows, 4 images; 1 for an .onnx file]",
+)
 @click.option("--rounds", default=15, show_default=True, help="Turns of every configuration.")
 @click.option(
     "--instances",
@@ -383,11 +394,24 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 )
 @click.option("--price-per-hour", type=float, default=None, help="Of the machine; adds the cost of a million images.")
 @together(threads, as_json)
-def benchmark(model: str, as_json: bool, **options: Any) -> None:
-    """Throughput, latency and memory of MODEL: engines and precisions in turn in one run."""
+def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Throughput, latency and memory of MODEL: engines and precisions in turn in one run.
+
+    MODEL may be an .onnx file, timed beside others with the same inputs, such as its int8 form.
+    """
     from zoo import verbs
 
-    report = verbs.benchmark(model, **options)
+    report = verbs.benchmark(model, others, **options)
+
+    def show_files() -> None:
+        rows = []
+        for each in report["results"]:
+            figures = [each["engine"], each["precision"], str(each["batch_size"]), f"{each['latency_ms']['p50']:.3f}"]
+            figures += [f"{each['latency_ms']['p95']:.3f}", f"{each['samples_per_second']:,.1f}"]
+            rows.append([*figures, f"{each['speedup']:.2f}x", f"{each['bytes'] / 1e6:.2f}", f"{each['memory_mb']:.0f}"])
+        speedup = f"vs {report['model']}"
+        _table(["engine", "file", "batch", "p50 ms", "p95 ms", "samples/s", speedup, "file MB", "peak MB"], rows)
+        click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) an instance")
 
     def show_scenario() -> None:
         columns = [
@@ -431,7 +455,8 @@ def benchmark(model: str, as_json: bool, **options: Any) -> None:
         _table(columns, rows)
         click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) an instance")
 
-    _print(report, as_json, show if options["scenario"] is None else show_scenario)
+    files = any("speedup" in each for each in report["results"])
+    _print(report, as_json, show_files if files else show if options["scenario"] is None else show_scenario)
 
 
 @cli.command()
@@ -469,7 +494,11 @@ def build(model: str, force: bool, as_json: bool) -> None:
     "--batch-size", default=1, show_default=True, help="Samples the model sees at once, also for the latency."
 )
 @click.option(
-    "--engine", default="auto", show_default=True, help="What models are judged and timed in: onnxruntime or openvino."
+    "--engine",
+    default="auto",
+    show_default=True,
+    help="What models are judged and timed in: auto (the quickest), onnxruntime, openvino, or native of the models that "
+    "have it.",
 )
 @together(preprocess, threads, as_json)
 def tune(
