@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -42,6 +43,7 @@ from zoo.options import (
 logger = logging.getLogger(__name__)
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+COSTLIEST = 10  # float operators that quantize names
 NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings of training with an option of their own
 
 
@@ -301,16 +303,32 @@ def calibrate(model: str, data: str | None, output: str | None, as_json: bool, *
 @click.option(
     "--report", "report_path", default=None, help="Also measure the result and write a report, .html or .json."
 )
+@click.option("--all", "show_all", is_flag=True, help="List every operator, not their types and the costliest alone.")
 @together(max_memory, preprocess, observer, correct, search, on_error, as_json)
-def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> None:
+def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **options: Any) -> None:
     """Quantize MODEL or an .onnx file to int8."""
     from zoo import verbs
 
     report = verbs.quantize(model, output, **options)
-    rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in report["operators"]]
+    summary = report.get("summary")
 
     def show() -> None:
-        _table(["operator", "type", "precision", "note"], rows)
+        if summary is not None:
+            click.echo(summary["line"])
+        operators = report["operators"]
+        if show_all:
+            rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in operators]
+            _table(["operator", "type", "precision", "note"], rows)
+        else:
+            kinds = Counter(each["type"] for each in operators if each["precision"] != "integer")
+            counts = Counter((each["type"], each["precision"]) for each in operators)
+            precisions = ("int8", "float")
+            rows = [[kind, *(str(counts[kind, each] or "") for each in precisions)] for kind, _ in kinds.most_common()]
+            _table(["type", *precisions], rows)
+            if summary is not None and summary["costliest"]:
+                left = summary["costliest"][:COSTLIEST]
+                rows = [[each["name"], each["type"], _count(each["cost"]), each["reason"]] for each in left]
+                _table(["costliest float operators", "type", "MACs or elements", "why"], rows)
         click.echo(report["path"])
 
     _print(report, as_json, show)
@@ -497,8 +515,8 @@ def build(model: str, force: bool, as_json: bool) -> None:
     "--engine",
     default="auto",
     show_default=True,
-    help="What models are judged and timed in: auto (the quickest), onnxruntime, openvino, or native of the models that "
-    "have it.",
+    help="What models are judged and timed in: auto (the quickest), onnxruntime, openvino, or native of the models "
+    "that have it.",
 )
 @together(preprocess, threads, as_json)
 def tune(
@@ -616,6 +634,10 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.3f}%"
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
 
 
 def _number(value: float | None, digits: int) -> str:

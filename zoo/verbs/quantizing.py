@@ -15,6 +15,7 @@ import onnx_ir as ir
 import zoo
 from pipelines.analysis import report, report_html
 from pipelines.analysis.judge import Judge, Verdict
+from pipelines.analysis.summary import summarize
 from pipelines.analysis.tune import tune as search_recipes
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, length
@@ -174,7 +175,8 @@ def quantize(
 
     An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. The other
     options are those of `QuantRecipe`; None: as the recipe has it; keep_float and dynamic add to what a zoo model has.
-    Writes int8.onnx into the model's folder, or `output`; returns the quantization report.
+    Writes int8.onnx into the model's folder, or `output`; returns the quantization report, and for a file that was
+    written to `output` its "summary" (`pipelines.analysis.summary.summarize`).
     report_path: also measure the result on the calibration samples, and write what `pipelines.analysis.report.explain`
     finds (.json or .html).
     """
@@ -282,7 +284,22 @@ def _write_int8(
     io.save(int8, path)
     if report_path is not None:
         write_report(report_path, float_model, int8, quantized, table, samples)
-    return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size}
+    summary = _summary(float_model, int8, quantized, table, samples)
+    return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary}
+
+
+def _summary(
+    float_model: ir.Model,
+    int8: ir.Model,
+    quantized: QuantReport,
+    table: CalibrationTable,
+    samples: Iterable[Batch],
+) -> dict[str, Any]:
+    """`summarize`, with its warnings logged."""
+    summary = summarize(float_model, int8, quantized, table, samples)
+    for warning in summary["warnings"]:
+        logger.warning("%s", warning)
+    return summary
 
 
 def _changed(recipe: QuantRecipe, changes: dict[str, Any]) -> QuantRecipe:
