@@ -540,7 +540,8 @@ def tune(
             rows.append([each["name"], *figures, "kept" if each["best"] else each.get("error", "")])
         _table(["recipe", f"{report['metric']} lost", "SQNR dB", "ms", ""], rows)
         click.echo(
-            f"{report['path']}: fp32 {report['fp32_ms']:.3f} ms in {report['engine']}; stopped: {report['stopped']}"
+            f"{report['path']} in {report['engine']}; fp32 {report['fp32_ms']:.3f} ms in {report['fp32_engine']}; "
+            f"stopped: {report['stopped']}"
         )
 
     _print(report, as_json, show)

@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -337,7 +339,8 @@ def tune(
         raise RequestError(f"the result is an ONNX model, not {target.name}; give it a name that ends in .onnx")
     if batch_size < 1:
         raise RequestError(f"batch size is {batch_size}; wanted 1 or more")
-    options: dict[str, Any] = {"max_drop": max_drop, "seconds": seconds, "engine": engine, "threads": threads}
+    begin = time.monotonic()
+    options: dict[str, Any] = {"max_drop": max_drop, "engine": engine, "threads": threads}
     judge: Judge
     if is_file(model):
         spare(target, model, evaluation_data, calibration_data)
@@ -350,6 +353,8 @@ def tune(
         samples = raw_samples(folder, calibration_data, "--calibration-data")
         judge = own = FolderJudge(folder, evaluation_data, next(iter(samples)), batch_size)
         options |= {"recipe": folder.recipe, "opener": own.open, "engines": own.engines}
+    left = max(seconds - (time.monotonic() - begin), 0) if 0 <= seconds < math.inf else seconds
+    options["seconds"] = left  # reading samples takes its share of the budget
     result = search_recipes(
         float_model, samples, judge, target, total=samples.total, report_path=report_path, **options
     )
