@@ -269,6 +269,7 @@ class _Search:
         self.orders: dict[str, list[str]] = {}  # layers to leave in float, by base
         self.latencies: dict[str, float] = {}  # milliseconds, by `_structure`
         self.written: tuple[Settings, Made] | None = None  # what the output holds, if this run made it
+        self.float_ms: dict[str, float] = {}  # milliseconds of the float model, by engine
         self.shown = 0.0  # seconds, on the progress bar
 
     def open(self, engines: Sequence[str], recipe: QuantRecipe) -> None:
@@ -286,7 +287,8 @@ class _Search:
         }
         head, lines = _read_log(self.log)
         if all(head.get(key) == value for key, value in subject.items()) and head.get("engine") in engines:
-            self.engine, self.float_ms = head["engine"], head["float_ms"]
+            self.engine = head["engine"]
+            self.float_ms = head["float_ms"]
             for line in lines:
                 if "order" in line:
                     self.orders[line["on"]] = line["order"]
