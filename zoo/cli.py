@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -42,6 +43,7 @@ from zoo.options import (
 logger = logging.getLogger(__name__)
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+COSTLIEST = 10  # float operators that quantize names
 NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings of training with an option of their own
 
 
@@ -301,18 +303,34 @@ def calibrate(model: str, data: str | None, output: str | None, as_json: bool, *
 @click.option(
     "--report", "report_path", default=None, help="Also measure the result and write a report, .html or .json."
 )
+@click.option("--all", "show_all", is_flag=True, help="List every operator, not their types and the costliest alone.")
 @together(max_memory, time_budget, preprocess, observer, correct, search, on_error, as_json)
-def quantize(model: str, output: str | None, as_json: bool, **options: Any) -> None:
+def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **options: Any) -> None:
     """Quantize MODEL or an .onnx file to int8."""
     from zoo import verbs
 
     data = options.pop("calibration_data")
     options["calibration_data"] = list(data) if len(data) > 1 else data[0] if data else None
     report = verbs.quantize(model, output, **options)
-    rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in report["operators"]]
+    summary = report.get("summary")
 
     def show() -> None:
-        _table(["operator", "type", "precision", "note"], rows)
+        if summary is not None:
+            click.echo(summary["line"])
+        operators = report["operators"]
+        if show_all:
+            rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in operators]
+            _table(["operator", "type", "precision", "note"], rows)
+        else:
+            kinds = Counter(each["type"] for each in operators if each["precision"] != "integer")
+            counts = Counter((each["type"], each["precision"]) for each in operators)
+            precisions = ("int8", "float")
+            rows = [[kind, *(str(counts[kind, each] or "") for each in precisions)] for kind, _ in kinds.most_common()]
+            _table(["type", *precisions], rows)
+            if summary is not None and summary["costliest"]:
+                left = summary["costliest"][:COSTLIEST]
+                rows = [[each["name"], each["type"], _count(each["cost"]), each["reason"]] for each in left]
+                _table(["costliest float operators", "type", "MACs or elements", "why"], rows)
         click.echo(report["path"])
 
     _print(report, as_json, show)
@@ -354,12 +372,23 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 
 @cli.command()
 @click.argument("model")
-@click.option("--data", default=None, help="Raw input to take the batches from. [default: the model's sample]")
-@click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True)
+@click.argument("others", nargs=-1, metavar="[INT8.onnx...]")
+@click.option(
+    "--data",
+    default=None,
+    help="Raw input to take the batches from; .npz for an .onnx file. [default: the model's sample; random numbers]",
+)
+@click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True, help="Of a zoo model.")
 @click.option(
     "--engine", "engines", type=Words(), default=None, help="[default: all that the machine and the model have]"
 )
-@click.option("--batch-size", "batch_sizes", type=Numbers(), default=None, help="[default: 512 rows, 4 images]")
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    type=Numbers(),
+    default=None,
+    help="[default: 512 rows, 4 images; 1 for an .onnx file]",
+)
 @click.option("--rounds", default=15, show_default=True, help="Turns of every configuration.")
 @click.option(
     "--instances",
@@ -385,11 +414,24 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 )
 @click.option("--price-per-hour", type=float, default=None, help="Of the machine; adds the cost of a million images.")
 @together(threads, as_json)
-def benchmark(model: str, as_json: bool, **options: Any) -> None:
-    """Throughput, latency and memory of MODEL: engines and precisions in turn in one run."""
+def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Throughput, latency and memory of MODEL: engines and precisions in turn in one run.
+
+    MODEL may be an .onnx file, timed beside others with the same inputs, such as its int8 form.
+    """
     from zoo import verbs
 
-    report = verbs.benchmark(model, **options)
+    report = verbs.benchmark(model, others, **options)
+
+    def show_files() -> None:
+        rows = []
+        for each in report["results"]:
+            figures = [each["engine"], each["precision"], str(each["batch_size"]), f"{each['latency_ms']['p50']:.3f}"]
+            figures += [f"{each['latency_ms']['p95']:.3f}", f"{each['samples_per_second']:,.1f}"]
+            rows.append([*figures, f"{each['speedup']:.2f}x", f"{each['bytes'] / 1e6:.2f}", f"{each['memory_mb']:.0f}"])
+        speedup = f"vs {report['model']}"
+        _table(["engine", "file", "batch", "p50 ms", "p95 ms", "samples/s", speedup, "file MB", "peak MB"], rows)
+        click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) an instance")
 
     def show_scenario() -> None:
         columns = [
@@ -433,7 +475,8 @@ def benchmark(model: str, as_json: bool, **options: Any) -> None:
         _table(columns, rows)
         click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) an instance")
 
-    _print(report, as_json, show if options["scenario"] is None else show_scenario)
+    files = any("speedup" in each for each in report["results"])
+    _print(report, as_json, show_files if files else show if options["scenario"] is None else show_scenario)
 
 
 @cli.command()
@@ -471,7 +514,11 @@ def build(model: str, force: bool, as_json: bool) -> None:
     "--batch-size", default=1, show_default=True, help="Samples the model sees at once, also for the latency."
 )
 @click.option(
-    "--engine", default="auto", show_default=True, help="What models are judged and timed in: onnxruntime or openvino."
+    "--engine",
+    default="auto",
+    show_default=True,
+    help="What models are judged and timed in: auto (the quickest), onnxruntime, openvino, or native of the models "
+    "that have it.",
 )
 @together(preprocess, threads, as_json)
 def tune(
@@ -495,7 +542,8 @@ def tune(
             rows.append([each["name"], *figures, "kept" if each["best"] else each.get("error", "")])
         _table(["recipe", f"{report['metric']} lost", "SQNR dB", "ms", ""], rows)
         click.echo(
-            f"{report['path']}: fp32 {report['fp32_ms']:.3f} ms in {report['engine']}; stopped: {report['stopped']}"
+            f"{report['path']} in {report['engine']}; fp32 {report['fp32_ms']:.3f} ms in {report['fp32_engine']}; "
+            f"stopped: {report['stopped']}"
         )
 
     _print(report, as_json, show)
@@ -589,6 +637,10 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.3f}%"
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipelines.analysis.metrics import auc
 from pipelines.analysis.report import sqnr
+from pipelines.core import deadline
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.engines.session import Runnable
@@ -87,6 +88,7 @@ class ArrayJudge:
     def _run(self, session: Runnable) -> dict[str, NDArray[Any]]:
         outputs = []
         for batch in cut(self._arrays, self._batch_size):
+            deadline.check()
             outputs.append(session.run({name: np.ascontiguousarray(array) for name, array in batch.items()}))
         return joined(outputs)
 

@@ -34,8 +34,9 @@ from numpy.typing import NDArray
 
 from pipelines.analysis import report, report_html
 from pipelines.analysis.judge import Judge, Unjudged
-from pipelines.core import files, machine
+from pipelines.core import deadline, files, machine
 from pipelines.core.batches import Batch, cut, joined, length
+from pipelines.core.deadline import TimeIsUp
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
@@ -52,11 +53,13 @@ from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2  # of the log: raise it where the same settings make another model than before
+FORMAT = 3  # of the log: raise it where the same settings make another model than before
 TIE = 1.05  # latencies closer than this are the same: the better model is kept
 MEASURED = ("drop", "sqnr_db", "metric", "metrics", "milliseconds", "error")
 SEARCH_COST = 4  # trials of the default recipe that the first searched one takes, about
 PROBES = 24  # layers that are tried in float one at a time
+FIRST = 0.8  # of the budget, that the first trial may take; the rest is for a plain one where it does not end
+FEW = 16  # samples that the plain one is calibrated on
 PROBED = 16  # samples that these are judged on
 RECIPE = QuantRecipe()
 LAYERS = ("Conv", "Gemm", "MatMul")
@@ -93,6 +96,9 @@ class Settings:
     def from_json(cls, value: Mapping[str, Any]) -> Settings:
         """The settings that `to_json` wrote."""
         return cls(**{**value, "keep_float": tuple(value["keep_float"])})
+
+
+PLAIN = Settings("minmax", correct=False)  # the quickest to make
 
 
 class Maker:
@@ -139,6 +145,12 @@ class Maker:
             table = ptq.correct_table(self.model, recipe, table, self.samples)
         return *quantize(self.model, recipe, table), table
 
+    def plain(self, count: int) -> Made:
+        """`make` of `PLAIN`, quickly: calibrated on `count` samples."""
+        recipe = self.recipe(PLAIN)
+        table = ptq.make_table(self.model, recipe, [_first(self.samples, count)])
+        return *quantize(self.model, recipe, table), table
+
     def _table(self, settings: Settings) -> CalibrationTable:
         """Equalization, clipping and ranges, without corrections."""
         if settings not in self._tables:
@@ -164,10 +176,6 @@ class Maker:
             model = ptq.equalized(self.model, factors)
             self._observations[bool(factors)] = model, observe(model, self.samples, self._total)
         return self._observations[bool(factors)]
-
-
-class _TimeIsUp(Exception):
-    """The time budget is spent."""
 
 
 class _UncachedOpenVino(OpenVinoSession):
@@ -201,12 +209,14 @@ def tune(
     least.
 
     model: float, rewritten. samples: calibration batches, gone through several times (no iterator); total: how many
-    samples they are. seconds: no trial begins that would end later, but the first. engine: the one that models are
+    samples they are. seconds: no trial begins that would end later, one that does not end by then is given up; where
+    that is the first, a plain model is made instead, calibrated on few samples. engine: the one that models are
     judged and timed in; "auto": the quickest of `engines` on the first int8 model (the stock engines there are, if
     None). opener: how a model file is opened in one for that. recipe: what all trials share. report_path: where a
     report of the best model goes, see `pipelines.analysis.report_html.save`. The log lies beside the output
     (`log_path`); Ctrl-C ends the search like the budget does. Returns {"path", "log", "met", "missed_by", "stopped":
-    "done" | "time" | "interrupted", "metric", "max_drop", "engine", "fp32_ms", "best": a trial, "trials": [{"name",
+    "done" | "time" | "interrupted", "metric", "max_drop", "engine", "fp32_ms" (of the float model in "fp32_engine", the
+    quickest of those allowed), "best": a trial, "trials": [{"name",
     "settings", "drop", "sqnr_db", "metrics", "milliseconds", "seconds", "sha256", "best"}]}. Raises RequestError for a
     budget or threads out of range, an unknown engine, or where not even the first model could be made.
     """
@@ -223,8 +233,9 @@ def tune(
         try:
             search.run()
             stopped = "done"
-        except _TimeIsUp:
+        except TimeIsUp:
             stopped = "time"
+            search.leave_something()
         except KeyboardInterrupt:
             if not search.trials:
                 raise
@@ -258,6 +269,7 @@ class _Search:
         self.orders: dict[str, list[str]] = {}  # layers to leave in float, by base
         self.latencies: dict[str, float] = {}  # milliseconds, by `_structure`
         self.written: tuple[Settings, Made] | None = None  # what the output holds, if this run made it
+        self.float_ms: dict[str, float] = {}  # milliseconds of the float model, by engine
         self.shown = 0.0  # seconds, on the progress bar
 
     def open(self, engines: Sequence[str], recipe: QuantRecipe) -> None:
@@ -275,7 +287,8 @@ class _Search:
         }
         head, lines = _read_log(self.log)
         if all(head.get(key) == value for key, value in subject.items()) and head.get("engine") in engines:
-            self.engine, self.fp32_ms = head["engine"], head["fp32_ms"]
+            self.engine = head["engine"]
+            self.float_ms = head["float_ms"]
             for line in lines:
                 if "order" in line:
                     self.orders[line["on"]] = line["order"]
@@ -294,16 +307,27 @@ class _Search:
             return
         if head:
             logger.warning("%s is of another model, data or machine; the search begins anew", self.log)
+        openers = {name: functools.partial(self._open, self.float_path, name) for name in engines}
+        self.float_ms = time_each(openers, self.judge.example)
         self.engine = engines[0] if len(engines) == 1 else self._quickest(engines)
         self.fp32 = self._open(self.float_path, self.engine)
-        (self.fp32_ms,) = measure([self.fp32], self.judge.example)
-        files.write_text(self.log, json.dumps({**subject, "engine": self.engine, "fp32_ms": self.fp32_ms}) + "\n")
+        if self.engine not in self.float_ms:
+            (self.float_ms[self.engine],) = measure([self.fp32], self.judge.example)
+        files.write_text(self.log, json.dumps({**subject, "engine": self.engine, "float_ms": self.float_ms}) + "\n")
 
     def _open(self, path: Path, engine: str) -> Runnable:
         return self.opener(path, engine, self.threads)
 
     def _quickest(self, engines: Sequence[str]) -> str:
-        path = io.save(self.maker.make(Settings(correct=False))[0], self.folder / "first.onnx")
+        """The engine that computes the first int8 model quickest; where the time is up before there is one, the float
+        model.
+        """
+        try:
+            with deadline.limit(self.start + FIRST * self.seconds):
+                made = self.maker.make(Settings(correct=False))[0]
+        except TimeIsUp:
+            return min(self.float_ms, key=self.float_ms.__getitem__)
+        path = io.save(made, self.folder / "first.onnx")
         times = time_each({name: functools.partial(self._open, path, name) for name in engines}, self.judge.example)
         return min(times, key=times.__getitem__)
 
@@ -319,7 +343,9 @@ class _Search:
             base = self._better(base, search=True)
         if self.maker.products(base):
             dynamic = self._better(base, dynamic=True)
-            if self.trials[dynamic].get("milliseconds", 0) < self.fp32_ms:  # an engine may have no kernels for it
+            if (
+                self.trials[dynamic].get("milliseconds", 0) < self.float_ms[self.engine]
+            ):  # an engine may have no kernels for it
                 base = dynamic
         for observer in OBSERVERS:
             base = self._better(base, observer=observer)
@@ -353,11 +379,10 @@ class _Search:
             start = time.monotonic()
             trial: Trial = {"name": settings.name, "settings": settings.to_json(), "drop": None, "sqnr_db": None}
             try:
-                made = self._make(settings)
-                path = io.save(made[0], self.folder / "trial.onnx")
-                trial["sha256"] = files.sha256(path)
-                trial |= self._same(trial["sha256"]) or self._measured(path, _structure(made[0], settings.symmetric))
-            except Unjudged:
+                with deadline.limit(self.start + (1 if self.trials else FIRST) * self.seconds):
+                    made = self._make(settings)
+                    path = self._judged(trial, made)
+            except (Unjudged, TimeIsUp):
                 raise
             except Exception as error:  # of whatever kind: the search goes on with what works
                 trial["error"] = one_line(error)
@@ -366,10 +391,37 @@ class _Search:
             self.trials[settings] = trial
             self._note(trial)
             if trial["drop"] is not None and self._winner() == settings:
-                with files.replacing(self.output) as temporary:
-                    shutil.copyfile(path, temporary)
-                self.written = settings, made
+                self._write(path, settings, made)
         return settings
+
+    def _judged(self, trial: Trial, made: Made) -> Path:
+        """What a trial made as a file, whose figures go into `trial`."""
+        path = io.save(made[0], self.folder / "trial.onnx")
+        trial["sha256"] = files.sha256(path)
+        structure = _structure(made[0], trial["settings"]["symmetric"])
+        trial |= self._same(trial["sha256"]) or self._measured(path, structure)
+        return path
+
+    def _write(self, path: Path, settings: Settings, made: Made) -> None:
+        with files.replacing(self.output) as temporary:
+            shutil.copyfile(path, temporary)
+        self.written = settings, made
+
+    def leave_something(self) -> None:
+        """Where no trial ended in time: a model of `PLAIN` to the output, which is not logged as a trial, for another
+        run may have the time.
+        """
+        if self._winner() is not None:
+            return
+        logger.warning("the time budget is too short for one trial; a plain model is made (--time-budget)")
+        start = time.monotonic()
+        trial: Trial = {"name": f"{PLAIN.name}, few samples", "settings": PLAIN.to_json(), "drop": None}
+        trial["sqnr_db"] = None
+        made = self.maker.plain(max(FEW, length(self.judge.example)))
+        path = self._judged(trial, made)
+        trial["seconds"] = round(time.monotonic() - start, 2)
+        self.trials[PLAIN] = trial
+        self._write(path, PLAIN, made)
 
     def _make(self, settings: Settings) -> Made:
         """`Maker.make`; the result of its search goes into the log."""
@@ -394,7 +446,7 @@ class _Search:
             return {"error": "computes NaN or infinity"}
         if structure not in self.latencies:  # in turn, so that trials hours apart compare
             fp32_ms, int8_ms = measure([self.fp32, session], self.judge.example)
-            self.latencies[structure] = round(int8_ms / fp32_ms * self.fp32_ms, 4)
+            self.latencies[structure] = round(int8_ms / fp32_ms * self.float_ms[self.engine], 4)
             self._note({"structure": structure, "milliseconds": self.latencies[structure]})
         scores = {"metric": self.judge.metric, "metrics": dict(verdict.metrics)}
         latency = {"milliseconds": self.latencies[structure]}
@@ -405,12 +457,12 @@ class _Search:
         return float(np.median([trial["seconds"] for trial in self.trials.values()] or [0.0]))
 
     def _require_time(self) -> None:
-        """Raise _TimeIsUp where the next trial would end after the budget."""
+        """Raise TimeIsUp where the next trial would end after the budget."""
         spent = time.monotonic() - self.start
         self.advance(spent - self.shown)
         self.shown = spent
         if self.trials and spent + self._expected() > self.seconds:
-            raise _TimeIsUp
+            raise TimeIsUp
 
     def _has_time(self, searched: Settings) -> bool:
         """Whether the first trial of the search for equalization ends within the budget, where a plain trial does."""
@@ -493,7 +545,8 @@ class _Search:
             raise ZooError(f"no recipe gave a model that runs: {problems}")
         best = self.trials[winner]
         lost = not self.output.is_file() or files.sha256(self.output) != best["sha256"]
-        shared = {"max_drop": self.max_drop, "fp32_ms": self.fp32_ms}
+        fp32_engine = min(self.float_ms, key=self.float_ms.__getitem__)
+        shared = {"max_drop": self.max_drop, "fp32_ms": self.float_ms[fp32_engine]}
         trials = [{**trial, **shared, "best": trial is best} for trial in self.trials.values()]
         if lost or report_path is not None:
             made = self.written[1] if self.written and self.written[0] == winner else self.maker.make(winner)
@@ -512,7 +565,8 @@ class _Search:
             "metric": best.get("metric", self.judge.metric),
             "max_drop": self.max_drop,
             "engine": self.engine,
-            "fp32_ms": self.fp32_ms,
+            "fp32_ms": self.float_ms[fp32_engine],
+            "fp32_engine": fp32_engine,
             "best": best,
             "trials": trials,
         }

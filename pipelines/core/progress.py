@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from pipelines.core import deadline
 from pipelines.core.errors import plain
 
 SECONDS = 30.0  # between lines
@@ -20,11 +21,12 @@ console = Console(stderr=True, markup=False, highlight=False)
 def progress(title: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
     """Show a progress bar; yields `advance(amount)`. Where stderr is no terminal: a line every `SECONDS`.
 
-    `total` is in whatever unit `advance` counts (rows, bytes, samples); None shows a running count.
+    `total` is in whatever unit `advance` counts (rows, bytes, samples); None shows a running count. `advance` raises
+    TimeIsUp inside a `deadline.limit` that has passed.
     """
     title = plain(title)
     if not console.is_terminal:
-        yield _lines(title, total)
+        yield _checked(_lines(title, total))
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -35,7 +37,17 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
     )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=total)
-        yield lambda amount: bar.advance(task, amount)
+        yield _checked(lambda amount: bar.advance(task, amount))
+
+
+def _checked(advance: Callable[[float], None]) -> Callable[[float], None]:
+    """`advance` that raises `deadline.TimeIsUp` where the time of the work is up."""
+
+    def advance_and_check(amount: float) -> None:
+        advance(amount)
+        deadline.check()
+
+    return advance_and_check
 
 
 def _lines(title: str, total: float | None) -> Callable[[float], None]:

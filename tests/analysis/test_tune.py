@@ -1,4 +1,5 @@
 import json
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from pipelines.analysis.judge import ArrayJudge, Verdict
 from pipelines.analysis.tune import Settings, log_path
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, sha256
+from pipelines.core.progress import progress
 from pipelines.engines.catalog import load
 from pipelines.engines.stock import available
 from pipelines.graph import io, query
@@ -189,6 +191,36 @@ def test_the_budget_ends_the_search_with_what_there_is(net, data, tmp_path):
     found = search(net, data, tmp_path / "int8.onnx", seconds=0.0)
     assert found["stopped"] == "time" and len(found["trials"]) == 1
     assert sha256(found["path"]) == found["best"]["sha256"]
+
+
+def test_a_trial_that_does_not_end_in_time_is_given_up_for_a_plain_model(net, data, tmp_path, monkeypatch):
+    begun = []
+
+    def slow(*arguments, **options):
+        begun.append(time.monotonic())
+        with progress("correcting layers", 100) as advance:
+            for _ in range(100):
+                time.sleep(0.1)
+                advance(1)
+
+    monkeypatch.setattr(ptq, "correct_table", slow)
+    output = tmp_path / "int8.onnx"
+    found = search(net, data, output, seconds=2.0)
+    assert len(begun) == 1 and time.monotonic() - begun[0] < 5  # of 10
+    assert found["stopped"] == "time" and [each["name"] for each in found["trials"]] == ["minmax, few samples"]
+    assert sha256(output) == found["best"]["sha256"] and found["best"]["drop"] is not None
+    assert "few samples" not in log_path(output).read_text()  # another run may have the time
+
+
+def test_float_is_the_quickest_float_of_the_engines_allowed(net, data, tmp_path, monkeypatch):
+    def timed(sessions, batch):  # int8 is quickest in onnxruntime, float in openvino
+        table = {("onnxruntime", True): 0.5, ("openvino", True): 3.0, ("onnxruntime", False): 9.0}
+        return [table.get((each.engine, floats(each.path) == 0), 1.0) for each in sessions]
+
+    monkeypatch.setattr("pipelines.engines.timing.measure", timed)
+    monkeypatch.setattr(tune, "measure", timed)
+    found = search(net, data, tmp_path / "int8.onnx", engine="auto", seconds=20.0)
+    assert (found["engine"], found["fp32_engine"], found["fp32_ms"]) == ("onnxruntime", "openvino", 1.0)
 
 
 def test_ctrl_c_leaves_the_best_model(net, data, tmp_path):
@@ -418,7 +450,8 @@ def test_a_goal_that_cannot_be_met_ends_and_a_second_run_adds_nothing(net, data,
 def test_the_report_is_of_the_model_found_and_nothing_is_made_again(net, data, tmp_path, monkeypatch):
     made, make = [], tune.Maker.make
     monkeypatch.setattr(tune.Maker, "make", lambda self, settings: made.append(settings) or make(self, settings))
-    found = search(net, data, tmp_path / "int8.onnx", seconds=0.0, report_path=tmp_path / "r.json")
+    monkeypatch.setattr(tune._Search, "run", lambda self: self._try(Settings()))
+    found = search(net, data, tmp_path / "int8.onnx", report_path=tmp_path / "r.json")
     assert len(made) == 1 and read_json(tmp_path / "r.json")["trials"] == found["trials"]
-    search(net, data, tmp_path / "int8.onnx", seconds=0.0, report_path=tmp_path / "again.json")  # all from the log
+    search(net, data, tmp_path / "int8.onnx", report_path=tmp_path / "again.json")  # all from the log
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "r.json").read_bytes()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 import zoo
@@ -71,6 +72,7 @@ def evaluate(
 
 def benchmark(
     model: Model,
+    others: Sequence[Model] = (),
     *,
     data: Model | None = None,
     precisions: Sequence[str] = ("fp32", "int8"),
@@ -95,7 +97,17 @@ def benchmark(
     none is named, after the accuracy; `zoo.images.harness.harness` says what the four after it are, and what is
     returned. A pipeline that calls its graph many times for a result (translation) is timed whole; its samples are
     sentences.
+
+    An ONNX file is timed as it is, beside `others` with the same inputs, such as its int8 form, in all stock engines;
+    data is then an .npz of its inputs, which are random otherwise (batch size 1 unless named). Its results also have
+    "bytes" of the file, and "speedup": its median throughput over that of `model` in the same engine.
     """
+    if is_file(model):
+        if scenario is not None:
+            raise RequestError(f"scenarios are of the zoo's models; {model} is an ONNX file, leave out --scenario")
+        return _benchmark_files([model, *others], data, engines, batch_sizes or (1,), threads, rounds, instances)
+    if others:
+        raise RequestError(f"further files are compared with an ONNX file; {model} is a model of the zoo")
     folder = zoo.load(model)
     if wrong := [each for each in precisions if each not in PRECISIONS]:
         raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
@@ -149,6 +161,78 @@ def benchmark(
         "results": results,
         "environment": machine.environment(threads=threads, rounds=rounds),
     }
+
+
+def _benchmark_files(
+    paths: Sequence[Model],
+    data: Model | None,
+    engines: Sequence[str] | None,
+    batch_sizes: Sequence[int],
+    threads: int,
+    rounds: int,
+    instances: int,
+) -> dict[str, Any]:
+    """ONNX files in stock engines, in turn; see `benchmark`."""
+    if min(*batch_sizes, rounds, threads, instances) < 1:
+        found = f"batch sizes {list(batch_sizes)}, rounds {rounds}, threads {threads} and instances {instances}"
+        raise RequestError(f"{found} must all be 1 or more")
+    names = list(dict.fromkeys(engines or available()))
+    if wrong := [each for each in names if each not in available()]:
+        raise RequestError(
+            f"unknown or missing engine {', '.join(wrong)}; an ONNX file runs in {', '.join(available())}"
+        )
+    machine.require_threads(threads)
+    graphs = [io.load(each) for each in paths if is_file(each) or _not_a_file(each)]
+    batches = examples_of(graphs[0], data, batch_sizes)
+    ports = [{str(each.name): each.dtype for each in graph.graph.inputs} for graph in graphs]
+    for path, port in zip(paths, ports, strict=True):
+        if port != ports[0]:
+            wanted = ", ".join(f"{name} {dtype}" for name, dtype in ports[0].items())
+            found = ", ".join(f"{name} {dtype}" for name, dtype in port.items())
+            raise RequestError(f"{path} has the inputs {found}; wanted those of {paths[0]}, {wanted}")
+    labels = [Path(each).name for each in paths]
+    labels = labels if len(set(labels)) == len(labels) else [str(each) for each in paths]
+    pairs = list(zip(labels, paths, strict=True))
+    configurations = [Configuration(engine, label, Path(path)) for label, path in pairs for engine in names]
+    sizes = {label: Path(path).stat().st_size for label, path in pairs}
+    cores = pinned(instances, threads) if instances > 1 else []
+    results = []
+    for batch in batches:
+        example = batch if data is not None else _random(batch)
+        if cores:
+            found_here = time_instances(configurations, example, length(example), cores, rounds)
+        else:
+            found_here = time_configurations(configurations, example, threads, rounds)
+        first = {each["engine"]: each["samples_per_second"] for each in found_here if each["precision"] == labels[0]}
+        for each in found_here:
+            each["bytes"] = sizes[each["precision"]]
+            each["speedup"] = round(each["samples_per_second"] / first[each["engine"]], 2)
+        results += found_here
+    environment = machine.environment(threads=threads, rounds=rounds)
+    return {
+        "model": labels[0],
+        "data": None if data is None else Path(data).name,
+        "results": results,
+        "environment": environment,
+    }
+
+
+def _not_a_file(path: Model) -> bool:
+    raise RequestError(f"no ONNX model at {path}; pass the path of an .onnx file")
+
+
+def _random(batch: Batch) -> Batch:
+    """Floats and bytes drawn at random (standard normal; 0 to 255) in place of zeros; other integers, which may be
+    indices, stay 0.
+    """
+    rng = np.random.default_rng(0)
+
+    def drawn(zeros: NDArray[Any]) -> NDArray[Any]:
+        if zeros.dtype.kind == "f":
+            return rng.standard_normal(zeros.shape).astype(zeros.dtype)
+        return rng.integers(0, 256, zeros.shape, np.uint8) if zeros.dtype == np.uint8 else zeros
+
+    return {name: drawn(array) for name, array in batch.items()}
 
 
 def _configuration(folder: ModelFolder, precision: str, engine: str) -> Configuration:

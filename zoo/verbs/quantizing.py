@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import onnx_ir as ir
 import zoo
 from pipelines.analysis import report, report_html
 from pipelines.analysis.judge import Judge, Verdict
+from pipelines.analysis.summary import summarize
 from pipelines.analysis.tune import tune as search_recipes
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch, length
@@ -187,7 +190,8 @@ def quantize(
 
     An ONNX file is rewritten by the shared passes first; a table that `calibrate` made for the file fits. The other
     options are those of `QuantRecipe`; None: as the recipe has it; keep_float and dynamic add to what a zoo model has.
-    Writes int8.onnx into the model's folder, or `output`; returns the quantization report.
+    Writes int8.onnx into the model's folder, or `output`; returns the quantization report, and for a file that was
+    written to `output` its "summary" (`pipelines.analysis.summary.summarize`).
     report_path: also measure the result on the calibration samples, and write what `pipelines.analysis.report.explain`
     finds (.json or .html).
     """
@@ -295,7 +299,22 @@ def _write_int8(
     io.save(int8, path)
     if report_path is not None:
         write_report(report_path, float_model, int8, quantized, table, samples)
-    return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size}
+    summary = _summary(float_model, int8, quantized, table, samples)
+    return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary}
+
+
+def _summary(
+    float_model: ir.Model,
+    int8: ir.Model,
+    quantized: QuantReport,
+    table: CalibrationTable,
+    samples: Iterable[Batch],
+) -> dict[str, Any]:
+    """`summarize`, with its warnings logged."""
+    summary = summarize(float_model, int8, quantized, table, samples)
+    for warning in summary["warnings"]:
+        logger.warning("%s", warning)
+    return summary
 
 
 def _changed(recipe: QuantRecipe, changes: dict[str, Any]) -> QuantRecipe:
@@ -333,7 +352,8 @@ def tune(
         raise RequestError(f"the result is an ONNX model, not {target.name}; give it a name that ends in .onnx")
     if batch_size < 1:
         raise RequestError(f"batch size is {batch_size}; wanted 1 or more")
-    options: dict[str, Any] = {"max_drop": max_drop, "seconds": seconds, "engine": engine, "threads": threads}
+    begin = time.monotonic()
+    options: dict[str, Any] = {"max_drop": max_drop, "engine": engine, "threads": threads}
     judge: Judge
     if is_file(model):
         spare(target, model, *listed(evaluation_data), *listed(calibration_data))
@@ -346,6 +366,8 @@ def tune(
         samples = raw_samples(folder, calibration_data, "--calibration-data")
         judge = own = FolderJudge(folder, evaluation_data, next(iter(samples)), batch_size)
         options |= {"recipe": folder.recipe, "opener": own.open, "engines": own.engines}
+    left = max(seconds - (time.monotonic() - begin), 0) if 0 <= seconds < math.inf else seconds
+    options["seconds"] = left  # reading samples takes its share of the budget
     result = search_recipes(
         float_model, samples, judge, target, total=samples.total, report_path=report_path, **options
     )

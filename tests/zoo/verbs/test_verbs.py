@@ -57,6 +57,45 @@ def copied(trained: Path, tmp_path: Path) -> Path:
 # --- ONNX files
 
 
+def test_files_of_ones_own_are_timed_in_turn(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--batch-size", "1,4", "--rounds", "2", "--engine", "onnxruntime"]
+    cli.call(["benchmark", "mlp.onnx", "half.onnx", *arguments, "--json"])
+    report = json.loads(capsys.readouterr().out)
+    rows = report["results"]
+    assert [(each["precision"], each["batch_size"]) for each in rows] == [
+        ("mlp.onnx", 1), ("half.onnx", 1), ("mlp.onnx", 4), ("half.onnx", 4),
+    ]  # fmt: skip
+    assert [each["bytes"] for each in rows[:2]] == [(here / name).stat().st_size for name in ("mlp.onnx", "half.onnx")]
+    for first, second in (rows[:2], rows[2:]):
+        assert first["speedup"] == 1.0
+        ratio = second["samples_per_second"] / first["samples_per_second"]
+        assert second["speedup"] == pytest.approx(ratio, abs=0.006)
+    cli.call(["benchmark", "mlp.onnx", "--data", "s.npz", *arguments])
+    assert "vs mlp.onnx" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["mlp.onnx", "none.onnx"], "no ONNX model at none.onnx"),
+        (["mlp.onnx", "s.npz"], "s.npz"),
+        (["mlp.onnx", "other.onnx"], "other.onnx has the inputs z FLOAT; wanted those of mlp.onnx, x FLOAT"),
+        (["mlp.onnx", "--engine", "tpu"], "unknown or missing engine tpu"),
+        (["mlp.onnx", "--batch-size", "0"], "must all be 1 or more"),
+        (["mlp.onnx", "--scenario", "offline"], "leave out --scenario"),
+        (["wide-deep-criteo", "mlp.onnx"], "wide-deep-criteo is a model of the zoo"),
+    ],
+)
+def test_files_that_cannot_be_timed_get_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    io.save(model("(float[n,8] z) => (float[n,8] y) { y = Relu(z) }"), here / "other.onnx")
+    with pytest.raises(SystemExit) as end:
+        cli.call(["benchmark", *arguments])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and says in error and error.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", ["mlp.onnx", "half.onnx"])
 def test_an_onnx_file_is_rewritten_before_it_is_quantized(here: Path, name: str) -> None:
     report = verbs.quantize(name, "int8.onnx", calibration_data="s.npz", correct=False)
