@@ -178,7 +178,7 @@ def _unstacked(arrays: Batch, dims: dict[str, list[int | None] | None]) -> list[
         return []
     shapes = {name: _sample_shape(array.shape[1:], dims[name]) for name, array in arrays.items()}
     return [
-        {name: array[i].reshape(shapes[name] or ()) for name, array in arrays.items()}
+        {name: np.asarray(array[i]).reshape(shapes[name] or ()) for name, array in arrays.items()}
         for i in range(length(arrays) if None not in shapes.values() else 0)
     ]
 

@@ -380,6 +380,10 @@ def _cut(samples: Iterable[Batch], fixed: int, probe: Any) -> Iterator[Batch]:
     size = 0
     with progress("explaining") as advance:
         for batch in samples:
+            if len({array.shape[:1] for array in batch.values()}) > 1:  # one feed: no axis of samples is shared
+                yield batch
+                advance(1)
+                continue
             size = size or probe({name: array[: fixed or 1] for name, array in batch.items()})
             total = length(batch)
             for start in range(0, total - (total % size if fixed else 0), size):

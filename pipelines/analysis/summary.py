@@ -15,13 +15,14 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.analysis import report
-from pipelines.core.batches import Batch, cut, length
+from pipelines.core.batches import Batch
 from pipelines.core.errors import ZooError
 from pipelines.engines.stock import available
 from pipelines.engines.timing import measure
 from pipelines.graph import io, query
 from pipelines.quantization import layers
 from pipelines.quantization.calibrate import CalibrationTable
+from pipelines.quantization.layerwise import sample_chunks
 from pipelines.quantization.quantize import QuantReport, clean_up
 from pipelines.quantization.range_search import output_sqnr
 
@@ -48,7 +49,7 @@ def summarize(
     None. cost: multiplications of a layer for one batch, the elements of its results for another operator; of float
     operators, the greatest first. A warning is about no int8 layer, an SQNR below `LOW`, or a speed below `SLOWER`.
     """
-    few = _few(samples, _fixed(float_model))
+    few = _few(float_model, samples, _fixed(float_model))
     costs = _costs(float_model, few[0]) if few else {}
     layered = [each for each in quantized.operators if each.type in layers.LAYERS]
     int8 = [each for each in layered if each.precision == "int8"]
@@ -76,11 +77,9 @@ def summarize(
     return found
 
 
-def _few(samples: Iterable[Batch], fixed: int | None) -> list[Batch]:
+def _few(model: ir.Model, samples: Iterable[Batch], fixed: int | None) -> list[Batch]:
     """Up to `SAMPLES` samples one at a time, or as many at once as the graph takes."""
-    pieces = itertools.chain.from_iterable(cut(batch, fixed or 1) for batch in samples)
-    whole = (each for each in pieces if fixed is None or length(each) == fixed)
-    return list(itertools.islice(whole, max(SAMPLES // (fixed or 1), 1)))
+    return list(itertools.islice(sample_chunks(model, samples, 1), max(SAMPLES // (fixed or 1), 1)))
 
 
 def _fixed(model: ir.Model) -> int | None:

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.engines.session import Executed, Port, brief
-from pipelines.graph import edit
 
 _ORT_TYPES = {
     "tensor(float)": np.float32,
@@ -78,6 +75,11 @@ class OnnxRuntimeSession:
 
         For that the weights become uint8, once a reader: onnxruntime fails on int8 weights that operators share.
         """
+        import onnx  # which only this needs: native code and machines with VNNI run without
+        import onnx_ir as ir
+
+        from pipelines.graph import edit
+
         options.add_session_config_entry("session.x64quantprecision", "1")
         try:
             known = self._model

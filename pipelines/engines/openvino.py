@@ -60,9 +60,10 @@ class OpenVinoSession:
     third of its speed.
 
     The first batch's size is compiled as it is, later ones as the next power of two, and a batch is padded to a
-    compiled size of up to twice its own (the last chunk of a stream), so that few sizes are ever compiled. Compiled
-    models are cached on disk. `model`: the serialized model, where `path` only names it. precision: "bf16" computes in
-    bfloat16 what is float in the model, any other in float32. Threads may share a session.
+    compiled size of up to twice its own (the last chunk of a stream), so that few sizes are ever compiled. A graph
+    whose inputs share no axis of samples is compiled once, as it is. Compiled models are cached on disk. `model`:
+    the serialized model, where `path` only names it. precision: "bf16" computes in bfloat16 what is float in the
+    model, any other in float32. Threads may share a session.
     """
 
     engine = "openvino"
@@ -91,11 +92,17 @@ class OpenVinoSession:
             for port in network.inputs
         }
         self._outputs = [port.any_name for port in network.outputs]  # a compiled one may have names of others, too
+        firsts = {port.shape[:1] for port in self.inputs.values()}
+        self._batched = (
+            len(firsts) == 1 and () not in firsts
+        )  # else a state or a scalar is among them: no axis is shared
         self._lock = threading.Lock()  # one thread compiles
         self._compiled: dict[int, Requests] = {}
 
     def _size(self, count: int) -> int:
-        """The static batch size that `count` samples run at."""
+        """The static batch size that `count` samples run at, 0 where the graph's inputs have none."""
+        if not self._batched:
+            return 0
         compiled_sizes = [size for size in self._compiled if count <= size <= 2 * count]
         if compiled_sizes or not self._compiled:
             return min(compiled_sizes, default=max(count, 1))
@@ -120,7 +127,8 @@ class OpenVinoSession:
             "ENABLE_CPU_PINNING": False,  # the caller's own pinning (taskset) holds
         }
         try:
-            model.reshape(shapes)
+            if size:
+                model.reshape(shapes)
             return core.compile_model(model, "CPU", options)
         except RuntimeError as error:
             raise ZooError(f"openvino cannot compile {self.path} for batch size {size}: {brief(error)}") from error
@@ -129,7 +137,7 @@ class OpenVinoSession:
         """The outputs for a batch, see `Session`; shorter batches than a compiled size are padded."""
         if set(batch) != set(self.inputs):
             raise RequestError(f"found inputs {', '.join(batch) or 'none'}; {self.path} takes {', '.join(self.inputs)}")
-        count, *others = {len(array) for array in batch.values()}
+        count, *others = {len(array) for array in batch.values()} if self._batched else {0}
         if others:  # padding would hide it
             raise RequestError(
                 f"the inputs for {self.path} hold {count} and {others[0]} samples; wanted the same number in each"

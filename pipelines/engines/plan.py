@@ -307,7 +307,7 @@ class _Imported(OpenVinoSession):
             )
             for port in compiled.inputs
         }
-        self._lock = threading.Lock()
+        self._batched, self._lock = True, threading.Lock()
         self._compiled = {size: Requests(compiled)}
 
     def _size(self, count: int) -> int:

@@ -16,6 +16,7 @@ Nothing here is timed, so that the same inputs give the same table.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -67,6 +68,7 @@ class Judge:
 
     def __call__(self, int8: ir.Model, batches: int | None = None) -> float:
         """The SQNR of `int8`; batches: on the first so many."""
+        gc.collect()  # graphs refer to themselves, and every one that is judged holds the weights
         opened = _session(int8)
         results = [
             (exact, reference_session.run(opened, batch))
@@ -274,12 +276,16 @@ def _restore_weights(int8: ir.Model, float_model: ir.Model) -> None:
         for node in float_model.graph
         if node.op_type in layers.LAYERS
     }
+    restored: dict[ir.Value, ir.Value] = {}  # layers share what they shared
     for node in int8.graph:
         weights = Weights.of(node) if node.op_type in layers.LAYERS else None
-        exact = query.constant(originals.get(str(node.name)))
-        if weights is not None and exact is not None and exact.shape == weights.integers.shape:
-            name = f"{node.outputs[0].name}.exact"
-            node.replace_input_with(1, edit.initializer(int8.graph, name, exact))
+        original = originals.get(str(node.name))
+        exact = query.constant(original)
+        if weights is None or original is None or exact is None or exact.shape != weights.integers.shape:
+            continue
+        if original not in restored:
+            restored[original] = edit.initializer(int8.graph, f"{node.outputs[0].name}.exact", exact)
+        node.replace_input_with(1, restored[original])
 
 
 def leave_float(

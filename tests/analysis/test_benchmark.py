@@ -326,7 +326,7 @@ def test_the_table_shows_the_instances(monkeypatch, capsys):
     monkeypatch.setattr(
         verbs,
         "benchmark",
-        lambda model, **options: (
+        lambda model, others, **options: (
             given.update(options) or {"model": model, "results": [row], "environment": {"cpu": "C"}}
         ),
     )

@@ -102,7 +102,7 @@ def named(tmp_path):
 
 
 def test_names_of_a_model_are_shown_as_they_are(named, capsys):
-    command = ["quantize", named / "m.onnx", "--calibration-data", named / "x.npz", "-o", named / "int8.onnx"]
+    command = ["quantize", named / "m.onnx", "--calibration-data", named / "x.npz", "-o", named / "int8.onnx", "--all"]
     cli.call(list(map(str, command)))
     out, _ = capsys.readouterr()
     assert "\x1b" not in out
@@ -142,8 +142,9 @@ def test_a_gzip_file_whose_data_are_damaged(tmp_path, capsys):
 @pytest.mark.parametrize("option", ["--table", "--preprocess"])
 def test_json_nested_deeper_than_any_of_ours(option, named, capsys):
     (named / "deep.json").write_text(DEEP)
-    Image.new("RGB", (4, 4)).save(named / "photo.png")
-    data = [] if option == "--table" else ["--calibration-data", named]
+    (named / "photos").mkdir()
+    Image.new("RGB", (4, 4)).save(named / "photos" / "1.png")
+    data = [] if option == "--table" else ["--calibration-data", named / "photos"]
     command = ["quantize", named / "m.onnx", *data, option, named / "deep.json"]
     assert "deep.json is not valid JSON" in said(capsys, *command, "-o", named / "int8.onnx")
 

@@ -93,9 +93,10 @@ def test_a_missed_goal_is_an_exit_code_and_one_line(
         "0",
     )
     code, out, err = call(capsys, "tune", "mlp.onnx", *options)
-    assert code == 1 and "auto" in out and Path("int8.onnx").is_file()
+    assert code == 1 and "minmax, few samples" in out and Path("int8.onnx").is_file()
     assert (
-        err.count("\n") == 1 and "the goal is missed by 24.500%: the best model, auto + correct, loses 25.000%" in err
+        err.count("\n") == 1
+        and "the goal is missed by 24.500%: the best model, minmax, few samples, loses 25.000%" in err
     )
 
 
