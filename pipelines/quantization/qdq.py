@@ -122,7 +122,6 @@ class QdqInserter:
             readers = q.outputs[0].consumers()
             dq = next((user for user in readers if user.op_type == "DequantizeLinear"), None) or self._dequantize(y, q)
         else:
-            y = engine_quirks.place_of_output_qdq(y)
             q, dq = self._qdq_pair(y, *qparams)
         y.replace_all_uses_with(dq.outputs[0], replace_graph_outputs=True)
         q.replace_input_with(0, y)

@@ -230,6 +230,7 @@ def work_around_engines(inserter: QdqInserter) -> None:
         engine_quirks.dequantize_around_transpose(node, inserter.taken)
         if (squeeze := engine_quirks.keep_reduced_axes(node, inserter.taken)) is not None:
             inserter.helpers.add(str(squeeze.name))
+    inserter.helpers |= engine_quirks.hide_sizes(inserter.graph, inserter.taken)
 
 
 def correct(graph: ir.Graph, recipe: QuantRecipe, table: CalibrationTable, notes: dict[str, str]) -> dict[str, str]:

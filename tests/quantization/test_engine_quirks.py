@@ -13,11 +13,12 @@ from quantizing import WEIGHTS, check, check_executed, decibels, image, normal, 
 from rewriting import EXACT, model, run
 
 from pipelines.engines.openvino import library
-from pipelines.graph import query
+from pipelines.graph import io, query
 from pipelines.quantization import engine_quirks
 from pipelines.quantization.calibrate import TensorRange
 from pipelines.quantization.engine_quirks import QUIRKS
 
+needs_openvino = pytest.mark.skipif("openvino" not in EXACT, reason="needs openvino, and a CPU where it is exact")
 TESTS = Path(__file__).resolve().parent.parent
 
 
@@ -54,21 +55,34 @@ FIRES = {
     "gemm_of_matmul_before_add": lambda node, taken: engine_quirks.gemm_of_matmul_before_add(node),
     "dequantize_around_transpose": lambda node, taken: engine_quirks.dequantize_around_transpose(node, taken),
     "keep_reduced_axes": lambda node, taken: engine_quirks.keep_reduced_axes(node, taken) is not None,
-    "place_of_output_qdq": lambda node, taken: (
-        node.op_type == "Conv" and engine_quirks.place_of_output_qdq(node.outputs[0]) is not node.outputs[0]
-    ),
     "needs_output_qdq": lambda node, taken: engine_quirks.needs_output_qdq(node),
+    "hide_sizes": lambda node, taken: bool(engine_quirks.hide_sizes(node.graph, taken)),
 }
 CONV = ("float[n,8,8,8] x", "y = Conv<strides=[2,2]>(x, m)")
 GEMM = ("float[n,8] x", "h = MatMul(x, w) y = Add(h, b)")
 TURN = ("uint8[n,8] q", "t = Transpose<perm=[1,0]>(q) y = DequantizeLinear(t, half_step, middle)")
 REDUCE = ("float[n,6,8] x", "v = DequantizeLinear(w8, half_step) h = MatMul(x, v) y = ReduceSum<keepdims=0>(h, one)")
-TOKEN = (
-    "float[n,3,8,8] x",
-    """c = Conv<strides=[2,2]>(x, k) f = Reshape(c, flat) t = Transpose<perm=[0,2,1]>(f)
-    s = Shape(x) i = Gather(s, first) j = Concat<axis=0>(i, sizes) e = Expand(token, j) y = Concat<axis=1>(e, t)""",
+SIZES = (
+    "float[n,8,8,8] x",
+    """v = DequantizeLinear(m8, half_step) c = Conv(x, v, kb) s = Shape(c) i = Gather(s, first) e = ConstantOfShape(i)
+    j = Cast<to=1>(i) o = Add(e, j) a = ReduceMean<axes=[1,2,3],keepdims=0>(c) y = Add(a, o)""",
 )
-ARRAYS = WEIGHTS | {"half_step": np.float32(0.5), "middle": np.uint8(128), "w8": np.ones((8, 8), np.int8)}
+PLACES = {  # of sizes in a shape
+    "second": [1],
+    "third": [2],
+    "two": [2, 3],
+    "three": [3],
+    "four": [4],
+    "minus": [-1],
+    "ones1": [1],
+    "wide": [4],
+}
+ARRAYS = WEIGHTS | {
+    "m8": np.ones((8, 8, 1, 1), np.int8),
+    "half_step": np.float32(0.5),
+    "middle": np.uint8(128),
+    "w8": np.ones((8, 8), np.int8),
+}
 
 
 def changed(case, *pairs):
@@ -101,9 +115,11 @@ def changed(case, *pairs):
         ("keep_reduced_axes", REDUCE, True),
         ("keep_reduced_axes", changed(REDUCE, ("keepdims=0", "keepdims=1")), False),
         ("keep_reduced_axes", changed(REDUCE, ("(x, v)", "(x, w)")), False),  # a float32 product
-        ("place_of_output_qdq", TOKEN, True),
-        ("place_of_output_qdq", changed(TOKEN, ("Concat<axis=1>(e, t)", "Neg(t)")), False),
-        ("place_of_output_qdq", changed(TOKEN, ("s = Shape(x)", "o = Neg(c) s = Shape(x)")), False),  # another reader
+        ("hide_sizes", SIZES, True),
+        ("hide_sizes", changed(SIZES, ("Shape(c)", "Shape<start=0,end=2>(c)")), True),
+        ("hide_sizes", changed(SIZES, ("n,8", "4,8")), False),
+        ("hide_sizes", changed(SIZES, ("(x, v, kb)", "(x, v)")), False),  # no bias
+        ("hide_sizes", changed(SIZES, ("(x, v, kb)", "(x, m, kb)")), False),  # float32
         ("needs_output_qdq", ("float[n,8,8,8] x", "h = Conv(x, m) y = Identity(h)"), True),
         ("needs_output_qdq", ("float[n,8] x", "h = Gemm(x, w, b) y = Relu(h)"), True),
         ("needs_output_qdq", ("float[n,8] x", "h = Gemm(x, w, b) y = Neg(h)"), False),
@@ -174,10 +190,56 @@ def test_a_token_before_the_patches_of_an_image(tmp_path, shaped):
     x = np.abs(normal(16, 3, 8, 8))
     report, ran = check(found, 30, tmp_path, x=x)
     assert next(each for each in report.operators if each.type == "Conv").precision == "int8"
-    assert shaped == "a" or "QLinearConv" in [kind for kind, _ in ran["onnxruntime"]]
+    assert "QLinearConv" in [kind for kind, _ in ran["onnxruntime"]]
     if "openvino" in EXACT:
-        compiled = library().Core().compile_model(tmp_path / "int8.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        assert decibels(compiled({"x": x})[0], run(found, x=x)["y"]) > 30
+        assert decibels(as_users_open(tmp_path / "int8.onnx", x=x)[0], run(found, x=x)["y"]) > 30
+
+
+def as_users_open(path, **feeds):
+    """The outputs of OpenVINO where nothing is said of the shapes."""
+    return list(library().Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(feeds).values())
+
+
+STATES = "t = ReduceMean<axes=[2],keepdims=0>(r) p = Transpose<perm=[2,0,1]>(t)"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "s = Shape(x) n = Gather(s, first) e = ConstantOfShape(n) y = Neg(g) y2 = Exp(e)",
+        "n = Shape<start=0,end=1>(x) e = ConstantOfShape(n) y = Neg(g) y2 = Exp(e)",
+        "s = Shape(g) h = Gather(s, two) i = Gather(h, first) e = ConstantOfShape(i) y = Neg(g) y2 = Exp(e)",
+        "s = Shape(q) h = Gather(s, third) e = ConstantOfShape(h) y = Neg(g) y2 = Exp(e)",
+        "s = Shape(r) n = Gather(s, first) u = Slice(s, three, four) f = Concat<axis=0>(n, minus, u) "
+        "o = Reshape(g, f) y = Neg(o)",
+        f"{STATES} y, y2, y3 = LSTM<hidden_size=4>(p, lw, lr)",
+        f"{STATES} y, y2 = GRU<hidden_size=4>(p, gw, gr)",
+        f"{STATES} y, y2 = RNN<hidden_size=4>(p, rw, rr)",
+        f"{STATES} s = Shape(p) n = Gather(s, second) f = Concat<axis=0>(ones1, n, wide) e = ConstantOfShape(f) "
+        "y, y2, y3 = LSTM<hidden_size=4>(p, lw, lr, lb, , e, e)",
+    ],
+)
+@needs_openvino
+def test_sizes_of_dynamic_shapes_cost_no_bias(tmp_path, body):
+    """Batches and images of several sizes, in OpenVINO as it opens the file, where sizes are used as values."""
+    outputs = ", ".join(f"float {name}" for name in ("y", "y2", "y3") if re.search(rf"\b{name} ?[=,]", body))
+    text = f"""(float[n,3,h,w] x) => ({outputs}) {{ c = Conv<pads=[1,1,1,1]>(x, k, kb) r = Relu(c)
+        q = Conv<pads=[1,1,1,1]>(r, l, kb) g = Conv<pads=[1,1,1,1]>(q, l, kb) {body} }}"""
+    known = WEIGHTS | {name: np.array(each, np.int64) for name, each in PLACES.items()}
+    known |= {
+        f"{kind}{side}": normal(1, 4 * gates, width)
+        for kind, gates in (("l", 4), ("g", 3), ("r", 1))
+        for side, width in (("w", 8), ("r", 4))
+    } | {"lb": np.zeros((1, 32), np.float32)}
+    found = model(text, **{name: each for name, each in known.items() if re.search(rf"[(, ]{name}[,)]", text)})
+    for each in found.graph.outputs:
+        each.shape = None
+    result, _ = quantized(found, x=np.abs(normal(8, 3, 6, 6)))
+    path = io.save(result, tmp_path / "int8.onnx")
+    for shape in ((1, 3, 6, 6), (5, 3, 6, 6), (2, 3, 9, 4)):
+        x = np.abs(normal(*shape))
+        for opened, wanted in zip(as_users_open(path, x=x), run(result, x=x).values(), strict=True):
+            assert opened.shape == wanted.shape and decibels(opened, wanted) > 20
 
 
 @pytest.mark.parametrize(
@@ -190,3 +252,25 @@ def test_products_without_bias_that_are_reduced(tmp_path, reduce, rest):
     text = f"(float[n,6,8] x) => (float[n,8] y) {{ h = MatMul(x, w) r = {reduce} {rest} }}"
     report, _ = check(model(text, **{name: WEIGHTS[name] for name in ("w", "one")}), 25, tmp_path, x=normal(16, 6, 8))
     assert [each.type for each in report.operators[:2]] == ["MatMul", reduce.split("<")[0]]
+
+
+@needs_openvino
+def test_openvino_still_gives_all_channels_the_bias_of_the_first(tmp_path):
+    """The smallest graph that shows it. Where this fails, OpenVINO is mended: `hide_sizes` can go."""
+    found = model(
+        """(float[n,1,2,2] x) => (float[n,2,2,2] y, float[n] z) {
+            a = QuantizeLinear(x, step, zero) b = DequantizeLinear(a, step, zero) k = DequantizeLinear(weight, step)
+            c = Conv(b, k, bias) d = QuantizeLinear(c, step, zero) y = DequantizeLinear(d, step, zero)
+            s = Shape(x) n = Gather(s, first) z = ConstantOfShape(n) }""",
+        step=np.float32(0.5),
+        zero=np.uint8(0),
+        weight=np.full((2, 1, 1, 1), 2, np.int8),
+        bias=np.array([1, 2], np.float32),
+        first=np.array([0]),
+    )
+    path, x = io.save(found, tmp_path / "int8.onnx"), np.ones((3, 1, 2, 2), np.float32)
+    wanted = np.broadcast_to(np.array([2, 3], np.float32)[:, None, None], (3, 2, 2, 2))
+    np.testing.assert_array_equal(run(found, x=x)["y"], wanted)
+    np.testing.assert_array_equal(as_users_open(path, x=x)[0], np.full_like(wanted, 2))
+    engine_quirks.hide_sizes(found.graph, query.used_names(found.graph))
+    np.testing.assert_array_equal(as_users_open(io.save(found, path), x=x)[0], wanted)
