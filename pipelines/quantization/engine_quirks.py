@@ -83,6 +83,15 @@ QUIRKS = (
         remove_when="test_openvino_still_gives_all_channels_the_bias_of_the_first fails",
     ),
     Quirk(
+        engine="openvino",
+        version="2026.4",
+        fault="where any operator is int8 keeps float32 weights that are cast from int8 as int8 until it runs, and "
+        "refuses some recurrent layers of such weights",
+        workaround="pipelines.quantization.weight_only.quantize_weights",
+        test="test_a_network_of_int8_layers_and_recurrent_ones",
+        remove_when="OpenVINO compiles an Transpose of uint8 before an LSTM of weights that are one Cast and a Mul",
+    ),
+    Quirk(
         engine="onnxruntime",
         version="1.31",
         fault="has int8 kernels with a float32 output for Gemm and MatMul alone, not for Conv, Add, Mul, Concat, "

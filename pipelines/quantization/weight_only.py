@@ -31,8 +31,9 @@ def quantize_weights(inserter: QdqInserter) -> tuple[dict[str, str], dict[str, s
     """Store constant weights as int8: of LSTM, GRU and RNN, and of all layers inside subgraphs.
 
     W = s float(W_q), s = max|W| / 127 per output channel (per row of gates over both directions): a quarter of the
-    bytes. A Cast and a Mul, for engines fold these when they open the file, where onnxruntime would compute a
-    DequantizeLinear anew at every run (1.5 times the time of a small network). What an operator computes stays float32,
+    bytes. Casts and a Mul, for engines fold these when they open the file, where onnxruntime would compute a
+    DequantizeLinear anew at every run (1.5 times the time of a small network); by way of int32, see
+    `engine_quirks.QUIRKS`. What an operator computes stays float32,
     for ranges within the bodies of If and Loop are not observed, and a recurrent layer's state has no int8 operator
     that all engines have. A weight that several operators read is stored once, and what no operator reads any more
     goes. Returns ({operator: note} of those changed, {operator: why not} of others).
@@ -94,14 +95,16 @@ def _quantize(
         scale = scale.reshape([-1 if i == axis else 1 for i in range(array.ndim)])
         whole = edit.initializer(graph, f"{value.name}.quantized", quantized, taken)
         steps = edit.initializer(graph, f"{value.name}.scale", scale, taken)
-        kind = ir.DataType.FLOAT
-        cast = edit.node("Cast", [whole], f"{value.name}.integers", dtype=kind, taken=taken, to=int(kind))
-        product = edit.node("Mul", [cast.outputs[0], steps], f"{value.name}.weights", dtype=kind, taken=taken)
-        for each in (cast, product):
+        added, result = [], whole
+        for kind, name in ((ir.DataType.INT32, "integers"), (ir.DataType.FLOAT, "float")):
+            added.append(edit.node("Cast", [result], f"{value.name}.{name}", dtype=kind, taken=taken, to=int(kind)))
+            result = added[-1].outputs[0]
+        added.append(edit.node("Mul", [result, steps], f"{value.name}.weights", dtype=kind, taken=taken))
+        for each in added:
             each.outputs[0].shape = ir.Shape(array.shape)
             inserter.helpers.add(str(each.name))
-        graph.insert_before(graph[0], [cast, product])
-        stored[id(value), axis] = product.outputs[0]
+        graph.insert_before(graph[0], added)
+        stored[id(value), axis] = added[-1].outputs[0]
     node.replace_input_with(index, stored[id(value), axis])
 
 

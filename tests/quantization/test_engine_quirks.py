@@ -242,6 +242,23 @@ def test_sizes_of_dynamic_shapes_cost_no_bias(tmp_path, body):
             assert opened.shape == wanted.shape and decibels(opened, wanted) > 20
 
 
+@needs_openvino
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3)])
+def test_a_network_of_int8_layers_and_recurrent_ones(tmp_path, kind, gates, direction):
+    """OpenVINO opens recurrent layers of int8 weights beside int8 convolutions."""
+    text = f"""(float[n,3,h,1] x) => (float[h,d,n,32] y) {{ c = Conv<pads=[1,1,1,1]>(x, k, kb) r = Relu(c)
+        t = Squeeze(r, last) p = Transpose<perm=[2,0,1]>(t)
+        y = {kind}<hidden_size=32,direction="{direction}">(p, lw, lr) }}"""
+    both = 2 if direction == "bidirectional" else 1
+    weights = {"lw": normal(both, 32 * gates, 8), "lr": normal(both, 32 * gates, 32) / 8}
+    found = model(text, k=WEIGHTS["k"], kb=WEIGHTS["kb"], last=np.array([3]), **weights)
+    result, report = quantized(found, x=normal(8, 3, 6, 1))
+    assert {each.type for each in report.operators if each.precision == "int8"} >= {"Conv", kind}
+    path, x = io.save(result, tmp_path / "int8.onnx"), normal(2, 3, 6, 1)
+    assert decibels(as_users_open(path, x=x)[0], run(result, x=x)["y"]) > 40
+
+
 @pytest.mark.parametrize(
     "reduce",
     ["ReduceMean<axes=[1],keepdims=0>(h)", "ReduceMax<axes=[1],keepdims=0>(h)", "ReduceSum<keepdims=0>(h, one)"],
