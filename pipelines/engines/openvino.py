@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipelines.core import settings
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.engines.openvino_functions import read_exact_results
 from pipelines.engines.session import BF16, Executed, Port, brief
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,7 @@ class OpenVinoSession:
 
     def _made(self, core: Any, size: int) -> Any:
         model = core.read_model(self._model)
+        read_exact_results(model)
         shapes = {name: [size, *(-1 if d is None else d for d in port.shape[1:])] for name, port in self.inputs.items()}
         options = {
             "INFERENCE_NUM_THREADS": self.threads,

@@ -6,7 +6,7 @@ samples that no correction saw. In this order:
 1. Smoothing of outlier channels (`smooth_channels`), and the observer: of all candidates the best with the weights
    exact, whose rounding GPTQ makes up for in the next step (smoothing of BERT: 7 dB without GPTQ, 20 dB with it). Where
    least squared error per tensor ("auto") keeps outliers that nothing downstream needs, another observer wins by 10 dB
-   (hard-swish networks), and plain min-max where clipping hurts.
+   (hard-swish networks), plain min-max where clipping hurts, and ranges up to where a function is level by 4 dB (YOLO).
 2. The corrections (GPTQ, bias correction): all, one of the two, or none, which is also tried with plain min-max.
 3. Where the result is still below `GOAL`: the layers that cost most stay float32, as long as the greater part of the
    multiplications is int8.
@@ -32,6 +32,7 @@ from pipelines.quantization import layers
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable, Observation, observe
 from pipelines.quantization.channel_groups import outputs_first
 from pipelines.quantization.equalize_channels import channel_statistics
+from pipelines.quantization.function_ranges import clip_to_functions
 from pipelines.quantization.layerwise import sample_chunks
 from pipelines.quantization.ptq import HELD_OUT, Factors, correct_table, equalized, search_equalization
 from pipelines.quantization.quantize import quantize
@@ -204,9 +205,11 @@ def _smoothing(model: ir.Model, samples: Iterable[Batch]) -> Factors:
 def _tables(
     model: ir.Model, recipe: QuantRecipe, observation: Observation, clip: bool, factors: Factors, smoothing: Factors
 ) -> list[CalibrationTable]:
-    """The tables of every observer that `recipe` leaves open, the recipe's own first."""
+    """The tables of every observer that `recipe` leaves open, the recipe's own first; then those `clip_to_functions`."""
     observers = OBSERVERS if recipe.observer == "auto" else (recipe.observer,)
     tables = [observation.table(each, symmetric=recipe.symmetric) for each in observers]
+    if not recipe.symmetric:
+        tables += [each for table in tables if (each := clip_to_functions(model, table)).tensors != table.tensors]
     graph = io.digest(model)
     return [
         replace(each, observer=recipe.observer, graph=graph, clip=clip, equalization=factors, smoothing=smoothing)

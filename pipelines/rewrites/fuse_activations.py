@@ -22,7 +22,8 @@ class FuseActivations(Rewrite):
         Clip(x + 3, 0, 6) / 6 = HardSigmoid(x; 1/6, 1/2), x HardSigmoid(x; 1/6, 1/2) = HardSwish(x)
         Max(x, a x) = LeakyRelu(x; a) for 0 < a < 1
 
-    Bounds are constants of one value, tensors float32. HardSwish needs opset 14. x Sigmoid(x) stays: engines fuse the
+    Bounds are constants of one value, tensors float32. HardSwish needs opset 14: a graph of 13 that has one becomes one
+    of 14, which changed no operator for inference. x Sigmoid(x) stays: engines fuse the
     two by themselves, and only opset 24 has one operator for it. Does not fire where a value in between has another
     reader.
     """
@@ -30,14 +31,14 @@ class FuseActivations(Rewrite):
     def rewrite(self, model: ir.Model) -> int:
         """Fuse every float32 activation of the main graph."""
         opset = model.opset_imports.get("", io.OPSET)
-        return sum(
-            self._clamp(each)
-            or self._leaky(each)
-            or self._hard_sigmoid(each)
-            or (opset >= HARD_SWISH and self._hard_swish(each))
-            for each in list(model.graph)
-            if each.outputs and each.outputs[0].dtype == ir.DataType.FLOAT
-        )
+        nodes = [each for each in model.graph if each.outputs and each.outputs[0].dtype == ir.DataType.FLOAT]
+        fused = sum(self._clamp(each) or self._leaky(each) or self._hard_sigmoid(each) for each in nodes)
+        if opset < HARD_SWISH - 1:
+            return fused
+        swishes = sum(self._hard_swish(each) for each in list(model.graph) if each.outputs)
+        if swishes and opset < HARD_SWISH:
+            model.opset_imports[""] = HARD_SWISH
+        return fused + swishes
 
     def _clamp(self, node: ir.Node) -> int:
         found = _clamp(node)

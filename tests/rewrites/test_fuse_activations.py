@@ -43,9 +43,14 @@ def test_activations(body, left):
     fires(model(ACT.format(body), **NUMBERS), FuseActivations(), left, **WIDE)
 
 
-def test_hard_swish_needs_opset_14():
+@pytest.mark.parametrize(
+    ("opset", "after", "left"), [(12, 12, "HardSigmoid Mul"), (13, 14, "HardSwish"), (17, 17, "HardSwish")]
+)
+def test_a_graph_of_opset_13_with_a_hard_swish_becomes_one_of_14(opset, after, left):
     body = "a = Add(x, three) b = Clip(a, zero, six) c = Div(b, six) y = Mul(c, x)"
-    fires(model(ACT.format(body), 13, **NUMBERS), FuseActivations(), "HardSigmoid Mul", **WIDE)
+    found = model(ACT.format(body), opset, **NUMBERS)
+    fires(found, FuseActivations(), left, **WIDE)
+    assert found.opset_imports[""] == after
 
 
 @pytest.mark.parametrize(
