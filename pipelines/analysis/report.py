@@ -24,6 +24,9 @@ from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from pipelines.engines import stock
+from pipelines.engines.agreement import why_wrong
+from pipelines.engines.onnxruntime import OnnxRuntimeSession
+from pipelines.engines.session import Runnable
 from pipelines.graph import query, reference_session
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange
 from pipelines.quantization.correction import decibel
@@ -67,9 +70,9 @@ def explain(
     "minimum", "maximum", "low", "high" (what the codes reach), "saturated" (share of its values beyond that), "sqnr_db"
     (of its rounding alone), "method" (what chose the range), "edges" and "counts" (of all values but exact zeros; none
     where the table is of an old kind)}}, "engines": {engine: {"outputs": {name: SQNR in dB of what it computes of the
-    first samples}, "ran": {"type precision": count}, "fallbacks": [{"name", "type", "precision"}]} or {"error"}},
-    "trials"}. SQNR is None where nothing was lost or nothing could be compared. Raises RequestError for no samples, or
-    ones that do not fit.
+    first samples}, "ran": {"type precision": count}, "fallbacks": [{"name", "type", "precision"}], "wrong": how it
+    computes something else than onnxruntime, where it does} or {"error"}}, "trials"}. SQNR is None where nothing was
+    lost or nothing could be compared. Raises RequestError for no samples, or ones that do not fit.
     """
     comparison = _compare(float_model, int8_model, table, samples)
     operators = []
@@ -401,6 +404,7 @@ def _ran(
     try:
         session = stock.STOCK[engine](Path("int8.onnx"), 1, ir.to_proto(model).SerializeToString())
         executed, outputs = session.executed(batch), session.run(batch)
+        wrong = why_wrong(engine, session, _reference(model), batch)
     except ZooError as error:
         return {"error": str(error)}
     int8 = {each["name"] for each in operators if each["precision"] == "int8"}
@@ -418,7 +422,13 @@ def _ran(
         "outputs": {name: sqnr([expected[name]], [outputs[name]]) for name in alike},
         "ran": dict(sorted(ran.items(), key=lambda item: (-item[1], item[0]))),
         "fallbacks": fallbacks,
+        **({"wrong": wrong} if wrong else {}),
     }
+
+
+def _reference(model: ir.Model) -> Runnable:
+    """onnxruntime, whose results engines are held to."""
+    return OnnxRuntimeSession(Path("int8.onnx"), 1, ir.to_proto(model).SerializeToString())
 
 
 def _operator(kernel: str, names: set[str]) -> str | None:

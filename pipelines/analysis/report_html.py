@@ -61,6 +61,11 @@ def page(report: Mapping[str, Any]) -> str:
     """One self-contained HTML page of a report of `explain`."""
     columns, table = rows(report)
     parts = [
+        *(
+            f"<p><b>Wrong in {html.escape(name)}</b>: {html.escape(each['wrong'])}; run the file in another engine.</p>"
+            for name, each in report["engines"].items()
+            if "wrong" in each
+        ),
         _summary(report),
         "<h2>SQNR per layer</h2><p>SQNR: power of the float model's tensor over that of the error; 20 dB are 10% of "
         "error, 40 dB 1%. "

@@ -17,6 +17,8 @@ import onnx_ir as ir
 from pipelines.analysis import report
 from pipelines.core.batches import Batch
 from pipelines.core.errors import ZooError
+from pipelines.engines.agreement import why_wrong
+from pipelines.engines.session import Runnable
 from pipelines.engines.stock import available
 from pipelines.engines.timing import measure
 from pipelines.graph import io, query
@@ -42,12 +44,14 @@ def summarize(
     threads: int = 1,
 ) -> dict[str, Any]:
     """What became of a model: {"line", "layers", "int8_layers", "macs_int8" (share), "sqnr_db", "speed": {engine:
-    float / int8 milliseconds}, "engine": the one where int8 is quickest, "costliest": [{"name", "type", "cost",
+    float / int8 milliseconds}, "engine": the one where int8 is quickest, "wrong": {engine: how it computes the file
+    wrongly, so that it is left out}, "costliest": [{"name", "type", "cost",
     "reason"}], "warnings"}.
 
     float_model: rewritten. samples: the first `SAMPLES` are used; where there are none, the figures that need them are
     None. cost: multiplications of a layer for one batch, the elements of its results for another operator; of float
-    operators, the greatest first. A warning is about no int8 layer, an SQNR below `LOW`, or a speed below `SLOWER`.
+    operators, the greatest first. A warning is about no int8 layer, an SQNR below `LOW`, a speed below `SLOWER`, or an
+    engine that is wrong.
     """
     few = _few(float_model, samples, _fixed(float_model))
     costs = _costs(float_model, few[0]) if few else {}
@@ -63,6 +67,7 @@ def summarize(
         "sqnr_db": output_sqnr(float_model, int8_model, few) if few else None,
         "speed": {},
         "engine": None,
+        "wrong": {},
         "costliest": [
             {"name": each.name, "type": each.type, "cost": costs.get(each.name), "reason": each.reason}
             for each in floats
@@ -71,7 +76,7 @@ def summarize(
     if found["sqnr_db"] is not None and not np.isfinite(found["sqnr_db"]):
         found["sqnr_db"] = None if found["sqnr_db"] > 0 else float("-inf")
     if few and int8:
-        found["speed"], found["engine"] = _speed(float_model, int8_model, few[0], threads)
+        found["speed"], found["engine"], found["wrong"] = _speed(float_model, int8_model, few[0], threads)
     found["line"] = _line(found)
     found["warnings"] = _warnings(found, lambda: _damaging(float_model, int8_model, quantized, table, few))
     return found
@@ -115,11 +120,17 @@ def _costs(model: ir.Model, batch: Batch) -> dict[str, int]:
 
 def _speed(
     float_model: ir.Model, int8_model: ir.Model, batch: Batch, threads: int
-) -> tuple[dict[str, float], str | None]:
-    """({engine: how many times as fast int8 is}, the engine where int8 is quickest); both timed in turn on `batch`."""
+) -> tuple[dict[str, float], str | None, dict[str, str]]:
+    """({engine: how many times as fast int8 is}, the engine where int8 is quickest, {engine: how it is wrong}).
+
+    The two models are timed in turn on `batch`.
+    """
     from pipelines.analysis.tune import open_stock
 
-    speed, milliseconds = {}, {}
+    speed: dict[str, float] = {}
+    milliseconds: dict[str, float] = {}
+    wrong: dict[str, str] = {}
+    reference: Runnable | None = None
     with tempfile.TemporaryDirectory() as folder:
         paths = [
             io.save(each.clone(), Path(folder) / f"{name}.onnx")
@@ -128,13 +139,17 @@ def _speed(
         for engine in available():
             try:
                 sessions = [open_stock(path, engine, threads) for path in paths]
+                reference = reference or sessions[1]
+                if why := why_wrong(engine, sessions[1], reference, batch):
+                    wrong[engine] = why
+                    continue
                 exact, ms = measure(sessions, batch)
                 if exact < SLOWER * ms:  # another process may have taken the core in one of few turns
                     exact, ms = max((exact, ms), tuple(measure(sessions, batch)), key=lambda pair: pair[0] / pair[1])
             except ZooError:
                 continue  # an engine that does not run it
             speed[engine], milliseconds[engine] = round(exact / ms, 3), ms
-    return speed, min(milliseconds, key=milliseconds.__getitem__, default=None)
+    return speed, min(milliseconds, key=milliseconds.__getitem__, default=None), wrong
 
 
 def _line(found: dict[str, Any]) -> str:
@@ -144,13 +159,14 @@ def _line(found: dict[str, Any]) -> str:
         parts.append(f"SQNR {found['sqnr_db']:.1f} dB")
     if found["engine"] is not None:
         parts.append(f"{found['speed'][found['engine']]:.1f}x in {found['engine']}")
+    parts += [f"WRONG in {engine}" for engine in found["wrong"]]
     return "; ".join(parts)
 
 
 def _warnings(found: dict[str, Any], damaging: Any) -> list[str]:
     costs = ", ".join(f"{each['name']} ({each['type']}: {each['reason']})" for each in found["costliest"][:NAMED])
     costly = f"; the costliest float operators: {costs}" if costs else ""
-    warnings = []
+    warnings = [f"WRONG IN {engine}: {why}; run the file in another engine" for engine, why in found["wrong"].items()]
     if not found["int8_layers"]:
         warnings.append(f"NOTHING IS INT8: 0 of {found['layers']} layers{costly}")
     if found["sqnr_db"] is not None and found["sqnr_db"] < LOW:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,19 +121,21 @@ class OpenVinoSession:
         model = core.read_model(self._model)
         read_exact_results(model)
         shapes = {name: [size, *(-1 if d is None else d for d in port.shape[1:])] for name, port in self.inputs.items()}
-        options = {
+        try:
+            if size:
+                model.reshape(shapes)
+            return core.compile_model(model, "CPU", self._options())
+        except RuntimeError as error:
+            raise ZooError(f"openvino cannot compile {self.path} for batch size {size}: {brief(error)}") from error
+
+    def _options(self) -> dict[str, Any]:
+        return {
             "INFERENCE_NUM_THREADS": self.threads,
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": self._float_type,
             "ENABLE_CPU_PINNING": False,  # the caller's own pinning (taskset) holds
         }
-        try:
-            if size:
-                model.reshape(shapes)
-            return core.compile_model(model, "CPU", options)
-        except RuntimeError as error:
-            raise ZooError(f"openvino cannot compile {self.path} for batch size {size}: {brief(error)}") from error
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """The outputs for a batch, see `Session`; shorter batches than a compiled size are padded."""
@@ -155,6 +157,26 @@ class OpenVinoSession:
             name: array[:count] if array.shape[:1] == (size,) else array
             for name, array in zip(self._outputs, results.values(), strict=True)
         }
+
+    def as_opened(self) -> Callable[[Batch], dict[str, NDArray[Any]]] | None:
+        """What runs the file as others open it, its shapes free and nothing else changed; None where no shape is free
+        or nothing is int8. Raises ZooError, when run, for what OpenVINO refuses.
+        """
+        network = self._core.read_model(self._model)
+        if not network.is_dynamic() or not any(op.get_type_name() == "FakeQuantize" for op in network.get_ops()):
+            return None
+        try:
+            compiled = self._core.compile_model(network, "CPU", self._options())
+        except RuntimeError as error:
+            raise ZooError(f"openvino cannot compile {self.path} as it is: {brief(error)}") from error
+
+        def run(batch: Batch) -> dict[str, NDArray[Any]]:
+            try:
+                return dict(zip(self._outputs, compiled.infer_new_request(dict(batch)).values(), strict=True))
+            except RuntimeError as error:
+                raise ZooError(f"openvino cannot run {self.path} as it is: {brief(error)}") from error
+
+        return run
 
     def exported(self, size: int) -> bytes:
         """The model as it is compiled for this machine and batch size."""

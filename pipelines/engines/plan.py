@@ -27,11 +27,12 @@ from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
+from pipelines.engines.agreement import require_alike, require_right_as_opened
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.openvino import OpenVinoSession, Requests, library
 from pipelines.engines.session import Executed, Port, Session
 from pipelines.engines.stock import available
-from pipelines.engines.timing import REFERENCE, measure, require_alike
+from pipelines.engines.timing import REFERENCE, measure
 
 logger = logging.getLogger(__name__)
 
@@ -322,12 +323,17 @@ def _open_all(
     """
     sessions, rows = [], []
     results: dict[Path, Batch] = {}
+    references: dict[Path, Session] = {}
     for count in threads:
         for candidate in sorted(candidates, key=lambda each: each.engine != REFERENCE):
             try:
                 session = opener(candidate.path, candidate.engine, count, candidate.precision)
                 outputs = session.run(batch)
                 require_alike(candidate.engine, outputs, results.setdefault(candidate.path, outputs))
+                if candidate.engine == REFERENCE:
+                    references[candidate.path] = session
+                elif candidate.path in references:
+                    require_right_as_opened(session, references[candidate.path], batch)
             except ZooError as error:
                 failed.append(str(error))
                 continue

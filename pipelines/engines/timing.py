@@ -14,13 +14,13 @@ import numpy as np
 from pipelines.core import files, machine, settings
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import ZooError
+from pipelines.engines.agreement import ALIKE, require_alike, require_right_as_opened
 from pipelines.engines.session import BatchError, Runnable
 
 logger = logging.getLogger(__name__)
 REPEATS = 9
 BUDGET_MS = 300.0  # a slow model is repeated less often
 REFERENCE = "onnxruntime"  # whose results others are held to; the first that runs where it does not
-ALIKE = 0.1  # 10 dB; int8 in two engines was seen to differ by 1e-3 and less
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
             session = opener()
             outputs = session.run(batch)
             require_alike(name, outputs, reference)
+            if REFERENCE in sessions:
+                require_right_as_opened(session, sessions[REFERENCE], batch)
         except BatchError:
             raise
         except ZooError as error:
@@ -110,24 +112,6 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
     if not sessions:
         raise ZooError(f"no engine runs the model: {'; '.join(problems)}")
     return dict(zip(sessions, measure(list(sessions.values()), batch), strict=True))
-
-
-def require_alike(engine: str, found: Batch, wanted: Batch) -> None:
-    """Raise ZooError where a float output of an engine differs from that of another by more than `ALIKE` of its power
-    (sum of squares).
-
-    Engines round differently, but one that computes something else, as OpenVINO 2026.4 makes of a few quantized graphs,
-    is not for use.
-    """
-    for name in wanted.keys() & found.keys():
-        x, y = wanted[name], found[name]
-        if x is not y and isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.shape == np.shape(y):
-            power, difference = (float(np.square(each, dtype=np.float64).sum()) for each in (x, x - y))
-            if 0 < power < np.inf and not difference <= ALIKE * power:  # NaN is none either
-                raise ZooError(
-                    f"output {name} of {engine} differs from that of other engines by {difference / power:.0%} of its "
-                    "power"
-                )
 
 
 def size_class(batch: Batch) -> int:

@@ -205,7 +205,7 @@ def _smoothing(model: ir.Model, samples: Iterable[Batch]) -> Factors:
 def _tables(
     model: ir.Model, recipe: QuantRecipe, observation: Observation, clip: bool, factors: Factors, smoothing: Factors
 ) -> list[CalibrationTable]:
-    """The tables of every observer that `recipe` leaves open, the recipe's own first; then those `clip_to_functions`."""
+    """Those of every observer that `recipe` leaves open, its own first; then those `clip_to_functions`."""
     observers = OBSERVERS if recipe.observer == "auto" else (recipe.observer,)
     tables = [observation.table(each, symmetric=recipe.symmetric) for each in observers]
     if not recipe.symmetric:

@@ -1,0 +1,91 @@
+"""Whether engines compute the same: what they return, and what OpenVINO makes of an int8 file as users open it.
+
+Nobody fixes the shapes of its inputs there. OpenVINO 2026.4 computed a few such graphs wrongly, the same graphs with
+static shapes rightly (`engine_quirks`). A session of ours fixes them, so that the file is judged apart: at two batch
+sizes and, where another axis is free, at two sizes of it, by what onnxruntime computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from pipelines.core.batches import Batch, length
+from pipelines.core.errors import ZooError
+from pipelines.engines.openvino import OpenVinoSession
+from pipelines.engines.session import Port, Runnable
+
+ALIKE = 0.1  # 10 dB; int8 in two engines was seen to differ by 1e-3 and less
+
+
+def require_alike(engine: str, found: Batch, wanted: Batch) -> None:
+    """Raise ZooError where a float output of an engine differs from that of another by more than `ALIKE` of its power
+    (sum of squares).
+
+    Engines round differently, but one that computes something else, as OpenVINO 2026.4 makes of a few quantized graphs,
+    is not for use.
+    """
+    for name in wanted.keys() & found.keys():
+        x, y = wanted[name], found[name]
+        if x is not y and isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.shape == np.shape(y):
+            power, difference = (float(np.square(each, dtype=np.float64).sum()) for each in (x, x - y))
+            if 0 < power < np.inf and not difference <= ALIKE * power:  # NaN is none either
+                raise ZooError(
+                    f"output {name} of {engine} differs from that of other engines by {difference / power:.0%} of its "
+                    "power"
+                )
+
+
+def require_right_as_opened(session: Runnable, reference: Runnable, batch: Batch) -> None:
+    """Raise ZooError where the file of an OpenVINO session, opened as it is, computes something else than `reference`.
+
+    Nothing where the session is another's, the graph's shapes are fixed, or none of it is int8. A shape that the
+    reference refuses is no test.
+    """
+    if not isinstance(session, OpenVinoSession) or not (opened := session.as_opened()):
+        return
+    for variant in variants(session.inputs, batch):
+        try:
+            wanted = reference.run(variant)
+        except ZooError:
+            continue
+        require_alike("openvino (the file as it is)", opened(variant), wanted)
+
+
+def why_wrong(engine: str, session: Runnable, reference: Runnable, batch: Batch) -> str:
+    """How a session computes something else than `reference`, with static shapes or as opened; "" where it does not.
+
+    Raises ZooError where it does not run.
+    """
+    found = session.run(batch)
+    try:
+        require_alike(engine, found, reference.run(batch))
+        require_right_as_opened(session, reference, batch)
+    except ZooError as error:
+        return str(error)
+    return ""
+
+
+def variants(inputs: Mapping[str, Port], batch: Batch) -> Iterator[dict[str, np.ndarray]]:
+    """One sample and two of `batch`, and the two at about two thirds of every other free axis; the batch itself where
+    its inputs have no axis of samples in common.
+    """
+    firsts = {port.shape[:1] for port in inputs.values()}
+    if firsts != {(None,)}:
+        yield {name: np.ascontiguousarray(each) for name, each in batch.items()}
+        count = length(batch)
+    else:
+        count = 2
+        places = np.arange(2) % max(length(batch), 1)
+        yield {name: array[:1] for name, array in batch.items()}
+        yield {name: np.ascontiguousarray(array[places]) for name, array in batch.items()}
+    shorter = {}
+    for name, array in batch.items():
+        free = [axis for axis, size in enumerate(inputs[name].shape) if size is None and axis]
+        kept = tuple(
+            slice(max(array.shape[axis] * 2 // 3, 1)) if axis in free else slice(None) for axis in range(array.ndim)
+        )
+        shorter[name] = np.ascontiguousarray(array[kept][:count])
+    if any(shorter[name].shape[1:] != array.shape[1:] for name, array in batch.items()):
+        yield shorter
