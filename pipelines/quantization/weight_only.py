@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -12,8 +12,12 @@ from pipelines.quantization.qdq import QdqInserter
 from pipelines.quantization.scales import weight_qparams
 
 RECURRENT = ("LSTM", "GRU", "RNN")
+BLOCK = 32  # weights of a recurrent layer that share a scale, at most
 MIN_WEIGHTS = 1024  # of smaller matrices, scales and one more operator call cost what int8 saves
-NOTE = "its weights are int8, one scale per channel; it computes in float32"
+NOTE = "its weights are int8, with scales per channel; it computes in float32"
+
+
+BLOCKS = -1  # in place of an axis: the last one in blocks
 
 
 def subgraph_nodes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
@@ -30,12 +34,12 @@ def subgraph_nodes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
 def quantize_weights(inserter: QdqInserter) -> tuple[dict[str, str], dict[str, str]]:
     """Store constant weights as int8: of LSTM, GRU and RNN, and of all layers inside subgraphs.
 
-    W = s float(W_q), s = max|W| / 127 per output channel (per row of gates over both directions): a quarter of the
-    bytes. Casts and a Mul, for engines fold these when they open the file, where onnxruntime would compute a
-    DequantizeLinear anew at every run (1.5 times the time of a small network); by way of int32, see
-    `engine_quirks.QUIRKS`. What an operator computes stays float32,
-    for ranges within the bodies of If and Loop are not observed, and a recurrent layer's state has no int8 operator
-    that all engines have. A weight that several operators read is stored once, and what no operator reads any more
+    W = s float(W_q), s = max|W| / 127 per output channel, of recurrent layers per `BLOCK` of a row, for their errors
+    return at every step: a quarter of the bytes. Casts and a Mul, for engines fold these when they open the file, where
+    onnxruntime would compute a DequantizeLinear anew at every run (1.5 times the time of a small network); by way of
+    int32, see `engine_quirks.QUIRKS`. What an operator computes stays float32, for ranges within the bodies of If and
+    Loop are not observed, and a recurrent layer's state has no int8 operator that all engines have. A weight that
+    several operators read is stored once, and what no operator reads any more
     goes. Returns ({operator: note} of those changed, {operator: why not} of others).
     """
     graph = inserter.graph
@@ -65,7 +69,7 @@ def quantize_weights(inserter: QdqInserter) -> tuple[dict[str, str], dict[str, s
 def _weights(node: ir.Node) -> list[tuple[int, int | None]]:
     """(input, axis of its output channels, None for one scale a tensor) of an operator's weights."""
     if query.is_op(node, *RECURRENT):
-        return [(1, 1), (2, 1)]  # [directions, gates x hidden, inputs or hidden]
+        return [(1, BLOCKS), (2, BLOCKS)]  # [directions, gates x hidden, inputs or hidden]
     if query.is_op(node, "Conv"):
         return [(1, 0)]
     if query.is_op(node, "ConvTranspose"):
@@ -87,25 +91,58 @@ def _quantize(
     inserter: QdqInserter, node: ir.Node, index: int, axis: int | None, stored: dict[tuple[int, int | None], ir.Value]
 ) -> None:
     """Feed input `index` of `node` from int8 constants of the main graph, which its subgraphs see."""
-    value, graph, taken = node.inputs[index], inserter.graph, inserter.taken
-    array = query.constant(value)
-    assert value is not None and array is not None
+    value = node.inputs[index]
+    assert value is not None
     if (id(value), axis) not in stored:
-        scale, quantized = weight_qparams(array, axis, inserter.weight_bits, clip=inserter.clip_weights)
-        scale = scale.reshape([-1 if i == axis else 1 for i in range(array.ndim)])
-        whole = edit.initializer(graph, f"{value.name}.quantized", quantized, taken)
-        steps = edit.initializer(graph, f"{value.name}.scale", scale, taken)
-        added, result = [], whole
-        for kind, name in ((ir.DataType.INT32, "integers"), (ir.DataType.FLOAT, "float")):
-            added.append(edit.node("Cast", [result], f"{value.name}.{name}", dtype=kind, taken=taken, to=int(kind)))
-            result = added[-1].outputs[0]
-        added.append(edit.node("Mul", [result, steps], f"{value.name}.weights", dtype=kind, taken=taken))
-        for each in added:
-            each.outputs[0].shape = ir.Shape(array.shape)
-            inserter.helpers.add(str(each.name))
-        graph.insert_before(graph[0], added)
-        stored[id(value), axis] = added[-1].outputs[0]
+        stored[id(value), axis] = _dequantized(inserter, value, axis)
     node.replace_input_with(index, stored[id(value), axis])
+
+
+def _dequantized(inserter: QdqInserter, value: ir.Value, axis: int | None) -> ir.Value:
+    """A weight's int8 form times its scales, at the head of the main graph."""
+    graph, taken, array = inserter.graph, inserter.taken, query.constant(value)
+    assert array is not None
+    in_blocks = axis == BLOCKS
+    rows = array.reshape(-1, _block(array.shape[-1])) if in_blocks else array
+    scale, quantized = weight_qparams(rows, 0 if in_blocks else axis, inserter.weight_bits, clip=inserter.clip_weights)
+    if in_blocks:
+        quantized = quantized.reshape(*array.shape[:-1], -1, rows.shape[-1])
+        scale = scale.reshape(*quantized.shape[:-1], 1)
+    else:
+        scale = scale.reshape([-1 if i == axis else 1 for i in range(array.ndim)])
+    result = edit.initializer(graph, f"{value.name}.quantized", quantized, taken)
+    added = []
+
+    def add(
+        op_type: str, name: str, dtype: ir.DataType, shape: Iterable[int], *others: ir.Value, **attributes: int
+    ) -> None:
+        nonlocal result
+        inputs: list[ir.Value | None] = [result, *others]
+        added.append(edit.node(op_type, inputs, f"{value.name}.{name}", dtype=dtype, taken=taken, **attributes))
+        result = added[-1].outputs[0]
+        result.shape = ir.Shape(shape)
+        inserter.helpers.add(str(added[-1].name))
+
+    for dtype, name in ((ir.DataType.INT32, "integers"), (ir.DataType.FLOAT, "float")):
+        add("Cast", name, dtype, quantized.shape, to=int(dtype))
+    add(
+        "Mul",
+        "weights",
+        ir.DataType.FLOAT,
+        quantized.shape,
+        edit.initializer(graph, f"{value.name}.scale", scale, taken),
+    )
+    if in_blocks:
+        shape = edit.initializer(graph, f"{value.name}.shape", np.array(array.shape, np.int64), taken)
+        add("Reshape", "rows", ir.DataType.FLOAT, array.shape, shape)
+    graph.insert_before(graph[0], added)
+    return result
+
+
+def _block(columns: int) -> int:
+    """The largest divisor of `columns` up to `BLOCK`; all columns where that is too small to pay for its scale."""
+    found = max(each for each in range(1, min(columns, BLOCK) + 1) if columns % each == 0)
+    return found if found >= BLOCK // 4 else columns
 
 
 def _drop_unread(graph: ir.Graph) -> None:

@@ -70,6 +70,22 @@ def test_recurrent_weights_are_int8(kind, gates, directions):
     np.testing.assert_allclose(run(result, x=x)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(
+    ("columns", "block"), [(64, 32), (100, 25), (48, 24), (40, 20), (31, 31), (37, 37), (22, 22), (74, 74)]
+)
+def test_a_large_weight_of_a_recurrent_layer_costs_its_block_alone(columns, block):
+    w = normal(1, 128, columns)
+    w[..., 0] = 100
+    text = "(float[5,n,c] x) => (float[5,d,n,32] y) { y = LSTM<hidden_size=32>(x, w, r) }"
+    found = model(text.replace("n,c", f"n,{columns}"), w=w, r=normal(1, 128, 32))
+    result, _ = quantize(found, QuantRecipe(), calibrate(found, [{"x": normal(5, 3, columns)}]))
+    layer = next(each for each in result.graph if each.op_type == "LSTM")
+    result.graph.outputs[0] = layer.inputs[1]
+    errors = np.abs(run(result, x=normal(5, 3, columns))[layer.inputs[1].name] - w).max(axis=(0, 1))
+    assert errors[:block].max() > 0.3 or block == columns
+    assert (errors[block:] < 0.02).all()
+
+
 def test_what_the_recipe_keeps_float_keeps_its_weights():
     found, x, c = model(BRANCHES, w=normal(40, 32), v=normal(32, 32)), normal(16, 40), np.array(True)
     table = calibrate(found, [{"x": x, "c": c}])
