@@ -1,4 +1,4 @@
-"""`zoo`, and `python -m zoo`: signals while the command is still being imported end it in order, too."""
+"""`zoo`, and `python -m zoo`: signals while modules are being imported end it in order, too."""
 
 import signal
 import sys
@@ -9,10 +9,29 @@ def main() -> None:
     try:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that clean-up runs
         from zoo import cli
+
+        cli.main()
     except KeyboardInterrupt:
+        _end(130)
+    except Exception as error:
+        _end(_signalled(error))
+        raise
+
+
+def _signalled(error: BaseException | None) -> int:
+    """The exit code that a signal asked for where an extension's import made another exception of it, else 0."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code == 143):
+            return 130 if isinstance(error, KeyboardInterrupt) else 143
+        error = error.__cause__ or error.__context__
+    return 0
+
+
+def _end(code: int) -> None:
+    if code == 130:
         print("zoo: interrupted", file=sys.stderr)
-        sys.exit(130)
-    cli.main()
+    if code:
+        sys.exit(code)
 
 
 if __name__ == "__main__":

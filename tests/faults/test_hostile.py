@@ -20,7 +20,7 @@ import zoo
 from pipelines.core import files, progress
 from pipelines.core.errors import RequestError, ZooError, plain
 from pipelines.models import hub, stages
-from zoo import cli
+from zoo import __main__, cli
 from zoo.wide_deep import data, sources
 
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -219,3 +219,20 @@ def test_a_log_without_rows_is_given_up_soon(tmp_path, capsys, monkeypatch):
     line = said(capsys, "run", "wide-deep-criteo", tmp_path / "rows.tsv.gz", "-o", "-", "--on-error", "skip")
     assert "unusable among the first" in line and "found 1 column" in line
     assert int(line.split("first ")[1].split(" ")[0].replace(",", "")) < 1_000_000
+
+
+@pytest.mark.parametrize(("end", "code"), [(SystemExit(143), 143), (KeyboardInterrupt(), 130)])
+def test_a_signal_that_an_import_makes_something_else_of(end, code, monkeypatch, capsys):
+    def interrupted():
+        raise ImportError("initialization failed") from end
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == code and "Traceback" not in capsys.readouterr().err
+
+
+def test_other_exceptions_stay_what_they_are(monkeypatch):
+    monkeypatch.setattr(cli, "main", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        __main__.main()
