@@ -54,7 +54,7 @@ class OnnxRuntimeSession:
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # errors come as exceptions
         if not machine.has_vnni():
             self._be_exact(options)
         if profile is not None:

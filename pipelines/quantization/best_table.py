@@ -16,7 +16,6 @@ Nothing here is timed, so that the same inputs give the same table.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from pipelines.core.batches import Batch, length
+from pipelines.core import machine
+from pipelines.core.batches import Batch, cut, length
 from pipelines.core.progress import progress
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.quantization import layers
@@ -33,7 +33,7 @@ from pipelines.quantization.calibrate import MEMORY, CalibrationTable, Observati
 from pipelines.quantization.channel_groups import outputs_first
 from pipelines.quantization.equalize_channels import channel_statistics
 from pipelines.quantization.function_ranges import clip_to_functions
-from pipelines.quantization.layerwise import sample_chunks
+from pipelines.quantization.layerwise import chunk_size, sample_chunks
 from pipelines.quantization.ptq import HELD_OUT, Factors, correct_table, equalized, search_equalization
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.range_search import before_softmax, relative_error, search_ranges
@@ -49,6 +49,7 @@ FLOAT_SHARE = 0.25  # of the multiplications of all layers, that may be left in 
 HELD_BACK = 3  # about one sample in so many is held back, up to HELD_OUT
 RANGED = 128  # samples that ranges are judged by
 MOST = 2**23  # elements of the graph's inputs that samples are held back for
+ROOM = 8_000_000  # bytes that the largest tensor may take, of the samples computed at once
 CHANCE = 1.0  # dB that an alternative must win: one sample near a decision makes as much in a few dozen
 PERFECT = 120.0  # dB, that of outputs without error
 SENSITIVE = 0.05  # dB that a layer left in float32 must win
@@ -65,14 +66,28 @@ class Judge:
 
     def __init__(self, model: ir.Model, samples: Sequence[Batch]) -> None:
         self._samples, exact = samples, _session(model)
-        self._exact = [reference_session.run(exact, batch) for batch in samples]
+        free = all(
+            (query.dimensions(each) or [0])[0] is None for each in model.graph.inputs if not each.is_initializer()
+        )
+        self._at_once = chunk_size(model, samples[0], ROOM) if free else 0
+        self._exact = [self._run(exact, batch) for batch in samples]
+
+    def _run(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
+        """The outputs for a batch, as few samples at once as keep within `ROOM`."""
+        parts = list(cut(batch, self._at_once)) if 0 < self._at_once < length(batch) else [batch]
+        found = [reference_session.run(session, part) for part in parts]
+        if any(
+            len(x) != length(part) for part, each in zip(parts, found, strict=True) for x in map(np.atleast_1d, each)
+        ):
+            return reference_session.run(session, batch)  # an output of another axis than the samples'
+        return [np.concatenate(each) for each in zip(*found, strict=True)] if len(parts) > 1 else found[0]
 
     def __call__(self, int8: ir.Model, batches: int | None = None) -> float:
         """The SQNR of `int8`; batches: on the first so many."""
-        gc.collect()  # graphs refer to themselves, and every one that is judged holds the weights
+        machine.trim()  # graphs refer to themselves, and every one that is judged holds the weights
         opened = _session(int8)
         results = [
-            (exact, reference_session.run(opened, batch))
+            (exact, self._run(opened, batch))
             for exact, batch in zip(self._exact[:batches], self._samples[:batches], strict=True)
         ]
         single = [each for batch, pair in zip(self._samples, results, strict=False) for each in _single(batch, *pair)]
@@ -81,7 +96,10 @@ class Judge:
 
 
 def _session(model: ir.Model) -> ort.InferenceSession:
-    return reference_session.session(before_softmax(model), "judging it needs")
+    options = reference_session.options()
+    options.add_session_config_entry("session.disable_prepacking", "1")  # which copies weights that layers share
+    options.enable_cpu_mem_arena = False
+    return reference_session.session(before_softmax(model), "judging it needs", options)
 
 
 def _single(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple[list[Array], list[Array]]]:
@@ -135,6 +153,7 @@ def best_table(
     if observation is None or factors:
         observation = observe(equalized(model, factors), samples, total, max_memory=max_memory)
     observation.require_samples()
+    observation.release()
     judging, fitting = hold_back(model, samples, observation.samples)
 
     score = Judge(model, judging)
@@ -146,6 +165,7 @@ def best_table(
     tables = _tables(model, recipe, observation, clip, factors, {})
     if smoothing:
         smoothed = observe(equalized(model, factors, smoothing), samples, total, max_memory=max_memory)
+        smoothed.release()
         tables += _tables(model, recipe, smoothed, clip, factors, smoothing)
     if recipe.search:
         first, scaled = tables[0], equalized(model, factors)
@@ -157,7 +177,7 @@ def best_table(
         best = _best_ranges(model, recipe, tables, samples, observation.samples)
     if not recipe.correct:
         return best
-    best, sqnr = _retreat(correct_table(model, recipe, best, fitting, seconds=seconds), tables, judge)
+    best, sqnr = _retreat(correct_table(model, recipe, best, fitting, seconds=seconds, room=ROOM), tables, judge)
     if sqnr < GOAL:
         best = leave_float(model, recipe, best, score, observation, sqnr)
     return best

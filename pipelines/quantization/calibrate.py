@@ -16,6 +16,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
+from pipelines.core import machine
 from pipelines.core.batches import Batch, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, write_text
@@ -287,6 +288,12 @@ class Observation:
                 advance(1)
         of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._input_digests.values())).hexdigest()
         return CalibrationTable(self._graph_digest, observer, self.samples, of_samples, tensors)
+
+    def release(self) -> None:
+        """Give back what only `feed` needs, the model and its sessions; no more samples can be fed."""
+        del self._model, self._shape_session, self._shared_weights
+        self._sessions.clear()
+        machine.trim()
 
     def require_samples(self) -> None:
         """Raise RequestError for no samples, or samples left over from the graph's batch size."""

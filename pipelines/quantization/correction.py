@@ -32,7 +32,7 @@ from pipelines.graph import edit, query
 from pipelines.quantization.bias import Bias
 from pipelines.quantization.calibrate import rounded_to_float32
 from pipelines.quantization.gptq import round_layer
-from pipelines.quantization.layerwise import LayerwiseRun, sample_chunks
+from pipelines.quantization.layerwise import ROOM, LayerwiseRun, sample_chunks
 from pipelines.quantization.weight_rounding import Weights, encode_rounding
 
 Array = NDArray[Any]
@@ -89,6 +89,7 @@ def correct_layers(
     *,
     weights: bool = True,
     seconds: float | None = None,
+    room: int = ROOM,
 ) -> tuple[ir.Model, CorrectionReport]:
     """A copy of `int8_model` with GPTQ weights and corrected biases, scales unchanged; and a report of every layer.
 
@@ -96,8 +97,8 @@ def correct_layers(
     first axis = samples}. These, and values that later layers read, lie on disk meanwhile: memory holds a few samples
     of one layer, however many there are, and the Gram matrix of its inputs. weights: False skips GPTQ, which is
     quicker. seconds: the time budget; layers that it does not suffice for, as far as those before them tell, are left
-    as they are, and a warning says so. None: no budget, so that the same inputs give the same model. Raises
-    RequestError for no samples, or such that do not fit the graph.
+    as they are, and a warning says so. None: no budget, so that the same inputs give the same model. room: see
+    `chunk_size`. Raises RequestError for no samples, or such that do not fit the graph.
     """
     begin, longest = time.monotonic(), 0.0
     result = int8_model.clone()
@@ -108,7 +109,7 @@ def correct_layers(
         exact = LayerwiseRun(_clipped(float_model, result), names, Path(folder))
         rounded = LayerwiseRun(result, names, Path(folder))
         count = 0
-        for batch in sample_chunks(float_model, samples, most=0):
+        for batch in sample_chunks(float_model, samples, 0, room):
             exact.feed(batch)
             rounded.feed(batch)
             count += length(batch)

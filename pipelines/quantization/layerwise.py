@@ -22,8 +22,9 @@ CHUNK = 8  # samples computed at once, where the largest tensor of so many takes
 ROOM = 40_000_000  # bytes
 
 
-def chunk_size(model: ir.Model, sample: Batch) -> int:
-    """`CHUNK`, or fewer samples where the largest float tensor of so many would take more than `ROOM`; at least 1.
+def chunk_size(model: ir.Model, sample: Batch, room: int = ROOM) -> int:
+    """`CHUNK`, or fewer samples where the largest float tensor of so many would take more than `room` bytes; at least
+    1.
 
     sample: inputs of the graph; the first of them is run.
     """
@@ -41,11 +42,12 @@ def chunk_size(model: ir.Model, sample: Batch) -> int:
     session = reference_session.session(copy, "its correction needs")
     one = {name: array[:1] for name, array in sample.items()}
     largest = 4 * max(int(size) for size in reference_session.run(session, one))
-    return min(CHUNK, max(ROOM // max(largest, 1), 1))
+    return min(CHUNK, max(room // max(largest, 1), 1))
 
 
-def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK) -> Iterator[Batch]:
-    """The samples in batches of `most`, or of the size that the graph fixes. most: 0 for what `chunk_size` says.
+def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK, room: int = ROOM) -> Iterator[Batch]:
+    """The samples in batches of `most`, or of the size that the graph fixes. most: 0 for what `chunk_size` says, by
+    `room`.
 
     As they come where the inputs share no such size. Raises RequestError for samples with other names than the inputs.
     """
@@ -61,7 +63,7 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK) 
             yield batch
             continue
         if size < 0 and length(batch):
-            size = most or chunk_size(model, batch)
+            size = most or chunk_size(model, batch, room)
         if rest and any(rest[0][name].shape[1:] != array.shape[1:] for name, array in batch.items()):
             if fixed < 0:  # no batch has samples of two shapes
                 yield rest[0]

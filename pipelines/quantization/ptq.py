@@ -21,7 +21,7 @@ from pipelines.graph import io
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
 from pipelines.quantization.correction import correct_layers
 from pipelines.quantization.equalize_channels import Channels, EqualizeChannels, channel_statistics, scale_channels
-from pipelines.quantization.layerwise import CHUNK, sample_chunks
+from pipelines.quantization.layerwise import CHUNK, ROOM, sample_chunks
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.range_search import output_sqnr, search_ranges
 from pipelines.quantization.recipe import QuantRecipe
@@ -80,11 +80,12 @@ def correct_table(
     samples: Iterable[Batch],
     *,
     seconds: float | None = None,
+    room: int = ROOM,
 ) -> CalibrationTable:
-    """`table` with the roundings (GPTQ) and bias corrections that `recipe` needs; see `make_table`."""
+    """`table` with the roundings (GPTQ) and bias corrections that `recipe` needs; see `make_table`, `chunk_size`."""
     int8, _ = quantize(model, recipe, replace(table, bias={}, rounding={}))
     scaled = equalized(model, table.equalization, table.smoothing)
-    _, report = correct_layers(scaled, int8, samples, seconds=seconds)
+    _, report = correct_layers(scaled, int8, samples, seconds=seconds, room=room)
     bias = {layer.name: layer.shift for layer in report.layers if layer.shift}
     rounding = {layer.name: layer.rounding for layer in report.layers if layer.rounding}
     return replace(table, bias=bias, rounding=rounding, recipe=recipe.to_json())

@@ -18,13 +18,20 @@ Factors = dict[str, tuple[float, ...]]  # {value: factor of each of its channels
 
 
 def smoothable(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
-    """{activation whose channels are last: the linear layers of constant weights that read it}, in graph order."""
+    """{activation whose channels are last: the linear layers of constant weights that read it}, in graph order.
+
+    None of layers whose weights layers of another activation share: each would need them scaled otherwise.
+    """
     found: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
         x = node.inputs[0] if node.op_type in LINEAR else None
         if x is not None and query.constant(x) is None and not why_not_linear(node):
             found.setdefault(x, []).append(node)
-    return found
+    return {
+        x: nodes
+        for x, nodes in found.items()
+        if all(reader in nodes for node in nodes if node.inputs[1] is not None for reader in node.inputs[1].consumers())
+    }
 
 
 def find_smoothing(model: ir.Model, statistics: Mapping[str, Channels]) -> Factors:

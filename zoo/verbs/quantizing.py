@@ -242,6 +242,7 @@ def _quantize_file(
     spare(target, model, *listed(calibration.data), table_path)
     require_report(report_path, target, model, *listed(calibration.data), table_path, samples=table_path is None)
     recipe = _changed(QuantRecipe(), changes)
+    machine.return_large_arrays()
     float_model, _ = rewritten(model)
     if table_path is not None:
         return _write_int8(float_model, recipe, CalibrationTable.load(table_path), target)
