@@ -250,14 +250,20 @@ def rewrite(model: str, output: str | None, as_json: bool) -> None:
     _show(verbs.rewrite(model, output), as_json)
 
 
+def one_or_list(values: tuple[str, ...]) -> str | list[str] | None:
+    """What an option that may be repeated gives: None, its one value, or all."""
+    return list(values) if len(values) > 1 else values[0] if values else None
+
+
 @cli.command()
 @click.argument("model")
 @click.option(
     "--data",
     "--calibration-data",
     "data",
-    default=None,
-    help="Raw input; .npz or a folder of images for an .onnx file. [default: samples kept by training]",
+    multiple=True,
+    help="Raw input; .npz, may be repeated, a folder of them or of images for an .onnx file. [default: samples kept by "
+    "training]",
 )
 @click.option(
     "-o", "--output", default=None, help="Where the table goes. [default: calibration.json of the model's folder]"
@@ -270,11 +276,11 @@ def rewrite(model: str, output: str | None, as_json: bool) -> None:
 )
 @max_memory
 @together(observer, correct, search, preprocess, on_error, as_json)
-def calibrate(model: str, data: str | None, output: str | None, as_json: bool, **options: Any) -> None:
+def calibrate(model: str, data: tuple[str, ...], output: str | None, as_json: bool, **options: Any) -> None:
     """Choose the activation ranges of MODEL or of an .onnx file."""
     from zoo import verbs
 
-    _show(verbs.calibrate(model, data, output, **options), as_json)
+    _show(verbs.calibrate(model, one_or_list(data), output, **options), as_json)
 
 
 @cli.command()
@@ -309,8 +315,7 @@ def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **op
     """Quantize MODEL or an .onnx file to int8."""
     from zoo import verbs
 
-    data = options.pop("calibration_data")
-    options["calibration_data"] = list(data) if len(data) > 1 else data[0] if data else None
+    options["calibration_data"] = one_or_list(options["calibration_data"])
     report = verbs.quantize(model, output, **options)
     summary = report.get("summary")
 
@@ -532,8 +537,8 @@ def tune(
     """Search for the quickest int8 form of MODEL or of an .onnx file that loses no more than allowed."""
     from zoo import verbs
 
-    data = [list(each) if len(each) > 1 else each[0] if each else None for each in (evaluation_data, calibration_data)]
-    report = verbs.tune(model, data[0], output, calibration_data=data[1], **options)
+    calibrating = one_or_list(calibration_data)
+    report = verbs.tune(model, one_or_list(evaluation_data), output, calibration_data=calibrating, **options)
 
     def show() -> None:
         rows = []

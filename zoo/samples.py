@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.analysis.judge import ArrayJudge, Judge
+from pipelines.analysis.judge import ArrayJudge, FeedJudge, Judge
 from pipelines.core import files
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError
@@ -254,51 +254,66 @@ def _misfit(ports: dict[str, Port], arrays: Batch, source: Any, label: bool = Fa
     return RequestError(f"{source} holds {found or 'nothing'}; wanted the graph's inputs, {wanted}{more}")
 
 
-def _samples_in_one(model: ir.Model, data: Any, label: bool = False) -> dict[str, NDArray[Any]]:
-    """All samples of a user's .npz files as one batch. Raises RequestError where they do not fit into one."""
-    feeds = _feeds(model, data, label)
-    if len(feeds) > 1 or not _batched(model):
-        raise RequestError(
-            f"the samples in {data} cannot be cut into batches, for their shapes differ or the first axis of the "
-            "graph's inputs is not that of samples; quantize takes such samples, evaluation does not"
-        )
-    return dict(feeds[0])
-
-
-def _evaluation(model: ir.Model, data: Any, preprocess: Model | None) -> tuple[dict[str, Any], NDArray[Any] | None]:
-    """Evaluation samples as arrays, and their labels, if there are any."""
+def _evaluation(model: ir.Model, data: Any, preprocess: Model | None) -> tuple[list[Batch], NDArray[Any] | None]:
+    """Evaluation samples as one batch, or as feeds (see `_feeds`), and the labels of one batch, if there are any."""
     if not is_image_folder(data):
-        arrays = _samples_in_one(model, data, label=True)
-        return arrays, arrays.pop(LABEL, None)
+        feeds = _feeds(model, data, label=True)
+        if len(feeds) == 1 and _batched(model):
+            arrays = dict(feeds[0])
+            labels = arrays.pop(LABEL, None)
+            return [arrays], labels
+        if any(LABEL in each for each in feeds):
+            raise RequestError(
+                f"the samples in {data} cannot be cut into batches, for their shapes differ or the first axis of the "
+                f"graph's inputs is not that of samples; such samples are judged without {LABEL}"
+            )
+        return feeds, None
     folder = Path(data)
     if not (folder / "labels.csv").is_file() and not any(each.is_dir() for each in folder.iterdir()):
-        return joined(list(samples_of(model, data, preprocess))), None
+        return [joined(list(samples_of(model, data, preprocess)))], None
     labelled = images.labelled(folder)
-    return joined(list(images.batches(labelled.paths, _spec(data, preprocess), _ports(model)))), labelled.labels
+    return [joined(list(images.batches(labelled.paths, _spec(data, preprocess), _ports(model))))], labelled.labels
 
 
 def judge_of(
     model: ir.Model, evaluation: Any, calibration: Any, batch_size: int, preprocess: Model | None = None
 ) -> tuple[Judge, Samples]:
     """Judge and calibration samples for an ONNX file."""
-    arrays, labels = _evaluation(model, evaluation, preprocess)
-    fixed = fixed_batch(model)
+    found, labels = _evaluation(model, evaluation, preprocess)
+    if len(found) > 1 or not _batched(model):
+        return _judge_of_feeds(model, found, calibration)
+    arrays, fixed = found[0], fixed_batch(model)
     size = fixed or batch_size
     if calibration is None:
-        logger.warning(
-            "no calibration data: every fifth evaluation sample is used for calibration, the others for the evaluation"
-        )
+        logger.warning(NO_CALIBRATION)
         chosen = np.arange(length(arrays)) % FIFTH == 0
         calibrating = {name: array[chosen] for name, array in arrays.items()}
         arrays = {name: array[~chosen] for name, array in arrays.items()}
         labels = None if labels is None else labels[~chosen]
         samples = _in_memory(calibrating, fixed)
-    elif is_image_folder(calibration) or not _batched(model):
+    elif is_image_folder(calibration) or len(feeds := _feeds(model, calibration)) > 1:
         samples = samples_of(model, calibration, preprocess)
     else:
-        samples = _in_memory(_samples_in_one(model, calibration), fixed)
+        samples = _in_memory(feeds[0], fixed)
     arrays = _whole_batches(arrays, size)
     return ArrayJudge(arrays, None if labels is None else labels[: length(arrays)], size), samples
+
+
+NO_CALIBRATION = (
+    "no calibration data: every fifth evaluation sample is used for calibration, the others for the evaluation"
+)
+
+
+def _judge_of_feeds(model: ir.Model, feeds: list[Batch], calibration: Any) -> tuple[Judge, Samples]:
+    """`judge_of` for feeds that are run one at a time."""
+    if calibration is not None:
+        return FeedJudge(feeds), samples_of(model, calibration)
+    if len(feeds) < 2:
+        raise RequestError("found one sample; to calibrate on some and judge by others give 2 or more")
+    logger.warning(NO_CALIBRATION)
+    calibrating = feeds[::FIFTH]
+    judging = [each for at, each in enumerate(feeds) if at % FIFTH]
+    return FeedJudge(judging), Samples(lambda: calibrating, sum(map(length, calibrating)))
 
 
 def _in_memory(arrays: Batch, fixed: int | None) -> Samples:
@@ -315,7 +330,7 @@ def _whole_batches(arrays: Batch, size: int) -> dict[str, Any]:
     return {name: array[: count - count % size] for name, array in arrays.items()}
 
 
-def _read_once(path: Any, batch_size: int = 256) -> Samples:
+def read_once(path: Any, batch_size: int = 256) -> Samples:
     """All of an .npz, read once."""
     stream, total = stages.read_npz(path, batch_size)
     batches = list(stream)
@@ -335,19 +350,25 @@ def raw_samples(
             raise RequestError(
                 f"{folder.card.name} has no samples of its training data; calibrate on yours with {option} FILE"
             )
-        return _read_once(folder.ensure(stages.SAMPLES))
+        return read_once(folder.ensure(stages.SAMPLES))
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
     batch = opened.calibration(data, count or opened.CALIBRATION, on_error)
     return Samples(lambda: [batch], length(batch))
 
 
 def examples_of(model: ir.Model, data: Model | None, sizes: Sequence[int]) -> list[Batch]:
-    """A batch of every size for an ONNX file: of the data, repeated where it is short, or of zeros."""
+    """A batch of every size for an ONNX file: of the data, repeated where it is short, or of zeros.
+
+    Where its inputs share no axis of samples, the first feed of the data alone; where shapes differ, the first shape.
+    """
     inputs = {str(each.name): each for each in model.graph.inputs if each.name not in model.graph.initializers}
     fixed = fixed_batch(model)
     sizes = [fixed] if fixed else sizes
     if data is not None:
-        arrays = _samples_in_one(model, data)
+        feeds = _feeds(model, data)
+        if not _batched(model):
+            return [dict(feeds[0])]
+        arrays = feeds[0]
         return [{name: np.resize(arrays[name], (size, *arrays[name].shape[1:])) for name in arrays} for size in sizes]
     ports = {}
     for name, each in inputs.items():

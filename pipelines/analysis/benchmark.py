@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.core.batches import Batch, length
+from pipelines.core.batches import Batch, length, share_axis
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
 from pipelines.engines.catalog import load
@@ -147,13 +147,15 @@ def memory_mb(configuration: Configuration, batch: Batch, threads: int) -> float
     """Peak resident memory, in MB (10^6 bytes), of a fresh process that loads the model and runs a batch of zeros of
     the same shapes.
 
-    With an opener the batch itself: to a pipeline zeros may be nothing to compute.
+    The batch itself with an opener, for to a pipeline zeros may be nothing to compute, and where its arrays share no
+    axis of samples: a graph may not take a state or a rate of zero.
     """
+    itself = configuration.opener or not share_axis(batch)
     zeros = {name: np.zeros(array.shape, array.dtype) for name, array in batch.items()}
     everywhere = sorted(os.sched_getaffinity(0))
     what = f"measuring the memory of {configuration.path}"
     with (
-        _saved(batch if configuration.opener else zeros) as saved,
+        _saved(batch if itself else zeros) as saved,
         _workers(what, configuration, saved, length(batch), threads, [everywhere]) as (worker,),
     ):
         return round(float(worker.opened["peak_mb"]), 1)
@@ -382,6 +384,8 @@ def _serve() -> None:
 def _batches(request: dict[str, Any]) -> list[Batch]:
     rows = {name: np.load(path) for name, path in request["inputs"].items()}
     count, size = length(rows), request["batch_size"]
+    if not share_axis(rows):
+        return [rows]
     rows = {name: np.roll(array, -int(request["begin"] * count), axis=0) for name, array in rows.items()}
     return [
         {name: array[start : start + size] for name, array in rows.items()}

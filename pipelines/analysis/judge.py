@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -91,6 +91,30 @@ class ArrayJudge:
             deadline.check()
             outputs.append(session.run({name: np.ascontiguousarray(array) for name, array in batch.items()}))
         return joined(outputs)
+
+
+class FeedJudge(ArrayJudge):
+    """Judge by feeds as the graph takes them, each run for itself: of a graph whose inputs share no axis of samples, or
+    of samples of several shapes. Without labels, see `ArrayJudge`; outputs of several shapes count value by value.
+    """
+
+    def __init__(self, feeds: Sequence[Batch]) -> None:
+        self._feeds, self._labels, self._fp32 = feeds, None, {}
+        self.metric = "agreement"
+        self.digest = hashlib.sha256("".join(map(_digest, feeds)).encode()).hexdigest()
+        self.example = feeds[0]
+
+    def _run(self, session: Runnable) -> dict[str, NDArray[Any]]:
+        outputs = []
+        for feed in self._feeds:
+            deadline.check()
+            outputs.append(session.run({name: np.ascontiguousarray(array) for name, array in feed.items()}))
+        found = {}
+        for name in outputs[0]:
+            each = [output[name] for output in outputs]
+            alike = len({x.shape[1:] for x in each if x.ndim}) == 1 and all(x.ndim for x in each)
+            found[name] = np.concatenate(each if alike else [np.ravel(x) for x in each])
+        return found
 
 
 def _digest(arrays: Batch) -> str:

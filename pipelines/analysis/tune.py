@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from pipelines.analysis import report, report_html
 from pipelines.analysis.judge import Judge, Unjudged
 from pipelines.core import deadline, files, machine
-from pipelines.core.batches import Batch, cut, joined, length
+from pipelines.core.batches import Batch, cut, joined, length, share_axis
 from pipelines.core.deadline import TimeIsUp
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
@@ -590,9 +590,13 @@ def _structure(model: ir.Model, symmetric: bool) -> str:
 
 
 def _first(samples: Iterable[Batch], count: int) -> dict[str, NDArray[Any]]:
-    """The first `count` samples as one batch."""
+    """The first `count` samples as one batch; the first batch alone where others do not fit behind it."""
     parts: list[Batch] = []
     for batch in samples:
+        if not share_axis(batch):
+            return dict(parts[0] if parts else batch)
+        if parts and any(array.shape[1:] != parts[0][name].shape[1:] for name, array in batch.items()):
+            break
         parts.append(batch)
         if sum(map(length, parts)) >= count:
             break

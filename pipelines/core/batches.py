@@ -34,6 +34,11 @@ def length(batch: Batch) -> int:
     return next((len(array) for array in batch.values() if array.ndim), 1)
 
 
+def share_axis(batch: Batch) -> bool:
+    """Whether the first axis of all arrays may be that of samples: each has one, all as long."""
+    return all(array.ndim for array in batch.values()) and len({len(array) for array in batch.values()}) < 2
+
+
 def cut(batch: Batch, size: int) -> Iterator[dict[str, NDArray[Any]]]:
     """The samples in order, `size` at a time and the last ones fewer, as views."""
     for start in range(0, length(batch), size):

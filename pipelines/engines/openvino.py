@@ -162,11 +162,12 @@ class OpenVinoSession:
         """What runs the file as others open it, its shapes free and nothing else changed; None where no shape is free
         or nothing is int8. Raises ZooError, when run, for what OpenVINO refuses.
         """
-        network = self._core.read_model(self._model)
+        core = library().Core()  # its own: after two models of one, later runs of the first crashed (2026.4)
+        network = core.read_model(self._model)
         if not network.is_dynamic() or not any(op.get_type_name() == "FakeQuantize" for op in network.get_ops()):
             return None
         try:
-            compiled = self._core.compile_model(network, "CPU", self._options())
+            compiled = core.compile_model(network, "CPU", self._options())
         except RuntimeError as error:
             raise ZooError(f"openvino cannot compile {self.path} as it is: {brief(error)}") from error
 

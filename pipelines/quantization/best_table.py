@@ -152,8 +152,9 @@ def best_table(
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
     if observation is None or factors:
         observation = observe(equalized(model, factors), samples, total, max_memory=max_memory)
+        observation.require_samples()
+        observation.release()
     observation.require_samples()
-    observation.release()
     judging, fitting = hold_back(model, samples, observation.samples)
 
     score = Judge(model, judging)

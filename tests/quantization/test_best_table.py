@@ -46,8 +46,8 @@ def test_few_samples_are_held_back_where_they_are_large(monkeypatch):
 def spoiled(which):
     """`correct_table` whose corrections are far off."""
 
-    def correct(float_model, recipe, table, batches, seconds):
-        found = correct_table(float_model, recipe, table, batches, seconds=seconds)
+    def correct(float_model, recipe, table, batches, seconds, room):
+        found = correct_table(float_model, recipe, table, batches, seconds=seconds, room=room)
         bias = {name: tuple(each + 3 for each in shift) for name, shift in {"h": (0.0,) * 16, **found.bias}.items()}
         rounding = dict.fromkeys(found.rounding, next(iter(found.rounding.values())))
         return replace(found, bias=bias if "bias" in which else found.bias, rounding=rounding | found.rounding)
@@ -62,7 +62,7 @@ def test_a_correction_that_loses_is_left_out(monkeypatch):
     other = samples(64, 5)
     sqnr = output_sqnr(mlp(), quantize(mlp(), QuantRecipe(), table)[0], other)
     bad = make_table(mlp(), QuantRecipe(correct=False), samples())
-    bad = spoiled("bias")(mlp(), QuantRecipe(), bad, samples(), None)
+    bad = spoiled("bias")(mlp(), QuantRecipe(), bad, samples(), None, module.ROOM)
     assert sqnr > output_sqnr(mlp(), quantize(mlp(), QuantRecipe(), bad)[0], other) + 10
 
 

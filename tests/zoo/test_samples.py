@@ -434,8 +434,42 @@ def test_files_of_one_shape_are_joined_and_of_others_kept_apart(tmp_path: Path) 
     paths = [tmp_path / f"{i}.npz" for i in range(3)]
     assert [each["x"].shape for each in samples.samples_of(net, paths[:2])] == [(5, 4)]
     assert [each["x"].shape for each in samples.samples_of(net, paths)] == [(2, 4), (3, 4), (2, 5)]
-    with pytest.raises(RequestError, match="cannot be cut into batches, for their shapes differ"):
+    judge, calibrating = samples.judge_of(net, paths, None, 1)
+    assert [each["x"].shape for each in calibrating] == [(2, 4)]
+    assert judge.example["x"].shape == (3, 4) and judge(Twice(1), Twice(1.5)).drop == pytest.approx(0.5)
+    assert [each["x"].shape for each in samples.examples_of(net, paths, [1, 3])] == [(1, 4), (3, 4)]
+    np.savez(tmp_path / "2.npz", x=np.ones((2, 5), np.float32), label=np.zeros(2))
+    with pytest.raises(RequestError, match="cannot be cut into batches, .* such samples are judged without label"):
         samples.judge_of(net, paths, None, 1)
+
+
+class Twice:
+    """A session that multiplies, and says what shapes it saw."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def run(self, batch):
+        return {"y": batch["x"] * self.factor, "state": np.float32(self.factor)}
+
+
+def test_stateful_graphs_are_judged_and_timed_feed_by_feed(tmp_path: Path) -> None:
+    for i, (count, width) in enumerate([(1, 7), (3, 9), (2, 7)]):
+        np.savez(
+            tmp_path / f"{i}.npz",
+            x=np.ones((count, width), np.float32),
+            state=np.zeros((2, count, 3), np.float32),
+            rate=np.array(16000),
+        )
+    judge, calibrating = samples.judge_of(stateful(), tmp_path, None, 1)
+    assert [each["x"].shape for each in calibrating] == [(1, 7)] and judge.example["x"].shape == (3, 9)
+    verdict = judge(Twice(1), Twice(1.1))
+    assert verdict.drop == pytest.approx(0.1) and verdict.sqnr_db == pytest.approx(20, abs=0.1)
+    judge, calibrating = samples.judge_of(stateful(), tmp_path, tmp_path / "1.npz", 1)
+    assert [each["x"].shape for each in calibrating] == [(3, 9)] and judge.example["x"].shape == (1, 7)
+    assert [each["state"].shape for each in samples.examples_of(stateful(), tmp_path, [1, 4])] == [(2, 1, 3)]
+    with pytest.raises(RequestError, match="found one sample"):
+        samples.judge_of(stateful(), tmp_path / "1.npz", None, 1)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from pipelines.engines import catalog
 from pipelines.engines.plan import Candidate
 from pipelines.engines.plan import build as build_plan
 from pipelines.engines.session import BF16
-from pipelines.engines.stock import available, computes, require_precision
+from pipelines.engines.stock import available, computes, open_session, require_precision
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.models import stages
@@ -193,6 +193,8 @@ def _benchmark_files(
     labels = [Path(each).name for each in paths]
     labels = labels if len(set(labels)) == len(labels) else [str(each) for each in paths]
     pairs = list(zip(labels, paths, strict=True))
+    if engines is None:
+        names = _that_run(names, paths, batches[0], threads)
     configurations = [Configuration(engine, label, Path(path)) for label, path in pairs for engine in names]
     sizes = {label: Path(path).stat().st_size for label, path in pairs}
     cores = pinned(instances, threads) if instances > 1 else []
@@ -215,6 +217,23 @@ def _benchmark_files(
         "results": results,
         "environment": environment,
     }
+
+
+def _that_run(engines: Sequence[str], paths: Sequence[Model], batch: Batch, threads: int) -> list[str]:
+    """The engines that run all files; the others are named in the log. Raises ZooError where none does."""
+    found, problems = [], []
+    for engine in engines:
+        try:
+            for path in paths:
+                open_session(path, engine, threads).run(batch)
+        except ZooError as error:
+            problems.append(str(error))
+            logger.warning("the engine %s is left out: %s", engine, error)
+        else:
+            found.append(engine)
+    if not found:
+        raise ZooError(f"no engine runs {', '.join(map(str, paths))}: {'; '.join(problems)}")
+    return found
 
 
 def _not_a_file(path: Model) -> bool:

@@ -28,7 +28,7 @@ from pipelines.graph import io, reference_session
 from pipelines.models import stages
 from pipelines.models.pipeline import Predictor
 from pipelines.models.stages import ModelFolder
-from pipelines.quantization.best_table import best_table
+from pipelines.quantization.best_table import best_table, hold_back
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable
 from pipelines.quantization.correction import SECONDS
 from pipelines.quantization.ptq import make_table
@@ -39,7 +39,7 @@ from pipelines.rewrites import driver
 from pipelines.rewrites.driver import RewriteReport
 from pipelines.rewrites.shared import SHARED
 from zoo.paths import Model, is_file, listed, require_report, required, spare, used
-from zoo.samples import Samples, judge_of, raw_samples, samples_of
+from zoo.samples import Samples, judge_of, raw_samples, read_once, samples_of
 from zoo.verbs.models import run_stage
 
 PERCENT = ("bleu", "chrf")  # metrics from 0 to 100
@@ -145,6 +145,8 @@ def _calibrate_folder(
 ) -> tuple[CalibrationTable, Path]:
     """Calibrate a zoo model; returns the table and where it is."""
     name, data = folder.card.name, calibration.data
+    if isinstance(data, list):
+        raise RequestError(f"found {len(data)} x --data; {name} is calibrated on one file or folder")
     if output is None and folder.given("calibration.json"):
         raise RequestError(
             f"{name} ships its calibration table, which stays as it is; make yours elsewhere with --data FILE -o FILE"
@@ -273,7 +275,7 @@ def _quantize_folder(
         spare(output, *used(folder), table_path)
         float_model = io.load(folder.ensure("rewritten.onnx"))
         table = CalibrationTable.load(table_path or folder.ensure("calibration.json"))
-        samples = stages.read_npz(kept)[0] if report_path is not None else ()
+        samples = read_once(kept) if report_path is not None else ()
         return _write_int8(float_model, recipe, table, Path(output), report_path, samples)
     if table_path is not None:
         raise RequestError("a table given by --table is used once; say where to write the result with -o FILE")
@@ -293,14 +295,18 @@ def _write_int8(
     table: CalibrationTable,
     path: Path,
     report_path: Model | None = None,
-    samples: Iterable[Batch] = (),
+    samples: Samples | tuple[()] = (),
 ) -> dict[str, Any]:
-    """Quantize by a table to `path`; with a report_path also explain the model on `samples`."""
+    """Quantize by a table to `path`; with a report_path also explain the model on `samples`.
+
+    The summary is of those of `samples` that no correction was fitted to.
+    """
     int8, quantized = quantize_model(float_model, recipe, table)
     io.save(int8, path)
     if report_path is not None:
         write_report(report_path, float_model, int8, quantized, table, samples)
-    summary = _summary(float_model, int8, quantized, table, samples)
+    held_back = hold_back(float_model, samples, table.samples)[0] if samples else ()
+    summary = _summary(float_model, int8, quantized, table, held_back)
     return {**quantized.to_json(), "path": str(path), "bytes": path.stat().st_size, "summary": summary}
 
 
