@@ -22,6 +22,7 @@ SKETCH = 4096  # smallest hashes kept to estimate how many values there are: an 
 SAMPLE = 100_000  # numbers kept for means and quantiles, evenly drawn
 QUANTILES = 33
 LONGEST = 50  # items of a list that are read, at most
+STRAY = 0.01  # of a column of numbers that may be something else, which counts as missing
 SEPARATORS = (LIST, ";", ",", " ")
 MOST_BUCKETS = 2**22
 SKEWED = 10.0  # how many times the 99th percentile is beyond the median's distance from the minimum
@@ -30,6 +31,7 @@ _IDENTITY = re.compile(
 )
 _TIME = re.compile(r"(^|[_\W])(time|timestamp|datetime|date|ts|at|when)($|[_\W])", re.IGNORECASE)
 _WEIGHT = re.compile(r"^(sample_?)?weights?$", re.IGNORECASE)
+_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _ISO = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?$"
 
 
@@ -89,7 +91,8 @@ class _Seen:
     def __init__(self, name: str) -> None:
         self.name, self.count, self.missing = name, 0, 0
         self.distinct = _Distinct()
-        self.numeric = self.whole = self.dated = True
+        self.whole = self.dated = True
+        self.parsed = self.unparsed = 0  # values that are numbers, and others
         self.numbers = np.empty(0)
         self.minimum, self.maximum = np.inf, -np.inf
         self._stride, self._skip = 1, 0
@@ -105,26 +108,29 @@ class _Seen:
         if not len(texts):
             return
         self.distinct.add(texts)
-        self.numeric = self.numeric and self._add_numbers(texts)
+        numbers = texts.filter(pc.match_substring_regex(texts, _NUMBER))
+        self.parsed, self.unparsed = self.parsed + len(numbers), self.unparsed + len(texts) - len(numbers)
+        self._add_numbers(numbers.cast(pa.float64()).to_numpy(zero_copy_only=False))
         self.dated = self.dated and bool(pc.all(pc.match_substring_regex(texts, _ISO)).as_py())
         if not self.numeric:
             for each in list(self.items):
                 self._add_items(texts, each)
 
-    def _add_numbers(self, texts: pa.Array) -> bool:
-        try:
-            numbers = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        except pa.ArrowInvalid:
-            return False
+    @property
+    def numeric(self) -> bool:
+        """Whether the values are numbers, up to `STRAY` of them."""
+        return self.parsed > 0 and self.unparsed <= STRAY * (self.parsed + self.unparsed)
+
+    def _add_numbers(self, numbers: NDArray[np.float64]) -> None:
         numbers = numbers[np.isfinite(numbers)]
-        if len(numbers):
-            self.whole = self.whole and bool((numbers == np.rint(numbers)).all())
-            self.minimum, self.maximum = min(self.minimum, numbers.min()), max(self.maximum, numbers.max())
-            self.numbers = np.concatenate([self.numbers, numbers[self._skip :: self._stride]])
-            self._skip = (self._skip - len(numbers)) % self._stride
-            while len(self.numbers) > 2 * SAMPLE:
-                self.numbers, self._stride = self.numbers[::2], 2 * self._stride
-        return True
+        if not len(numbers):
+            return
+        self.whole = self.whole and bool((numbers == np.rint(numbers)).all())
+        self.minimum, self.maximum = min(self.minimum, numbers.min()), max(self.maximum, numbers.max())
+        self.numbers = np.concatenate([self.numbers, numbers[self._skip :: self._stride]])
+        self._skip = (self._skip - len(numbers)) % self._stride
+        while len(self.numbers) > 2 * SAMPLE:
+            self.numbers, self._stride = self.numbers[::2], 2 * self._stride
 
     def _add_items(self, texts: pa.Array, separator: str) -> None:
         lists = pc.split_pattern(texts, separator)
@@ -182,11 +188,12 @@ def _column(seen: _Seen, is_label: bool) -> Column:
         return Column(kind="ignored", why="one value in all rows", **common)
     if unit := _unit(seen):
         return Column(kind="timestamp", unit=unit, why=_TIMES[unit], **common)
-    if seen.numeric and _WEIGHT.match(seen.name) and seen.minimum >= 0:
+    if seen.numeric and not seen.unparsed and _WEIGHT.match(seen.name) and seen.minimum >= 0:
         return Column(kind="weight", why="its name, and no value below 0", **common)
-    if seen.numeric and not (seen.whole and _IDENTITY.search(seen.name)):
+    if seen.numeric and len(seen.numbers) and not (seen.whole and _IDENTITY.search(seen.name)):
         encoding, why = _encoding_of_numbers(seen)
-        return Column(kind="number", encoding=encoding, why=why, **common)
+        stray = f"; {seen.unparsed:,} values that are no numbers count as missing" if seen.unparsed else ""
+        return Column(kind="number", encoding=encoding, why=why + stray, **common)
     if not seen.numeric and (separator := _separator(seen)):
         return _list_column(seen, separator, common)
     encoding, why = _encoding_of_categories(seen.distinct)
@@ -205,7 +212,7 @@ def _unit(seen: _Seen) -> str:
     """The unit of a timestamp, "" for no timestamp."""
     if seen.dated and not seen.numeric:
         return "text"
-    if not (seen.numeric and seen.whole and _TIME.search(seen.name)):
+    if seen.unparsed or not (seen.numeric and seen.whole and _TIME.search(seen.name)):
         return ""
     if seen.minimum >= 3e8 and seen.maximum < 1e10:
         return "s"

@@ -119,6 +119,14 @@ def test_many_values_are_hashed_and_counted_about_right(tmp_path, monkeypatch):
     assert column.encoding == {"type": "hash", "buckets": 65_536}
 
 
+def test_a_few_values_that_are_no_numbers_count_as_missing(tmp_path):
+    found = [{"label": i % 2, "year": 1900 + i % 90 if i % 200 else "unknown"} for i in range(1000)]
+    column = infer(open_log(write_csv(tmp_path / "log.csv", found))).columns[1]
+    assert column.kind == "number" and column.why.endswith("5 values that are no numbers count as missing")
+    found = [{"label": i % 2, "year": 1900 + i % 90 if i % 20 else "unknown"} for i in range(1000)]
+    assert infer(open_log(write_csv(tmp_path / "log.csv", found))).columns[1].kind == "category"
+
+
 def test_batches_change_nothing(log, monkeypatch):
     whole = infer(open_log(log))
     monkeypatch.setattr("zoo.clicks.logs.BLOCK", 4096)
