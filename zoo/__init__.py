@@ -39,6 +39,7 @@ BUILT_IN = {
     "transformer-mt": "zoo.transformer_mt:ENTRY",
 }
 VERBS = (
+    "schema",
     "info",
     "download",
     "run",

@@ -240,6 +240,26 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
 
 
 @cli.command()
+@click.argument("log")
+@click.option("-o", "--output", default=None, help="Where the schema goes, as JSON; else it is only shown.")
+@click.option("--label", default=None, metavar="COLUMN", help="What is predicted: a column of 0 and 1.")
+@click.option("--delimiter", default=None, metavar="CHARACTER", help="Between the columns of CSV. [default: found]")
+@as_json
+def schema(log: str, output: str | None, label: str | None, delimiter: str | None, as_json: bool) -> None:
+    """What the columns of a click LOG are: numbers, categories, lists, the label, how each is encoded, and why.
+
+    LOG is CSV or TSV with a header, JSON lines (also .gz) or Parquet. The JSON that -o writes can be edited.
+    """
+    from zoo import verbs
+    from zoo.clicks.schema import COLUMNS
+
+    report = verbs.schema(log, output, label=label, delimiter=delimiter)
+    _print(report["schema"], as_json, lambda: _table(COLUMNS, report["table"]))
+    if output is not None and not as_json:
+        click.echo(report["path"])
+
+
+@cli.command()
 @click.argument("model")
 @click.option("-o", "--output", default=None, help="Where the result goes, for an .onnx file.")
 @as_json

@@ -2,6 +2,7 @@
 that a verb wrote.
 """
 
+from zoo.verbs.logs import schema
 from zoo.verbs.measuring import benchmark, evaluate, plan
 from zoo.verbs.models import build, doctor, download, info, run
 from zoo.verbs.quantizing import calibrate, quantize, rewrite, tune
@@ -21,6 +22,7 @@ __all__ = [
     "quantize",
     "rewrite",
     "run",
+    "schema",
     "train",
     "tune",
 ]

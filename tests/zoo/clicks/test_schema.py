@@ -1,0 +1,234 @@
+"""Schemas of click logs: read, inferred, checked, edited."""
+
+import csv
+import gzip
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.core.errors import RequestError
+from zoo import cli
+from zoo.clicks import infer as module
+from zoo.clicks.infer import infer
+from zoo.clicks.logs import open_log
+from zoo.clicks.schema import JSON_SCHEMA, Schema
+
+GENRES = ["Drama", "Comedy", 'Sci-Fi, "hard"', "Noël", "Krimi"]
+
+
+def rows(count=2000, seed=0):
+    """A log with ugly columns: quotes, unicode, empty lists, missing values."""
+    draw = random.Random(seed)
+    for at in range(count):
+        yield {
+            "clicked": draw.randint(0, 1),
+            "timestamp": 874_724_710 + 13 * at,
+            "user_id": draw.randint(1, 300),
+            "price, EUR": "" if draw.random() < 0.1 else round(draw.lognormvariate(2, 2), 2),
+            "age": draw.randint(7, 73),
+            "occupation": draw.choice(["writer", "Künstler", "", "NA"]),
+            "genres": "|".join(draw.sample(GENRES, draw.randint(0, 3))),
+            "history": " ".join(str(draw.randint(1, 40)) for _ in range(draw.randint(0, 9))),
+            "nothing": "",
+            "same": "x",
+        }
+
+
+def write_csv(path, found, delimiter=","):
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(found[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(found)
+    return path
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return write_csv(tmp_path_factory.mktemp("log") / "log.csv", list(rows()))
+
+
+def test_kinds_encodings_and_counts(log):
+    schema = infer(open_log(log))
+    found = {each.name: each for each in schema.columns}
+    assert schema.rows == 2000 and list(found) == list(next(rows()))
+    kinds = {name: each.kind for name, each in found.items()}
+    assert kinds == {
+        "clicked": "label",
+        "timestamp": "timestamp",
+        "user_id": "category",
+        "price, EUR": "number",
+        "age": "number",
+        "occupation": "category",
+        "genres": "categories",
+        "history": "categories",
+        "nothing": "ignored",
+        "same": "ignored",
+    }
+    truth = list(rows())
+    assert found["timestamp"].unit == "s" and found["user_id"].distinct == len({each["user_id"] for each in truth})
+    assert found["price, EUR"].encoding["type"] == "log1p"
+    assert found["price, EUR"].missing == sum(each["price, EUR"] == "" for each in truth)
+    ages = np.array([each["age"] for each in truth])
+    assert found["age"].encoding == {
+        "type": "standard",
+        "mean": pytest.approx(ages.mean()),
+        "deviation": pytest.approx(ages.std()),
+    }
+    assert found["occupation"].missing == sum(each["occupation"] in ("", "NA") for each in truth)
+    assert sorted(found["genres"].encoding["values"]) == sorted(GENRES)
+    assert found["genres"].separator == "|" and found["genres"].length == 3 and found["genres"].pooling == "mean"
+    assert found["history"].separator == " " and found["history"].length == 9 and found["history"].distinct == 40
+
+
+@pytest.mark.parametrize("name", ["log.tsv", "log.csv.gz", "log;.csv", "log.jsonl", "log.jsonl.gz", "log.parquet"])
+def test_every_form_of_a_log_gives_the_same_schema(log, tmp_path, name):
+    found, path = list(rows()), tmp_path / name
+    if "json" in name:
+        lists = [each | {"genres": each["genres"].split("|") if each["genres"] else []} for each in found]
+        text = "\n".join(json.dumps(each, ensure_ascii=False) for each in lists) + "\n"
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    elif name.endswith("parquet"):
+        lists = [each["genres"].split("|") if each["genres"] else [] for each in found]
+        columns = {key: [str(each[key]) for each in found] for key in found[0]}
+        pq.write_table(pa.table(columns | {"genres": lists, "age": [each["age"] for each in found]}), path)
+    else:
+        write_csv(path, found, {"tsv": "\t", "log;.csv": ";"}.get(name if ";" in name else path.suffix[1:], ","))
+    schema, wanted = infer(open_log(path)), infer(open_log(log))
+    for each, other in zip(schema.columns, wanted.columns, strict=True):
+        assert (each.name, each.kind, each.distinct, each.missing) == (
+            other.name,
+            other.kind,
+            other.distinct,
+            other.missing,
+        )
+        assert each.encoding == other.encoding
+
+
+def test_many_values_are_hashed_and_counted_about_right(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "VOCABULARY", 100)
+    found = [{"label": i % 2, "item": f"item {i % 30_000}"} for i in range(60_000)]
+    column = infer(open_log(write_csv(tmp_path / "log.csv", found))).columns[1]
+    assert column.distinct == pytest.approx(30_000, rel=0.06)
+    assert column.encoding == {"type": "hash", "buckets": 65_536}
+
+
+def test_a_few_values_that_are_no_numbers_count_as_missing(tmp_path):
+    found = [{"label": i % 2, "year": 1900 + i % 90 if i % 200 else "unknown"} for i in range(1000)]
+    column = infer(open_log(write_csv(tmp_path / "log.csv", found))).columns[1]
+    assert column.kind == "number" and column.why.endswith("5 values that are no numbers count as missing")
+    found = [{"label": i % 2, "year": 1900 + i % 90 if i % 20 else "unknown"} for i in range(1000)]
+    assert infer(open_log(write_csv(tmp_path / "log.csv", found))).columns[1].kind == "category"
+
+
+def test_batches_change_nothing(log, monkeypatch):
+    whole = infer(open_log(log))
+    monkeypatch.setattr("zoo.clicks.logs.BLOCK", 4096)
+    assert infer(open_log(log)) == whole
+
+
+def test_a_schema_comes_back_from_its_file(log, tmp_path):
+    schema = infer(open_log(log))
+    assert Schema.load(schema.save(tmp_path / "schema.json")) == schema
+    assert JSON_SCHEMA["properties"]["columns"]["items"]["properties"].keys() >= {"name", "kind", "encoding"}
+
+
+def test_all_faults_are_named_at_once(tmp_path):
+    value = {
+        "rows": -1,
+        "columns": [{"name": "a", "kind": "nummer"}, {"kind": "label"}, {"name": "c", "kind": "label", "colour": 1}],
+    }
+    (tmp_path / "form.json").write_text(json.dumps(value))
+    with pytest.raises(RequestError) as caught:
+        Schema.load(tmp_path / "form.json")
+    text = str(caught.value)
+    assert "has 4 faults" in text and "column a kind: 'nummer'" in text and "column number 2: 'name'" in text
+    assert "rows: -1" in text and "column c: " in text
+    columns = [
+        {"name": "a", "kind": "label"},
+        {"name": "b", "kind": "label"},
+        {"name": "x", "kind": "number", "encoding": {"type": "hash", "buckets": 9}},
+        {"name": "x", "kind": "category", "encoding": {"type": "hash"}},
+        {"name": "l", "kind": "categories", "encoding": {"type": "vocabulary", "values": ["u"]}},
+        {"name": "m", "kind": "number", "encoding": {"type": "min-max", "minimum": 2, "maximum": 1}},
+        {"name": "t", "kind": "timestamp", "encoding": {"type": "hash", "buckets": 2}},
+    ]
+    with pytest.raises(RequestError) as caught:
+        Schema.from_json({"columns": columns})
+    for part in (
+        "has 10 faults",
+        "column x: stands 2 times",
+        "a, b: found 2 columns of kind label",
+        "found the encoding hash, wanted log1p",
+        "its hash encoding lacks 'buckets'",
+        "column l: lacks 'pooling'",
+        "its minimum 2 is not below its maximum 1",
+        "a timestamp has no encoding",
+        "column t: lacks 'unit'",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("\n1,2\n", "begins with an empty line"),
+        ("a,b,a\n1,2,3\n", "has the column 'a' more than once"),
+        ("1,0.5,3\n1,2,3\n", "names no columns; wanted a header"),
+        ("label,x\n", "holds no row below its header"),
+        ("label,x\n1,2,3\n", "cannot be read as csv"),
+        ("price,x\n1,2\n", "has no column of 0 and 1 to predict (none is called label, click"),
+        ("label,x\n1,2\n1,3\n", "has no column of 0 and 1 to predict (label holds 1)"),
+        ("label,x\n1,2\n,3\n0,1\n", "(label holds 1, 0, 1 missing)"),
+        ('{"label": 1}\n{"label"\n', "line 2 of"),
+        ("{}x", "line 1 of"),
+        ("label,x\n1,\n0,\n", "has nothing to predict label from (x: every value is missing)"),
+        ("label,x\n1,\xff\n0,2\n", "cannot be read"),
+    ],
+)
+def test_a_log_that_is_none_gets_one_line(tmp_path, capsys, text, said):
+    path = tmp_path / "log.csv"
+    path.write_bytes(text.encode("latin1"))
+    with pytest.raises(SystemExit) as ended:
+        cli.call(["schema", str(path), "-o", str(tmp_path / "schema.json")])
+    captured = capsys.readouterr()
+    assert ended.value.code == 2 and said in captured.err and captured.err.count("\n") == 1
+    assert not (tmp_path / "schema.json").exists()
+
+
+def test_the_label_is_named(tmp_path, capsys):
+    path = write_csv(tmp_path / "log.csv", [{"bought": i % 2, "age": i, "click": 1} for i in range(20)])
+    cli.call(["schema", str(path), "--label", "bought", "-o", str(tmp_path / "schema.json")])
+    out = capsys.readouterr().out
+    assert "bought" in out and "0 and 1, 50.0% of them 1" in out
+    assert [each.kind for each in Schema.load(tmp_path / "schema.json").columns] == ["label", "number", "ignored"]
+    for name, said in (("age", "holds 0, 1, 2, 3, ..."), ("nope", "has no column 'nope'")):
+        with pytest.raises(SystemExit):
+            cli.call(["schema", str(path), "--label", name])
+        assert said in capsys.readouterr().err
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12), st.floats(width=32)),
+        min_size=2,
+        max_size=30,
+    )
+)
+def test_any_text_and_number_can_be_a_column(tmp_path_factory, values):
+    found = [{"label": i % 2, "text": text, "number": number} for i, (text, number) in enumerate(values)]
+    path = write_csv(tmp_path_factory.mktemp("any") / "log.csv", found)
+    try:
+        schema = infer(open_log(path))
+    except RequestError as error:
+        assert "has nothing to predict label from" in str(error)
+        return
+    assert schema.rows == len(values) and Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema

@@ -1,0 +1,4 @@
+"""Click logs with columns of their own: reading them by name (`logs`), what their columns are (`schema`, `infer`).
+
+The families of recommenders share it; it imports `pipelines`, no family.
+"""

@@ -1,0 +1,236 @@
+"""What the columns of a click log are: the schema that a person can read and edit, and that travels with a model.
+
+The file is JSON of the form `JSON_SCHEMA` (JSON Schema, draft 2020-12): {"rows", "columns": [{"name", "kind", ...}]}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.core import files
+from pipelines.core.errors import RequestError
+
+KINDS = {
+    "number": "a quantity: age, price, a count",
+    "category": "one of many values without an order: an id, a country",
+    "categories": "a list of them: genres, the items clicked before",
+    "timestamp": "when the row happened; the last rows are held out by it, the model does not see it",
+    "label": "what is predicted: 0 or 1",
+    "weight": "how much the row counts in training and evaluation, 0 or more",
+    "ignored": "not used",
+}
+ENCODINGS = {
+    "hash": "a category's bucket is a hash of its text",
+    "vocabulary": "a category's id is its place among known values, 0 for all others",
+    "log1p": "log(1 + x - minimum)",
+    "standard": "(x - mean) / standard deviation",
+    "min-max": "(x - minimum) / (maximum - minimum), clipped to 0 to 1",
+    "quantile": "the share of training values below x",
+}
+OF_CATEGORIES, OF_NUMBERS = ("hash", "vocabulary"), ("log1p", "standard", "min-max", "quantile")
+POOLINGS = ("mean", "sum", "max")
+MOST_BUCKETS = 2**31 - 1
+FEATURES = ("number", "category", "categories")  # the kinds that a model predicts from
+
+_number = {"type": "number"}
+_encoding = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": list(ENCODINGS)},
+        "buckets": {"type": "integer", "minimum": 1, "maximum": MOST_BUCKETS},
+        "values": {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True},
+        "minimum": _number,
+        "maximum": _number,
+        "mean": _number,
+        "deviation": {"type": "number", "exclusiveMinimum": 0},
+        "quantiles": {"type": "array", "items": _number, "minItems": 2},
+    },
+    "required": ["type"],
+    "additionalProperties": False,
+}
+JSON_SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "Schema of a click log",
+    "type": "object",
+    "properties": {
+        "rows": {"type": "integer", "minimum": 0, "description": "that the schema was inferred from"},
+        "columns": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "minLength": 1},
+                    "kind": {"enum": list(KINDS), "description": "; ".join(f"{k}: {v}" for k, v in KINDS.items())},
+                    "distinct": {"type": "integer", "minimum": 0, "description": "different values; items of lists"},
+                    "missing": {"type": "integer", "minimum": 0},
+                    "encoding": _encoding,
+                    "separator": {"type": "string", "minLength": 1, "maxLength": 1, "description": "between items"},
+                    "pooling": {"enum": list(POOLINGS), "description": "what a list's embeddings become"},
+                    "length": {"type": "integer", "minimum": 1, "description": "items read of a list, the last ones"},
+                    "unit": {"enum": ["s", "ms", "text"], "description": "of a timestamp: since 1970, or ISO 8601"},
+                    "why": {"type": "string", "description": "what the choice rests on"},
+                },
+                "required": ["name", "kind"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["columns"],
+    "additionalProperties": False,
+}
+_NEEDS = {  # of an encoding, besides its type
+    "hash": ("buckets",),
+    "vocabulary": ("values",),
+    "log1p": ("minimum",),
+    "standard": ("mean", "deviation"),
+    "min-max": ("minimum", "maximum"),
+    "quantile": ("quantiles",),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column, as `JSON_SCHEMA` describes it. encoding: {} for kinds that have none."""
+
+    name: str
+    kind: str
+    distinct: int = 0
+    missing: int = 0
+    encoding: Mapping[str, Any] = field(default_factory=dict)
+    separator: str = ""
+    pooling: str = ""
+    length: int = 0
+    unit: str = ""
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; what does not apply is left out."""
+        return {
+            key: value for key, value in asdict(self).items() if value or key in ("name", "kind", "distinct", "missing")
+        }
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a log in its order. rows: that it was inferred from."""
+
+    columns: tuple[Column, ...]
+    rows: int = 0
+
+    def of(self, *kinds: str) -> tuple[Column, ...]:
+        """The columns of these kinds, in order."""
+        return tuple(each for each in self.columns if each.kind in kinds)
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of `JSON_SCHEMA`."""
+        return {"rows": self.rows, "columns": [each.to_json() for each in self.columns]}
+
+    @classmethod
+    def from_json(cls, value: Any, source: str = "the schema") -> Schema:
+        """The schema in plain JSON values. Raises RequestError that names all faults at once."""
+        faults = _form_faults(value) or _meaning_faults(value)
+        if faults:
+            raise RequestError(f"{source} has {len(faults)} fault{'s' * (len(faults) > 1)}: {'; '.join(faults)}")
+        return cls(tuple(Column(**each) for each in value["columns"]), value.get("rows", 0))
+
+    def table(self) -> list[list[str]]:
+        """A row of text for every column of the log, under `COLUMNS`."""
+        return [
+            [each.name, each.kind, f"{each.distinct:,}", f"{each.missing:,}", _told(each), each.why]
+            for each in self.columns
+        ]
+
+    def save(self, path: str | Path) -> Path:
+        """Write as JSON, a column a line."""
+        columns = ",\n  ".join(json.dumps(each.to_json(), ensure_ascii=False) for each in self.columns)
+        return files.write_text(path, f'{{"rows": {self.rows}, "columns": [\n  {columns}\n]}}\n')
+
+    @classmethod
+    def load(cls, path: str | Path) -> Schema:
+        """Read a schema. Raises RequestError for a missing or broken file, with all its faults."""
+        return cls.from_json(files.read_json(Path(path)), str(path))
+
+
+COLUMNS = ("column", "kind", "values", "missing", "encoding", "why")
+
+
+def _told(column: Column) -> str:
+    """A column's encoding in a few words."""
+    encoding = column.encoding
+    size = {"hash": "buckets", "vocabulary": "values"}.get(encoding.get("type", ""), "")
+    count = encoding.get(size, 0)
+    parts = [encoding["type"], f"{count if isinstance(count, int) else len(count):,} {size}"] if size else []
+    parts = parts or [encoding.get("type", column.unit)]
+    if column.kind == "categories":
+        parts.append(f"{column.pooling} of the last {column.length} by {column.separator!r}")
+    return ", ".join(parts)
+
+
+def _form_faults(value: Any) -> list[str]:
+    """Where a value is not of the form `JSON_SCHEMA`, in order."""
+    from jsonschema import Draft202012Validator
+
+    found = sorted(
+        Draft202012Validator(JSON_SCHEMA).iter_errors(value), key=lambda error: [str(each) for each in error.path]
+    )
+    return [f"{_place(value, list(error.path))}: {error.message}" for error in found]
+
+
+def _place(value: Any, path: list[Any]) -> str:
+    """A place for a person: a column by its name."""
+    if path[:1] == ["columns"] and len(path) > 1:
+        column = value["columns"][path[1]]
+        name = column.get("name", f"number {path[1] + 1}") if isinstance(column, dict) else f"number {path[1] + 1}"
+        return " ".join([f"column {name}", *(str(each) for each in path[2:])])
+    return " ".join(map(str, path)) or "the file"
+
+
+def _meaning_faults(value: dict[str, Any]) -> list[str]:
+    """What the form cannot say: names once, at most one label, weight and timestamp, encodings that fit."""
+    columns = value["columns"]
+    faults = [
+        f"column {name}: stands {count} times"
+        for name, count in Counter(c["name"] for c in columns).items()
+        if count > 1
+    ]
+    for kind in ("label", "timestamp", "weight"):
+        names = [each["name"] for each in columns if each["kind"] == kind]
+        if len(names) > 1:
+            faults.append(f"{', '.join(names)}: found {len(names)} columns of kind {kind}, wanted one")
+    if not any(each["kind"] in FEATURES for each in columns):
+        faults.append("found no number, category or categories; wanted a column to predict from")
+    for each in columns:
+        faults += [f"column {each['name']}: {fault}" for fault in _column_faults(each)]
+    return faults
+
+
+def _column_faults(column: Mapping[str, Any]) -> list[str]:
+    kind, encoding = column["kind"], column.get("encoding", {})
+    wanted = {"number": OF_NUMBERS, "category": OF_CATEGORIES, "categories": OF_CATEGORIES}.get(kind, ())
+    faults = []
+    if wanted and encoding.get("type") not in wanted:
+        faults.append(f"found the encoding {encoding.get('type', 'none')}, wanted {', '.join(wanted)} for a {kind}")
+    elif wanted:
+        needs = _NEEDS[encoding["type"]]
+        faults += [f"its {encoding['type']} encoding lacks {need!r}" for need in needs if need not in encoding]
+        extra = [each for each in encoding if each not in ("type", *needs)]
+        faults += [f"its {encoding['type']} encoding has no {each!r}" for each in extra]
+        if encoding["type"] == "min-max" and not faults and encoding["minimum"] >= encoding["maximum"]:
+            faults.append(f"its minimum {encoding['minimum']} is not below its maximum {encoding['maximum']}")
+        if "quantiles" in encoding and sorted(encoding["quantiles"]) != list(encoding["quantiles"]):
+            faults.append("its quantiles do not rise")
+    elif encoding:
+        faults.append(f"a {kind} has no encoding")
+    if kind == "categories":
+        faults += [f"lacks {key!r}" for key in ("separator", "pooling", "length") if not column.get(key)]
+    else:
+        faults += [f"a {kind} has no {key}" for key in ("separator", "pooling", "length") if column.get(key)]
+    if kind == "timestamp" and not column.get("unit"):
+        faults.append("lacks 'unit'")
+    return faults
