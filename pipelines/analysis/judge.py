@@ -108,7 +108,7 @@ class FeedJudge(ArrayJudge):
         outputs = []
         for feed in self._feeds:
             deadline.check()
-            outputs.append(session.run({name: np.ascontiguousarray(array) for name, array in feed.items()}))
+            outputs.append(session.run({name: np.asarray(array, order="C") for name, array in feed.items()}))
         found = {}
         for name in outputs[0]:
             each = [output[name] for output in outputs]

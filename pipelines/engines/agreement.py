@@ -71,21 +71,16 @@ def variants(inputs: Mapping[str, Port], batch: Batch) -> Iterator[dict[str, np.
     """One sample and two of `batch`, and the two at about two thirds of every other free axis; the batch itself where
     its inputs have no axis of samples in common.
     """
-    firsts = {port.shape[:1] for port in inputs.values()}
-    if firsts != {(None,)}:
-        yield {name: np.ascontiguousarray(each) for name, each in batch.items()}
-        count = length(batch)
-    else:
-        count = 2
-        places = np.arange(2) % max(length(batch), 1)
-        yield {name: array[:1] for name, array in batch.items()}
-        yield {name: np.ascontiguousarray(array[places]) for name, array in batch.items()}
+    shared = {port.shape[:1] for port in inputs.values()} == {(None,)}
+    whole = {name: np.asarray(array, order="C") for name, array in batch.items()}
+    if shared:
+        yield {name: array[:1] for name, array in whole.items()}
+        whole = {name: array[np.arange(2) % max(length(batch), 1)] for name, array in whole.items()}
+    yield whole
     shorter = {}
-    for name, array in batch.items():
-        free = [axis for axis, size in enumerate(inputs[name].shape) if size is None and axis]
-        kept = tuple(
-            slice(max(array.shape[axis] * 2 // 3, 1)) if axis in free else slice(None) for axis in range(array.ndim)
-        )
-        shorter[name] = np.ascontiguousarray(array[kept][:count])
-    if any(shorter[name].shape[1:] != array.shape[1:] for name, array in batch.items()):
+    for name, array in whole.items():
+        free = [size is None and axis > 0 for axis, size in enumerate(inputs[name].shape)]
+        kept = tuple(slice(max(size * 2 // 3, 1) if cut else None) for size, cut in zip(array.shape, free, strict=True))
+        shorter[name] = np.asarray(array[kept], order="C")
+    if any(shorter[name].shape != array.shape for name, array in whole.items()):
         yield shorter

@@ -74,13 +74,13 @@ class Judge:
 
     def _run(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
         """The outputs for a batch, as few samples at once as keep within `ROOM`."""
-        parts = list(cut(batch, self._at_once)) if 0 < self._at_once < length(batch) else [batch]
+        if not 0 < self._at_once < length(batch):
+            return reference_session.run(session, batch)
+        parts = list(cut(batch, self._at_once))
         found = [reference_session.run(session, part) for part in parts]
-        if any(
-            len(x) != length(part) for part, each in zip(parts, found, strict=True) for x in map(np.atleast_1d, each)
-        ):
+        if any(x.shape[:1] != (length(part),) for part, each in zip(parts, found, strict=True) for x in each):
             return reference_session.run(session, batch)  # an output of another axis than the samples'
-        return [np.concatenate(each) for each in zip(*found, strict=True)] if len(parts) > 1 else found[0]
+        return [np.concatenate(each) for each in zip(*found, strict=True)]
 
     def __call__(self, int8: ir.Model, batches: int | None = None) -> float:
         """The SQNR of `int8`; batches: on the first so many."""
@@ -229,7 +229,7 @@ def _tables(
     """Those of every observer that `recipe` leaves open, its own first; then those `clip_to_functions`."""
     observers = OBSERVERS if recipe.observer == "auto" else (recipe.observer,)
     tables = [observation.table(each, symmetric=recipe.symmetric) for each in observers]
-    if not recipe.symmetric:
+    if recipe.observer == "auto" and not recipe.symmetric:
         tables += [each for table in tables if (each := clip_to_functions(model, table)).tensors != table.tensors]
     graph = io.digest(model)
     return [

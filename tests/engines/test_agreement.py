@@ -92,4 +92,8 @@ def test_two_batch_sizes_and_two_shapes():
     assert shapes({"x": free}, x=(4, 3, 30)) == [[(1, 3, 30)], [(2, 3, 30)], [(2, 3, 20)]]
     assert shapes({"x": free, "m": free}, x=(4, 3, 1), m=(4, 3, 3))[-1] == [(2, 3, 1), (2, 3, 2)]
     state = Port(np.dtype(np.float32), (2, None, 4))
-    assert shapes({"x": FREE, "s": state}, x=(3, 2), s=(2, 3, 4))[0] == [(3, 2), (2, 3, 4)]
+    rate = Port(np.dtype(np.float32), ())
+    assert shapes({"x": FREE, "s": state, "r": rate}, x=(3, 2), s=(2, 3, 4), r=()) == [
+        [(3, 2), (2, 3, 4), ()],
+        [(3, 2), (2, 2, 4), ()],
+    ]

@@ -450,6 +450,7 @@ class Twice:
         self.factor = factor
 
     def run(self, batch):
+        assert np.ndim(batch.get("rate", 0)) == 0
         return {"y": batch["x"] * self.factor, "state": np.float32(self.factor)}
 
 
