@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 import zoo
 from pipelines.analysis import report, report_html
-from pipelines.analysis.judge import Judge, Verdict
+from pipelines.analysis.judge import Judge, Unjudged, Verdict
 from pipelines.analysis.summary import summarize
 from pipelines.analysis.tune import tune as search_recipes
 from pipelines.core import files, machine
@@ -406,7 +406,15 @@ class FolderJudge:
     def __call__(self, fp32: Predictor, int8: Predictor) -> Verdict:
         """Evaluate both pipelines on all of the data."""
         pipelines = {"fp32": fp32.pipeline, "int8": int8.pipeline}
-        metrics = self._folder.entry.part("evaluate")(pipelines, self._data, "raise")["metrics"]
+        evaluate = self._folder.entry.part("evaluate")
+        try:
+            metrics = evaluate(pipelines, self._data, "raise")["metrics"]
+        except RequestError:
+            try:
+                evaluate({"fp32": fp32.pipeline}, self._data, "raise")
+            except RequestError as error:  # the data are no use to the float model either
+                raise Unjudged(str(error)) from error
+            raise
         self.metric = next(iter(metrics["fp32"]))
         scores = {precision: float(values[self.metric]) for precision, values in metrics.items()}
         best = 100.0 if self.metric in PERCENT else 1.0

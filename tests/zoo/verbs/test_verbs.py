@@ -13,6 +13,7 @@ import pytest
 from rewriting import model
 
 import zoo
+from pipelines.analysis.judge import Unjudged
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io
@@ -363,3 +364,12 @@ def test_a_translator_is_tuned_by_bleu_and_misses_what_cannot_be_met(
     assert found["metric"] == "bleu" and found["met"] and found["best"]["metrics"]["fp32"] > 50
     found = zoo.tune(translator, str(pairs), tmp_path / "int8.onnx", max_drop=-1.0, **options)
     assert not found["met"] and found["missed_by"] == pytest.approx(found["best"]["drop"] + 1)
+
+
+def test_evaluation_data_that_cannot_be_read_end_the_search(translator: Path, pairs: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("no translation beside it\n")
+    folder = zoo.load(translator)
+    judge = FolderJudge(folder, str(tmp_path / "one.txt"), next(iter(raw_samples(folder, str(pairs), "", 4))), 2)
+    models = [judge.open(folder.path / name, "onnxruntime", 1) for name in ("rewritten.onnx", "int8.onnx")]
+    with pytest.raises(Unjudged, match=r"one\.txt, line 1: no TAB"):
+        judge(*models)
