@@ -47,13 +47,13 @@ bench: $(VENV)/.development
 wheel: $(VENV)/bin/python
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-# The tests of the native kernels under AddressSanitizer and UndefinedBehaviorSanitizer, in an environment of their own; needs g++.
+# The tests of the native kernels, and what the fault suite does to them, under AddressSanitizer and UndefinedBehaviorSanitizer, in an environment of their own; needs g++.
 sanitize: VENV := build/sanitize
 sanitize:
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -C cmake.define.ZOO_SANITIZE=ON -C build-dir=$(VENV)/cmake -e ".[test]"
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
-		$(BIN)/python -m pytest --capture=sys tests/kernels
+		$(BIN)/python -m pytest --capture=sys tests/kernels tests/faults/test_fuzz.py tests/faults/test_calls.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -68,7 +68,7 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK, 
             if fixed < 0:  # no batch has samples of two shapes
                 yield rest[0]
             rest = []
-        for chunk in cut(joined([*rest, batch]), size):
+        for chunk in cut(joined([*rest, batch]) if rest else batch, size):
             if length(chunk) == size:
                 rest = []
                 yield chunk

@@ -20,7 +20,7 @@ from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
 from pipelines.graph import reference_session
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange
-from pipelines.quantization.layerwise import sample_chunks, subgraph_session, values_read
+from pipelines.quantization.layerwise import CHUNK, sample_chunks, subgraph_session, values_read
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.scales import uint8_qparams
@@ -55,12 +55,14 @@ def search_ranges(
     return replace(table, tensors=tensors)
 
 
-def output_sqnr(float_model: ir.Model, other: ir.Model, samples: Iterable[Batch], quick: bool = False) -> float:
+def output_sqnr(
+    float_model: ir.Model, other: ir.Model, samples: Iterable[Batch], quick: bool = False, at_once: int = CHUNK
+) -> float:
     """SQNR in dB of another model's outputs, an int8 one's say, against the float model's; infinite if equal.
 
     Logits count, not the probabilities of a final Softmax, most of which are zero. Of several outputs the mean relative
-    error counts. quick: for two float models, see `reference_session.options`. Raises RequestError for samples that do
-    not fit.
+    error counts. quick: for two float models, see `reference_session.options`. at_once: samples of a run. Raises
+    RequestError for samples that do not fit.
     """
     exact, tested = (
         reference_session.session(before_softmax(model), "its search needs", reference_session.options(quick))
@@ -68,7 +70,7 @@ def output_sqnr(float_model: ir.Model, other: ir.Model, samples: Iterable[Batch]
     )
     error = relative_error(
         (reference_session.run(exact, batch), reference_session.run(tested, batch))
-        for batch in sample_chunks(float_model, samples)
+        for batch in sample_chunks(float_model, samples, at_once)
     )
     return float(-10 * np.log10(error)) if error > 0 else np.inf
 
