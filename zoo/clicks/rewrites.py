@@ -64,7 +64,7 @@ class FuseParallelEmbedding(Rewrite):
     k slices, k gathers and the concatenation become one gather over one table (ParallelEmbedding of Intel's INT8 Wide &
     Deep, 2018). Runs of neighbouring parts fuse where they read columns of one integer input and have one width; other
     parts of the concatenation stay beside them. Indices must be in [0, rows): an index out of its field's range, on
-    which Gather fails, would read the next field's table (`zoo.wide_deep.predict` checks them).
+    which Gather fails, would read the next field's table (`zoo.clicks.predict` checks them).
     """
 
     def rewrite(self, model: ir.Model) -> int:
