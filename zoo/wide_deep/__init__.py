@@ -2,7 +2,25 @@
 
 from pipelines.models.entry import Entry
 from pipelines.quantization.recipe import QuantRecipe
+from zoo.clicks import SUMMARY
 
+LOGS = Entry(
+    name="wide-deep-log",
+    title="Wide & Deep (Cheng et al. 2016): click-through rate from the columns of any log",
+    task="clicks",
+    train="zoo.wide_deep.log.train:train",
+    settings="zoo.wide_deep.log.train:TRAIN",
+    finetune_settings="zoo.wide_deep.log.train:FINETUNE",
+    freeze="zoo.wide_deep.log.freeze:freeze",
+    rewrites="zoo.clicks.rewrites:passes",
+    evaluate="zoo.clicks.metrics:evaluate",
+    pipeline="zoo.clicks.score:LogPipeline",
+    checkpoint="model.pt",
+    recipe=QuantRecipe(observer="minmax", correct=False),
+    files=("sample.csv.gz",),
+    summary=SUMMARY,
+    schema=True,
+)
 ENTRY = Entry(
     name="wide-deep",
     title="Wide & Deep: click-through rate from 13 numbers and 26 hashed categories",
@@ -19,6 +37,7 @@ ENTRY = Entry(
     recipe=QuantRecipe(observer="minmax", correct=False),
     native="zoo.clicks.fold:fold",
     files=("sample.tsv.gz",),
-    summary="{rows:,} rows, {clicks:,} clicks predicted, {rows_per_second:,.0f} rows/s, {precision} in {engine}",
+    summary=SUMMARY,
+    by_schema="wide-deep-log",
     report_sections="zoo.wide_deep.report_sections:sections",
 )
