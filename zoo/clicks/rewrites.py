@@ -14,10 +14,13 @@ from pipelines.rewrites.driver import Rewrite
 from pipelines.rewrites.equalize_concat import EqualizeConcat
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
 from pipelines.rewrites.fuse_linear import FuseLinear
+from zoo.clicks.split_numbers import SplitNumbers
 
 
 def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
     """The passes from fp32.onnx to rewritten.onnx, in order. Numbers of Criteo's rows arrive normalized to [0, 1]."""
+    if preprocessing and "schema" in preprocessing:
+        return [FoldIndexWrap(), FuseLinear(), SplitNumbers(), FuseParallelEmbedding(), FuseParallelSum()]
     # FuseLinear comes before FuseParallelSum, which would take the last layer's bias for one summand among many.
     return [
         FoldIndexWrap(),

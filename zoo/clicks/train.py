@@ -224,7 +224,8 @@ class Trainer:
             if isinstance(m, Embeddings) and not isinstance(m, Scalars)
         }
         self.strength = [
-            kinds.get(id(each), config.l2_layers if each.ndim > 1 else 0.0) * 2 / rows for each in self.weights
+            kinds.get(id(each), config.l2_layers if each.ndim > 1 and each.numel() > 1 else 0.0) * 2 / rows
+            for each in self.weights
         ]
         self.padded = [m for m in model.modules() if isinstance(m, Embeddings) and m.padding]
         self.optimizer = torch.optim.Adam(self.weights, config.learning_rate, foreach=True)

@@ -35,8 +35,8 @@ class DCNv2(nn.Module):
         self.embeddings = Embeddings(features.fields, config.embedding_size)
         width = self.embeddings.width + self.numbers
         self.cross = nn.ModuleList(Cross(width, config.rank) for _ in range(config.layers))
-        self.deep = mlp(width, config.hidden, None, config.dropout)
-        self.output = nn.Linear(width + config.hidden[-1], 1)
+        self.cross_output = nn.Linear(width, 1)  # beside the network's: one linear layer of both, in two parts
+        self.deep = mlp(width, config.hidden, 1, config.dropout)
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
         """Logits, float32 [n, 1]."""
@@ -44,4 +44,4 @@ class DCNv2(nn.Module):
         x = x0
         for layer in self.cross:
             x = layer(x0, x)
-        return self.output(torch.cat([x, self.deep(x0)], 1))
+        return self.cross_output(x) + self.deep(x0)

@@ -16,7 +16,7 @@ ENTRY = Entry(
     evaluate="zoo.clicks.metrics:evaluate",
     pipeline="zoo.clicks.score:LogPipeline",
     checkpoint="model.pt",
-    recipe=QuantRecipe(observer="minmax", correct=False),
+    recipe=QuantRecipe(observer="minmax"),
     files=("sample.csv.gz",),
     summary=SUMMARY,
     schema=True,
