@@ -48,7 +48,9 @@ class SplitNumbers(Rewrite):
             w = np.concatenate([rows[at] for at in own])
             value = parts[own[0]]
             if len(own) > 1:
-                joined = edit.node("Concat", [parts[at] for at in own], f"{name}.{suffix}.input", dtype=x.dtype, axis=1)
+                joined = edit.node(
+                    "Concat", [parts[at] for at in own], f"{name}.{suffix}.input", dtype=ir.DataType.FLOAT, axis=1
+                )
                 joined.outputs[0].shape = ir.Shape([value.shape[0] if value.shape else None, len(w)])
                 main.insert_before(gemm, joined)
                 value = joined.outputs[0]

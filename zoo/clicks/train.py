@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,8 +38,8 @@ from zoo.training import (
     BELOW_1,
     FROM_0,
     SEED,
-    SHARE,
     Processes,
+    Range,
     fill,
     load_checkpoint,
     plot_curves,
@@ -96,8 +96,10 @@ class TrainConfig:
     refit: bool = True
     seed: int = 0
 
+    ranges: ClassVar[dict[str, Range]] = {}  # of a family's own settings, where they are not numbers above 0
+
     def __post_init__(self) -> None:
-        require_settings(asdict(self), RANGES | {"refit": SHARE})
+        require_settings(asdict(self), RANGES | self.ranges)
 
 
 def for_finetuning(config: TrainConfig) -> Any:

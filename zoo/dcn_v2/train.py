@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from zoo.clicks import train as clicks
 from zoo.dcn_v2.model import DCNv2
+from zoo.training import FROM_0
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Settings(clicks.TrainConfig):
     embedding_size: int = 16
     layers: int = 2
     rank: int = 32
+    ranges: ClassVar = {"rank": FROM_0}
 
 
 TRAIN = Settings()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from zoo.clicks import train as clicks
+from zoo.training import FROM_0
 from zoo.two_tower.model import TwoTower
 
 
@@ -20,6 +21,7 @@ class Settings(clicks.TrainConfig):
     tower_size: int = 64
     softmax: float = 0.1
     temperature: float = 0.1
+    ranges: ClassVar = {"softmax": FROM_0}
 
 
 TRAIN = Settings()
