@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from zoo.clicks.hashing import hash_buckets
 from zoo.clicks.logs import Log, open_log
+from zoo.clicks.native_reader import NativeReader, Parsed
 from zoo.clicks.reading import BAD_SHARE, HOPELESS, ErrorLog, timed
 from zoo.clicks.schema import Column, Schema
 
@@ -282,11 +283,17 @@ class Features:
             errors.add(kind, message)
             left_out += 1
 
-        for batch in timed(log.batches(names, None if errors is None else bad), seconds, "read"):
+        tell = None if errors is None else bad
+        reader = NativeReader.of(self, log, names, labelled)
+        batches = timed(log.batches(names, tell), seconds, "read") if reader is None else reader.batches(tell, seconds)
+        for batch in batches:
             start, left_out = start + left_out, 0
-            columns = dict(zip(names, batch.columns, strict=True))
-            rows = self.encode_columns(columns, batch.num_rows, start, labelled)
-            start += batch.num_rows
+            if isinstance(batch, Parsed):
+                columns, rows = {}, _placed(batch, start)
+            else:
+                columns = dict(zip(names, batch.columns, strict=True))
+                rows = self.encode_columns(columns, batch.num_rows, start, labelled)
+            start += len(rows)
             if labelled and (faults := _faults(rows)):
                 _report(faults, columns, self.schema, f"{log.path}", errors)
                 rows = rows[np.setdiff1d(np.arange(len(rows)), [row for row, _ in faults])]
@@ -294,6 +301,22 @@ class Features:
                 raise RequestError(f"nearly no row can be used: {errors}")
             if len(rows):
                 yield rows
+
+    def scaled(self, at: int, x: NDArray[np.float64]) -> Any:
+        """Values of the number `at` as `zoo.clicks.schema.ENCODINGS` says, NaN where missing: float64 [n] to [n]."""
+        encoding = self.numbers[at].encoding
+        match encoding["type"]:
+            case "standard":
+                return np.clip((x - encoding["mean"]) / encoding["deviation"], -LARGEST, LARGEST)
+            case "min-max":
+                return np.clip((x - encoding["minimum"]) / (encoding["maximum"] - encoding["minimum"]), 0, 1)
+            case "log1p":
+                most = np.log1p(encoding["maximum"] - encoding["minimum"])
+                return np.clip(np.log1p(np.maximum(x - encoding["minimum"], 0)) / most, 0, 1)
+            case _:
+                points = np.asarray(encoding["quantiles"], np.float64)
+                found = np.interp(x, points, np.linspace(0, 1, len(points)))
+                return np.where(np.isnan(x), np.nan, found)
 
     def encode_columns(self, columns: Mapping[str, pa.Array], count: int, start: int, labelled: bool) -> Rows:
         """`count` rows of text columns by name, null where missing; `start`: the position of the first.
@@ -312,7 +335,7 @@ class Features:
                 ids[:, field.start] = field.ids(columns[field.name])
         values = np.zeros((count, numbers), np.float32)
         for at, column in enumerate(self.numbers):
-            values[:, at] = _encoded_numbers(column.encoding, floats(columns[column.name]))
+            values[:, at] = self.scaled(at, floats(columns[column.name]))
         for at, which in enumerate(self.gaps):
             values[:, len(self.numbers) + at] = np.isnan(values[:, which])
         labels, weights = None, np.ones(count, np.float32)
@@ -357,20 +380,19 @@ def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
     return np.asarray(np.nan_to_num(found, nan=-np.inf))
 
 
-def _encoded_numbers(encoding: Mapping[str, Any], x: NDArray[np.float64]) -> Any:
-    """Numbers as `zoo.clicks.schema.ENCODINGS` says, NaN where missing."""
-    match encoding["type"]:
-        case "standard":
-            return np.clip((x - encoding["mean"]) / encoding["deviation"], -LARGEST, LARGEST)
-        case "min-max":
-            return np.clip((x - encoding["minimum"]) / (encoding["maximum"] - encoding["minimum"]), 0, 1)
-        case "log1p":
-            most = np.log1p(encoding["maximum"] - encoding["minimum"])
-            return np.clip(np.log1p(np.maximum(x - encoding["minimum"], 0)) / most, 0, 1)
-        case _:
-            points = np.asarray(encoding["quantiles"], np.float64)
-            found = np.interp(x, points, np.linspace(0, 1, len(points)))
-            return np.where(np.isnan(x), np.nan, found)
+def _placed(parsed: Parsed, start: int) -> Rows:
+    """Rows from the position `start` on."""
+    ids, numbers, scales, labels, weights, times = parsed
+    index = np.arange(start, start + len(ids))
+    return Rows(
+        ids,
+        numbers,
+        scales,
+        labels,
+        np.ones(len(ids), np.float32) if weights is None else weights,
+        index.astype(np.float64) if times is None else times,
+        index,
+    )
 
 
 def _faults(rows: Rows) -> list[tuple[int, str]]:

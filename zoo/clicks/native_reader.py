@@ -1,0 +1,167 @@
+"""CSV to a model's inputs in one pass of native code, as `zoo.clicks.features` encodes them, and as quickly as it goes.
+
+A block that the native parser declines goes through pyarrow, which alone reports faults.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+from numpy.typing import NDArray
+
+from pipelines.kernels import extension
+from zoo.clicks import logs
+from zoo.clicks.logs import MISSING, Bad, Log, csv_batches
+
+if TYPE_CHECKING:
+    from zoo.clicks.features import Features
+
+PAD = 64  # bytes that the parser may read behind the data
+TABLE = 4096  # whole numbers whose encoding is looked up
+BOM = b"\xef\xbb\xbf"
+
+
+class Parsed(NamedTuple):
+    """n rows without a fault, see `zoo.clicks.features.Rows`; None where the log or the request has no such column."""
+
+    ids: NDArray[np.int32]
+    numbers: NDArray[np.float32]
+    scales: NDArray[np.float32]
+    labels: NDArray[np.float32] | None
+    weights: NDArray[np.float32] | None
+    times: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True, eq=False)
+class NativeReader:
+    """Reads one log. names: its columns that are read."""
+
+    features: Features
+    log: Log
+    names: Sequence[str]
+    labelled: bool
+    parser: Any
+
+    @classmethod
+    def of(
+        cls, features: Features, log: Log, names: Sequence[str], labelled: bool, isa: str = ""
+    ) -> NativeReader | None:
+        """The reader of a log; None where it is no CSV, has signs beyond ASCII as separators, or there is no native
+        code. isa: of `pipelines.kernels.extension.isas`, "" for the quickest.
+        """
+        native = extension.native()
+        separators = [each.separator for each in features.schema.of("categories")]
+        if native is None or log.kind != "csv" or not "".join([log.delimiter, *separators]).isascii():
+            return None
+        if log.delimiter in '"\r\n':
+            return None
+        parser = native.LogParser(len(log.columns), log.delimiter, log.header, MISSING, *features.shape, isa)
+        places = {name: at for at, name in enumerate(log.columns)}
+        for field in features.fields:
+            place, encoding, of_list = places[field.name], field.column.encoding, ()
+            if field.is_list:
+                of_list = (field.width, field.column.separator, field.column.pooling == "max", field.scale)
+            kind = ("hashed" if encoding["type"] == "hash" else "known") + "_list" * field.is_list
+            values = encoding["buckets"] if encoding["type"] == "hash" else list(encoding["values"])
+            getattr(parser, kind)(place, field.start, values, *of_list)
+        for at, column in enumerate(features.numbers):
+            table = features.scaled(at, np.arange(TABLE, dtype=np.float64)).astype(np.float32)
+            if np.isnan(table).any():  # of a scale beyond float64
+                return None
+            gap = len(features.numbers) + features.gaps.index(at) if at in features.gaps else -1
+            minus, divisor = _linear(column.encoding)
+            parser.number(places[column.name], at, gap, column.encoding["type"], minus, divisor, table)
+        for column in features.schema.of("label", "weight", "timestamp"):
+            if column.name in names:
+                parser.real(places[column.name], column.unit or column.kind)
+        return cls(features, log, names, labelled, parser)
+
+    def batches(self, bad: Bad | None, seconds: defaultdict[str, float]) -> Iterator[Parsed | pa.RecordBatch]:
+        """All rows in order, parsed, or as `Log.batches` gives them where there may be a fault.
+
+        seconds["read"] counts the time in which the file gave its bytes.
+        """
+
+        def read() -> bytes:
+            begin = time.perf_counter()
+            data: bytes = stream.read(logs.BLOCK)
+            seconds["read"] += time.perf_counter() - begin
+            return data
+
+        with self.log.reading():
+            stream = self.log.stream()
+            block = read()
+            start = self._start(block)
+            if start is None:
+                yield from self.log.batches(self.names, bad)
+                return
+            buffer, rest, records = np.empty(0, np.uint8), block[:0], int(self.log.header)
+            block = block[start:]
+            while block or rest:
+                following = read()
+                end = b"\n" if not following and not block.endswith(b"\n") else b""
+                size = len(rest) + len(block) + len(end)
+                if len(buffer) < size + PAD:
+                    buffer = np.zeros(size + PAD, np.uint8)
+                view = memoryview(buffer)
+                view[: len(rest)], view[len(rest) : size - len(end)], view[size - len(end) : size] = rest, block, end
+                taken, met, arrays = self.parser.parse(buffer, size)
+                parsed = None if arrays is None else self._parsed(*arrays)
+                whole = size - len(end)
+                if not following and taken < size:  # a quote that nothing closes
+                    taken, parsed = whole, None
+                elif not taken and rest:
+                    raise pa.ArrowInvalid(
+                        "straddling object straddles two block boundaries (try to increase block size?)"
+                    )
+                if parsed is None:
+                    yield from csv_batches(self.log, b"\n" + bytes(view[: min(taken, whole)]), self.names, bad, records)
+                elif len(parsed.ids):
+                    yield parsed
+                records += met
+                rest, block = bytes(view[min(taken, whole) : whole]), following
+
+    def _start(self, block: bytes) -> int | None:
+        """Where the first row begins; None for a header that pyarrow may not read as `open_log` does."""
+        start = len(BOM) if block.startswith(BOM) else 0
+        if not self.log.header:
+            return start
+        end = block.find(b"\n") + 1
+        line = block[start:end]
+        if not end or b"\r" in line.removesuffix(b"\n").removesuffix(b"\r") or line.count(b'"') % 2:
+            return None
+        found = pa.csv.read_csv(
+            io.BytesIO(line), parse_options=pa.csv.ParseOptions(delimiter=self.log.delimiter)
+        ).column_names
+        return end if tuple(found) == self.log.columns else None
+
+    def _parsed(
+        self, ids: Any, numbers: Any, scales: Any, labels: Any, weights: Any, times: Any, left: Any
+    ) -> Parsed | None:
+        """The arrays, with the numbers that the parser left; None where a label or weight is none."""
+        if self.labelled and (
+            not ((labels == 0) | (labels == 1)).all() or (weights is not None and not (weights >= 0).all())
+        ):
+            return None
+        features = self.features
+        for at, (rows, values) in enumerate(left):
+            if len(rows):
+                numbers[rows, at] = np.nan_to_num(features.scaled(at, values).astype(np.float32), copy=False)
+        return Parsed(ids, numbers, scales, labels, weights, times)
+
+
+def _linear(encoding: Any) -> tuple[float, float]:
+    """What is subtracted, and then divided by, of encodings that are no more; 0 and 1 of others."""
+    if encoding["type"] == "standard":
+        return encoding["mean"], encoding["deviation"]
+    if encoding["type"] == "min-max":
+        return encoding["minimum"], encoding["maximum"] - encoding["minimum"]
+    return 0.0, 1.0
