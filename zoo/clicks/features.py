@@ -22,6 +22,7 @@ from zoo.clicks.schema import Column, Schema
 
 Floats = NDArray[np.float32]
 LARGEST = 8.0  # standard deviations to which a "standard" number is clipped
+_NO_BOUNDS = {"minimum": 0.0, "maximum": 1.0}
 UNKNOWN = 0  # the id of a category that is none of its vocabulary
 
 
@@ -318,6 +319,21 @@ class Features:
                 found = np.interp(x, points, np.linspace(0, 1, len(points)))
                 return np.where(np.isnan(x), np.nan, found)
 
+    def scaled_mixed(self, columns: NDArray[np.int64], x: NDArray[np.float64]) -> Any:
+        """The same of a value of the number `columns[i]` each, float64 [n] to [n]."""
+        found = np.empty_like(x)
+        logs = [each.encoding["type"] == "log1p" for each in self.numbers]
+        if any(logs):  # all of them at once
+            some = slice(None) if all(logs) else np.array(logs)[columns]
+            bounds = [each.encoding if log else _NO_BOUNDS for each, log in zip(self.numbers, logs, strict=True)]
+            low = np.array([each["minimum"] for each in bounds], np.float64)[columns[some]]
+            most = np.array([np.log1p(each["maximum"] - each["minimum"]) for each in bounds])[columns[some]]
+            found[some] = np.clip(np.log1p(np.maximum(x[some] - low, 0)) / most, 0, 1)
+        for at in np.flatnonzero(~np.array(logs)):
+            some = columns == at
+            found[some] = self.scaled(int(at), x[some])
+        return found
+
     def encode_columns(self, columns: Mapping[str, pa.Array], count: int, start: int, labelled: bool) -> Rows:
         """`count` rows of text columns by name, null where missing; `start`: the position of the first.
 
@@ -370,14 +386,28 @@ def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
     """
     if unit != "text":
         return np.nan_to_num(floats(texts) / (1000 if unit == "ms" else 1), nan=-np.inf)
+    time = r"([01]\d|2[0-3]):[0-5]\d"
     is_time = pc.match_substring_regex(
-        texts, r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?$"
+        texts,
+        rf"^\d{{4}}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+        rf"([T ]{time}(:[0-5]\d(\.\d{{1,6}})?)?(Z|[+-]([01]\d|2[0-3]):?[0-5]\d)?)?$",
     )
     whole = pc.replace_substring_regex(texts, r"^(.{10})$", r"\1T00:00Z")
     whole = pc.replace_substring_regex(whole, r"^(.{10}[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)$", r"\1Z")
-    times = pc.if_else(is_time, whole, pa.scalar(None, pa.string())).cast(pa.timestamp("us", "UTC"))
+    whole = pc.if_else(is_time, whole, pa.scalar(None, pa.string()))
+    try:
+        times = whole.cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid:  # the 30th of February
+        times = pa.array([_instant(each) for each in whole], pa.timestamp("us", "UTC"))
     found = times.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.float64) / 1e6
     return np.asarray(np.nan_to_num(found, nan=-np.inf))
+
+
+def _instant(text: pa.Scalar) -> pa.Scalar:
+    try:
+        return text.cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid:
+        return pa.scalar(None, pa.timestamp("us", "UTC"))
 
 
 def _placed(parsed: Parsed, start: int) -> Rows:

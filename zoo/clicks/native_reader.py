@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from zoo.clicks.features import Features
 
 PAD = 64  # bytes that the parser may read behind the data
-TABLE = 4096  # whole numbers whose encoding is looked up
+PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
+LOWEST, HIGHEST = -16, 16384  # whole numbers whose encoding is looked up
 BOM = b"\xef\xbb\xbf"
 
 
@@ -73,7 +74,7 @@ class NativeReader:
             values = encoding["buckets"] if encoding["type"] == "hash" else list(encoding["values"])
             getattr(parser, kind)(place, field.start, values, *of_list)
         for at, column in enumerate(features.numbers):
-            table = features.scaled(at, np.arange(TABLE, dtype=np.float64)).astype(np.float32)
+            table = features.scaled(at, np.arange(LOWEST, HIGHEST, dtype=np.float64)).astype(np.float32)
             if np.isnan(table).any():  # of a scale beyond float64
                 return None
             gap = len(features.numbers) + features.gaps.index(at) if at in features.gaps else -1
@@ -92,7 +93,7 @@ class NativeReader:
 
         def read() -> bytes:
             begin = time.perf_counter()
-            data: bytes = stream.read(logs.BLOCK)
+            data: bytes = stream.read(min(PIECE, logs.BLOCK))
             seconds["read"] += time.perf_counter() - begin
             return data
 
@@ -118,7 +119,7 @@ class NativeReader:
                 whole = size - len(end)
                 if not following and taken < size:  # a quote that nothing closes
                     taken, parsed = whole, None
-                elif not taken and rest:
+                elif not taken and len(rest) >= 2 * logs.BLOCK:
                     raise pa.ArrowInvalid(
                         "straddling object straddles two block boundaries (try to increase block size?)"
                     )
@@ -144,17 +145,25 @@ class NativeReader:
         return end if tuple(found) == self.log.columns else None
 
     def _parsed(
-        self, ids: Any, numbers: Any, scales: Any, labels: Any, weights: Any, times: Any, left: Any
+        self,
+        ids: Any,
+        numbers: Any,
+        scales: Any,
+        labels: Any,
+        weights: Any,
+        times: Any,
+        places: Any,
+        columns: Any,
+        values: Any,
     ) -> Parsed | None:
         """The arrays, with the numbers that the parser left; None where a label or weight is none."""
         if self.labelled and (
             not ((labels == 0) | (labels == 1)).all() or (weights is not None and not (weights >= 0).all())
         ):
             return None
-        features = self.features
-        for at, (rows, values) in enumerate(left):
-            if len(rows):
-                numbers[rows, at] = np.nan_to_num(features.scaled(at, values).astype(np.float32), copy=False)
+        if len(places):
+            scaled = self.features.scaled_mixed(columns, values).astype(np.float32)
+            numbers.reshape(-1)[places] = np.nan_to_num(scaled, copy=False)
         return Parsed(ids, numbers, scales, labels, weights, times)
 
 

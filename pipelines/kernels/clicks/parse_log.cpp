@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 #include <vector>
 #if defined(__SSE2__)
@@ -36,7 +37,8 @@ namespace {
 constexpr uint8_t FEED = '\n', RETURN = '\r', QUOTE = '"';
 constexpr size_t PAD = 64;    // bytes behind the data that may be read
 constexpr size_t STEP = 16384; // bytes at a time: what is known of them stays in the nearest caches
-constexpr double NOTHING = std::numeric_limits<double>::quiet_NaN();
+constexpr int64_t LOWEST = 16; // tables of numbers begin at its negative
+constexpr double NOTHING = std::numeric_limits<double>::quiet_NaN(), NEVER = -std::numeric_limits<double>::infinity();
 
 // The first `length` bytes, at most eight, as a little-endian word; eight are read.
 ALWAYS_INLINE uint64_t short_word(const uint8_t *p, size_t length) {
@@ -205,22 +207,22 @@ double number(Text text) {
 // Whole numbers of up to eight characters, and which others there are. The digits of a word are added up in three multiplications
 // (D. Lemire, "Quickly parsing eight digits", 2018).
 ALWAYS_INLINE void whole_numbers(
-    size_t count, const uint64_t *__restrict words, const uint32_t *__restrict lengths, uint32_t *__restrict values,
+    size_t count, const uint64_t *__restrict words, const uint32_t *__restrict lengths, int32_t *__restrict values,
     uint8_t *__restrict odd) {
     constexpr uint64_t zeros = 0x3030303030303030u, mask = 0x000000ff000000ffu;
     for (size_t i = 0; i < count; ++i) {
-        const uint64_t length = lengths[i], before = (64 - 8 * length) & 63;
-        uint64_t word = (words[i] ^ zeros) << before;
+        const uint64_t all = lengths[i], minus = uint64_t{(words[i] & 0xff) == '-'}, length = all - minus, before = (64 - 8 * length) & 63;
+        uint64_t word = ((words[i] >> 8 * minus) ^ zeros) << before;
         const uint64_t other = ((word + 0x7676767676767676u) | word) & 0x8080808080808080u; // a byte over 9
-        odd[i] = (other != 0) | (length - 1 > 7);
         word = word * 10 + (word >> 8);
-        values[i] = static_cast<uint32_t>(((word & mask) * 0x000f424000000064u + (word >> 16 & mask) * 0x0000271000000001u) >> 32);
+        const auto whole = static_cast<int32_t>(((word & mask) * 0x000f424000000064u + (word >> 16 & mask) * 0x0000271000000001u) >> 32);
+        odd[i] = (other != 0) | (all - 1 > 7) | (length - 1 > 7) | (minus & uint64_t{whole == 0});
+        values[i] = minus ? -whole : whole;
     }
 }
 
-// Seconds since 1970 of YYYY-MM-DD[(T| )HH:MM[:SS[.f]][Z|(+|-)HH[:]MM]], f of up to six digits; -infinity for what is of another form.
-// False for what is of this form and no time.
-bool instant(Text text, double &seconds) {
+// Seconds since 1970 of YYYY-MM-DD[(T| )HH:MM[:SS[.f]][Z|(+|-)HH[:]MM]], f of up to six digits; -infinity for what is no such time.
+double instant(Text text) {
     const uint8_t *p = text.begin;
     const uint8_t *const end = text.end;
     bool formed = true;
@@ -240,7 +242,6 @@ bool instant(Text text, double &seconds) {
         formed = formed && is(byte);
         ++p;
     };
-    seconds = -std::numeric_limits<double>::infinity();
     int64_t hour = 0, minute = 0, second = 0, micro = 0, zone_hour = 0, zone_minute = 0;
     int sign = 1;
     const int64_t year = digits(4);
@@ -278,19 +279,18 @@ bool instant(Text text, double &seconds) {
         }
     }
     if (!formed || p != end)
-        return true;
+        return NEVER;
     const bool leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     const int64_t days_of_month = month == 2 ? 28 + leap : 30 + ((month + (month > 7)) & 1);
     if (month < 1 || month > 12 || day < 1 || day > days_of_month || hour > 23 || minute > 59 || second > 59 || zone_hour > 23 ||
         zone_minute > 59)
-        return false;
+        return NEVER;
     // Days from the civil calendar (H. Hinnant, "chrono-compatible low-level date algorithms"), of years that begin in March.
     const int64_t y = year - (month <= 2), era = (y >= 0 ? y : y - 399) / 400, of_era = y - era * 400;
     const int64_t of_year = (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
     const int64_t days = era * 146097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719468;
     const int64_t minutes = (days * 24 + hour) * 60 + minute - sign * (zone_hour * 60 + zone_minute);
-    seconds = static_cast<double>((minutes * 60 + second) * 1'000'000 + micro) / 1e6;
-    return true;
+    return static_cast<double>((minutes * 60 + second) * 1'000'000 + micro) / 1e6;
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ ids
@@ -366,7 +366,6 @@ struct Column {
     Scaling scaling = other;
     double minus = 0, divisor = 1;
     std::vector<float> table{};
-    size_t left = 0; // which of `Parsed::left`
 };
 
 struct Schema {
@@ -377,11 +376,10 @@ struct Schema {
     size_t ids, numbers, scales;
     std::vector<Column> columns{};
     bool labels = false, weights = false, times = false;
-    size_t lefts = 0;
 };
 
 struct Left {
-    std::vector<int64_t> rows;
+    std::vector<int64_t> places, columns;
     std::vector<double> values;
 };
 
@@ -392,7 +390,7 @@ struct Parsed {
     std::unique_ptr<int32_t[]> ids;
     std::unique_ptr<float[]> numbers, scales, labels, weights;
     std::unique_ptr<double[]> times;
-    std::vector<Left> left; // numbers that are to be scaled
+    Left left; // numbers that are to be scaled
 
     void reserve(const Schema &schema, size_t rows) {
         ids.reset(new int32_t[rows * schema.ids]);
@@ -401,7 +399,6 @@ struct Parsed {
         labels.reset(schema.labels ? new float[rows] : nullptr);
         weights.reset(schema.weights ? new float[rows] : nullptr);
         times.reset(schema.times ? new double[rows] : nullptr);
-        left.assign(schema.lefts, {});
     }
 };
 
@@ -413,7 +410,7 @@ struct Fields {
     std::vector<const uint8_t *> begins;
     std::vector<uint32_t> lengths;
     std::vector<uint64_t> words; // of one column, on their way into vectors
-    std::vector<uint32_t> values;
+    std::vector<int32_t> values;
     std::vector<uint8_t> odd;
     std::vector<uint8_t> unquoted; // texts without their quotes
 };
@@ -429,7 +426,7 @@ ALWAYS_INLINE void categories(
     const bool many = ids.hashed && eights * 4 >= rows;
     if (many) { // a 32-bit number in hexadecimal, say
         uint64_t *const words = fields.words.data();
-        auto *const values = reinterpret_cast<int32_t *>(fields.values.data());
+        int32_t *const values = fields.values.data();
         const Modulo modulo = ids.modulo();
         for (size_t i = 0; i < rows; ++i)
             words[i] = farmhash::fetch64(begins[i]);
@@ -492,8 +489,9 @@ ALWAYS_INLINE void numbers(
         if (gap)
             *gap = 0;
         const bool odd = fields.odd[i];
-        if (!odd && fields.values[i] < known) {
-            *value = table[fields.values[i]];
+        const size_t index = static_cast<size_t>(int64_t{fields.values[i]} + LOWEST);
+        if (!odd && index < known) {
+            *value = table[index];
             continue;
         }
         const double x = !odd ? fields.values[i] : lengths[i] ? number({begins[i], begins[i] + lengths[i]}) : NOTHING;
@@ -502,12 +500,13 @@ ALWAYS_INLINE void numbers(
             if (gap)
                 *gap = 1;
         } else if (column.scaling == other) {
-            left.rows.push_back(static_cast<int64_t>(row + i));
+            left.places.push_back(static_cast<int64_t>((row + i) * stride + column.at));
+            left.columns.push_back(static_cast<int64_t>(column.at));
             left.values.push_back(x);
         } else {
             const double low = column.scaling == standard ? -8.0 : 0.0, high = column.scaling == standard ? 8.0 : 1.0;
             const double scaled = (x - column.minus) / column.divisor;
-            const double above = scaled > low ? scaled : low, inside = above < high ? above : high;
+            const double above = scaled < low ? low : scaled, inside = above > high ? high : above; // keeps -0, as numpy's clip
             *value = scaled == scaled ? static_cast<float>(inside) : 0;
             if (gap)
                 *gap = scaled != scaled;
@@ -536,7 +535,7 @@ ALWAYS_INLINE bool encode(const Schema &schema, Fields &fields, bool high, Parse
                 out.scales.get() + row * schema.scales);
             break;
         case Kind::number:
-            numbers(column, begins, lengths, fields, schema.numbers, out.numbers.get() + row * schema.numbers, row, out.left[column.left]);
+            numbers(column, begins, lengths, fields, schema.numbers, out.numbers.get() + row * schema.numbers, row, out.left);
             break;
         case Kind::label:
         case Kind::weight: {
@@ -552,14 +551,13 @@ ALWAYS_INLINE bool encode(const Schema &schema, Fields &fields, bool high, Parse
             const double divisor = column.kind == Kind::milliseconds ? 1000 : 1;
             for (size_t i = 0; i < rows; ++i) {
                 const double value = real(i) / divisor;
-                out.times[row + i] = value == value ? value : -std::numeric_limits<double>::infinity();
+                out.times[row + i] = value == value ? value : NEVER;
             }
             break;
         }
         case Kind::instant:
             for (size_t i = 0; i < rows; ++i)
-                if (!instant({begins[i], begins[i] + lengths[i]}, out.times[row + i]))
-                    return false;
+                out.times[row + i] = instant({begins[i], begins[i] + lengths[i]});
         }
     }
     out.count += rows;
@@ -899,7 +897,6 @@ class LogParser {
         column.minus = minus;
         column.divisor = divisor;
         column.table.assign(table.data(), table.data() + table.size());
-        column.left = schema_.lefts++;
         schema_.columns.push_back(std::move(column));
     }
     void real(size_t place, const std::string &kind) {
@@ -931,20 +928,19 @@ class LogParser {
         if (!right)
             return nb::make_tuple(out.consumed, out.records, nb::none());
         const size_t count = out.count;
-        nb::list left;
-        for (const Left &each : out.left) {
-            std::unique_ptr<int64_t[]> rows(new int64_t[each.rows.size()]);
-            std::unique_ptr<double[]> values(new double[each.rows.size()]);
-            std::copy(each.rows.begin(), each.rows.end(), rows.get());
-            std::copy(each.values.begin(), each.values.end(), values.get());
-            left.append(nb::make_tuple(owned(std::move(rows), {each.rows.size()}), owned(std::move(values), {each.rows.size()})));
-        }
+        const auto copy = [](const auto &from) {
+            using T = typename std::decay_t<decltype(from)>::value_type;
+            std::unique_ptr<T[]> to(new T[from.size()]);
+            std::copy(from.begin(), from.end(), to.get());
+            return owned(std::move(to), {from.size()});
+        };
         const auto some = [&](auto &values) { return values ? nb::cast(owned(std::move(values), {count})) : nb::none(); };
         return nb::make_tuple(
             out.consumed, out.records,
             nb::make_tuple(
                 owned(std::move(out.ids), {count, schema_.ids}), owned(std::move(out.numbers), {count, schema_.numbers}),
-                owned(std::move(out.scales), {count, schema_.scales}), some(out.labels), some(out.weights), some(out.times), left));
+                owned(std::move(out.scales), {count, schema_.scales}), some(out.labels), some(out.weights), some(out.times), copy(out.left.places),
+                copy(out.left.columns), copy(out.left.values)));
     }
 
   private:
@@ -1002,12 +998,13 @@ void bind_parse_log(nb::module_ &module) {
         .def(
             "number", &LogParser::number, nb::arg("place"), nb::arg("at"), nb::arg("gap"), nb::arg("scaling"), nb::arg("minus"),
             nb::arg("divisor"), nb::arg("table"),
-            "A number. gap: the column that is 1 where it is missing, or -1. table: float32 [k], what 0 to k - 1 become. Others become\n"
+            "A number. gap: the column that is 1 where it is missing, or -1. table: float32 [k], what -16 to k - 17 become. Others become\n"
             "(x - minus) / divisor, clipped, where scaling is standard or min-max; else they are left to the caller.")
         .def("real", &LogParser::real, nb::arg("place"), nb::arg("kind"), "A label, a weight, or a timestamp: s, ms or text.")
         .def(
             "parse", &LogParser::parse, nb::arg("data"), nb::arg("size"),
             "Whole records of data[:size], uint8 [size + 64 or more]: (bytes taken, records in them, arrays). arrays: None where pyarrow\n"
             "would refuse a record; else ids int32 [n, ids], numbers float32 [n, numbers], scales float32 [n, scales], labels and weights\n"
-            "float32 [n] and times float64 [n] or None, and of each number the rows int64 [m] and values float64 [m] left to the caller.");
+            "float32 [n] and times float64 [n] or None, and of what is left to the caller the flat places int64 [m] in\n"
+            "the numbers, their columns int64 [m] and their values float64 [m].");
 }
