@@ -334,6 +334,18 @@ class Features:
             found[some] = self.scaled(int(at), x[some])
         return found
 
+    def scaled_whole(self, start: int, stop: int) -> Floats:
+        """What the whole numbers from `start` to below `stop` become, float32 [numbers, stop - start]; made once."""
+        if (tables := self._tables.get((start, stop))) is None:
+            x = np.arange(start, stop, dtype=np.float64)
+            found = [self.scaled(at, x).astype(np.float32) for at in range(len(self.numbers))]
+            tables = self._tables[start, stop] = np.array(found, np.float32).reshape(len(found), len(x))
+        return tables
+
+    @cached_property
+    def _tables(self) -> dict[tuple[int, int], Floats]:
+        return {}
+
     def encode_columns(self, columns: Mapping[str, pa.Array], count: int, start: int, labelled: bool) -> Rows:
         """`count` rows of text columns by name, null where missing; `start`: the position of the first.
 

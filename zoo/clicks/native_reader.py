@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PAD = 64  # bytes that the parser may read behind the data
 PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
 LOWEST, HIGHEST = -16, 16384  # whole numbers whose encoding is looked up
-BOM = b"\xef\xbb\xbf"
+BOM, _FEED = b"\xef\xbb\xbf", ord("\n")
 
 
 class Parsed(NamedTuple):
@@ -73,13 +73,13 @@ class NativeReader:
             kind = ("hashed" if encoding["type"] == "hash" else "known") + "_list" * field.is_list
             values = encoding["buckets"] if encoding["type"] == "hash" else list(encoding["values"])
             getattr(parser, kind)(place, field.start, values, *of_list)
+        tables = features.scaled_whole(LOWEST, HIGHEST)
         for at, column in enumerate(features.numbers):
-            table = features.scaled(at, np.arange(LOWEST, HIGHEST, dtype=np.float64)).astype(np.float32)
-            if np.isnan(table).any():  # of a scale beyond float64
+            if np.isnan(tables[at]).any():  # of a scale beyond float64
                 return None
             gap = len(features.numbers) + features.gaps.index(at) if at in features.gaps else -1
             minus, divisor = _linear(column.encoding)
-            parser.number(places[column.name], at, gap, column.encoding["type"], minus, divisor, table)
+            parser.number(places[column.name], at, gap, column.encoding["type"], minus, divisor, tables[at])
         for column in features.schema.of("label", "weight", "timestamp"):
             if column.name in names:
                 parser.real(places[column.name], column.unit or column.kind)
@@ -91,44 +91,51 @@ class NativeReader:
         seconds["read"] counts the time in which the file gave its bytes.
         """
 
-        def read() -> bytes:
+        def read(front: int) -> tuple[NDArray[np.uint8], int]:
+            """A buffer and the end of what was read into it, behind room for `front` bytes."""
             begin = time.perf_counter()
-            data: bytes = stream.read(min(PIECE, logs.BLOCK))
+            step = min(PIECE, logs.BLOCK)
+            if len(buffers[0]) < front + step + PAD + 1:
+                buffers[0] = np.zeros(front + step + PAD + 1, np.uint8)
+            buffer = buffers.pop(0)
+            buffers.append(buffer)
+            end = front + int(stream.readinto(memoryview(buffer)[front : front + step]))
             seconds["read"] += time.perf_counter() - begin
-            return data
+            return buffer, end
 
+        buffers = [np.empty(0, np.uint8)] * 2  # by turns
         with self.log.reading():
             stream = self.log.stream()
-            block = read()
-            start = self._start(block)
+            buffer, end = read(0)
+            start = self._start(buffer[:end].tobytes())
             if start is None:
                 yield from self.log.batches(self.names, bad)
                 return
-            buffer, rest, records = np.empty(0, np.uint8), block[:0], int(self.log.header)
-            block = block[start:]
-            while block or rest:
-                following = read()
-                end = b"\n" if not following and not block.endswith(b"\n") else b""
-                size = len(rest) + len(block) + len(end)
-                if len(buffer) < size + PAD:
-                    buffer = np.zeros(size + PAD, np.uint8)
-                view = memoryview(buffer)
-                view[: len(rest)], view[len(rest) : size - len(end)], view[size - len(end) : size] = rest, block, end
-                taken, met, arrays = self.parser.parse(buffer, size)
+            begin, records = start, int(self.log.header)
+            while begin < end:
+                left = end - begin
+                following, following_end = read(left)
+                last = following_end == left
+                stop = end + (last and buffer[end - 1] != _FEED)  # a row may end with the file
+                buffer[end:stop] = _FEED
+                taken, met, arrays = self.parser.parse(buffer[begin:], stop - begin)
                 parsed = None if arrays is None else self._parsed(*arrays)
-                whole = size - len(end)
-                if not following and taken < size:  # a quote that nothing closes
-                    taken, parsed = whole, None
-                elif not taken and len(rest) >= 2 * logs.BLOCK:
+                if last and taken < stop - begin:  # a quote that nothing closes
+                    taken, parsed = left, None
+                elif not taken and left >= 3 * logs.BLOCK:
                     raise pa.ArrowInvalid(
                         "straddling object straddles two block boundaries (try to increase block size?)"
                     )
+                taken = min(taken, left)
                 if parsed is None:
-                    yield from csv_batches(self.log, b"\n" + bytes(view[: min(taken, whole)]), self.names, bad, records)
+                    text = b"\n" + buffer[begin : begin + taken].tobytes()  # the empty line keeps a BOM from being one
+                    yield from csv_batches(self.log, text, self.names, bad, records)
                 elif len(parsed.ids):
                     yield parsed
                 records += met
-                rest, block = bytes(view[min(taken, whole) : whole]), following
+                rest = buffer[begin + taken : end]
+                buffer, begin, end = following, left - len(rest), following_end
+                buffer[begin:left] = rest
 
     def _start(self, block: bytes) -> int | None:
         """Where the first row begins; None for a header that pyarrow may not read as `open_log` does."""

@@ -602,8 +602,16 @@ ALWAYS_INLINE uint64_t parity(uint64_t bits) {
     return bits;
 }
 
+ALWAYS_INLINE bool beyond_ascii(const uint8_t *p, size_t size) {
+    uint8_t all = 0;
+    for (size_t i = 0; i < size; ++i)
+        all |= p[i];
+    return all & 0x80;
+}
+
 struct Counts {
     size_t feeds = 0, returns = 0, quotes = 0;
+    bool high = false; // a byte beyond ASCII
 };
 
 // All of these bytes.
@@ -618,6 +626,7 @@ ALWAYS_INLINE Counts count(const uint8_t *data, size_t size, bool quotes) {
             found.quotes += __builtin_popcountll(some & ~returns);
         }
     }
+    found.high = beyond_ascii(data, size);
     return found;
 }
 
@@ -655,13 +664,6 @@ ALWAYS_INLINE uint32_t *split(
     }
     marks.inside = inside;
     return to;
-}
-
-ALWAYS_INLINE bool beyond_ascii(const uint8_t *p, size_t size) {
-    uint8_t all = 0;
-    for (size_t i = 0; i < size; ++i)
-        all |= p[i];
-    return all & 0x80;
 }
 
 // Takes the quotes off a field that has such; returns how many these were, -1 where they do not stand as they should.
@@ -704,7 +706,7 @@ ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size_t size, const Schema 
     bool high = false, quoted = false;
     for (size_t at = 0; at < size; at += STEP) {
         const size_t end = std::min(at + STEP, size);
-        const bool high_here = beyond_ascii(data + at, end - at), quoted_here = quotes && std::memchr(data + at, QUOTE, end - at);
+        const bool high_here = all.high && beyond_ascii(data + at, end - at), quoted_here = quotes && std::memchr(data + at, QUOTE, end - at);
         high |= high_here;
         quoted |= quoted_here;
         uint32_t *const ends = marks.ends.data();
@@ -783,7 +785,6 @@ ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_t size, const Schema &
     const Counts all = count(data, size, false);
     out = {};
     out.reserve(schema, std::min(all.feeds + all.returns, size / width));
-    const bool high = beyond_ascii(data, size);
     const uint8_t *const end = data + size;
     const uint8_t *p = data;
     bool right = true;
@@ -828,11 +829,11 @@ ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_t size, const Schema &
         out.consumed = p - data;
         right = right && column == width;
         if (right && ++fields.rows == fields.most) {
-            right = encode(schema, fields, high, out);
+            right = encode(schema, fields, all.high, out);
             fields.rows = 0;
         }
     }
-    return right && encode(schema, fields, high, out);
+    return right && encode(schema, fields, all.high, out);
 }
 
 using Parse = bool (*)(const uint8_t *, size_t, const Schema &, Fields &, Parsed &);
