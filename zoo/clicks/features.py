@@ -321,18 +321,24 @@ class Features:
 
     def scaled_mixed(self, columns: NDArray[np.int64], x: NDArray[np.float64]) -> Any:
         """The same of a value of the number `columns[i]` each, float64 [n] to [n]."""
-        found = np.empty_like(x)
-        logs = [each.encoding["type"] == "log1p" for each in self.numbers]
-        if any(logs):  # all of them at once
-            some = slice(None) if all(logs) else np.array(logs)[columns]
-            bounds = [each.encoding if log else _NO_BOUNDS for each, log in zip(self.numbers, logs, strict=True)]
-            low = np.array([each["minimum"] for each in bounds], np.float64)[columns[some]]
-            most = np.array([np.log1p(each["maximum"] - each["minimum"]) for each in bounds])[columns[some]]
-            found[some] = np.clip(np.log1p(np.maximum(x[some] - low, 0)) / most, 0, 1)
-        for at in np.flatnonzero(~np.array(logs)):
+        logs, low, most = self._log_bounds
+        if logs.all():  # all of them at once
+            return np.clip(np.log1p(np.maximum(x - low[columns], 0)) / most[columns], 0, 1)
+        found, some = np.empty_like(x), logs[columns]
+        of = columns[some]
+        found[some] = np.clip(np.log1p(np.maximum(x[some] - low[of], 0)) / most[of], 0, 1)
+        for at in np.flatnonzero(~logs):
             some = columns == at
             found[some] = self.scaled(int(at), x[some])
         return found
+
+    @cached_property
+    def _log_bounds(self) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
+        """Of every number, whether its encoding is log1p; and its minimum and logarithm of the maximum, where it is."""
+        logs = np.array([each.encoding["type"] == "log1p" for each in self.numbers], bool)
+        bounds = [each.encoding if log else _NO_BOUNDS for each, log in zip(self.numbers, logs, strict=True)]
+        low = np.array([each["minimum"] for each in bounds], np.float64)
+        return logs, low, np.array([np.log1p(each["maximum"] - each["minimum"]) for each in bounds], np.float64)
 
     def scaled_whole(self, start: int, stop: int) -> Floats:
         """What the whole numbers from `start` to below `stop` become, float32 [numbers, stop - start]; made once."""

@@ -204,21 +204,29 @@ double number(Text text) {
     return error == std::errc() && stop == reinterpret_cast<const char *>(end) && std::isfinite(value) ? value : NOTHING;
 }
 
-// Whole numbers of up to eight characters, and which others there are. The digits of a word are added up in three multiplications
-// (D. Lemire, "Quickly parsing eight digits", 2018).
-ALWAYS_INLINE void whole_numbers(
-    size_t count, const uint64_t *__restrict words, const uint32_t *__restrict lengths, int32_t *__restrict values,
-    uint8_t *__restrict odd) {
+// Places in a table of `known` entries: 0 for no text, 1 + LOWEST + x for the whole number x of up to eight characters; and which are
+// others, whose places are 0. The digits of a word are added up in three multiplications (D. Lemire, "Quickly parsing eight digits",
+// 2018).
+ALWAYS_INLINE uint64_t places_of_numbers(
+    size_t count, const uint64_t *__restrict words, const uint32_t *__restrict lengths, uint64_t known, int32_t *__restrict places,
+    uint8_t *__restrict others) {
     constexpr uint64_t zeros = 0x3030303030303030u, mask = 0x000000ff000000ffu;
+    uint64_t any = 0;
     for (size_t i = 0; i < count; ++i) {
         const uint64_t all = lengths[i], minus = uint64_t{(words[i] & 0xff) == '-'}, length = all - minus, before = (64 - 8 * length) & 63;
         uint64_t word = ((words[i] >> 8 * minus) ^ zeros) << before;
-        const uint64_t other = ((word + 0x7676767676767676u) | word) & 0x8080808080808080u; // a byte over 9
+        const uint64_t stray = ((word + 0x7676767676767676u) | word) & 0x8080808080808080u; // a byte over 9
         word = word * 10 + (word >> 8);
-        const auto whole = static_cast<int32_t>(((word & mask) * 0x000f424000000064u + (word >> 16 & mask) * 0x0000271000000001u) >> 32);
-        odd[i] = (other != 0) | (all - 1 > 7) | (length - 1 > 7) | (minus & uint64_t{whole == 0});
-        values[i] = minus ? -whole : whole;
+        const uint64_t whole = ((word & mask) * 0x000f424000000064u + (word >> 16 & mask) * 0x0000271000000001u) >> 32;
+        const uint64_t place = (minus ? 0 - whole : whole) + (LOWEST + 1);
+        uint64_t other = uint64_t{stray != 0} | uint64_t{all > 8} | uint64_t{length - 1 > 7} | (minus & uint64_t{whole == 0});
+        other |= uint64_t{place - 1 >= known - 1}; // what is far below 0 wraps around
+        other &= uint64_t{all != 0};
+        others[i] = static_cast<uint8_t>(other);
+        any |= other;
+        places[i] = static_cast<int32_t>(place & (0 - uint64_t{all != 0}) & (other - 1));
     }
+    return any;
 }
 
 // Seconds since 1970 of YYYY-MM-DD[(T| )HH:MM[:SS[.f]][Z|(+|-)HH[:]MM]], f of up to six digits; -infinity for what is no such time.
@@ -405,13 +413,14 @@ struct Parsed {
 // Some rows of the log: the fields of one column after the other.
 struct Fields {
     explicit Fields(size_t width)
-        : most(STEP / width + 2), begins(most * width), lengths(most * width), words(most), values(most), odd(most) {}
+        : most(STEP / width + 2), begins(new const uint8_t *[most * width]), lengths(new uint32_t[most * width]), words(new uint64_t[most]),
+          values(new int32_t[most]), others(new uint8_t[most]) {}
     size_t most, rows = 0; // of a column
-    std::vector<const uint8_t *> begins;
-    std::vector<uint32_t> lengths;
-    std::vector<uint64_t> words; // of one column, on their way into vectors
-    std::vector<int32_t> values;
-    std::vector<uint8_t> odd;
+    std::unique_ptr<const uint8_t *[]> begins;
+    std::unique_ptr<uint32_t[]> lengths;
+    std::unique_ptr<uint64_t[]> words; // of one column, on their way into vectors
+    std::unique_ptr<int32_t[]> values;
+    std::unique_ptr<uint8_t[]> others;
     std::vector<uint8_t> unquoted; // texts without their quotes
 };
 
@@ -420,25 +429,30 @@ ALWAYS_INLINE void categories(
     int32_t *to) {
     const Ids &ids = *column.ids;
     const size_t rows = fields.rows;
-    size_t eights = 0;
-    for (size_t i = 0; i < rows; ++i)
+    size_t eights = 0, empty = 0;
+    for (size_t i = 0; i < rows; ++i) {
         eights += lengths[i] == 8;
+        empty += lengths[i] == 0;
+    }
     const bool many = ids.hashed && eights * 4 >= rows;
     if (many) { // a 32-bit number in hexadecimal, say
-        uint64_t *const words = fields.words.data();
-        int32_t *const values = fields.values.data();
+        uint64_t *const words = fields.words.get();
+        int32_t *const values = fields.values.get();
         const Modulo modulo = ids.modulo();
+        const int32_t last = ids.last;
         for (size_t i = 0; i < rows; ++i)
             words[i] = farmhash::fetch64(begins[i]);
-        for (size_t i = 0; i < rows; ++i)
-            values[i] = modulo(farmhash::hash8(words[i])) + 1;
+        for (size_t i = 0; i < rows; ++i) {
+            const int32_t id = modulo(farmhash::hash8(words[i])) + 1;
+            values[i] = lengths[i] ? id : last;
+        }
         for (size_t i = 0; i < rows; ++i)
             to[i * stride] = values[i];
-        if (eights == rows)
+        if (eights + empty == rows)
             return;
     }
     for (size_t i = 0; i < rows; ++i)
-        if (!many || lengths[i] != 8)
+        if (!many || (lengths[i] && lengths[i] != 8))
             to[i * stride] = missing(begins[i], lengths[i]) ? ids.last : ids(begins[i], lengths[i]);
 }
 
@@ -481,20 +495,22 @@ ALWAYS_INLINE void numbers(
     const size_t rows = fields.rows;
     for (size_t i = 0; i < rows; ++i)
         fields.words[i] = farmhash::fetch64(begins[i]);
-    whole_numbers(rows, fields.words.data(), lengths, fields.values.data(), fields.odd.data());
-    const size_t known = column.table.size();
     const float *const table = column.table.data();
-    float *value = to + column.at, *gap = column.gap < 0 ? nullptr : to + column.gap;
-    for (size_t i = 0; i < rows; ++i, value += stride, gap += gap ? stride : 0) {
-        if (gap)
-            *gap = 0;
-        const bool odd = fields.odd[i];
-        const size_t index = static_cast<size_t>(int64_t{fields.values[i]} + LOWEST);
-        if (!odd && index < known) {
-            *value = table[index];
+    int32_t *const places = fields.values.get();
+    const uint64_t any = places_of_numbers(rows, fields.words.get(), lengths, column.table.size(), places, fields.others.get());
+    float *const values = to + column.at, *const gaps = column.gap < 0 ? nullptr : to + column.gap;
+    for (size_t i = 0; i < rows; ++i)
+        values[i * stride] = table[places[i]];
+    if (gaps)
+        for (size_t i = 0; i < rows; ++i)
+            gaps[i * stride] = lengths[i] ? 0 : 1;
+    if (!any)
+        return;
+    for (size_t i = 0; i < rows; ++i) {
+        if (!fields.others[i])
             continue;
-        }
-        const double x = !odd ? fields.values[i] : lengths[i] ? number({begins[i], begins[i] + lengths[i]}) : NOTHING;
+        const double x = number({begins[i], begins[i] + lengths[i]});
+        float *const value = values + i * stride, *const gap = gaps ? gaps + i * stride : nullptr;
         if (x != x) {
             *value = 0;
             if (gap)
@@ -632,8 +648,8 @@ ALWAYS_INLINE Counts count(const uint8_t *data, size_t size, bool quotes) {
 
 // Positions of separators outside quotes, and what was met on the way.
 struct Marks {
-    explicit Marks(size_t width) : ends(width + STEP + 64) { ends[0] = ~uint32_t{0}; }
-    std::vector<uint32_t> ends; // the last row's line feed, then the ends of the fields
+    explicit Marks(size_t width) : ends(new uint32_t[width + STEP + 64]) { ends[0] = ~uint32_t{0}; }
+    std::unique_ptr<uint32_t[]> ends; // the last row's line feed, then the ends of the fields
     uint64_t inside = 0;        // all ones where a quote is open
     size_t quoted_feeds = 0, quoted_returns = 0;
 };
@@ -709,7 +725,7 @@ ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size_t size, const Schema 
         const bool high_here = all.high && beyond_ascii(data + at, end - at), quoted_here = quotes && std::memchr(data + at, QUOTE, end - at);
         high |= high_here;
         quoted |= quoted_here;
-        uint32_t *const ends = marks.ends.data();
+        uint32_t *const ends = marks.ends.get();
         const size_t found = split(data, at, end, schema.delimiter, quotes, marks, &ends[1 + waiting]) - &ends[1];
         const size_t rows = fields.rows = found / width;
         const auto place = [&](size_t column, bool last) __attribute__((always_inline)) {
@@ -897,7 +913,8 @@ class LogParser {
         column.scaling = scaling == "standard" ? standard : scaling == "min-max" ? min_max : other;
         column.minus = minus;
         column.divisor = divisor;
-        column.table.assign(table.data(), table.data() + table.size());
+        column.table.assign(table.size() + 1, 0); // the first entry is that of a missing number
+        std::copy(table.data(), table.data() + table.size(), column.table.begin() + 1);
         schema_.columns.push_back(std::move(column));
     }
     void real(size_t place, const std::string &kind) {
