@@ -285,7 +285,7 @@ class Features:
             left_out += 1
 
         tell = None if errors is None else bad
-        reader = NativeReader.of(self, log, names, labelled)
+        reader = NativeReader.of(self, log, names)
         batches = timed(log.batches(names, tell), seconds, "read") if reader is None else reader.batches(tell, seconds)
         for batch in batches:
             start, left_out = start + left_out, 0
@@ -295,7 +295,7 @@ class Features:
                 columns = dict(zip(names, batch.columns, strict=True))
                 rows = self.encode_columns(columns, batch.num_rows, start, labelled)
             start += len(rows)
-            if labelled and (faults := _faults(rows)):
+            if columns and labelled and (faults := _faults(rows)):
                 _report(faults, columns, self.schema, f"{log.path}", errors)
                 rows = rows[np.setdiff1d(np.arange(len(rows)), [row for row, _ in faults])]
             if errors is not None and errors.total >= HOPELESS and errors.total > BAD_SHARE * start:

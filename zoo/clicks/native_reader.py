@@ -48,13 +48,10 @@ class NativeReader:
     features: Features
     log: Log
     names: Sequence[str]
-    labelled: bool
     parser: Any
 
     @classmethod
-    def of(
-        cls, features: Features, log: Log, names: Sequence[str], labelled: bool, isa: str = ""
-    ) -> NativeReader | None:
+    def of(cls, features: Features, log: Log, names: Sequence[str], isa: str = "") -> NativeReader | None:
         """The reader of a log; None where it is no CSV, has signs beyond ASCII as separators, or there is no native
         code. isa: of `pipelines.kernels.extension.isas`, "" for the quickest.
         """
@@ -67,7 +64,8 @@ class NativeReader:
         parser = native.LogParser(len(log.columns), log.delimiter, log.header, MISSING, *features.shape, isa)
         places = {name: at for at, name in enumerate(log.columns)}
         for field in features.fields:
-            place, encoding, of_list = places[field.name], field.column.encoding, ()
+            place, encoding = places[field.name], field.column.encoding
+            of_list: tuple[Any, ...] = ()
             if field.is_list:
                 of_list = (field.width, field.column.separator, field.column.pooling == "max", field.scale)
             kind = ("hashed" if encoding["type"] == "hash" else "known") + "_list" * field.is_list
@@ -83,7 +81,7 @@ class NativeReader:
         for column in features.schema.of("label", "weight", "timestamp"):
             if column.name in names:
                 parser.real(places[column.name], column.unit or column.kind)
-        return cls(features, log, names, labelled, parser)
+        return cls(features, log, names, parser)
 
     def batches(self, bad: Bad | None, seconds: defaultdict[str, float]) -> Iterator[Parsed | pa.RecordBatch]:
         """All rows in order, parsed, or as `Log.batches` gives them where there may be a fault.
@@ -99,7 +97,7 @@ class NativeReader:
                 buffers[0] = np.zeros(front + step + PAD + 1, np.uint8)
             buffer = buffers.pop(0)
             buffers.append(buffer)
-            end = front + int(stream.readinto(memoryview(buffer)[front : front + step]))
+            end = front + int(stream.readinto(buffer[front : front + step].data))
             seconds["read"] += time.perf_counter() - begin
             return buffer, end
 
@@ -119,7 +117,7 @@ class NativeReader:
                 stop = end + (last and buffer[end - 1] != _FEED)  # a row may end with the file
                 buffer[end:stop] = _FEED
                 taken, met, arrays = self.parser.parse(buffer[begin:], stop - begin)
-                parsed = None if arrays is None else self._parsed(*arrays)
+                parsed = None if arrays is None else self._parsed(arrays)
                 if last and taken < stop - begin:  # a quote that nothing closes
                     taken, parsed = left, None
                 elif not taken and left >= 3 * logs.BLOCK:
@@ -151,27 +149,14 @@ class NativeReader:
         ).column_names
         return end if tuple(found) == self.log.columns else None
 
-    def _parsed(
-        self,
-        ids: Any,
-        numbers: Any,
-        scales: Any,
-        labels: Any,
-        weights: Any,
-        times: Any,
-        places: Any,
-        columns: Any,
-        values: Any,
-    ) -> Parsed | None:
-        """The arrays, with the numbers that the parser left; None where a label or weight is none."""
-        if self.labelled and (
-            not ((labels == 0) | (labels == 1)).all() or (weights is not None and not (weights >= 0).all())
-        ):
-            return None
+    def _parsed(self, arrays: Any) -> Parsed:
+        """The arrays, with the numbers that the parser left."""
+        *found, places, columns, values = arrays
+        parsed = Parsed(*found)
         if len(places):
             scaled = self.features.scaled_mixed(columns, values).astype(np.float32)
-            numbers.reshape(-1)[places] = np.nan_to_num(scaled, copy=False)
-        return Parsed(ids, numbers, scales, labels, weights, times)
+            parsed.numbers.reshape(-1)[places] = np.nan_to_num(scaled, copy=False)
+        return parsed
 
 
 def _linear(encoding: Any) -> tuple[float, float]:

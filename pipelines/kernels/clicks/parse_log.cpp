@@ -530,7 +530,7 @@ ALWAYS_INLINE void numbers(
     }
 }
 
-// The columns of some rows; false where one holds what pyarrow refuses. high: whether there may be bytes beyond ASCII.
+// The columns of some rows; false where one holds what pyarrow refuses, or a label or weight that is none. high: whether there may be bytes beyond ASCII.
 ALWAYS_INLINE bool encode(const Schema &schema, Fields &fields, bool high, Parsed &out) {
     const size_t rows = fields.rows, row = out.count;
     for (const Column &column : schema.columns) {
@@ -559,6 +559,8 @@ ALWAYS_INLINE bool encode(const Schema &schema, Fields &fields, bool high, Parse
             for (size_t i = 0; i < rows; ++i) {
                 const bool digit = lengths[i] == 1 && *begins[i] >= '0' && *begins[i] <= '9';
                 to[i] = digit ? static_cast<float>(*begins[i] - '0') : static_cast<float>(real(i));
+                if (!(column.kind == Kind::label ? to[i] == 0 || to[i] == 1 : to[i] >= 0))
+                    return false;
             }
             break;
         }
@@ -1022,7 +1024,7 @@ void bind_parse_log(nb::module_ &module) {
         .def(
             "parse", &LogParser::parse, nb::arg("data"), nb::arg("size"),
             "Whole records of data[:size], uint8 [size + 64 or more]: (bytes taken, records in them, arrays). arrays: None where pyarrow\n"
-            "would refuse a record; else ids int32 [n, ids], numbers float32 [n, numbers], scales float32 [n, scales], labels and weights\n"
+            "refuses a record, or a label is neither 0 nor 1 or a weight below 0 or none; else ids int32 [n, ids], numbers float32 [n, numbers], scales float32 [n, scales], labels and weights\n"
             "float32 [n] and times float64 [n] or None, and of what is left to the caller the flat places int64 [m] in\n"
             "the numbers, their columns int64 [m] and their values float64 [m].");
 }
