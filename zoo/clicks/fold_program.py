@@ -46,6 +46,7 @@ Floats = NDArray[np.float64]
 MACS = 100e9  # int16 products of one core, see `decide` of `zoo.clicks.fold`
 HEADROOM = 2.0  # codes reach so many times the range that calibration saw
 LINE = 64  # bytes of a cache line
+FINE = 2**16  # layers of fewer products read codes, larger ones bytes: half the time, a part of the precision
 MOST = 2**31 * 0.99  # what sums of weights may reach, so that rounding them does not overflow
 
 
@@ -222,7 +223,8 @@ class Compiler:
             form = ""
             if isinstance(part, Linear):
                 hidden = part.relu and (single is part or x.width == 1)
-                form = "u1" if hidden else "i2" if single is part and x.width > 1 else "piece"
+                own = hidden or (single is part and x.width > 1)
+                form = "piece" if not own else "u1" if hidden and x.weight.size > FINE else "i2"
                 self.forms.setdefault(part, set()).add(form)
             if form == "piece":
                 self.pieces[part] = None
@@ -390,8 +392,7 @@ class Compiler:
         raise RequestError("an output is no probability, logit or vector of length one")
 
     def _total(self, x: Total) -> int:
-        positions: list[int] = []
-        weights: list[float] = []
+        weights = np.zeros(max(self._codes_width, 1), np.float64)
         terms: list[tuple[int, float]] = []
         bias = x.bias
         for term, factor in x.terms:
@@ -402,18 +403,16 @@ class Compiler:
                     for part in parts_of(term.x):
                         rows = term.weight[start : start + part.width, 0] * factor
                         start += part.width
-                        if isinstance(part, Linear) and "u1" in self.forms[part]:
-                            terms.append((self._dense_term(part, rows), 1.0))
+                        if isinstance(part, Linear) and self.forms[part] & {"u1", "i2"}:
+                            terms.append((self._hidden_term(part, rows), 1.0))
                         elif isinstance(part, Crossed):
                             terms.append((self._cross_total(part, rows), 1.0))
                         else:
                             for at, scale, row in self._places(part):
-                                positions.append(at)
-                                weights.append(float(rows[row]) * scale)
+                                weights[at] += rows[row] * scale
                 case Field() | Numbers():
                     for at, scale, _ in self._places(term):
-                        positions.append(at)
-                        weights.append(factor * scale)
+                        weights[at] += factor * scale
                 case Factorization():
                     scale = self._at[term.vectors[0]][1]
                     out = self._slot("f4", 1)
@@ -428,11 +427,15 @@ class Compiler:
                 case _:
                     raise RequestError("a term of the logit has no step")
         out = self._slot("f4", 1)
-        words = self.x if positions else None
-        at = np.array(positions, np.int32)
-        self.steps.append(
-            steps.Total(out, at, np.array(weights, np.float32), tuple(terms), bias, x.sigmoid, words)
-        )
+        if (used := np.flatnonzero(weights)).size:
+            first, end = int(used[0]), int(used[-1]) + 1
+            terms.append((self._weighted(self.x, first, weights[first:end]), 1.0))
+        self.steps.append(steps.Total(out, tuple(terms), bias, x.sigmoid))
+        return out
+
+    def _weighted(self, slot: int, first: int, weight: Floats) -> int:
+        out = self._slot("f4", 1)
+        self.steps.append(steps.Weighted(slot, first, weight.astype(np.float32), out))
         return out
 
     def _places(self, part: Expression) -> Iterator[tuple[int, float, int]]:
@@ -482,11 +485,11 @@ class Compiler:
         return self._result(x, "f4")[0]
 
     def _result(self, x: Linear, form: str) -> tuple[int, float]:
-        """(buffer, scale) of a layer's result; before its Relu in the forms "f4" and "i2"."""
+        """(buffer, scale) of a layer's result; before its Relu in the form "f4"."""
         if (x, form) not in self._made:
             parts = parts_of(x.x)
             single = parts[0] if len(parts) == 1 else None
-            if isinstance(single, Linear) and "u1" in self.forms[single] and single.relu:
+            if isinstance(single, Linear) and single.relu and x.weight.size > FINE:
                 self._dense(x, single, form)
             elif isinstance(single, Linear):
                 slot, scale = self._result(single, "i2")
@@ -514,8 +517,11 @@ class Compiler:
         self.steps.append(steps.Dense(slot, out, _dense_layer(x.weight, x.bias, scale, unit, form)))
         self._made[x, form] = (out, unit)
 
-    def _dense_term(self, part: Linear, rows: Floats) -> int:
+    def _hidden_term(self, part: Linear, rows: Floats) -> int:
         """A hidden layer's share of the logit."""
+        if "i2" in self.forms[part]:
+            slot, scale = self._result(part, "i2")
+            return self._weighted(slot, 0, rows * scale)
         slot, scale = self._result(part, "u1")
         out = self._slot("f4", 1)
         self.steps.append(steps.Dense(slot, out, _dense_layer(rows[:, None], np.zeros(1), scale, 1.0, "f4")))
@@ -598,7 +604,7 @@ class Compiler:
                 unit = self._unit(layer, form)
                 width = weight.shape[1]
                 out = self._slot(form, width)
-                outs.append((out, width))
+                outs.append((out, width, layer.relu and form != "f4"))
                 self._made[layer, form] = (out, unit)
                 padding = -width % COLUMNS
                 weights.append(np.pad(weight, ((0, 0), (0, padding))))

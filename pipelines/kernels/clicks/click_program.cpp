@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "isa/arrays.h"
@@ -111,7 +113,7 @@ class ClickProgram {
         kept_.push_back(std::move(table));
     }
 
-    void mixed(int x, int64_t first, const Array &weight, const Array &scale, const Array &bias, const std::vector<std::pair<int, int64_t>> &outs,
+    void mixed(int x, int64_t first, const Array &weight, const Array &scale, const Array &bias, const std::vector<std::tuple<int, int64_t, bool>> &outs,
                const std::optional<Array> &table, const Array &columns, const Array &offsets, const Array &rows, int shift) {
         const auto *w = data_of<int16_t>(weight, "weight", 2);
         const auto *s = data_of<float>(scale, "scale", 1), *b = data_of<float>(bias, "bias", 1);
@@ -142,12 +144,12 @@ class ClickProgram {
             kept_.push_back(*table);
         }
         int64_t end = 0;
-        for (const auto &[index, columns_of] : outs) {
+        for (const auto &[index, columns_of, relu] : outs) {
             require(index >= 0 && index < static_cast<int64_t>(slots_.size()), "mixed");
             const Slot to = slots_[static_cast<size_t>(index)];
             require(columns_of == to.width, "mixed");
             end += round_up(columns_of, kColumns);
-            step->outs.push_back({to, end});
+            step->outs.push_back({to, end, relu});
         }
         require(end == width, "mixed");
         const int64_t group = 4 * kernels_.lanes;
@@ -169,8 +171,8 @@ class ClickProgram {
                     chosen[r * f_count + f] = step->offsets[static_cast<size_t>(f)] + block.ids[r * ids + step->columns[static_cast<size_t>(f)]];
             Columns to[8];
             for (size_t i = 0; i < step->outs.size(); ++i) {
-                const auto &[slot, last] = step->outs[i];
-                to[i] = {slot.kind, last, block.memory + slot.offset, slot.stride};
+                const auto &[slot, last, relu] = step->outs[i];
+                to[i] = {slot.kind, last, block.memory + slot.offset, slot.stride, relu};
             }
             kernels->mixed(step->linear, chosen.data(), pairs ? block.at<int16_t>(from) + first : nullptr, pairs ? from.stride : 0, block.n, to);
         });
@@ -274,25 +276,28 @@ class ClickProgram {
         });
     }
 
-    // out = sigmoid(bias + sum_i words[i] * weight[i] + sum_t terms[t] * factor[t])
-    void total(int out, std::optional<int> words, const Array &positions, const Array &weight, const std::vector<std::pair<int, float>> &terms,
-               float bias, bool sigmoid) {
-        const Slot to = slot(out, Kind::kFloats, "total"), from = words ? slot(*words, Kind::kWords, "total") : Slot{};
-        const auto *position = data_of<int32_t>(positions, "positions", 1);
+    void weighted(int x, int64_t first, const Array &weight, int out) {
+        const Slot from = slot(x, Kind::kWords, "weighted"), to = slot(out, Kind::kFloats, "weighted");
         const auto *w = data_of<float>(weight, "weight", 1);
-        const size_t count = positions.shape(0);
-        require(weight.shape(0) == count && (words || !count) && to.width == 1, "total");
-        std::vector<int32_t> at(position, position + count);
-        for (int32_t each : at) require(each >= 0 && each < from.width, "total");
-        std::vector<float> weights(w, w + count);
+        const int64_t width = static_cast<int64_t>(weight.shape(0));
+        require(first >= 0 && width >= 1 && width <= from.width && first <= from.width - width, "weighted");
+        auto weights = std::make_shared<Buffer<float>>(round_up(width, kColumns));
+        std::fill_n(weights->data(), round_up(width, kColumns), 0.0f), std::copy_n(w, width, weights->data());
+        const auto *kernels = &kernels_;
+        steps_.push_back([=](const Block &b) {
+            kernels->weighted(b.at<int16_t>(from) + first, from.stride, weights->data(), width, b.n, b.at<float>(to), to.stride);
+        });
+    }
+
+    // out = sigmoid(bias + sum_t terms[t] * factor[t])
+    void total(int out, const std::vector<std::pair<int, float>> &terms, float bias, bool sigmoid) {
+        const Slot to = slot(out, Kind::kFloats, "total");
         std::vector<std::pair<Slot, float>> parts;
         for (const auto &[index, factor] : terms) parts.emplace_back(slot(index, Kind::kFloats, "total"), factor);
         steps_.push_back([=](const Block &b) {
             auto *result = b.at<float>(to);
             for (int64_t s = 0; s < b.n; ++s) {
                 float logit = bias;
-                const int16_t *x = b.at<int16_t>(from) + s * from.stride;
-                for (size_t i = 0; i < count; ++i) logit += static_cast<float>(x[at[i]]) * weights[i];
                 for (const auto &[part, factor] : parts) logit += b.at<float>(part)[s * part.stride] * factor;
                 result[s * to.stride] = sigmoid ? 1.0f / (1.0f + std::exp(-logit)) : logit;
             }
@@ -346,7 +351,7 @@ class ClickProgram {
     struct Mixed {
         MixedLinear linear{};
         std::vector<int32_t> columns, offsets;
-        std::vector<std::pair<Slot, int64_t>> outs;
+        std::vector<std::tuple<Slot, int64_t, bool>> outs;
         Buffer<uint32_t> rows;
         Buffer<int16_t> weight;
         Buffer<float> scale, bias;
@@ -427,9 +432,10 @@ void bind_click_program(nb::module_ &module) {
         .def("factorization", &ClickProgram::factorization, "x"_a, "out"_a, "positions"_a, "width"_a, "scale"_a)
         .def("cross", &ClickProgram::cross, "x"_a, "u"_a, "g"_a, "first"_a, "factor"_a, "out"_a.none(), "total"_a.none(), "weight"_a.none())
         .def("dots", &ClickProgram::dots, "x"_a, "out"_a, "position"_a, "positions"_a, "width"_a, "factor"_a)
+        .def("weighted", &ClickProgram::weighted, "x"_a, "first"_a, "weight"_a, "out"_a)
         .def("normalize", &ClickProgram::normalize, "x"_a, "out"_a, "epsilon"_a)
         .def("product", &ClickProgram::product, "x"_a, "y"_a, "out"_a)
-        .def("total", &ClickProgram::total, "out"_a, "words"_a.none(), "positions"_a, "weight"_a, "terms"_a, "bias"_a, "sigmoid"_a)
+        .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)
         .def("outputs", &ClickProgram::outputs, "slots"_a)
         .def("__call__", &ClickProgram::call, "ids"_a, "numbers"_a.none(), "scales"_a.none())
         .def_prop_ro("isa", &ClickProgram::isa);

@@ -91,7 +91,8 @@ def click_program(program: steps.ClickProgram, isa: str = "") -> Any:
             case steps.Product():
                 made.product(step.x, step.y, step.out)
             case steps.Total():
-                words = (step.words, contiguous(step.positions), contiguous(step.weight))
-                made.total(step.out, *words, list(step.terms), step.bias, step.sigmoid)
+                made.total(step.out, list(step.terms), step.bias, step.sigmoid)
+            case steps.Weighted():
+                made.weighted(step.x, step.first, contiguous(step.weight), step.out)
     made.outputs(list(program.outputs))
     return made

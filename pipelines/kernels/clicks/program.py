@@ -127,8 +127,8 @@ class Mixed:
         acc_j = 2^shift sum_f (table[offsets_f + ids[columns_f], j] - 128) + sum_k x[first + k] weight[k, j]
         y_j   = float32(acc_j) scale_j + bias_j
 
-    outs: (buffer, width) each; they take the columns in order, each from the next whole 64 on: as clip(rint(y), 0, 255)
-    in "u1", clip(rint(y), -CODES, CODES) in "i2", y in "f4". A sum of F <= 258 rows fits int16; that acc fits int32 is
+    outs: (buffer, width, relu) each; they take the columns in order, each from the next whole 64 on: as clip(rint(y), 0,
+    255) in "u1", clip(rint(y), -CODES or, with relu, 0, CODES) in "i2", y in "f4". A sum of F <= 258 rows fits int16; that acc fits int32 is
     checked. table: uint8 [R, N] or None, weight: int16 [K, N], scale, bias: float32 [N]; columns, offsets, rows: int32
     [F]. x is not read where K is 0.
     """
@@ -138,7 +138,7 @@ class Mixed:
     weight: Array
     scale: Array
     bias: Array
-    outs: tuple[tuple[int, int], ...]
+    outs: tuple[tuple[int, int, bool], ...]
     columns: Array
     offsets: Array
     rows: Array
@@ -147,7 +147,7 @@ class Mixed:
 
     def check(self, program: ClickProgram, slots: _Slots) -> None:
         """See `Step`."""
-        width, fields = sum(-(-columns // COLUMNS) * COLUMNS for _, columns in self.outs), self.columns.size
+        width, fields = sum(-(-columns // COLUMNS) * COLUMNS for _, columns, _ in self.outs), self.columns.size
         inputs = len(self.weight) if self.weight.ndim == 2 else 0
         require("Mixed", "weight", self.weight, np.int16, (inputs, width))
         for name, dtype, size in (
@@ -167,9 +167,9 @@ class Mixed:
             _fits(self, self.rows.min() >= 1 and self.offsets.min() >= 0 and last.max() <= len(self.table))
             limits = program.rows[self.columns]
             _fits(self, limits.min() >= 1 and bool((limits <= self.rows).all()))
-        for slot, columns in self.outs:
+        for slot, columns, relu in self.outs:
             kind = slots.slots[slot][0] if 0 <= slot < len(slots.slots) else ""
-            _fits(self, kind in KINDS and slots.write(self, slot, kind) == columns)
+            _fits(self, kind in KINDS and slots.write(self, slot, kind) == columns and not (relu and kind == "f4"))
         reach = ((127 * fields) << self.shift) + CODES * np.abs(self.weight.astype(np.int64)).sum(axis=0)
         if reach.max(initial=0) >= 2**31:
             raise RequestError("Mixed can overflow 32 bits; use a smaller shift or weights")
@@ -310,32 +310,41 @@ class Product:
 
 
 @dataclass(frozen=True, eq=False)
-class Total:
-    """out = bias + sum_i float32(words[positions_i]) weight_i + sum_t terms_t factor_t, through a sigmoid if asked.
+class Weighted:
+    """out = sum_j float32(x[first + j]) weight_j. weight: float32 [K]."""
 
-    Added in this order. positions: int32 [P], weight: float32 [P]; terms: (buffer, factor) each, the first column of a
-    buffer "f4".
-    """
-
-    out: int
-    positions: Array
+    x: int
+    first: int
     weight: Array
-    terms: tuple[tuple[int, float], ...]
-    bias: float
-    sigmoid: bool
-    words: int | None = None
+    out: int
 
     def check(self, program: ClickProgram, slots: _Slots) -> None:
         """See `Step`."""
-        require("Total", "positions", self.positions, np.int32, (self.positions.size,))
-        require("Total", "weight", self.weight, np.float32, (self.positions.size,))
-        width = 0 if self.words is None else slots.read(self, self.words, "i2")
-        _fits(self, not self.positions.size or (self.positions.min() >= 0 and self.positions.max() < width))
+        require("Weighted", "weight", self.weight, np.float32, (self.weight.size,))
+        _fits(self, self.weight.size >= 1 and 0 <= self.first <= slots.read(self, self.x, "i2") - self.weight.size)
+        _fits(self, slots.write(self, self.out, "f4") == 1)
+        _finite(self, self.weight)
+
+
+@dataclass(frozen=True, eq=False)
+class Total:
+    """out = bias + sum_t terms_t factor_t, added in this order, through a sigmoid if asked.
+
+    terms: (buffer, factor) each, the first column of a buffer "f4".
+    """
+
+    out: int
+    terms: tuple[tuple[int, float], ...]
+    bias: float
+    sigmoid: bool
+
+    def check(self, program: ClickProgram, slots: _Slots) -> None:
+        """See `Step`."""
         for slot, factor in self.terms:
             slots.read(self, slot, "f4")
             _finite(self, factor)
         _fits(self, slots.write(self, self.out, "f4") == 1)
-        _finite(self, self.weight, self.bias)
+        _finite(self, self.bias)
 
 
 STEPS: dict[str, type] = {
@@ -349,6 +358,7 @@ STEPS: dict[str, type] = {
         Factorization,
         Cross,
         Dots,
+        Weighted,
         Normalize,
         Product,
         Total,

@@ -85,6 +85,9 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
                 found = np.einsum("nik,njk->nij", k, k)[:, lower[0], lower[1]]
                 codes = _codes(found.astype(np.float32) * np.float32(step.factor))
                 of[step.out][:, step.position : step.position + codes.shape[1]] = codes
+            case steps.Weighted():
+                x = of[step.x][:, step.first : step.first + step.weight.size]
+                of[step.out][:, 0] = lane_sum(x.astype(np.float32) * step.weight)
             case steps.Normalize():
                 x = of[step.x]
                 of[step.out] = x / np.sqrt(lane_sum(x * x) + np.float32(step.epsilon))[:, None]
@@ -92,8 +95,6 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
                 of[step.out][:, 0] = lane_sum(of[step.x] * of[step.y])
             case steps.Total():
                 logit = np.full(n, step.bias, np.float32)
-                for position, weight in zip(step.positions, step.weight, strict=True):
-                    logit += of[step.words or 0][:, position].astype(np.float32) * weight
                 for slot, factor in step.terms:
                     logit += of[slot][:, 0] * np.float32(factor)
                 of[step.out][:, 0] = 1 / (1 + np.exp(-logit)) if step.sigmoid else logit
@@ -132,9 +133,10 @@ def _mixed(step: steps.Mixed, ids: NDArray[Any], of: list[NDArray[Any]]) -> None
         accumulated += of[step.x][:, step.first : step.first + inputs].astype(np.int64) @ step.weight.astype(np.int64)
     y = accumulated.astype(np.float32) * step.scale + step.bias
     start = 0
-    for slot, width in step.outs:
+    for slot, width, relu in step.outs:
         part, dtype = y[:, start : start + width], of[slot].dtype
         if dtype == np.uint8:
             part = np.rint(np.clip(np.where(np.isnan(part), 0, part), 0, 255))
         of[slot] = _codes(part) if dtype == np.int16 else part.astype(dtype)
+        of[slot] = np.maximum(of[slot], 0) if relu and dtype == np.int16 else of[slot]
         start += -(-width // COLUMNS) * COLUMNS

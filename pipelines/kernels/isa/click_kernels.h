@@ -85,7 +85,7 @@ inline void store_columns(const MixedLinear &m, const Columns &to, int64_t first
     if (to.kind == Kind::kBytes)
         store_as(static_cast<uint8_t *>(to.out) + at, __builtin_convertvector(round_clipped(value, 0, 255), QuarterBytes));
     else if (to.kind == Kind::kWords)
-        store_words(static_cast<int16_t *>(to.out) + at, round_clipped(value, -kCodeLimit, kCodeLimit));
+        store_words(static_cast<int16_t *>(to.out) + at, round_clipped(value, to.relu ? 0 : -kCodeLimit, kCodeLimit));
     else
         store_float(static_cast<float *>(to.out) + at, value);
 }
@@ -284,6 +284,16 @@ inline float dot_floats(const float *x, const float *y, int64_t width) {
     return reduce_lanes(sums);
 }
 
+void weighted(const int16_t *x, int64_t x_stride, const float *weight, int64_t width, int64_t n, float *out, int64_t out_stride) {
+    for (int64_t s = 0; s < n; ++s, x += x_stride) {
+        Lanes sums{};
+        for (int64_t j = 0; j < width; j += kLanes)  // weights are padded with zeros
+            for (int64_t p = 0; p < kParts; ++p)
+                sums.part[p] += to_float(load_words(x + j + p * kVecLanes)) * load_float<Vec>(weight + j + p * kVecLanes);
+        out[s * out_stride] = reduce_lanes(sums);
+    }
+}
+
 void normalize(const float *x, int64_t stride, int64_t width, float epsilon, int64_t n, float *out) {
     for (int64_t s = 0; s < n; ++s, x += stride, out += stride) {
         const float norm = __builtin_sqrtf(dot_floats(x, x, width) + epsilon);
@@ -295,7 +305,7 @@ void product(const float *x, const float *y, int64_t stride, int64_t width, int6
     for (int64_t s = 0; s < n; ++s, x += stride, y += stride) out[s * out_stride] = dot_floats(x, y, width);
 }
 
-constexpr ClickKernels kClickKernels = {kVecLanes, mixed, gather, quantize, factorization, cross, dots, normalize, product};
+constexpr ClickKernels kClickKernels = {kVecLanes, mixed, gather, quantize, factorization, cross, dots, weighted, normalize, product};
 
 }  // namespace
 }  // namespace zoo

@@ -134,6 +134,7 @@ struct Columns {
     int64_t end;
     void *out;  // [n, stride], whole 64 columns of each row are written
     int64_t stride;
+    bool relu;
 };
 
 enum class Pool { kNone, kSum, kMean, kMax };
@@ -169,6 +170,8 @@ struct ClickKernels {
     // dots of the int16 vectors at `at`, i > j, times `factor`, as int16
     void (*dots)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, float factor, int64_t n, int16_t *out,
                  int64_t out_stride);
+    // sum_j x_j weight_j
+    void (*weighted)(const int16_t *x, int64_t x_stride, const float *weight, int64_t width, int64_t n, float *out, int64_t out_stride);
     void (*normalize)(const float *x, int64_t stride, int64_t width, float epsilon, int64_t n, float *out);
     void (*product)(const float *x, const float *y, int64_t stride, int64_t width, int64_t n, float *out, int64_t out_stride);
 };
