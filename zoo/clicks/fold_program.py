@@ -122,6 +122,7 @@ class Compiler:
         self.pieces: dict[Expression, None] = {}  # computed vectors that stand among the codes
         self.changes: dict[Expression, None] = {}  # of cross networks, laid out like the codes
         self.numbers: list[Numbers] = []
+        self.wide = True  # folded rows are int16
         self.crossed: dict[tuple[int, ...], Crossed] = {}
         self._at: dict[Expression, tuple[int, float]] = {}  # (position, scale) among the codes
         self._made: dict[tuple[Any, str], tuple[int, float]] = {}
@@ -618,8 +619,8 @@ class Compiler:
         matrix = np.zeros((count, weight.shape[1]))
         for at, scale, row in rows:
             matrix[at - first] += weight[row] * scale
-        made = _folded_table(folded, weight, unit)
-        codes, step, shift = _integer_weights(matrix, made.step, sum(part.count for part, _ in folded))
+        made = _folded_table(folded, weight, unit, self.wide)
+        codes, step, shift = _integer_weights(matrix, made.step)
         chosen = [(column, offset, len(part.table)) for (part, _), offset in zip(folded, made.offsets, strict=True)
                   for column in range(part.column, part.column + part.count)]
         columns, offsets, heights = np.array(chosen, np.int32).reshape(-1, 3).T.copy()
@@ -659,7 +660,7 @@ class _Table:
     centre: Floats | float
 
 
-def _folded_table(folded: Sequence[tuple[Field, int]], weight: Floats, unit: Floats) -> _Table:
+def _folded_table(folded: Sequence[tuple[Field, int]], weight: Floats, unit: Floats, wide: bool) -> _Table:
     """The products of the fields' tables and their weights as int8, as `fold_layer` of `zoo.clicks.fold` makes them; a
     field that is summed over several columns counts as often.
     """
@@ -671,17 +672,18 @@ def _folded_table(folded: Sequence[tuple[Field, int]], weight: Floats, unit: Flo
             low[number] = np.minimum(low[number], block.min(axis=0))
             high[number] = np.maximum(high[number], block.max(axis=0))
     middle = (low + high) / 2
-    step = np.maximum((high - low).max(axis=0) / 254, FINEST / 256 * unit)
+    counts = np.array([part.count for part, _ in folded])
+    top = (2**15 - 1) // int(counts.sum()) if wide else 127
+    step = np.maximum((high - low).max(axis=0) / (2 * top), FINEST / 256 * unit)
     if not np.isfinite(step).all():
         raise RequestError("its tables or weights are not finite")
     heights = [len(part.table) for part, _ in folded]
     offsets = np.cumsum([0, *heights])[:-1].tolist()
-    table = np.full((sum(heights), weight.shape[1]), ZERO, np.uint8)
+    table = np.zeros((sum(heights), weight.shape[1]), np.int16 if wide else np.uint8)
     for number, (part, start) in enumerate(folded):
         for at, block in _products(part, weight[start : start + part.width]):
-            rows = np.clip(np.rint((block - middle[number]) / step), -127, 127) + ZERO
+            rows = np.clip(np.rint((block - middle[number]) / step), -top, top) + (0 if wide else ZERO)
             table[offsets[number] + at : offsets[number] + at + len(block)] = rows
-    counts = np.array([part.count for part, _ in folded])
     return _Table(table, offsets, step, (middle * counts[:, None]).sum(axis=0))
 
 
@@ -690,7 +692,7 @@ def _products(part: Field, weight: Floats) -> Iterator[tuple[int, Floats]]:
         yield start, part.table[start : start + BLOCK].astype(np.float64) @ weight
 
 
-def _integer_weights(matrix: Floats, step: Floats | None, fields: int) -> tuple[Array, Floats, int]:
+def _integer_weights(matrix: Floats, step: Floats | None) -> tuple[Array, Floats, int]:
     """(int16 weights, scale of the sums, shift) of real weights a code; step: of the folded table.
 
     As fine as int16 and the int32 sums allow.
@@ -701,7 +703,7 @@ def _integer_weights(matrix: Floats, step: Floats | None, fields: int) -> tuple[
         return np.rint(matrix / scale).astype(np.int16), scale, 0
     for shift in range(14, -1, -1):
         scale = step * 2.0**-shift
-        room = MOST - ((127 * fields) << shift)
+        room = MOST - (2**15 << shift)
         if (largest / scale <= 32767).all() and (reach / scale < room).all():
             return np.rint(matrix / scale).astype(np.int16), scale, shift
     raise RequestError("the weights of its codes do not fit int16 beside those of its tables")

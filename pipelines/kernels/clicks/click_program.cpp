@@ -131,7 +131,10 @@ class ClickProgram {
         MixedLinear &m = step->linear;
         m.fields = fields, m.pairs = pairs, m.stride = stride, m.shift = shift;
         if (table) {
-            m.table = data_of<uint8_t>(*table, "table", 2);
+            if (table->dtype() == nb::dtype<int16_t>())
+                m.wide_table = data_of<int16_t>(*table, "table", 2);
+            else
+                m.table = data_of<uint8_t>(*table, "table", 2);
             const int64_t height = static_cast<int64_t>(table->shape(0));
             fits = static_cast<int64_t>(table->shape(1)) == stride;
             for (int64_t f = 0; fits && f < fields; ++f)

@@ -124,12 +124,12 @@ class Gather:
 class Mixed:
     """Linear layers that read the same: sums of int8 table rows, where a layer is folded into its tables, and products.
 
-        acc_j = 2^shift sum_f (table[offsets_f + ids[columns_f], j] - 128) + sum_k x[first + k] weight[k, j]
+        acc_j = 2^shift sum_f (table[offsets_f + ids[columns_f], j] - zero) + sum_k x[first + k] weight[k, j]
         y_j   = float32(acc_j) scale_j + bias_j
 
     outs: (buffer, width, relu) each; they take the columns in order, each from the next whole 64 on: as clip(rint(y), 0,
-    255) in "u1", clip(rint(y), -CODES or, with relu, 0, CODES) in "i2", y in "f4". A sum of F <= 258 rows fits int16; that acc fits int32 is
-    checked. table: uint8 [R, N] or None, weight: int16 [K, N], scale, bias: float32 [N]; columns, offsets, rows: int32
+    255) in "u1", clip(rint(y), -CODES or, with relu, 0, CODES) in "i2", y in "f4". A sum of F rows fits int16, and acc int32; both is checked.
+    table: uint8 [R, N] with zero = 128, entries from 1 on, or int16 with zero = 0, or None; weight: int16 [K, N], scale, bias: float32 [N]; columns, offsets, rows: int32
     [F]. x is not read where K is 0.
     """
 
@@ -161,7 +161,10 @@ class Mixed:
             _fits(self, 0 <= self.first <= slots.read(self, self.x, "i2") - inputs)
         _fits(self, (self.table is None) == (fields == 0))
         if self.table is not None:
-            require("Mixed", "table", self.table, np.uint8, (len(self.table), width))
+            wide = self.table.dtype == np.int16
+            require("Mixed", "table", self.table, np.int16 if wide else np.uint8, (len(self.table), width))
+            if wide and max(int(self.table.max()), -int(self.table.min())) * fields > 2**15 - 1:
+                raise RequestError("Mixed has rows whose sum is beyond 16 bits")
             last = self.offsets.astype(np.int64) + self.rows
             _fits(self, self.columns.min() >= 0 and self.columns.max() < program.rows.size)
             _fits(self, self.rows.min() >= 1 and self.offsets.min() >= 0 and last.max() <= len(self.table))
@@ -170,7 +173,7 @@ class Mixed:
         for slot, columns, relu in self.outs:
             kind = slots.slots[slot][0] if 0 <= slot < len(slots.slots) else ""
             _fits(self, kind in KINDS and slots.write(self, slot, kind) == columns and not (relu and kind == "f4"))
-        reach = ((127 * fields) << self.shift) + CODES * np.abs(self.weight.astype(np.int64)).sum(axis=0)
+        reach = ((2**15 if fields else 0) << self.shift) + CODES * np.abs(self.weight.astype(np.int64)).sum(axis=0)
         if reach.max(initial=0) >= 2**31:
             raise RequestError("Mixed can overflow 32 bits; use a smaller shift or weights")
         _finite(self, self.scale, self.bias)

@@ -128,7 +128,8 @@ def _mixed(step: steps.Mixed, ids: NDArray[Any], of: list[NDArray[Any]]) -> None
     accumulated = np.zeros((len(ids), step.scale.size), np.int64)
     if step.table is not None:
         rows = step.offsets + ids[:, step.columns]
-        accumulated += (step.table[rows].astype(np.int64) - ZERO).sum(axis=1) << step.shift
+        zero = ZERO if step.table.dtype == np.uint8 else 0
+        accumulated += (step.table[rows].astype(np.int64) - zero).sum(axis=1) << step.shift
     if inputs := len(step.weight):
         accumulated += of[step.x][:, step.first : step.first + inputs].astype(np.int64) @ step.weight.astype(np.int64)
     y = accumulated.astype(np.float32) * step.scale + step.bias

@@ -61,18 +61,19 @@ inline IntVec lane_numbers() {
 }
 
 // The table rows of one sample, W vectors of columns, as int16 sums of signed entries.
-template <int W>
-inline void add_rows(const MixedLinear &m, const uint32_t *rows, const uint32_t *next, int64_t begin, int16_t *sums) {
+inline Words table_words(const uint8_t *at) { return __builtin_convertvector(load_as<Bytes>(at), Words) - 128; }
+inline Words table_words(const int16_t *at) { return load_as<Words>(at); }
+template <int W, class T>
+inline void add_rows(const MixedLinear &m, const T *table, const uint32_t *rows, const uint32_t *next, int64_t begin, int16_t *sums) {
     Words sum[W];
-    const Words zero = static_cast<int16_t>(-128 * m.fields) - Words{};
 #pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) sum[w] = zero;
+    for (int w = 0; w < W; ++w) sum[w] = Words{};
     for (int64_t f = 0; f < m.fields; ++f) {
-        const uint8_t *row = m.table + rows[f] * m.stride + begin, *ahead = m.table + next[f] * m.stride + begin;
+        const T *row = table + rows[f] * m.stride + begin, *ahead = table + next[f] * m.stride + begin;
 #pragma GCC unroll 4
         for (int w = 0; w < W; ++w) {
-            sum[w] += __builtin_convertvector(load_as<Bytes>(row + w * kWords), Words);
-            if (w * kWords % 64 == 0) __builtin_prefetch(ahead + w * kWords);
+            sum[w] += table_words(row + w * kWords);
+            if (w * kWords * sizeof(T) % 64 == 0) __builtin_prefetch(ahead + w * kWords);
         }
     }
 #pragma GCC unroll 4
@@ -126,7 +127,7 @@ void mixed_tile(const MixedLinear &m, const int16_t *base, const int16_t *x, int
 }
 
 void mixed(const MixedLinear &m, const uint32_t *rows, const int16_t *x, int64_t x_stride, int64_t n, const Columns *columns) {
-    auto *base = m.fields ? static_cast<int16_t *>(kernel_scratch(4 * m.stride * 2)) : nullptr;
+    auto *base = m.fields > 0 ? static_cast<int16_t *>(kernel_scratch(4 * m.stride * 2)) : nullptr;
     const auto tiles = [&](auto function, int64_t row) {
         const Columns *to = columns;
         for (int64_t column = 0, first = 0; column < m.stride; column += 4 * kVecLanes) {
@@ -139,9 +140,13 @@ void mixed(const MixedLinear &m, const uint32_t *rows, const int16_t *x, int64_t
         for (int64_t s = row; m.fields && s < row + count; ++s) {
             const uint32_t *next = rows + (s + 1 < n ? s + 1 : s) * m.fields;
             int16_t *sums = base + (s - row) * m.stride;
-            int64_t begin = 0;
-            for (; begin + 4 * kWords <= m.stride; begin += 4 * kWords) add_rows<4>(m, rows + s * m.fields, next, begin, sums);
-            for (; begin < m.stride; begin += 2 * kWords) add_rows<2>(m, rows + s * m.fields, next, begin, sums);
+            const auto add = [&](const auto *table) {
+                int64_t begin = 0;
+                for (; begin + 4 * kWords <= m.stride; begin += 4 * kWords) add_rows<4>(m, table, rows + s * m.fields, next, begin, sums);
+                for (; begin < m.stride; begin += 2 * kWords) add_rows<2>(m, table, rows + s * m.fields, next, begin, sums);
+            };
+            if (m.table) add(m.table);
+            else add(m.wide_table);
         }
         if (count == 4) tiles(mixed_tile<4>, row);
         else if (count == 3) tiles(mixed_tile<3>, row);

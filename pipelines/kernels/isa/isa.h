@@ -123,6 +123,7 @@ struct MixedLinear {
     int64_t fields, pairs, stride;  // inputs come in pairs; columns in whole 64
     int32_t shift;
     const uint8_t *table;       // [rows, stride], or null with no fields
+    const int16_t *wide_table;  // the same as int16, in place of `table`
     const int16_t *weight;      // [stride / (4 * lanes)][pairs][4 * lanes][2], lanes of ClickKernels
     const float *scale, *bias;  // [stride]
 };
