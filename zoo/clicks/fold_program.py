@@ -122,7 +122,6 @@ class Compiler:
         self.pieces: dict[Expression, None] = {}  # computed vectors that stand among the codes
         self.changes: dict[Expression, None] = {}  # of cross networks, laid out like the codes
         self.numbers: list[Numbers] = []
-        self.wide = True  # folded rows are int16
         self.crossed: dict[tuple[int, ...], Crossed] = {}
         self._at: dict[Expression, tuple[int, float]] = {}  # (position, scale) among the codes
         self._made: dict[tuple[Any, str], tuple[int, float]] = {}
@@ -196,7 +195,8 @@ class Compiler:
                         self.pieces[vector] = None
                     else:
                         raise RequestError("an interaction of vectors that are no fields")
-                    self.even[vector] = None
+                    if isinstance(x, Factorization):
+                        self.even[vector] = None
                     self._visit(vector)
                 if isinstance(x, Dots):
                     self.pieces[x] = None
@@ -471,7 +471,8 @@ class Compiler:
             if [tuple(sorted(each, reverse=True)) for each in part.pairs] != order:
                 raise RequestError("dot products in another order than that of the lower triangle")
             at = np.array([self._at[each][0] for each in part.vectors], np.int32)
-            factor = self._at[part.vectors[0]][1] ** 2 / scale
+            steps_of = [self._at[each][1] for each in part.vectors]
+            factor = np.array([steps_of[i] * steps_of[j] / scale for i, j in order], np.float32)
             self.steps.append(steps.Dots(self.x, self.x, position, at, width, factor))
 
     def _floats(self, x: Expression) -> int:
@@ -619,7 +620,9 @@ class Compiler:
         matrix = np.zeros((count, weight.shape[1]))
         for at, scale, row in rows:
             matrix[at - first] += weight[row] * scale
-        made = _folded_table(folded, weight, unit, self.wide)
+        size = 2 * weight.shape[1] * sum(len(part.table) for part, _ in folded)
+        wide = size <= self.caches.get("L3", 0)  # twice the bytes cost nothing there
+        made = _folded_table(folded, weight, unit, wide)
         codes, step, shift = _integer_weights(matrix, made.step)
         chosen = [(column, offset, len(part.table)) for (part, _), offset in zip(folded, made.offsets, strict=True)
                   for column in range(part.column, part.column + part.count)]

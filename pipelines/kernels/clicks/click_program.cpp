@@ -250,14 +250,18 @@ class ClickProgram {
         });
     }
 
-    void dots(int x, int out, int64_t position, const Array &positions, int64_t width, float factor) {
+    void dots(int x, int out, int64_t position, const Array &positions, int64_t width, const Array &factor) {
         const Slot from = slot(x, Kind::kWords, "dots"), to = slot(out, Kind::kWords, "dots");
         const auto at = vectors(positions, width, from, "dots");
+        const auto *values = data_of<float>(factor, "factor", 1);
         const int64_t count = static_cast<int64_t>(at.size());
-        require(count >= 2 && position >= 0 && position + count * (count - 1) / 2 <= to.width, "dots");
+        const int64_t pairs = count * (count - 1) / 2;
+        require(count >= 2 && position >= 0 && position + pairs <= to.width && static_cast<int64_t>(factor.shape(0)) == pairs, "dots");
+        auto factors = std::make_shared<Buffer<float>>(pairs + kColumns);
+        std::fill_n(factors->data(), pairs + kColumns, 0.0f), std::copy_n(values, pairs, factors->data());
         const auto *kernels = &kernels_;
         steps_.push_back([=](const Block &b) {
-            kernels->dots(b.at<int16_t>(from), from.stride, at.data(), count, width, factor, b.n, b.at<int16_t>(to) + position, to.stride);
+            kernels->dots(b.at<int16_t>(from), from.stride, at.data(), count, width, factors->data(), b.n, b.at<int16_t>(to) + position, to.stride);
         });
     }
 

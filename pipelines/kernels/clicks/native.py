@@ -85,7 +85,7 @@ def click_program(program: steps.ClickProgram, isa: str = "") -> Any:
                 weight = None if step.weight is None else contiguous(step.weight)
                 made.cross(step.x, step.u, step.g, step.first, step.factor, step.out, step.total, weight)
             case steps.Dots():
-                made.dots(step.x, step.out, step.position, contiguous(step.positions), step.width, step.factor)
+                made.dots(step.x, step.out, step.position, contiguous(step.positions), step.width, contiguous(step.factor))
             case steps.Normalize():
                 made.normalize(step.x, step.out, step.epsilon)
             case steps.Product():

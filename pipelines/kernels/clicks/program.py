@@ -264,8 +264,8 @@ class Cross:
 
 @dataclass(frozen=True, eq=False)
 class Dots:
-    """out[position:] = clip(rint(float32(k_i . k_j) factor), -CODES, CODES) for i = 1, 2, .., j = 0 .. i - 1, of vectors
-    as in `Factorization`.
+    """out[position:] = clip(rint(float32(k_i . k_j) factor_ij), -CODES, CODES) for i = 1, 2, .., j = 0 .. i - 1, of
+    vectors as in `Factorization`. factor: float32 [pairs].
     """
 
     x: int
@@ -273,13 +273,14 @@ class Dots:
     position: int
     positions: Array
     width: int
-    factor: float
+    factor: Array
 
     def check(self, program: ClickProgram, slots: _Slots) -> None:
         """See `Step`."""
         _vectors(self, self.positions, self.width, slots.read(self, self.x, "i2"))
         count = self.positions.size * (self.positions.size - 1) // 2
         _fits(self, count >= 1)
+        require("Dots", "factor", self.factor, np.float32, (count,))
         slots.place(self, self.out, self.position, count)
         _finite(self, self.factor)
 

@@ -83,7 +83,7 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
                 k = _vectors(of[step.x], step.positions, step.width)
                 lower = np.tril_indices(step.positions.size, -1)
                 found = np.einsum("nik,njk->nij", k, k)[:, lower[0], lower[1]]
-                codes = _codes(found.astype(np.float32) * np.float32(step.factor))
+                codes = _codes(found.astype(np.float32) * step.factor)
                 of[step.out][:, step.position : step.position + codes.shape[1]] = codes
             case steps.Weighted():
                 x = of[step.x][:, step.first : step.first + step.weight.size]

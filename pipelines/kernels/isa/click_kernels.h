@@ -247,7 +247,7 @@ void cross(const Cross &c, const int16_t *x, int64_t x_stride, const float *u, f
 }
 
 // The vectors stand as columns, so that a vector's dots with all others come out side by side.
-void dots(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, float factor, int64_t n, int16_t *out,
+void dots(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, const float *factor, int64_t n, int16_t *out,
           int64_t out_stride) {
     const int64_t pairs = (width + 1) / 2, columns = round_up(vectors, kLanes);
     auto *turned = static_cast<int32_t *>(kernel_scratch(pairs * columns * 4));
@@ -260,7 +260,8 @@ void dots(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors
         if (width % 2)
             for (int64_t v = 0; v < vectors; ++v) turned[(pairs - 1) * columns + v] &= 0xFFFF;
         int16_t *to = out;
-        for (int64_t i = 1; i < vectors; ++i) {
+        const float *by = factor;
+        for (int64_t i = 1; i < vectors; by += i, ++i) {
             for (int64_t j = 0; j < i; j += kVecLanes) {
                 IntVec even{}, odd{};
                 int64_t p = 0;
@@ -271,7 +272,7 @@ void dots(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors
                 }
                 if (p < pairs)
                     dot_pairs(even, reinterpret_cast<Words>(turned[p * columns + i] - IntVec{}), load_as<Words>(turned + p * columns + j));
-                store_words(to + j, round_clipped(to_float(even + odd) * factor, -kCodeLimit, kCodeLimit));
+                store_words(to + j, round_clipped(to_float(even + odd) * load_float<Vec>(by + j), -kCodeLimit, kCodeLimit));
             }
             to += i;
         }

@@ -168,8 +168,8 @@ struct ClickKernels {
                           float *out, int64_t out_stride);
     void (*cross)(const Cross &, const int16_t *x, int64_t x_stride, const float *u, float *g, int64_t stride, int64_t n, int16_t *out,
                   int64_t out_stride, float *total, int64_t total_stride);
-    // dots of the int16 vectors at `at`, i > j, times `factor`, as int16
-    void (*dots)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, float factor, int64_t n, int16_t *out,
+    // dots of the int16 vectors at `at`, i > j, times `factor` each (readable for 16 more), as int16
+    void (*dots)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, const float *factor, int64_t n, int16_t *out,
                  int64_t out_stride);
     // sum_j x_j weight_j
     void (*weighted)(const int16_t *x, int64_t x_stride, const float *weight, int64_t width, int64_t n, float *out, int64_t out_stride);
