@@ -175,7 +175,7 @@ class ClickProgram {
             Columns to[8];
             for (size_t i = 0; i < step->outs.size(); ++i) {
                 const auto &[slot, last, relu] = step->outs[i];
-                to[i] = {slot.kind, last, block.memory + slot.offset, slot.stride, relu};
+                to[i] = {slot.kind, slot.width, last, block.memory + slot.offset, slot.stride, relu};
             }
             kernels->mixed(step->linear, chosen.data(), pairs ? block.at<int16_t>(from) + first : nullptr, pairs ? from.stride : 0, block.n, to);
         });

@@ -91,18 +91,21 @@ inline void store_columns(const MixedLinear &m, const Columns &to, int64_t first
         store_float(static_cast<float *>(to.out) + at, value);
 }
 
-// Count rows from `row` on and four vectors of columns, sums in named variables (see avx512.cpp); base: int16 sums of table rows or null.
-template <int Count>
+// Count rows from `row` on and up to four vectors of columns, sums in named variables (see avx512.cpp); base: int16 sums of table rows or
+// null.
+template <int Count, int Vectors>
 void mixed_tile(const MixedLinear &m, const int16_t *base, const int16_t *x, int64_t x_stride, int64_t row, int64_t column,
                 const Columns &to, int64_t first) {
     const int16_t *weight = m.weight + column * 2 * m.pairs;
 #define SUMS(r) IntVec s##r##0{}, s##r##1{}, s##r##2{}, s##r##3{};
     SUMS(0) SUMS(1) SUMS(2) SUMS(3)
 #undef SUMS
-#define ROW(r)                                                 \
-    if constexpr (Count > r) {                                 \
-        const Words pair = broadcast_pair(x + r * x_stride + p); \
-        dot_pairs(s##r##0, pair, w0), dot_pairs(s##r##1, pair, w1), dot_pairs(s##r##2, pair, w2), dot_pairs(s##r##3, pair, w3); \
+#define ROW(r)                                                     \
+    if constexpr (Count > r) {                                     \
+        const Words pair = broadcast_pair(x + r * x_stride + p);   \
+        dot_pairs(s##r##0, pair, w0);                              \
+        if constexpr (Vectors > 1) dot_pairs(s##r##1, pair, w1);   \
+        if constexpr (Vectors > 2) dot_pairs(s##r##2, pair, w2), dot_pairs(s##r##3, pair, w3); \
     }
     for (int64_t p = 0; p < 2 * m.pairs; p += 2, weight += 4 * kWords) {
         const Words w0 = load_as<Words>(weight), w1 = load_as<Words>(weight + kWords), w2 = load_as<Words>(weight + 2 * kWords),
@@ -110,48 +113,56 @@ void mixed_tile(const MixedLinear &m, const int16_t *base, const int16_t *x, int
         ROW(0) ROW(1) ROW(2) ROW(3)
     }
 #undef ROW
-#define STORE(r)                                                                                          \
-    if constexpr (Count > r) {                                                                            \
-        if (base) {                                                                                       \
-            const int16_t *at = base + r * m.stride + column;                                             \
-            s##r##0 += load_words(at) << m.shift, s##r##1 += load_words(at + kVecLanes) << m.shift;       \
-            s##r##2 += load_words(at + 2 * kVecLanes) << m.shift, s##r##3 += load_words(at + 3 * kVecLanes) << m.shift; \
-        }                                                                                                 \
-        store_columns(m, to, first, s##r##0, row + r, column);                                            \
-        store_columns(m, to, first, s##r##1, row + r, column + kVecLanes);                                \
-        store_columns(m, to, first, s##r##2, row + r, column + 2 * kVecLanes);                            \
-        store_columns(m, to, first, s##r##3, row + r, column + 3 * kVecLanes);                            \
+    const auto store = [&](IntVec sum, int64_t r, int64_t vector) {
+        const int64_t at = column + vector * kVecLanes;
+        if (base) sum += load_words(base + r * m.stride + at) << m.shift;
+        store_columns(m, to, first, sum, row + r, at);
+    };
+#define STORE(r)                                                                  \
+    if constexpr (Count > r) {                                                    \
+        store(s##r##0, r, 0);                                                     \
+        if constexpr (Vectors > 1) store(s##r##1, r, 1);                          \
+        if constexpr (Vectors > 2) store(s##r##2, r, 2), store(s##r##3, r, 3);    \
     }
     STORE(0) STORE(1) STORE(2) STORE(3)
 #undef STORE
 }
 
+template <int Count>
+void mixed_rows(const MixedLinear &m, const int16_t *base, const int16_t *x, int64_t x_stride, int64_t row, const Columns *to) {
+    for (int64_t first = 0; first < m.stride; first = to->end, ++to)
+        for (int64_t column = first; column < first + to->width; column += 4 * kVecLanes) {
+            const int64_t left = first + to->width - column;
+            if (left > 2 * kVecLanes) mixed_tile<Count, 4>(m, base, x, x_stride, row, column, *to, first);
+            else if (left > kVecLanes) mixed_tile<Count, 2>(m, base, x, x_stride, row, column, *to, first);
+            else mixed_tile<Count, 1>(m, base, x, x_stride, row, column, *to, first);
+        }
+}
+
 void mixed(const MixedLinear &m, const uint32_t *rows, const int16_t *x, int64_t x_stride, int64_t n, const Columns *columns) {
     auto *base = m.fields > 0 ? static_cast<int16_t *>(kernel_scratch(4 * m.stride * 2)) : nullptr;
-    const auto tiles = [&](auto function, int64_t row) {
-        const Columns *to = columns;
-        for (int64_t column = 0, first = 0; column < m.stride; column += 4 * kVecLanes) {
-            while (column >= to->end) first = to->end, ++to;
-            function(m, base, x + row * x_stride, x_stride, row, column, *to, first);
-        }
-    };
     for (int64_t row = 0; row < n; row += 4) {
         const int64_t count = n - row < 4 ? n - row : 4;
-        for (int64_t s = row; m.fields && s < row + count; ++s) {
+        for (int64_t s = row; base && s < row + count; ++s) {
             const uint32_t *next = rows + (s + 1 < n ? s + 1 : s) * m.fields;
             int16_t *sums = base + (s - row) * m.stride;
             const auto add = [&](const auto *table) {
-                int64_t begin = 0;
-                for (; begin + 4 * kWords <= m.stride; begin += 4 * kWords) add_rows<4>(m, table, rows + s * m.fields, next, begin, sums);
-                for (; begin < m.stride; begin += 2 * kWords) add_rows<2>(m, table, rows + s * m.fields, next, begin, sums);
+                const Columns *to = columns;
+                for (int64_t first = 0; first < m.stride; first = to->end, ++to) {
+                    int64_t begin = first;
+                    const int64_t end = first + to->width;
+                    for (; begin + 2 * kWords < end && begin + 4 * kWords <= to->end; begin += 4 * kWords) add_rows<4>(m, table, rows + s * m.fields, next, begin, sums);
+                    for (; begin < end; begin += kWords) add_rows<1>(m, table, rows + s * m.fields, next, begin, sums);
+                }
             };
             if (m.table) add(m.table);
             else add(m.wide_table);
         }
-        if (count == 4) tiles(mixed_tile<4>, row);
-        else if (count == 3) tiles(mixed_tile<3>, row);
-        else if (count == 2) tiles(mixed_tile<2>, row);
-        else tiles(mixed_tile<1>, row);
+        const int16_t *from = x + row * x_stride;
+        if (count == 4) mixed_rows<4>(m, base, from, x_stride, row, columns);
+        else if (count == 3) mixed_rows<3>(m, base, from, x_stride, row, columns);
+        else if (count == 2) mixed_rows<2>(m, base, from, x_stride, row, columns);
+        else mixed_rows<1>(m, base, from, x_stride, row, columns);
     }
 }
 

@@ -128,12 +128,12 @@ struct MixedLinear {
     const float *scale, *bias;  // [stride]
 };
 
-// Where the columns of a MixedLinear up to `end`, a whole 64, go.
+// Where `width` columns of a MixedLinear go, from the one before's `end`, a whole 64, on.
 enum class Kind { kBytes, kWords, kFloats };
 struct Columns {
     Kind kind;
-    int64_t end;
-    void *out;  // [n, stride], whole 64 columns of each row are written
+    int64_t width, end;
+    void *out;  // [n, stride], whole vectors of each row are written
     int64_t stride;
     bool relu;
 };
