@@ -2,7 +2,7 @@
 
 A buffer holds a vector a sample: "u1" activations after a ReLU, "i2" codes in [-CODES, CODES], where real = code *
 scale, "f4" floats. Who makes a program knows the scales; a step holds what it multiplies by. Floats are rounded one
-operation at a time. Sums of floats run over sixteen lanes (lane l adds elements l, l + 16, ...), then over one tree.
+operation at a time, and NaN is clipped to the lower bound. Sums of floats run over sixteen lanes (lane l adds elements l, l + 16, ...), then over one tree.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Gather:
     """out[position:position + width] = rows of a table of codes that `count` columns of the ids choose, from `column` on.
 
     pool "": the row; "max": the maximum; "sum": clip(rint(float32(sum of the rows) factor)), "mean": the same with
-    (scales[mean] factor). table: int16 [(rows) stride + SLACK], flat, entries in [-CODES, CODES].
+    (scales[mean] factor), which counts as 0 where it is not finite. table: int16 [(rows) stride + SLACK], flat, entries in [-CODES, CODES].
     """
 
     out: int
@@ -196,7 +196,7 @@ class Dense:
 
 @dataclass(frozen=True, eq=False)
 class Quantize:
-    """out[position:] = clip(rint(x factor), -CODES, CODES), or from 0 on where `relu`; NaN is 0."""
+    """out[position:] = clip(rint(x factor), -CODES, CODES), or from 0 on where `relu`."""
 
     x: int
     out: int

@@ -48,7 +48,8 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
     for step in program.steps:
         match step:
             case steps.Numbers():
-                of[step.out][:, : program.numbers] = _codes(numbers * step.scale)
+                scaled = numbers * step.scale
+                of[step.out][:, : program.numbers] = _codes(np.where(np.isnan(scaled), np.float32(0), scaled))
             case steps.Gather():
                 table = step.table[: step.rows * step.stride].reshape(step.rows, step.stride)[:, : step.width]
                 rows = table[ids[:, step.column : step.column + step.count]]
@@ -56,6 +57,7 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
                     factor = np.float32(step.factor)
                     if step.pool == "mean":
                         factor = scales[:, step.mean, None] * factor
+                        factor = np.where(np.isfinite(factor), factor, np.float32(0))
                     pooled = _codes(rows.sum(axis=1, dtype=np.int32).astype(np.float32) * factor)
                 else:
                     pooled = rows.max(axis=1)
@@ -115,7 +117,7 @@ def lane_sum(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _codes(values: NDArray[np.float32]) -> NDArray[np.int16]:
-    known = np.where(np.isnan(values), np.float32(0), values)
+    known = np.where(np.isnan(values), np.float32(-steps.CODES), values)
     return np.rint(np.clip(known, -steps.CODES, steps.CODES)).astype(np.int16)
 
 

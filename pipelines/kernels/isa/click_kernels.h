@@ -42,12 +42,19 @@ inline Words broadcast_pair(const int16_t *at) {
     return reinterpret_cast<Words>(pair - IntVec{});
 }
 
-// Clipped to [low, high], NaN 0, and rounded to the nearest, ties to even.
+// Clipped to [low, high], NaN low, and rounded to the nearest, ties to even.
 inline IntVec round_clipped(Vec value, float low, float high) {
-    value = value > high ? broadcast<Vec>(high) : value;
-    value = value < low ? broadcast<Vec>(low) : value;
-    value = value == value ? value : Vec{};
+#if defined(__AVX512F__)
+    const __m512 clipped = _mm512_min_ps(_mm512_max_ps(value, broadcast<Vec>(low)), broadcast<Vec>(high));
+    return reinterpret_cast<IntVec>(_mm512_cvtps_epi32(clipped));
+#elif defined(__AVX2__)
+    const __m256 clipped = _mm256_min_ps(_mm256_max_ps(value, broadcast<Vec>(low)), broadcast<Vec>(high));
+    return reinterpret_cast<IntVec>(_mm256_cvtps_epi32(clipped));
+#else
+    value = value > low ? value : broadcast<Vec>(low);
+    value = value < high ? value : broadcast<Vec>(high);
     return reinterpret_cast<IntVec>(value + kRoundToInt) - reinterpret_cast<IntVec>(broadcast<Vec>(kRoundToInt));
+#endif
 }
 
 inline void store_words(int16_t *at, IntVec v) { store_as(at, __builtin_convertvector(v, HalfWords)); }
@@ -188,8 +195,10 @@ void gather(const WordRows &r, const uint32_t *ids, int64_t ids_stride, const fl
                 store_as(out + j, largest);
             }
         } else {
-            const float factor = r.pool == Pool::kMean ? means[s * means_stride] * r.factor : r.factor;
-            for (int64_t j = 0; j < r.width; j += kWords) {
+            float factor = r.pool == Pool::kMean ? means[s * means_stride] * r.factor : r.factor;
+            if (!(factor - factor == 0)) factor = 0;  // infinite, or NaN
+            int64_t j = 0;
+            for (; j + kVecLanes < r.width; j += kWords) {
                 IntVec low{}, high{};
                 for (int64_t l = 0; l < r.count; ++l) {
                     const int16_t *row = r.table + ids[l] * r.stride + j;
@@ -197,6 +206,11 @@ void gather(const WordRows &r, const uint32_t *ids, int64_t ids_stride, const fl
                 }
                 store_words(out + j, round_clipped(to_float(low) * factor, -kCodeLimit, kCodeLimit));
                 store_words(out + j + kVecLanes, round_clipped(to_float(high) * factor, -kCodeLimit, kCodeLimit));
+            }
+            if (j < r.width) {
+                IntVec sum{};
+                for (int64_t l = 0; l < r.count; ++l) sum += load_words(r.table + ids[l] * r.stride + j);
+                store_words(out + j, round_clipped(to_float(sum) * factor, -kCodeLimit, kCodeLimit));
             }
         }
     }
