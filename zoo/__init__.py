@@ -32,6 +32,11 @@ SHIPPED = Path(__file__).parent / "weights"
 FAMILIES, MODELS = "int8_zoo.families", "int8_zoo.models"  # groups of entry points
 BUILT_IN = {
     "wide-deep": "zoo.wide_deep:ENTRY",
+    "wide-deep-log": "zoo.wide_deep:LOGS",
+    "deepfm": "zoo.deepfm:ENTRY",
+    "dcn-v2": "zoo.dcn_v2:ENTRY",
+    "dlrm": "zoo.dlrm:ENTRY",
+    "two-tower": "zoo.two_tower:ENTRY",
     "resnet50": "zoo.resnet:RESNET50",
     "resnet26d": "zoo.resnet:RESNET26D",
     "mobilenet-v1": "zoo.mobilenet:MOBILENET_V1",

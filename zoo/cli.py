@@ -176,6 +176,8 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
 
 @cli.command()
 @click.argument("family")
+@click.option("--schema", default=None, help="What a click log's columns are (zoo schema). [default: inferred]")
+@click.option("--label", default=None, help="A click log's column to predict. [default: click, label, ...]")
 @training
 def train(family: str, as_json: bool, **options: Any) -> None:
     """Train a model FAMILY (e.g. wide-deep) on own data.

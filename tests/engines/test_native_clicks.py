@@ -35,8 +35,8 @@ from pipelines.models.stages import NATIVE, build
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
-from zoo.wide_deep.fold import fold
-from zoo.wide_deep.rewrites import FuseParallelEmbedding, FuseParallelSum
+from zoo.clicks.fold import fold
+from zoo.clicks.rewrites import FuseParallelEmbedding, FuseParallelSum
 
 NAME = "wide-deep-criteo"
 ROWS = (20_000, 3, 200)  # so many that the table lies in native.onnx.data
@@ -572,7 +572,7 @@ def test_a_model_that_does_not_fold_says_why(shipped, tmp_path, monkeypatch):
     """On a CPU without caches to speak of, rows cost more than the layer: auto runs what there is, native says so."""
     path = tmp_path / "model"
     shutil.copytree(shipped.path, path, ignore=shutil.ignore_patterns("native*"))
-    monkeypatch.setattr("zoo.wide_deep.fold.LIMIT", 1000)
+    monkeypatch.setattr("zoo.clicks.fold.LIMIT", 1000)
     with pytest.raises(RequestError) as error:
         zoo.pipeline(path, engine="native")
     one_line(error, "does not run in the native kernels", "it runs in onnxruntime")

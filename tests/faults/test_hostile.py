@@ -21,7 +21,8 @@ from pipelines.core import files, progress
 from pipelines.core.errors import RequestError, ZooError, plain
 from pipelines.models import hub, stages
 from zoo import __main__, cli
-from zoo.wide_deep import data, sources
+from zoo.clicks import sources
+from zoo.wide_deep import data
 
 DEEP = "[" * 200_000 + "]" * 200_000
 

@@ -2,3 +2,5 @@
 
 The families of recommenders share it; it imports `pipelines`, no family.
 """
+
+SUMMARY = "{rows:,} rows, {clicks:,} clicks predicted, {rows_per_second:,.0f} rows/s, {precision} in {engine}"

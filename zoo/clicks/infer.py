@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,12 @@ _IDENTITY = re.compile(
     r"(^|[_\W])(id|ids|uid|uuid|guid|key|hash|code|zip|zipcode|postcode|type|category|cat|class|brand|sku)($|[_\W])|[a-z]I[dD]$"
 )
 _TIME = re.compile(r"(^|[_\W])(time|timestamp|datetime|date|ts|at|when)($|[_\W])", re.IGNORECASE)
+_ITEM = re.compile(
+    r"(^|[_\W])(item|items|product|movie|film|article|ad|ads|adgroup|campaign|book|song|track|video|news|sku|asin|brand|"
+    r"genre|genres|price|title|publisher|author|artist|release)($|[_\W])",
+    re.IGNORECASE,
+)
+_OF_USER = re.compile(r"(^|[_\W])(user|history|clicked|viewed|bought|seen|liked)($|[_\W])", re.IGNORECASE)
 _WEIGHT = re.compile(r"^(sample_?)?weights?$", re.IGNORECASE)
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _ISO = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?$"
@@ -52,7 +59,7 @@ def infer(log: Log, label: str | None = None) -> Schema:
     if not rows:
         raise RequestError(f"{log.path} holds no row below its header; wanted a click log")
     chosen = _label(log, seen, label)
-    schema = Schema(tuple(_column(each, each.name == chosen) for each in seen.values()), rows)
+    schema = Schema(tuple(_of_tower(_column(each, each.name == chosen)) for each in seen.values()), rows)
     if not schema.of(*FEATURES):
         told = ", ".join(f"{each.name}: {each.why}" for each in schema.columns if each.kind != "label")
         raise RequestError(f"{log.path} has nothing to predict {chosen} from ({told or 'no other column'})")
@@ -201,6 +208,14 @@ def _column(seen: _Seen, is_label: bool) -> Column:
     return Column(kind="category", encoding=encoding, why=named + why, **common)
 
 
+def _of_tower(column: Column) -> Column:
+    """The column with its tower, by its name: the item's, else the user's."""
+    if column.kind not in FEATURES:
+        return column
+    of_item = _ITEM.search(column.name) and not _OF_USER.search(column.name)
+    return replace(column, tower="item" if of_item else "user")
+
+
 _TIMES = {
     "s": "whole numbers of about the seconds since 1970",
     "ms": "whole numbers of about the milliseconds since 1970",
@@ -266,7 +281,11 @@ def _encoding_of_numbers(seen: _Seen) -> tuple[dict[str, Any], str]:
     low, high = float(seen.minimum), float(seen.maximum)
     middle, far = (float(each) for each in np.quantile(x, [0.5, 0.99]))
     if far - low > SKEWED * max(middle - low, 1e-12) and high > low:
-        return {"type": "log1p", "minimum": low}, f"skewed: the median is {middle:g}, the 99th percentile {far:g}"
+        return {
+            "type": "log1p",
+            "minimum": low,
+            "maximum": high,
+        }, f"skewed: the median is {middle:g}, the 99th percentile {far:g}"
     if high > low and int(seen.distinct) <= 2:
         return {"type": "min-max", "minimum": low, "maximum": high}, "two values"
     deviation = float(x.std()) or 1.0

@@ -1,8 +1,10 @@
-"""Click logs as streams of named text columns: CSV and TSV with a header, JSON lines, Parquet; text also as .gz.
+"""Click logs as streams of named text columns: CSV and TSV with a header, JSON lines, Parquet; text also as .gz; data
+sets of the `datasets` library, on disk or on the hub; rows and tables in memory.
 
 Every column comes as text, null where a value is missing, in batches of constant memory. pyarrow reads CSV (quotes by
-RFC 4180, UTF-8) and Parquet. A list in JSON lines or Parquet becomes text joined by `LIST`; an empty one is
-missing, as it is in CSV.
+RFC 4180, UTF-8) and Parquet. A list in JSON lines or Parquet becomes text joined by `LIST`; an empty one is missing, as
+it is in CSV. Rows of the Criteo format (Kaggle 2014), which have no header, are told by their 39 or 40 columns; their
+names are `CRITEO`.
 """
 
 from __future__ import annotations
@@ -11,8 +13,12 @@ import csv
 import gzip
 import itertools
 import json
+import re
+import shutil
+import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +29,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from pipelines.core.errors import RequestError, one_line
+from zoo.clicks import sources
 
 LIST = "|"  # joins what is a list in the file
 BLOCK = 4 << 20  # bytes of text read at once
@@ -31,37 +38,64 @@ DELIMITERS = (",", "\t", ";", "|")
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 
+CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
+_CRITEO_ROW = re.compile(r"([01]\t)?(-?\d*\t){13}([0-9a-f]{8})?(\t([0-9a-f]{8})?){25}")
+Bad = Callable[[str, str], None]  # takes a row left out: its kind of fault, and what was found and wanted
+
+
 @dataclass(frozen=True)
 class Log:
-    """A file of rows. kind: "csv", "jsonl" or "parquet". delimiter: of "csv", one character. columns: their names."""
+    """A source of rows. kind: "csv", "jsonl", "parquet", "saved" or "hub" (data sets) or "rows" (in memory). delimiter:
+    of "csv", one character. columns: their names. header: whether the first line is one. place: what is opened, where
+    that is not `path`.
+    """
 
-    path: Path
+    path: str | Path
     kind: str
     delimiter: str
     columns: tuple[str, ...]
+    header: bool = True
+    place: Any = None
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows in order, every column as text, null where missing.
+    def batches(self, columns: Sequence[str] | None = None, bad: Bad | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows in order, every one of `columns` (None: all) as text, null where missing.
 
-        Raises RequestError for a file that cannot be read to its end, such as one with a row of other columns.
+        bad: told of each row with another number of columns, which is left out. Raises RequestError for a source that
+        cannot be read to its end, and for such a row where `bad` is None.
         """
-        read = {"csv": _csv_batches, "jsonl": _json_batches, "parquet": _parquet_batches}[self.kind]
+        chosen = self.columns if columns is None else tuple(columns)
         try:
-            yield from read(self)
+            if self.kind == "csv":
+                yield from _csv_batches(self, chosen, bad)
+            elif self.kind == "jsonl":
+                yield from _json_batches(self, chosen)
+            else:
+                for batch in _tables(self):
+                    texts = [_column_as_text(batch.column(name)) for name in chosen]
+                    yield pa.record_batch(texts, names=list(chosen))
         except (pa.ArrowException, EOFError, OSError, ValueError) as error:
             raise RequestError(f"{self.path} cannot be read as {self.kind}: {one_line(error)}") from error
 
 
-def open_log(path: str | Path, delimiter: str | None = None) -> Log:
-    """The log in a file, by its content. delimiter: of CSV; None: the one that its header has most of.
+def open_log(source: Any, delimiter: str | None = None) -> Log:
+    """The log in a file, by its content; in a folder of `datasets` or on the hub ("org/name", either with ":split"); on
+    stdin ("-"); or in memory: a pyarrow table, a data frame, a list of {column: value}.
 
-    Raises RequestError where there is no file, or one whose columns have no names, or names that stand twice.
+    delimiter: of CSV; None: the one that its header has most of. Raises RequestError where there is no such source, or
+    one whose columns have no names, or names that stand twice.
     """
-    path = Path(path)
+    if not isinstance(source, str | Path):
+        table = _in_memory(source)
+        return _named(Log("the rows given", "rows", "", tuple(table.column_names), place=table))
+    path = _spooled() if str(source) == "-" else Path(source)
     if not path.is_file():
-        raise RequestError(
-            f"found no file {path}, wanted a click log: CSV, TSV or JSON lines (plain or .gz), or Parquet"
-        )
+        try:
+            name, kind, place = sources.find(str(source))
+        except RequestError:
+            wanted = "a click log: CSV, TSV or JSON lines (plain or .gz), Parquet, a saved data set, - or a hub id"
+            raise RequestError(f"found no file {path}, wanted {wanted}") from None
+        names = next(sources.tables(name, kind, place)).column_names
+        return _named(Log(name, kind, "", tuple(names), place=place))
     try:
         if _is(path, b"PAR1"):
             return _named(Log(path, "parquet", "", tuple(pa.parquet.read_schema(path).names)))
@@ -74,8 +108,67 @@ def open_log(path: str | Path, delimiter: str | None = None) -> Log:
         raise RequestError(f"{path} is empty, or begins with an empty line; wanted a header that names the columns")
     if line.lstrip().startswith("{"):
         return _named(Log(path, "jsonl", "", tuple(_object(path, 1, line))))
+    if _CRITEO_ROW.fullmatch(line.rstrip("\r\n")):
+        labelled = line.count("\t") == len(CRITEO) - 1
+        return Log(path, "csv", "\t", CRITEO if labelled else CRITEO[1:], header=False)
     chosen = delimiter or max(DELIMITERS, key=line.count)
     return _named(Log(path, "csv", chosen, tuple(next(csv.reader([line.rstrip("\r\n")], delimiter=chosen)))))
+
+
+def is_criteo(source: Any) -> bool:
+    """Whether a source is not a log with named columns but rows of the Criteo format, as Wide & Deep's own reader takes
+    them; one that cannot be opened is.
+    """
+    if isinstance(source, list | tuple) and source:
+        return is_criteo(source[0]) if isinstance(source[0], str | Path) else not isinstance(source[0], dict)
+    try:
+        log = open_log(source) if str(source) != "-" else None
+    except RequestError:
+        return True
+    if log is None or not log.header:
+        return True
+    lower = {each.lower() for each in log.columns}
+    return len(lower & {f"c{i}" for i in range(1, 27)} | lower & {f"categorical_feature_{i}" for i in range(1, 27)}) > 9
+
+
+def _in_memory(source: Any) -> pa.Table:
+    try:
+        if isinstance(source, list | tuple):
+            names = dict.fromkeys(name for row in source for name in row)
+            texts = {name: pa.array([_as_text(row.get(name)) for row in source], pa.string()) for name in names}
+            return pa.table(texts)
+        return pa.table(source)
+    except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
+        raise RequestError(
+            f"found {type(source).__name__} as rows ({one_line(error)}); wanted a path, a table or a list of "
+            "{column: value}"
+        ) from error
+
+
+def _spooled() -> Path:
+    """stdin as a file, which is read more than once; it goes with the process."""
+    if sys.stdin is None:
+        raise RequestError("stdin is closed; name a file")
+    file = tempfile.NamedTemporaryFile(prefix="zoo-log-")  # noqa: SIM115 (open as long as the process)
+    _SPOOLED.append(file)
+    shutil.copyfileobj(sys.stdin.buffer, file, BLOCK)
+    file.flush()
+    return Path(file.name)
+
+
+_SPOOLED: list[Any] = []
+
+
+def _tables(log: Log) -> Iterator[Any]:
+    """Arrow tables of a source that has such."""
+    if log.kind == "rows":
+        yield from log.place.to_batches(ROWS)
+    elif log.kind == "parquet":
+        with pa.parquet.ParquetFile(log.path) as file:
+            yield from file.iter_batches(ROWS)
+    else:
+        for table in sources.tables(str(log.path), log.kind, log.place):
+            yield table.combine_chunks().to_batches()[0] if len(table) else table
 
 
 def _named(log: Log) -> Log:
@@ -122,14 +215,31 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     return found
 
 
-def _csv_batches(log: Log) -> Iterator[pa.RecordBatch]:
-    stream = pa.CompressedInputStream(str(log.path), "gzip") if _is(log.path, b"\x1f\x8b") else str(log.path)
+def _csv_batches(log: Log, columns: tuple[str, ...], bad: Bad | None) -> Iterator[pa.RecordBatch]:
+    path = Path(log.path)
+    packed = _is(path, b"\x1f\x8b")
+
+    def skip(row: Any) -> str:
+        if bad is None:
+            return "error"
+        place = "" if row.number is None else f" row {row.number}"
+        bad("columns", f"{path}{place}: found {row.actual_columns} columns, wanted {row.expected_columns}")
+        return "skip"
+
     yield from pa.csv.open_csv(
-        stream,
-        read_options=pa.csv.ReadOptions(block_size=BLOCK, use_threads=False),
-        parse_options=pa.csv.ParseOptions(delimiter=log.delimiter, newlines_in_values=True),
+        pa.CompressedInputStream(str(path), "gzip") if packed else str(path),
+        read_options=pa.csv.ReadOptions(
+            block_size=BLOCK, use_threads=False, column_names=None if log.header else list(log.columns)
+        ),
+        parse_options=pa.csv.ParseOptions(
+            delimiter=log.delimiter,
+            quote_char='"' if log.header else False,
+            newlines_in_values=log.header,
+            invalid_row_handler=skip,
+        ),
         convert_options=pa.csv.ConvertOptions(
-            column_types=dict.fromkeys(log.columns, pa.string()),
+            include_columns=list(columns),
+            column_types=dict.fromkeys(columns, pa.string()),
             null_values=list(MISSING),
             strings_can_be_null=True,
             quoted_strings_can_be_null=True,
@@ -137,15 +247,16 @@ def _csv_batches(log: Log) -> Iterator[pa.RecordBatch]:
     )
 
 
-def _json_batches(log: Log) -> Iterator[pa.RecordBatch]:
+def _json_batches(log: Log, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Columns that the first line names; others of later lines are passed over, those that lack are null."""
-    with _text(log.path) as file:
+    path = Path(log.path)
+    with _text(path) as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
         while part := list(itertools.islice(lines, ROWS)):
-            rows = [_object(log.path, number, line) for number, line in part]
+            rows = [_object(path, number, line) for number, line in part]
             yield pa.record_batch(
-                [pa.array([_as_text(row.get(name)) for row in rows], pa.string()) for name in log.columns],
-                names=list(log.columns),
+                [pa.array([_as_text(row.get(name)) for row in rows], pa.string()) for name in columns],
+                names=list(columns),
             )
 
 
@@ -155,12 +266,6 @@ def _as_text(value: Any) -> str | None:
     if isinstance(value, bool):
         return str(int(value))
     return None if value is None or str(value) in MISSING else str(value)
-
-
-def _parquet_batches(log: Log) -> Iterator[pa.RecordBatch]:
-    with pa.parquet.ParquetFile(log.path) as file:
-        for batch in file.iter_batches(ROWS):
-            yield pa.record_batch([_column_as_text(each) for each in batch.columns], names=list(log.columns))
 
 
 def _column_as_text(column: pa.Array) -> pa.Array:

@@ -21,19 +21,20 @@ KINDS = {
     "categories": "a list of them: genres, the items clicked before",
     "timestamp": "when the row happened; the last rows are held out by it, the model does not see it",
     "label": "what is predicted: 0 or 1",
-    "weight": "how much the row counts in training and evaluation, 0 or more",
+    "weight": "how much the row counts in training, 0 or more",
     "ignored": "not used",
 }
 ENCODINGS = {
-    "hash": "a category's bucket is a hash of its text",
-    "vocabulary": "a category's id is its place among known values, 0 for all others",
-    "log1p": "log(1 + x - minimum)",
-    "standard": "(x - mean) / standard deviation",
+    "hash": "a category's id is 1 + FarmHash Fingerprint64 of its text modulo buckets",
+    "vocabulary": "a category's id is its place among known values from 1 on, 0 for all others",
+    "log1p": "log(1 + x - minimum) / log(1 + maximum - minimum), clipped to 0 to 1",
+    "standard": "(x - mean) / standard deviation, clipped to -8 to 8",
     "min-max": "(x - minimum) / (maximum - minimum), clipped to 0 to 1",
     "quantile": "the share of training values below x",
 }
 OF_CATEGORIES, OF_NUMBERS = ("hash", "vocabulary"), ("log1p", "standard", "min-max", "quantile")
 POOLINGS = ("mean", "sum", "max")
+TOWERS = ("user", "item")
 MOST_BUCKETS = 2**31 - 1
 FEATURES = ("number", "category", "categories")  # the kinds that a model predicts from
 
@@ -73,6 +74,7 @@ JSON_SCHEMA: dict[str, Any] = {
                     "separator": {"type": "string", "minLength": 1, "maxLength": 1, "description": "between items"},
                     "pooling": {"enum": list(POOLINGS), "description": "what a list's embeddings become"},
                     "length": {"type": "integer", "minimum": 1, "description": "items read of a list, the last ones"},
+                    "tower": {"enum": list(TOWERS), "description": "of a two-tower model: what the value belongs to"},
                     "unit": {"enum": ["s", "ms", "text"], "description": "of a timestamp: since 1970, or ISO 8601"},
                     "why": {"type": "string", "description": "what the choice rests on"},
                 },
@@ -87,7 +89,7 @@ JSON_SCHEMA: dict[str, Any] = {
 _NEEDS = {  # of an encoding, besides its type
     "hash": ("buckets",),
     "vocabulary": ("values",),
-    "log1p": ("minimum",),
+    "log1p": ("minimum", "maximum"),
     "standard": ("mean", "deviation"),
     "min-max": ("minimum", "maximum"),
     "quantile": ("quantiles",),
@@ -106,6 +108,7 @@ class Column:
     separator: str = ""
     pooling: str = ""
     length: int = 0
+    tower: str = ""
     unit: str = ""
     why: str = ""
 
@@ -221,7 +224,7 @@ def _column_faults(column: Mapping[str, Any]) -> list[str]:
         faults += [f"its {encoding['type']} encoding lacks {need!r}" for need in needs if need not in encoding]
         extra = [each for each in encoding if each not in ("type", *needs)]
         faults += [f"its {encoding['type']} encoding has no {each!r}" for each in extra]
-        if encoding["type"] == "min-max" and not faults and encoding["minimum"] >= encoding["maximum"]:
+        if encoding["type"] in ("min-max", "log1p") and not faults and encoding["minimum"] >= encoding["maximum"]:
             faults.append(f"its minimum {encoding['minimum']} is not below its maximum {encoding['maximum']}")
         if "quantiles" in encoding and sorted(encoding["quantiles"]) != list(encoding["quantiles"]):
             faults.append("its quantiles do not rise")

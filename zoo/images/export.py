@@ -1,7 +1,4 @@
-"""An image classifier in torch to ONNX: traced by torch.fx, every layer and value named after its module's path.
-
-Nothing of torch's own exporter takes part, so that the graph's digest depends on the network and its weights alone.
-"""
+"""An image classifier in torch to ONNX: traced by torch.fx, every layer and value named after its module's path."""
 
 from __future__ import annotations
 
@@ -10,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core.errors import RequestError
 from pipelines.data.preprocess import Preprocess
-from pipelines.graph import edit, query
+from pipelines.graph import query
+from zoo.export import OPSET, Writer, path_of
 
 if TYPE_CHECKING:
     from torch import fx, nn
 
-OPSET = 18
 IMAGE, LOGITS = "image", "logits"
 
 
@@ -58,15 +54,6 @@ def export(model: nn.Module, preprocess: Preprocess) -> ir.Model:
     return exported
 
 
-def path_of(node: fx.Node) -> str:
-    """What the result of a module or function is called in the graph."""
-    if node.op == "call_module":
-        return str(node.target)
-    kind = getattr(node.target, "__name__", str(node.target))
-    around = next(reversed(node.meta.get("nn_module_stack", {})), "")
-    return f"{around}.{kind}" if around else kind
-
-
 def _normalize(writer: _Writer, image: ir.Value, preprocess: Preprocess) -> ir.Value:
     reverse = preprocess.channels == "BGR"
     order = slice(None, None, -1 if reverse else 1)
@@ -101,23 +88,8 @@ def _drop_ceil(pool: ir.Node) -> None:
         del pool.attributes["ceil_mode"]
 
 
-class _Writer:
-    """Appends operators to one graph; a name that is taken gets a number."""
-
-    def __init__(self, main: ir.Graph) -> None:
-        self.main = main
-        self.taken = query.used_names(main)
-
-    def weight(self, name: str, array: NDArray[Any]) -> ir.Value:
-        """An initializer, made at its first use."""
-        found = self.main.initializers.get(name)
-        return edit.initializer(self.main, name, array, self.taken) if found is None else found
-
-    def add(self, op: str, inputs: Sequence[ir.Value | None], name: str, **attributes: Any) -> ir.Value:
-        """Append an operator; returns its result."""
-        node = edit.node(op, list(inputs), name, dtype=ir.DataType.FLOAT, taken=self.taken, **attributes)
-        self.main.append(node)
-        return node.outputs[0]
+class _Writer(Writer):
+    """What image classifiers are made of."""
 
     def layer(self, inputs: list[ir.Value], path: str, module: nn.Module) -> ir.Value:
         """Append what `module` computes after training."""
@@ -129,17 +101,13 @@ class _Writer:
         }
         m: Any = module
         match kind:
-            case "Identity" | "Dropout":
-                return inputs[0]
             case "Conv2d" if m.padding_mode == "zeros" and not isinstance(m.padding, str):
                 attributes = {"group": m.groups, "dilations": list(m.dilation)}
                 return self.add("Conv", [*inputs, *state.values()], path, **_window(m), **attributes)
             case "BatchNorm2d" if len(state) == 4:  # with weights and running statistics
                 return self.add("BatchNormalization", [*inputs, *state.values()], path, epsilon=m.eps)
-            case "Linear":
-                return self.add("Gemm", [*inputs, *state.values()], path, transB=1)
-            case "ReLU":
-                return self.add("Relu", inputs, path)
+            case "Identity" | "Dropout" | "Linear" | "ReLU":
+                return super().layer(inputs, path, module)
             case "ReLU6":
                 bounds = [self.weight(name, np.array(value, np.float32)) for name, value in (("zero", 0), ("six", 6))]
                 return self.add("Clip", [*inputs, *bounds], path)

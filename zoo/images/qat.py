@@ -23,7 +23,8 @@ from pipelines.quantization import qat
 from pipelines.quantization.qat import distillation_loss, freeze_ranges, weights
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
-from zoo.images.export import export, path_of
+from zoo.export import path_of
+from zoo.images.export import export
 from zoo.images.rewrites import passes
 from zoo.images.settings import Settings
 

@@ -28,18 +28,28 @@ def train(
     settings: Mapping[str, str] | None = None,
     resume: bool = False,
     on_error: str = "raise",
+    schema: Model | None = None,
+    label: str | None = None,
 ) -> dict[str, Any]:
     """Train a model family on own data; `output` becomes a model folder. settings: {name of a training setting: value
     as text}.
 
-    Returns the metrics. Raises RequestError for unknown settings, unusable data, or an output folder that holds
-    something else.
+    schema, label: of a click log, see `zoo.schema`; without one its columns are inferred. Returns the metrics. Raises
+    RequestError for unknown settings, unusable data, or an output folder that holds something else.
     """
     entry = zoo.entry(family)
+    options = {name: each for name, each in (("schema", schema), ("label", label)) if each is not None}
+    if entry.by_schema and (options or not _is_criteo(data)):
+        entry = zoo.entry(entry.by_schema)
+    if options and not entry.schema:
+        able = ", ".join(name for name, each in zoo.entries().items() if each.schema or each.by_schema)
+        raise RequestError(f"{entry.name} takes no --{next(iter(options))}; these families do: {able}")
     if not resume and is_first():
         require_free(Path(output))  # before the seconds that importing a framework takes
     config = _configured(entry.name, entry.part("settings"), settings or {})
-    result: dict[str, Any] = entry.part("train")(data, Path(output), config=config, resume=resume, on_error=on_error)
+    result: dict[str, Any] = entry.part("train")(
+        data, Path(output), config=config, resume=resume, on_error=on_error, **options
+    )
     _write_trained_card(Path(output), entry.name, f"{entry.title}; trained by its user")
     return result
 
@@ -113,6 +123,12 @@ def freeze(
     folder = zoo.load(target)
     made = stages.build(folder)
     return {"model": folder.card.name, "path": str(target), **folder.record["fp32.onnx"], "stages": made, **details}
+
+
+def _is_criteo(data: Any) -> bool:
+    from zoo.clicks.logs import is_criteo
+
+    return is_criteo(data)
 
 
 def _readers() -> list[str]:

@@ -2,7 +2,25 @@
 
 from pipelines.models.entry import Entry
 from pipelines.quantization.recipe import QuantRecipe
+from zoo.clicks import SUMMARY
 
+LOGS = Entry(
+    name="wide-deep-log",
+    title="Wide & Deep (Cheng et al. 2016): click-through rate from the columns of any log",
+    task="clicks",
+    train="zoo.wide_deep.log.train:train",
+    settings="zoo.wide_deep.log.train:TRAIN",
+    finetune_settings="zoo.wide_deep.log.train:FINETUNE",
+    freeze="zoo.wide_deep.log.freeze:freeze",
+    rewrites="zoo.clicks.rewrites:passes",
+    evaluate="zoo.clicks.metrics:evaluate",
+    pipeline="zoo.clicks.score:LogPipeline",
+    checkpoint="model.pt",
+    recipe=QuantRecipe(observer="minmax", correct=False),
+    files=("sample.csv.gz",),
+    summary=SUMMARY,
+    schema=True,
+)
 ENTRY = Entry(
     name="wide-deep",
     title="Wide & Deep: click-through rate from 13 numbers and 26 hashed categories",
@@ -12,13 +30,14 @@ ENTRY = Entry(
     finetune_settings="zoo.wide_deep.train:FINETUNE",
     freeze="zoo.wide_deep.freeze:freeze",
     from_graph="zoo.wide_deep.freeze:from_graph",
-    rewrites="zoo.wide_deep.rewrites:passes",
-    evaluate="zoo.wide_deep.metrics:evaluate",
-    pipeline="zoo.wide_deep.predict:ClickPipeline",
+    rewrites="zoo.clicks.rewrites:passes",
+    evaluate="zoo.clicks.metrics:evaluate",
+    pipeline="zoo.wide_deep.predict:CriteoPipeline",
     checkpoint="model.weights.h5",
     recipe=QuantRecipe(observer="minmax", correct=False),
-    native="zoo.wide_deep.fold:fold",
+    native="zoo.clicks.fold:fold",
     files=("sample.tsv.gz",),
-    summary="{rows:,} rows, {clicks:,} clicks predicted, {rows_per_second:,.0f} rows/s, {precision} in {engine}",
+    summary=SUMMARY,
+    by_schema="wide-deep-log",
     report_sections="zoo.wide_deep.report_sections:sections",
 )

@@ -15,12 +15,11 @@ from __future__ import annotations
 import math
 import os
 import reprlib
-import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +27,12 @@ import pyarrow as pa
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from zoo.wide_deep import sources as row_sources
-from zoo.wide_deep.hashing import buckets_of, fingerprints, hash_buckets, per_field
-from zoo.wide_deep.numbers import PAD, Floats, Ints, parse_numbers
+from zoo.clicks import sources as row_sources
+from zoo.clicks.hashing import buckets_of, fingerprints, hash_buckets, per_field
+from zoo.clicks.numbers import PAD, Floats, Ints, parse_numbers
+from zoo.clicks.reading import BAD_SHARE, HOPELESS, ErrorLog, timed
 
 NUMERIC, CATEGORICAL, BUCKETS = 13, 26, 1000
-
-Item = TypeVar("Item")
 
 
 class Counts(TypedDict):
@@ -81,36 +79,6 @@ class Rows:
             np.concatenate(labels) if labels else None,
             np.concatenate([part.index for part in parts]),
         )
-
-
-HOPELESS, BAD_SHARE = 1_000_000, 0.99  # rows left out, and the share of all rows, from which on reading ends
-
-
-@dataclass
-class ErrorLog:
-    """Rows left out by `read_rows(on_error="skip")`: how many of each kind (columns, label, number), and the first few
-    messages.
-    """
-
-    limit: int = 5
-    counts: Counter[str] = field(default_factory=Counter)
-    messages: list[str] = field(default_factory=list)
-
-    def add(self, kind: str, message: str) -> None:
-        """Count one row."""
-        self.counts[kind] += 1
-        if len(self.messages) < self.limit:
-            self.messages.append(message)
-
-    @property
-    def total(self) -> int:
-        """Rows left out."""
-        return self.counts.total()
-
-    def __str__(self) -> str:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.counts.items()))
-        rows = "1 row" if self.total == 1 else f"{self.total} rows"
-        return f"{rows} left out ({kinds}); first: {self.messages[0]}" if self.total else "no rows left out"
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -167,20 +135,6 @@ def read_rows(
     return _batches(
         (rows for name, kind, place in opened for rows in reader.source(name, kind, place)), batch_rows, log
     )
-
-
-def timed(items: Iterable[Item], seconds: defaultdict[str, float], name: str) -> Iterator[Item]:
-    """The same items; `seconds[name]` counts the time in which they were made."""
-    iterator = iter(items)
-    while True:
-        begin = time.perf_counter()
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        finally:
-            seconds[name] += time.perf_counter() - begin
-        yield item
 
 
 def _batches(pieces: Iterable[Rows], size: int, log: ErrorLog | None) -> Iterator[Rows]:

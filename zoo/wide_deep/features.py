@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
+from zoo.clicks.numbers import Floats
 from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Rows
-from zoo.wide_deep.numbers import Floats
 
 _FIXED = {
     "hash": "farmhash fingerprint64 mod buckets",

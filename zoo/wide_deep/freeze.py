@@ -23,7 +23,8 @@ from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
 from pipelines.models.hub import CARD
 from pipelines.models.stages import SAMPLES
-from zoo.wide_deep.data import ErrorLog, Rows, read_rows
+from zoo.clicks.reading import ErrorLog
+from zoo.wide_deep.data import Rows, read_rows
 from zoo.wide_deep.features import Features
 from zoo.wide_deep.tensorflow_graph.columns import Network, optimize, read_graph
 from zoo.wide_deep.tensorflow_graph.expressions import Column, Emitter

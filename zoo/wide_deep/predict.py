@@ -2,213 +2,63 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import logging
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core import machine
-from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
-from pipelines.core.ordered_map import ordered_map
-from pipelines.core.progress import progress
-from pipelines.data.tables import writing
-from pipelines.engines.quickest import QuickestSession
-from pipelines.engines.session import Session
-from pipelines.models.pipeline import GraphPipeline
 from pipelines.models.stages import ModelFolder
-from zoo.wide_deep import sources
-from zoo.wide_deep.data import ErrorLog, Rows, read_rows, timed
+from zoo.clicks import sources
+from zoo.clicks.predict import ClickPipeline
+from zoo.clicks.reading import ErrorLog
+from zoo.wide_deep.data import Rows, read_rows
 from zoo.wide_deep.tensorflow_graph.mapped import features_of, inputs_of, last_ids
 
 SAMPLE = "sample.tsv.gz"  # synthetic rows that ship with the model
-# rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
-AT_ONCE = 4096
-
-logger = logging.getLogger(__name__)
 
 
-class ClickPipeline(GraphPipeline):
-    """Scores rows in the Kaggle format; see `zoo.pipeline`."""
+class CriteoPipeline(ClickPipeline):
+    """Scores rows in the Kaggle format; see `zoo.pipeline`.
+
+    Raw rows are whatever `zoo.wide_deep.data.read_rows` takes: a path, or a list of tab separated lines or of sequences
+    of values. They become {"ids": int32 [n, fields] hash buckets, "numbers": float32 [n, numeric] in [0, 1]}.
+    """
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         super().__init__(folder, *arguments, **options)
         self.features = features_of(folder.preprocessing)
 
-    def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
-        """Rows -> {"ids": int32 [n, fields] hash buckets, "numbers": float32 [n, numeric] in [0, 1]}; a label in the
-        rows is left out.
+    def rows(
+        self,
+        inputs: Any,
+        on_error: str = "raise",
+        errors: ErrorLog | None = None,
+        batch_rows: int = 65536,
+        seconds: defaultdict[str, float] | None = None,
+        labelled: bool = False,
+    ) -> Iterator[Rows]:
+        """Rows as this model wants them, see `read_rows`, which holds all rows to what the first one has."""
+        counts = self.features.counts
+        return read_rows(inputs, on_error=on_error, errors=errors, batch_rows=batch_rows, seconds=seconds, **counts)
 
-        raw: whatever `zoo.wide_deep.data.read_rows` takes: a path, or a list of tab separated lines or of sequences of
-        values. All of it in memory at once; `score` streams.
-        """
-        return self.features.encode(Rows.concatenate(list(read_rows(raw, **self.features.counts))))
+    def encode(self, rows: Rows) -> dict[str, NDArray[Any]]:
+        """Hashed ids, and numbers scaled to [0, 1]."""
+        return self.features.encode(rows)
 
-    def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """{"ids": int32 [n, fields], "numbers": float32 [n, numeric]} -> {"probability": float32 [n, 1]}.
-
-        Raises RequestError for an id that is no bucket. In int8, numbers outside [0, 1] count as the nearer end; for
-        NaN, which no row gives, engines differ.
-        """
-        if self.engine != "native":
-            self._check_ids(batch)
-            return super().predict(batch)
-        try:
-            return super().predict(batch)
-        except RequestError:  # the kernels check ids themselves, and count rows within a part of the batch
-            self._check_ids(batch)
-            raise
-
-    def _check_ids(self, batch: Batch) -> None:
-        ids, last = batch.get("ids"), last_ids(self.features)
-        if (
-            isinstance(ids, np.ndarray)
-            and ids.dtype.kind in "iu"
-            and ids.ndim == 2
-            and ids.size
-            and ids.shape[1] == len(last)
-            and ((ids < 0) | (ids > last)).any()
-        ):
-            row, column = np.argwhere((ids < 0) | (ids > last))[0].tolist()
-            raise RequestError(f"found id {ids[row, column]} in row {row}, column {column}; wanted 0 to {last[column]}")
-
-    def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
-        """[{"probability": of a click, "click": whether that is at least 0.5}, ...], one per row."""
-        return [{"probability": p, "click": p >= 0.5} for p in out["probability"].ravel().tolist()]
-
-    def rows(self, inputs: Any, on_error: str = "raise", errors: ErrorLog | None = None) -> Iterator[Rows]:
-        """Read rows as this model wants them, in constant memory; see `read_rows`."""
-        return read_rows(inputs, on_error=on_error, errors=errors, **self.features.counts)
-
-    def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Click probability of each row, float32 [n]."""
-        return np.asarray(self.predict(self.features.encode(rows))["probability"].reshape(-1))
+    @property
+    def last_ids(self) -> NDArray[Any]:
+        """The last bucket of each category, int64 [fields]."""
+        return last_ids(self.features)
 
     @property
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
         """dtype and shape of the hashed ids and of the numbers, as the features have them."""
         return dict(inputs_of(self.features))
-
-    def run(self, inputs: Any, output: str | Path, on_error: str = "raise") -> dict[str, Any]:
-        """Score rows of any number in constant memory; writes columns row (0-based position in the input) and
-        probability, in input order.
-
-        `threads` threads score, each with a session of one thread of its own, while the caller's thread reads, parses
-        and writes; on a single CPU, where that gains nothing, the caller's thread does everything.
-
-        Returns {"rows", "clicks" (rows with probability >= 0.5), "expected_clicks" (sum of the probabilities),
-        "skipped", "seconds", "rows_per_second", "model_samples_per_second", "split_us", "engine", "precision"}.
-        split_us: microseconds a row spent to "read" (get bytes or tables), "parse" (split, hash, normalize), in the
-        "model" (per thread) and to "write", and the "wall" clock's; these overlap, so they do not add up to it.
-        """
-        errors = ErrorLog()
-        count = clicks = 0
-        expected = 0.0
-        seconds: defaultdict[str, float] = defaultdict(float)
-        size = self.batch_size * max(1, AT_ONCE // self.batch_size)
-        np.empty(
-            16 << 20, np.uint8
-        )  # freed at once: from now on glibc keeps freed blocks of up to this size for the next rows
-        with (
-            writing(output, {"row": np.int64, "probability": np.float32}) as write,
-            progress("scoring rows") as advance,
-        ):
-            start = time.perf_counter()
-            found = read_rows(
-                inputs, on_error=on_error, errors=errors, batch_rows=size, seconds=seconds, **self.features.counts
-            )
-            encoded = timed(((rows.index, self.features.encode(rows)) for rows in found), seconds, "parse")
-            first = next(encoded)
-            before = time.perf_counter()
-            scorers = self._scorers({name: array[: self.batch_size] for name, array in first[1].items()})
-            start += time.perf_counter() - before  # opening the model and choosing an engine is not scoring
-            idle: SimpleQueue[ClickPipeline] = SimpleQueue()
-            for scorer in scorers:
-                idle.put(scorer)
-
-            def score(rows: tuple[NDArray[np.int64], Batch]) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
-                scorer = idle.get()
-                try:
-                    begin = time.perf_counter()
-                    probability = scorer.predict(rows[1])["probability"].reshape(-1)
-                    return rows[0], probability, time.perf_counter() - begin
-                finally:
-                    idle.put(scorer)
-
-            workers = 0 if len(scorers) == machine.cores() == 1 else len(scorers)
-            with closing(ordered_map(score, itertools.chain([first], encoded), workers)) as scored:
-                for index, probability, took in scored:
-                    before = time.perf_counter()
-                    write({"row": index, "probability": probability})
-                    seconds["write"] += time.perf_counter() - before
-                    seconds["model"] += took
-                    count += len(index)
-                    clicks += int((probability >= 0.5).sum())
-                    expected += float(probability.sum(dtype=np.float64))
-                    advance(len(index))
-        seconds["wall"] = time.perf_counter() - start
-        seconds["parse"] -= seconds["read"]
-        if errors.total:
-            logger.warning("%s", errors)
-        return {
-            "rows": count,
-            "clicks": clicks,
-            "expected_clicks": round(expected, 2),
-            "skipped": errors.total,
-            "seconds": round(seconds["wall"], 3),
-            "rows_per_second": round(count / seconds["wall"], 1),
-            "model_samples_per_second": round(count * len(scorers) / seconds["model"], 1),
-            "split_us": {
-                name: round(1e6 * seconds[name] / count, 3) for name in ("read", "parse", "model", "write", "wall")
-            },
-            "engine": scorers[0].engine,
-            "precision": self.precision,
-        }
-
-    def _scorers(self, batch: Batch) -> list[ClickPipeline]:
-        """One pipeline a thread, ready to run (they have run `batch`), each with a session of one thread that no other
-        has.
-        """
-        scorers = [self]
-        if self.threads > 1:
-            first = self._alone()
-            first.predict(batch)  # "auto" decides once for all
-            others = [self._alone(first.session) for _ in range(self.threads - 1)]
-            scorers = [first, *others]
-        for scorer in scorers:
-            scorer.predict(batch)
-        return scorers
-
-    def _alone(self, like: Session | None = None) -> ClickPipeline:
-        """This pipeline with a session of one thread; like: one whose choice of engines it takes over."""
-        scorer = copy.copy(self)
-        scorer.threads = 1
-        if isinstance(like, QuickestSession):
-            scorer._session = like.sibling()
-        else:
-            scorer._open(self.requested, None)
-        return scorer
-
-    def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
-        """The first `count` rows of `data` as model inputs, to calibrate on."""
-        errors = ErrorLog()
-        parts: list[Rows] = []
-        for rows in self.rows(data, on_error, errors):
-            parts.append(rows[: count - sum(map(len, parts))])
-            if sum(map(len, parts)) >= count:
-                break
-        if errors.total:
-            logger.warning("%s", errors)
-        return self.features.encode(Rows.concatenate(parts))
 
     def example(self, count: int, data: str | Path | None = None) -> list[bytes]:
         """`count` raw rows (tab separated lines) for a benchmark, from a text file or the sample that ships, repeated

@@ -18,9 +18,10 @@ from pipelines.core import ordered_map
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import FULL, DiskFull
 from pipelines.core.progress import progress
-from zoo.wide_deep.data import Counts, ErrorLog, Rows, read_rows
+from zoo.clicks.numbers import Floats
+from zoo.clicks.reading import ErrorLog
+from zoo.wide_deep.data import Counts, Rows, read_rows
 from zoo.wide_deep.features import Features
-from zoo.wide_deep.numbers import Floats
 
 Batch = tuple[npt.NDArray[np.int32], Floats, Floats]  # ids [n, categorical], numbers [n, numeric], labels [n]
 

@@ -24,12 +24,13 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress, silent
 from pipelines.graph import edit, io
+from zoo.clicks.metrics import click_metrics
+from zoo.clicks.numbers import Floats
+from zoo.clicks.reading import timed
 from zoo.training import BELOW_1, FROM_0, SEED, Workers, plot_curves, require_output, require_same_run, require_settings
-from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Rows, timed
+from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Rows
 from zoo.wide_deep.features import Features
 from zoo.wide_deep.fitting import fit
-from zoo.wide_deep.metrics import click_metrics
-from zoo.wide_deep.numbers import Floats
 from zoo.wide_deep.row_store import RowStore, arrays
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from zoo.wide_deep import sources
-from zoo.wide_deep.data import ErrorLog, Rows, read_rows
+from zoo.clicks import sources
+from zoo.clicks.hashing import buckets_of, fingerprints
+from zoo.clicks.reading import ErrorLog
+from zoo.wide_deep.data import Rows, read_rows
 from zoo.wide_deep.features import Features
-from zoo.wide_deep.hashing import buckets_of, fingerprints
 
 native = extension.native()
 pytestmark = pytest.mark.skipif(native is None, reason=extension.missing())

@@ -571,7 +571,7 @@ def test_a_graph_without_numbers(log: Path, tmp_path: Path) -> None:
 
 def test_the_rewritten_graph_is_that_of_a_model_trained_here(trained: Path) -> None:
     from pipelines.rewrites.driver import rewrite
-    from zoo.wide_deep.rewrites import passes
+    from zoo.clicks.rewrites import passes
 
     names, numbers = [f"C{i + 1}" for i in range(26)], [f"I{i + 1}" for i in range(13)]
     categories = [hashed(name, 100) for name in names]

@@ -24,11 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError, ZooError
-from zoo.wide_deep import sources
-from zoo.wide_deep.data import ErrorLog, Rows, read_rows
+from zoo.clicks import sources
+from zoo.clicks.hashing import buckets_of, fingerprint64, hash_buckets
+from zoo.clicks.reading import ErrorLog
+from zoo.wide_deep.data import Rows, read_rows
 from zoo.wide_deep.features import Features
 from zoo.wide_deep.fitting import fit
-from zoo.wide_deep.hashing import buckets_of, fingerprint64, hash_buckets
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "scripts" / "synthesize_criteo.py"

@@ -30,6 +30,7 @@ from pipelines.engines.stock import STOCK
 from pipelines.engines.timing import Choice
 from pipelines.kernels import extension
 from pipelines.models import pipeline
+from zoo.clicks import predict as scoring
 from zoo.wide_deep import predict
 from zoo.wide_deep.features import Features
 
@@ -340,7 +341,7 @@ def test_whatever_goes_wrong_ends_all_threads(
         "read": (predict, "read_rows", "rows"),
         "encode": (Features, "encode", None),
         "model": (OnnxRuntimeSession, "run", None),
-        "write": (predict, "writing", "context"),
+        "write": (scoring, "writing", "context"),
     }
     owner, name, kind_of = places[stage]
     calls = itertools.count()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.core.errors import RequestError
-from zoo.wide_deep.hashing import buckets_of, fingerprint64
+from zoo.clicks.hashing import buckets_of, fingerprint64
 from zoo.wide_deep.tensorflow_graph import expressions
 from zoo.wide_deep.tensorflow_graph.expressions import Apply, Column, Lookup, Row
 from zoo.wide_deep.tensorflow_graph.layers import LAYERS

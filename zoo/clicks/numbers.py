@@ -8,7 +8,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from zoo.wide_deep.hashing import overlapping
+from zoo.clicks.hashing import overlapping
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]

@@ -14,10 +14,13 @@ from pipelines.rewrites.driver import Rewrite
 from pipelines.rewrites.equalize_concat import EqualizeConcat
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
 from pipelines.rewrites.fuse_linear import FuseLinear
+from zoo.clicks.split_numbers import SplitNumbers
 
 
 def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
-    """The passes from fp32.onnx to rewritten.onnx, in order. Numbers arrive normalized to [0, 1]."""
+    """The passes from fp32.onnx to rewritten.onnx, in order. Numbers of Criteo's rows arrive normalized to [0, 1]."""
+    if preprocessing and "schema" in preprocessing:
+        return [FoldIndexWrap(), FuseLinear(), SplitNumbers(), FuseParallelEmbedding(), FuseParallelSum()]
     # FuseLinear comes before FuseParallelSum, which would take the last layer's bias for one summand among many.
     return [
         FoldIndexWrap(),
@@ -64,7 +67,7 @@ class FuseParallelEmbedding(Rewrite):
     k slices, k gathers and the concatenation become one gather over one table (ParallelEmbedding of Intel's INT8 Wide &
     Deep, 2018). Runs of neighbouring parts fuse where they read columns of one integer input and have one width; other
     parts of the concatenation stay beside them. Indices must be in [0, rows): an index out of its field's range, on
-    which Gather fails, would read the next field's table (`zoo.wide_deep.predict` checks them).
+    which Gather fails, would read the next field's table (`zoo.clicks.predict` checks them).
     """
 
     def rewrite(self, model: ir.Model) -> int:

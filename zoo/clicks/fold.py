@@ -20,7 +20,7 @@ from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.scales import activation_qparams
 from pipelines.rewrites.driver import Rewrite, rewrite
-from zoo.wide_deep.rewrites import INTEGERS, field_lookup
+from zoo.clicks.rewrites import INTEGERS, field_lookup
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]

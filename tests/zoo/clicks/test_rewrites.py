@@ -6,7 +6,7 @@ from rewriting import model, ops, reasons, rewritten, run
 
 from pipelines.graph import query
 from pipelines.rewrites.driver import rewrite
-from zoo.wide_deep.rewrites import FuseParallelEmbedding, FuseParallelSum, passes
+from zoo.clicks.rewrites import FuseParallelEmbedding, FuseParallelSum, passes
 
 RNG = np.random.default_rng(0)
 EMBEDDINGS, SUM = "FuseParallelEmbedding", "FuseParallelSum"

@@ -19,9 +19,9 @@ from pipelines.kernels.clicks.reference import parallel_embedding
 from pipelines.quantization.calibrate import CalibrationTable, TensorRange, calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
-from zoo.wide_deep import fold as folding
-from zoo.wide_deep.fold import FoldParallelEmbedding, decide, fold, fold_layer
-from zoo.wide_deep.rewrites import FuseParallelEmbedding, FuseParallelSum
+from zoo.clicks import fold as folding
+from zoo.clicks.fold import FoldParallelEmbedding, decide, fold, fold_layer
+from zoo.clicks.rewrites import FuseParallelEmbedding, FuseParallelSum
 
 RNG = np.random.default_rng(0)
 FOLD = "FoldParallelEmbedding"

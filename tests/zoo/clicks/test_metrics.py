@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pipelines.core.errors import RequestError
-from zoo.wide_deep.metrics import click_metrics, compare_clicks, logloss
+from zoo.clicks.metrics import click_metrics, compare_clicks, logloss
 
 
 def test_logloss():

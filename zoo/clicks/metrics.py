@@ -21,10 +21,10 @@ from pipelines.analysis.metrics import (
 )
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
-from zoo.wide_deep.data import ErrorLog
+from zoo.clicks.reading import ErrorLog
 
 if TYPE_CHECKING:
-    from zoo.wide_deep.predict import ClickPipeline
+    from zoo.clicks.predict import ClickPipeline
 
 EPSILON = 1e-7  # probabilities are clipped to [EPSILON, 1 - EPSILON] before the logarithm
 
@@ -40,9 +40,9 @@ def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = 
     labels: list[NDArray[np.float32]] = []
     scores: dict[str, list[NDArray[np.float32]]] = {name: [] for name in pipelines}
     with progress("evaluating rows") as advance:
-        for rows in next(iter(pipelines.values())).rows(data, on_error, errors):
+        for rows in next(iter(pipelines.values())).rows(data, on_error, errors, labelled=True):
             if rows.labels is None:
-                raise RequestError("the rows have no label (39 columns); evaluation needs 40, the first of them 0 or 1")
+                raise RequestError("the rows have no label; evaluation needs one of 0 or 1 in every row")
             labels.append(rows.labels)
             for name, pipeline in pipelines.items():
                 scores[name].append(pipeline.score(rows))

@@ -1,0 +1,69 @@
+"""Rows of any click log to click probabilities, by the schema that the model was trained with."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.models.stages import ModelFolder
+from zoo.clicks.features import Features, Rows
+from zoo.clicks.logs import open_log
+from zoo.clicks.predict import ClickPipeline
+from zoo.clicks.reading import ErrorLog
+
+SAMPLE = "sample.csv.gz"  # rows that ship with a model
+
+
+class LogPipeline(ClickPipeline):
+    """Scores rows of a log; see `zoo.pipeline`. Raw rows: whatever `zoo.clicks.logs.open_log` takes, or several."""
+
+    def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
+        super().__init__(folder, *arguments, **options)
+        self.features = Features.from_json(folder.preprocessing)
+
+    def rows(
+        self,
+        inputs: Any,
+        on_error: str = "raise",
+        errors: ErrorLog | None = None,
+        batch_rows: int = 65536,
+        seconds: defaultdict[str, float] | None = None,
+        labelled: bool = False,
+    ) -> Iterator[Rows]:
+        """Rows as this model wants them, see `Features.read`."""
+        return self.features.read(
+            inputs, on_error=on_error, errors=errors, batch_rows=batch_rows, seconds=seconds, labelled=labelled
+        )
+
+    def encode(self, rows: Rows) -> dict[str, NDArray[Any]]:
+        """The graph's inputs, see `Features`."""
+        return self.features.encode(rows)
+
+    @property
+    def last_ids(self) -> NDArray[Any]:
+        """The largest id of each column of `ids`, int64 [columns]."""
+        return self.features.last_ids
+
+    @property
+    def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
+        """dtype and shape of the inputs, as the features have them."""
+        return dict(self.features.inputs)
+
+    def example(self, count: int, data: str | Path | None = None) -> list[dict[str, Any]]:
+        """`count` raw rows ({column: text}) for a benchmark, of a log or the sample that ships, repeated if need be.
+
+        Raises RequestError where there is none.
+        """
+        if data is None and not (self.path / SAMPLE).is_file():
+            raise RequestError(f"{self.path} holds no {SAMPLE}; name your rows with --data FILE")
+        batch = next(open_log(data or self.path / SAMPLE).batches(), None)
+        if batch is None or not batch.num_rows:
+            raise RequestError(f"{data} holds no row; name a log with some")
+        some: list[dict[str, Any]] = batch.slice(0, count).to_pylist()
+        return [some[at % len(some)] for at in range(count)]

@@ -1,0 +1,83 @@
+"""Numbers get a linear layer of their own, and with it scales of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import edit, query
+from pipelines.rewrites.driver import Rewrite
+
+
+class SplitNumbers(Rewrite):
+    """[e; x] W + b = (e W_e + b) + x W_x, for the numbers x beside embeddings e.
+
+    Int8 gives what a layer reads one scale, and numbers reach ten times as far as embeddings: e would be left a few
+    levels. Scaling columns against rows (`EqualizeConcat`) only moves the error into the weights, whose scale an output
+    shares; two layers have two scales each. The second one has few rows and stays cheap.
+
+    Fires for every Gemm that reads a Concat of the graph's input `numbers`, or of columns of it, and something else;
+    not for a Concat that has numbers alone, or for weights that are no constant matrix.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """Split every such layer."""
+        taken = query.used_names(model.graph)
+        return sum(self._split(model.graph, node, taken) for node in list(model.graph) if node.op_type == "Gemm")
+
+    def _split(self, main: ir.Graph, gemm: ir.Node, taken: set[str]) -> int:
+        x = gemm.inputs[0]
+        concat = x.producer() if x is not None else None
+        if concat is None or concat.op_type != "Concat" or concat.attributes.get_int("axis", 0) not in (1, -1):
+            return 0
+        parts = [each for each in concat.inputs if each is not None]
+        numbers = [is_numbers(each) for each in parts]
+        if not any(numbers) or all(numbers):
+            return 0
+        weight, widths = query.constant(gemm.inputs[1]), [query.dimensions(each) for each in parts]
+        known = [each[1] for each in widths if each is not None and len(each) == 2 and each[1] is not None]
+        plain = all(gemm.attributes.get_float(key, 1.0) == 1.0 for key in ("alpha", "beta"))
+        if weight is None or len(known) < len(parts) or gemm.attributes.get_int("transA", 0) or not plain:
+            self.refuse(gemm, "its weights, or the widths of what it reads, are not known")
+            return 0
+        turned = bool(gemm.attributes.get_int("transB", 0))
+        rows = np.split(weight.T if turned else weight, np.cumsum(known)[:-1])
+        name, total = str(gemm.outputs[0].name), []
+        for kind, suffix in ((False, "embeddings"), (True, "numbers")):
+            own = [at for at, each in enumerate(numbers) if each is kind]
+            w = np.concatenate([rows[at] for at in own])
+            value = parts[own[0]]
+            if len(own) > 1:
+                joined = edit.node(
+                    "Concat", [parts[at] for at in own], f"{name}.{suffix}.input", dtype=ir.DataType.FLOAT, axis=1
+                )
+                joined.outputs[0].shape = ir.Shape([value.shape[0] if value.shape else None, len(w)])
+                main.insert_before(gemm, joined)
+                value = joined.outputs[0]
+            stored = edit.initializer(
+                main, f"{name}.{suffix}.weight", np.ascontiguousarray(w.T if turned else w), taken
+            )
+            bias = list(gemm.inputs[2:]) if suffix == "embeddings" else []
+            layer = edit.node(
+                "Gemm",
+                [value, stored, *bias],
+                f"{name}.{suffix}",
+                dtype=ir.DataType.FLOAT,
+                taken=taken,
+                transB=int(turned),
+            )
+            layer.outputs[0].shape = gemm.outputs[0].shape
+            main.insert_before(gemm, layer)
+            total.append(layer.outputs[0])
+        summed = edit.node("Add", list(total), name, dtype=ir.DataType.FLOAT)
+        summed.outputs[0].shape = gemm.outputs[0].shape
+        ir.convenience.replace_nodes_and_values(main, gemm, [gemm], [summed], gemm.outputs, summed.outputs)
+        return 1
+
+
+def is_numbers(value: ir.Value) -> bool:
+    """Whether a value is the graph's input `numbers`, or columns of it."""
+    producer = value.producer()
+    if producer is not None and producer.op_type == "Gather" and producer.inputs[0] is not None:
+        value = producer.inputs[0]
+    return value.is_graph_input() and value.name == "numbers" and value.dtype == ir.DataType.FLOAT

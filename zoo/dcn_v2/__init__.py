@@ -1,0 +1,24 @@
+"""DCN-V2 (Wang et al. 2021): click-through rate from the columns of any log."""
+
+from pipelines.models.entry import Entry
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.clicks import SUMMARY
+
+ENTRY = Entry(
+    name="dcn-v2",
+    title="DCN-V2 (Wang et al. 2021): click-through rate from the columns of any log",
+    task="clicks",
+    train="zoo.dcn_v2.train:train",
+    settings="zoo.dcn_v2.train:TRAIN",
+    finetune_settings="zoo.dcn_v2.train:FINETUNE",
+    freeze="zoo.dcn_v2.freeze:freeze",
+    rewrites="zoo.clicks.rewrites:passes",
+    evaluate="zoo.clicks.metrics:evaluate",
+    pipeline="zoo.clicks.score:LogPipeline",
+    checkpoint="model.pt",
+    # what these read holds numbers beside products of embeddings, ten times as large; they are small
+    recipe=QuantRecipe(observer="minmax", correct=False, keep_float=(r"cross\.[1-9].*\.v", "cross_output")),
+    files=("sample.csv.gz",),
+    summary=SUMMARY,
+    schema=True,
+)

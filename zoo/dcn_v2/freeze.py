@@ -1,0 +1,15 @@
+"""A trained DCN-V2 to fp32.onnx."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zoo.clicks import freeze as clicks
+from zoo.dcn_v2.model import DCNv2
+from zoo.dcn_v2.train import Settings
+
+
+def freeze(folder: str | Path) -> dict[str, Any]:
+    """Write fp32.onnx; see `zoo.clicks.freeze.freeze`."""
+    return clicks.freeze(folder, DCNv2, Settings)

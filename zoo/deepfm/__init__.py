@@ -1,0 +1,23 @@
+"""DeepFM (Guo et al. 2017): click-through rate from the columns of any log."""
+
+from pipelines.models.entry import Entry
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.clicks import SUMMARY
+
+ENTRY = Entry(
+    name="deepfm",
+    title="DeepFM (Guo et al. 2017): click-through rate from the columns of any log",
+    task="clicks",
+    train="zoo.deepfm.train:train",
+    settings="zoo.deepfm.train:TRAIN",
+    finetune_settings="zoo.deepfm.train:FINETUNE",
+    freeze="zoo.deepfm.freeze:freeze",
+    rewrites="zoo.clicks.rewrites:passes",
+    evaluate="zoo.clicks.metrics:evaluate",
+    pipeline="zoo.clicks.score:LogPipeline",
+    checkpoint="model.pt",
+    recipe=QuantRecipe(observer="minmax"),
+    files=("sample.csv.gz",),
+    summary=SUMMARY,
+    schema=True,
+)

@@ -1,0 +1,26 @@
+"""Train DeepFM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo.clicks import train as clicks
+from zoo.deepfm.model import DeepFM
+
+
+@dataclass(frozen=True)
+class Settings(clicks.TrainConfig):
+    """The recipe; tables of 10 columns, as in the paper."""
+
+    embedding_size: int = 10
+
+
+TRAIN = Settings()
+FINETUNE = clicks.for_finetuning(TRAIN)
+
+
+def train(data: Any, output: str | Path, *, config: Settings = TRAIN, **options: Any) -> dict[str, Any]:
+    """Train on any click log; see `zoo.clicks.train.train`."""
+    return clicks.train(DeepFM, data, output, config=config, **options)

@@ -1,0 +1,23 @@
+"""DLRM (Naumov et al. 2019): click-through rate from the columns of any log."""
+
+from pipelines.models.entry import Entry
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.clicks import SUMMARY
+
+ENTRY = Entry(
+    name="dlrm",
+    title="DLRM (Naumov et al. 2019): click-through rate from the columns of any log",
+    task="clicks",
+    train="zoo.dlrm.train:train",
+    settings="zoo.dlrm.train:TRAIN",
+    finetune_settings="zoo.dlrm.train:FINETUNE",
+    freeze="zoo.dlrm.freeze:freeze",
+    rewrites="zoo.clicks.rewrites:passes",
+    evaluate="zoo.clicks.metrics:evaluate",
+    pipeline="zoo.clicks.score:LogPipeline",
+    checkpoint="model.pt",
+    recipe=QuantRecipe(observer="minmax", correct=False, keep_float=("dots.*",)),
+    files=("sample.csv.gz",),
+    summary=SUMMARY,
+    schema=True,
+)

@@ -1,0 +1,35 @@
+"""DLRM (Naumov et al. 2019, "Deep Learning Recommendation Model for Personalization and Recommendation Systems")."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from zoo.clicks.features import Features
+from zoo.clicks.model import Dots, Embeddings, counts, joined, mlp
+
+
+class DLRM(nn.Module):
+    """A bottom network makes one vector of the numbers; the dot products of all pairs of vectors and that vector go
+    through a top network. A log without numbers has no bottom network.
+    """
+
+    def __init__(self, features: Features, config: Any) -> None:
+        super().__init__()
+        fields, self.numbers = counts(features)
+        size = config.embedding_size
+        self.embeddings = Embeddings(features.fields, size)
+        self.bottom = mlp(self.numbers, [*config.bottom, size], None) if self.numbers else None
+        vectors = fields + bool(self.numbers)
+        self.dots = Dots(vectors, size)
+        self.top = mlp(vectors * (vectors - 1) // 2 + size * bool(self.numbers), config.hidden, 1, config.dropout)
+
+    def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
+        """Logits, float32 [n, 1]."""
+        flat = self.embeddings(ids, scales)
+        if self.bottom is None:
+            return self.top(self.dots(flat))
+        z = self.bottom(numbers)
+        return self.top(joined(z, self.dots(joined(z, flat, 1)), 1))

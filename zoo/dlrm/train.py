@@ -1,0 +1,27 @@
+"""Train DLRM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo.clicks import train as clicks
+from zoo.dlrm.model import DLRM
+
+
+@dataclass(frozen=True)
+class Settings(clicks.TrainConfig):
+    """The recipe; bottom: outputs of the layers below the dot products."""
+
+    embedding_size: int = 16
+    bottom: tuple[int, ...] = (64,)
+
+
+TRAIN = Settings()
+FINETUNE = clicks.for_finetuning(TRAIN)
+
+
+def train(data: Any, output: str | Path, *, config: Settings = TRAIN, **options: Any) -> dict[str, Any]:
+    """Train on any click log; see `zoo.clicks.train.train`."""
+    return clicks.train(DLRM, data, output, config=config, **options)

@@ -1,0 +1,15 @@
+"""A trained two towers to fp32.onnx."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zoo.clicks import freeze as clicks
+from zoo.two_tower.model import TwoTower
+from zoo.two_tower.train import Settings
+
+
+def freeze(folder: str | Path) -> dict[str, Any]:
+    """Write fp32.onnx; see `zoo.clicks.freeze.freeze`."""
+    return clicks.freeze(folder, TwoTower, Settings)

@@ -1,0 +1,1 @@
+"""Wide & Deep on any click log, in torch."""

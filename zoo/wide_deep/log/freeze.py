@@ -1,0 +1,15 @@
+"""A trained Wide & Deep of any log to fp32.onnx."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zoo.clicks import freeze as clicks
+from zoo.wide_deep.log.model import WideDeep
+from zoo.wide_deep.log.train import Settings
+
+
+def freeze(folder: str | Path) -> dict[str, Any]:
+    """Write fp32.onnx; see `zoo.clicks.freeze.freeze`."""
+    return clicks.freeze(folder, WideDeep, Settings)
