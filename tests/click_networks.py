@@ -187,16 +187,16 @@ class Network:
             width = len(part) * self.width + (self.numbers if len(inputs) > len(part) else 0)
             v = self._mlp(self._concat(f"{side}_in", inputs), f"{side}h", width, size)
             self._add(
-                f"{side}q = Mul({v}, {v}) {side}s = ReduceSum<keepdims=1>({side}q, one) {side}e = Add({side}s, tiny) "
+                f"{side}q = Mul({v}, {v}) {side}s = ReduceSum<keepdims=1>({side}q, one) {side}e = Max({side}s, tiny) "
                 f"{side}n = Sqrt({side}e) {side} = Div({v}, {side}n)",
                 **_int64({"one": [1]}),
                 tiny=np.float32(1e-12),
             )
             outputs.append(f"float[n,{size}] {side}")
         self._add(
-            "uv = Mul(user, item) dot = ReduceSum<keepdims=1>(uv, one) scaled = Mul(dot, a) logit = Add(scaled, c)",
-            a=np.float32(4),
-            c=np.float32(-0.5),
+            "uv = Mul(user, item) dot = ReduceSum<keepdims=1>(uv, one) logit = Gemm(dot, a, c)",
+            a=np.float32([[4]]),
+            c=np.float32([-0.5]),
         )
         return outputs
 

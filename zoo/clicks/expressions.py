@@ -93,10 +93,11 @@ class Factorization(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Unit(Expression):
-    """x / sqrt(|x|^2 + epsilon)."""
+    """x / sqrt(max(|x|^2 + epsilon, least))."""
 
     x: Expression
     epsilon: float
+    least: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,10 +171,11 @@ class _Apart(Expression):
 
 @dataclass(frozen=True, eq=False)
 class _SquareSum(Expression):
-    """|x|^2 + epsilon, or its root."""
+    """max(|x|^2 + epsilon, least), or its root."""
 
     x: Expression
     epsilon: float = 0.0
+    least: float = 0.0
     root: bool = False
 
 
@@ -359,7 +361,11 @@ class Reader:
             if given is None or given.size not in (1, turned.shape[1]):
                 return None
             bias += given.ravel() * np.float64(node.attributes.get_float("beta", 1.0))
-        return self._layer(self.read(node.inputs[0]), turned, bias, value)
+        x = self.read(node.inputs[0])
+        if turned.shape == (1, 1) and not _is_value(x) and (total := _scaled(x, turned[0])) is not None:
+            assert isinstance(total, Total)
+            return replace(total, bias=total.bias + float(bias[0]))
+        return self._layer(x, turned, bias, value)
 
     def _layer(self, x: Expression, weight: Array, bias: Array, value: ir.Value) -> Expression:
         if x.width != len(weight):
@@ -399,7 +405,7 @@ class Reader:
             x = self.read(node.inputs[1 - at])
             if isinstance(x, Linear) and not x.relu and constant.size in (1, x.width):
                 return replace(x, bias=x.bias + constant.ravel(), value=str(value.name))
-            if isinstance(x, _SquareSum) and not x.root and constant.size == 1:
+            if isinstance(x, _SquareSum) and not x.root and not x.least and constant.size == 1:
                 return replace(x, epsilon=x.epsilon + float(constant.item()))
             total = _total(x)
             return (
@@ -409,6 +415,9 @@ class Reader:
         for product, state in ((x, y), (y, x)):
             if isinstance(product, _Times) and (crossed := _crossed(product, state, str(value.name))) is not None:
                 return crossed
+        if isinstance(x, Linear) and isinstance(y, Linear) and x.width == y.width > 1 and not (x.relu or y.relu):
+            parts = _joined([x.x, y.x])
+            return self._layer(parts, np.concatenate([x.weight, y.weight]), x.bias + y.bias, value)
         return _added(x, y, 1.0)
 
     def _sum(self, node: ir.Node, value: ir.Value) -> Expression | None:
@@ -453,12 +462,20 @@ class Reader:
             return _scaled(x, 1 / constant.astype(np.float64).ravel())
         norm = self.read(node.inputs[1])
         if isinstance(norm, _SquareSum) and norm.root and norm.x is x:
-            return Unit(x.width, x, norm.epsilon)
+            return Unit(x.width, x, norm.epsilon, norm.least)
         return None
 
     def _sqrt(self, node: ir.Node, value: ir.Value) -> Expression | None:
         x = self.read(node.inputs[0])
         return replace(x, root=True) if isinstance(x, _SquareSum) and not x.root else None
+
+    def _max(self, node: ir.Node, value: ir.Value) -> Expression | None:
+        for at in (0, 1) if len(node.inputs) == 2 else ():
+            least = query.scalar(node.inputs[at])
+            if least is not None:
+                x = self.read(node.inputs[1 - at])
+                return replace(x, least=least) if isinstance(x, _SquareSum) and not x.root and not x.least else None
+        return None
 
     def _reducesum(self, node: ir.Node, value: ir.Value) -> Expression | None:
         source = node.inputs[0]

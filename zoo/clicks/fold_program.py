@@ -38,7 +38,7 @@ from zoo.clicks.expressions import (
     Unit,
     parts_of,
 )
-from zoo.wide_deep.fold import BANDWIDTH, BLOCK, FINEST, LIMIT, Decision
+from zoo.clicks.fold import BANDWIDTH, BLOCK, FINEST, LIMIT, Decision
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -57,7 +57,7 @@ def fold_program(
     no program has, or the recipe keeps one float.
 
     Reads Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models by structure, see `zoo.clicks.expressions`. The report
-    is that of `zoo.clicks.fold.fold`, without "quantization". The same inputs give the same bytes.
+    is that of `fold`, without "quantization". The same inputs give the same bytes.
     """
     table.require(model)
     found = model.clone()
@@ -480,7 +480,7 @@ class Compiler:
             if (x, "f4") not in self._made:
                 slot = self._floats(x.x)
                 out = self._slot("f4", x.width)
-                self.steps.append(steps.Normalize(slot, out, x.epsilon))
+                self.steps.append(steps.Normalize(slot, out, x.epsilon, x.least))
                 self._made[x, "f4"] = (out, 1.0)
             return self._made[x, "f4"][0]
         assert isinstance(x, Linear)

@@ -265,12 +265,12 @@ class ClickProgram {
         });
     }
 
-    void normalize(int x, int out, float epsilon) {
+    void normalize(int x, int out, float epsilon, float least) {
         const Slot from = slot(x, Kind::kFloats, "normalize"), to = slot(out, Kind::kFloats, "normalize");
         require(from.width == to.width, "normalize");
         const auto *kernels = &kernels_;
         steps_.push_back([=](const Block &b) {
-            kernels->normalize(b.at<float>(from), from.stride, from.width, epsilon, b.n, b.at<float>(to));
+            kernels->normalize(b.at<float>(from), from.stride, from.width, epsilon, least, b.n, b.at<float>(to));
         });
     }
 
@@ -440,7 +440,7 @@ void bind_click_program(nb::module_ &module) {
         .def("cross", &ClickProgram::cross, "x"_a, "u"_a, "g"_a, "first"_a, "factor"_a, "out"_a.none(), "total"_a.none(), "weight"_a.none())
         .def("dots", &ClickProgram::dots, "x"_a, "out"_a, "position"_a, "positions"_a, "width"_a, "factor"_a)
         .def("weighted", &ClickProgram::weighted, "x"_a, "first"_a, "weight"_a, "out"_a)
-        .def("normalize", &ClickProgram::normalize, "x"_a, "out"_a, "epsilon"_a)
+        .def("normalize", &ClickProgram::normalize, "x"_a, "out"_a, "epsilon"_a, "least"_a)
         .def("product", &ClickProgram::product, "x"_a, "y"_a, "out"_a)
         .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)
         .def("outputs", &ClickProgram::outputs, "slots"_a)

@@ -87,7 +87,7 @@ def click_program(program: steps.ClickProgram, isa: str = "") -> Any:
             case steps.Dots():
                 made.dots(step.x, step.out, step.position, contiguous(step.positions), step.width, contiguous(step.factor))
             case steps.Normalize():
-                made.normalize(step.x, step.out, step.epsilon)
+                made.normalize(step.x, step.out, step.epsilon, step.least)
             case steps.Product():
                 made.product(step.x, step.y, step.out)
             case steps.Total():

@@ -287,16 +287,17 @@ class Dots:
 
 @dataclass(frozen=True, eq=False)
 class Normalize:
-    """out = x / sqrt(sum_j x_j^2 + epsilon)."""
+    """out = x / sqrt(max(sum_j x_j^2 + epsilon, least))."""
 
     x: int
     out: int
     epsilon: float
+    least: float = 0.0
 
     def check(self, program: ClickProgram, slots: _Slots) -> None:
         """See `Step`."""
         _fits(self, slots.read(self, self.x, "f4") == slots.write(self, self.out, "f4") and self.epsilon >= 0)
-        _finite(self, self.epsilon)
+        _finite(self, self.epsilon, self.least)
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,7 +92,8 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
                 of[step.out][:, 0] = lane_sum(x.astype(np.float32) * step.weight)
             case steps.Normalize():
                 x = of[step.x]
-                of[step.out] = x / np.sqrt(lane_sum(x * x) + np.float32(step.epsilon))[:, None]
+                squares = np.maximum(lane_sum(x * x) + np.float32(step.epsilon), np.float32(step.least))
+                of[step.out] = x / np.sqrt(squares)[:, None]
             case steps.Product():
                 of[step.out][:, 0] = lane_sum(of[step.x] * of[step.y])
             case steps.Total():

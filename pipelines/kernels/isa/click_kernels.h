@@ -325,9 +325,10 @@ void weighted(const int16_t *x, int64_t x_stride, const float *weight, int64_t w
     }
 }
 
-void normalize(const float *x, int64_t stride, int64_t width, float epsilon, int64_t n, float *out) {
+void normalize(const float *x, int64_t stride, int64_t width, float epsilon, float least, int64_t n, float *out) {
     for (int64_t s = 0; s < n; ++s, x += stride, out += stride) {
-        const float norm = __builtin_sqrtf(dot_floats(x, x, width) + epsilon);
+        const float squares = dot_floats(x, x, width) + epsilon;
+        const float norm = __builtin_sqrtf(squares > least ? squares : least);
         for (int64_t j = 0; j < width; j += kVecLanes) store_float(out + j, load_float<Vec>(x + j) / norm);
     }
 }

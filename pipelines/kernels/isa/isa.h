@@ -173,7 +173,7 @@ struct ClickKernels {
                  int64_t out_stride);
     // sum_j x_j weight_j
     void (*weighted)(const int16_t *x, int64_t x_stride, const float *weight, int64_t width, int64_t n, float *out, int64_t out_stride);
-    void (*normalize)(const float *x, int64_t stride, int64_t width, float epsilon, int64_t n, float *out);
+    void (*normalize)(const float *x, int64_t stride, int64_t width, float epsilon, float least, int64_t n, float *out);
     void (*product)(const float *x, const float *y, int64_t stride, int64_t width, int64_t n, float *out, int64_t out_stride);
 };
 
