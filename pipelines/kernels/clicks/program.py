@@ -44,8 +44,8 @@ class _Slots:
         return width
 
     def place(self, step: object, slot: int, position: int, width: int) -> None:
-        """Columns of codes that the step writes; it may touch those behind, so that they are written in order."""
-        _fits(step, self._ends.get(slot, 0) <= position <= self.write(step, slot, "i2") - width)
+        """Columns of codes that the step writes: the next ones, since it may touch those behind."""
+        _fits(step, self._ends.get(slot, 0) == position <= self.write(step, slot, "i2") - width)
         self._ends[slot] = position + width
 
     def _width(self, step: object, slot: int, kind: str) -> int:
