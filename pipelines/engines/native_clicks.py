@@ -180,7 +180,7 @@ def options(path: Path, threads: int) -> dict[str, Option]:
     except Exception as error:  # a damaged graph fails anywhere
         raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
     if isinstance(graph, ProgramGraph):
-        return {"native": Option(functools.partial(ProgramSession, graph))}
+        return {"native": Option(functools.partial(ProgramSession, graph), 0)}
     ways = {"native": Option(functools.partial(NativeSession, graph))} if graph.network is not None else {}
     for name in filter(stock.exact, stock.available()):
         ways[f"native+{name}"] = Option(functools.partial(MixedSession, graph, name), SMALL + 1 if ways else 1)

@@ -44,7 +44,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 MACS = 100e9  # int16 products of one core, see `decide` of `zoo.clicks.fold`
-HEADROOM = 2.0  # codes reach so many times the range that calibration saw
+HEADROOM = 1.5  # codes reach so many times the range that calibration saw
 LINE = 64  # bytes of a cache line
 FINE = 2**16  # layers of fewer products read codes, larger ones bytes: half the time, a part of the precision
 MOST = 2**31 * 0.99  # what sums of weights may reach, so that rounding them does not overflow
@@ -126,6 +126,7 @@ class Compiler:
         self._at: dict[Expression, tuple[int, float]] = {}  # (position, scale) among the codes
         self._made: dict[tuple[Any, str], tuple[int, float]] = {}
         self._seen: set[Expression] = set()
+        self._wide = False  # folded rows are int16
         self._uses: dict[Crossed, set[str]] = {}
 
     # --- what is read how
@@ -245,16 +246,20 @@ class Compiler:
     # --- what is folded
 
     def _decide(self) -> None:
-        """Choose the fields that are folded: rows of bytes against products, for the table that they make in all."""
+        """Choose the fields that are folded: the bytes of their rows against products, for the tables that they make in
+        all. Lists are pooled as codes: fewer bytes, and no sum of many rounded rows.
+        """
         candidates = [
             (group, part)
             for group in self.groups.values()
             for part in dict.fromkeys(group.parts)
-            if isinstance(part, Field) and part.pool in ("", "sum") and group.parts.count(part) == 1
+            if isinstance(part, Field) and not part.pool and group.parts.count(part) == 1
         ]
         chosen = candidates
         while True:
             size = sum(len(part.table) * self._row(group) for group, part in chosen)
+            self._wide = 2 * size <= self.caches.get("L3", 0)  # there, twice the bytes cost little and are exact
+            size *= 1 + self._wide
             level = next((each for each in ("L2", "L3") if size <= self.caches.get(each, 0)), "DRAM")
             pays = [each for each in chosen if self._pays(*each, level)]
             if size > LIMIT and len(pays) == len(chosen):
@@ -264,18 +269,17 @@ class Compiler:
             chosen = pays
         for group in self.groups.values():
             folded = [part for each, part in chosen if each is group]
-            while sum(each.count for each in folded) > FIELDS:
-                folded.pop()
-            group.folded = folded
+            group.folded = folded[:FIELDS]
+            folded = group.folded
             fields = [part for part in group.parts if isinstance(part, Field)]
             for part in fields:
                 if part not in folded:
                     self.raw[part] = None
             if not fields:
                 continue
-            line, width = self._row(group), sum(each.width for each in group.layers)
+            line, width = self._row(group) * (1 + self._wide), sum(each.width for each in group.layers)
             macs = sum(each.width for each in folded) * width
-            read = sum(each.count for each in folded) * line
+            read = len(folded) * line
             table_bytes = sum(len(each.table) for each in folded) * line
             times = (1e6 * macs / MACS, 1e6 * read / BANDWIDTH[level])
             reason = (
@@ -287,20 +291,17 @@ class Compiler:
             self.decisions[group.layers[0].value] = Decision(bool(folded), reason, table_bytes, macs, estimate)
 
     def _row(self, group: _Group) -> int:
-        """Bytes of a row of the folded table."""
-        return sum(-(-self._columns(each) // COLUMNS) * COLUMNS * self._outs(each) for each in group.layers)
-
-    def _columns(self, layer: Linear) -> int:
-        return layer.width
+        """Columns of the folded table."""
+        return sum(-(-each.width // COLUMNS) * COLUMNS * self._outs(each) for each in group.layers)
 
     def _outs(self, layer: Linear) -> int:
         forms = {"f4" if form == "piece" else form for form in self.forms.get(layer, ())}
         return max(len(forms), 1)
 
     def _pays(self, group: _Group, part: Field, level: str) -> bool:
-        rows = part.count * self._row(group) / BANDWIDTH[level]
+        rows = self._row(group) * (1 + self._wide) / BANDWIDTH[level]
         products = part.width * sum(each.width for each in group.layers) / MACS
-        codes = 0.0 if part in self.raw else part.count * max(LINE, 2 * part.width) / BANDWIDTH["L3"]
+        codes = 0.0 if part in self.raw else max(LINE, 2 * part.width) / BANDWIDTH["L3"]
         return rows < products + codes
 
     # --- the codes
@@ -620,12 +621,11 @@ class Compiler:
         matrix = np.zeros((count, weight.shape[1]))
         for at, scale, row in rows:
             matrix[at - first] += weight[row] * scale
-        size = 2 * weight.shape[1] * sum(len(part.table) for part, _ in folded)
-        wide = size <= self.caches.get("L3", 0)  # twice the bytes cost nothing there
-        made = _folded_table(folded, weight, unit, wide)
+        made = _folded_table(folded, weight, unit, self._wide)
         codes, step, shift = _integer_weights(matrix, made.step)
-        chosen = [(column, offset, len(part.table)) for (part, _), offset in zip(folded, made.offsets, strict=True)
-                  for column in range(part.column, part.column + part.count)]
+        chosen = [
+            (part.column, offset, len(part.table)) for (part, _), offset in zip(folded, made.offsets, strict=True)
+        ]
         columns, offsets, heights = np.array(chosen, np.int32).reshape(-1, 3).T.copy()
         self.steps.append(
             steps.Mixed(
@@ -664,8 +664,8 @@ class _Table:
 
 
 def _folded_table(folded: Sequence[tuple[Field, int]], weight: Floats, unit: Floats, wide: bool) -> _Table:
-    """The products of the fields' tables and their weights as int8, as `fold_layer` of `zoo.clicks.fold` makes them; a
-    field that is summed over several columns counts as often.
+    """The products of the fields' tables and their weights as int8, as `fold_layer` of `zoo.clicks.fold` makes them, or
+    as int16.
     """
     if not folded:
         return _Table(None, [], None, 0.0)
@@ -675,8 +675,7 @@ def _folded_table(folded: Sequence[tuple[Field, int]], weight: Floats, unit: Flo
             low[number] = np.minimum(low[number], block.min(axis=0))
             high[number] = np.maximum(high[number], block.max(axis=0))
     middle = (low + high) / 2
-    counts = np.array([part.count for part, _ in folded])
-    top = (2**15 - 1) // int(counts.sum()) if wide else 127
+    top = (2**15 - 1) // len(folded) if wide else 127
     step = np.maximum((high - low).max(axis=0) / (2 * top), FINEST / 256 * unit)
     if not np.isfinite(step).all():
         raise RequestError("its tables or weights are not finite")
@@ -687,7 +686,7 @@ def _folded_table(folded: Sequence[tuple[Field, int]], weight: Floats, unit: Flo
         for at, block in _products(part, weight[start : start + part.width]):
             rows = np.clip(np.rint((block - middle[number]) / step), -top, top) + (0 if wide else ZERO)
             table[offsets[number] + at : offsets[number] + at + len(block)] = rows
-    return _Table(table, offsets, step, (middle * counts[:, None]).sum(axis=0))
+    return _Table(table, offsets, step, middle.sum(axis=0))
 
 
 def _products(part: Field, weight: Floats) -> Iterator[tuple[int, Floats]]:
