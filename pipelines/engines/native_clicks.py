@@ -1,5 +1,5 @@
-"""Click models in native kernels: as one `ClickProgram`, or from `ParallelEmbedding` on, alone or with a stock engine for
-the layers after it.
+"""Click models in native kernels: as one `ClickProgram`, or from `ParallelEmbedding` on, alone or with a stock engine
+for the layers after it.
 """
 
 from __future__ import annotations

@@ -213,7 +213,9 @@ class Reader:
         if not value.is_graph_input() or value.dtype != ir.DataType.FLOAT or not isinstance(width, int):
             raise RequestError(f"{value.name} is no input of a fixed number of float columns")
         if self.numbers not in (None, value):
-            raise RequestError(f"numbers come from {value.name}, too, not from {self.numbers and self.numbers.name} alone")
+            raise RequestError(
+                f"numbers come from {value.name}, too, not from {self.numbers and self.numbers.name} alone"
+            )
         self.numbers = value
         return Numbers(width, list(range(width)), np.ones(width))
 
@@ -351,7 +353,7 @@ class Reader:
 
     def _gemm(self, node: ir.Node, value: ir.Value) -> Expression | None:
         weight = query.constant(node.inputs[1])
-        if weight is None or weight.ndim != 2 or node.attributes.get_int("transA", 0):
+        if weight is None or weight.ndim != 2 or node.attributes.get_int("transA", 0) != 0:
             return None
         turned = weight.T if node.attributes.get_int("transB", 0) else weight
         turned = turned.astype(np.float64) * node.attributes.get_float("alpha", 1.0)
@@ -409,7 +411,9 @@ class Reader:
                 return replace(x, epsilon=x.epsilon + float(constant.item()))
             total = _total(x)
             return (
-                replace(total, bias=total.bias + float(constant.item())) if total is not None and constant.size == 1 else None
+                replace(total, bias=total.bias + float(constant.item()))
+                if total is not None and constant.size == 1
+                else None
             )
         x, y = (self.read(each) for each in node.inputs)
         for product, state in ((x, y), (y, x)):
@@ -446,7 +450,9 @@ class Reader:
         x, y = (self.read(each) for each in node.inputs)
         for part, mean in ((x, y), (y, x)):
             if isinstance(mean, _Means):
-                return replace(part, pool="mean", mean=mean.column, value=str(value.name)) if _plain_sum(part) else None
+                if not isinstance(part, Field) or part.pool != "sum":
+                    return None
+                return replace(part, pool="mean", mean=mean.column, value=str(value.name))
         if x is y:
             return _squared(x)
         return _Times(x.width, x, y) if x.width == y.width else None
@@ -536,10 +542,6 @@ def _is_sum(value: ir.Value | None) -> bool:
 
 def _is_value(x: Expression) -> bool:
     return isinstance(x, Numbers | Field | Concat | Linear | Crossed | Dots | Unit)
-
-
-def _plain_sum(x: Expression) -> bool:
-    return isinstance(x, Field) and x.pool == "sum"
 
 
 def _joined(parts: Sequence[Expression]) -> Expression:

@@ -15,14 +15,13 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
-from pipelines.graph import query
 from pipelines.kernels.clicks import program as steps
 from pipelines.kernels.clicks.from_graph import program_node
-from pipelines.kernels.clicks.operators import COLUMNS, FIELDS, ZERO, LinearLayer
+from pipelines.kernels.clicks.operators import COLUMNS, FIELDS
 from pipelines.kernels.clicks.program import CODES, SLACK, ClickProgram
 from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
-from pipelines.quantization.scales import activation_qparams, weight_qparams
+from pipelines.quantization.scales import activation_qparams
 from zoo.clicks.expressions import (
     Concat,
     Crossed,
@@ -38,7 +37,8 @@ from zoo.clicks.expressions import (
     Unit,
     parts_of,
 )
-from zoo.clicks.fold import BANDWIDTH, BLOCK, FINEST, LIMIT, Decision
+from zoo.clicks.fold import BANDWIDTH, LIMIT, Decision
+from zoo.clicks.integer_layers import dense_layer, folded_table, integer_weights, largest, positive
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -47,7 +47,6 @@ MACS = 100e9  # int16 products of one core, see `decide` of `zoo.clicks.fold`
 HEADROOM = 1.5  # codes reach so many times the range that calibration saw
 LINE = 64  # bytes of a cache line
 FINE = 2**16  # layers of fewer products read codes, larger ones bytes: half the time, a part of the precision
-MOST = 2**31 * 0.99  # what sums of weights may reach, so that rounding them does not overflow
 
 
 def fold_program(
@@ -75,9 +74,7 @@ def fold_program(
         return None, {"fold": False, "reason": str(error), "layers": {}, "refused": {}}
     names = [str(value.name) for value in found.graph.outputs]
     inputs = [reader.ids, reader.numbers, reader.scales]
-    fed = [
-        None if old is None else ir.Value(name=old.name, type=old.type, shape=old.shape) for old in inputs
-    ]
+    fed = [None if old is None else ir.Value(name=old.name, type=old.type, shape=old.shape) for old in inputs]
     graph = ir.Graph(
         [each for each in fed if each is not None],
         [],
@@ -308,7 +305,7 @@ class Compiler:
 
     def _lay_out(self) -> None:
         """Positions and scales of everything that stands among the codes, and the steps that look them up."""
-        numbers, means = self._widths()
+        numbers, _ = self._widths()
         order = {part: i for i, group in reversed(list(enumerate(self.groups.values()))) for part in group.parts}
         wanted = {part for group in self.groups.values() for part in group.parts if part not in group.folded}
         keys: dict[Key, list[Field]] = {}
@@ -319,17 +316,17 @@ class Compiler:
         position = numbers
         for fields in keys.values():
             for each in fields:
-                self._at[each] = (position, scale.get(each) or _positive(self._reach(each) / CODES))
+                self._at[each] = (position, scale.get(each) or positive(self._reach(each) / CODES))
                 position += each.width
         for piece in self._ordered_pieces():
-            self._at[piece] = (position, scale.get(piece) or _positive(self._reach(piece) / CODES))
+            self._at[piece] = (position, scale.get(piece) or positive(self._reach(piece) / CODES))
             position += piece.width
         self.x = self._slot("i2", max(position, 1))
         self._codes_width = position
         if numbers and self.numbers:
             value = self.reader.numbers
             assert value is not None
-            step = _positive(HEADROOM * self._range(str(value.name)) / CODES)
+            step = positive(HEADROOM * self._range(str(value.name)) / CODES)
             self._number_scale = step
             self.steps.append(steps.Numbers(self.x, np.full(numbers, 1 / step, np.float32)))
         for (column, count, pool, mean), fields in keys.items():
@@ -342,7 +339,7 @@ class Compiler:
     def _gather(self, column: int, count: int, pool: str, mean: int, fields: list[Field]) -> None:
         factor = 1.0
         if pool in ("sum", "mean"):  # codes of the table are finer than those of the result
-            factor = max(_largest(each.table) / (CODES * self._at[each][1]) for each in fields)
+            factor = max(largest(each.table) / (CODES * self._at[each][1]) for each in fields)
             factor = min(max(factor, 1e-6), 1.0)
         height, width = len(fields[0].table), sum(each.width for each in fields)
         if any(len(each.table) != height for each in fields):
@@ -355,22 +352,20 @@ class Compiler:
             start += each.width
         table = np.concatenate([codes.ravel(), np.zeros(SLACK, np.int16)])
         self.steps.append(
-            steps.Gather(
-                self.x, self._at[fields[0]][0], table, height, width, width, column, count, pool, factor, mean
-            )
+            steps.Gather(self.x, self._at[fields[0]][0], table, height, width, width, column, count, pool, factor, mean)
         )
 
     def _reach(self, x: Expression) -> float:
         """The largest magnitude that codes of `x` have to hold."""
         if isinstance(x, Field):
-            largest = _largest(x.table)
-            if not np.isfinite(largest):
+            most = largest(x.table)
+            if not np.isfinite(most):
                 raise RequestError("its tables or weights are not finite")
             if x.pool not in ("sum", "mean"):
-                return largest
+                return most
             observed = self.table.tensors.get(x.value)
             seen = np.inf if observed is None else HEADROOM * max(-observed.low, observed.high)
-            return max(largest, min(seen, largest * x.count))
+            return max(most, min(seen, most * x.count))
         assert isinstance(x, Linear | Dots)
         return HEADROOM * self._range(x.value)
 
@@ -418,9 +413,9 @@ class Compiler:
                 case Factorization():
                     scale = self._at[term.vectors[0]][1]
                     out = self._slot("f4", 1)
-                    at = np.array([self._at[each][0] for each in term.vectors], np.int32)
+                    vectors = np.array([self._at[each][0] for each in term.vectors], np.int32)
                     width = term.vectors[0].width
-                    self.steps.append(steps.Factorization(self.x, out, at, width, term.factor * scale**2))
+                    self.steps.append(steps.Factorization(self.x, out, vectors, width, term.factor * scale**2))
                     terms.append((out, factor))
                 case Product():
                     out = self._slot("f4", 1)
@@ -509,7 +504,7 @@ class Compiler:
             if observed is None or observed.low < 0:
                 raise RequestError(f"no calibrated range from 0 on for {x.value}")
             return float(activation_qparams(observed)[0])
-        return 1.0 if form == "f4" else _positive(HEADROOM * self._range(x.value) / CODES)
+        return 1.0 if form == "f4" else positive(HEADROOM * self._range(x.value) / CODES)
 
     def _dense(self, x: Linear, hidden: Linear, form: str) -> None:
         slot, scale = self._result(hidden, "u1")
@@ -517,7 +512,7 @@ class Compiler:
             raise RequestError(f"{x.value} is read as codes after a hidden layer")
         unit = self._unit(x, form)
         out = self._slot(form, x.width)
-        self.steps.append(steps.Dense(slot, out, _dense_layer(x.weight, x.bias, scale, unit, form)))
+        self.steps.append(steps.Dense(slot, out, dense_layer(x.weight, x.bias, scale, unit, form)))
         self._made[x, form] = (out, unit)
 
     def _hidden_term(self, part: Linear, rows: Floats) -> int:
@@ -527,7 +522,7 @@ class Compiler:
             return self._weighted(slot, 0, rows * scale)
         slot, scale = self._result(part, "u1")
         out = self._slot("f4", 1)
-        self.steps.append(steps.Dense(slot, out, _dense_layer(rows[:, None], np.zeros(1), scale, 1.0, "f4")))
+        self.steps.append(steps.Dense(slot, out, dense_layer(rows[:, None], np.zeros(1), scale, 1.0, "f4")))
         return out
 
     # --- cross networks
@@ -597,32 +592,35 @@ class Compiler:
         """A `Mixed` step for layers that read the same: `rows` (position, scale, row of the weights) of the codes in
         `slot`, and fields with their first row of the weights.
         """
-        weights, biases, units, outs = [], [], [], []
+        weights: list[Floats] = []
+        biases: list[Floats] = []
+        units: list[Floats] = []
+        outs: list[tuple[int, int, bool]] = []
         for layer in layers:
             forms = sorted({"f4" if form == "piece" else form for form in self.forms.get(layer, {"f4"})})
             for form in forms:
                 weight, bias = layer.weight, layer.bias
                 if layer in self.changes and form == "f4":
                     weight, bias = self._like_codes(layer)
-                unit = self._unit(layer, form)
+                step_of = self._unit(layer, form)
                 width = weight.shape[1]
                 out = self._slot(form, width)
                 outs.append((out, width, layer.relu and form != "f4"))
-                self._made[layer, form] = (out, unit)
+                self._made[layer, form] = (out, step_of)
                 padding = -width % COLUMNS
                 weights.append(np.pad(weight, ((0, 0), (0, padding))))
                 biases.append(np.pad(bias, (0, padding)))
-                units.append(np.full(width + padding, unit))
-        weight, bias, unit = np.concatenate(weights, axis=1), np.concatenate(biases), np.concatenate(units)
-        if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+                units.append(np.full(width + padding, step_of))
+        whole, bias, unit = np.concatenate(weights, axis=1), np.concatenate(biases), np.concatenate(units)
+        if not (np.isfinite(whole).all() and np.isfinite(bias).all()):
             raise RequestError("its tables or weights are not finite")
         first = min((at for at, _, _ in rows), default=0)
         count = max((at for at, _, _ in rows), default=first - 1) + 1 - first
-        matrix = np.zeros((count, weight.shape[1]))
+        matrix = np.zeros((count, whole.shape[1]))
         for at, scale, row in rows:
-            matrix[at - first] += weight[row] * scale
-        made = _folded_table(folded, weight, unit, self._wide)
-        codes, step, shift = _integer_weights(matrix, made.step)
+            matrix[at - first] += whole[row] * scale
+        made = folded_table(folded, whole, unit, self._wide)
+        codes, step, shift = integer_weights(matrix, made.step)
         chosen = [
             (part.column, offset, len(part.table)) for (part, _), offset in zip(folded, made.offsets, strict=True)
         ]
@@ -653,80 +651,3 @@ class Compiler:
                 weight[:, at], bias[at] = layer.weight[:, start + row], layer.bias[start + row]
             start += part.width
         return weight, bias
-
-
-@dataclass(frozen=True, eq=False)
-class _Table:
-    table: Array | None
-    offsets: list[int]
-    step: Floats | None  # of a column
-    centre: Floats | float
-
-
-def _folded_table(folded: Sequence[tuple[Field, int]], weight: Floats, unit: Floats, wide: bool) -> _Table:
-    """The products of the fields' tables and their weights as int8, as `fold_layer` of `zoo.clicks.fold` makes them, or
-    as int16.
-    """
-    if not folded:
-        return _Table(None, [], None, 0.0)
-    low, high = np.full((2, len(folded), weight.shape[1]), [[[np.inf]], [[-np.inf]]])
-    for number, (part, start) in enumerate(folded):
-        for _, block in _products(part, weight[start : start + part.width]):
-            low[number] = np.minimum(low[number], block.min(axis=0))
-            high[number] = np.maximum(high[number], block.max(axis=0))
-    middle = (low + high) / 2
-    top = (2**15 - 1) // len(folded) if wide else 127
-    step = np.maximum((high - low).max(axis=0) / (2 * top), FINEST / 256 * unit)
-    if not np.isfinite(step).all():
-        raise RequestError("its tables or weights are not finite")
-    heights = [len(part.table) for part, _ in folded]
-    offsets = np.cumsum([0, *heights])[:-1].tolist()
-    table = np.zeros((sum(heights), weight.shape[1]), np.int16 if wide else np.uint8)
-    for number, (part, start) in enumerate(folded):
-        for at, block in _products(part, weight[start : start + part.width]):
-            rows = np.clip(np.rint((block - middle[number]) / step), -top, top) + (0 if wide else ZERO)
-            table[offsets[number] + at : offsets[number] + at + len(block)] = rows
-    return _Table(table, offsets, step, middle.sum(axis=0))
-
-
-def _products(part: Field, weight: Floats) -> Iterator[tuple[int, Floats]]:
-    for start in range(0, len(part.table), BLOCK):
-        yield start, part.table[start : start + BLOCK].astype(np.float64) @ weight
-
-
-def _integer_weights(matrix: Floats, step: Floats | None) -> tuple[Array, Floats, int]:
-    """(int16 weights, scale of the sums, shift) of real weights a code; step: of the folded table.
-
-    As fine as int16 and the int32 sums allow.
-    """
-    largest, reach = np.abs(matrix).max(axis=0, initial=0), CODES * np.abs(matrix).sum(axis=0)
-    if step is None:
-        scale = np.maximum(np.maximum(largest / 32767, reach / MOST), 1e-30)
-        return np.rint(matrix / scale).astype(np.int16), scale, 0
-    for shift in range(14, -1, -1):
-        scale = step * 2.0**-shift
-        room = MOST - (2**15 << shift)
-        if (largest / scale <= 32767).all() and (reach / scale < room).all():
-            return np.rint(matrix / scale).astype(np.int16), scale, shift
-    raise RequestError("the weights of its codes do not fit int16 beside those of its tables")
-
-
-def _dense_layer(weight: Floats, bias: Floats, scale: float, unit: float, form: str) -> LinearLayer:
-    """A layer on a hidden one of this scale."""
-    scales, codes = weight_qparams(weight.astype(np.float32), 1)
-    factor = scales.astype(np.float64) * scale
-    whole = np.rint(bias / factor)
-    if not np.abs(whole).max() < 2**31 - 255 * 127 * len(weight):
-        raise RequestError("a linear layer can overflow 32 bits")
-    zero = None if form == "f4" else 0
-    return LinearLayer(codes, whole.astype(np.int32), (factor / unit).astype(np.float32), zero, 0)
-
-
-def _largest(table: Array) -> float:
-    return float(max(table.max(), -table.min()))
-
-
-def _positive(scale: float) -> float:
-    if not np.isfinite(scale):
-        raise RequestError("a range is not finite")
-    return scale if scale > 1e-30 else 1.0

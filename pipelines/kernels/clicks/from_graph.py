@@ -1,5 +1,5 @@
-"""`ParallelEmbedding` and `ClickProgram` nodes of an ONNX graph, written and read, and the int8 linear layers that follow
-the former.
+"""`ParallelEmbedding` and `ClickProgram` nodes of an ONNX graph, written and read, and the int8 linear layers that
+follow the former.
 """
 
 from __future__ import annotations
@@ -199,12 +199,16 @@ def click_program(node: ir.Node) -> ClickProgram:
     try:
         arrays = [query.constant(each) for each in node.inputs[3:]]
         if any(each is None for each in arrays):
-            raise RequestError(f"the operator {node.name or '?'} has inputs that are no constants; build the model again")
+            raise RequestError(
+                f"the operator {node.name or '?'} has inputs that are no constants; build the model again"
+            )
         found = json.loads(node.attributes["program"].as_string())
         steps = [STEPS[each.pop("step")](**_read(each, arrays)) for each in found.pop("steps")]
         return ClickProgram(steps=tuple(steps), **_read(found, arrays))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise RequestError(f"the operator {node.name or '?'} holds no program ({error}); build the model again") from error
+        raise RequestError(
+            f"the operator {node.name or '?'} holds no program ({error}); build the model again"
+        ) from error
 
 
 def _written(value: Any, arrays: list[NDArray[Any]]) -> Any:

@@ -52,8 +52,8 @@ def click_network(embedding: Any, layers: list[Any], sigmoid: bool) -> Any:
 
 
 def click_program(program: steps.ClickProgram, isa: str = "") -> Any:
-    """`ClickProgram` as a native object: `(ids int32 or int64 [n, C], numbers float32 [n, M] or None, scales float32 [n,
-    B] or None) -> float32 [n, width]`, or a tuple of such where the program has several outputs.
+    """`ClickProgram` as a native object: `(ids int32 or int64 [n, C], numbers float32 [n, M] or None, scales float32
+    [n, B] or None) -> float32 [n, width]`, or a tuple of such where the program has several outputs.
 
     All arrays C-contiguous and aligned; any n, also 0. Tables are used where they lie. Raises, when called, IndexError
     for an id that is no row, before a table is read with it, and TypeError or ValueError for other arrays.
@@ -85,7 +85,9 @@ def click_program(program: steps.ClickProgram, isa: str = "") -> Any:
                 weight = None if step.weight is None else contiguous(step.weight)
                 made.cross(step.x, step.u, step.g, step.first, step.factor, step.out, step.total, weight)
             case steps.Dots():
-                made.dots(step.x, step.out, step.position, contiguous(step.positions), step.width, contiguous(step.factor))
+                made.dots(
+                    step.x, step.out, step.position, contiguous(step.positions), step.width, contiguous(step.factor)
+                )
             case steps.Normalize():
                 made.normalize(step.x, step.out, step.epsilon, step.least)
             case steps.Product():

@@ -2,7 +2,8 @@
 
 A buffer holds a vector a sample: "u1" activations after a ReLU, "i2" codes in [-CODES, CODES], where real = code *
 scale, "f4" floats. Who makes a program knows the scales; a step holds what it multiplies by. Floats are rounded one
-operation at a time, and NaN is clipped to the lower bound. Sums of floats run over sixteen lanes (lane l adds elements l, l + 16, ...), then over one tree.
+operation at a time, and NaN is clipped to the lower bound. Sums of floats run over sixteen lanes (lane l adds elements
+l, l + 16, ...), then over one tree.
 """
 
 from __future__ import annotations
@@ -87,10 +88,12 @@ class Numbers:
 
 @dataclass(frozen=True, eq=False)
 class Gather:
-    """out[position:position + width] = rows of a table of codes that `count` columns of the ids choose, from `column` on.
+    """out[position:position + width] = rows of a table of codes that `count` columns of the ids choose, from `column`
+    on.
 
     pool "": the row; "max": the maximum; "sum": clip(rint(float32(sum of the rows) factor)), "mean": the same with
-    (scales[mean] factor), which counts as 0 where it is not finite. table: int16 [(rows) stride + SLACK], flat, entries in [-CODES, CODES].
+    (scales[mean] factor), which counts as 0 where it is not finite. table: int16 [rows stride + SLACK], flat, entries
+    in [-CODES, CODES].
     """
 
     out: int
@@ -127,10 +130,10 @@ class Mixed:
         acc_j = 2^shift sum_f (table[offsets_f + ids[columns_f], j] - zero) + sum_k x[first + k] weight[k, j]
         y_j   = float32(acc_j) scale_j + bias_j
 
-    outs: (buffer, width, relu) each; they take the columns in order, each from the next whole 64 on: as clip(rint(y), 0,
-    255) in "u1", clip(rint(y), -CODES or, with relu, 0, CODES) in "i2", y in "f4". A sum of F rows fits int16, and acc int32; both is checked.
-    table: uint8 [R, N] with zero = 128, entries from 1 on, or int16 with zero = 0, or None; weight: int16 [K, N], scale, bias: float32 [N]; columns, offsets, rows: int32
-    [F]. x is not read where K is 0.
+    outs: (buffer, width, relu) each; they take the columns in order, each from the next whole 64 on: as clip(rint(y),
+    0, 255) in "u1", clip(rint(y), -CODES or, with relu, 0, CODES) in "i2", y in "f4". A sum of F rows fits int16, and
+    acc int32; both is checked. table: uint8 [R, N] with zero = 128, entries from 1 on, or int16 with zero = 0, or None;
+    weight: int16 [K, N], scale, bias: float32 [N]; columns, offsets, rows: int32 [F]. x is not read where K is 0.
     """
 
     x: int
@@ -212,9 +215,9 @@ class Quantize:
 
 @dataclass(frozen=True, eq=False)
 class Factorization:
-    """out = scale sum_j (float32(sum_f k_fj)^2 - float32(sum_f k_fj^2)) for the vectors k_f = x[p:p + width], p in positions.
+    """out = scale sum_j (float32(sum_f k_fj)^2 - float32(sum_f k_fj^2)) for the vectors k_f = x[p_f:p_f + width].
 
-    positions: int32 [F].
+    positions: p, int32 [F].
     """
 
     x: int
@@ -234,9 +237,9 @@ class Factorization:
 class Cross:
     """A layer of a cross network (Wang et al. 2021, DCN V2) in units of the codes k of x_0: x_l = k g_l, g_0 = 1.
 
-        g     = g + u                                        1 + u where `first`
-        out   = clip(rint((k g) factor), -CODES, CODES)      the codes of x_{l+1}, unless out is None
-        total = sum_j (k g)_j weight_j                       unless total is None; weight: float32
+    g     = g + u                                        1 + u where `first`
+    out   = clip(rint((k g) factor), -CODES, CODES)      the codes of x_{l+1}, unless out is None
+    total = sum_j (k g)_j weight_j                       unless total is None; weight: float32
     """
 
     x: int
@@ -379,7 +382,7 @@ def _vectors(step: object, positions: Array, width: int, room: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ClickProgram:
-    """A click model as steps on buffers: ids int [n, C], numbers float32 [n, M], scales float32 [n, B] to its `outputs`.
+    """A click model as steps on buffers: ids int [n, C], numbers float32 [n, M], scales float32 [n, B] to `outputs`.
 
     rows: int32 [C], how many rows an id of each column chooses from, 0 where none does; an id is checked once, before
     anything reads it. numbers, means: M and B. slots: (kind, width) of each buffer. outputs: buffers of "f4". Raises

@@ -42,7 +42,7 @@ def linear(layer: LinearLayer, x: NDArray[np.uint8]) -> NDArray[Any]:
 
 
 def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: Any = None) -> list[NDArray[np.float32]]:
-    """The outputs of `ClickProgram`, float32 [n, width] each. Only the sigmoid of `Total` may differ in its last bits."""
+    """The outputs of `ClickProgram`, float32 [n, width] each; the sigmoid of `Total` may differ in its last bits."""
     n = len(ids)
     of = [np.zeros((n, width), steps.KINDS[kind]) for kind, width in program.slots]
     for step in program.steps:
@@ -54,7 +54,7 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
                 table = step.table[: step.rows * step.stride].reshape(step.rows, step.stride)[:, : step.width]
                 rows = table[ids[:, step.column : step.column + step.count]]
                 if step.pool in ("sum", "mean"):
-                    factor = np.float32(step.factor)
+                    factor = np.full((n, 1), step.factor, np.float32)
                     if step.pool == "mean":
                         factor = scales[:, step.mean, None] * factor
                         factor = np.where(np.isfinite(factor), factor, np.float32(0))
@@ -98,8 +98,8 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
                 of[step.out][:, 0] = lane_sum(of[step.x] * of[step.y])
             case steps.Total():
                 logit = np.full(n, step.bias, np.float32)
-                for slot, factor in step.terms:
-                    logit += of[slot][:, 0] * np.float32(factor)
+                for slot, times in step.terms:
+                    logit += of[slot][:, 0] * np.float32(times)
                 of[step.out][:, 0] = 1 / (1 + np.exp(-logit)) if step.sigmoid else logit
     return [of[slot] for slot in program.outputs]
 
@@ -119,7 +119,7 @@ def lane_sum(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _codes(values: NDArray[np.float32]) -> NDArray[np.int16]:
     known = np.where(np.isnan(values), np.float32(-steps.CODES), values)
-    return np.rint(np.clip(known, -steps.CODES, steps.CODES)).astype(np.int16)
+    return np.asarray(np.rint(np.clip(known, -steps.CODES, steps.CODES)), np.int16)
 
 
 def _vectors(x: NDArray[np.int16], positions: NDArray[Any], width: int) -> NDArray[np.int32]:

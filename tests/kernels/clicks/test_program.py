@@ -163,7 +163,11 @@ def test_sums_at_their_bounds(isa, sign, wide):
     made = ClickProgram(ROWS, 3, 2, (("i2", 4), ("f4", 64)), tuple(steps), (1,))
     check(made, isa, *feeds(7))
     with pytest.raises(RequestError, match="overflow"):
-        replace(made, steps=(steps[0], replace(layer, weight=np.full((17, 64), 32767, np.int16))), slots=(("i2", 17), ("f4", 64)))
+        replace(
+            made,
+            steps=(steps[0], replace(layer, weight=np.full((17, 64), 32767, np.int16))),
+            slots=(("i2", 17), ("f4", 64)),
+        )
 
 
 @needs_kernels
@@ -242,7 +246,7 @@ def test_the_sigmoid_is_that_of_float(isa):
 @needs_kernels
 def test_inputs_that_are_none_or_beyond_all_bounds(isa):
     slots, steps = looked_up(8, mixed(0, 35, [(1, 35, False)]), extra=[("f4", 35)])
-    ids, numbers, scales = feeds(60)
+    ids, _, _ = feeds(60)
     odd = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         check(program(slots, steps, [1]), isa, ids, RNG.choice(odd, (60, 3)), RNG.choice(odd, (60, 2)))

@@ -125,7 +125,7 @@ def test_the_same_inputs_give_the_same_file(family, tmp_path):
     table, before = calibrate(found, [feeds], "minmax"), io.digest(found)
     paths = []
     for number in range(2):
-        result, report = fold_program(found, table, QuantRecipe())
+        result, _ = fold_program(found, table, QuantRecipe())
         assert io.digest(found) == before
         assert [each.name for each in result.graph.inputs] == [each.name for each in found.graph.inputs]
         assert [each.name for each in result.graph.outputs] == [each.name for each in found.graph.outputs]
@@ -159,7 +159,10 @@ TAIL = " l = Gemm(h, U) y = Sigmoid(l) }"
     [
         ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) h = Tanh(g)", "Tanh"),
         ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) h = LeakyRelu(g)", "LeakyRelu"),
-        ("d = Gather(E, ids) s = ReduceMean<axes=[1], keepdims=0>(d) v = Concat<axis=1>(s, numbers) g = Gemm(v, W) h = Relu(g)", "ReduceMean"),
+        (
+            "d = Gather(E, ids) s = ReduceMean<axes=[1], keepdims=0>(d) v = Concat<axis=1>(s, numbers) g = Gemm(v, W) h = Relu(g)",
+            "ReduceMean",
+        ),
         ("b = Neg(a) f = Gather(E, b) v = Concat<axis=1>(f, numbers) g = Gemm(v, W) h = Relu(g)", "Neg"),
         ("m = Mul(e, e) v = Concat<axis=1>(m, numbers) g = Gemm(v, W) h = Relu(g)", "no codes"),
         ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) r = Relu(g) h = Add(r, e)", "no native form"),
