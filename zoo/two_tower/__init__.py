@@ -17,6 +17,7 @@ ENTRY = Entry(
     pipeline="zoo.two_tower.predict:TwoTowerPipeline",
     checkpoint="model.pt",
     recipe=QuantRecipe(observer="minmax", correct=False),
+    native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
     summary=SUMMARY,
     schema=True,
