@@ -27,6 +27,8 @@ from torch.nn import functional
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import FULL, DiskFull, read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress, silent
+from pipelines.graph import edit, io
+from pipelines.models.hub import CARD
 from zoo.clicks.features import UNKNOWN, Features
 from zoo.clicks.infer import infer
 from zoo.clicks.logs import open_log
@@ -359,7 +361,7 @@ def train(
     output = Path(output)
     with processes() as group:
         require_output(output, STATE, resume)
-        about = read_json(Path(start_from) / "train.json") if start_from else {}
+        about = _about(Path(start_from)) if start_from else {}
         if about:
             sizes: dict[str, Any] = {
                 name: _tuple(about["config"][name]) for name in _sizes(config) if name in about["config"]
@@ -369,7 +371,7 @@ def train(
         if not features.schema.of("label"):
             raise RequestError("the schema has no column of the kind label; training predicts one of 0 and 1")
         torch.manual_seed(config.seed)
-        start = sha256(Path(start_from) / MODEL) if start_from else None
+        start = sha256(Path(start_from) / "fp32.onnx") if start_from else None
         store = Store(features, data, on_error, output)
         settings = {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(config).items()}
         run = {"config": settings, "data": store.digest, "start": start}
@@ -394,7 +396,7 @@ def train(
             torch.manual_seed(config.seed)
             model = build(features, config)
             if start_from:
-                fill(model, torch.load(Path(start_from) / MODEL, weights_only=True)["state_dict"], start_from)
+                fill(model, _weights(model, Path(start_from) / "fp32.onnx"), start_from)
             trainer = Trainer(model, config, rows, group)
             if start_from:
                 trainer.hold()
@@ -429,6 +431,34 @@ def train(
             _write(output, data, trainer, Categories(features, store, used, config.min_count), store, used, record)
         group.same(None)  # the others wait for the files
     return metrics
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """{"config", "features"} of a model, trained here or shipped without its checkpoint."""
+    if (folder / "train.json").is_file():
+        return read_json(folder / "train.json")  # type: ignore[no-any-return]
+    card = read_json(folder / CARD)
+    try:
+        return {"config": card["training"]["config"], "features": card["preprocessing"]}
+    except (KeyError, TypeError) as error:
+        raise RequestError(f"{folder} does not say how it was trained; start from one that zoo train made") from error
+
+
+def _weights(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
+    """The weights of `model` out of the graph that `export` made of it; what only training needs stays as it is."""
+    graph = io.load(path)
+    edit.expand_fp16(graph)
+    found = {name: each.const_value for name, each in graph.graph.initializers.items()}
+    arrays = {name: torch.from_numpy(each.numpy().copy()) for name, each in found.items() if each is not None}
+    state = {name: each for name, each in model.state_dict().items() if not name.endswith((".weight", ".bias"))}
+    for path_of, module in model.named_modules():
+        if isinstance(module, Embeddings):
+            names = [f"{path_of}.{each.name}.table" for each in module.fields]
+            if all(name in arrays for name in names):
+                state[f"{path_of}.weight"] = torch.cat([arrays[name] for name in names])
+        elif isinstance(module, nn.Linear):
+            state |= {name: arrays[name] for kind in ("weight", "bias") if (name := f"{path_of}.{kind}") in arrays}
+    return state
 
 
 def _schema(data: Any, schema: str | Path | Schema | None, label: str | None) -> Schema:

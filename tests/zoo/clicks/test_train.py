@@ -217,6 +217,15 @@ def test_finetuning_goes_on_from_the_weights(models, log, tmp_path):
     assert 0 < moved < 0.1
 
 
+def test_a_shipped_model_is_tuned_without_its_checkpoint(log, tmp_path):
+    zoo.finetune("shop-clicks", str(log), tmp_path / "tuned", settings={"epochs": "1", "refit": "false"})
+    before = zoo.pipeline("shop-clicks", precision="fp32", engine="onnxruntime")
+    after = zoo.pipeline(tmp_path / "tuned", precision="fp32", engine="onnxruntime")
+    rows = next(before.rows(log))
+    moved = np.abs(before.score(rows) - after.score(rows))
+    assert 0 < moved.mean() < 0.1
+
+
 def test_a_schema_may_be_given_and_the_label_named(log, tmp_path):
     schema = infer(open_log(log))
     columns = tuple(each for each in schema.columns if each.name != "history")
