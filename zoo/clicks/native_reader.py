@@ -64,6 +64,8 @@ class NativeReader:
         parser = native.LogParser(len(log.columns), log.delimiter, log.header, MISSING, *features.shape, isa)
         places = {name: at for at, name in enumerate(log.columns)}
         for field in features.fields:
+            if field.name not in names:
+                continue
             place, encoding = places[field.name], field.column.encoding
             of_list: tuple[Any, ...] = ()
             if field.is_list:
@@ -73,6 +75,8 @@ class NativeReader:
             getattr(parser, kind)(place, field.start, values, *of_list)
         tables = features.scaled_whole(LOWEST, HIGHEST)
         for at, column in enumerate(features.numbers):
+            if column.name not in names:
+                continue
             if np.isnan(tables[at]).any():  # of a scale beyond float64
                 return None
             gap = len(features.numbers) + features.gaps.index(at) if at in features.gaps else -1
@@ -156,7 +160,22 @@ class NativeReader:
         if len(places):
             scaled = self.features.scaled_mixed(columns, values).astype(np.float32)
             parsed.numbers.reshape(-1)[places] = np.nan_to_num(scaled, copy=False)
+        self._without(parsed)
         return parsed
+
+    def _without(self, parsed: Parsed) -> None:
+        """Missing values where columns are not read."""
+        features = self.features
+        for field in features.fields:
+            if field.name not in self.names:
+                parsed.ids[:, field.start : field.start + field.width] = field.last
+                if field.scale >= 0:
+                    parsed.scales[:, field.scale] = 0
+        for at, column in enumerate(features.numbers):
+            if column.name not in self.names:
+                parsed.numbers[:, at] = 0
+                if at in features.gaps:
+                    parsed.numbers[:, len(features.numbers) + features.gaps.index(at)] = 1
 
 
 def _linear(encoding: Any) -> tuple[float, float]:

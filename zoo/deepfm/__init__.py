@@ -17,7 +17,9 @@ ENTRY = Entry(
     pipeline="zoo.clicks.score:LogPipeline",
     checkpoint="model.pt",
     recipe=QuantRecipe(observer="minmax"),
+    native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
+    report_sections="zoo.clicks.report_sections:sections",
     summary=SUMMARY,
     schema=True,
 )

@@ -17,6 +17,7 @@ LOGS = Entry(
     pipeline="zoo.clicks.score:LogPipeline",
     checkpoint="model.pt",
     recipe=QuantRecipe(observer="minmax", correct=False),
+    native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
     summary=SUMMARY,
     schema=True,
@@ -39,5 +40,5 @@ ENTRY = Entry(
     files=("sample.tsv.gz",),
     summary=SUMMARY,
     by_schema="wide-deep-log",
-    report_sections="zoo.wide_deep.report_sections:sections",
+    report_sections="zoo.clicks.report_sections:sections",
 )
