@@ -46,6 +46,36 @@ ALWAYS_INLINE uint64_t short_word(const uint8_t *p, size_t length) {
     return length >= 8 ? word : word & ((uint64_t{1} << 8 * length) - 1);
 }
 
+// A bit for each of 64 bytes: is it this one, or one of these two?
+#if defined(__SSE2__)
+ALWAYS_INLINE uint64_t bits_of(const uint8_t *p, uint8_t byte) {
+    uint64_t bits = 0;
+    for (int i = 0; i < 4; ++i) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p) + i);
+        bits |= uint64_t{static_cast<uint16_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(byte)))))} << 16 * i;
+    }
+    return bits;
+}
+ALWAYS_INLINE uint64_t bits_of(const uint8_t *p, uint8_t one, uint8_t other) {
+    uint64_t bits = 0;
+    for (int i = 0; i < 4; ++i) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p) + i);
+        const __m128i first = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(one)));
+        const __m128i found = _mm_or_si128(first, _mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(other))));
+        bits |= uint64_t{static_cast<uint16_t>(_mm_movemask_epi8(found))} << 16 * i;
+    }
+    return bits;
+}
+#else
+ALWAYS_INLINE uint64_t bits_of(const uint8_t *p, uint8_t one, uint8_t other) {
+    uint64_t bits = 0;
+    for (int i = 0; i < 64; ++i)
+        bits |= uint64_t{p[i] == one || p[i] == other} << i;
+    return bits;
+}
+ALWAYS_INLINE uint64_t bits_of(const uint8_t *p, uint8_t byte) { return bits_of(p, byte, byte); }
+#endif
+
 // ---------------------------------------------------------------------------------------------------------------------- texts
 
 bool is_utf8(const uint8_t *p, size_t length) {
@@ -464,9 +494,15 @@ ALWAYS_INLINE void lists(
         size_t count = 0, next = 0;
         if (!missing(begins[i], lengths[i])) {
             const uint8_t *const end = begins[i] + lengths[i];
+            const bool within = lengths[i] < 64;
+            const uint64_t last = within ? uint64_t{1} << lengths[i] : 1;
+            uint64_t marks = (bits_of(begins[i], column.separator) & (last - 1)) | last;
             for (const uint8_t *p = begins[i], *stop; p <= end; p = stop + 1) {
-                for (stop = p; stop < end && *stop != column.separator; ++stop) {
-                }
+                if (within) {
+                    stop = begins[i] + __builtin_ctzll(marks);
+                    marks &= marks - 1;
+                } else
+                    stop = std::find(p, end, column.separator);
                 const Text item = trimmed({p, stop});
                 if (item.begin < item.end) {
                     ring[next] = item;
@@ -583,35 +619,6 @@ ALWAYS_INLINE bool encode(const Schema &schema, Fields &fields, bool high, Parse
 }
 
 // ------------------------------------------------------------------------------------------------------------------ splitting
-
-#if defined(__SSE2__)
-ALWAYS_INLINE uint64_t bits_of(const uint8_t *p, uint8_t byte) {
-    uint64_t bits = 0;
-    for (int i = 0; i < 4; ++i) {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p) + i);
-        bits |= uint64_t{static_cast<uint16_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(byte)))))} << 16 * i;
-    }
-    return bits;
-}
-ALWAYS_INLINE uint64_t bits_of(const uint8_t *p, uint8_t one, uint8_t other) {
-    uint64_t bits = 0;
-    for (int i = 0; i < 4; ++i) {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p) + i);
-        const __m128i first = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(one)));
-        const __m128i found = _mm_or_si128(first, _mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(other))));
-        bits |= uint64_t{static_cast<uint16_t>(_mm_movemask_epi8(found))} << 16 * i;
-    }
-    return bits;
-}
-#else
-ALWAYS_INLINE uint64_t bits_of(const uint8_t *p, uint8_t one, uint8_t other) {
-    uint64_t bits = 0;
-    for (int i = 0; i < 64; ++i)
-        bits |= uint64_t{p[i] == one || p[i] == other} << i;
-    return bits;
-}
-ALWAYS_INLINE uint64_t bits_of(const uint8_t *p, uint8_t byte) { return bits_of(p, byte, byte); }
-#endif
 
 // Bit i: is the number of bits up to the i-th odd?
 ALWAYS_INLINE uint64_t parity(uint64_t bits) {
