@@ -520,7 +520,10 @@ class Compiler:
     def _dense(self, x: Linear, hidden: Linear, form: str) -> None:
         slot, scale = self._result(hidden, "u1")
         if form == "i2":
-            raise RequestError(f"{x.value} is read as codes after a hidden layer")
+            floats, unit, out = self._result(x, "f4")[0], self._unit(x, form), self._slot(form, x.width)
+            self.steps.append(steps.Quantize(floats, out, 0, 1 / unit, x.relu))
+            self._made[x, form] = (out, unit)
+            return
         unit = self._unit(x, form)
         out = self._slot(form, x.width)
         self.steps.append(steps.Dense(slot, out, dense_layer(x.weight, x.bias, scale, unit, form)))

@@ -91,11 +91,12 @@ def test_cross_layers_of_full_rank_and_of_other_depths():
     near("dcn-v2", crosses=1)
 
 
+@pytest.mark.parametrize("fine", [0, 200, 1000])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_large_layers_read_bytes(family, monkeypatch):
-    monkeypatch.setattr(folding, "FINE", 0)
-    program, _ = near(family, bound=0.03)
-    assert any(isinstance(each, Dense) for each in program.steps)
+def test_large_layers_read_bytes(family, fine, monkeypatch):
+    monkeypatch.setattr(folding, "FINE", fine)
+    program, _ = near(family, bound=0.03, hidden=(48, 24, 8))
+    assert fine == 1000 or any(isinstance(each, Dense) for each in program.steps)
 
 
 def test_tables_beyond_the_caches_have_rows_of_bytes(monkeypatch):
