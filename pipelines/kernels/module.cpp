@@ -9,6 +9,7 @@ void bind_isas(nb::module_ &module);
 void bind_parse_rows(nb::module_ &module);
 void bind_resize(nb::module_ &module);
 void bind_row_kernels(nb::module_ &module);
+void bind_top_k(nb::module_ &module);
 void bind_transformer(nb::module_ &module);
 
 NB_MODULE(_native, module) {
@@ -18,5 +19,6 @@ NB_MODULE(_native, module) {
     bind_parse_rows(module);
     bind_resize(module);
     bind_row_kernels(module);
+    bind_top_k(module);
     bind_transformer(module);
 }

@@ -27,6 +27,8 @@ from torch.nn import functional
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import FULL, DiskFull, read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress, silent
+from pipelines.graph import edit, io
+from pipelines.models.hub import CARD
 from zoo.clicks.features import UNKNOWN, Features
 from zoo.clicks.infer import infer
 from zoo.clicks.logs import open_log
@@ -58,6 +60,8 @@ RANGES = {
     "unknown": BELOW_1,
     **dict.fromkeys(("l2_embeddings", "l2_scalars", "l2_layers", "min_delta"), FROM_0),
 }
+FEWEST = 100_000  # rows that a prior is weighed against: of fewer it would silence the network
+MOST_NEW = 0.9  # of a column's categories that training replaces: a column of new values alone teaches nothing
 BATCH = 8192  # rows evaluated at once
 
 Build = Callable[[Features, Any], nn.Module]
@@ -74,23 +78,25 @@ class TrainConfig:
     ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept. l2_*:
     weigh the squared distance of all entries of tables, of first-order weights and of layers from 0 (in fine-tuning:
     from the starting weights) against the *sum* of the rows' losses, as a Gaussian prior does, so that they hold for
-    any number of rows. unknown: the share of categories that training replaces by the unknown one, which stands for all
-    that were rarer than min_count and for those to come. Raises RequestError for values out of range.
+    any number of rows. unknown: the least share of each column's categories that training replaces by the unknown one,
+    which stands for all that were rarer than min_count and for those to come; a column with more new values than that
+    among the held-out rows, such as users where new ones keep coming, has as many replaced. Raises RequestError for
+    values out of range.
     """
 
     embedding_size: int = 16
     hidden: tuple[int, ...] = (128, 64)
     epochs: int = 40
     batch_size: int = 256
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     dropout: float = 0.0
-    ema: float = 0.99
+    ema: float = 0.999
     l2_embeddings: float = 10.0
     l2_scalars: float = 10.0
     l2_layers: float = 50.0
-    unknown: float = 0.3
+    unknown: float = 0.05
     min_count: int = 1
-    patience: int = 3
+    patience: int = 5
     min_delta: float = 0.0001
     held_out: float = 0.1
     refit: bool = True
@@ -192,9 +198,20 @@ class Categories:
         """ids with the unknown category for those that are not known."""
         return torch.where(self._all[ids + self._offsets], ids, UNKNOWN)
 
-    def forget(self, ids: torch.Tensor, share: float, random: torch.Generator) -> torch.Tensor:
-        """`usual` ids, a share of them, drawn at random, unknown."""
-        drawn = torch.rand(ids.shape, generator=random) < share
+    def new(self, parts: Iterator[dict[str, torch.Tensor]]) -> torch.Tensor:
+        """The share of each column's ids in some rows that are not known, float32 [columns]; a list's are one."""
+        found = torch.zeros(len(self.fields), 2)
+        for part in parts:
+            for number, (each, known) in enumerate(zip(self.fields, self.known, strict=True)):
+                ids = part["ids"][:, each.start : each.start + each.width].long()
+                ids = ids[ids != each.last] if each.is_list else ids
+                found[number] += torch.tensor([float((~known[ids]).sum()), ids.numel()])
+        shares = found[:, 0] / found[:, 1].clamp_min(1)
+        return shares.repeat_interleave(torch.tensor([each.width for each in self.fields], dtype=torch.long))
+
+    def forget(self, ids: torch.Tensor, shares: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+        """`usual` ids, of each column a share, drawn at random, unknown. shares: float32 [columns]."""
+        drawn = torch.rand(ids.shape, generator=random) < shares
         return torch.where(drawn & (ids != self._padding), UNKNOWN, self.usual(ids))
 
     @torch.no_grad()
@@ -226,7 +243,7 @@ class Trainer:
             if isinstance(m, Embeddings) and not isinstance(m, Scalars)
         }
         self.strength = [
-            kinds.get(id(each), config.l2_layers if each.ndim > 1 and each.numel() > 1 else 0.0) * 2 / rows
+            kinds.get(id(each), config.l2_layers if each.ndim > 1 and each.numel() > 1 else 0.0) * 2 / max(rows, FEWEST)
             for each in self.weights
         ]
         self.padded = [m for m in model.modules() if isinstance(m, Embeddings) and m.padding]
@@ -344,7 +361,7 @@ def train(
     output = Path(output)
     with processes() as group:
         require_output(output, STATE, resume)
-        about = read_json(Path(start_from) / "train.json") if start_from else {}
+        about = _about(Path(start_from)) if start_from else {}
         if about:
             sizes: dict[str, Any] = {
                 name: _tuple(about["config"][name]) for name in _sizes(config) if name in about["config"]
@@ -354,7 +371,7 @@ def train(
         if not features.schema.of("label"):
             raise RequestError("the schema has no column of the kind label; training predicts one of 0 and 1")
         torch.manual_seed(config.seed)
-        start = sha256(Path(start_from) / MODEL) if start_from else None
+        start = sha256(Path(start_from) / "fp32.onnx") if start_from else None
         store = Store(features, data, on_error, output)
         settings = {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(config).items()}
         run = {"config": settings, "data": store.digest, "start": start}
@@ -372,11 +389,14 @@ def train(
                     f"found only label {classes[0]:.0f} in the {name} {last - first:,} rows, wanted both 0 and 1"
                 )
 
+        known = Categories(features, store, split, config.min_count)
+        shares = known.new(store.parts(split, len(store))).clamp(config.unknown, MOST_NEW)
+
         def fresh(rows: int) -> Trainer:
             torch.manual_seed(config.seed)
             model = build(features, config)
             if start_from:
-                fill(model, torch.load(Path(start_from) / MODEL, weights_only=True)["state_dict"], start_from)
+                fill(model, _weights(model, Path(start_from) / "fp32.onnx"), start_from)
             trainer = Trainer(model, config, rows, group)
             if start_from:
                 trainer.hold()
@@ -388,11 +408,11 @@ def train(
         state: dict[str, Any] = saved or {"run": run, "phase": "search", "epoch": 0, "history": [], "best": {}}
         state.setdefault("began", time.time())
         if state["phase"] == "search":
-            trainer = _fit(state, output, store, split, config.epochs, features, config, fresh)
+            trainer = _fit(state, output, store, split, config.epochs, features, config, fresh, shares)
             if config.refit:
                 state |= {"phase": "refit", "epoch": 0, "trainer": None}
         if state["phase"] == "refit":
-            trainer = _fit(state, output, store, len(store), state["best"]["epoch"], features, config, fresh)
+            trainer = _fit(state, output, store, len(store), state["best"]["epoch"], features, config, fresh, shares)
         used = len(store) if config.refit else split
         metrics = {name: state["best"][name] for name in ("auc", "logloss", "accuracy")}
         if group.rank == 0:
@@ -411,6 +431,34 @@ def train(
             _write(output, data, trainer, Categories(features, store, used, config.min_count), store, used, record)
         group.same(None)  # the others wait for the files
     return metrics
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """{"config", "features"} of a model, trained here or shipped without its checkpoint."""
+    if (folder / "train.json").is_file():
+        return read_json(folder / "train.json")  # type: ignore[no-any-return]
+    card = read_json(folder / CARD)
+    try:
+        return {"config": card["training"]["config"], "features": card["preprocessing"]}
+    except (KeyError, TypeError) as error:
+        raise RequestError(f"{folder} does not say how it was trained; start from one that zoo train made") from error
+
+
+def _weights(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
+    """The weights of `model` out of the graph that `export` made of it; what only training needs stays as it is."""
+    graph = io.load(path)
+    edit.expand_fp16(graph)
+    found = {name: each.const_value for name, each in graph.graph.initializers.items()}
+    arrays = {name: torch.from_numpy(each.numpy().copy()) for name, each in found.items() if each is not None}
+    state = {name: each for name, each in model.state_dict().items() if not name.endswith((".weight", ".bias"))}
+    for path_of, module in model.named_modules():
+        if isinstance(module, Embeddings):
+            names = [f"{path_of}.{each.name}.table" for each in module.fields]
+            if all(name in arrays for name in names):
+                state[f"{path_of}.weight"] = torch.cat([arrays[name] for name in names])
+        elif isinstance(module, nn.Linear):
+            state |= {name: arrays[name] for kind in ("weight", "bias") if (name := f"{path_of}.{kind}") in arrays}
+    return state
 
 
 def _schema(data: Any, schema: str | Path | Schema | None, label: str | None) -> Schema:
@@ -457,6 +505,7 @@ def _fit(
     features: Features,
     config: TrainConfig,
     fresh: Callable[[int], Trainer],
+    shares: torch.Tensor,
 ) -> Trainer:
     """Train on the first `rows` rows up to epoch `epochs`; in the search, judge each by the rows after them, note the
     best and stop early.
@@ -479,7 +528,7 @@ def _fit(
             for begin in range(0, rows, config.batch_size):
                 batch = store.rows(order[begin : begin + config.batch_size])
                 total = max(float(batch["weight"].sum()), 1e-12)
-                batch["ids"] = categories.forget(batch["ids"], config.unknown, random)
+                batch["ids"] = categories.forget(batch["ids"], shares, random)
                 mine = slice(group.rank, None, group.count)
                 loss += trainer.step({name: each[mine] for name, each in batch.items()}, total)
                 seen += total
