@@ -406,14 +406,8 @@ def train(
         saved = load_checkpoint(output / STATE, run) if resume else None
         if saved:
             require_same_run(output / STATE, saved["run"], run)
-        state: dict[str, Any] = saved or {
-            "run": run,
-            "phase": "search",
-            **NEW_TRIAL,
-            "history": [],
-            "trial": 0,
-            "winner": {},
-        }
+        first = {"run": run, "phase": "search", "trial": 0, "winner": {}}
+        state: dict[str, Any] = saved or {**first, **_fresh_trial()}
         state.setdefault("began", time.time())
         if state["phase"] == "search":
             trainer = _search(state, output, store, split, features, config, fresh, shares)
