@@ -112,7 +112,7 @@ def from_onnx(
         raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another with -o")
     found = read(path, data, schema, columns=columns, output_node=output_node, on_error=on_error)
     if family not in (None, GENERIC, found.family):
-        raise RequestError(f"{path} is no {family}: {found.why}; leave the family to: zoo quantize {Path(path).name}")
+        raise RequestError(f"{path} is no {family}, but {found.family} by its structure: {found.why}; freeze it as that")
     family = family or found.family
     output.mkdir(parents=True, exist_ok=True)
     io.save(found.model, output / "fp32.onnx")
@@ -306,8 +306,7 @@ def _behind(model: ir.Model, features: Features, fed: dict[str, Fed], output: ir
         if not told.columns.shape:
             joined = node("Reshape", [joined, edit.initializer(main, "columns.shape", np.array([-1]), taken)], dtype)
         value.replace_all_uses_with(joined)
-    if main.num_nodes() if hasattr(main, "num_nodes") else len(main):
-        main.insert_before(main[0], nodes)
+    main.insert_before(main[0], nodes)
     main.inputs[:] = list(new.values())
     result = main.outputs[0]
     shape = edit.initializer(main, "probability.shape", np.array([-1, 1]), taken)
@@ -336,7 +335,7 @@ def family_of(model: ir.Model) -> tuple[str, str]:
         return "dcn-v2", "it has cross layers: x0 times a linear layer of x"
     if any(_is_factorization(each) for each in nodes):
         return "deepfm", "it has a factorization machine: the square of a sum less the sum of squares"
-    layers = [each for each in nodes if each.op_type == "Gemm" and _reads_lookups(each.inputs[0])]
+    layers = [each for each in nodes if each.op_type in ("Gemm", "MatMul") and _reads_lookups(each.inputs[0])]
     wide = [each for each in nodes if each.op_type == "Sum"]
     if len(layers) + len(wide) > 1:
         return "wide-deep-log", "it has a linear part beside a network of embeddings"
@@ -406,4 +405,4 @@ def _is_towers(node: ir.Node) -> bool:
         {each for each in _sources(value) if each.producer() is not None and not each.producer().op_type == "Slice"}  # type: ignore[union-attr]
         for value in product.inputs
     )
-    return any(_made(each, "Gemm") for each in a) and any(_made(each, "Gemm") for each in b) and not a & b
+    return all(any(_made(each, "Gemm", "MatMul") for each in side) for side in (a, b)) and not a & b

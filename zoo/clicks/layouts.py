@@ -256,6 +256,10 @@ class Rewriter:
         if len(shape) != 1:
             sizes = self.weight(np.array([-1, *shape], np.int64), "shape")
             return self.node("Reshape", [self.written(flat, name), sizes], f"{name}.vectors")
+        if len(parts) > 2 * len(bases := self.bases_of(flat)):  # entries of few bases, mixed
+            whole = np.concatenate([each.entries().ravel() for each in bases])
+            at = np.argsort(whole, kind="stable")[np.searchsorted(np.sort(whole), flat)]
+            return self.node("Gather", [self.written(whole, name), self.weight(at, f"{name}.columns")], name, axis=1)
         values = [self._part(base, picked, name) for base, picked in parts]
         return values[0] if len(values) == 1 else self.node("Concat", values, name, axis=1)
 
