@@ -33,8 +33,8 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines.catalog import ENGINES, load
 from pipelines.models import hub, stages
 from pipelines.models.pipeline import model_file
-from zoo.wide_deep.data import Rows
 from zoo.clicks.metrics import click_metrics
+from zoo.wide_deep.data import Rows
 
 from peers.common import median  # isort: skip  # beside this file
 from peers.wide_deep import stock_quantize  # isort: skip

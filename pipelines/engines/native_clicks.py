@@ -1,11 +1,12 @@
-"""Click models that begin with `ParallelEmbedding`, in native kernels, alone or with a stock engine for their
-layers.
+"""Click models in native kernels: as one `ClickProgram`, or from `ParallelEmbedding` on, alone or with a stock engine
+for the layers after it.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,36 +25,23 @@ from pipelines.engines.session import BatchError, Executed, Port, Session
 from pipelines.graph import io
 from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.clicks import native
-from pipelines.kernels.clicks.from_graph import EMBEDDING, dense_layers, embedding_layer
+from pipelines.kernels.clicks.from_graph import EMBEDDING, PROGRAM, click_program, dense_layers, embedding_layer
 from pipelines.kernels.clicks.operators import DOMAIN
 
 SMALL = 32  # samples
 CHUNK = 64  # samples, the least that a thread is given
 
 
-class ClickGraph:
-    """native.onnx opened: `ParallelEmbedding` and, where they are plain int8 layers, those after it as native kernels.
+class _Opened:
+    """A native.onnx opened: its inputs, those that the operator `first` is fed with, and threads.
 
-    The large table is the mapped file. Threads may share it, and forked processes. Raises RequestError without kernels,
-    or for a graph that does not begin with such an operator.
+    Large tables are the mapped file. Threads may share it, and forked processes.
     """
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, model: ir.Model, fed: Sequence[ir.Value | None]) -> None:
         self.path, self.threads = path, threads
-        model = io.load_mapped(path)
-        first = next((node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, EMBEDDING)), None)
-        if first is None:
-            raise RequestError(
-                f"{path} has no {EMBEDDING} operator; the engine native runs the native.onnx of a model folder"
-            )
         self.inputs = {str(value.name): _port(value) for value in model.graph.inputs}
-        self.output = str(model.graph.outputs[0].name)
-        self.hidden = [str(value.name) for value in first.outputs]
-        self._fed = [None if value is None else str(value.name) for value in first.inputs[:2]]
-        self.embedding = native.parallel_embedding(embedding_layer(first))
-        layers = dense_layers(first)
-        self.network = layers and native.click_network(self.embedding, [native.linear(n) for n in layers[0]], layers[1])
-        self.rest, self.rest_inputs = _rest(model, first)
+        self._fed = [None if value is None else str(value.name) for value in fed]
         self._pool: ThreadPoolExecutor | None = None
         self.forked()
         forks.tell(self)
@@ -86,6 +74,49 @@ class ClickGraph:
             kernel(*arrays)  # names the row of the whole batch
             raise
         return [np.concatenate(each) for each in zip(*results, strict=True)]
+
+
+class ProgramGraph(_Opened):
+    """A native.onnx that is one `ClickProgram`."""
+
+    def __init__(self, path: Path, threads: int, model: ir.Model, node: ir.Node) -> None:
+        super().__init__(path, threads, model, node.inputs[:3])
+        self.outputs = [str(value.name) for value in node.outputs]
+        program = click_program(node)
+        self.steps = [type(each).__name__ for each in program.steps]
+        self.program = native.click_program(program)
+
+
+class ClickGraph(_Opened):
+    """`ParallelEmbedding` and, where they are plain int8 layers, those after it as native kernels."""
+
+    def __init__(self, path: Path, threads: int, model: ir.Model, first: ir.Node) -> None:
+        super().__init__(path, threads, model, first.inputs[:2])
+        self.output = str(model.graph.outputs[0].name)
+        self.hidden = [str(value.name) for value in first.outputs]
+        self.embedding = native.parallel_embedding(embedding_layer(first))
+        layers = dense_layers(first)
+        self.network = layers and native.click_network(self.embedding, [native.linear(n) for n in layers[0]], layers[1])
+        self.rest, self.rest_inputs = _rest(model, first)
+
+
+class ProgramSession:
+    """A click program, in one call of the native kernels."""
+
+    engine = "native"
+
+    def __init__(self, graph: ProgramGraph) -> None:
+        self._graph, self.threads, self.inputs = graph, graph.threads, graph.inputs
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """The outputs for a batch, see `Session`."""
+        graph = self._graph
+        return dict(zip(graph.outputs, graph.call(graph.program, batch), strict=True))
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """The kernels that run, see `Session`."""
+        graph = self._graph
+        return [Executed(f"{i}", f"{step} {graph.program.isa}", "s16") for i, step in enumerate(graph.steps)]
 
 
 class NativeSession:
@@ -140,18 +171,32 @@ def options(path: Path, threads: int) -> dict[str, Option]:
     """The ways to run native.onnx: "native" in kernels alone, "native+ENGINE" with the layers in a stock engine.
 
     Where the network has a native form, small batches run in kernels alone: a call into a library costs more than it
-    saves. Raises RequestError for a file that is missing, damaged or no such graph.
+    saves. Raises RequestError without kernels, and for a file that is missing, damaged or no such graph.
     """
     try:
-        graph = ClickGraph(path, threads)
+        graph = _opened(path, threads)
     except ZooError:
         raise
     except Exception as error:  # a damaged graph fails anywhere
         raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
+    if isinstance(graph, ProgramGraph):
+        return {"native": Option(functools.partial(ProgramSession, graph), 0)}
     ways = {"native": Option(functools.partial(NativeSession, graph))} if graph.network is not None else {}
     for name in filter(stock.exact, stock.available()):
         ways[f"native+{name}"] = Option(functools.partial(MixedSession, graph, name), SMALL + 1 if ways else 1)
     return ways
+
+
+def _opened(path: Path, threads: int) -> ClickGraph | ProgramGraph:
+    model = io.load_mapped(path)
+    for node in model.graph:
+        if (node.domain, node.op_type) == (DOMAIN, PROGRAM):
+            return ProgramGraph(path, threads, model, node)
+        if (node.domain, node.op_type) == (DOMAIN, EMBEDDING):
+            return ClickGraph(path, threads, model, node)
+    raise RequestError(
+        f"{path} has no {EMBEDDING} or {PROGRAM} operator; the engine native runs the native.onnx of a model folder"
+    )
 
 
 def _port(value: ir.Value) -> Port:

@@ -4,17 +4,21 @@
 namespace nb = nanobind;
 
 void bind_click_network(nb::module_ &module);
+void bind_click_program(nb::module_ &module);
 void bind_isas(nb::module_ &module);
 void bind_parse_rows(nb::module_ &module);
 void bind_resize(nb::module_ &module);
 void bind_row_kernels(nb::module_ &module);
+void bind_top_k(nb::module_ &module);
 void bind_transformer(nb::module_ &module);
 
 NB_MODULE(_native, module) {
     bind_click_network(module);
+    bind_click_program(module);
     bind_isas(module);
     bind_parse_rows(module);
     bind_resize(module);
     bind_row_kernels(module);
+    bind_top_k(module);
     bind_transformer(module);
 }

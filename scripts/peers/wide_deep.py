@@ -492,12 +492,12 @@ def compare(
                         {
                             "engine": name,
                             **here,
-                            **_summary(size, turns[name]),
+                            **summary(size, turns[name]),
                             "max_probability": float(f"{error:.2e}"),
                         }
                     )
                     results[-1]["memory_mb"] = memory[name]
-                ratios += [{**here, **each} for each in _ratios({name: turns[name] for name in memory})]
+                ratios += [{**here, **each} for each in speedups({name: turns[name] for name in memory})]
     if not results:
         raise ZooError("no engine could be opened")
     where = machine.environment(threads=1, rounds=rounds, core=core, peers=common.versions(*PACKAGES))
@@ -516,7 +516,7 @@ def _reference(work: Work, kind: str, size: int) -> Array:
     return zoo.pipeline(work.model, "fp32", "onnxruntime").predict(whole)["probability"].ravel()
 
 
-def _summary(size: int, turns: Sequence[Turn]) -> dict[str, Any]:
+def summary(size: int, turns: Sequence[Turn]) -> dict[str, Any]:
     rates = _rates(turns) * size
     p50, p95, p99 = np.percentile(np.concatenate([taken for taken, _ in turns]) * 1e3, [50, 95, 99])
     return {
@@ -532,7 +532,7 @@ def _rates(turns: Sequence[Turn]) -> Array:
     return np.array([1 / taken.mean() for taken, _ in turns])
 
 
-def _ratios(turns: Mapping[str, Sequence[Turn]]) -> Iterator[dict[str, Any]]:
+def speedups(turns: Mapping[str, Sequence[Turn]]) -> Iterator[dict[str, Any]]:
     rates = {name: _rates(each) for name, each in turns.items()}
     peers = [name for name in rates if not name.startswith("zoo-")]
     for name in rates:

@@ -336,7 +336,7 @@ def test_a_graph_without_the_operator_is_refused(tmp_path, text):
     path = io.save(model(f"(float[n,4] x) => (float[n,4] ids) {{ {text} }}"), tmp_path / "int8.onnx")
     with pytest.raises(RequestError) as error:
         load(path, "native")
-    one_line(error, "no ParallelEmbedding operator", "native.onnx")
+    one_line(error, "no ParallelEmbedding or ClickProgram operator", "native.onnx")
 
 
 def test_engines_and_threads_are_checked(tmp_path):

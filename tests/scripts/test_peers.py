@@ -153,7 +153,7 @@ def test_onnxruntimes_quantizer_writes_int8(
 def test_ratios_pair_the_turns_of_a_round(peers: ModuleType) -> None:
     seconds = {"peer": [4.0, 8.0, 12.0], "zoo-x": [2.0, 4.0, 1.0]}
     turns = {name: [(np.array([each]), 1.0) for each in taken] for name, taken in seconds.items()}
-    assert list(peers._ratios(turns)) == [{"engine": "zoo-x", "over": {"peer": 2.0}}]
+    assert list(peers.speedups(turns)) == [{"engine": "zoo-x", "over": {"peer": 2.0}}]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pipelines.core.errors import RequestError
 from zoo.clicks.hashing import hash_buckets
 from zoo.clicks.logs import Log, open_log
 from zoo.clicks.reading import BAD_SHARE, HOPELESS, ErrorLog, timed
-from zoo.clicks.schema import Column, Schema
+from zoo.clicks.schema import FEATURES, Column, Schema
 
 Floats = NDArray[np.float32]
 LARGEST = 8.0  # standard deviations to which a "standard" number is clipped
@@ -192,6 +192,17 @@ class Features:
         return tuple(i for i, each in enumerate(self.numbers) if each.missing)
 
     @property
+    def key(self) -> Field:
+        """The category that tells items apart: the item's with the largest table. Raises RequestError for none."""
+        fields = [each for each in self.fields if each.column.tower == "item" and not each.is_list]
+        if not fields:
+            raise RequestError(
+                'the schema has no category of the tower item; give the item\'s id "tower": "item" (zoo schema LOG -o '
+                "schema.json, then --schema schema.json)"
+            )
+        return max(fields, key=lambda each: each.rows)
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """Columns of ids, numbers and scales."""
         return (
@@ -233,10 +244,12 @@ class Features:
         batch_rows: int = 65_536,
         seconds: defaultdict[str, float] | None = None,
         labelled: bool = False,
+        tower: str = "",
     ) -> Iterator[Rows]:
         """Rows of a source, or of several in turn (see `open_log`), `batch_rows` at a time, the last ones fewer.
 
-        Columns are found by name; others may stand beside them. labelled: read labels and weights, too. A row with
+        Columns are found by name; others may stand beside them. labelled: read labels and weights, too. tower: read the
+        columns of this tower alone, those of the other as missing. A row with
         another number of columns, or (where labelled) another label than 0 and 1 or a weight below 0, raises
         RequestError; with on_error "skip" it is left out and counted in `errors`, unless nearly all of the first
         million rows are such. Values that are no number count as missing. Raises RequestError as well where a column is
@@ -248,12 +261,12 @@ class Features:
         several = isinstance(source, list | tuple) and source and not isinstance(source[0], dict)
         logs = [open_log(each) for each in (source if several else [source])]
         for each in logs:
-            self._require(each, labelled)
+            self._require(each, labelled, tower)
         clock: defaultdict[str, float] = defaultdict(float) if seconds is None else seconds
-        return self._batches(logs, batch_rows, log, clock, labelled)
+        return self._batches(logs, batch_rows, log, clock, labelled, tower)
 
-    def _require(self, log: Log, labelled: bool) -> None:
-        wanted = [each.name for each in self.schema.of("number", "category", "categories")]
+    def _require(self, log: Log, labelled: bool, tower: str) -> None:
+        wanted = [each.name for each in self.schema.of(*FEATURES) if tower in ("", each.tower)]
         wanted += [each.name for each in self.schema.of("label", "weight") if labelled]
         if missing := [name for name in wanted if name not in log.columns]:
             raise RequestError(
@@ -262,12 +275,18 @@ class Features:
             )
 
     def _batches(
-        self, logs: Sequence[Log], size: int, errors: ErrorLog | None, seconds: defaultdict[str, float], labelled: bool
+        self,
+        logs: Sequence[Log],
+        size: int,
+        errors: ErrorLog | None,
+        seconds: defaultdict[str, float],
+        labelled: bool,
+        tower: str,
     ) -> Iterator[Rows]:
         parts: list[Rows] = []
         count = start = 0
         for log in logs:
-            for rows in self._encoded(log, start, errors, seconds, labelled):
+            for rows in self._encoded(log, start, errors, seconds, labelled, tower):
                 start = int(rows.index[-1]) + 1 if len(rows) else start
                 parts.append(rows)
                 count += len(rows)
@@ -281,10 +300,17 @@ class Features:
             yield Rows.concatenate(parts)
 
     def _encoded(
-        self, log: Log, start: int, errors: ErrorLog | None, seconds: defaultdict[str, float], labelled: bool
+        self,
+        log: Log,
+        start: int,
+        errors: ErrorLog | None,
+        seconds: defaultdict[str, float],
+        labelled: bool,
+        tower: str,
     ) -> Iterator[Rows]:
-        kinds = ("number", "category", "categories", "timestamp", *(("label", "weight") if labelled else ()))
-        names = [each.name for each in self.schema.of(*kinds) if each.name in log.columns]
+        kinds = (*FEATURES, "timestamp", *(("label", "weight") if labelled else ()))
+        known = [each for each in self.schema.of(*kinds) if each.kind not in FEATURES or tower in ("", each.tower)]
+        names = [each.name for each in known if each.name in log.columns]
         left_out = 0
 
         def bad(kind: str, message: str) -> None:
@@ -296,6 +322,8 @@ class Features:
         for batch in timed(log.batches(names, None if errors is None else bad), seconds, "read"):
             start, left_out = start + left_out, 0
             columns = dict(zip(names, batch.columns, strict=True))
+            for each in self.schema.of(*FEATURES) if tower else ():
+                columns.setdefault(each.name, pa.nulls(batch.num_rows, pa.string()))
             rows = self.encode_columns(columns, batch.num_rows, start, labelled)
             start += batch.num_rows
             if labelled and (faults := _faults(rows)):

@@ -25,6 +25,20 @@ def freeze(folder: str | Path, build: Callable[[Features, Any], nn.Module], sett
     file is missing or broken, or does not fit the network.
     """
     folder = Path(folder)
+    model, features = network(folder, build, settings)
+    exported = export(model, features)
+    path = io.save(exported, folder / "fp32.onnx")
+    return {
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "operators": query.op_counts(exported),
+        "bytes": {each.name: each.stat().st_size for each in (folder / MODEL, path)},
+    }
+
+
+def network(
+    folder: Path, build: Callable[[Features, Any], nn.Module], settings: type[Any]
+) -> tuple[nn.Module, Features]:
+    """The trained network of a folder, in evaluation, and what its log is; see `freeze`."""
     about = read_json(folder / "train.json")
     try:
         config = settings(**{name: tuple(x) if isinstance(x, list) else x for name, x in about["config"].items()})
@@ -36,10 +50,4 @@ def freeze(folder: str | Path, build: Callable[[Features, Any], nn.Module], sett
         raise RequestError(f"{folder} holds no trained recommender ({one_line(error)}); train it again") from error
     model = build(features, config)
     fill(model, state, folder / MODEL)
-    exported = export(model.eval(), features)
-    path = io.save(exported, folder / "fp32.onnx")
-    return {
-        "parameters": sum(each.numel() for each in model.parameters()),
-        "operators": query.op_counts(exported),
-        "bytes": {each.name: each.stat().st_size for each in (folder / MODEL, path)},
-    }
+    return model.eval(), features

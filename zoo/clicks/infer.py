@@ -32,7 +32,8 @@ _IDENTITY = re.compile(
 )
 _TIME = re.compile(r"(^|[_\W])(time|timestamp|datetime|date|ts|at|when)($|[_\W])", re.IGNORECASE)
 _ITEM = re.compile(
-    r"(^|[_\W])(item|items|product|movie|film|article|ad|ads|adgroup|campaign|book|song|track|video|news|sku|asin|brand|"
+    r"(^|[_\W])(item|items|product|movie|film|article|ad|ads|adgroup|campaign|book|song|track|video|news|sku|asin|"
+    r"brand|category|categories|"
     r"genre|genres|price|title|publisher|author|artist|release)($|[_\W])",
     re.IGNORECASE,
 )

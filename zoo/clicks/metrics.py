@@ -26,6 +26,7 @@ from zoo.clicks.reading import ErrorLog
 if TYPE_CHECKING:
     from zoo.clicks.predict import ClickPipeline
 
+BINS = 20
 EPSILON = 1e-7  # probabilities are clipped to [EPSILON, 1 - EPSILON] before the logarithm
 
 logger = logging.getLogger(__name__)
@@ -66,14 +67,26 @@ def _losses(labels: Floats, probabilities: Floats) -> Floats:
 
 
 def click_metrics(labels: Floats, probabilities: Floats) -> dict[str, float]:
-    """{"auc", "logloss", "accuracy"} of click probabilities [n] against labels [n] of 0 / 1; accuracy at the threshold
-    0.5.
+    """{"auc", "logloss", "accuracy", "calibration_error"} of click probabilities [n] against labels [n] of 0 / 1;
+    accuracy at the threshold 0.5.
     """
     return {
         "auc": auc(labels, probabilities),
         "logloss": logloss(labels, probabilities),
         "accuracy": float(((probabilities >= 0.5) == (labels > 0.5)).mean()),
+        "calibration_error": calibration_error(labels, probabilities),
     }
+
+
+def calibration_error(labels: Floats, probabilities: Floats) -> float:
+    """The expected calibration error (Naeini et al. 2015): rows in `BINS` bins of one size by their probability, the
+    mean over rows of |clicks - probability| of its bin's means.
+    """
+    order = np.argsort(probabilities, kind="stable")
+    apart = labels.astype(np.float64) - probabilities.astype(np.float64)
+    gaps = np.cumsum(np.insert(apart[order], 0, 0.0))
+    cuts = np.linspace(0, len(order), BINS + 1).astype(np.int64)
+    return float(np.abs(np.diff(gaps[cuts])).sum() / len(order))
 
 
 def compare_clicks(labels: Floats, outputs: Mapping[str, Floats], seed: int = 0) -> dict[str, Any]:

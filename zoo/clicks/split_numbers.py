@@ -37,10 +37,10 @@ class SplitNumbers(Rewrite):
         weight, widths = query.constant(gemm.inputs[1]), [query.dimensions(each) for each in parts]
         known = [each[1] for each in widths if each is not None and len(each) == 2 and each[1] is not None]
         plain = all(gemm.attributes.get_float(key, 1.0) == 1.0 for key in ("alpha", "beta"))
-        if weight is None or len(known) < len(parts) or gemm.attributes.get_int("transA", 0) or not plain:
+        if weight is None or len(known) < len(parts) or gemm.attributes.get_int("transA", 0) != 0 or not plain:
             self.refuse(gemm, "its weights, or the widths of what it reads, are not known")
             return 0
-        turned = bool(gemm.attributes.get_int("transB", 0))
+        turned = gemm.attributes.get_int("transB", 0) != 0
         rows = np.split(weight.T if turned else weight, np.cumsum(known)[:-1])
         name, total = str(gemm.outputs[0].name), []
         for kind, suffix in ((False, "embeddings"), (True, "numbers")):

@@ -58,6 +58,8 @@ RANGES = {
     "unknown": BELOW_1,
     **dict.fromkeys(("l2_embeddings", "l2_scalars", "l2_layers", "min_delta"), FROM_0),
 }
+FEWEST = 100_000  # rows that a prior is weighed against: of fewer it would silence the network
+MOST_NEW = 0.9  # of a column's categories that training replaces: a column of new values alone teaches nothing
 BATCH = 8192  # rows evaluated at once
 
 Build = Callable[[Features, Any], nn.Module]
@@ -74,23 +76,25 @@ class TrainConfig:
     ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept. l2_*:
     weigh the squared distance of all entries of tables, of first-order weights and of layers from 0 (in fine-tuning:
     from the starting weights) against the *sum* of the rows' losses, as a Gaussian prior does, so that they hold for
-    any number of rows. unknown: the share of categories that training replaces by the unknown one, which stands for all
-    that were rarer than min_count and for those to come. Raises RequestError for values out of range.
+    any number of rows. unknown: the least share of each column's categories that training replaces by the unknown one,
+    which stands for all that were rarer than min_count and for those to come; a column with more new values than that
+    among the held-out rows, such as users where new ones keep coming, has as many replaced. Raises RequestError for
+    values out of range.
     """
 
     embedding_size: int = 16
     hidden: tuple[int, ...] = (128, 64)
     epochs: int = 40
     batch_size: int = 256
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     dropout: float = 0.0
-    ema: float = 0.99
+    ema: float = 0.999
     l2_embeddings: float = 10.0
     l2_scalars: float = 10.0
     l2_layers: float = 50.0
-    unknown: float = 0.3
+    unknown: float = 0.05
     min_count: int = 1
-    patience: int = 3
+    patience: int = 5
     min_delta: float = 0.0001
     held_out: float = 0.1
     refit: bool = True
@@ -192,9 +196,20 @@ class Categories:
         """ids with the unknown category for those that are not known."""
         return torch.where(self._all[ids + self._offsets], ids, UNKNOWN)
 
-    def forget(self, ids: torch.Tensor, share: float, random: torch.Generator) -> torch.Tensor:
-        """`usual` ids, a share of them, drawn at random, unknown."""
-        drawn = torch.rand(ids.shape, generator=random) < share
+    def new(self, parts: Iterator[dict[str, torch.Tensor]]) -> torch.Tensor:
+        """The share of each column's ids in some rows that are not known, float32 [columns]; a list's are one."""
+        found = torch.zeros(len(self.fields), 2)
+        for part in parts:
+            for number, (each, known) in enumerate(zip(self.fields, self.known, strict=True)):
+                ids = part["ids"][:, each.start : each.start + each.width].long()
+                ids = ids[ids != each.last] if each.is_list else ids
+                found[number] += torch.tensor([float((~known[ids]).sum()), ids.numel()])
+        shares = found[:, 0] / found[:, 1].clamp_min(1)
+        return shares.repeat_interleave(torch.tensor([each.width for each in self.fields], dtype=torch.long))
+
+    def forget(self, ids: torch.Tensor, shares: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+        """`usual` ids, of each column a share, drawn at random, unknown. shares: float32 [columns]."""
+        drawn = torch.rand(ids.shape, generator=random) < shares
         return torch.where(drawn & (ids != self._padding), UNKNOWN, self.usual(ids))
 
     @torch.no_grad()
@@ -226,7 +241,7 @@ class Trainer:
             if isinstance(m, Embeddings) and not isinstance(m, Scalars)
         }
         self.strength = [
-            kinds.get(id(each), config.l2_layers if each.ndim > 1 and each.numel() > 1 else 0.0) * 2 / rows
+            kinds.get(id(each), config.l2_layers if each.ndim > 1 and each.numel() > 1 else 0.0) * 2 / max(rows, FEWEST)
             for each in self.weights
         ]
         self.padded = [m for m in model.modules() if isinstance(m, Embeddings) and m.padding]
@@ -372,6 +387,9 @@ def train(
                     f"found only label {classes[0]:.0f} in the {name} {last - first:,} rows, wanted both 0 and 1"
                 )
 
+        known = Categories(features, store, split, config.min_count)
+        shares = known.new(store.parts(split, len(store))).clamp(config.unknown, MOST_NEW)
+
         def fresh(rows: int) -> Trainer:
             torch.manual_seed(config.seed)
             model = build(features, config)
@@ -388,11 +406,11 @@ def train(
         state: dict[str, Any] = saved or {"run": run, "phase": "search", "epoch": 0, "history": [], "best": {}}
         state.setdefault("began", time.time())
         if state["phase"] == "search":
-            trainer = _fit(state, output, store, split, config.epochs, features, config, fresh)
+            trainer = _fit(state, output, store, split, config.epochs, features, config, fresh, shares)
             if config.refit:
                 state |= {"phase": "refit", "epoch": 0, "trainer": None}
         if state["phase"] == "refit":
-            trainer = _fit(state, output, store, len(store), state["best"]["epoch"], features, config, fresh)
+            trainer = _fit(state, output, store, len(store), state["best"]["epoch"], features, config, fresh, shares)
         used = len(store) if config.refit else split
         metrics = {name: state["best"][name] for name in ("auc", "logloss", "accuracy")}
         if group.rank == 0:
@@ -457,6 +475,7 @@ def _fit(
     features: Features,
     config: TrainConfig,
     fresh: Callable[[int], Trainer],
+    shares: torch.Tensor,
 ) -> Trainer:
     """Train on the first `rows` rows up to epoch `epochs`; in the search, judge each by the rows after them, note the
     best and stop early.
@@ -479,7 +498,7 @@ def _fit(
             for begin in range(0, rows, config.batch_size):
                 batch = store.rows(order[begin : begin + config.batch_size])
                 total = max(float(batch["weight"].sum()), 1e-12)
-                batch["ids"] = categories.forget(batch["ids"], config.unknown, random)
+                batch["ids"] = categories.forget(batch["ids"], shares, random)
                 mine = slice(group.rank, None, group.count)
                 loss += trainer.step({name: each[mine] for name, each in batch.items()}, total)
                 seen += total

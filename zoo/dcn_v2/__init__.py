@@ -19,6 +19,7 @@ ENTRY = Entry(
     checkpoint="model.pt",
     # what these read holds numbers beside products of embeddings, ten times as large; they are small
     recipe=QuantRecipe(observer="minmax", correct=False, keep_float=(r"cross\.[1-9].*\.v", "cross_output")),
+    native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
     summary=SUMMARY,
     schema=True,

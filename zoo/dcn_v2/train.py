@@ -15,7 +15,8 @@ from zoo.training import FROM_0
 class Settings(clicks.TrainConfig):
     """The recipe; layers: cross layers. rank: of their matrices, 0 for full ones (`layers` x width x width weights)."""
 
-    embedding_size: int = 16
+    embedding_size: int = 32
+    l2_layers: float = 5.0
     layers: int = 2
     rank: int = 32
     ranges: ClassVar = {"rank": FROM_0}

@@ -18,6 +18,7 @@ ENTRY = Entry(
     pipeline="zoo.clicks.score:LogPipeline",
     checkpoint="model.pt",
     recipe=QuantRecipe(observer="minmax", correct=False, keep_float=("dots.*",)),
+    native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
     summary=SUMMARY,
     schema=True,

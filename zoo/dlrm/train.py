@@ -14,7 +14,7 @@ from zoo.dlrm.model import DLRM
 class Settings(clicks.TrainConfig):
     """The recipe; bottom: outputs of the layers below the dot products."""
 
-    embedding_size: int = 16
+    embedding_size: int = 32
     bottom: tuple[int, ...] = (64,)
 
 

@@ -1,6 +1,6 @@
 """Two towers (Yi et al. 2019): users and items as vectors, from the columns of any log."""
 
-from pipelines.models.entry import Entry
+from pipelines.models.entry import Entry, RunOption
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.clicks import SUMMARY
 
@@ -14,11 +14,16 @@ ENTRY = Entry(
     freeze="zoo.two_tower.freeze:freeze",
     from_onnx="zoo.clicks.from_onnx:from_onnx",
     rewrites="zoo.clicks.rewrites:passes",
-    evaluate="zoo.clicks.metrics:evaluate",
-    pipeline="zoo.clicks.score:LogPipeline",
+    evaluate="zoo.two_tower.metrics:evaluate",
+    pipeline="zoo.two_tower.predict:TwoTowerPipeline",
     checkpoint="model.pt",
     recipe=QuantRecipe(observer="minmax", correct=False),
+    native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
     summary=SUMMARY,
     schema=True,
+    run_options=(
+        RunOption("items", str, None, "A log with the items' columns: find the best of them for every row's user."),
+        RunOption("top", int, 10, "How many items are found for a user."),
+    ),
 )

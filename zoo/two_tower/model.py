@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from pipelines.core.errors import RequestError
-from zoo.clicks.features import Features, Field
+from zoo.clicks.features import Features
 from zoo.clicks.model import Columns, Embeddings, RowDot, UnitLength, joined, mlp
 
 
@@ -60,7 +60,7 @@ class TwoTower(nn.Module):
         nn.init.constant_(self.logit.weight, 2.0)
         nn.init.zeros_(self.logit.bias)
         self.output_size, self.softmax, self.temperature = config.tower_size, config.softmax, config.temperature
-        self.key = key_field(features)
+        self.key = features.key
         self.register_buffer("last", torch.zeros(self.key.rows))
         self.register_buffer("gap", torch.full((self.key.rows,), 100.0))
         self.register_buffer("steps", torch.zeros(()))
@@ -92,14 +92,3 @@ class TwoTower(nn.Module):
         self.gap[found] = 0.99 * self.gap[found] + 0.01 * (self.steps - self.last[found])
         self.last[found] = self.steps
         return (1 / self.gap[keys]).clamp(max=1.0)
-
-
-def key_field(features: Features) -> Field:
-    """The category that tells items apart: the item's with the largest table."""
-    fields = [each for each in features.fields if each.column.tower == "item" and not each.is_list]
-    if not fields:
-        raise RequestError(
-            'the schema has no category of the tower item; give the item\'s id "tower": "item" (zoo schema LOG -o '
-            "schema.json, then --schema schema.json)"
-        )
-    return max(fields, key=lambda each: each.rows)

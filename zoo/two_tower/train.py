@@ -19,7 +19,7 @@ class Settings(clicks.TrainConfig):
 
     embedding_size: int = 32
     tower_size: int = 64
-    softmax: float = 0.1
+    softmax: float = 0.01
     temperature: float = 0.1
     ranges: ClassVar = {"softmax": FROM_0}
 

@@ -1,7 +1,12 @@
-"""`ParallelEmbedding` nodes of an ONNX graph, written and read, and the int8 linear layers that follow one."""
+"""`ParallelEmbedding` and `ClickProgram` nodes of an ONNX graph, written and read, and the int8 linear layers that
+follow the former.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,9 +16,11 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query
 from pipelines.kernels.clicks.operators import DOMAIN, EmbeddingLayer, LinearLayer
+from pipelines.kernels.clicks.program import STEPS, ClickProgram
 
 VERSION = 1  # of the domain, as the opset imports name it
 EMBEDDING = "ParallelEmbedding"
+PROGRAM = ClickProgram.name
 # the inputs after ids and numbers: fields of `EmbeddingLayer`, and how the initializers are called
 ARRAYS = {
     **{name: name for name in ("table", "columns", "offsets", "rows", "weight", "scale", "bias")},
@@ -141,6 +148,88 @@ def dense_layers(first: ir.Node) -> tuple[list[LinearLayer], bool] | None:
         value = sigmoid.outputs[0]
     main = first.graph
     return (layers, sigmoid is not None) if isinstance(main, ir.Graph) and list(main.outputs) == [value] else None
+
+
+def program_node(
+    main: ir.Graph,
+    program: ClickProgram,
+    inputs: Sequence[ir.Value | None],
+    outputs: Sequence[str],
+    name: str,
+    taken: set[str],
+) -> ir.Node:
+    """A `ClickProgram` node, not yet in `main`, whose arrays become initializers of `main`.
+
+    Inputs: ids, numbers and scales (none where the program has none), then the arrays. Attribute `program`: the rest as
+    JSON, in which {"array": i} is input 3 + i. outputs: their names.
+    """
+    arrays: list[NDArray[Any]] = []
+    written = {
+        "numbers": program.numbers,
+        "means": program.means,
+        "slots": program.slots,
+        "outputs": program.outputs,
+        "rows": _written(program.rows, arrays),
+        "steps": [{"step": type(each).__name__} | _written(each, arrays) for each in program.steps],
+    }
+    constants = [edit.initializer(main, f"{name}.{i}", array, taken) for i, array in enumerate(arrays)]
+    text = json.dumps(written, separators=(",", ":"))
+    node = ir.node(
+        PROGRAM,
+        [*inputs, *constants],
+        attributes={"program": text},
+        domain=DOMAIN,
+        name=edit.unique(name, taken),
+        num_outputs=len(outputs),
+    )
+    batch = inputs[0].shape[0] if inputs[0] is not None and inputs[0].shape is not None else None
+    for value, output, slot in zip(node.outputs, outputs, program.outputs, strict=True):
+        value.name, value.type = output, ir.TensorType(ir.DataType.FLOAT)
+        value.shape = ir.Shape([batch, program.slots[slot][1]])
+    main.opset_imports[DOMAIN] = VERSION
+    return node
+
+
+def click_program(node: ir.Node) -> ClickProgram:
+    """The program that a `ClickProgram` node holds. Raises RequestError for another node, or one that is no valid
+    program.
+    """
+    if (node.domain, node.op_type) != (DOMAIN, PROGRAM):
+        raise RequestError(f"the operator {node.name or '?'} is {node.op_type}; wanted {PROGRAM} of {DOMAIN}")
+    try:
+        arrays = [query.constant(each) for each in node.inputs[3:]]
+        if any(each is None for each in arrays):
+            raise RequestError(
+                f"the operator {node.name or '?'} has inputs that are no constants; build the model again"
+            )
+        found = json.loads(node.attributes["program"].as_string())
+        steps = [STEPS[each.pop("step")](**_read(each, arrays)) for each in found.pop("steps")]
+        return ClickProgram(steps=tuple(steps), **_read(found, arrays))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise RequestError(
+            f"the operator {node.name or '?'} holds no program ({error}); build the model again"
+        ) from error
+
+
+def _written(value: Any, arrays: list[NDArray[Any]]) -> Any:
+    """`value` as JSON, its arrays moved to `arrays`."""
+    if isinstance(value, np.ndarray):
+        arrays.append(np.ascontiguousarray(value))
+        return {"array": len(arrays) - 1}
+    if type(value) in (*STEPS.values(), LinearLayer):
+        return {each.name: _written(getattr(value, each.name), arrays) for each in fields(value)}
+    return value
+
+
+def _read(value: dict[str, Any], arrays: Sequence[NDArray[Any] | None]) -> dict[str, Any]:
+    """`_written` undone, for the fields of one dataclass."""
+    found: dict[str, Any] = {}
+    for key, each in value.items():
+        if isinstance(each, dict):
+            found[key] = arrays[each["array"]] if "array" in each else LinearLayer(**_read(each, arrays))
+        else:
+            found[key] = tuple(tuple(i) if isinstance(i, list) else i for i in each) if isinstance(each, list) else each
+    return found
 
 
 def _only(value: ir.Value, kind: str) -> ir.Node | None:

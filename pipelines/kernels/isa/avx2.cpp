@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "isa/click_kernels.h"
 #include "isa/isa.h"
 #include "isa/row_kernels.h"
 
@@ -203,6 +204,6 @@ bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_suppor
 
 }  // namespace
 
-const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, unpack_column, linear, pack_weights, resample, &kRowKernels};
+const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, unpack_column, linear, pack_weights, resample, &kRowKernels, &kClickKernels};
 
 }  // namespace zoo

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "isa/click_kernels.h"
 #include "isa/isa.h"
 #include "isa/row_kernels.h"
 
@@ -306,6 +307,6 @@ bool supported() {
 }  // namespace
 
 const Isa kAvx512 = {"avx512",      supported, 16,           embed,    packed_bytes, pack_linear,
-                     unpack_column, linear,    pack_weights, resample, &kRowKernels};
+                     unpack_column, linear,    pack_weights, resample, &kRowKernels, &kClickKernels};
 
 }  // namespace zoo

@@ -9,6 +9,7 @@ namespace zoo {
 constexpr int64_t kColumns = 64;  // table rows, hidden vectors and packed weights come in whole 64 columns
 constexpr int64_t kMaxFields = 258;  // so many int8 fit the int16 sum of a column
 constexpr int64_t kNumberLimit = 2048;
+constexpr float kCodeLimit = 4095.0f;  // int16 codes of click programs are quantized to -4095 to 4095
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -117,6 +118,65 @@ struct Resampling {
     int64_t stride;
 };
 
+// The first layer of a click program: sums of int8 table rows (see `Embedding`) and an int16 matrix product.
+struct MixedLinear {
+    int64_t fields, pairs, stride;  // inputs come in pairs; columns in whole 64
+    int32_t shift;
+    const uint8_t *table;       // [rows, stride], or null with no fields
+    const int16_t *wide_table;  // the same as int16, in place of `table`
+    const int16_t *weight;      // [stride / (4 * lanes)][pairs][4 * lanes][2], lanes of ClickKernels
+    const float *scale, *bias;  // [stride]
+};
+
+// Where `width` columns of a MixedLinear go, from the one before's `end`, a whole 64, on.
+enum class Kind { kBytes, kWords, kFloats };
+struct Columns {
+    Kind kind;
+    int64_t width, end;
+    void *out;  // [n, stride], whole vectors of each row are written
+    int64_t stride;
+    bool relu;
+};
+
+enum class Pool { kNone, kSum, kMean, kMax };
+
+// Rows of an int16 table, one or several a sample that are pooled.
+struct WordRows {
+    const int16_t *table;  // readable for 32 more after the last row
+    int64_t stride, width, count;
+    Pool pool;
+    float factor;  // of a sum
+};
+
+// One layer of a cross network, in units of the codes k of x_0: x_l = k g_l.
+struct Cross {
+    int64_t width;
+    bool first;           // g_0 is 1
+    float factor;         // of the codes of x_l
+    const float *weight;  // [width padded to whole 64] or null
+};
+
+// The kernels of click_kernels.h. Rows of int16 may be read and written for 32 more than their width, and float rows come in whole 64.
+struct ClickKernels {
+    int64_t lanes;
+    void (*mixed)(const MixedLinear &, const uint32_t *rows, const int16_t *x, int64_t x_stride, int64_t n, const Columns *columns);
+    void (*gather)(const WordRows &, const uint32_t *ids, int64_t ids_stride, const float *means, int64_t means_stride, int64_t n,
+                   int16_t *out, int64_t out_stride);
+    void (*quantize)(const float *x, int64_t x_stride, float factor, float low, int64_t width, int64_t n, int16_t *out, int64_t out_stride);
+    // 0.5 scale^2 (|sum_f k_f|^2 - sum_f |k_f|^2) of the int16 vectors at `at`
+    void (*factorization)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t fields, int64_t width, float scale, int64_t n,
+                          float *out, int64_t out_stride);
+    void (*cross)(const Cross &, const int16_t *x, int64_t x_stride, const float *u, float *g, int64_t stride, int64_t n, int16_t *out,
+                  int64_t out_stride, float *total, int64_t total_stride);
+    // dots of the int16 vectors at `at`, i > j, times `factor` each (readable for 16 more), as int16
+    void (*dots)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, const float *factor, int64_t n, int16_t *out,
+                 int64_t out_stride);
+    // sum_j x_j weight_j
+    void (*weighted)(const int16_t *x, int64_t x_stride, const float *weight, int64_t width, int64_t n, float *out, int64_t out_stride);
+    void (*normalize)(const float *x, int64_t stride, int64_t width, float epsilon, float least, int64_t n, float *out);
+    void (*product)(const float *x, const float *y, int64_t stride, int64_t width, int64_t n, float *out, int64_t out_stride);
+};
+
 // One instruction set's version of the kernels.
 struct Isa {
     const char *name;
@@ -142,6 +202,7 @@ struct Isa {
                      int64_t out_stride);
 
     const RowKernels *rows;
+    const ClickKernels *clicks;
 };
 
 extern const Isa kPortable;

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "isa/click_kernels.h"
 #include "isa/isa.h"
 #include "isa/row_kernels.h"
 
@@ -98,6 +99,6 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
 }  // namespace
 
 const Isa kPortable = {"portable", [] { return true; }, 1,        embed,       packed_bytes, pack_linear, unpack_column,
-                       linear,     pack_weights,        resample, &kRowKernels};
+                       linear,     pack_weights,        resample, &kRowKernels, &kClickKernels};
 
 }  // namespace zoo

@@ -16,7 +16,11 @@ def test_logloss():
 
 def test_click_metrics():
     found = click_metrics(np.array([1.0, 0.0, 1.0, 0.0]), np.array([0.5, 0.49, 0.2, 0.8]))
-    assert found["accuracy"] == 0.5 and found["auc"] == 0.25 and list(found) == ["auc", "logloss", "accuracy"]
+    assert (
+        found["accuracy"] == 0.5
+        and found["auc"] == 0.25
+        and list(found) == ["auc", "logloss", "accuracy", "calibration_error"]
+    )
 
 
 def scored(seed=0, n=2000, noise=0.0):
@@ -45,7 +49,7 @@ def test_identical_outputs_differ_by_nothing():
     labels, fp32, _ = scored()
     found = compare_clicks(labels, {"fp32": fp32, "int8": fp32.copy()})
     assert found["difference"] == dict.fromkeys(
-        ["auc", "logloss", "accuracy", "max_probability", "mean_probability"], 0
+        ["auc", "logloss", "accuracy", "calibration_error", "max_probability", "mean_probability"], 0
     ) | {"agreement": 1}
     assert [found["interval"][key] for key in ("auc", "logloss", "accuracy")] == [[0, 0]] * 3
 

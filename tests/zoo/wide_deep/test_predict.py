@@ -134,7 +134,11 @@ def test_skipped_rows_are_counted_and_the_others_keep_their_position(trained: Pa
 def test_evaluate_gives_the_keys_that_the_house_promises(trained: Path, rows: Path) -> None:
     found = zoo.evaluate(trained, str(rows), engine="onnxruntime")
     assert {"model", "data", "samples", "metrics", "difference", "environment"} <= set(found)
-    assert set(found["metrics"]["fp32"]) == set(found["metrics"]["int8"]) == {"auc", "logloss", "accuracy"}
+    assert (
+        set(found["metrics"]["fp32"])
+        == set(found["metrics"]["int8"])
+        == {"auc", "logloss", "accuracy", "calibration_error"}
+    )
     assert {"auc", "logloss", "accuracy", "max_probability"} <= set(found["difference"])
     assert found["samples"] == 1500
     assert found["difference"]["max_probability"] < 0.01

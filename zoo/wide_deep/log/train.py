@@ -15,6 +15,7 @@ class Settings(clicks.TrainConfig):
     """The recipe; tables of 32 columns, as in the paper."""
 
     embedding_size: int = 32
+    dropout: float = 0.3
 
 
 TRAIN = Settings()

@@ -1,0 +1,449 @@
+// A click program as a Python object: steps on buffers of a block of samples, see program.py. Arguments are checked when a step is added,
+// ids before a table is read; no lock is held while computing.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "isa/arrays.h"
+#include "isa/dispatch.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace zoo {
+namespace {
+
+constexpr int64_t kSamples = 64;  // that go through all steps together: their buffers stay in L2
+constexpr int64_t kSlack = 32;    // int16 that kernels may touch behind a row
+constexpr int64_t kWidest = int64_t{1} << 20;
+
+thread_local Buffer<uint8_t> buffers;
+
+struct Slot {
+    Kind kind;
+    int64_t width, stride, offset;  // offset: bytes of one block
+    int64_t size() const { return kind == Kind::kBytes ? 1 : kind == Kind::kWords ? 2 : 4; }
+};
+
+// What the steps see of a block.
+struct Block {
+    uint8_t *memory;
+    const uint32_t *ids;  // [n, columns], checked
+    const float *numbers, *means;
+    int64_t n;
+    template <class T>
+    T *at(const Slot &slot) const { return reinterpret_cast<T *>(memory + slot.offset); }
+};
+
+void require(bool fits, const char *step) {
+    if (!fits) throw nb::value_error((std::string("the arguments of the step ") + step + " do not fit the program").c_str());
+}
+
+class ClickProgram {
+  public:
+    // rows: how many rows an id of each column chooses from, 0 for a column that is not read.
+    ClickProgram(const Array &rows, int64_t numbers, int64_t means, const std::vector<std::pair<std::string, int64_t>> &slots,
+                 const std::string &isa)
+        : isa_(choose_isa(isa)), kernels_(*isa_.clicks), numbers_(numbers), means_(means) {
+        const auto *given = data_of<int32_t>(rows, "rows", 1);
+        rows_.assign(given, given + rows.shape(0));
+        require(!rows_.empty() && numbers >= 0 && means >= 0 && *std::min_element(rows_.begin(), rows_.end()) >= 0, "program");
+        ids_offset_ = 0;
+        size_ = round_up(kSamples * columns() * 4, 64);
+        for (const auto &[kind, width] : slots) {
+            require(width >= 1 && width <= kWidest && (kind == "u1" || kind == "i2" || kind == "f4"), "buffer");
+            Slot slot{kind == "u1" ? Kind::kBytes : kind == "i2" ? Kind::kWords : Kind::kFloats, width, round_up(width, kColumns), size_};
+            if (slot.kind == Kind::kWords) slot.stride += kSlack;
+            size_ += round_up(kSamples * slot.stride * slot.size() + 64, 64);
+            slots_.push_back(slot);
+        }
+    }
+
+    void numbers(int out, const Array &scale) {
+        const Slot to = slot(out, Kind::kWords, "numbers");
+        const auto *values = data_of<float>(scale, "scale", 1);
+        const int64_t count = static_cast<int64_t>(scale.shape(0));
+        require(count == numbers_ && count <= to.width, "numbers");
+        std::vector<float> scales(values, values + count);
+        steps_.push_back([=](const Block &b) {
+            auto *words = b.at<int16_t>(to);
+            for (int64_t s = 0; s < b.n; ++s)
+                for (int64_t m = 0; m < count; ++m) {
+                    const float value = b.numbers[s * count + m] * scales[static_cast<size_t>(m)];
+                    const float limit = kCodeLimit;
+                    const float clipped = value >= limit ? limit : value >= -limit ? value : value < -limit ? -limit : 0;  // NaN: 0
+                    words[s * to.stride + m] = static_cast<int16_t>(std::lrintf(clipped));
+                }
+        });
+    }
+
+    // The rows `first` .. `first + rows` of table int16 [R, stride], flat; `position`: where they go.
+    void gather(int out, int64_t position, Array table, int64_t first, int64_t rows, int64_t stride, int64_t width, int64_t column,
+                int64_t count, const std::string &pool, float factor, int64_t mean) {
+        const Slot to = slot(out, Kind::kWords, "gather");
+        const auto *data = data_of<int16_t>(table, "table", 1);
+        WordRows r{data + first * stride, stride, width, count, Pool::kNone, factor};
+        r.pool = pool == "sum" ? Pool::kSum : pool == "mean" ? Pool::kMean : pool == "max" ? Pool::kMax : Pool::kNone;
+        const int64_t size = static_cast<int64_t>(table.shape(0));
+        require(first >= 0 && rows >= 1 && stride >= 1 && width >= 1 && width <= stride && stride <= kWidest && first <= size &&
+                    rows <= size && (first + rows) * stride + kSlack <= size && position >= 0 && position + width <= to.width &&
+                    (pool == "" || pool == "sum" || pool == "mean" || pool == "max") && (pool == "mean") == (mean >= 0) && mean < means_ &&
+                    count >= 1 && (pool != "" || count == 1) && column >= 0 && column + count <= columns() && count <= kWidest,
+                "gather");
+        for (int64_t c = column; c < column + count; ++c) require(rows_[static_cast<size_t>(c)] >= 1 && rows_[static_cast<size_t>(c)] <= rows, "gather");
+        const auto *kernels = &kernels_;
+        const int64_t columns = this->columns(), means = means_;
+        steps_.push_back([=](const Block &b) {
+            kernels->gather(r, b.ids + column, columns, mean < 0 ? nullptr : b.means + mean, means, b.n, b.at<int16_t>(to) + position,
+                            to.stride);
+        });
+        kept_.push_back(std::move(table));
+    }
+
+    void mixed(int x, int64_t first, const Array &weight, const Array &scale, const Array &bias, const std::vector<std::tuple<int, int64_t, bool>> &outs,
+               const std::optional<Array> &table, const Array &columns, const Array &offsets, const Array &rows, int shift) {
+        const auto *w = data_of<int16_t>(weight, "weight", 2);
+        const auto *s = data_of<float>(scale, "scale", 1), *b = data_of<float>(bias, "bias", 1);
+        const auto *column = data_of<int32_t>(columns, "columns", 1), *offset = data_of<int32_t>(offsets, "offsets", 1),
+                   *count = data_of<int32_t>(rows, "rows", 1);
+        const int64_t inputs = static_cast<int64_t>(weight.shape(0)), width = static_cast<int64_t>(weight.shape(1));
+        const int64_t fields = static_cast<int64_t>(columns.shape(0)), stride = width, pairs = (inputs + 1) / 2;
+        const Slot from = inputs ? slot(x, Kind::kWords, "mixed") : Slot{};
+        bool fits = width >= 1 && width % kColumns == 0 && width <= kWidest && static_cast<int64_t>(scale.shape(0)) == width &&
+                    static_cast<int64_t>(bias.shape(0)) == width && shift >= 0 && shift <= 14 && fields <= kMaxFields && !outs.empty() &&
+                    first >= 0 && (!inputs || first + inputs <= from.width) && static_cast<int64_t>(offsets.shape(0)) == fields &&
+                    static_cast<int64_t>(rows.shape(0)) == fields && table.has_value() == (fields > 0);
+        require(fits, "mixed");
+        auto step = std::make_shared<Mixed>();
+        MixedLinear &m = step->linear;
+        m.fields = fields, m.pairs = pairs, m.stride = stride, m.shift = shift;
+        if (table) {
+            if (table->dtype() == nb::dtype<int16_t>())
+                m.wide_table = data_of<int16_t>(*table, "table", 2);
+            else
+                m.table = data_of<uint8_t>(*table, "table", 2);
+            const int64_t height = static_cast<int64_t>(table->shape(0));
+            fits = static_cast<int64_t>(table->shape(1)) == stride;
+            for (int64_t f = 0; fits && f < fields; ++f)
+                fits = column[f] >= 0 && column[f] < this->columns() && offset[f] >= 0 && count[f] >= 1 &&
+                       int64_t{offset[f]} + count[f] <= height && rows_[static_cast<size_t>(column[f])] >= 1 &&
+                       rows_[static_cast<size_t>(column[f])] <= count[f];
+            require(fits, "mixed");
+            step->columns.assign(column, column + fields), step->offsets.assign(offset, offset + fields);
+            step->rows.reserve(kSamples * fields);
+            kept_.push_back(*table);
+        }
+        int64_t end = 0;
+        for (const auto &[index, columns_of, relu] : outs) {
+            require(index >= 0 && index < static_cast<int64_t>(slots_.size()), "mixed");
+            const Slot to = slots_[static_cast<size_t>(index)];
+            require(columns_of == to.width, "mixed");
+            end += round_up(columns_of, kColumns);
+            step->outs.push_back({to, end, relu});
+        }
+        require(end == width, "mixed");
+        const int64_t group = 4 * kernels_.lanes;
+        step->weight.reserve(stride * pairs * 2), step->scale.reserve(stride), step->bias.reserve(stride);
+        for (int64_t j = 0; j < stride; ++j) {
+            step->scale[j] = s[j], step->bias[j] = b[j];
+            for (int64_t k = 0; k < 2 * pairs; ++k)
+                step->weight[((j / group * pairs + k / 2) * group + j % group) * 2 + k % 2] = k < inputs ? w[k * width + j] : 0;
+        }
+        m.weight = step->weight.data(), m.scale = step->scale.data(), m.bias = step->bias.data();
+        const auto *kernels = &kernels_;
+        const int64_t ids = this->columns();
+        steps_.push_back([=](const Block &block) {
+            static thread_local Buffer<uint32_t> chosen;
+            const int64_t f_count = step->linear.fields;
+            chosen.reserve(kSamples * f_count);
+            for (int64_t r = 0; r < block.n; ++r)
+                for (int64_t f = 0; f < f_count; ++f)
+                    chosen[r * f_count + f] = step->offsets[static_cast<size_t>(f)] + block.ids[r * ids + step->columns[static_cast<size_t>(f)]];
+            Columns to[8];
+            for (size_t i = 0; i < step->outs.size(); ++i) {
+                const auto &[slot, last, relu] = step->outs[i];
+                to[i] = {slot.kind, slot.width, last, block.memory + slot.offset, slot.stride, relu};
+            }
+            kernels->mixed(step->linear, chosen.data(), pairs ? block.at<int16_t>(from) + first : nullptr, pairs ? from.stride : 0, block.n, to);
+        });
+        require(outs.size() <= 8, "mixed");
+    }
+
+    void dense(int x, int out, const Array &weight, const Array &bias, const Array &scale, int zero_point, int low) {
+        const Slot from = slot(x, Kind::kBytes, "dense");
+        require(out >= 0 && out < static_cast<int64_t>(slots_.size()), "dense");
+        const Slot to = slots_[static_cast<size_t>(out)];
+        const auto *w = data_of<int8_t>(weight, "weight", 2);
+        const auto *b = data_of<int32_t>(bias, "bias", 1);
+        const auto *s = data_of<float>(scale, "scale", 1);
+        const int64_t inputs = static_cast<int64_t>(weight.shape(0)), outputs = static_cast<int64_t>(weight.shape(1));
+        require(inputs == from.width && outputs == to.width && to.kind != Kind::kWords && static_cast<int64_t>(bias.shape(0)) == outputs &&
+                    static_cast<int64_t>(scale.shape(0)) == outputs && zero_point >= 0 && zero_point <= 255 && low >= 0 && low <= 255,
+                "dense");
+        auto step = std::make_shared<Dense>();
+        Linear &l = step->linear;
+        l.inputs = inputs, l.outputs = outputs, l.float_output = to.kind == Kind::kFloats, l.zero_point = zero_point, l.low = low;
+        step->weight.reserve(isa_.packed_bytes(inputs, outputs));
+        isa_.pack_linear(w, inputs, outputs, step->weight.data());
+        const int64_t padded = round_up(outputs, kColumns);
+        step->bias.reserve(padded), step->scale.reserve(padded);
+        std::fill_n(step->bias.data(), padded, 0), std::fill_n(step->scale.data(), padded, 0.0f);
+        std::copy_n(b, outputs, step->bias.data()), std::copy_n(s, outputs, step->scale.data());
+        l.weight = step->weight.data(), l.bias = step->bias.data(), l.scale = step->scale.data();
+        const Isa *isa = &isa_;
+        steps_.push_back([=](const Block &block) {
+            isa->linear(step->linear, RowEpilogue{}, block.at<uint8_t>(from), from.stride, block.n, block.memory + to.offset, to.stride);
+        });
+    }
+
+    void quantize(int x, int out, int64_t position, float factor, bool relu) {
+        const Slot from = slot(x, Kind::kFloats, "quantize"), to = slot(out, Kind::kWords, "quantize");
+        require(position >= 0 && position + from.width <= to.width, "quantize");
+        const auto *kernels = &kernels_;
+        steps_.push_back([=](const Block &b) {
+            kernels->quantize(b.at<float>(from), from.stride, factor, relu ? 0 : -kCodeLimit, from.width, b.n, b.at<int16_t>(to) + position, to.stride);
+        });
+    }
+
+    void factorization(int x, int out, const Array &positions, int64_t width, float scale) {
+        const Slot from = slot(x, Kind::kWords, "factorization"), to = slot(out, Kind::kFloats, "factorization");
+        const auto at = vectors(positions, width, from, "factorization");
+        const auto *kernels = &kernels_;
+        steps_.push_back([=](const Block &b) {
+            kernels->factorization(b.at<int16_t>(from), from.stride, at.data(), static_cast<int64_t>(at.size()), width, scale, b.n,
+                                   b.at<float>(to), to.stride);
+        });
+    }
+
+    void cross(int x, int u, int g, bool first, float factor, std::optional<int> out, std::optional<int> total,
+               const std::optional<Array> &weight) {
+        const Slot from = slot(x, Kind::kWords, "cross"), change = slot(u, Kind::kFloats, "cross"), state = slot(g, Kind::kFloats, "cross");
+        require(change.width == state.width && from.width == change.width && weight.has_value() == total.has_value(), "cross");
+        const Slot words = out ? slot(*out, Kind::kWords, "cross") : Slot{}, sum = total ? slot(*total, Kind::kFloats, "cross") : Slot{};
+        require(!out || words.width == from.width, "cross");
+        auto weights = std::make_shared<Buffer<float>>(state.stride);
+        if (weight) {
+            const auto *values = data_of<float>(*weight, "weight", 1);
+            require(static_cast<int64_t>(weight->shape(0)) == state.width, "cross");
+            std::fill_n(weights->data(), state.stride, 0.0f), std::copy_n(values, state.width, weights->data());
+        }
+        const Cross c{state.width, first, factor, weight ? weights->data() : nullptr};
+        const bool stores = out.has_value(), sums = total.has_value();
+        const auto *kernels = &kernels_;
+        steps_.push_back([=, keep = weights](const Block &b) {
+            kernels->cross(c, b.at<int16_t>(from), from.stride, b.at<float>(change), b.at<float>(state), state.stride, b.n,
+                           stores ? b.at<int16_t>(words) : nullptr, stores ? words.stride : 0, sums ? b.at<float>(sum) : nullptr,
+                           sums ? sum.stride : 0);
+        });
+    }
+
+    void dots(int x, int out, int64_t position, const Array &positions, int64_t width, const Array &factor) {
+        const Slot from = slot(x, Kind::kWords, "dots"), to = slot(out, Kind::kWords, "dots");
+        const auto at = vectors(positions, width, from, "dots");
+        const auto *values = data_of<float>(factor, "factor", 1);
+        const int64_t count = static_cast<int64_t>(at.size());
+        const int64_t pairs = count * (count - 1) / 2;
+        require(count >= 2 && position >= 0 && position + pairs <= to.width && static_cast<int64_t>(factor.shape(0)) == pairs, "dots");
+        auto factors = std::make_shared<Buffer<float>>(pairs + kColumns);
+        std::fill_n(factors->data(), pairs + kColumns, 0.0f), std::copy_n(values, pairs, factors->data());
+        const auto *kernels = &kernels_;
+        steps_.push_back([=](const Block &b) {
+            kernels->dots(b.at<int16_t>(from), from.stride, at.data(), count, width, factors->data(), b.n, b.at<int16_t>(to) + position, to.stride);
+        });
+    }
+
+    void normalize(int x, int out, float epsilon, float least) {
+        const Slot from = slot(x, Kind::kFloats, "normalize"), to = slot(out, Kind::kFloats, "normalize");
+        require(from.width == to.width, "normalize");
+        const auto *kernels = &kernels_;
+        steps_.push_back([=](const Block &b) {
+            kernels->normalize(b.at<float>(from), from.stride, from.width, epsilon, least, b.n, b.at<float>(to));
+        });
+    }
+
+    void product(int x, int y, int out) {
+        const Slot a = slot(x, Kind::kFloats, "product"), b = slot(y, Kind::kFloats, "product"), to = slot(out, Kind::kFloats, "product");
+        require(a.width == b.width, "product");
+        const auto *kernels = &kernels_;
+        steps_.push_back([=](const Block &block) {
+            kernels->product(block.at<float>(a), block.at<float>(b), a.stride, a.width, block.n, block.at<float>(to), to.stride);
+        });
+    }
+
+    void weighted(int x, int64_t first, const Array &weight, int out) {
+        const Slot from = slot(x, Kind::kWords, "weighted"), to = slot(out, Kind::kFloats, "weighted");
+        const auto *w = data_of<float>(weight, "weight", 1);
+        const int64_t width = static_cast<int64_t>(weight.shape(0));
+        require(first >= 0 && width >= 1 && width <= from.width && first <= from.width - width, "weighted");
+        auto weights = std::make_shared<Buffer<float>>(round_up(width, kColumns));
+        std::fill_n(weights->data(), round_up(width, kColumns), 0.0f), std::copy_n(w, width, weights->data());
+        const auto *kernels = &kernels_;
+        steps_.push_back([=](const Block &b) {
+            kernels->weighted(b.at<int16_t>(from) + first, from.stride, weights->data(), width, b.n, b.at<float>(to), to.stride);
+        });
+    }
+
+    // out = sigmoid(bias + sum_t terms[t] * factor[t])
+    void total(int out, const std::vector<std::pair<int, float>> &terms, float bias, bool sigmoid) {
+        const Slot to = slot(out, Kind::kFloats, "total");
+        std::vector<std::pair<Slot, float>> parts;
+        for (const auto &[index, factor] : terms) parts.emplace_back(slot(index, Kind::kFloats, "total"), factor);
+        steps_.push_back([=](const Block &b) {
+            auto *result = b.at<float>(to);
+            for (int64_t s = 0; s < b.n; ++s) {
+                float logit = bias;
+                for (const auto &[part, factor] : parts) logit += b.at<float>(part)[s * part.stride] * factor;
+                result[s * to.stride] = sigmoid ? 1.0f / (1.0f + std::exp(-logit)) : logit;
+            }
+        });
+    }
+
+    void outputs(const std::vector<int> &slots) {
+        for (int each : slots) results_.push_back(slot(each, Kind::kFloats, "outputs"));
+    }
+
+    nb::object call(const Array &ids, const std::optional<Array> &numbers, const std::optional<Array> &means) const {
+        const bool wide = ids.dtype() == nb::dtype<int64_t>();
+        const void *given = wide ? static_cast<const void *>(data_of<int64_t>(ids, "ids", 2)) : data_of<int32_t>(ids, "ids", 2);
+        const int64_t n = static_cast<int64_t>(ids.shape(0));
+        if (static_cast<int64_t>(ids.shape(1)) != columns()) throw nb::value_error("ids have another number of columns than the program");
+        const float *x = floats(numbers, "numbers", n, numbers_), *m = floats(means, "scales", n, means_);
+        std::vector<Buffer<float> *> found;
+        nb::list arrays;
+        for (const Slot &slot : results_) {
+            auto *buffer = new Buffer<float>(std::max<int64_t>(n * slot.width, 1));
+            nb::capsule owner(buffer, [](void *pointer) noexcept { delete static_cast<Buffer<float> *>(pointer); });
+            found.push_back(buffer);
+            arrays.append(nb::ndarray<nb::numpy, float>(buffer->data(), {static_cast<size_t>(n), static_cast<size_t>(slot.width)}, owner));
+        }
+        {
+            nb::gil_scoped_release unlocked;
+            buffers.reserve(size_);
+            auto *rows = reinterpret_cast<uint32_t *>(buffers.data() + ids_offset_);
+            for (int64_t first = 0; first < n; first += kSamples) {
+                const int64_t count = std::min(kSamples, n - first);
+                if (wide)
+                    read_ids(static_cast<const int64_t *>(given), first, count, rows);
+                else
+                    read_ids(static_cast<const int32_t *>(given), first, count, rows);
+                const Block block{buffers.data(), rows, x + first * numbers_, m + first * means_, count};
+                for (const auto &step : steps_) step(block);
+                for (size_t i = 0; i < results_.size(); ++i) {
+                    const Slot &slot = results_[i];
+                    const auto *from = block.at<float>(slot);
+                    for (int64_t s = 0; s < count; ++s)
+                        std::copy_n(from + s * slot.stride, slot.width, found[i]->data() + (first + s) * slot.width);
+                }
+            }
+        }
+        return results_.size() == 1 ? nb::object(arrays[0]) : nb::object(nb::tuple(arrays));
+    }
+
+    const char *isa() const { return isa_.name; }
+
+  private:
+    struct Mixed {
+        MixedLinear linear{};
+        std::vector<int32_t> columns, offsets;
+        std::vector<std::tuple<Slot, int64_t, bool>> outs;
+        Buffer<uint32_t> rows;
+        Buffer<int16_t> weight;
+        Buffer<float> scale, bias;
+    };
+    struct Dense {
+        Linear linear{};
+        Buffer<uint8_t> weight;
+        Buffer<int32_t> bias;
+        Buffer<float> scale;
+    };
+
+    int64_t columns() const { return static_cast<int64_t>(rows_.size()); }
+
+    Slot slot(int index, Kind kind, const char *step) const {
+        require(index >= 0 && index < static_cast<int64_t>(slots_.size()) && slots_[static_cast<size_t>(index)].kind == kind, step);
+        return slots_[static_cast<size_t>(index)];
+    }
+
+    // The vectors of `width` int16 at these positions of a row; sums of 128 products of codes fit int32.
+    std::vector<int32_t> vectors(const Array &positions, int64_t width, const Slot &from, const char *step) const {
+        const auto *at = data_of<int32_t>(positions, "positions", 1);
+        const size_t count = positions.shape(0);
+        require(count >= 1 && count <= 128 && width >= 1 && width <= 128, step);
+        for (size_t i = 0; i < count; ++i) require(at[i] >= 0 && at[i] + width <= from.width, step);
+        return {at, at + count};
+    }
+
+    const float *floats(const std::optional<Array> &array, const char *name, int64_t n, int64_t width) const {
+        static const float none = 0;
+        const float *found = array ? data_of<float>(*array, name, 2) : &none;
+        const bool fits = array ? static_cast<int64_t>(array->shape(0)) == n && static_cast<int64_t>(array->shape(1)) == width : width == 0;
+        if (!fits) throw nb::value_error((std::string(name) + " have another shape than the ids and the program want").c_str());
+        return found;
+    }
+
+    // Ids, each read once, since nobody can change it after the check. Raises IndexError, naming the place, where one is no row.
+    template <class T>
+    void read_ids(const T *ids, int64_t first, int64_t n, uint32_t *out) const {
+        const int64_t count = columns();
+        for (int64_t s = 0; s < n; ++s)
+            for (int64_t c = 0; c < count; ++c) {
+                const T *at = ids + (first + s) * count + c;
+                const int64_t id = __atomic_load_n(at, __ATOMIC_RELAXED);
+                const int32_t limit = rows_[static_cast<size_t>(c)];
+                if (limit && static_cast<uint64_t>(id) >= static_cast<uint64_t>(limit))
+                    throw nb::index_error(("found id " + std::to_string(id) + " in row " + std::to_string(first + s) + ", column " +
+                                           std::to_string(c) + "; wanted 0 to " + std::to_string(limit - 1))
+                                              .c_str());
+                *out++ = limit ? static_cast<uint32_t>(id) : 0;
+            }
+    }
+
+    const Isa &isa_;
+    const ClickKernels &kernels_;
+    int64_t numbers_, means_, ids_offset_ = 0, size_ = 0;
+    std::vector<int32_t> rows_;
+    std::vector<Slot> slots_, results_;
+    std::vector<std::function<void(const Block &)>> steps_;
+    std::vector<Array> kept_;  // tables that lie in a file's mapping
+};
+
+}  // namespace
+}  // namespace zoo
+
+void bind_click_program(nb::module_ &module) {
+    using zoo::ClickProgram;
+    using Slots = std::vector<std::pair<std::string, int64_t>>;
+    nb::class_<ClickProgram>(module, "ClickProgram")
+        .def(nb::init<const zoo::Array &, int64_t, int64_t, const Slots &, const std::string &>(), "rows"_a, "numbers"_a, "means"_a, "slots"_a,
+             "isa"_a)
+        .def("numbers", &ClickProgram::numbers, "out"_a, "scale"_a)
+        .def("gather", &ClickProgram::gather, "out"_a, "position"_a, "table"_a, "first"_a, "rows"_a, "stride"_a, "width"_a, "column"_a,
+             "count"_a, "pool"_a, "factor"_a, "mean"_a)
+        .def("mixed", &ClickProgram::mixed, "x"_a, "first"_a, "weight"_a, "scale"_a, "bias"_a, "outs"_a, "table"_a.none(), "columns"_a,
+             "offsets"_a, "rows"_a, "shift"_a)
+        .def("dense", &ClickProgram::dense, "x"_a, "out"_a, "weight"_a, "bias"_a, "scale"_a, "zero_point"_a, "low"_a)
+        .def("quantize", &ClickProgram::quantize, "x"_a, "out"_a, "position"_a, "factor"_a, "relu"_a)
+        .def("factorization", &ClickProgram::factorization, "x"_a, "out"_a, "positions"_a, "width"_a, "scale"_a)
+        .def("cross", &ClickProgram::cross, "x"_a, "u"_a, "g"_a, "first"_a, "factor"_a, "out"_a.none(), "total"_a.none(), "weight"_a.none())
+        .def("dots", &ClickProgram::dots, "x"_a, "out"_a, "position"_a, "positions"_a, "width"_a, "factor"_a)
+        .def("weighted", &ClickProgram::weighted, "x"_a, "first"_a, "weight"_a, "out"_a)
+        .def("normalize", &ClickProgram::normalize, "x"_a, "out"_a, "epsilon"_a, "least"_a)
+        .def("product", &ClickProgram::product, "x"_a, "y"_a, "out"_a)
+        .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)
+        .def("outputs", &ClickProgram::outputs, "slots"_a)
+        .def("__call__", &ClickProgram::call, "ids"_a, "numbers"_a.none(), "scales"_a.none())
+        .def_prop_ro("isa", &ClickProgram::isa);
+}

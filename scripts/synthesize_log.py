@@ -1,0 +1,106 @@
+"""Make a click log with columns of its own, to try `zoo schema` and `zoo train` on: synthetic, free of any licence.
+
+    python scripts/synthesize_log.py log.csv [-n 20000] [--seed 0] [--users 500] [--items 200]
+
+A shop's log in time order: clicked, timestamp, user_id, item_id, "price, EUR" (skewed, some missing), age, country
+(unicode, quotes), device, categories (a list, may be empty) and history (the user's last ten clicks, a list). Whether
+a user clicks depends on both, by hidden vectors, on the price, and on how the item's categories suit the user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from pipelines.core.files import replacing
+
+COUNTRIES = ["Deutschland", "España", "Österreich", "日本", 'the "Old" World', "Côte d'Ivoire", "Česko, Brno"]
+DEVICES = ["phone", "tablet", "desktop"]
+CATEGORIES = ["books", "games", "garden & patio", "music", "sports", "toys", "tools", "déco"]
+HISTORY = 10
+CHUNK = 100_000
+
+
+def chunks(count: int, seed: int = 0, users: int = 500, items: int = 200) -> Any:
+    """Arrow tables of up to `CHUNK` rows, in order."""
+    random = np.random.default_rng(seed)
+    size = 6
+    user_vectors, item_vectors = random.normal(0, 0.8, (users, size)), random.normal(0, 0.8, (items, size))
+    user_bias, item_bias = random.normal(0, 0.5, users), random.normal(0, 0.8, items)
+    price = np.round(np.exp(random.normal(2.5, 1.0, items)), 2)
+    age, country = random.integers(16, 80, users), random.integers(0, len(COUNTRIES), users)
+    of_items = random.random((items, len(CATEGORIES))) < 0.25
+    texts = ["|".join(np.array(CATEGORIES)[each].tolist()) for each in of_items]
+    taste = random.normal(0, 0.6, (users, len(CATEGORIES)))
+    popular = 1 / np.arange(1, items + 1) ** 0.8
+    popular /= popular.sum()
+    history: defaultdict[int, deque[str]] = defaultdict(lambda: deque(maxlen=HISTORY))
+    for start in range(0, count, CHUNK):
+        n = min(CHUNK, count - start)
+        u, i = random.integers(0, users, n), random.choice(items, n, p=popular)
+        suits = (taste[u] * of_items[i]).sum(1)
+        logit = (user_vectors[u] * item_vectors[i]).sum(1) + user_bias[u] + item_bias[i] + suits
+        logit += 0.02 * (age[u] - 45) * (i % 3 == 0) - 0.4 * (np.log(price[i]) - 2.5) - 0.6
+        clicked = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.int64)
+        before = []
+        for user, item, click in zip(u.tolist(), i.tolist(), clicked.tolist(), strict=True):
+            before.append("|".join(history[user]))
+            if click:
+                history[user].append(f"i{item}")
+        known = random.random(n) > 0.03
+        yield pa.table(
+            {
+                "clicked": clicked,
+                "timestamp": 1_700_000_000 + np.arange(start, start + n) * 7,
+                "user_id": pa.array([f"u{each}" for each in u.tolist()]),
+                "item_id": pa.array([f"i{each}" for each in i.tolist()]),
+                "price, EUR": pa.array(price[i], mask=~known),
+                "age": age[u],
+                "country": pa.array(np.array(COUNTRIES)[country[u]]),
+                "device": pa.array(np.array(DEVICES)[random.integers(0, 3, n)]),
+                "categories": pa.array([texts[each] for each in i.tolist()]),
+                "history": pa.array(before),
+            }
+        )
+
+
+def write(path: Path, count: int, seed: int = 0, users: int = 500, items: int = 200) -> None:
+    """Write `count` rows as CSV, packed where the name ends in .gz."""
+    with replacing(path) as temporary:
+        sink = (
+            pa.CompressedOutputStream(str(temporary), "gzip")
+            if path.suffix == ".gz"
+            else pa.OSFile(str(temporary), "wb")
+        )
+        with sink:
+            writer = None
+            for table in chunks(count, seed, users, items):
+                writer = writer or pa.csv.CSVWriter(sink, table.schema)
+                writer.write(table)
+            if writer is not None:
+                writer.close()
+
+
+def main() -> None:
+    """Parse the command line and write the log."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("output", type=Path)
+    parser.add_argument("-n", "--rows", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--users", type=int, default=500)
+    parser.add_argument("--items", type=int, default=200)
+    given = parser.parse_args()
+    if min(given.rows, given.users, given.items) < 1:
+        sys.exit("wanted at least one row, one user and one item")
+    write(given.output, given.rows, given.seed, given.users, given.items)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Every family of click models as one program, with random weights: near the float model, the same bytes, near misses."""
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from click_networks import FAMILIES, Network, network
+from rewriting import model, run
+
+from pipelines.core import machine
+from pipelines.core.errors import RequestError
+from pipelines.graph import io
+from pipelines.kernels.clicks import reference
+from pipelines.kernels.clicks.from_graph import click_program
+from pipelines.kernels.clicks.program import Dense, Gather, Mixed
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.rewrites.driver import rewrite
+from zoo.clicks import fold_program as folding
+from zoo.clicks.fold_program import fold_program
+from zoo.clicks.rewrites import passes
+
+CACHES = {"L1d": 2**15, "L2": 2**20, "L3": 2**25}
+BOUND = 0.005
+
+
+@pytest.fixture(autouse=True)
+def caches(monkeypatch):
+    monkeypatch.setattr(machine, "caches", lambda: CACHES)
+
+
+def folded(found, feeds, rewritten=True, recipe=None):
+    """(program, report) of a float model; its rewritten form."""
+    found = found.clone()
+    if rewritten:
+        rewrite(found, passes({"schema": {}}))
+    result, report = fold_program(found, calibrate(found, [feeds], "minmax"), recipe or QuantRecipe())
+    assert report["fold"] is (result is not None) and report["reason"]
+    return (None if result is None else click_program(result.graph[0])), report
+
+
+def moved(found, program, feeds):
+    """The largest change of each output."""
+    wanted = run(found, **feeds)
+    made = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
+    return [np.abs(each - expected).max() for each, expected in zip(made, wanted.values(), strict=True)]
+
+
+def near(family, bound=BOUND, count=400, rewritten=True, **options):
+    net = Network(family, **options)
+    feeds = net.feeds(count)
+    program, report = folded(net.model, feeds, rewritten)
+    assert program is not None, report["reason"]
+    changes = moved(net.model, program, feeds)
+    assert changes[0] <= bound, changes
+    return program, report
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family, seed, rewritten):
+    near(family, seed=seed, rewritten=rewritten)
+
+
+@pytest.mark.parametrize("pool", ["sum", "mean", "max"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lists_of_every_pooling(family, pool):
+    near(family, fields=((40, 1, ""), (30, 6, pool), (9, 20, pool), (50, 1, "")), users=2)
+
+
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each != "dlrm"])
+def test_without_numbers(family):
+    program, _ = near(family, numbers=0)
+    assert program.numbers == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_categories_alone(family):
+    program, report = near(family, fields=((40, 1, ""),) * 5, width=16)
+    assert program.means == 0
+    if family in ("wide-deep", "two-tower"):
+        assert all(each["fold"] for each in report["layers"].values())
+
+
+def test_cross_layers_of_full_rank_and_of_other_depths():
+    near("dcn-v2", rank=0)
+    near("dcn-v2", rank=0, crosses=1)
+    near("dcn-v2", crosses=3)
+    near("dcn-v2", crosses=1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_large_layers_read_bytes(family, monkeypatch):
+    monkeypatch.setattr(folding, "FINE", 0)
+    program, _ = near(family, bound=0.03)
+    assert any(isinstance(each, Dense) for each in program.steps)
+
+
+def test_tables_beyond_the_caches_have_rows_of_bytes(monkeypatch):
+    monkeypatch.setattr(machine, "caches", dict)
+    program, _ = near("wide-deep", bound=0.01, width=32)
+    tables = [each.table for each in program.steps if isinstance(each, Mixed) and each.table is not None]
+    assert tables and all(each.dtype == np.uint8 for each in tables)
+
+
+def test_what_does_not_pay_is_not_folded(monkeypatch):
+    monkeypatch.setattr(folding, "LIMIT", 0)
+    program, report = near("deepfm")
+    assert not any(each.table is not None for each in program.steps if isinstance(each, Mixed))
+    assert not any(each["fold"] for each in report["layers"].values())
+
+
+def test_scalars_lie_beside_the_embeddings():
+    program, _ = near("deepfm")
+    gathers = [each for each in program.steps if isinstance(each, Gather)]
+    assert len(gathers) == 6 and {each.width for each in gathers} == {9}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_inputs_give_the_same_file(family, tmp_path):
+    found, feeds = network(family)
+    rewrite(found, passes({"schema": {}}))
+    table, before = calibrate(found, [feeds], "minmax"), io.digest(found)
+    paths = []
+    for number in range(2):
+        result, _ = fold_program(found, table, QuantRecipe())
+        assert io.digest(found) == before
+        assert [each.name for each in result.graph.inputs] == [each.name for each in found.graph.inputs]
+        assert [each.name for each in result.graph.outputs] == [each.name for each in found.graph.outputs]
+        paths.append(io.save(result, tmp_path / f"{number}.onnx"))
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    program, again = (click_program(each.graph[0]) for each in (result, io.load(paths[0])))
+    arrays = feeds["ids"], feeds.get("numbers"), feeds.get("scales")
+    for each, other in zip(reference.run(program, *arrays), reference.run(again, *arrays), strict=True):
+        assert each.tobytes() == other.tobytes()
+
+
+def test_the_recipe_is_kept():
+    found, feeds = network("deepfm")
+    for recipe, said in (
+        (QuantRecipe(quantize_tables=False), "the recipe keeps tables float"),
+        (QuantRecipe(keep_float=("h0",)), "kept float by the recipe"),
+    ):
+        program, report = folded(found, feeds, recipe=recipe)
+        assert program is None and report["reason"] == said
+    table = calibrate(found, [feeds], "minmax")
+    with pytest.raises(RequestError, match="made for the graph"):
+        fold_program(found, dataclasses.replace(table, graph="0" * 64), QuantRecipe())
+
+
+HEAD = "(int32[n,3] ids, float[n,2] numbers) => (float[n,1] y) { a = Gather<axis=1>(ids, zero) e = Gather(E, a) "
+TAIL = " l = Gemm(h, U) y = Sigmoid(l) }"
+
+
+@pytest.mark.parametrize(
+    ("middle", "said"),
+    [
+        ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) h = Tanh(g)", "Tanh"),
+        ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) h = LeakyRelu(g)", "LeakyRelu"),
+        (
+            "d = Gather(E, ids) s = ReduceMean<axes=[1], keepdims=0>(d) v = Concat<axis=1>(s, numbers) g = Gemm(v, W) h = Relu(g)",
+            "ReduceMean",
+        ),
+        ("b = Neg(a) f = Gather(E, b) v = Concat<axis=1>(f, numbers) g = Gemm(v, W) h = Relu(g)", "Neg"),
+        ("m = Mul(e, e) v = Concat<axis=1>(m, numbers) g = Gemm(v, W) h = Relu(g)", "no codes"),
+        ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) r = Relu(g) h = Add(r, e)", "no native form"),
+    ],
+)
+def test_what_no_program_computes_is_named(middle, said):
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    found = model(HEAD + middle + TAIL, zero=np.int64(0), E=normal(9, 4), W=normal(6, 4), U=normal(4, 1))
+    feeds = {"ids": rng.integers(0, 9, (20, 3)).astype(np.int32), "numbers": normal(20, 2)}
+    program, report = folded(found, feeds, rewritten=False)
+    assert program is None and said in report["reason"] and "\n" not in report["reason"]
+
+
+def test_tables_that_are_not_finite_are_refused():
+    found, feeds = network("deepfm")
+    table = calibrate(found, [feeds], "minmax")
+    for name in ("Te0", "Wh0"):
+        broken = found.clone()
+        value = broken.graph.initializers[name]
+        array = value.const_value.numpy().copy()
+        array[0, 0] = np.inf
+        value.const_value = ir.tensor(array, name=name)
+        made = dataclasses.replace(table, graph=io.digest(broken))
+        with np.errstate(invalid="ignore"):
+            result, report = fold_program(broken, made, QuantRecipe())
+        assert result is None and "finite" in report["reason"]

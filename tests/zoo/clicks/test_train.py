@@ -1,0 +1,291 @@
+"""Recommenders on a log with columns of its own: training, resuming, export, int8, evaluation and scoring."""
+
+import csv
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zoo
+from pipelines.core.errors import RequestError
+from zoo.clicks.features import Features, Rows
+from zoo.clicks.infer import infer
+from zoo.clicks.logs import open_log
+
+torch = pytest.importorskip("torch", reason="needs the train extra")
+training = importlib.import_module("zoo.clicks.train")
+torch.set_num_threads(1)  # such small work only waits for a second thread
+
+ROOT = Path(__file__).resolve().parents[3]
+FAMILIES = ("wide-deep-log", "deepfm", "dcn-v2", "dlrm", "two-tower")
+SMALL = {"hidden": "16,8", "embedding_size": "8", "epochs": "2", "refit": "false", "batch_size": "128"}
+QUICK = {**SMALL, "hidden": "32,16", "epochs": "8", "learning_rate": "0.004", "ema": "0.9", "patience": "9"}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    path = tmp_path_factory.mktemp("log") / "log.csv"
+    subprocess.run(
+        [sys.executable, ROOT / "scripts/synthesize_log.py", path, "-n", "4000", "--users", "80", "--items", "50"],
+        check=True,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def models(log, tmp_path_factory):
+    """A small model of each family, built up to int8."""
+    folders = {}
+    for family in FAMILIES:
+        folders[family] = tmp_path_factory.mktemp("models") / family
+        zoo.train(family, str(log), folders[family], settings=QUICK)
+        zoo.build(folders[family])
+    return folders
+
+
+def network(folder):
+    """The trained network and its features."""
+    about = json.loads((folder / "train.json").read_text())
+    features = Features.from_json(about["features"])
+    entry = zoo.load(folder).entry
+    package = entry.train.rpartition(".train:")[0]
+    settings = importlib.import_module(f"{package}.train").Settings
+    config = settings(**{name: tuple(x) if isinstance(x, list) else x for name, x in about["config"].items()})
+    names = {
+        "wide-deep-log": "WideDeep",
+        "deepfm": "DeepFM",
+        "dcn-v2": "DCNv2",
+        "dlrm": "DLRM",
+        "two-tower": "TwoTower",
+    }
+    model = getattr(importlib.import_module(f"{package}.model"), names[entry.name])(features, config)
+    model.load_state_dict(torch.load(folder / "model.pt", weights_only=True)["state_dict"])
+    return model.eval(), features
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_exported_graph_computes_what_the_network_does(models, log, family):
+    model, features = network(models[family])
+    rows = next(features.read(log, batch_rows=500))
+    with torch.inference_mode():
+        found = model(*(torch.from_numpy(each) for each in (rows.ids, rows.numbers, rows.scales)))
+    logits = found[0] if isinstance(found, tuple) else found
+    opened = zoo.pipeline(models[family], precision="fp32", engine="onnxruntime")
+    out = opened.predict(opened.encode(rows))
+    np.testing.assert_allclose(out["probability"], torch.sigmoid(logits).numpy(), atol=1e-6)
+    if family == "two-tower":
+        for name, each in zip(("user", "item"), found[1:], strict=True):
+            np.testing.assert_allclose(out[name], each.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_int8_is_close_to_float_in_every_stock_engine(models, log, family):
+    for engine in ("onnxruntime", "openvino"):
+        found = zoo.evaluate(models[family], [str(log)], engine=engine)
+        assert found["samples"] == 4000 and found["metrics"]["fp32"]["auc"] > 0.6
+        assert {"auc", "logloss", "accuracy", "calibration_error"} <= set(found["metrics"]["int8"])
+        assert found["difference"]["mean_probability"] < 0.01
+        assert abs(found["difference"]["logloss"]) < 0.003
+
+
+def test_two_towers_are_judged_by_what_they_find(models, log, tmp_path):
+    found = zoo.evaluate(models["two-tower"], [str(log)], engine="onnxruntime")
+    for metrics in found["metrics"].values():
+        assert 10 / 50 < metrics["recall@10"] <= metrics["recall@50"] == 1.0 and 0 < metrics["ndcg@10"] < 1
+    output = tmp_path / "best.csv"
+    report = zoo.run(models["two-tower"], [str(log)], output, engine="onnxruntime", items=str(log), top=3)
+    lines = list(csv.DictReader(output.open()))
+    assert (
+        report["items"] == 50
+        and len(lines) == 3 * 4000
+        and [each["rank"] for each in lines[:4]] == ["1", "2", "3", "1"]
+    )
+    opened = zoo.pipeline(models["two-tower"], engine="onnxruntime")
+    names, index = opened.index(log)
+    rows = next(opened.rows(log, batch_rows=1))
+    vectors = opened.predict(opened.encode(rows))["user"]
+    best, scores = index.top(vectors, 3)
+    assert [names[at] for at in best[0]] == [each["item"] for each in lines[:3]]
+    exact = index.codes.astype(int) @ np.rint(vectors[0] * 127).astype(int)
+    assert sorted(exact, reverse=True)[:3] == np.rint(scores[0] * 127**2).astype(int).tolist()
+
+
+def test_users_alone_and_items_alone_are_enough_to_find_items(models, tmp_path):
+    users = [{"user_id": "u1", "age": "30", "country": "日本", "device": "phone", "history": "i3|i4"}]
+    items = [{"item_id": f"i{at}", "price, EUR": "3", "categories": "books"} for at in range(9)] * 2
+    for name, each in (("users", users), ("items", items)):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(each[0]))
+            writer.writeheader()
+            writer.writerows(each)
+    output = tmp_path / "best.jsonl"
+    report = zoo.run(
+        models["two-tower"], [str(tmp_path / "users.csv")], output, items=str(tmp_path / "items.csv"), top=20
+    )
+    assert report["items"] == 9 and len(output.read_text().splitlines()) == 9
+    with pytest.raises(RequestError, match="lacks the column item_id"):
+        zoo.run(models["two-tower"], [str(tmp_path / "users.csv")], output, items=str(tmp_path / "users.csv"))
+
+
+@pytest.mark.parametrize("family", ["deepfm"])
+def test_scoring_takes_any_order_of_columns_and_no_label(models, log, tmp_path, family):
+    lines = list(csv.DictReader(log.open()))[:50]
+    path = tmp_path / "other.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["new", *reversed([name for name in lines[0] if name != "clicked"])])
+        writer.writeheader()
+        writer.writerows({**{k: v for k, v in each.items() if k != "clicked"}, "new": "x"} for each in lines)
+    outputs = []
+    for source in (log, path):
+        zoo.run(models[family], [str(source)], tmp_path / "out.csv", engine="onnxruntime")
+        outputs.append((tmp_path / "out.csv").read_text().splitlines()[:51])
+    assert outputs[0] == outputs[1]
+    in_memory = zoo.pipeline(models[family], engine="onnxruntime")(lines)
+    assert [f"{each['probability']:.5f}" for each in in_memory] == [
+        f"{float(x.split(',')[1]):.5f}" for x in outputs[0][1:]
+    ]
+
+
+def test_what_training_leaves(models, log):
+    folder = models["deepfm"]
+    assert {"model.pt", "train.json", "schema.json", "calibration.npz", "learning_curve.png", "card.json"} <= {
+        each.name for each in folder.iterdir()
+    }
+    about = json.loads((folder / "train.json").read_text())
+    assert about["rows"] == {"train": 3600, "held_out": 400, "final": 3600, "left_out": 0}
+    assert about["data"][0]["file"] == "log.csv" and len(about["history"]) == 8
+    model, features = network(folder)
+    model_fields = {each.name: at for at, each in enumerate(model.embeddings.fields)}
+    history = model.embeddings.table(model_fields["history"]).detach().numpy()
+    assert not history[-1].any() and history[:-1].any(axis=1).all()  # places without an item add nothing
+    missing = model.embeddings.table(model_fields["country"]).detach().numpy()
+    np.testing.assert_array_equal(missing[-1], missing[0])  # never missing in training: as the unknown one
+    assert features.schema.of("label")[0].name == "clicked"
+
+
+def config(**changes):
+    settings = importlib.import_module("zoo.deepfm.train").Settings
+    small = settings(hidden=(8,), embedding_size=4, epochs=3, batch_size=256, patience=9)
+    return replace(small, **changes)
+
+
+def build():
+    return importlib.import_module("zoo.deepfm.model").DeepFM
+
+
+def weights(folder):
+    return torch.load(folder / "model.pt", weights_only=True)["state_dict"]
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("at", [2, 4])
+def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at):
+    """Broken off in the search, and in the refit."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    training.train(build(), str(log), whole, config=config())
+    saves = []
+
+    def save(*arguments):
+        if len(saves) == at:
+            raise KeyboardInterrupt
+        saves.append(original(*arguments))
+
+    original = torch.save
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(build(), str(log), broken, config=config())
+    monkeypatch.undo()
+    with pytest.raises(RequestError, match="made with epochs 3"):
+        training.train(build(), str(log), broken, config=config(epochs=4), resume=True)
+    training.train(build(), str(log), broken, config=config(), resume=True)
+    same(weights(whole), weights(broken))
+
+
+def test_finetuning_goes_on_from_the_weights(models, log, tmp_path):
+    zoo.finetune(models["deepfm"], str(log), tmp_path / "tuned", settings={"epochs": "1", "refit": "false"})
+    before, after = weights(models["deepfm"]), weights(tmp_path / "tuned")
+    moved = max(float((before[name] - after[name]).abs().max()) for name in before)
+    assert 0 < moved < 0.1
+
+
+def test_a_schema_may_be_given_and_the_label_named(log, tmp_path):
+    schema = infer(open_log(log))
+    columns = tuple(each for each in schema.columns if each.name != "history")
+    path = replace(schema, columns=columns).save(tmp_path / "schema.json")
+    zoo.train("deepfm", str(log), tmp_path / "model", settings={**SMALL, "epochs": "1"}, schema=path, label="clicked")
+    assert zoo.pipeline(tmp_path / "model", engine="onnxruntime").features.shape == (9, 3, 1)
+
+
+def written(path, **columns):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"clicked": ["1"] * 90, "x": "ab" * 45}, "no column of 0 and 1 to predict .clicked holds 1"),
+        ({"clicked": ["0", "2"] * 45, "x": "ab" * 45}, "clicked holds 0, 2"),
+        ({"clicked": ["0", "1"] * 45, "x": [""] * 90}, "nothing to predict clicked from .x: every value is missing"),
+        ({"clicked": ["0", "1"] * 2, "x": "abba"}, "found 4 rows, wanted more than the 0 to hold out"),
+        ({"clicked": ["0", "1"] * 40 + ["1"] * 10, "x": "ab" * 45}, "found only label 1 in the last 9 rows"),
+    ],
+)
+def test_logs_that_cannot_be_trained_on(tmp_path, columns, said):
+    with pytest.raises(RequestError, match=said):
+        zoo.train("deepfm", written(tmp_path / "log.csv", **columns), tmp_path / "model")
+    assert not (tmp_path / "model").exists() or not any((tmp_path / "model").iterdir())
+
+
+def test_two_towers_want_both_sides(tmp_path):
+    path = written(tmp_path / "log.csv", clicked=["0", "1"] * 45, user=["a", "b", "c"] * 30)
+    with pytest.raises(RequestError, match='no category of the tower item; give its columns "tower": "item"'):
+        zoo.train("two-tower", path, tmp_path / "model")
+
+
+def test_a_schema_is_for_families_of_logs(tmp_path, log):
+    with pytest.raises(
+        RequestError, match="resnet50 takes no --schema; these families do: wide-deep, wide-deep-log, deepfm"
+    ):
+        zoo.train("resnet50", str(log), tmp_path / "model", schema="schema.json")
+
+
+def test_wide_deep_takes_logs_of_either_form(models, log, tmp_path):
+    zoo.train("wide-deep", str(log), tmp_path / "model", settings={**SMALL, "epochs": "1"})
+    assert zoo.load(tmp_path / "model").entry.name == "wide-deep-log"
+
+
+def test_weights_of_rows_count(log, tmp_path):
+    """Rows of weight 0 are as if they were not there."""
+    lines = list(csv.DictReader(log.open()))[:1000]
+    for each in lines:
+        each["weight"] = "0" if each["device"] == "phone" else "1"
+    path = written(tmp_path / "log.csv", **{name: [each[name] for each in lines] for name in lines[0]})
+    features = Features(infer(open_log(path)))
+    rows = Rows.concatenate(list(features.read(path, labelled=True)))
+    assert rows.weights.min() == 0 and rows.weights.max() == 1
+    trainer = training.Trainer(build()(features, config()), config(), 1000, training.Processes())
+    batch = {
+        **{name: torch.from_numpy(getattr(rows, name)) for name in ("ids", "numbers", "scales")},
+        **{name: torch.from_numpy(getattr(rows, f"{name}s")) for name in ("label", "weight")},
+    }
+    kept = rows.weights > 0
+    some = {name: each[torch.from_numpy(kept)] for name, each in batch.items()}
+    assert trainer.step(batch, float(kept.sum())) == pytest.approx(
+        training.Trainer(build()(features, config()), config(), 1000, training.Processes()).step(
+            some, float(kept.sum())
+        ),
+        rel=0.2,
+    )

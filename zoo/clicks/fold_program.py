@@ -1,0 +1,653 @@
+"""A click model of any family as one program for the native kernels: linear layers folded into tables where that pays,
+embeddings as int16 codes where not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import ShapeInferencePass
+
+from pipelines.core import machine
+from pipelines.core.errors import RequestError
+from pipelines.kernels.clicks import program as steps
+from pipelines.kernels.clicks.from_graph import program_node
+from pipelines.kernels.clicks.operators import COLUMNS, FIELDS
+from pipelines.kernels.clicks.program import CODES, SLACK, ClickProgram
+from pipelines.quantization.calibrate import CalibrationTable
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.scales import activation_qparams
+from zoo.clicks.expressions import (
+    Concat,
+    Crossed,
+    Dots,
+    Expression,
+    Factorization,
+    Field,
+    Linear,
+    Numbers,
+    Product,
+    Reader,
+    Total,
+    Unit,
+    parts_of,
+)
+from zoo.clicks.fold import BANDWIDTH, LIMIT, Decision
+from zoo.clicks.integer_layers import dense_layer, folded_table, integer_weights, largest, positive
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+MACS = 100e9  # int16 products of one core, see `decide` of `zoo.clicks.fold`
+HEADROOM = 1.5  # codes reach so many times the range that calibration saw
+LINE = 64  # bytes of a cache line
+FINE = 2**16  # layers of fewer products read codes, larger ones bytes: half the time, a part of the precision
+
+
+def fold_program(
+    model: ir.Model, table: CalibrationTable, recipe: QuantRecipe
+) -> tuple[ir.Model | None, dict[str, Any]]:
+    """The rewritten float model as one `ClickProgram`: (model, report), or (None, report) where it has an operator that
+    no program has, or the recipe keeps one float.
+
+    Reads Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models by structure, see `zoo.clicks.expressions`. The report
+    is that of `fold`, without "quantization". The same inputs give the same bytes.
+    """
+    table.require(model)
+    found = model.clone()
+    ShapeInferencePass()(found)
+    reader = Reader()
+    try:
+        if not recipe.quantize_tables:
+            raise RequestError("the recipe keeps tables float")
+        outputs = [reader.read(value) for value in found.graph.outputs]
+        if any(recipe.keeps_float(str(node.name or node.outputs[0].name)) for node in reader.nodes):
+            raise RequestError("kept float by the recipe")
+        compiler = Compiler(reader, table, machine.caches())
+        program = compiler.compile(outputs)
+    except RequestError as error:
+        return None, {"fold": False, "reason": str(error), "layers": {}, "refused": {}}
+    names = [str(value.name) for value in found.graph.outputs]
+    inputs = [reader.ids, reader.numbers, reader.scales]
+    fed = [None if old is None else ir.Value(name=old.name, type=old.type, shape=old.shape) for old in inputs]
+    graph = ir.Graph(
+        [each for each in fed if each is not None],
+        [],
+        nodes=[],
+        opset_imports=dict(found.graph.opset_imports),
+        name=found.graph.name,
+    )
+    taken = {*names, *(str(each.name) for each in fed if each is not None)}
+    node = program_node(graph, program, fed, names, "program", taken)
+    graph.append(node)
+    graph.outputs.extend(node.outputs)
+    layers = {name: each.to_json() for name, each in compiler.decisions.items()}
+    reason = "; ".join(each.reason for each in compiler.decisions.values()) or "one program of all operators"
+    result = ir.Model(graph, ir_version=model.ir_version)
+    return result, {"fold": True, "reason": reason, "layers": layers, "refused": {}}
+
+
+Key = tuple[int, int, str, int]  # column, count, pooling, mean of a field
+
+
+@dataclass(eq=False)
+class _Group:
+    """Linear layers that read the same parts: one step, whose folded fields have one table row for all of them."""
+
+    parts: list[Expression]
+    layers: list[Linear]
+    folded: list[Field] = field(default_factory=list)
+
+
+class Compiler:
+    """Expressions to a `ClickProgram`. Raises RequestError for what it has no step for."""
+
+    def __init__(self, reader: Reader, table: CalibrationTable, caches: Mapping[str, int]) -> None:
+        self.reader, self.table, self.caches = reader, table, caches
+        self.decisions: dict[str, Decision] = {}
+        self.slots: list[tuple[str, int]] = []
+        self.steps: list[steps.Step] = []
+        self.groups: dict[tuple[int, ...], _Group] = {}
+        self.forms: dict[Linear, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
+        self.raw: dict[Field, None] = {}  # whose codes are needed, in order
+        self.even: dict[Expression, None] = {}  # vectors whose codes share one scale
+        self.pieces: dict[Expression, None] = {}  # computed vectors that stand among the codes
+        self.changes: dict[Expression, None] = {}  # of cross networks, laid out like the codes
+        self.numbers: list[Numbers] = []
+        self.crossed: dict[tuple[int, ...], Crossed] = {}
+        self._at: dict[Expression, tuple[int, float]] = {}  # (position, scale) among the codes
+        self._made: dict[tuple[Any, str], tuple[int, float]] = {}
+        self._seen: set[Expression] = set()
+        self._wide = False  # folded rows are int16
+        self._uses: dict[Crossed, set[str]] = {}
+
+    # --- what is read how
+
+    def compile(self, outputs: Sequence[Expression]) -> ClickProgram:
+        """The program that computes `outputs`."""
+        for each in outputs:
+            self._visit(each)
+        ids = self.reader.ids
+        if ids is None or ids.shape is None or not isinstance(ids.shape[1], int):
+            raise RequestError("no layer that reads lookups by columns of one input")
+        self._decide()
+        self._lay_out()
+        slots = [self._output(each) for each in outputs]
+        rows = np.zeros(ids.shape[1], np.int32)
+        for each in self._seen:
+            if isinstance(each, Field):
+                span = slice(each.column, each.column + each.count)
+                height = len(each.table)
+                rows[span] = np.where(rows[span] == 0, height, np.minimum(rows[span], height))
+        return ClickProgram(rows, *self._widths(), tuple(self.slots), tuple(self.steps), tuple(slots))
+
+    def _widths(self) -> tuple[int, int]:
+        """How many numbers and scales there are."""
+        found = []
+        for value in (self.reader.numbers, self.reader.scales):
+            width = 0 if value is None or value.shape is None else value.shape[1]
+            assert isinstance(width, int)
+            found.append(width)
+        return found[0], found[1]
+
+    def _visit(self, x: Expression) -> None:
+        """Note how everything below `x` is read."""
+        if x in self._seen:
+            return
+        self._seen.add(x)
+        match x:
+            case Total():
+                for term, _ in x.terms:
+                    if isinstance(term, Field):
+                        self.raw[term] = None
+                    self._visit(term)
+            case Linear():
+                self._visit_layer(x)
+            case Concat():
+                for part in x.parts:
+                    self._visit(part)
+            case Crossed():
+                self.crossed[tuple(map(id, x.changes))] = x
+                for part in parts_of(x.x):
+                    if not isinstance(part, Field | Numbers):
+                        raise RequestError(f"the cross network of {x.value} reads other than fields and numbers")
+                    if isinstance(part, Field):
+                        self.raw[part] = None
+                    self._visit(part)
+                for change in x.changes:
+                    self.changes[change] = None
+                    assert isinstance(change, Linear)
+                    self.forms.setdefault(change, set()).add("f4")
+                    self._visit(change)
+            case Dots() | Factorization():
+                for vector in x.vectors:
+                    if isinstance(vector, Field):
+                        self.raw[vector] = None
+                    elif isinstance(vector, Linear) and isinstance(x, Dots):
+                        self.forms.setdefault(vector, set()).add("piece")
+                        self.pieces[vector] = None
+                    else:
+                        raise RequestError("an interaction of vectors that are no fields")
+                    if isinstance(x, Factorization):
+                        self.even[vector] = None
+                    self._visit(vector)
+                if isinstance(x, Dots):
+                    self.pieces[x] = None
+            case Unit():
+                self._visit_float(x.x)
+            case Product():
+                self._visit_float(x.x)
+                self._visit_float(x.y)
+            case Numbers():
+                self.numbers.append(x)
+
+    def _visit_float(self, x: Expression) -> None:
+        if isinstance(x, Linear):
+            if x.relu:
+                raise RequestError(f"{x.value} is read as floats after a Relu")
+            self.forms.setdefault(x, set()).add("f4")
+        elif not isinstance(x, Unit):
+            raise RequestError("a product of other than layers' results")
+        self._visit(x)
+
+    def _visit_layer(self, x: Linear) -> None:
+        parts = parts_of(x.x)
+        single = parts[0] if len(parts) == 1 else None
+        for part in parts:
+            form = ""
+            if isinstance(part, Linear):
+                hidden = part.relu and (single is part or x.width == 1)
+                own = hidden or (single is part and x.width > 1)
+                form = "piece" if not own else "u1" if hidden and x.weight.size > FINE else "i2"
+                self.forms.setdefault(part, set()).add(form)
+            if form == "piece":
+                self.pieces[part] = None
+            elif isinstance(part, Crossed):
+                self._uses.setdefault(part, set()).add("codes" if x.width > 1 else "total")
+            elif isinstance(part, Field) and x.width == 1:
+                self.raw[part] = None
+            elif not isinstance(part, Field | Numbers | Dots | Linear):
+                raise RequestError(f"the layer {x.value} reads what has no codes")
+            self._visit(part)
+        if x.width > 1 and not isinstance(single, Linear):
+            if any(isinstance(part, Crossed) for part in parts) and single is None:
+                raise RequestError(f"the layer {x.value} reads a cross network and more")
+            key = tuple(map(id, parts))
+            self.groups.setdefault(key, _Group(parts, [])).layers.append(x)
+
+    # --- what is folded
+
+    def _decide(self) -> None:
+        """Choose the fields that are folded: the bytes of their rows against products, for the tables that they make in
+        all. Lists are pooled as codes: fewer bytes, and no sum of many rounded rows.
+        """
+        candidates = [
+            (group, part)
+            for group in self.groups.values()
+            for part in dict.fromkeys(group.parts)
+            if isinstance(part, Field) and not part.pool and group.parts.count(part) == 1
+        ]
+        chosen = candidates
+        while True:
+            size = sum(len(part.table) * self._row(group) for group, part in chosen)
+            self._wide = 2 * size <= self.caches.get("L3", 0)  # there, twice the bytes cost little and are exact
+            size *= 1 + self._wide
+            level = next((each for each in ("L2", "L3") if size <= self.caches.get(each, 0)), "DRAM")
+            pays = [each for each in chosen if self._pays(*each, level)]
+            if size > LIMIT and len(pays) == len(chosen):
+                pays = sorted(pays, key=lambda each: len(each[1].table))[:-1]
+            if len(pays) == len(chosen):
+                break
+            chosen = pays
+        for group in self.groups.values():
+            folded = [part for each, part in chosen if each is group]
+            group.folded = folded[:FIELDS]
+            folded = group.folded
+            fields = [part for part in group.parts if isinstance(part, Field)]
+            for part in fields:
+                if part not in folded:
+                    self.raw[part] = None
+            if not fields:
+                continue
+            line, width = self._row(group) * (1 + self._wide), sum(each.width for each in group.layers)
+            macs = sum(each.width for each in folded) * width
+            read = len(folded) * line
+            table_bytes = sum(len(each.table) for each in folded) * line
+            times = (1e6 * macs / MACS, 1e6 * read / BANDWIDTH[level])
+            reason = (
+                f"{len(folded)} of {len(fields)} fields folded: rows of {read / 1e3:,.1f} kB a sample from tables of "
+                f"{table_bytes / 1e6:,.1f} MB in {level}, {times[1]:.2f} us, for {macs / 1e3:,.0f} k products, "
+                f"{times[0]:.2f} us"
+            )
+            estimate = {"gemm": round(times[0], 3), "rows": round(times[1], 3)}
+            self.decisions[group.layers[0].value] = Decision(bool(folded), reason, table_bytes, macs, estimate)
+
+    def _row(self, group: _Group) -> int:
+        """Columns of the folded table."""
+        return sum(-(-each.width // COLUMNS) * COLUMNS * self._outs(each) for each in group.layers)
+
+    def _outs(self, layer: Linear) -> int:
+        forms = {"f4" if form == "piece" else form for form in self.forms.get(layer, ())}
+        return max(len(forms), 1)
+
+    def _pays(self, group: _Group, part: Field, level: str) -> bool:
+        rows = self._row(group) * (1 + self._wide) / BANDWIDTH[level]
+        products = part.width * sum(each.width for each in group.layers) / MACS
+        codes = 0.0 if part in self.raw else max(LINE, 2 * part.width) / BANDWIDTH["L3"]
+        return rows < products + codes
+
+    # --- the codes
+
+    def _lay_out(self) -> None:
+        """Positions and scales of everything that stands among the codes, and the steps that look them up."""
+        numbers, _ = self._widths()
+        order = {part: i for i, group in reversed(list(enumerate(self.groups.values()))) for part in group.parts}
+        wanted = {part for group in self.groups.values() for part in group.parts if part not in group.folded}
+        keys: dict[Key, list[Field]] = {}
+        for part in sorted(self.raw, key=lambda each: order[each] if each in wanted else len(self.groups)):
+            keys.setdefault((part.column, part.count, part.pool, part.mean), []).append(part)
+        even = max((self._reach(each) for each in self.even), default=0.0) / CODES
+        scale = {each: even for each in self.even}
+        position = numbers
+        for fields in keys.values():
+            for each in fields:
+                self._at[each] = (position, scale.get(each) or positive(self._reach(each) / CODES))
+                position += each.width
+        for piece in self._ordered_pieces():
+            self._at[piece] = (position, scale.get(piece) or positive(self._reach(piece) / CODES))
+            position += piece.width
+        self.x = self._slot("i2", max(position, 1))
+        self._codes_width = position
+        if numbers and self.numbers:
+            value = self.reader.numbers
+            assert value is not None
+            step = positive(HEADROOM * self._range(str(value.name)) / CODES)
+            self._number_scale = step
+            self.steps.append(steps.Numbers(self.x, np.full(numbers, 1 / step, np.float32)))
+        for (column, count, pool, mean), fields in keys.items():
+            self._gather(column, count, pool, mean, fields)
+
+    def _ordered_pieces(self) -> list[Expression]:
+        """Layers before what is computed of them."""
+        return sorted(self.pieces, key=lambda each: isinstance(each, Dots))
+
+    def _gather(self, column: int, count: int, pool: str, mean: int, fields: list[Field]) -> None:
+        factor = 1.0
+        if pool in ("sum", "mean"):  # codes of the table are finer than those of the result
+            factor = max(largest(each.table) / (CODES * self._at[each][1]) for each in fields)
+            factor = min(max(factor, 1e-6), 1.0)
+        height, width = len(fields[0].table), sum(each.width for each in fields)
+        if any(len(each.table) != height for each in fields):
+            raise RequestError(f"tables of column {column} differ in their rows")
+        codes = np.zeros((height, width), np.int16)
+        start = 0
+        for each in fields:
+            step = self._at[each][1] * factor
+            codes[:, start : start + each.width] = np.clip(np.rint(each.table / step), -CODES, CODES)
+            start += each.width
+        table = np.concatenate([codes.ravel(), np.zeros(SLACK, np.int16)])
+        self.steps.append(
+            steps.Gather(self.x, self._at[fields[0]][0], table, height, width, width, column, count, pool, factor, mean)
+        )
+
+    def _reach(self, x: Expression) -> float:
+        """The largest magnitude that codes of `x` have to hold."""
+        if isinstance(x, Field):
+            most = largest(x.table)
+            if not np.isfinite(most):
+                raise RequestError("its tables or weights are not finite")
+            if x.pool not in ("sum", "mean"):
+                return most
+            observed = self.table.tensors.get(x.value)
+            seen = np.inf if observed is None else HEADROOM * max(-observed.low, observed.high)
+            return max(most, min(seen, most * x.count))
+        assert isinstance(x, Linear | Dots)
+        return HEADROOM * self._range(x.value)
+
+    def _range(self, value: str) -> float:
+        observed = self.table.tensors.get(value)
+        if observed is None:
+            raise RequestError(f"no calibrated range for {value}")
+        return max(-observed.low, observed.high)
+
+    # --- steps
+
+    def _slot(self, kind: str, width: int) -> int:
+        self.slots.append((kind, width))
+        return len(self.slots) - 1
+
+    def _output(self, x: Expression) -> int:
+        if isinstance(x, Total):
+            return self._total(x)
+        if isinstance(x, Unit):
+            return self._floats(x)
+        raise RequestError("an output is no probability, logit or vector of length one")
+
+    def _total(self, x: Total) -> int:
+        weights = np.zeros(max(self._codes_width, 1), np.float64)
+        terms: list[tuple[int, float]] = []
+        bias = x.bias
+        for term, factor in x.terms:
+            match term:
+                case Linear():
+                    bias += float(term.bias[0]) * factor
+                    start = 0
+                    for part in parts_of(term.x):
+                        rows = term.weight[start : start + part.width, 0] * factor
+                        start += part.width
+                        if isinstance(part, Linear) and self.forms[part] & {"u1", "i2"}:
+                            terms.append((self._hidden_term(part, rows), 1.0))
+                        elif isinstance(part, Crossed):
+                            terms.append((self._cross_total(part, rows), 1.0))
+                        else:
+                            for at, scale, row in self._places(part):
+                                weights[at] += rows[row] * scale
+                case Field() | Numbers():
+                    for at, scale, _ in self._places(term):
+                        weights[at] += factor * scale
+                case Factorization():
+                    scale = self._at[term.vectors[0]][1]
+                    out = self._slot("f4", 1)
+                    vectors = np.array([self._at[each][0] for each in term.vectors], np.int32)
+                    width = term.vectors[0].width
+                    self.steps.append(steps.Factorization(self.x, out, vectors, width, term.factor * scale**2))
+                    terms.append((out, factor))
+                case Product():
+                    out = self._slot("f4", 1)
+                    self.steps.append(steps.Product(self._floats(term.x), self._floats(term.y), out))
+                    terms.append((out, factor))
+                case _:
+                    raise RequestError("a term of the logit has no step")
+        out = self._slot("f4", 1)
+        if (used := np.flatnonzero(weights)).size:
+            first, end = int(used[0]), int(used[-1]) + 1
+            terms.append((self._weighted(self.x, first, weights[first:end]), 1.0))
+        self.steps.append(steps.Total(out, tuple(terms), bias, x.sigmoid))
+        return out
+
+    def _weighted(self, slot: int, first: int, weight: Floats) -> int:
+        out = self._slot("f4", 1)
+        self.steps.append(steps.Weighted(slot, first, weight.astype(np.float32), out))
+        return out
+
+    def _places(self, part: Expression) -> Iterator[tuple[int, float, int]]:
+        """(position among the codes, scale, column of `part`) of each of its columns."""
+        if isinstance(part, Numbers):
+            for row, (column, factor) in enumerate(zip(part.columns, part.factor, strict=True)):
+                yield column, self._number_scale * float(factor), row
+            return
+        self._piece(part)
+        position, scale = self._at[part]
+        for row in range(part.width):
+            yield position + row, scale, row
+
+    def _piece(self, part: Expression) -> None:
+        """Have a computed vector stand among the codes."""
+        if part not in self.pieces or (part, "piece") in self._made:
+            return
+        for before in self._ordered_pieces():  # they are written in order
+            if before is part:
+                break
+            self._piece(before)
+        self._made[part, "piece"] = (self.x, 1.0)
+        position, scale = self._at[part]
+        if isinstance(part, Linear):
+            slot = self._result(part, "f4")[0]
+            self.steps.append(steps.Quantize(slot, self.x, position, 1 / scale, part.relu))
+        elif isinstance(part, Dots):
+            for vector in part.vectors:
+                self._piece(vector)
+            size, width = len(part.vectors), part.vectors[0].width
+            order = [(i, j) for i in range(size) for j in range(i)]
+            if [tuple(sorted(each, reverse=True)) for each in part.pairs] != order:
+                raise RequestError("dot products in another order than that of the lower triangle")
+            at = np.array([self._at[each][0] for each in part.vectors], np.int32)
+            steps_of = [self._at[each][1] for each in part.vectors]
+            factor = np.array([steps_of[i] * steps_of[j] / scale for i, j in order], np.float32)
+            self.steps.append(steps.Dots(self.x, self.x, position, at, width, factor))
+
+    def _floats(self, x: Expression) -> int:
+        if isinstance(x, Unit):
+            if (x, "f4") not in self._made:
+                slot = self._floats(x.x)
+                out = self._slot("f4", x.width)
+                self.steps.append(steps.Normalize(slot, out, x.epsilon, x.least))
+                self._made[x, "f4"] = (out, 1.0)
+            return self._made[x, "f4"][0]
+        assert isinstance(x, Linear)
+        return self._result(x, "f4")[0]
+
+    def _result(self, x: Linear, form: str) -> tuple[int, float]:
+        """(buffer, scale) of a layer's result; before its Relu in the form "f4"."""
+        if (x, form) not in self._made:
+            parts = parts_of(x.x)
+            single = parts[0] if len(parts) == 1 else None
+            if isinstance(single, Linear) and single.relu and x.weight.size > FINE:
+                self._dense(x, single, form)
+            elif isinstance(single, Linear):
+                slot, scale = self._result(single, "i2")
+                rows = [(row, scale, row) for row in range(single.width)]
+                self._mixed([x], slot, rows, [])
+            else:
+                self._group(self.groups[tuple(map(id, parts))])
+        return self._made[x, form]
+
+    def _unit(self, x: Linear, form: str) -> float:
+        """The scale of a layer's result in this form."""
+        if form == "u1":
+            observed = self.table.tensors.get(x.value)
+            if observed is None or observed.low < 0:
+                raise RequestError(f"no calibrated range from 0 on for {x.value}")
+            return float(activation_qparams(observed)[0])
+        return 1.0 if form == "f4" else positive(HEADROOM * self._range(x.value) / CODES)
+
+    def _dense(self, x: Linear, hidden: Linear, form: str) -> None:
+        slot, scale = self._result(hidden, "u1")
+        if form == "i2":
+            raise RequestError(f"{x.value} is read as codes after a hidden layer")
+        unit = self._unit(x, form)
+        out = self._slot(form, x.width)
+        self.steps.append(steps.Dense(slot, out, dense_layer(x.weight, x.bias, scale, unit, form)))
+        self._made[x, form] = (out, unit)
+
+    def _hidden_term(self, part: Linear, rows: Floats) -> int:
+        """A hidden layer's share of the logit."""
+        if "i2" in self.forms[part]:
+            slot, scale = self._result(part, "i2")
+            return self._weighted(slot, 0, rows * scale)
+        slot, scale = self._result(part, "u1")
+        out = self._slot("f4", 1)
+        self.steps.append(steps.Dense(slot, out, dense_layer(rows[:, None], np.zeros(1), scale, 1.0, "f4")))
+        return out
+
+    # --- cross networks
+
+    def _cross(self, x: Crossed, total: Floats | None = None) -> tuple[int, float]:
+        """(codes of x_l or -1, the factor of its codes); `total`: weights of its share of the logit."""
+        if (x, "cross") in self._made:
+            return self._made[x, "cross"]
+        before = self.crossed.get(tuple(map(id, x.changes[:-1])))
+        if before is not None:
+            self._cross(before)
+        elif len(x.changes) > 1:
+            raise RequestError("a cross network without its inner layers")
+        change = self._floats(x.changes[-1])
+        first = len(x.changes) == 1
+        state = self._slot("f4", self._codes_width) if first else self._made[x.x, "state"][0]
+        self._made[x.x, "state"] = (state, 1.0)
+        grown = 1 + sum(self._range(each.value) for each in x.changes if isinstance(each, Linear))
+        uses = self._uses.get(x, set())
+        out = self._slot("i2", self._codes_width) if "codes" in uses else None
+        weight = slot = None
+        if "total" in uses:
+            if total is None:
+                raise RequestError("a cross network's last result is read early")
+            weight, slot = np.zeros(self._codes_width, np.float32), self._slot("f4", 1)
+            start = 0
+            for part in parts_of(x.x):
+                for at, scale, row in self._places(part):
+                    weight[at] += total[start + row] * scale
+                start += part.width
+        self.steps.append(steps.Cross(self.x, change, state, first, 1 / grown, out, slot, weight))
+        self._made[x, "total"] = (-1 if slot is None else slot, 1.0)
+        self._made[x, "cross"] = (-1 if out is None else out, grown)
+        return self._made[x, "cross"]
+
+    def _cross_total(self, x: Crossed, rows: Floats) -> int:
+        self._cross(x, rows)
+        return self._made.pop((x, "total"))[0]
+
+    # --- layers on codes
+
+    def _group(self, group: _Group) -> None:
+        rows: list[tuple[int, float, int]] = []
+        slot, start, folded = self.x, 0, []
+        for part in group.parts:
+            if isinstance(part, Crossed):
+                slot, grown = self._cross(part)
+                inner = 0
+                for each in parts_of(part.x):
+                    rows += [(at, scale * grown, inner + row) for at, scale, row in self._places(each)]
+                    inner += each.width
+            elif part in group.folded:
+                assert isinstance(part, Field)
+                folded.append((part, start))
+            else:
+                rows += [(at, scale, start + row) for at, scale, row in self._places(part)]
+            start += part.width
+        self._mixed(group.layers, slot, rows, folded)
+
+    def _mixed(
+        self,
+        layers: Sequence[Linear],
+        slot: int,
+        rows: Sequence[tuple[int, float, int]],
+        folded: Sequence[tuple[Field, int]],
+    ) -> None:
+        """A `Mixed` step for layers that read the same: `rows` (position, scale, row of the weights) of the codes in
+        `slot`, and fields with their first row of the weights.
+        """
+        weights: list[Floats] = []
+        biases: list[Floats] = []
+        units: list[Floats] = []
+        outs: list[tuple[int, int, bool]] = []
+        for layer in layers:
+            forms = sorted({"f4" if form == "piece" else form for form in self.forms.get(layer, {"f4"})})
+            for form in forms:
+                weight, bias = layer.weight, layer.bias
+                if layer in self.changes and form == "f4":
+                    weight, bias = self._like_codes(layer)
+                step_of = self._unit(layer, form)
+                width = weight.shape[1]
+                out = self._slot(form, width)
+                outs.append((out, width, layer.relu and form != "f4"))
+                self._made[layer, form] = (out, step_of)
+                padding = -width % COLUMNS
+                weights.append(np.pad(weight, ((0, 0), (0, padding))))
+                biases.append(np.pad(bias, (0, padding)))
+                units.append(np.full(width + padding, step_of))
+        whole, bias, unit = np.concatenate(weights, axis=1), np.concatenate(biases), np.concatenate(units)
+        if not (np.isfinite(whole).all() and np.isfinite(bias).all()):
+            raise RequestError("its tables or weights are not finite")
+        first = min((at for at, _, _ in rows), default=0)
+        count = max((at for at, _, _ in rows), default=first - 1) + 1 - first
+        matrix = np.zeros((count, whole.shape[1]))
+        for at, scale, row in rows:
+            matrix[at - first] += whole[row] * scale
+        made = folded_table(folded, whole, unit, self._wide)
+        codes, step, shift = integer_weights(matrix, made.step)
+        chosen = [
+            (part.column, offset, len(part.table)) for (part, _), offset in zip(folded, made.offsets, strict=True)
+        ]
+        columns, offsets, heights = np.array(chosen, np.int32).reshape(-1, 3).T.copy()
+        self.steps.append(
+            steps.Mixed(
+                slot if count else -1,
+                first if count else 0,
+                codes,
+                (step / unit).astype(np.float32),
+                ((bias + made.centre) / unit).astype(np.float32),
+                tuple(outs),
+                columns,
+                offsets,
+                heights,
+                shift,
+                made.table,
+            )
+        )
+
+    def _like_codes(self, layer: Linear) -> tuple[Floats, Floats]:
+        """Weights and bias of a change of a cross network, its columns where the codes of x_0 are."""
+        crossed = next(each for each in self.crossed.values() if layer in each.changes)
+        weight, bias = np.zeros((len(layer.weight), self._codes_width)), np.zeros(self._codes_width)
+        start = 0
+        for part in parts_of(crossed.x):
+            for at, _, row in self._places(part):
+                weight[:, at], bias[at] = layer.weight[:, start + row], layer.bias[start + row]
+            start += part.width
+        return weight, bias

@@ -1,0 +1,116 @@
+"""Rows of any click log to click probabilities, or users to the items that suit them best."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.core.progress import progress
+from pipelines.data.tables import writing
+from zoo.clicks.features import Features, Field, Rows
+from zoo.clicks.logs import open_log
+from zoo.clicks.reading import ErrorLog
+from zoo.clicks.score import LogPipeline
+from zoo.two_tower.index import ItemIndex
+
+
+class TwoTowerPipeline(LogPipeline):
+    """Scores rows as `LogPipeline` does; with items, finds the best of them for every user."""
+
+    def run(
+        self, inputs: Any, output: str | Path, on_error: str = "raise", items: str | None = None, top: int = 10
+    ) -> dict[str, Any]:
+        """Score rows; or, given `items` (a log with the items' columns), write row, rank, item and score of the `top`
+        best items for every row of `inputs`, which needs the users' columns alone. Items are named by the column that
+        tells them apart; the score is the cosine of the vectors, in int8.
+        """
+        if items is None:
+            return super().run(inputs, output, on_error)
+        if top < 1:
+            raise RequestError(f"found {top} items to find, wanted 1 or more")
+        errors = ErrorLog()
+        names, index = self.index(items)
+        top = min(top, len(names))
+        columns = {"row": np.int64, "rank": np.int64, "item": str, "score": np.float32}
+        count, start, seconds = 0, time.perf_counter(), defaultdict[str, float](float)
+        with writing(output, columns) as write, progress("finding items") as advance:
+            for rows in self.features.read(
+                inputs, on_error=on_error, errors=errors, tower="user", batch_rows=4096, seconds=seconds
+            ):
+                before = time.perf_counter()
+                best, scores = index.top(self.vectors(rows, "user"), top)
+                seconds["model"] += time.perf_counter() - before
+                write(
+                    {
+                        "row": np.repeat(rows.index, top),
+                        "rank": np.tile(np.arange(1, top + 1), len(rows)),
+                        "item": [names[at] for at in best.ravel().tolist()],
+                        "score": scores.ravel(),
+                    }
+                )
+                count += len(rows)
+                advance(len(rows))
+        wall = time.perf_counter() - start
+        return {
+            "rows": count,
+            "clicks": 0,
+            "items": len(names),
+            "skipped": errors.total,
+            "seconds": round(wall, 3),
+            "rows_per_second": round(count / wall, 1),
+            "split_us": {name: round(1e6 * took / count, 3) for name, took in {**seconds, "wall": wall}.items()},
+            "engine": self.engine,
+            "precision": self.precision,
+        }
+
+    @property
+    def key(self) -> Field:
+        """The category that tells items apart."""
+        return self.features.key
+
+    def vectors(self, rows: Rows, tower: str) -> NDArray[np.float32]:
+        """The vectors of the rows' users or items, float32 [n, tower_size], of length 1."""
+        return np.asarray(self.predict(self.encode(rows))[tower])
+
+    def index(self, items: Any) -> tuple[list[str], ItemIndex]:
+        """The different items of a log, by the column that tells them apart, in order of their first row: names, and
+        their vectors.
+        """
+        key = self.key
+        names: dict[str, None] = {}
+        vectors = []
+        log = open_log(items)
+        if key.name not in log.columns:
+            raise RequestError(f"{log.path} lacks the column {key.name}, which tells items apart")
+        for texts, rows in _named(self.features, log, key):
+            first: dict[str, int] = {}
+            for at, text in enumerate(texts):
+                if text is not None and text not in names:
+                    first.setdefault(text, at)
+            if first:
+                names |= dict.fromkeys(first)
+                vectors.append(self.vectors(rows[np.array(list(first.values()))], "item"))
+        if not names:
+            raise RequestError(f"{log.path} holds no item; wanted one a row, named by {key.name}")
+        return list(names), ItemIndex(np.concatenate(vectors))
+
+
+def _named(features: Features, log: Any, key: Field) -> Iterator[tuple[list[str | None], Rows]]:
+    """Rows of items with the text of their key."""
+    columns = [each.name for each in features.schema.of("number", "category", "categories") if each.tower == "item"]
+    if missing := [name for name in columns if name not in log.columns]:
+        raise RequestError(f"{log.path} lacks the columns {', '.join(missing)} of the items")
+    others = [each.name for each in features.schema.of("number", "category", "categories") if each.tower != "item"]
+    for batch in log.batches(columns):
+        found = dict(zip(columns, batch.columns, strict=True))
+        absent = dict.fromkeys(others, pa.nulls(batch.num_rows, pa.string()))
+        rows = features.encode_columns({**absent, **found}, batch.num_rows, 0, labelled=False)
+        yield found[key.name].to_pylist(), rows
