@@ -24,6 +24,7 @@ def randomize(model: torch.nn.Module) -> None:
             continue
         kept = each[:1].clone()
         noise = torch.randn(each.shape, generator=generator)
+        noise = noise.abs() if name.endswith("bias") else noise  # most layers are alive behind their Relu
         with torch.no_grad():
             each.copy_(1 + 0.3 * noise.abs() if name.endswith("running_var") else 0.3 * noise)
             if name.split(".")[-2:-1] == ["history"] and not kept.any():
@@ -32,7 +33,7 @@ def randomize(model: torch.nn.Module) -> None:
 
 
 def torch_rechub(name: str, path: Path) -> None:
-    """"deepfm", "wide-deep", "dcn-v2" or "dssm" (two towers) with a pooled list."""
+    """ "deepfm", "wide-deep", "dcn-v2" or "dssm" (two towers) with a pooled list."""
     pytest.importorskip("torch_rechub")
     from torch_rechub.basic.features import DenseFeature, SequenceFeature, SparseFeature
     from torch_rechub.models.matching import DSSM
@@ -59,7 +60,7 @@ def torch_rechub(name: str, path: Path) -> None:
 
 
 def deepctr(name: str, path: Path, dynamo: bool = False) -> None:
-    """"deepfm", "wide-deep", "dcn-v2" or "xdeepfm", whose input is one matrix of floats."""
+    """ "deepfm", "wide-deep", "dcn-v2" or "xdeepfm", whose input is one matrix of floats."""
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.importorskip("deepctr_torch")
     from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
@@ -82,7 +83,7 @@ def deepctr(name: str, path: Path, dynamo: bool = False) -> None:
 
 
 def fuxictr(name: str, path: Path, dynamo: bool = False) -> None:
-    """"deepfm", "dcn-v2" or "wide-deep" of FuxiCTR's layers, whose input is one matrix as its loaders make it."""
+    """ "deepfm", "dcn-v2" or "wide-deep" of FuxiCTR's layers, whose input is one matrix as its loaders make it."""
     pytest.importorskip("fuxictr")
     from fuxictr.features import FeatureMap
     from fuxictr.pytorch import layers
@@ -109,7 +110,9 @@ def fuxictr(name: str, path: Path, dynamo: bool = False) -> None:
             self.cross = layers.CrossNetV2(width, 2)
             self.top = torch.nn.Linear(width + HIDDEN[-1], 1)
             output = None if name == "dcn-v2" else 1
-            self.mlp = layers.MLP_Block(width, list(HIDDEN), "ReLU", output, dropout_rates=0.2, batch_norm=name == "dcn-v2")
+            self.mlp = layers.MLP_Block(
+                width, list(HIDDEN), "ReLU", output, dropout_rates=0.2, batch_norm=name == "dcn-v2"
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             parts = {each: x[:, features.get_column_index(each)] for each in features.features}
@@ -132,9 +135,7 @@ def _export(model: torch.nn.Module, example: tuple[Any, ...], path: Path, names:
         options = {"dynamic_shapes": [{0: torch.export.Dim("batch")}], "opset_version": 18}
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            model, example, str(path), input_names=names, output_names=["y"], dynamo=dynamo, **options
-        )
+        torch.onnx.export(model, example, str(path), input_names=names, output_names=["y"], dynamo=dynamo, **options)
 
 
 def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:

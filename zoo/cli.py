@@ -242,8 +242,9 @@ def finetune(model: str, qat: bool, as_json: bool, **options: Any) -> None:
 def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Turn the checkpoint of MODEL into fp32.onnx; or a graph from elsewhere into an int8 model.
 
-    That is one made of tf.feature_column, or a ranker in ONNX with a schema of its log. Of the former, rows are tab separated: label (0 or 1; optional), the numbers, the categories; one value a column, empty where
-    missing. A missing number counts as what the graph's ParseExample says, else 0; a missing category looks nothing up.
+    That is one made of tf.feature_column, or a ranker in ONNX with a schema of its log. Rows of the former are tab
+    separated: label (0 or 1; optional), the numbers, the categories; one value a column, empty where missing. A missing
+    number counts as what the graph's ParseExample says, else 0; a missing category looks nothing up.
     """
     from zoo import verbs
 
@@ -330,7 +331,7 @@ def calibrate(model: str, data: tuple[str, ...], output: str | None, as_json: bo
 @click.option(
     "--schema",
     default=None,
-    help="What a click log's columns are (zoo schema): the .onnx file is a ranker of it, and becomes a model folder -o.",
+    help="What a click log's columns are (zoo schema): the .onnx file is a ranker of it, made a model folder -o.",
 )
 @click.option(
     "--columns",

@@ -84,7 +84,9 @@ def read(
     ranker = _written(model, output, features, columns, rows, path)
     sums = _unread_scales(ranker.model, features)
     if sums:  # lists that are summed, or pooled by operators of the graph's own
-        schema_ = Schema(tuple(replace(each, pooling="sum") if each.name in sums else each for each in features.schema.columns))
+        schema_ = Schema(
+            tuple(replace(each, pooling="sum") if each.name in sums else each for each in features.schema.columns)
+        )
         features = Features(replace(schema_, rows=given.rows))
         rows = _first_rows(data, features, on_error)
         ranker = _written(model, output, features, columns, rows, path)
@@ -112,7 +114,9 @@ def from_onnx(
         raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another with -o")
     found = read(path, data, schema, columns=columns, output_node=output_node, on_error=on_error)
     if family not in (None, GENERIC, found.family):
-        raise RequestError(f"{path} is no {family}, but {found.family} by its structure: {found.why}; freeze it as that")
+        raise RequestError(
+            f"{path} is no {family}, but {found.family} by its structure: {found.why}; freeze it as that"
+        )
     family = family or found.family
     output.mkdir(parents=True, exist_ok=True)
     io.save(found.model, output / "fp32.onnx")
@@ -166,7 +170,9 @@ def _chosen(model: ir.Model, schema: Schema, columns: Sequence[str] | None, path
         what = f"no column {', '.join(lost)}" if lost else "a column twice"
         raise RequestError(f"{path} reads {', '.join(names)}: found {what}, wanted some of {', '.join(known)}{hint}")
     if not _is_matrix(model) and len(names) != len(inputs):
-        raise RequestError(f"{path} has {len(inputs)} inputs ({', '.join(inputs)}), found {len(names)} columns for them")
+        raise RequestError(
+            f"{path} has {len(inputs)} inputs ({', '.join(inputs)}), found {len(names)} columns for them"
+        )
     return names
 
 
@@ -183,27 +189,35 @@ def _fed(model: ir.Model, features: Features, names: Sequence[str], path: str | 
     fields = {each.name: each for each in features.fields}
     numbers = {each.name: at for at, each in enumerate(features.numbers)}
     spans = [
-        (list(range(fields[name].start, fields[name].start + fields[name].width)), True) if name in fields else ([numbers[name]], False)
+        (list(range(fields[name].start, fields[name].start + fields[name].width)), True)
+        if name in fields
+        else ([numbers[name]], False)
         for name in names
     ]
     if _is_matrix(model):
         spans = [([each for columns, _ in spans for each in columns], None)]  # type: ignore[list-item]
-        flags = [np.concatenate([np.full(fields[name].width if name in fields else 1, name in fields) for name in names])]
+        flags = [
+            np.concatenate([np.full(fields[name].width if name in fields else 1, name in fields) for name in names])
+        ]
     else:
         flags = [np.full(len(columns), is_id) for columns, is_id in spans]
     found = {}
     for value, (columns, _), ids in zip(model.graph.inputs, spans, flags, strict=True):
         shape, dtype = query.dimensions(value), value.dtype
         if shape is None or dtype is None or not 1 <= len(shape) <= 2 or dtype.numpy().kind not in "if":
-            raise RequestError(f"{path}: the input {value.name} is no matrix of numbers, wanted [rows] or [rows, columns]")
+            raise RequestError(
+                f"{path}: the input {value.name} is no matrix of numbers, wanted [rows] or [rows, columns]"
+            )
         width = shape[1] if len(shape) == 2 else 1
         if len(columns) != (width or len(columns)):
             raise RequestError(
-                f"{path}: the input {value.name} has {width} columns, found {len(columns)} in the schema ({', '.join(names)}; "
-                "a list has as many as its length)"
+                f"{path}: the input {value.name} has {width} columns, found {len(columns)} in the schema "
+                f"({', '.join(names)}; a list has as many as its length)"
             )
         if not ids.all() and dtype.numpy() != np.float32:
-            raise RequestError(f"{path}: the input {value.name} is {dtype.name.lower()}, but the schema says it is a number")
+            raise RequestError(
+                f"{path}: the input {value.name} is {dtype.name.lower()}, but the schema says it is a number"
+            )
         own = (len(columns),) if len(shape) == 2 else ()
         found[str(value.name)] = Fed(np.array(columns).reshape(own), ids.reshape(own), dtype.numpy())
     return found
@@ -219,12 +233,19 @@ def _first_rows(data: Any, features: Features, on_error: str) -> dict[str, Array
 
 
 def _written(
-    model: ir.Model, output: ir.Value, features: Features, columns: Sequence[str] | None, rows: dict[str, Array], path: str | Path
+    model: ir.Model,
+    output: ir.Value,
+    features: Features,
+    columns: Sequence[str] | None,
+    rows: dict[str, Array],
+    path: str | Path,
 ) -> Ranker:
     """The graph in the families' forms, or else as it is behind other inputs; compared with the export."""
     fed = _fed(model, features, _chosen(model, features.schema, columns, path), path)
     try:
-        (truth,) = reference_session.run(reference_session.session(model, "reading it needs"), feeds(fed, rows, features), "ids")
+        (truth,) = reference_session.run(
+            reference_session.session(model, "reading it needs"), feeds(fed, rows, features), "ids"
+        )
     except RequestError as error:
         raise RequestError(f"{path} cannot score the rows, as the schema encodes them: {one_line(error)}") from error
     if truth.size != len(truth):
@@ -250,6 +271,10 @@ def _written(
         difference = _difference(made, rows, truth)
         return Ranker(made, features, GENERIC, f"mapped as any graph: {why}", rows, difference)
     family, told = family_of(made)
+    if family == "two-tower":
+        features = _with_towers(made, features)
+    if family == "dcn-v2":
+        _name_outputs(made)
     return Ranker(made, features, family, told, rows, difference)
 
 
@@ -283,7 +308,9 @@ def _behind(model: ir.Model, features: Features, fed: dict[str, Fed], output: ir
         value.name = edit.unique(f"{value.name}.old", taken)
     new = {}
     for name, (dtype, shape) in features.inputs.items():
-        new[name] = ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(dtype)), shape=ir.Shape(["batch", *shape[1:]]))
+        new[name] = ir.Value(
+            name=name, type=ir.TensorType(ir.DataType.from_numpy(dtype)), shape=ir.Shape(["batch", *shape[1:]])
+        )
     nodes: list[ir.Node] = []
 
     def node(op: str, inputs: list[ir.Value | None], dtype: ir.DataType, **more: Any) -> ir.Value:
@@ -292,25 +319,25 @@ def _behind(model: ir.Model, features: Features, fed: dict[str, Fed], output: ir
 
     codes = {each.start: known_ids(each)[:, 0] for each in features.fields}
     for value, told in zip(old, fed.values(), strict=True):
-        dtype, parts = ir.DataType.from_numpy(told.dtype), []
+        kind, parts = ir.DataType.from_numpy(told.dtype), []
         for is_id, column in zip(told.ids.ravel(), told.columns.ravel(), strict=True):
             at = edit.initializer(main, "columns.at", np.array([column]), taken)
             source = new["ids" if is_id else "numbers"]
-            part = node("Gather", [source, at], source.dtype or dtype, axis=1)
+            part = node("Gather", [source, at], source.dtype or kind, axis=1)
             field = next((e for e in features.fields if is_id and e.start <= column < e.start + e.width), None)
             if field is not None and field.last:  # the ranker knows no missing values
                 table = edit.initializer(main, "columns.known", codes[field.start], taken)
                 part = node("Gather", [table, part], ir.DataType.INT64)
-            parts.append(node("Cast", [part], dtype, to=int(dtype)))
-        joined = parts[0] if len(parts) == 1 else node("Concat", list(parts), dtype, axis=1)
+            parts.append(node("Cast", [part], kind, to=int(kind)))
+        joined = parts[0] if len(parts) == 1 else node("Concat", list(parts), kind, axis=1)
         if not told.columns.shape:
-            joined = node("Reshape", [joined, edit.initializer(main, "columns.shape", np.array([-1]), taken)], dtype)
+            joined = node("Reshape", [joined, edit.initializer(main, "columns.shape", np.array([-1]), taken)], kind)
         value.replace_all_uses_with(joined)
     main.insert_before(main[0], nodes)
     main.inputs[:] = list(new.values())
     result = main.outputs[0]
-    shape = edit.initializer(main, "probability.shape", np.array([-1, 1]), taken)
-    last = edit.node("Reshape", [result, shape], "probability", dtype=ir.DataType.FLOAT)
+    column = edit.initializer(main, "probability.shape", np.array([-1, 1]), taken)
+    last = edit.node("Reshape", [result, column], "probability", dtype=ir.DataType.FLOAT)
     last.outputs[0].shape = ir.Shape(["batch", 1])
     main.append(last)
     main.outputs[:] = [last.outputs[0]]
@@ -325,7 +352,10 @@ def family_of(model: ir.Model) -> tuple[str, str]:
     """The family that a graph is one of, by its structure, and what tells so; `GENERIC` and why where it is none."""
     strange = sorted({each.op_type for each in model.graph} - PLAIN)
     if strange:
-        return GENERIC, f"mapped as any graph: no family here has the operator{'s' * (len(strange) > 1)} {', '.join(strange)}"
+        return (
+            GENERIC,
+            f"mapped as any graph: no family here has the operator{'s' * (len(strange) > 1)} {', '.join(strange)}",
+        )
     nodes = list(model.graph)
     if any(_is_towers(each) for each in nodes):
         return "two-tower", "its result is the dot product of two networks that read different columns"
@@ -340,6 +370,55 @@ def family_of(model: ir.Model) -> tuple[str, str]:
     if len(layers) + len(wide) > 1:
         return "wide-deep-log", "it has a linear part beside a network of embeddings"
     return GENERIC, "mapped as any graph: it has no linear part, factorization machine, cross layers or dot products"
+
+
+def _with_towers(model: ir.Model, features: Features) -> Features:
+    """Give the graph the results `user` and `item`, and the features the towers that its columns are of.
+
+    Which is the item's: as the schema says, else the second of the two.
+    """
+    product = next(each.inputs[0].producer() for each in model.graph if _is_towers(each) and each.inputs[0] is not None)
+    assert product is not None
+    sides = [(value, _columns_of(value, features)) for value in product.inputs if value is not None]
+    items = [sum(each.tower == "item" for each in features.schema.columns if each.name in names) for _, names in sides]
+    if items[0] > items[1]:
+        sides.reverse()
+    towers = {name: tower for (_, names), tower in zip(sides, ("user", "item"), strict=True) for name in names}
+    for (value, _), name in zip(sides, ("user", "item"), strict=True):
+        value.name = name
+        model.graph.outputs.append(value)
+    columns = (replace(each, tower=towers.get(each.name, each.tower)) for each in features.schema.columns)
+    return Features(replace(features.schema, columns=tuple(columns)))
+
+
+def _columns_of(value: ir.Value, features: Features) -> set[str]:
+    """The columns of the log that a value is computed from."""
+    found: set[str] = set()
+    for node in filter(None, (each.producer() for each in _sources(value))):
+        for source in node.inputs:
+            if source is None or not source.is_graph_input():
+                continue
+            at = query.constant(node.inputs[1]) if node.op_type in ("Gather", "Slice") else None
+            places = at.ravel().tolist() if at is not None else range(source.shape[1] if source.shape else 0)  # type: ignore[arg-type]
+            if source.name == "ids":
+                found |= {each.name for each in features.fields if each.start in places}
+            elif source.name == "numbers":
+                found |= {each.name for at, each in enumerate(features.numbers) if at in places}
+    return found
+
+
+def _name_outputs(model: ir.Model) -> None:
+    """Call the layers of one result that read the cross layers as the family calls its own, for the recipe."""
+    crosses = [each.outputs[0] for each in model.graph if _is_cross(each)]
+    for node in model.graph:
+        weight = query.constant(node.inputs[1]) if node.op_type in ("Gemm", "MatMul") else None
+        if weight is None or 1 not in weight.shape or query.sole_user(node.outputs[0]) is None:
+            continue
+        joined = _made(node.inputs[0], "Concat")
+        parts = joined.inputs if joined is not None else node.inputs[:1]
+        if any(_made(each, "Add") is not None and _sources(each) & set(crosses) for each in parts):
+            node.name = node.outputs[0].name = "cross_output"
+            return
 
 
 def _made(value: ir.Value | None, *ops: str) -> ir.Node | None:
@@ -376,7 +455,12 @@ def _is_factorization(node: ir.Node) -> bool:
         return False
     square, total = _made(node.inputs[0], "Mul"), _made(node.inputs[1], "ReduceSum")
     squares = _made(total.inputs[0], "Mul") if total is not None else None
-    if square is None or squares is None or square.inputs[0] is not square.inputs[1] or squares.inputs[0] is not squares.inputs[1]:
+    if (
+        square is None
+        or squares is None
+        or square.inputs[0] is not square.inputs[1]
+        or squares.inputs[0] is not squares.inputs[1]
+    ):
         return False
     summed = _made(square.inputs[0], "ReduceSum")
     return summed is not None and summed.inputs[0] is squares.inputs[0]
@@ -387,7 +471,12 @@ def _is_cross(node: ir.Node) -> bool:
         return False
     for x, other in (node.inputs, reversed(node.inputs)):
         layer = _made(other, "Gemm", "MatMul")
-        if layer is not None and _reads_lookups(x) and query.constant(layer.inputs[1]) is not None and x in _sources(layer.inputs[0]):
+        if (
+            layer is not None
+            and _reads_lookups(x)
+            and query.constant(layer.inputs[1]) is not None
+            and x in _sources(layer.inputs[0])
+        ):
             return True
     return False
 
@@ -401,8 +490,10 @@ def _is_towers(node: ir.Node) -> bool:
     product = _made(node.inputs[0], "Mul") if node.op_type == "ReduceSum" else None
     if product is None or product.inputs[0] is product.inputs[1]:
         return False
+    if not all(_made(each, "Div") for each in product.inputs):
+        return False  # the family's vectors are of length 1
     a, b = (
-        {each for each in _sources(value) if each.producer() is not None and not each.producer().op_type == "Slice"}  # type: ignore[union-attr]
+        {each for each in _sources(value) if each.producer() is not None and each.producer().op_type != "Slice"}  # type: ignore[union-attr]
         for value in product.inputs
     )
     return all(any(_made(each, "Gemm", "MatMul") for each in side) for side in (a, b)) and not a & b

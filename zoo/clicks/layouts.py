@@ -100,7 +100,9 @@ class Rewriter:
     Raises RequestError where an id is beyond the table that it looks up.
     """
 
-    def __init__(self, model: ir.Model, features: Features, fed: Mapping[str, Fed], samples: Mapping[str, Array]) -> None:
+    def __init__(
+        self, model: ir.Model, features: Features, fed: Mapping[str, Fed], samples: Mapping[str, Array]
+    ) -> None:
         self.old, self.features, self.fed = model, features, fed
         self.opset = model.opset_imports.get("", OPSET)
         self.main = ir.Graph([], [], nodes=[], opset_imports=dict(model.opset_imports), name="ranker")
@@ -134,8 +136,8 @@ class Rewriter:
             for place in np.ndindex(entries.shape):
                 column = int(told.columns[place])
                 if told.ids[place]:
-                    table = self._derived("cast", [codes[self.field(column).start]], lambda t: t.astype(told.dtype), str(told.dtype))
-                    entries[place] = self.lookup(column, table, True).first
+                    known = codes[self.field(column).start]
+                    entries[place] = self.lookup(column, self._cast_table(known, told.dtype), True).first
                 else:
                     assert numbers is not None
                     entries[place] = numbers.first + column
@@ -200,10 +202,15 @@ class Rewriter:
         source = self.inputs[name]
         ends = [self.weight(np.array([each]), "at") for each in (start, start + width, 1)]
         assert source.dtype is not None
-        return self._once((name, start, width), lambda: self.node("Slice", [source, *ends], f"{name}.{start}", source.dtype or FLOAT))
+        return self._once(
+            (name, start, width), lambda: self.node("Slice", [source, *ends], f"{name}.{start}", source.dtype or FLOAT)
+        )
+
+    def _cast_table(self, table: Array, dtype: np.dtype[Any]) -> Array:
+        return self._derived("cast", [table], lambda t: t.astype(dtype), str(dtype))
 
     def _floats(self, table: Array) -> Array:
-        return table if table.dtype == np.float32 else self._derived("cast", [table], lambda t: t.astype(np.float32), "float32")
+        return table if table.dtype == np.float32 else self._cast_table(table, np.dtype(np.float32))
 
     def _derived(self, op: str, tables: Sequence[Array], compute: Callable[..., Array], *more: Any) -> Array:
         """What is computed from tables, once for the same tables."""
@@ -219,7 +226,9 @@ class Rewriter:
             self._values[key] = make()
         return self._values[key]
 
-    def node(self, op: str, inputs: Sequence[ir.Value | None], name: str, dtype: ir.DataType = FLOAT, **more: Any) -> ir.Value:
+    def node(
+        self, op: str, inputs: Sequence[ir.Value | None], name: str, dtype: ir.DataType = FLOAT, **more: Any
+    ) -> ir.Value:
         """Append an operator; its result."""
         made = edit.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **more)
         self.main.append(made)
@@ -258,8 +267,10 @@ class Rewriter:
             return self.node("Reshape", [self.written(flat, name), sizes], f"{name}.vectors")
         if len(parts) > 2 * len(bases := self.bases_of(flat)):  # entries of few bases, mixed
             whole = np.concatenate([each.entries().ravel() for each in bases])
-            at = np.argsort(whole, kind="stable")[np.searchsorted(np.sort(whole), flat)]
-            return self.node("Gather", [self.written(whole, name), self.weight(at, f"{name}.columns")], name, axis=1)
+            places = np.argsort(whole)[np.searchsorted(np.sort(whole), flat)]
+            return self.node(
+                "Gather", [self.written(whole, name), self.weight(places, f"{name}.columns")], name, axis=1
+            )
         values = [self._part(base, picked, name) for base, picked in parts]
         return values[0] if len(values) == 1 else self.node("Concat", values, name, axis=1)
 
@@ -267,7 +278,9 @@ class Rewriter:
         value = base.written()
         if len(base.shape) != 1:
             sizes = self.weight(np.array([-1, base.size], np.int64), "shape")
-            value = self._once(("flat", base.first), lambda: self.node("Reshape", [base.written(), sizes], f"{name}.flat"))
+            value = self._once(
+                ("flat", base.first), lambda: self.node("Reshape", [base.written(), sizes], f"{name}.flat")
+            )
         if picked is None:
             return value
         return self.node("Gather", [value, self.weight(picked, f"{name}.columns")], f"{name}.some", axis=1)
@@ -315,7 +328,9 @@ class Rewriter:
         """The shape of an old value without the batch. Raises RequestError where the batch is not the first axis."""
         a, b = (run[str(value.name)].shape for run in self.runs)
         if not a or (a[0], b[0]) != RUNS or a[1:] != b[1:]:
-            raise RequestError(f"{value.name} is not of one shape a row: {list(a)} of {RUNS[0]}, {list(b)} of {RUNS[1]}")
+            raise RequestError(
+                f"{value.name} is not of one shape a row: {list(a)} of {RUNS[0]}, {list(b)} of {RUNS[1]}"
+            )
         return tuple(a[1:])
 
     def _laid_out(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | Layout | None:
@@ -363,14 +378,21 @@ class Rewriter:
         if any(each is None and value is not None for each, value in zip(known, node.inputs, strict=True)):
             raise RequestError(f"{query.label(node)} ({node.op_type}) computes with the size of the batch")
         outputs = [each for each in node.outputs if each.name]
-        if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
+        if any(
+            attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+            for attribute in node.attributes.values()
+        ):
             raise RequestError(f"{query.label(node)} ({node.op_type}) holds a graph of its own")
         made: list[ir.Node] = []
 
         def write() -> ir.Node:
             if not made:
                 inputs = [
-                    self.written(each.entries) if isinstance(each, Layout) else None if each is None else self.weight(each, "constant")
+                    self.written(each.entries)
+                    if isinstance(each, Layout)
+                    else None
+                    if each is None
+                    else self.weight(each, "constant")
                     for each in known
                 ]
                 attributes = list(node.attributes.values())
@@ -384,7 +406,7 @@ class Rewriter:
             return made[0]
 
         for at, value in enumerate(node.outputs):
-            if value in outputs and value.uses() or value.is_graph_output():
+            if (value in outputs and value.uses()) or value.is_graph_output():
                 if self.runs[0][str(value.name)].dtype != np.float32:
                     raise RequestError(f"{query.label(node)} ({node.op_type}) computes other than floats from the rows")
                 base = self.base(self.shape(value), lambda at=at: write().outputs[at])  # type: ignore[misc]
@@ -411,8 +433,7 @@ class Rewriter:
 
         def cast(base: Base) -> Base:
             if base.table is not None and base.code:
-                table = self._derived("cast", [base.table], lambda t: t.astype(dtype), str(dtype))
-                return self.lookup(base.column, table, True)
+                return self.lookup(base.column, self._cast_table(base.table, dtype), True)
             if dtype != np.float32:
                 raise RequestError(f"{query.label(node)} makes {dtype} of numbers")
             return base
@@ -446,14 +467,16 @@ class Rewriter:
             if rows.min() < -len(data) or rows.max() >= len(data):
                 column = self.field(base.column).column
                 raise RequestError(
-                    f"the column {column.name} has ids up to {int(rows.max())}, but its table {len(data)} rows; wanted ids "
-                    f'up to {len(data) - 1}: give it "encoding": {{"type": "id", "rows": {len(data)}}}'
+                    f"the column {column.name} has ids up to {int(rows.max())}, but its table {len(data)} rows; "
+                    f'wanted ids up to {len(data) - 1}: give it "encoding": {{"type": "id", "rows": {len(data)}}}'
                 )
             same = len(rows) == len(data) and np.array_equal(rows, np.arange(len(rows)))
             if same and data.ndim == 2:
                 table = data
             else:
-                table = self._derived("rows", [data, base.table], lambda d, t: d.reshape(len(d), -1)[t[:, 0].astype(int)])
+                table = self._derived(
+                    "rows", [data, base.table], lambda d, t: d.reshape(len(d), -1)[t[:, 0].astype(int)]
+                )
             out[place] = self.lookup(base.column, table, False).entries()
         return out.reshape((*at.entries.shape, *data.shape[1:]))
 
@@ -468,7 +491,9 @@ class Rewriter:
         parts = [np.broadcast_to(each, shape) for each in operands if each is not None]
         out = np.empty(shape, np.int64)
         for place in np.ndindex(shape):
-            columns, tables, arguments = set(), [], []
+            columns: set[int] = set()
+            tables: list[Array] = []
+            arguments: list[Any] = []
             for each, part in zip(known, parts, strict=True):
                 if not isinstance(each, Layout):
                     arguments.append(part[place])
@@ -503,7 +528,9 @@ class Rewriter:
                 x, y, at = y, x, int(b[place])
             if not _is_mask(y) or x.table is None or y.table is None or x.table.dtype != np.float32:
                 return None
-            table = self._derived("masked", [x.table, y.table], lambda t, m: t if (t[m[:, 0] == 0] == 0).all() else t * m)
+            table = self._derived(
+                "masked", [x.table, y.table], lambda t, m: t if (t[m[:, 0] == 0] == 0).all() else t * m
+            )
             out[place] = self.lookup(x.column, table, x.code).first + at - x.first
         return out
 
@@ -519,16 +546,29 @@ class Rewriter:
                 products = self._masked(a.entries[:, :, None], b.entries[None])
                 return None if products is None else self._sum(products, (1,), node)
             return None
-        if isinstance(b, Layout) and isinstance(a, np.ndarray) and a.ndim == 2 and not gemm and b.entries.shape[1:] == (1,):
+        if (
+            isinstance(b, Layout)
+            and isinstance(a, np.ndarray)
+            and a.ndim == 2
+            and not gemm
+            and b.entries.shape[1:] == (1,)
+        ):
             x, w, turned = b.entries, a, True  # W x of columns
-        elif isinstance(a, Layout) and isinstance(b, np.ndarray) and b.ndim == 2 and not (gemm and node.attributes.get_int("transA", 0)):
+        elif (
+            isinstance(a, Layout)
+            and isinstance(b, np.ndarray)
+            and b.ndim == 2
+            and not (gemm and node.attributes.get_int("transA", 0) != 0)
+        ):
             x, w = a.entries, b
         else:
             return None
         if x.size != w.shape[1 if turned else 0]:
             return None
         bias = known[2] if len(known) > 2 else None
-        scales = {key: node.attributes.get_float(key, 1.0) for key in ("alpha", "beta")} if gemm else {}
+        scales: dict[str, Any] = {}
+        if gemm:
+            scales = {key: node.attributes.get_float(key, 1.0) for key in ("alpha", "beta")}
         if isinstance(bias, Layout):
             return None
 
@@ -566,7 +606,9 @@ class Rewriter:
                 return np.broadcast_to(mean, shape)
         return self._elementwise(node, known, [])
 
-    def _elementwise(self, node: ir.Node, known: Sequence[Any], more: Sequence[Any], count: Field | None = None) -> Array:
+    def _elementwise(
+        self, node: ir.Node, known: Sequence[Any], more: Sequence[Any], count: Field | None = None
+    ) -> Array:
         """An operator entry by entry, on axes that are longer than 1; more: constants that it has besides."""
         op, shape = node.op_type, self.shape(node.outputs[0])
         operands = []
@@ -596,7 +638,9 @@ class Rewriter:
             if square:
                 return self.node("Mul", [values[0], values[0]], "square")
             beside = [None if each is None else self.weight(each, f"{op}.constant") for each in more]
-            return self.node(op, [*values, *beside], op.lower(), **{key: each.value for key, each in node.attributes.items()})
+            return self.node(
+                op, [*values, *beside], op.lower(), **{key: each.value for key, each in node.attributes.items()}
+            )
 
         entries = self.base(sizes, make, count=count).entries().reshape(full)
         return np.broadcast_to(entries, shape)
@@ -656,15 +700,24 @@ class Rewriter:
         flat = moved.reshape(-1, moved.shape[-1])
         bases = self.bases_of(flat)
         if len(flat) == 1 and all(each.size == 1 for each in bases):  # scalars, each a lookup of its own
-            return self.base((1,), lambda: self.node("Sum", [self.written(each.reshape(1)) for each in flat[0]], "sum")).entries().reshape(shape)
+            return (
+                self.base((1,), lambda: self.node("Sum", [self.written(each.reshape(1)) for each in flat[0]], "sum"))
+                .entries()
+                .reshape(shape)
+            )
         single = [self.of(row[0]) for row in flat]
-        if all(each.table is not None and np.array_equal(row, each.entries().ravel()) for row, each in zip(flat, single, strict=True)):
+        if all(
+            each.table is not None and np.array_equal(row, each.entries().ravel())
+            for row, each in zip(flat, single, strict=True)
+        ):
             entries = [self._row_sum(each).first for each in single]
             return np.array(entries).reshape(shape)
 
         def make() -> ir.Value:
             if len(flat) == 1:
-                return self.node("ReduceSum", [self.written(flat[0]), self.weight(np.array([1]), "axis")], "sum", keepdims=1)
+                return self.node(
+                    "ReduceSum", [self.written(flat[0]), self.weight(np.array([1]), "axis")], "sum", keepdims=1
+                )
             first = axes[0] < min(each for each in kept if x.shape[each] > 1)  # over the vectors of a stack, or in each
             stack = np.ascontiguousarray(flat.T) if first else flat
             axis = self.weight(np.array([1 if first else 2]), "axis")
@@ -714,7 +767,9 @@ class Rewriter:
             return self.node(op, [rows, self.weight(np.array([1]), "axis")], name, keepdims=0)
 
         is_id = field.column.encoding["type"] == "id"
-        counts = op == "ReduceSum" and is_id and table.shape[1] == 1 and (table[:, 0] == (np.arange(len(table)) > 0)).all()
+        counts = (
+            op == "ReduceSum" and is_id and table.shape[1] == 1 and (table[:, 0] == (np.arange(len(table)) > 0)).all()
+        )
         pool = (field, table) if op == "ReduceSum" else None
         return self.base(table.shape[1:], make, pool=pool, count=field if counts else None)
 

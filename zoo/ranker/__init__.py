@@ -18,6 +18,7 @@ ENTRY = Entry(
     pipeline="zoo.clicks.score:LogPipeline",
     checkpoint="ranker.onnx",
     recipe=QuantRecipe(observer="minmax"),
+    native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
     summary=SUMMARY,
 )

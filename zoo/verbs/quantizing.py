@@ -284,7 +284,7 @@ def _quantize_folder(
     """Quantize a zoo model in its folder, or by one of its tables to elsewhere."""
     kept = folder.path / stages.SAMPLES
     require_report(report_path, output or folder.path / "int8.onnx", *used(folder), table_path, samples=kept.is_file())
-    own = folder.entry.recipe
+    own = folder.own_recipe
     more = {name: (*getattr(own, name), *changes[name]) for name in ("keep_float", "dynamic")}
     recipe = _changed(folder.recipe, {**changes, **more})
     if output is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, require_place, write_json
+from pipelines.graph import io, query
 from pipelines.models import stages
 from pipelines.models.hub import CARD, Card, CardFile
 from zoo.paths import Model, listed, required
@@ -71,7 +73,8 @@ def finetune(
     folder = zoo.load(model)
     if "from" in folder.card.details.get("weights", {}):
         raise RequestError(
-            f"{folder.card.name} came as a graph (zoo freeze --from-pb or --from-onnx), which cannot be trained; start with: zoo train"
+            f"{folder.card.name} came as a graph (zoo freeze --from-pb or --from-onnx), which cannot be "
+            "trained; start with: zoo train"
         )
     if not resume and is_first():
         require_free(Path(output))
@@ -113,7 +116,13 @@ def freeze(
         folder = import_ranker(from_onnx, data, output, schema, str(model), columns, output_node, on_error)
         made = stages.build(folder)
         shown = {key: folder.card.details[key] for key in ("structure", "weights")}
-        return {"model": folder.card.name, "path": str(folder.path), "family": folder.entry.name, "stages": made, **shown}
+        return {
+            "model": folder.card.name,
+            "path": str(folder.path),
+            "family": folder.entry.name,
+            "stages": made,
+            **shown,
+        }
     if schema is not None:
         raise RequestError("--schema is of the log of a ranker from elsewhere; name that with --from-onnx RANKER.onnx")
     if from_pb is None:
@@ -162,6 +171,9 @@ def import_ranker(
     read = able[family or next(iter(able))].part("from_onnx")
     options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
     found, details, files = read(path, data, target, schema=schema, family=family, **options)
+    recipe, operators = zoo.entry(found).recipe, [query.label(each) for each in io.load(target / "fp32.onnx").graph]
+    kept = tuple(each for each in recipe.keep_float if any(re.fullmatch(each, name) for name in operators))
+    details["recipe"] = dataclasses.replace(recipe, keep_float=kept).to_json()  # the family's, of operators it has
     _write_card(target, found, f"{zoo.entry(found).title}; from the graph {Path(path).name}", details, files)
     return zoo.load(target)
 

@@ -20,7 +20,19 @@ from zoo.clicks.schema import Schema
 
 LENGTH = packages.LENGTH
 AGREES = 1e-6
-NOISE = ("Cast", "Unsqueeze", "Squeeze", "Flatten", "Tile", "Expand", "Equal", "Not", "Dropout", "BatchNormalization", "Pow")
+NOISE = (
+    "Cast",
+    "Unsqueeze",
+    "Squeeze",
+    "Flatten",
+    "Tile",
+    "Expand",
+    "Equal",
+    "Not",
+    "Dropout",
+    "BatchNormalization",
+    "Pow",
+)
 
 
 def id_of(rows: int) -> dict[str, Any]:
@@ -88,7 +100,9 @@ EXPORTS = [
 
 
 @pytest.mark.parametrize(("package", "export", "name"), EXPORTS, ids=lambda x: x if isinstance(x, str) else "")
-def test_exports_of_packages_become_families(package: str, export: Callable[..., None], name: str, tmp_path: Path) -> None:
+def test_exports_of_packages_become_families(
+    package: str, export: Callable[..., None], name: str, tmp_path: Path
+) -> None:
     export(name, tmp_path / "model.onnx")
     rows = packages.rows(200)
     found = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema()))
@@ -96,8 +110,10 @@ def test_exports_of_packages_become_families(package: str, export: Callable[...,
     assert found.difference <= AGREES
     operators = query.op_counts(found.model)
     assert not set(NOISE) & set(operators)
+    assert [each.name for each in found.model.graph.outputs[1:]] == ["user", "item"][: 2 * (name == "two-tower")]
     result = scored(found, rows)
     assert result.shape == (200, 1)
+    assert np.ptp(result) > 0.01
     np.testing.assert_allclose(result.ravel(), scores(tmp_path / "model.onnx", rows), atol=AGREES, rtol=0)
 
 
@@ -294,7 +310,9 @@ def test_what_does_not_fit_is_told_in_one_line(name: str, tmp_path: Path) -> Non
 
 
 def test_logits_are_refused(tmp_path: Path) -> None:
-    path = network(GRAPHS["ranker"].replace("y = Sigmoid (s)", "y = Mul (s, slope)"), tmp_path / "m.onnx", slope=np.array(9.0))
+    path = network(
+        GRAPHS["ranker"].replace("y = Sigmoid (s)", "y = Mul (s, slope)"), tmp_path / "m.onnx", slope=np.array(9.0)
+    )
     with pytest.raises(RequestError, match="wanted probabilities; export it with its sigmoid"):
         read(path, packages.rows(10), saved(tmp_path, schema()))
 
@@ -315,7 +333,11 @@ def test_a_ranker_becomes_a_model_of_the_zoo(tmp_path: Path) -> None:
         zoo.finetune(tmp_path / "made", [str(log)], tmp_path / "tuned")
     frozen = zoo.freeze("ranker", from_onnx=path, schema=known, data=[str(log)], output=tmp_path / "any")
     assert (frozen["family"], frozen["structure"]["family"]) == ("ranker", "deepfm")
-    for family, wanted in (("dlrm", "is no dlrm, but deepfm"), ("wide-deep", "cannot be read"), ("resnet50", "cannot be read")):
+    for family, wanted in (
+        ("dlrm", "is no dlrm, but deepfm"),
+        ("wide-deep", "cannot be read"),
+        ("resnet50", "cannot be read"),
+    ):
         with pytest.raises(RequestError, match=wanted):
             zoo.freeze(family, from_onnx=path, schema=known, data=[str(log)], output=tmp_path / "other")
     with pytest.raises(RequestError, match="add --schema"):
@@ -335,7 +357,10 @@ def test_row_numbers_and_plain_numbers_are_read_as_they_are() -> None:
         "history": ["3|9", "3|0|9|40", "", "1|2|3|4|5|6", None, " 8 ", "a"],
         "age": ["35", "-1e3", "", "x", None, "0.5", "12"],
     }
-    columns = {name: pa.array(texts.get(name, ["1"] * 7), pa.string()) for name in ("user", "country", "item", "history", "age", "price")}
+    columns = {
+        name: pa.array(texts.get(name, ["1"] * 7), pa.string())
+        for name in ("user", "country", "item", "history", "age", "price")
+    }
     rows = features.encode_columns(columns, 7, 0, labelled=False)
     assert rows.ids[:, 0].tolist() == [7, 49, 0, 0, 0, 0, 0]
     history = [[3, 9, 0, 0, 0], [3, 9, 0, 0, 0], [0] * 5, [2, 3, 4, 5, 6], [0] * 5, [8, 0, 0, 0, 0], [0] * 5]
