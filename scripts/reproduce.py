@@ -36,7 +36,9 @@ from pipelines.models.pipeline import model_file
 from zoo.clicks.metrics import click_metrics
 from zoo.wide_deep.data import Rows
 
-from peers.common import median  # isort: skip  # beside this file
+import synthesize_log  # isort: skip  # beside this file
+from peers import click_models, common  # isort: skip
+from peers.common import median  # isort: skip
 from peers.wide_deep import stock_quantize  # isort: skip
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,6 +92,65 @@ def quality() -> None:
         "difference": found["difference"],
     }
     files.write_json(card, files.read_json(card) | {"metrics": said})
+
+
+def shop() -> None:
+    """fp32 and int8 of shop-clicks on 10,000 other rows of its shop, its speed in all engines, pinned; card."""
+    name = "shop-clicks"
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "log.csv"
+        synthesize_log.write(log, 10_000, seed=1)
+        found, native = (zoo.evaluate(name, str(log), engine=engine) for engine in ("onnxruntime", "native"))
+        about = "10,000 synthetic rows of scripts/synthesize_log.py, seed 1"
+        found |= {"model": name, "data": about}
+        found["native"] = {"metrics": native["metrics"]["int8"], "difference": native["difference"]}
+        report("quality", found, name)
+        said = {"on": about, "report": "reports/quality.json", **found["metrics"], "difference": found["difference"]}
+        card = zoo.SHIPPED / name / "card.json"
+        files.write_json(card, files.read_json(card) | {"metrics": said})
+        options = ["--batch-size", "512,1", "--threads", "1", "--rounds", "15", "--json", "--data", str(log)]
+        command = ["taskset", "-c", "0", sys.executable, "-m", "zoo.cli", "benchmark", name, *options]
+        speed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    report(f"speed-{cpu_slug()}", speed, name)
+
+
+FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "two-tower")
+
+
+def families() -> None:
+    """Every family of recommenders on a log with columns of its own: trained on the first three quarters of it, judged
+    on the last, timed beside its peers (`scripts/peers/click_models.py`), one pinned thread; DeepCTR-Torch where it is
+    installed.
+    """
+    source = SHARED / "data" / "movielens" / "train.csv.gz"
+    if not source.is_file():
+        raise RequestError(f"no log at {source}; set ZOO_SHARED to the folder that holds data/movielens/")
+    with tempfile.TemporaryDirectory() as scratch:
+        first, last = (Path(scratch) / f"{name}.csv" for name in ("first", "last"))
+        header, *lines = gzip.decompress(source.read_bytes()).splitlines(keepends=True)
+        cut = len(lines) * 3 // 4
+        first.write_bytes(header + b"".join(lines[:cut]))
+        last.write_bytes(header + b"".join(lines[cut:]))
+        found: dict[str, Any] = {
+            "data": f"the last {len(lines) - cut:,} of {len(lines):,} rows of {source.parent.name}"
+        }
+        found["models"] = []
+        for family in FAMILIES:
+            folder = Path(scratch) / family
+            start = time.perf_counter()
+            zoo.train(family, str(first), folder)
+            seconds = time.perf_counter() - start
+            quality = zoo.evaluate(folder, str(last), engine="onnxruntime")
+            native = zoo.evaluate(folder, str(last), engine="native")
+            quality["native"] = {"metrics": native["metrics"]["int8"], "difference": native["difference"]}
+            timed = click_models.compare(folder, rounds=ROUNDS)
+            kept = {key: quality[key] for key in ("samples", "metrics", "difference", "native")}
+            found["models"].append({**timed, "model": family, "quality": kept, "training_seconds": round(seconds, 1)})
+        found["deepctr"] = click_models.deepctr(first, last)
+    found["environment"] = machine.environment(threads=1, rounds=ROUNDS, peers=common.versions(*click_models.PACKAGES))
+    target = ROOT / "scripts" / "peers" / "reports" / f"click-models-{cpu_slug()}.json"
+    files.write_json(target, found)
+    print(f"wrote {target.relative_to(ROOT)}")
 
 
 def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
@@ -438,6 +499,8 @@ PARTS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
         quality,
+        shop,
+        families,
         speed,
         stream,
         training,

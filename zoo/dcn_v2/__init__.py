@@ -21,6 +21,7 @@ ENTRY = Entry(
     recipe=QuantRecipe(observer="minmax", correct=False, keep_float=(r"cross\.[1-9].*\.v", "cross_output")),
     native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
+    report_sections="zoo.clicks.report_sections:sections",
     summary=SUMMARY,
     schema=True,
 )

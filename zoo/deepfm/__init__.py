@@ -20,6 +20,7 @@ ENTRY = Entry(
     recipe=QuantRecipe(observer="minmax"),
     native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
+    report_sections="zoo.clicks.report_sections:sections",
     summary=SUMMARY,
     schema=True,
 )

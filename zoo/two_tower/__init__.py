@@ -20,6 +20,7 @@ ENTRY = Entry(
     recipe=QuantRecipe(observer="minmax", correct=False),
     native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
+    report_sections="zoo.clicks.report_sections:sections",
     summary=SUMMARY,
     schema=True,
     run_options=(

@@ -26,7 +26,7 @@ class TwoTowerPipeline(LogPipeline):
     """Scores rows as `LogPipeline` does; with items, finds the best of them for every user."""
 
     def run(
-        self, inputs: Any, output: str | Path, on_error: str = "raise", items: str | None = None, top: int = 10
+        self, inputs: Any, output: str | Path, on_error: str = "raise", *, items: str | None = None, top: int = 10
     ) -> dict[str, Any]:
         """Score rows; or, given `items` (a log with the items' columns), write row, rank, item and score of the `top`
         best items for every row of `inputs`, which needs the users' columns alone. Items are named by the column that

@@ -41,5 +41,5 @@ ENTRY = Entry(
     files=("sample.tsv.gz",),
     summary=SUMMARY,
     by_schema="wide-deep-log",
-    report_sections="zoo.wide_deep.report_sections:sections",
+    report_sections="zoo.clicks.report_sections:sections",
 )

@@ -23,7 +23,14 @@ torch.set_num_threads(1)  # such small work only waits for a second thread
 
 ROOT = Path(__file__).resolve().parents[3]
 FAMILIES = ("wide-deep-log", "deepfm", "dcn-v2", "dlrm", "two-tower")
-SMALL = {"hidden": "16,8", "embedding_size": "8", "epochs": "2", "refit": "false", "batch_size": "128"}
+SMALL = {
+    "hidden": "16,8",
+    "embedding_size": "8",
+    "epochs": "2",
+    "refit": "false",
+    "batch_size": "128",
+    "l2_embeddings": "10",
+}
 QUICK = {**SMALL, "hidden": "32,16", "epochs": "8", "learning_rate": "0.004", "ema": "0.9", "patience": "9"}
 
 
@@ -215,6 +222,15 @@ def test_finetuning_goes_on_from_the_weights(models, log, tmp_path):
     before, after = weights(models["deepfm"]), weights(tmp_path / "tuned")
     moved = max(float((before[name] - after[name]).abs().max()) for name in before)
     assert 0 < moved < 0.1
+
+
+def test_a_shipped_model_is_tuned_without_its_checkpoint(log, tmp_path):
+    zoo.finetune("shop-clicks", str(log), tmp_path / "tuned", settings={"epochs": "1", "refit": "false"})
+    before = zoo.pipeline("shop-clicks", precision="fp32", engine="onnxruntime")
+    after = zoo.pipeline(tmp_path / "tuned", precision="fp32", engine="onnxruntime")
+    rows = next(before.rows(log))
+    moved = np.abs(before.score(rows) - after.score(rows))
+    assert 0 < moved.mean() < 0.1
 
 
 def test_a_schema_may_be_given_and_the_label_named(log, tmp_path):

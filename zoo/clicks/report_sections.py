@@ -57,7 +57,8 @@ def headline(name: str) -> list[str]:
 def sections(name: str) -> str:
     """The model's own part of its section in MODELS.md."""
     details = Hub(zoo.SHIPPED).card(name).details
-    parts = [f"- **Run:** `zoo run {name} rows.tsv -o scores.csv`", f"- **Input:** {details['input']}"]
+    log = "rows.tsv" if name == "wide-deep-criteo" else "log.csv"
+    parts = [f"- **Run:** `zoo run {name} {log} -o scores.csv`", f"- **Input:** {details['input']}"]
     if qualities := _reports(name, "quality"):
         parts.append(_quality(newest(qualities)))
     if speeds := _reports(name, "speed"):
