@@ -524,15 +524,21 @@ class Rewriter:
             at = int(a[place])
             if x.table is None or y.table is None or x.column != y.column:
                 return None
-            if _is_mask(x):
+            if self._is_mask(x):
                 x, y, at = y, x, int(b[place])
-            if not _is_mask(y) or x.table is None or y.table is None or x.table.dtype != np.float32:
+            if not self._is_mask(y) or x.table is None or y.table is None or x.table.dtype != np.float32:
                 return None
             table = self._derived(
                 "masked", [x.table, y.table], lambda t, m: t if (t[m[:, 0] == 0] == 0).all() else t * m
             )
             out[place] = self.lookup(x.column, table, x.code).first + at - x.first
         return out
+
+    def _is_mask(self, base: Base) -> bool:
+        """Whether it is 0 or 1 by the id alone."""
+        if base.table is None or not base.code or base.table.shape[1] != 1:
+            return False
+        return bool(self._derived("mask", [base.table], lambda t: np.isin(t, (0, 1)).all()))
 
     # --- arithmetic
 
@@ -839,10 +845,6 @@ def _filled(op: Callable[..., Array], arguments: Sequence[Any]) -> Callable[...,
         return op(*(next(left) if each is None else each for each in arguments))
 
     return compute
-
-
-def _is_mask(base: Base) -> bool:
-    return base.code and base.table is not None and base.table.shape[1] == 1 and bool(np.isin(base.table, (0, 1)).all())
 
 
 def _transposed(x: Layout, perm: Sequence[int] | None) -> Layout:
