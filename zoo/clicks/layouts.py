@@ -538,7 +538,7 @@ class Rewriter:
         """Whether it is 0 or 1 by the id alone."""
         if base.table is None or not base.code or base.table.shape[1] != 1:
             return False
-        return bool(self._derived("mask", [base.table], lambda t: np.isin(t, (0, 1)).all()))
+        return bool(self._derived("mask", [base.table], lambda t: np.asarray(np.isin(t, (0, 1)).all())))
 
     # --- arithmetic
 
