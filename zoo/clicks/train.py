@@ -406,8 +406,8 @@ def train(
         saved = load_checkpoint(output / STATE, run) if resume else None
         if saved:
             require_same_run(output / STATE, saved["run"], run)
-        first = {"run": run, "phase": "search", "trial": 0, "winner": {}}
-        state: dict[str, Any] = saved or {**first, **_fresh_trial()}
+        beginning: dict[str, Any] = {"run": run, "phase": "search", "trial": 0, "winner": {}}
+        state: dict[str, Any] = saved or {**beginning, **_fresh_trial()}
         state.setdefault("began", time.time())
         if state["phase"] == "search":
             trainer = _search(state, output, store, split, features, config, fresh, shares)
