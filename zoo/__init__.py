@@ -37,6 +37,7 @@ BUILT_IN = {
     "dcn-v2": "zoo.dcn_v2:ENTRY",
     "dlrm": "zoo.dlrm:ENTRY",
     "two-tower": "zoo.two_tower:ENTRY",
+    "ranker": "zoo.ranker:ENTRY",
     "resnet50": "zoo.resnet:RESNET50",
     "resnet26d": "zoo.resnet:RESNET26D",
     "mobilenet-v1": "zoo.mobilenet:MOBILENET_V1",

@@ -218,23 +218,33 @@ def finetune(model: str, qat: bool, as_json: bool, **options: Any) -> None:
     metavar="GRAPH",
     help="A frozen TensorFlow graph (.pb) or a SavedModel; MODEL is its family: wide-deep.",
 )
-@click.option("--data", multiple=True, help="With --from-pb: rows of the log; the first 4,096 calibrate.")
-@click.option("-o", "--output", default=None, help="With --from-pb: folder for the model.")
+@click.option(
+    "--from-onnx",
+    default=None,
+    metavar="RANKER",
+    help="An ONNX export of a click model (torch-rechub, DeepCTR-Torch, FuxiCTR, ...); MODEL is its family: deepfm, "
+    "dcn-v2, dlrm, two-tower, wide-deep-log, or ranker for any.",
+)
+@click.option("--schema", default=None, help="With --from-onnx: what the log's columns are (zoo schema).")
+@click.option("--data", multiple=True, help="With --from-...: rows of the log; the first 4,096 calibrate.")
+@click.option("-o", "--output", default=None, help="With --from-...: folder for the model.")
 @click.option(
     "--columns",
     type=Words(),
     default=None,
-    help="With --from-pb: a row's columns by their names in the graph. [default: I2 before I10]",
+    help="With --from-pb: a row's columns by their names in the graph. [default: I2 before I10] With --from-onnx: "
+    "those that feed its inputs, in order. [default: by name; of one matrix: the schema's order]",
 )
 @click.option(
-    "--output-node", default=None, metavar="NAME", help="With --from-pb: the probability, where there are several."
+    "--output-node", default=None, metavar="NAME", help="With --from-...: the probability, where there are several."
 )
 @together(on_error, as_json)
 def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Turn the checkpoint of MODEL into fp32.onnx; or a graph made of tf.feature_column elsewhere into an int8 model.
+    """Turn the checkpoint of MODEL into fp32.onnx; or a graph from elsewhere into an int8 model.
 
-    Rows are tab separated: label (0 or 1; optional), the numbers, the categories; one value a column, empty where
-    missing. A missing number counts as what the graph's ParseExample says, else 0; a missing category looks nothing up.
+    That is one made of tf.feature_column, or a ranker in ONNX with a schema of its log. Rows of the former are tab
+    separated: label (0 or 1; optional), the numbers, the categories; one value a column, empty where missing. A missing
+    number counts as what the graph's ParseExample says, else 0; a missing category looks nothing up.
     """
     from zoo import verbs
 
@@ -312,8 +322,25 @@ def calibrate(model: str, data: tuple[str, ...], output: str | None, as_json: bo
 )
 @click.option(
     "--calibration-data",
+    "--data",
+    "calibration_data",
     multiple=True,
-    help="For an .onnx file: .npz with one array per graph input, may be repeated; a folder of them; or of images.",
+    help="For an .onnx file: .npz with one array per graph input, may be repeated; a folder of them; or of images. "
+    "With --schema: the log.",
+)
+@click.option(
+    "--schema",
+    default=None,
+    help="What a click log's columns are (zoo schema): the .onnx file is a ranker of it, made a model folder -o.",
+)
+@click.option(
+    "--columns",
+    type=Words(),
+    default=None,
+    help="With --schema: those that feed the inputs, in order. [default: by name; of one matrix: the schema's order]",
+)
+@click.option(
+    "--output-node", default=None, metavar="NAME", help="With --schema: the probability, where there are several."
 )
 @click.option("--table", default=None, help="A calibration table made before.")
 @click.option(
@@ -344,6 +371,8 @@ def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **op
     def show() -> None:
         if summary is not None:
             click.echo(summary["line"])
+        if "structure" in report:
+            click.echo(f"{report['family']}: {report['structure']['why']}")
         operators = report["operators"]
         if show_all:
             rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in operators]

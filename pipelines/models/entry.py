@@ -49,6 +49,9 @@ class Entry:
         "fold" and "reason"); "" for a model that has no such form
     from_graph(path, data, output, *, columns, output_node, on_error) -> details of a card: a frozen TensorFlow graph
         from elsewhere, with rows to calibrate on, to a folder that freeze starts from; "" for a model without one
+    from_onnx(path, data, output, *, schema, family, columns, output_node, on_error) -> (the family it is, details of a
+        card, files that came): an ONNX model of other libraries with the schema of its log, the same way; "" for a
+        model without one
     harness(pipelines, data, *, scenario, count, least, price_per_hour) -> figures: the quality, then the time from raw
         input to results, one sample after the other or in a stream; "" for a model without one
     report_sections(name) -> Markdown: the part of MODELS.md on the model `name`; "" for a family without one. Its
@@ -81,6 +84,7 @@ class Entry:
     native: str = ""
     harness: str = ""
     from_graph: str = ""
+    from_onnx: str = ""
     report_sections: str = ""
     files: tuple[str, ...] = ()
     run_options: tuple[RunOption, ...] = ()
@@ -100,7 +104,7 @@ class Entry:
             self.evaluate,
             self.pipeline,
         )
-        optional = (self.native, self.harness, self.from_graph, self.report_sections)
+        optional = (self.native, self.harness, self.from_graph, self.from_onnx, self.report_sections)
         for part in (*parts, *filter(None, optional)):
             if part.count(":") != 1:
                 raise ValueError(f"{self.name}: {part!r} is not 'module:attribute'")

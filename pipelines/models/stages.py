@@ -115,15 +115,20 @@ class ModelFolder:
         return read_record(self.path)
 
     @property
+    def own_recipe(self) -> QuantRecipe:
+        """The recipe that the model comes with: its card's, else the entry's."""
+        return _recipe(self.card.details.get("recipe")) or self.entry.recipe
+
+    @property
     def recipe(self) -> QuantRecipe:
-        """The recipe int8.onnx is made by: the one last used here, or trained for, else the entry's; its observer is
-        calibration.json's.
+        """The recipe int8.onnx is made by: the one last used here, or trained for, else the model's own; its observer
+        is calibration.json's.
         """
         record, trained = self.record, self.trained
         recipe = (
             _recipe(record.get("int8.onnx", {}).get("recipe"))
             or (trained and _recipe(trained.recipe))
-            or self.entry.recipe
+            or self.own_recipe
         )
         return replace(recipe, observer=record.get("calibration.json", {}).get("observer", recipe.observer))
 

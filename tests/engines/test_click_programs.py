@@ -90,3 +90,12 @@ def test_damaged_files_are_refused(made, tmp_path):
     with pytest.raises(RequestError) as error:
         load(broken, "native")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_arrays_of_other_layouts_are_copied(made, threads):
+    _, path, feeds, _ = made
+    session = load(path, "native", threads)
+    wanted = session.run(feeds)["probability"].tobytes()
+    for change in (np.asfortranarray, lambda x: np.repeat(x, 2, axis=0)[::2]):
+        assert session.run({name: change(each) for name, each in feeds.items()})["probability"].tobytes() == wanted

@@ -69,7 +69,8 @@ class Field:
 
     Ids of a table of `rows` rows: 0 an unknown value, from 1 on known values or hash buckets, the last one a missing
     value. In a list the last one fills the places that the row has no items for, and its row of the table is zeros; of
-    max pooling they repeat the first item. scale: the column of `Rows.scales` for mean pooling, else -1.
+    max pooling they repeat the first item. Of the encoding "id" 0 stands for unknown and missing values alike, and is
+    no item of a list. scale: the column of `Rows.scales` for mean pooling, else -1.
     """
 
     column: Column
@@ -95,12 +96,14 @@ class Field:
     def rows(self) -> int:
         """Rows of the table."""
         encoding = self.column.encoding
+        if encoding["type"] == "id":
+            return int(encoding["rows"])
         return 2 + (int(encoding["buckets"]) if encoding["type"] == "hash" else len(encoding["values"]))
 
     @property
     def last(self) -> int:
         """The id of a missing value, or of a place without an item."""
-        return self.rows - 1
+        return 0 if self.column.encoding["type"] == "id" else self.rows - 1
 
     @cached_property
     def _values(self) -> pa.Array:
@@ -110,6 +113,10 @@ class Field:
         """Ids of texts, int32 [n]; null is missing."""
         if self.column.encoding["type"] == "hash":
             found = hash_buckets(texts, int(self.column.encoding["buckets"])) + np.int32(1)
+        elif self.column.encoding["type"] == "id":
+            numbers = floats(texts)
+            known = (numbers > 0) & (numbers < self.rows) & (numbers == np.floor(numbers))
+            return np.where(known, numbers, 0).astype(np.int32)
         else:
             places = pc.index_in(texts, value_set=self._values, skip_nulls=True)
             found = places.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32) + np.int32(1)
@@ -127,7 +134,10 @@ class Field:
         values = pc.utf8_trim_whitespace(lists.flatten())
         rows = np.repeat(np.arange(len(texts)), counts)
         some = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
-        rows, known = rows[some], self.ids(values)[some]
+        known = self.ids(values)
+        if self.column.encoding["type"] == "id":
+            some = known > 0
+        rows, known = rows[some], known[some]
         counts = np.bincount(rows, minlength=len(texts))
         place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         place -= np.maximum(counts - self.width, 0)[rows]
@@ -206,7 +216,8 @@ class Features:
     @cached_property
     def ranges(self) -> tuple[Floats, Floats]:
         """The smallest and largest value of each column of `Rows.numbers`, float32 [numbers]."""
-        reach = [LARGEST if each.encoding["type"] == "standard" else 0.0 for each in self.numbers]
+        most = {"standard": LARGEST, "value": float(np.finfo(np.float32).max)}
+        reach = [most.get(each.encoding["type"], 0.0) for each in self.numbers]
         low = np.array([-each for each in reach] + [0.0] * len(self.gaps), np.float32)
         return low, np.array([each or 1.0 for each in reach] + [1.0] * len(self.gaps), np.float32)
 
@@ -220,7 +231,7 @@ class Features:
     @cached_property
     def last_ids(self) -> NDArray[np.int64]:
         """The largest id of each column of the ids, int64 [columns]."""
-        return np.concatenate([np.zeros(0, np.int64), *(np.full(each.width, each.last) for each in self.fields)])
+        return np.concatenate([np.zeros(0, np.int64), *(np.full(each.width, each.rows - 1) for each in self.fields)])
 
     def encode(self, rows: Rows) -> dict[str, NDArray[Any]]:
         """The model's inputs, C-contiguous."""
@@ -311,7 +322,7 @@ class Features:
             left_out += 1
 
         tell = None if errors is None else bad
-        reader = NativeReader.of(self, log, names)
+        reader = None if tower else NativeReader.of(self, log, names)
         batches = timed(log.batches(names, tell), seconds, "read") if reader is None else reader.batches(tell, seconds)
         for batch in batches:
             start, left_out = start + left_out, 0
@@ -335,6 +346,8 @@ class Features:
         """Values of the number `at` as `zoo.clicks.schema.ENCODINGS` says, NaN where missing: float64 [n] to [n]."""
         encoding = self.numbers[at].encoding
         match encoding["type"]:
+            case "value":
+                return x
             case "standard":
                 return np.clip((x - encoding["mean"]) / encoding["deviation"], -LARGEST, LARGEST)
             case "min-max":

@@ -37,14 +37,15 @@ from zoo.clicks.expressions import (
     Unit,
     parts_of,
 )
-from zoo.clicks.fold import BANDWIDTH, LIMIT, Decision
-from zoo.clicks.integer_layers import dense_layer, folded_table, integer_weights, largest, positive
+from zoo.clicks.fold import BANDWIDTH, FINEST, LIMIT, Decision
+from zoo.clicks.integer_layers import dense_layer, largest, mixed_layer, positive
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 MACS = 100e9  # int16 products of one core, see `decide` of `zoo.clicks.fold`
 HEADROOM = 1.5  # codes reach so many times the range that calibration saw
+FLOAT = 1e-9  # the finest step of a result that stays float
 LINE = 64  # bytes of a cache line
 FINE = 2**16  # layers of fewer products read codes, larger ones bytes: half the time, a part of the precision
 
@@ -53,10 +54,12 @@ def fold_program(
     model: ir.Model, table: CalibrationTable, recipe: QuantRecipe
 ) -> tuple[ir.Model | None, dict[str, Any]]:
     """The rewritten float model as one `ClickProgram`: (model, report), or (None, report) where it has an operator that
-    no program has, or the recipe keeps one float.
+    no program has, or the recipe keeps tables float.
 
-    Reads Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models by structure, see `zoo.clicks.expressions`. The report
-    is that of `fold`, without "quantization". The same inputs give the same bytes.
+    Where the recipe keeps an operator float, which 8 bits are too coarse for, the program has none in bytes: all is in
+    int16 codes, rows of folded tables too. Reads Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models by structure,
+    see `zoo.clicks.expressions`. The report is that of `fold`, without "quantization". The same inputs give the same
+    bytes.
     """
     table.require(model)
     found = model.clone()
@@ -66,9 +69,8 @@ def fold_program(
         if not recipe.quantize_tables:
             raise RequestError("the recipe keeps tables float")
         outputs = [reader.read(value) for value in found.graph.outputs]
-        if any(recipe.keeps_float(str(node.name or node.outputs[0].name)) for node in reader.nodes):
-            raise RequestError("kept float by the recipe")
-        compiler = Compiler(reader, table, machine.caches())
+        kept = any(recipe.keeps_float(str(node.name or node.outputs[0].name)) for node in reader.nodes)
+        compiler = Compiler(reader, table, machine.caches(), not kept)
         program = compiler.compile(outputs)
     except RequestError as error:
         return None, {"fold": False, "reason": str(error), "layers": {}, "refused": {}}
@@ -105,10 +107,13 @@ class _Group:
 
 
 class Compiler:
-    """Expressions to a `ClickProgram`. Raises RequestError for what it has no step for."""
+    """Expressions to a `ClickProgram`. coarse: large layers and tables may be in bytes.
 
-    def __init__(self, reader: Reader, table: CalibrationTable, caches: Mapping[str, int]) -> None:
-        self.reader, self.table, self.caches = reader, table, caches
+    Raises RequestError for what it has no step for.
+    """
+
+    def __init__(self, reader: Reader, table: CalibrationTable, caches: Mapping[str, int], coarse: bool = True) -> None:
+        self.reader, self.table, self.caches, self.coarse = reader, table, caches, coarse
         self.decisions: dict[str, Decision] = {}
         self.slots: list[tuple[str, int]] = []
         self.steps: list[steps.Step] = []
@@ -223,7 +228,7 @@ class Compiler:
             if isinstance(part, Linear):
                 hidden = part.relu and (single is part or x.width == 1)
                 own = hidden or (single is part and x.width > 1)
-                form = "piece" if not own else "u1" if hidden and x.weight.size > FINE else "i2"
+                form = "piece" if not own else "u1" if hidden and self._coarse(x) else "i2"
                 self.forms.setdefault(part, set()).add(form)
             if form == "piece":
                 self.pieces[part] = None
@@ -255,7 +260,9 @@ class Compiler:
         chosen = candidates
         while True:
             size = sum(len(part.table) * self._row(group) for group, part in chosen)
-            self._wide = 2 * size <= self.caches.get("L3", 0)  # there, twice the bytes cost little and are exact
+            self._wide = not self.coarse or 2 * size <= self.caches.get(
+                "L3", 0
+            )  # there, twice the bytes cost little and are exact
             size *= 1 + self._wide
             level = next((each for each in ("L2", "L3") if size <= self.caches.get(each, 0)), "DRAM")
             pays = [each for each in chosen if self._pays(*each, level)]
@@ -290,6 +297,10 @@ class Compiler:
     def _row(self, group: _Group) -> int:
         """Columns of the folded table."""
         return sum(-(-each.width // COLUMNS) * COLUMNS * self._outs(each) for each in group.layers)
+
+    def _coarse(self, layer: Linear) -> bool:
+        """Whether a layer reads bytes."""
+        return self.coarse and layer.weight.size > FINE
 
     def _outs(self, layer: Linear) -> int:
         forms = {"f4" if form == "piece" else form for form in self.forms.get(layer, ())}
@@ -487,7 +498,7 @@ class Compiler:
         if (x, form) not in self._made:
             parts = parts_of(x.x)
             single = parts[0] if len(parts) == 1 else None
-            if isinstance(single, Linear) and single.relu and x.weight.size > FINE:
+            if isinstance(single, Linear) and single.relu and self._coarse(x):
                 self._dense(x, single, form)
             elif isinstance(single, Linear):
                 slot, scale = self._result(single, "i2")
@@ -509,7 +520,10 @@ class Compiler:
     def _dense(self, x: Linear, hidden: Linear, form: str) -> None:
         slot, scale = self._result(hidden, "u1")
         if form == "i2":
-            raise RequestError(f"{x.value} is read as codes after a hidden layer")
+            floats, unit, out = self._result(x, "f4")[0], self._unit(x, form), self._slot(form, x.width)
+            self.steps.append(steps.Quantize(floats, out, 0, 1 / unit, x.relu))
+            self._made[x, form] = (out, unit)
+            return
         unit = self._unit(x, form)
         out = self._slot(form, x.width)
         self.steps.append(steps.Dense(slot, out, dense_layer(x.weight, x.bias, scale, unit, form)))
@@ -595,6 +609,7 @@ class Compiler:
         weights: list[Floats] = []
         biases: list[Floats] = []
         units: list[Floats] = []
+        fine: list[Floats] = []
         outs: list[tuple[int, int, bool]] = []
         for layer in layers:
             forms = sorted({"f4" if form == "piece" else form for form in self.forms.get(layer, {"f4"})})
@@ -611,6 +626,7 @@ class Compiler:
                 weights.append(np.pad(weight, ((0, 0), (0, padding))))
                 biases.append(np.pad(bias, (0, padding)))
                 units.append(np.full(width + padding, step_of))
+                fine.append(np.full(width + padding, FLOAT if form == "f4" else FINEST * step_of))
         whole, bias, unit = np.concatenate(weights, axis=1), np.concatenate(biases), np.concatenate(units)
         if not (np.isfinite(whole).all() and np.isfinite(bias).all()):
             raise RequestError("its tables or weights are not finite")
@@ -619,8 +635,7 @@ class Compiler:
         matrix = np.zeros((count, whole.shape[1]))
         for at, scale, row in rows:
             matrix[at - first] += whole[row] * scale
-        made = folded_table(folded, whole, unit, self._wide)
-        codes, step, shift = integer_weights(matrix, made.step)
+        made = mixed_layer(matrix, folded, whole, np.concatenate(fine), self._wide)
         chosen = [
             (part.column, offset, len(part.table)) for (part, _), offset in zip(folded, made.offsets, strict=True)
         ]
@@ -629,14 +644,14 @@ class Compiler:
             steps.Mixed(
                 slot if count else -1,
                 first if count else 0,
-                codes,
-                (step / unit).astype(np.float32),
+                made.weight,
+                (made.scale / unit).astype(np.float32),
                 ((bias + made.centre) / unit).astype(np.float32),
                 tuple(outs),
                 columns,
                 offsets,
                 heights,
-                shift,
+                made.shift,
                 made.table,
             )
         )

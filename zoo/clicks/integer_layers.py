@@ -14,7 +14,7 @@ from pipelines.kernels.clicks.operators import ZERO, LinearLayer
 from pipelines.kernels.clicks.program import CODES
 from pipelines.quantization.scales import weight_qparams
 from zoo.clicks.expressions import Field
-from zoo.clicks.fold import BLOCK, FINEST
+from zoo.clicks.fold import BLOCK
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -23,62 +23,66 @@ MOST = 2**31 * 0.99  # what sums of weights may reach, so that rounding them doe
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """Folded fields: rows, the first row of each, what an entry is worth, and what the rows leave out, by column."""
+class Integers:
+    """Weights of a `Mixed` step: rows of folded fields with the first of each, weights of codes, the scale of the sums,
+    what the rows leave out.
+    """
 
     table: Array | None
     offsets: list[int]
-    step: Floats | None  # of a column
-    centre: Floats | float
+    weight: Array
+    scale: Floats
+    centre: Floats
+    shift: int
 
 
-def folded_table(folded: Sequence[tuple[Field, int]], weight: Floats, unit: Floats, wide: bool) -> Table:
-    """The products of the fields' tables and their weights as int8, as `fold_layer` of `zoo.clicks.fold` makes them, or
-    as int16.
+def mixed_layer(
+    matrix: Floats, folded: Sequence[tuple[Field, int]], weight: Floats, fine: Floats, wide: bool
+) -> Integers:
+    """`matrix` [codes, N], what a code adds, and fields (with their first row of `weight` [inputs, N]) as integers.
+
+    fine: [N], steps of a result below which nothing is gained. wide: rows as int16, else bytes. A column's rows are
+    products in float64 less the middle of each field, as in `fold_layer` of `zoo.clicks.fold`. Steps of rows and of
+    weights differ by 2^shift in every column; a column whose weights then do not fit gets larger steps, and the shift
+    is that of least squared error. Raises RequestError for what is not finite.
     """
+    largest, reach = np.abs(matrix).max(axis=0, initial=0), CODES * np.abs(matrix).sum(axis=0)
     if not folded:
-        return Table(None, [], None, 0.0)
+        scale = np.maximum(np.maximum(largest / 32767, reach / MOST), 1e-30)
+        return Integers(None, [], np.rint(matrix / scale).astype(np.int16), scale, np.zeros(len(scale)), 0)
     low, high = np.full((2, len(folded), weight.shape[1]), [[[np.inf]], [[-np.inf]]])
     for number, (part, start) in enumerate(folded):
         for _, block in products(part, weight[start : start + part.width]):
             low[number] = np.minimum(low[number], block.min(axis=0))
             high[number] = np.maximum(high[number], block.max(axis=0))
-    middle = (low + high) / 2
-    top = (2**15 - 1) // len(folded) if wide else 127
-    step = np.maximum((high - low).max(axis=0) / (2 * top), FINEST / 256 * unit)
-    if not np.isfinite(step).all():
+    middle, top = (low + high) / 2, (2**15 - 1) // len(folded) if wide else 127
+    finest = np.maximum((high - low).max(axis=0) / (2 * top), fine)
+    if not np.isfinite(finest).all():
         raise RequestError("its tables or weights are not finite")
-    heights = [len(part.table) for part, _ in folded]
-    offsets = np.cumsum([0, *heights])[:-1].tolist()
-    table = np.zeros((sum(heights), weight.shape[1]), np.int16 if wide else np.uint8)
+    least = np.inf
+    for number in range(15):
+        room = MOST - (2**15 << number)
+        fits = np.maximum(largest / 32767, reach / room) * 2.0**number
+        steps = np.maximum(finest, fits)
+        noise = (steps**2 * (len(folded) + len(matrix) * (CODES / 2) ** 2 * 4.0**-number) / fine**2).sum()
+        if noise < least:
+            least, shift, step = noise, number, steps
+    offsets = np.cumsum([0, *(len(part.table) for part, _ in folded)])
+    table = np.zeros((offsets[-1], weight.shape[1]), np.int16 if wide else np.uint8)
     for number, (part, start) in enumerate(folded):
         for at, block in products(part, weight[start : start + part.width]):
             rows = np.clip(np.rint((block - middle[number]) / step), -top, top) + (0 if wide else ZERO)
             table[offsets[number] + at : offsets[number] + at + len(block)] = rows
-    return Table(table, offsets, step, middle.sum(axis=0))
+    scale = step * 2.0**-shift
+    return Integers(
+        table, offsets[:-1].tolist(), np.rint(matrix / scale).astype(np.int16), scale, middle.sum(axis=0), shift
+    )
 
 
 def products(part: Field, weight: Floats) -> Iterator[tuple[int, Floats]]:
     """(first row, block of rows of table x weight)."""
     for start in range(0, len(part.table), BLOCK):
         yield start, part.table[start : start + BLOCK].astype(np.float64) @ weight
-
-
-def integer_weights(matrix: Floats, step: Floats | None) -> tuple[Array, Floats, int]:
-    """(int16 weights, scale of the sums, shift) of real weights a code; step: of the folded table.
-
-    As fine as int16 and the int32 sums allow.
-    """
-    largest, reach = np.abs(matrix).max(axis=0, initial=0), CODES * np.abs(matrix).sum(axis=0)
-    if step is None:
-        scale = np.maximum(np.maximum(largest / 32767, reach / MOST), 1e-30)
-        return np.rint(matrix / scale).astype(np.int16), scale, 0
-    for shift in range(14, -1, -1):
-        scale = step * 2.0**-shift
-        room = MOST - (2**15 << shift)
-        if (largest / scale <= 32767).all() and (reach / scale < room).all():
-            return np.rint(matrix / scale).astype(np.int16), scale, shift
-    raise RequestError("the weights of its codes do not fit int16 beside those of its tables")
 
 
 def dense_layer(weight: Floats, bias: Floats, scale: float, unit: float, form: str) -> LinearLayer:

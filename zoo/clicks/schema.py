@@ -27,12 +27,15 @@ KINDS = {
 ENCODINGS = {
     "hash": "a category's id is 1 + FarmHash Fingerprint64 of its text modulo buckets",
     "vocabulary": "a category's id is its place among known values from 1 on, 0 for all others",
+    "id": "the text is the row's number itself; 0 for what is no number from 0 to rows - 1, and for what is missing",
     "log1p": "log(1 + x - minimum) / log(1 + maximum - minimum), clipped to 0 to 1",
     "standard": "(x - mean) / standard deviation, clipped to -8 to 8",
     "min-max": "(x - minimum) / (maximum - minimum), clipped to 0 to 1",
     "quantile": "the share of training values below x",
+    "value": "x itself",
 }
-OF_CATEGORIES, OF_NUMBERS = ("hash", "vocabulary"), ("log1p", "standard", "min-max", "quantile")
+OF_CATEGORIES = ("hash", "vocabulary", "id")
+OF_NUMBERS = ("log1p", "standard", "min-max", "quantile", "value")
 POOLINGS = ("mean", "sum", "max")
 TOWERS = ("user", "item")
 MOST_BUCKETS = 2**31 - 1
@@ -44,6 +47,7 @@ _encoding = {
     "properties": {
         "type": {"enum": list(ENCODINGS)},
         "buckets": {"type": "integer", "minimum": 1, "maximum": MOST_BUCKETS},
+        "rows": {"type": "integer", "minimum": 1, "maximum": MOST_BUCKETS},
         "values": {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True},
         "minimum": _number,
         "maximum": _number,
@@ -89,10 +93,12 @@ JSON_SCHEMA: dict[str, Any] = {
 _NEEDS = {  # of an encoding, besides its type
     "hash": ("buckets",),
     "vocabulary": ("values",),
+    "id": ("rows",),
     "log1p": ("minimum", "maximum"),
     "standard": ("mean", "deviation"),
     "min-max": ("minimum", "maximum"),
     "quantile": ("quantiles",),
+    "value": (),
 }
 
 
@@ -166,7 +172,7 @@ COLUMNS = ("column", "kind", "values", "missing", "encoding", "why")
 def _told(column: Column) -> str:
     """A column's encoding in a few words."""
     encoding = column.encoding
-    size = {"hash": "buckets", "vocabulary": "values"}.get(encoding.get("type", ""), "")
+    size = {"hash": "buckets", "vocabulary": "values", "id": "rows"}.get(encoding.get("type", ""), "")
     count = encoding.get(size, 0)
     parts = [encoding["type"], f"{count if isinstance(count, int) else len(count):,} {size}"] if size else []
     parts = parts or [encoding.get("type", column.unit)]

@@ -78,10 +78,11 @@ class TrainConfig:
     ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept. l2_*:
     weigh the squared distance of all entries of tables, of first-order weights and of layers from 0 (in fine-tuning:
     from the starting weights) against the *sum* of the rows' losses, as a Gaussian prior does, so that they hold for
-    any number of rows. unknown: the least share of each column's categories that training replaces by the unknown one,
-    which stands for all that were rarer than min_count and for those to come; a column with more new values than that
-    among the held-out rows, such as users where new ones keep coming, has as many replaced. Raises RequestError for
-    values out of range.
+    any number of rows; of several l2_embeddings the search tries one after the other while the held-out rows say that
+    it helps: the sparser the categories, the more. unknown: the least share of each column's categories that training
+    replaces by the unknown one, which stands for all that were rarer than min_count and for those to come; a column
+    with more new values than that among the held-out rows, such as users where new ones keep coming, has as many
+    replaced. Raises RequestError for values out of range.
     """
 
     embedding_size: int = 16
@@ -91,7 +92,7 @@ class TrainConfig:
     learning_rate: float = 2e-3
     dropout: float = 0.0
     ema: float = 0.999
-    l2_embeddings: float = 10.0
+    l2_embeddings: tuple[float, ...] = (10.0, 1000.0, 20000.0)
     l2_scalars: float = 10.0
     l2_layers: float = 50.0
     unknown: float = 0.05
@@ -110,7 +111,7 @@ class TrainConfig:
 
 def for_finetuning(config: TrainConfig) -> Any:
     """The recipe for going on from trained weights: small steps."""
-    return replace(config, learning_rate=config.learning_rate / 10, unknown=0.0)
+    return replace(config, learning_rate=config.learning_rate / 10, unknown=0.0, l2_embeddings=config.l2_embeddings[:1])
 
 
 class Store:
@@ -238,7 +239,7 @@ class Trainer:
         self.start = [torch.zeros_like(each) for each in self.weights]
         kinds = {id(m.weight): config.l2_scalars for m in model.modules() if isinstance(m, Scalars)}
         kinds |= {
-            id(m.weight): config.l2_embeddings
+            id(m.weight): config.l2_embeddings[0]
             for m in model.modules()
             if isinstance(m, Embeddings) and not isinstance(m, Scalars)
         }
@@ -392,12 +393,12 @@ def train(
         known = Categories(features, store, split, config.min_count)
         shares = known.new(store.parts(split, len(store))).clamp(config.unknown, MOST_NEW)
 
-        def fresh(rows: int) -> Trainer:
+        def fresh(rows: int, l2: float) -> Trainer:
             torch.manual_seed(config.seed)
             model = build(features, config)
             if start_from:
                 fill(model, _weights(model, Path(start_from) / "fp32.onnx"), start_from)
-            trainer = Trainer(model, config, rows, group)
+            trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group)
             if start_from:
                 trainer.hold()
             return trainer
@@ -405,26 +406,29 @@ def train(
         saved = load_checkpoint(output / STATE, run) if resume else None
         if saved:
             require_same_run(output / STATE, saved["run"], run)
-        state: dict[str, Any] = saved or {"run": run, "phase": "search", "epoch": 0, "history": [], "best": {}}
+        beginning: dict[str, Any] = {"run": run, "phase": "search", "trial": 0, "winner": {}}
+        state: dict[str, Any] = saved or {**beginning, **_fresh_trial()}
         state.setdefault("began", time.time())
         if state["phase"] == "search":
-            trainer = _fit(state, output, store, split, config.epochs, features, config, fresh, shares)
+            trainer = _search(state, output, store, split, features, config, fresh, shares)
             if config.refit:
                 state |= {"phase": "refit", "epoch": 0, "trainer": None}
         if state["phase"] == "refit":
-            trainer = _fit(state, output, store, len(store), state["best"]["epoch"], features, config, fresh, shares)
+            best = state["winner"]
+            trainer = _fit(state, output, store, len(store), best["epoch"], features, config, fresh, best["l2"], shares)
         used = len(store) if config.refit else split
-        metrics = {name: state["best"][name] for name in ("auc", "logloss", "accuracy")}
+        metrics = {name: state["winner"][name] for name in ("auc", "logloss", "accuracy")}
         if group.rank == 0:
             if not config.refit:
-                trainer.average = [each.clone() for each in state["best_weights"]]
+                trainer.average = [each.clone() for each in state["winner"]["weights"]]
             record = {
                 "config": settings,
                 "features": features.to_json(),
                 "metrics": metrics,
                 "rows": {"train": split, "held_out": held, "final": used, "left_out": store.errors.total},
-                "epochs": state["best"]["epoch"],
-                "history": state["history"],
+                "epochs": state["winner"]["epoch"],
+                "l2_embeddings": state["winner"]["l2"],
+                "history": state["winner"]["history"],
                 "seconds": round(time.time() - state["began"], 1),
                 "processes": group.count,
             }
@@ -496,6 +500,35 @@ def _sizes(config: Any) -> list[str]:
     return ["embedding_size", "hidden", *(asdict(config).keys() - asdict(TrainConfig()).keys())]
 
 
+def _fresh_trial() -> dict[str, Any]:
+    return {"epoch": 0, "trainer": None, "best": {}, "history": []}
+
+
+def _search(
+    state: dict[str, Any],
+    output: Path,
+    store: Store,
+    split: int,
+    features: Features,
+    config: TrainConfig,
+    fresh: Callable[[int, float], Trainer],
+    shares: torch.Tensor,
+) -> Trainer:
+    """Try each of `l2_embeddings`, as long as it is better than the one before; the best is state["winner"]."""
+    while True:
+        l2 = config.l2_embeddings[state["trial"]]
+        trainer = _fit(state, output, store, split, config.epochs, features, config, fresh, l2, shares)
+        best, winner = state["best"], state["winner"]
+        better = not winner or best["logloss"] < winner["logloss"] - config.min_delta
+        if better:
+            kept = {"l2": l2, "weights": state["best_weights"], "history": state["history"]}
+            state["winner"] = {**best, **kept}
+        state["trial"] += 1
+        if not better or state["trial"] == len(config.l2_embeddings):
+            return trainer
+        state |= _fresh_trial()
+
+
 def _fit(
     state: dict[str, Any],
     output: Path,
@@ -504,13 +537,14 @@ def _fit(
     epochs: int,
     features: Features,
     config: TrainConfig,
-    fresh: Callable[[int], Trainer],
+    fresh: Callable[[int, float], Trainer],
+    l2: float,
     shares: torch.Tensor,
 ) -> Trainer:
     """Train on the first `rows` rows up to epoch `epochs`; in the search, judge each by the rows after them, note the
     best and stop early.
     """
-    trainer = fresh(rows)
+    trainer = fresh(rows, l2)
     search, group = state["phase"] == "search", trainer.group
     categories = Categories(features, store, rows, config.min_count)
     if state.get("trainer"):
@@ -535,7 +569,8 @@ def _fit(
                 advance(len(batch["label"]))
         if not math.isfinite(loss):
             raise ZooError(f"training diverged in epoch {epoch}; train again with a lower learning_rate")
-        line = f"{state['phase']}: epoch {epoch}/{epochs}  loss {loss / seen:.4f}"
+        kind = f", l2_embeddings {l2:g}" if search and len(config.l2_embeddings) > 1 else ""
+        line = f"{state['phase']}{kind}: epoch {epoch}/{epochs}  loss {loss / seen:.4f}"
         if search:
             found = click_metrics(*reversed(trainer.predict(store.parts(rows, len(store)), categories)))
             state["history"].append({"epoch": epoch, "train_logloss": loss / seen, **found})

@@ -12,6 +12,7 @@ ENTRY = Entry(
     settings="zoo.dcn_v2.train:TRAIN",
     finetune_settings="zoo.dcn_v2.train:FINETUNE",
     freeze="zoo.dcn_v2.freeze:freeze",
+    from_onnx="zoo.clicks.from_onnx:from_onnx",
     rewrites="zoo.clicks.rewrites:passes",
     evaluate="zoo.clicks.metrics:evaluate",
     pipeline="zoo.clicks.score:LogPipeline",

@@ -12,6 +12,7 @@ ENTRY = Entry(
     settings="zoo.deepfm.train:TRAIN",
     finetune_settings="zoo.deepfm.train:FINETUNE",
     freeze="zoo.deepfm.freeze:freeze",
+    from_onnx="zoo.clicks.from_onnx:from_onnx",
     rewrites="zoo.clicks.rewrites:passes",
     evaluate="zoo.clicks.metrics:evaluate",
     pipeline="zoo.clicks.score:LogPipeline",

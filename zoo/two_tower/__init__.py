@@ -12,6 +12,7 @@ ENTRY = Entry(
     settings="zoo.two_tower.train:TRAIN",
     finetune_settings="zoo.two_tower.train:FINETUNE",
     freeze="zoo.two_tower.freeze:freeze",
+    from_onnx="zoo.clicks.from_onnx:from_onnx",
     rewrites="zoo.clicks.rewrites:passes",
     evaluate="zoo.two_tower.metrics:evaluate",
     pipeline="zoo.two_tower.predict:TwoTowerPipeline",

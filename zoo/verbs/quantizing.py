@@ -41,6 +41,7 @@ from pipelines.rewrites.shared import SHARED
 from zoo.paths import Model, is_file, listed, require_report, required, spare, used
 from zoo.samples import Samples, judge_of, raw_samples, read_once, samples_of
 from zoo.verbs.models import run_stage
+from zoo.verbs.training import import_ranker
 
 PERCENT = ("bleu", "chrf")  # metrics from 0 to 100
 logger = logging.getLogger(__name__)
@@ -183,8 +184,14 @@ def quantize(
     preprocess: Model | None = None,
     on_error: str = "raise",
     report_path: Model | None = None,
+    schema: Model | None = None,
+    columns: Sequence[str] | None = None,
+    output_node: str | None = None,
 ) -> dict[str, Any]:
     """Quantize a zoo model by its recipe, or any ONNX file on `calibration_data` or by a calibration table.
+
+    schema: of a click log; `model` then is a ranker from elsewhere, calibration_data that log, and `output` becomes a
+    model folder of the family that the graph is one of. columns, output_node: see `zoo.freeze`.
 
     calibration_data, preprocess, on_error: see `zoo.samples.samples_of`. max_memory: of their calibration, see
     `pipelines.quantization.calibrate.Observation`. time_budget: seconds that the corrections of an ONNX file may take;
@@ -200,6 +207,15 @@ def quantize(
     if table is not None and calibration_data is not None:
         raise RequestError("give --table or --calibration-data, not both")
     file = is_file(model)
+    told: dict[str, Any] = {}
+    if schema is not None:
+        if not file:
+            raise RequestError(f"--schema is for a ranker from elsewhere, an .onnx file; {model} has one of its own")
+        own = import_ranker(model, calibration_data, output, schema, None, columns, output_node, on_error)
+        told = {"family": own.entry.name, "structure": own.card.details["structure"]}
+        model, output, calibration_data, file = own.path, None, None, False
+    elif columns or output_node:
+        raise RequestError("--columns and --output-node are for a ranker of a click log; add --schema schema.json")
     if observer and (table is not None or (output is not None and not file)):
         raise RequestError(
             "the observer was chosen when the table was made; make another with: zoo calibrate MODEL --observer NAME "
@@ -228,7 +244,7 @@ def quantize(
             "a zoo model is calibrated on raw data; run: zoo calibrate MODEL --data FILE, then zoo quantize MODEL "
             "--table FILE"
         )
-    return _quantize_folder(folder, output, changes, table, report_path)
+    return told | _quantize_folder(folder, output, changes, table, report_path)
 
 
 def _quantize_file(
@@ -268,7 +284,7 @@ def _quantize_folder(
     """Quantize a zoo model in its folder, or by one of its tables to elsewhere."""
     kept = folder.path / stages.SAMPLES
     require_report(report_path, output or folder.path / "int8.onnx", *used(folder), table_path, samples=kept.is_file())
-    own = folder.entry.recipe
+    own = folder.own_recipe
     more = {name: (*getattr(own, name), *changes[name]) for name in ("keep_float", "dynamic")}
     recipe = _changed(folder.recipe, {**changes, **more})
     if output is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, require_place, write_json
+from pipelines.graph import io, query
 from pipelines.models import stages
-from pipelines.models.hub import CARD, Card
+from pipelines.models.hub import CARD, Card, CardFile
 from zoo.paths import Model, listed, required
 from zoo.training import is_first, require_free
 from zoo.verbs.models import run_stage
@@ -71,7 +73,8 @@ def finetune(
     folder = zoo.load(model)
     if "from" in folder.card.details.get("weights", {}):
         raise RequestError(
-            f"{folder.card.name} came as a graph (zoo freeze --from-pb), which cannot be trained; start with: zoo train"
+            f"{folder.card.name} came as a graph (zoo freeze --from-pb or --from-onnx), which cannot be "
+            "trained; start with: zoo train"
         )
     if not resume and is_first():
         require_free(Path(output))
@@ -89,6 +92,8 @@ def freeze(
     model: Model,
     *,
     from_pb: Model | None = None,
+    from_onnx: Model | None = None,
+    schema: Model | None = None,
     data: Any = None,
     output: Model | None = None,
     columns: Sequence[str] | None = None,
@@ -101,7 +106,25 @@ def freeze(
     `output` becomes its model folder, built up to int8, calibrated on the first rows of `data`. columns: names of the
     columns of a row where they do not stand in their natural order. output_node: the node of the graph's result where
     there are several. Raises RequestError for a graph that the family does not read, with all that is in its way.
+
+    from_onnx: likewise an ONNX export of a ranker of another library, see `zoo.clicks.from_onnx.read`. schema: of its
+    log. columns: those that feed its inputs, in order.
     """
+    if from_onnx is not None:
+        if from_pb is not None:
+            raise RequestError("found --from-pb and --from-onnx; a model is made of one graph")
+        folder = import_ranker(from_onnx, data, output, schema, str(model), columns, output_node, on_error)
+        made = stages.build(folder)
+        shown = {key: folder.card.details[key] for key in ("structure", "weights")}
+        return {
+            "model": folder.card.name,
+            "path": str(folder.path),
+            "family": folder.entry.name,
+            "stages": made,
+            **shown,
+        }
+    if schema is not None:
+        raise RequestError("--schema is of the log of a ranker from elsewhere; name that with --from-onnx RANKER.onnx")
     if from_pb is None:
         if any(each is not None for each in (data, output, columns, output_node)):
             raise RequestError(
@@ -123,6 +146,36 @@ def freeze(
     folder = zoo.load(target)
     made = stages.build(folder)
     return {"model": folder.card.name, "path": str(target), **folder.record["fp32.onnx"], "stages": made, **details}
+
+
+def import_ranker(
+    path: Model,
+    data: Any,
+    output: Model | None,
+    schema: Model | None,
+    family: str | None = None,
+    columns: Sequence[str] | None = None,
+    output_node: str | None = None,
+    on_error: str = "raise",
+) -> stages.ModelFolder:
+    """The model folder of an ONNX export of a ranker, up to fp32.onnx; see `freeze`. family: None to tell it by the
+    graph's structure.
+    """
+    able = {name: entry for name, entry in zoo.entries().items() if entry.from_onnx}
+    if family is not None and not zoo.entry(family).from_onnx:
+        raise RequestError(f"{family} cannot be read from an ONNX graph; these can: {', '.join(able)}")
+    if schema is None or data is None or not listed(data):
+        lost = "--schema schema.json (zoo schema LOG -o schema.json)" if schema is None else "--data LOG"
+        raise RequestError(f"a ranker from elsewhere needs its log and what that log's columns are; add {lost}")
+    require_place((target := required(output, "a ranker")) / CARD)
+    read = able[family or next(iter(able))].part("from_onnx")
+    options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
+    found, details, files = read(path, data, target, schema=schema, family=family, **options)
+    recipe, operators = zoo.entry(found).recipe, [query.label(each) for each in io.load(target / "fp32.onnx").graph]
+    kept = tuple(each for each in recipe.keep_float if any(re.fullmatch(each, name) for name in operators))
+    details["recipe"] = dataclasses.replace(recipe, keep_float=kept).to_json()  # the family's, of operators it has
+    _write_card(target, found, f"{zoo.entry(found).title}; from the graph {Path(path).name}", details, files)
+    return zoo.load(target)
 
 
 def _is_criteo(data: Any) -> bool:
@@ -168,6 +221,8 @@ def _write_trained_card(folder: Path, entry: str, description: str) -> None:
     _write_card(folder, entry, description, details)
 
 
-def _write_card(folder: Path, entry: str, description: str, details: Mapping[str, Any]) -> None:
+def _write_card(
+    folder: Path, entry: str, description: str, details: Mapping[str, Any], files: Sequence[CardFile] = ()
+) -> None:
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.resolve().name).lstrip("._-") or entry
-    write_json(folder / CARD, Card(name, entry, description, (), details).to_json())
+    write_json(folder / CARD, Card(name, entry, description, tuple(files), details).to_json())

@@ -12,6 +12,7 @@ LOGS = Entry(
     settings="zoo.wide_deep.log.train:TRAIN",
     finetune_settings="zoo.wide_deep.log.train:FINETUNE",
     freeze="zoo.wide_deep.log.freeze:freeze",
+    from_onnx="zoo.clicks.from_onnx:from_onnx",
     rewrites="zoo.clicks.rewrites:passes",
     evaluate="zoo.clicks.metrics:evaluate",
     pipeline="zoo.clicks.score:LogPipeline",

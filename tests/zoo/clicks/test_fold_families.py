@@ -91,11 +91,12 @@ def test_cross_layers_of_full_rank_and_of_other_depths():
     near("dcn-v2", crosses=1)
 
 
+@pytest.mark.parametrize("fine", [0, 200, 1000])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_large_layers_read_bytes(family, monkeypatch):
-    monkeypatch.setattr(folding, "FINE", 0)
-    program, _ = near(family, bound=0.03)
-    assert any(isinstance(each, Dense) for each in program.steps)
+def test_large_layers_read_bytes(family, fine, monkeypatch):
+    monkeypatch.setattr(folding, "FINE", fine)
+    program, _ = near(family, bound=0.03, hidden=(48, 24, 8))
+    assert fine == 1000 or any(isinstance(each, Dense) for each in program.steps)
 
 
 def test_tables_beyond_the_caches_have_rows_of_bytes(monkeypatch):
@@ -139,15 +140,34 @@ def test_the_same_inputs_give_the_same_file(family, tmp_path):
 
 def test_the_recipe_is_kept():
     found, feeds = network("deepfm")
-    for recipe, said in (
-        (QuantRecipe(quantize_tables=False), "the recipe keeps tables float"),
-        (QuantRecipe(keep_float=("h0",)), "kept float by the recipe"),
-    ):
-        program, report = folded(found, feeds, recipe=recipe)
-        assert program is None and report["reason"] == said
+    program, report = folded(found, feeds, recipe=QuantRecipe(quantize_tables=False))
+    assert program is None and report["reason"] == "the recipe keeps tables float"
     table = calibrate(found, [feeds], "minmax")
     with pytest.raises(RequestError, match="made for the graph"):
         fold_program(found, dataclasses.replace(table, graph="0" * 64), QuantRecipe())
+
+
+def test_what_the_recipe_keeps_float_is_not_in_bytes(monkeypatch):
+    monkeypatch.setattr(folding, "FINE", 0)
+    monkeypatch.setattr(machine, "caches", dict)
+    found, feeds = network("deepfm", width=32)
+    for keep, coarse in (((), True), (("h0",), False)):
+        program, _ = folded(found, feeds, recipe=QuantRecipe(keep_float=keep))
+        tables = [each.table for each in program.steps if isinstance(each, Mixed) and each.table is not None]
+        assert any(isinstance(each, Dense) for each in program.steps) is coarse
+        assert tables and all((each.dtype == np.uint8) is coarse for each in tables)
+
+
+def test_columns_of_zeros_do_not_make_others_coarse():
+    """A hidden unit that the embeddings do not reach has weights of numbers far beyond its rows."""
+    net = Network("wide-deep", width=16)
+    weight = net.weights["Wh0"].copy()
+    weight[::3, : 6 * 16] *= 1e-5
+    value = net.model.graph.initializers["Wh0"]
+    value.const_value = ir.tensor(weight, name="Wh0")
+    feeds = net.feeds(400)
+    program, _ = folded(net.model, feeds)
+    assert moved(net.model, program, feeds)[0] <= 0.002
 
 
 HEAD = "(int32[n,3] ids, float[n,2] numbers) => (float[n,1] y) { a = Gather<axis=1>(ids, zero) e = Gather(E, a) "

@@ -23,7 +23,14 @@ torch.set_num_threads(1)  # such small work only waits for a second thread
 
 ROOT = Path(__file__).resolve().parents[3]
 FAMILIES = ("wide-deep-log", "deepfm", "dcn-v2", "dlrm", "two-tower")
-SMALL = {"hidden": "16,8", "embedding_size": "8", "epochs": "2", "refit": "false", "batch_size": "128"}
+SMALL = {
+    "hidden": "16,8",
+    "embedding_size": "8",
+    "epochs": "2",
+    "refit": "false",
+    "batch_size": "128",
+    "l2_embeddings": "10",
+}
 QUICK = {**SMALL, "hidden": "32,16", "epochs": "8", "learning_rate": "0.004", "ema": "0.9", "patience": "9"}
 
 

@@ -1,0 +1,499 @@
+"""Rankers that people have: ONNX exports of other libraries, with a schema of the log, to model folders.
+
+An export takes a tensor a column (torch-rechub), or one matrix with all columns side by side (DeepCTR-Torch, FuxiCTR).
+Its graph is written again on the inputs of `Features` by `zoo.clicks.layouts`, its family told by its structure. What
+cannot be written again keeps its operators, behind new ones that give it the inputs it had.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from pipelines.core.errors import RequestError, one_line
+from pipelines.core.files import replacing, sha256
+from pipelines.graph import edit, io, query, reference_session
+from pipelines.models.hub import CardFile
+from pipelines.models.stages import SAMPLES
+from pipelines.rewrites import driver
+from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
+from pipelines.rewrites.fold_constants import FoldConstants
+from pipelines.rewrites.fuse_linear import FuseLinear
+from zoo.clicks.features import Features, Rows
+from zoo.clicks.layouts import RUNS, Array, Fed, Rewriter, feeds, known_ids
+from zoo.clicks.reading import ErrorLog
+from zoo.clicks.schema import Column, Schema
+
+RANKER = "ranker.onnx"
+GENERIC = "ranker"
+CALIBRATION_ROWS = 4096
+AGREES = 1e-6  # of probabilities
+PLAIN = {  # the operators of the families
+    *("Gather", "Slice", "Concat", "Reshape", "Gemm", "MatMul", "Add", "Sum", "Relu", "Mul", "Sub", "ReduceSum"),
+    *("ReduceMax", "Sigmoid", "Max", "Sqrt", "Div", "Transpose", "Identity"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Ranker:
+    """A ranker read: its graph on the inputs of `features`, and how far its results are from the export's.
+
+    family: the entry that it is one of, else `GENERIC`. why: what tells so. calibration: rows as the features encode
+    them. difference: the largest of those rows, of probabilities.
+    """
+
+    model: ir.Model
+    features: Features
+    family: str
+    why: str
+    calibration: dict[str, Array]
+    difference: float
+
+
+def read(
+    path: str | Path,
+    data: Any,
+    schema: str | Path,
+    *,
+    columns: Sequence[str] | None = None,
+    output_node: str | None = None,
+    on_error: str = "raise",
+) -> Ranker:
+    """Read an export by the schema of its log, and compare the two on the first `CALIBRATION_ROWS` rows of `data`.
+
+    columns: those that feed the graph's inputs in order, or the columns of its one matrix; None: inputs by their names,
+    a matrix in the schema's order. output_node: the probability, where there are several results. Raises RequestError
+    where columns, ids or rows do not fit, or the result is no probability.
+    """
+    model = io.load(path)
+    driver.rewrite(model, [FoldConstants()])
+    output = _output(model, output_node, path)
+    del model.graph.outputs[:]
+    model.graph.outputs.append(output)
+    lists = Schema.load(schema)
+    given = _used(lists, _chosen(model, lists, columns, path))
+    features = Features(replace(given, columns=tuple(_mean(each) for each in given.columns)))
+    rows = _first_rows(data, features, on_error)
+    ranker = _written(model, output, features, columns, rows, path)
+    sums = _unread_scales(ranker.model, features)
+    if sums:  # lists that are summed, or pooled by operators of the graph's own
+        schema_ = Schema(
+            tuple(replace(each, pooling="sum") if each.name in sums else each for each in features.schema.columns)
+        )
+        features = Features(replace(schema_, rows=given.rows))
+        rows = _first_rows(data, features, on_error)
+        ranker = _written(model, output, features, columns, rows, path)
+    return ranker
+
+
+def from_onnx(
+    path: str | Path,
+    data: Any,
+    output: str | Path,
+    *,
+    schema: str | Path,
+    family: str | None = None,
+    columns: Sequence[str] | None = None,
+    output_node: str | None = None,
+    on_error: str = "raise",
+) -> tuple[str, dict[str, Any], tuple[CardFile, ...]]:
+    """Make `output` a model folder of an export, but for its card: its family, the card's details and files.
+
+    See `read`. family: what it has to be; None for whatever it is. Raises RequestError for another one, and where the
+    folder is in use, before anything is written.
+    """
+    output = Path(output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RequestError(f"found {output} in use, wanted a new or empty folder; choose another with -o")
+    found = read(path, data, schema, columns=columns, output_node=output_node, on_error=on_error)
+    if family not in (None, GENERIC, found.family):
+        raise RequestError(
+            f"{path} is no {family}, but {found.family} by its structure: {found.why}; freeze it as that"
+        )
+    family = family or found.family
+    output.mkdir(parents=True, exist_ok=True)
+    io.save(found.model, output / "fp32.onnx")
+    with replacing(output / RANKER) as temporary:
+        shutil.copyfile(path, temporary)
+    with replacing(output / SAMPLES) as temporary:
+        np.savez(temporary, **found.calibration)  # type: ignore[arg-type]
+    found.features.schema.save(output / "schema.json")
+    details = {
+        "preprocessing": found.features.to_json(),
+        "weights": {"file": RANKER, "from": Path(path).name},
+        "structure": {"family": found.family, "why": found.why, "difference": found.difference},
+    }
+    made = output / "fp32.onnx"
+    return family, details, (CardFile(made.name, made.stat().st_size, sha256(made), None),)
+
+
+def _output(model: ir.Model, name: str | None, path: str | Path) -> ir.Value:
+    outputs = {str(each.name): each for each in model.graph.outputs}
+    if name is None and len(outputs) == 1:
+        return next(iter(outputs.values()))
+    if name not in outputs:
+        found = f"found no result {name}" if name else f"found {len(outputs)} results"
+        raise RequestError(f"{path}: {found}, wanted one of {', '.join(outputs)}; name it with --output-node")
+    return outputs[name]
+
+
+def _mean(column: Column) -> Column:
+    return replace(column, pooling="mean") if column.kind == "categories" else column
+
+
+def _used(schema: Schema, names: Iterable[str]) -> Schema:
+    """The schema of what the ranker reads: other features are ignored, no number says that it was missing."""
+    wanted = set(names)
+    columns = []
+    for each in schema.columns:
+        if each.kind in ("number", "category", "categories") and each.name not in wanted:
+            each = Column(each.name, "ignored", each.distinct, each.missing, why="the ranker does not read it")
+        columns.append(replace(each, missing=0) if each.kind == "number" else each)
+    return replace(schema, columns=tuple(columns))
+
+
+def _chosen(model: ir.Model, schema: Schema, columns: Sequence[str] | None, path: str | Path) -> list[str]:
+    """The columns that the inputs read, in their order. Raises RequestError where the schema does not have them."""
+    known = {each.name: each for each in schema.of("number", "category", "categories")}
+    inputs = [str(each.name) for each in model.graph.inputs]
+    names = list(columns) if columns else list(known) if _is_matrix(model) else inputs
+    lost = [each for each in names if each not in known]
+    if lost or len(set(names)) < len(names):
+        hint = "; name those of its inputs in order with --columns" if not columns else ""
+        what = f"no column {', '.join(lost)}" if lost else "a column twice"
+        raise RequestError(f"{path} reads {', '.join(names)}: found {what}, wanted some of {', '.join(known)}{hint}")
+    if not _is_matrix(model) and len(names) != len(inputs):
+        raise RequestError(
+            f"{path} has {len(inputs)} inputs ({', '.join(inputs)}), found {len(names)} columns for them"
+        )
+    return names
+
+
+def _is_matrix(model: ir.Model) -> bool:
+    """Whether the one input holds all columns side by side."""
+    if len(model.graph.inputs) != 1:
+        return False
+    shape = query.dimensions(model.graph.inputs[0])
+    return shape is not None and len(shape) == 2 and (shape[1] or 0) > 1
+
+
+def _fed(model: ir.Model, features: Features, names: Sequence[str], path: str | Path) -> dict[str, Fed]:
+    """What each input holds. Raises RequestError where that does not fit its shape or type."""
+    fields = {each.name: each for each in features.fields}
+    numbers = {each.name: at for at, each in enumerate(features.numbers)}
+    spans = [
+        (list(range(fields[name].start, fields[name].start + fields[name].width)), True)
+        if name in fields
+        else ([numbers[name]], False)
+        for name in names
+    ]
+    if _is_matrix(model):
+        spans = [([each for columns, _ in spans for each in columns], None)]  # type: ignore[list-item]
+        flags = [
+            np.concatenate([np.full(fields[name].width if name in fields else 1, name in fields) for name in names])
+        ]
+    else:
+        flags = [np.full(len(columns), is_id) for columns, is_id in spans]
+    found = {}
+    for value, (columns, _), ids in zip(model.graph.inputs, spans, flags, strict=True):
+        shape, dtype = query.dimensions(value), value.dtype
+        if shape is None or dtype is None or not 1 <= len(shape) <= 2 or dtype.numpy().kind not in "if":
+            raise RequestError(
+                f"{path}: the input {value.name} is no matrix of numbers, wanted [rows] or [rows, columns]"
+            )
+        width = shape[1] if len(shape) == 2 else 1
+        if len(columns) != (width or len(columns)):
+            raise RequestError(
+                f"{path}: the input {value.name} has {width} columns, found {len(columns)} in the schema "
+                f"({', '.join(names)}; a list has as many as its length)"
+            )
+        if not ids.all() and dtype.numpy() != np.float32:
+            raise RequestError(
+                f"{path}: the input {value.name} is {dtype.name.lower()}, but the schema says it is a number"
+            )
+        own = (len(columns),) if len(shape) == 2 else ()
+        found[str(value.name)] = Fed(np.array(columns).reshape(own), ids.reshape(own), dtype.numpy())
+    return found
+
+
+def _first_rows(data: Any, features: Features, on_error: str) -> dict[str, Array]:
+    parts: list[Rows] = []
+    for rows in features.read(data, on_error=on_error, errors=ErrorLog()):
+        parts.append(rows[: CALIBRATION_ROWS - sum(map(len, parts))])
+        if sum(map(len, parts)) >= CALIBRATION_ROWS:
+            break
+    return features.encode(Rows.concatenate(parts))
+
+
+def _written(
+    model: ir.Model,
+    output: ir.Value,
+    features: Features,
+    columns: Sequence[str] | None,
+    rows: dict[str, Array],
+    path: str | Path,
+) -> Ranker:
+    """The graph in the families' forms, or else as it is behind other inputs; compared with the export."""
+    fed = _fed(model, features, _chosen(model, features.schema, columns, path), path)
+    try:
+        (truth,) = reference_session.run(
+            reference_session.session(model, "reading it needs"), feeds(fed, rows, features), "ids"
+        )
+    except RequestError as error:
+        raise RequestError(f"{path} cannot score the rows, as the schema encodes them: {one_line(error)}") from error
+    if truth.size != len(truth):
+        raise RequestError(f"{path}: its result {output.name} is {list(truth.shape)}, wanted a probability a row")
+    known = truth[np.isfinite(truth)]
+    if not known.size or known.min() < 0 or known.max() > 1:
+        reach = f"from {known.min():.3g} to {known.max():.3g}" if known.size else "not finite"
+        raise RequestError(f"{path}: its results are {reach}, wanted probabilities; export it with its sigmoid")
+    few = {name: np.resize(x, (max(RUNS), x.shape[1])) for name, x in rows.items()}
+    why = ""
+    try:
+        made = Rewriter(model, features, fed, few).rewrite(output)
+        driver.rewrite(made, [FoldConstants(), FoldBatchNorm(), FuseLinear()])
+        difference = _difference(made, rows, truth)
+        if difference > AGREES:
+            why = f"written again it differs by {difference:.1e}"
+    except RequestError as error:
+        if "but its table" in str(error):
+            raise RequestError(f"{path}: {error}") from error
+        why = str(error)
+    if why:
+        made = _behind(model, features, fed, output)
+        difference = _difference(made, rows, truth)
+        return Ranker(made, features, GENERIC, f"mapped as any graph: {why}", rows, difference)
+    family, told = family_of(made)
+    if family == "two-tower":
+        features = _with_towers(made, features)
+    if family == "dcn-v2":
+        _name_outputs(made)
+    return Ranker(made, features, family, told, rows, difference)
+
+
+def _difference(model: ir.Model, rows: dict[str, Array], truth: Array) -> float:
+    wanted = {str(each.name) for each in model.graph.inputs}
+    opened = reference_session.session(model, "reading it needs")
+    (found,) = reference_session.run(opened, {name: x for name, x in rows.items() if name in wanted})
+    return float(np.nanmax(np.abs(found.ravel() - truth.ravel())))
+
+
+def _unread_scales(model: ir.Model, features: Features) -> set[str]:
+    """The lists whose column of `scales` the graph does not read."""
+    read = set()
+    for value in model.graph.inputs:
+        if value.name == "scales":
+            for use in value.uses():
+                start = query.constant(use.node.inputs[1])
+                read.add(int(start.item()) if start is not None and start.size == 1 else -1)
+    return {each.name for each in features.fields if each.scale >= 0 and each.scale not in read}
+
+
+def _behind(model: ir.Model, features: Features, fed: dict[str, Fed], output: ir.Value) -> ir.Model:
+    """The old graph as it is, its inputs made of the features'."""
+    made = model.clone()
+    main, taken = made.graph, query.used_names(made.graph)
+    old = list(main.inputs)
+    for value in (*(each for node in main for each in node.outputs), *main.initializers.values()):
+        if value.name in ("ids", "numbers", "scales", "probability"):
+            value.name = edit.unique(f"{value.name}.old", taken)
+    for value in old:
+        value.name = edit.unique(f"{value.name}.old", taken)
+    new = {}
+    for name, (dtype, shape) in features.inputs.items():
+        new[name] = ir.Value(
+            name=name, type=ir.TensorType(ir.DataType.from_numpy(dtype)), shape=ir.Shape(["batch", *shape[1:]])
+        )
+    nodes: list[ir.Node] = []
+
+    def node(op: str, inputs: list[ir.Value | None], dtype: ir.DataType, **more: Any) -> ir.Value:
+        nodes.append(edit.node(op, inputs, f"columns.{op.lower()}", dtype=dtype, taken=taken, **more))
+        return nodes[-1].outputs[0]
+
+    codes = {each.start: known_ids(each)[:, 0] for each in features.fields}
+    for value, told in zip(old, fed.values(), strict=True):
+        kind, parts = ir.DataType.from_numpy(told.dtype), []
+        for is_id, column in zip(told.ids.ravel(), told.columns.ravel(), strict=True):
+            at = edit.initializer(main, "columns.at", np.array([column]), taken)
+            source = new["ids" if is_id else "numbers"]
+            part = node("Gather", [source, at], source.dtype or kind, axis=1)
+            field = next((e for e in features.fields if is_id and e.start <= column < e.start + e.width), None)
+            if field is not None and field.last:  # the ranker knows no missing values
+                table = edit.initializer(main, "columns.known", codes[field.start], taken)
+                part = node("Gather", [table, part], ir.DataType.INT64)
+            parts.append(node("Cast", [part], kind, to=int(kind)))
+        joined = parts[0] if len(parts) == 1 else node("Concat", list(parts), kind, axis=1)
+        if not told.columns.shape:
+            joined = node("Reshape", [joined, edit.initializer(main, "columns.shape", np.array([-1]), taken)], kind)
+        value.replace_all_uses_with(joined)
+    main.insert_before(main[0], nodes)
+    main.inputs[:] = list(new.values())
+    result = main.outputs[0]
+    column = edit.initializer(main, "probability.shape", np.array([-1, 1]), taken)
+    last = edit.node("Reshape", [result, column], "probability", dtype=ir.DataType.FLOAT)
+    last.outputs[0].shape = ir.Shape(["batch", 1])
+    main.append(last)
+    main.outputs[:] = [last.outputs[0]]
+    ShapeInferencePass()(made)
+    return made
+
+
+# ------------------------------------------------------------------------------------------------------------ families
+
+
+def family_of(model: ir.Model) -> tuple[str, str]:
+    """The family that a graph is one of, by its structure, and what tells so; `GENERIC` and why where it is none."""
+    strange = sorted({each.op_type for each in model.graph} - PLAIN)
+    if strange:
+        return (
+            GENERIC,
+            f"mapped as any graph: no family here has the operator{'s' * (len(strange) > 1)} {', '.join(strange)}",
+        )
+    nodes = list(model.graph)
+    if any(_is_towers(each) for each in nodes):
+        return "two-tower", "its result is the dot product of two networks that read different columns"
+    if any(_is_dots(each) for each in nodes):
+        return "dlrm", "its embeddings are multiplied with each other, every one with every other"
+    if any(_is_cross(each) for each in nodes):
+        return "dcn-v2", "it has cross layers: x0 times a linear layer of x"
+    if any(_is_factorization(each) for each in nodes):
+        return "deepfm", "it has a factorization machine: the square of a sum less the sum of squares"
+    layers = [each for each in nodes if each.op_type in ("Gemm", "MatMul") and _reads_lookups(each.inputs[0])]
+    wide = [each for each in nodes if each.op_type == "Sum"]
+    if len(layers) + len(wide) > 1:
+        return "wide-deep-log", "it has a linear part beside a network of embeddings"
+    return GENERIC, "mapped as any graph: it has no linear part, factorization machine, cross layers or dot products"
+
+
+def _with_towers(model: ir.Model, features: Features) -> Features:
+    """Give the graph the results `user` and `item`, and the features the towers that its columns are of.
+
+    Which is the item's: as the schema says, else the second of the two.
+    """
+    product = next(each.inputs[0].producer() for each in model.graph if _is_towers(each) and each.inputs[0] is not None)
+    assert product is not None
+    sides = [(value, _columns_of(value, features)) for value in product.inputs if value is not None]
+    items = [sum(each.tower == "item" for each in features.schema.columns if each.name in names) for _, names in sides]
+    if items[0] > items[1]:
+        sides.reverse()
+    towers = {name: tower for (_, names), tower in zip(sides, ("user", "item"), strict=True) for name in names}
+    for (value, _), name in zip(sides, ("user", "item"), strict=True):
+        value.name = name
+        model.graph.outputs.append(value)
+    columns = (replace(each, tower=towers.get(each.name, each.tower)) for each in features.schema.columns)
+    return Features(replace(features.schema, columns=tuple(columns)))
+
+
+def _columns_of(value: ir.Value, features: Features) -> set[str]:
+    """The columns of the log that a value is computed from."""
+    found: set[str] = set()
+    for node in filter(None, (each.producer() for each in _sources(value))):
+        for source in node.inputs:
+            if source is None or not source.is_graph_input():
+                continue
+            at = query.constant(node.inputs[1]) if node.op_type in ("Gather", "Slice") else None
+            places = at.ravel().tolist() if at is not None else range(source.shape[1] if source.shape else 0)  # type: ignore[arg-type]
+            if source.name == "ids":
+                found |= {each.name for each in features.fields if each.start in places}
+            elif source.name == "numbers":
+                found |= {each.name for at, each in enumerate(features.numbers) if at in places}
+    return found
+
+
+def _name_outputs(model: ir.Model) -> None:
+    """Call the layers of one result that read the cross layers as the family calls its own, for the recipe."""
+    crosses = [each.outputs[0] for each in model.graph if _is_cross(each)]
+    for node in model.graph:
+        weight = query.constant(node.inputs[1]) if node.op_type in ("Gemm", "MatMul") else None
+        if weight is None or 1 not in weight.shape or query.sole_user(node.outputs[0]) is None:
+            continue
+        joined = _made(node.inputs[0], "Concat")
+        parts = joined.inputs if joined is not None else node.inputs[:1]
+        if any(_made(each, "Add") is not None and _sources(each) & set(crosses) for each in parts):
+            node.name = node.outputs[0].name = "cross_output"
+            return
+
+
+def _made(value: ir.Value | None, *ops: str) -> ir.Node | None:
+    """The operator of one of these types that makes a value."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type in ops else None
+
+
+def _sources(value: ir.Value | None) -> set[ir.Value]:
+    """All values that a value is computed from, and itself."""
+    found: set[ir.Value] = set()
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if each is None or each in found:
+            continue
+        found.add(each)
+        if (node := each.producer()) is not None:
+            waiting += node.inputs
+    return found
+
+
+def _reads_lookups(value: ir.Value | None) -> bool:
+    node = _made(value, "Concat", "Gather", "Reshape", "Mul", "ReduceSum")
+    if node is None:
+        return False
+    if node.op_type == "Gather":
+        return query.constant(node.inputs[0]) is not None
+    return any(_reads_lookups(each) for each in node.inputs)
+
+
+def _is_factorization(node: ir.Node) -> bool:
+    if node.op_type != "Sub":
+        return False
+    square, total = _made(node.inputs[0], "Mul"), _made(node.inputs[1], "ReduceSum")
+    squares = _made(total.inputs[0], "Mul") if total is not None else None
+    if (
+        square is None
+        or squares is None
+        or square.inputs[0] is not square.inputs[1]
+        or squares.inputs[0] is not squares.inputs[1]
+    ):
+        return False
+    summed = _made(square.inputs[0], "ReduceSum")
+    return summed is not None and summed.inputs[0] is squares.inputs[0]
+
+
+def _is_cross(node: ir.Node) -> bool:
+    if node.op_type != "Mul":
+        return False
+    for x, other in (node.inputs, reversed(node.inputs)):
+        layer = _made(other, "Gemm", "MatMul")
+        if (
+            layer is not None
+            and _reads_lookups(x)
+            and query.constant(layer.inputs[1]) is not None
+            and x in _sources(layer.inputs[0])
+        ):
+            return True
+    return False
+
+
+def _is_dots(node: ir.Node) -> bool:
+    turned = _made(node.inputs[1], "Transpose") if node.op_type == "MatMul" else None
+    return turned is not None and turned.inputs[0] is node.inputs[0]
+
+
+def _is_towers(node: ir.Node) -> bool:
+    product = _made(node.inputs[0], "Mul") if node.op_type == "ReduceSum" else None
+    if product is None or product.inputs[0] is product.inputs[1]:
+        return False
+    if not all(_made(each, "Div") for each in product.inputs):
+        return False  # the family's vectors are of length 1
+    a, b = (
+        {each for each in _sources(value) if each.producer() is not None and each.producer().op_type != "Slice"}  # type: ignore[union-attr]
+        for value in product.inputs
+    )
+    return all(any(_made(each, "Gemm", "MatMul") for each in side) for side in (a, b)) and not a & b

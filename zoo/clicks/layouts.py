@@ -1,0 +1,874 @@
+"""A ranker's graph from elsewhere, written again in the forms of `zoo.clicks.export`.
+
+Every value of the old graph is followed as a layout: which entry of which new value each of its entries is. Reshapes,
+slices, transposes and concatenations then are index arithmetic and leave nothing behind; the other operators are
+written on what they read, joined in as few parts as may be. What depends on a single id is a table of that id's column,
+whatever the old graph computed it by: casts, masks, rows times masks.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import ShapeInferencePass
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import edit, query, reference_session
+from zoo.clicks.features import Features, Field
+
+Array = NDArray[Any]
+FLOAT = ir.DataType.FLOAT
+OPSET = 18
+TINY = 1e-6  # what keeps a count of items from being 0 before it divides a sum
+RUNS = (3, 5)  # batch sizes by which shapes are told
+UNARY = ("Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Neg", "Abs", "Erf", "Softplus", "LeakyRelu", "Elu", "Selu")
+BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "PRelu")
+OF_CODES: dict[str, Callable[..., Array]] = {  # what the tables of ids go through
+    **{"Not": np.logical_not, "And": np.logical_and, "Or": np.logical_or, "Equal": np.equal},
+    **{"Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Less": np.less, "LessOrEqual": np.less_equal},
+    **{"Add": np.add, "Sub": np.subtract, "Mul": np.multiply},
+}
+VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout")
+
+
+@dataclass(frozen=True, eq=False)
+class Fed:
+    """What an old input holds, for each of its entries a sample: a column of the ids (`ids` is True) or of the numbers.
+
+    columns: int64 [*shape], ids: bool [*shape], dtype: the input's.
+    """
+
+    columns: Array
+    ids: Array
+    dtype: np.dtype[Any]
+
+
+@dataclass(eq=False)
+class Base:
+    """A value [batch, *shape] of the new graph, written when it is first read; `first`: the number of its first entry.
+
+    table: of rows that one column of the ids chooses, [rows, width]; code: it follows from the ids alone, without
+    weights. pool: the list and the table whose rows are summed. count: the list whose items are counted, with something
+    tiny added or not. squares: below the root of a Euclidean norm. rows: what a sum of one row is of.
+    """
+
+    first: int
+    shape: tuple[int, ...]
+    make: Callable[[], ir.Value]
+    column: int = -1
+    table: Array | None = None
+    code: bool = False
+    pool: tuple[Field, Array] | None = None
+    count: Field | None = None
+    squares: Array | None = None
+    rows: Base | None = None
+    value: ir.Value | None = None
+
+    @property
+    def size(self) -> int:
+        """Entries a sample."""
+        return int(np.prod(self.shape))
+
+    def entries(self) -> Array:
+        """Their numbers, int64 [*shape]."""
+        return np.arange(self.first, self.first + self.size).reshape(self.shape)
+
+    def written(self) -> ir.Value:
+        """Its value in the new graph."""
+        if self.value is None:
+            self.value = self.make()
+        return self.value
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The entries of an old value, int64 without the batch, which is the old value's axis `batch`."""
+
+    entries: Array
+    batch: int = 0
+
+
+class Rewriter:
+    """Writes one graph. fed: the old inputs by name. batch: rows as the features encode them, `RUNS` of them at least.
+
+    Raises RequestError where an id is beyond the table that it looks up.
+    """
+
+    def __init__(
+        self, model: ir.Model, features: Features, fed: Mapping[str, Fed], samples: Mapping[str, Array]
+    ) -> None:
+        self.old, self.features, self.fed = model, features, fed
+        self.opset = model.opset_imports.get("", OPSET)
+        self.main = ir.Graph([], [], nodes=[], opset_imports=dict(model.opset_imports), name="ranker")
+        self.inputs: dict[str, ir.Value] = {}
+        for name, (dtype, shape) in features.inputs.items():
+            kind = ir.TensorType(ir.DataType.from_numpy(dtype))
+            self.inputs[name] = ir.Value(name=name, type=kind, shape=ir.Shape(["batch", *shape[1:]]))
+        self.main.inputs.extend(self.inputs.values())
+        self.taken = {"ids", "numbers", "scales", "probability"}
+        self.runs = [_run(model, feeds(fed, {name: x[:n] for name, x in samples.items()}, features)) for n in RUNS]
+        self.bases: list[Base] = []
+        self._firsts: list[int] = []
+        self._next = 0
+        self._lookups: dict[tuple[int, int], Base] = {}
+        self._tables: dict[Any, Array] = {}
+        self._kept: list[Any] = []  # arrays whose id() is a key
+        self._values: dict[Any, ir.Value] = {}
+        self._constants: dict[ir.Value, Array] = {}
+        self.layouts: dict[ir.Value, Layout | Array | None] = {}  # None: sizes, which differ from batch to batch
+
+    def rewrite(self, output: ir.Value) -> ir.Model:
+        """The new model, whose result is `probability` [batch, 1]. Raises RequestError for what has no layout."""
+        codes = {field.start: known_ids(field) for field in self.features.fields}
+        self._kept += list(codes.values())
+        numbers = None
+        if "numbers" in self.inputs:
+            numbers = self.base((self.features.shape[1],), lambda: self.inputs["numbers"])
+        for value in self.old.graph.inputs:
+            told = self.fed[str(value.name)]
+            entries = np.empty(told.columns.shape, np.int64)
+            for place in np.ndindex(entries.shape):
+                column = int(told.columns[place])
+                if told.ids[place]:
+                    known = codes[self.field(column).start]
+                    entries[place] = self.lookup(column, self._cast_table(known, told.dtype), True).first
+                else:
+                    assert numbers is not None
+                    entries[place] = numbers.first + column
+            self.layouts[value] = Layout(entries)
+        for node in self.old.graph:
+            self._follow(node)
+        found = self.layouts.get(output)
+        if not isinstance(found, Layout) or found.batch or found.entries.size != 1:
+            raise RequestError(f"its result {output.name} is not one number a row")
+        value = self.written(found.entries.reshape(1))
+        if value.producer() is None:
+            value = self.node("Identity", [value], "probability")
+        value.name, value.shape = "probability", ir.Shape(["batch", 1])
+        self.main.outputs.append(value)
+        written = ir.Model(self.main, ir_version=9)
+        ShapeInferencePass()(written)
+        return written
+
+    # --- bases, and what is written
+
+    def base(self, shape: Sequence[int], make: Callable[[], ir.Value], **more: Any) -> Base:
+        """A new base."""
+        made = Base(self._next, tuple(shape), make, **more)
+        self.bases.append(made)
+        self._firsts.append(self._next)
+        self._next += max(made.size, 1)
+        return made
+
+    def of(self, entry: Any) -> Base:
+        """The base of an entry."""
+        return self.bases[bisect.bisect_right(self._firsts, int(entry)) - 1]
+
+    def bases_of(self, entries: Array) -> list[Base]:
+        """The bases of some entries, each once."""
+        places = np.searchsorted(self._firsts, np.unique(entries), "right") - 1
+        return [self.bases[at] for at in dict.fromkeys(places.tolist())]
+
+    def field(self, column: int) -> Field:
+        """The field of a column of the ids."""
+        return next(each for each in self.features.fields if each.start <= column < each.start + each.width)
+
+    def lookup(self, column: int, table: Array, code: bool) -> Base:
+        """Rows of `table`, [rows, width], that a column of the ids chooses."""
+        key = column, id(table)
+        if key not in self._lookups:
+            self._kept.append(table)
+
+            def make() -> ir.Value:
+                ids = self._once(("ids", column), lambda: self._ids(column))
+                rows = self._floats(table)
+                name = f"{self.field(column).name}.rows"
+                return self.node("Gather", [self.weight(rows, f"{name}.table"), ids], name)
+
+            self._lookups[key] = self.base(table.shape[1:], make, column=column, table=table, code=code)
+        return self._lookups[key]
+
+    def _ids(self, column: int) -> ir.Value:
+        name, at = self.field(column).name, self.weight(np.array(column), "column")
+        return self.node("Gather", [self.inputs["ids"], at], f"{name}.ids", ir.DataType.INT32, axis=1)
+
+    def _cut(self, name: str, start: int, width: int) -> ir.Value:
+        source = self.inputs[name]
+        ends = [self.weight(np.array([each]), "at") for each in (start, start + width, 1)]
+        assert source.dtype is not None
+        return self._once(
+            (name, start, width), lambda: self.node("Slice", [source, *ends], f"{name}.{start}", source.dtype or FLOAT)
+        )
+
+    def _cast_table(self, table: Array, dtype: np.dtype[Any]) -> Array:
+        return self._derived("cast", [table], lambda t: t.astype(dtype), str(dtype))
+
+    def _floats(self, table: Array) -> Array:
+        return table if table.dtype == np.float32 else self._cast_table(table, np.dtype(np.float32))
+
+    def _derived(self, op: str, tables: Sequence[Array], compute: Callable[..., Array], *more: Any) -> Array:
+        """What is computed from tables, once for the same tables."""
+        key = op, *(id(each) for each in tables), *more
+        if key not in self._tables:
+            self._kept += tables
+            with np.errstate(all="ignore"):
+                self._tables[key] = compute(*tables)
+        return self._tables[key]
+
+    def _once(self, key: Any, make: Callable[[], ir.Value]) -> ir.Value:
+        if key not in self._values:
+            self._values[key] = make()
+        return self._values[key]
+
+    def node(
+        self, op: str, inputs: Sequence[ir.Value | None], name: str, dtype: ir.DataType = FLOAT, **more: Any
+    ) -> ir.Value:
+        """Append an operator; its result."""
+        made = edit.node(op, list(inputs), name, dtype=dtype, taken=self.taken, **more)
+        self.main.append(made)
+        return made.outputs[0]
+
+    def weight(self, array: Array, name: str) -> ir.Value:
+        """An initializer, the same for the same array."""
+        small = array.size <= 8
+        key = ("weight", array.tobytes(), array.shape, str(array.dtype)) if small else ("weight", id(array))
+        self._kept.append(array)
+        return self._once(key, lambda: edit.initializer(self.main, name, np.array(array, order="C"), self.taken))
+
+    def written(self, entries: Array, name: str = "joined") -> ir.Value:
+        """The value of some entries, [batch, *shape], joined from bases in as few parts as may be."""
+        flat, shape = entries.ravel(), entries.shape
+        return self._once(("joined", flat.tobytes(), shape), lambda: self._join(flat, shape, name))
+
+    def _join(self, flat: Array, shape: tuple[int, ...], name: str) -> ir.Value:
+        parts: list[tuple[Base, Array | None]] = []  # None: whole
+        at = 0
+        while at < len(flat):
+            base = self.of(flat[at])
+            if np.array_equal(flat[at : at + base.size], base.entries().ravel()):
+                parts.append((base, None))
+                at += base.size
+                continue
+            end = at + 1
+            while end < len(flat) and flat[end] != base.first and base.first < flat[end] < base.first + base.size:
+                end += 1
+            parts.append((base, flat[at:end] - base.first))
+            at = end
+        if len(parts) == 1 and parts[0][1] is None and parts[0][0].shape == shape:
+            return parts[0][0].written()
+        if len(shape) != 1:
+            sizes = self.weight(np.array([-1, *shape], np.int64), "shape")
+            return self.node("Reshape", [self.written(flat, name), sizes], f"{name}.vectors")
+        if len(parts) > 2 * len(bases := self.bases_of(flat)):  # entries of few bases, mixed
+            whole = np.concatenate([each.entries().ravel() for each in bases])
+            places = np.argsort(whole)[np.searchsorted(np.sort(whole), flat)]
+            return self.node(
+                "Gather", [self.written(whole, name), self.weight(places, f"{name}.columns")], name, axis=1
+            )
+        values = [self._part(base, picked, name) for base, picked in parts]
+        return values[0] if len(values) == 1 else self.node("Concat", values, name, axis=1)
+
+    def _part(self, base: Base, picked: Array | None, name: str) -> ir.Value:
+        value = base.written()
+        if len(base.shape) != 1:
+            sizes = self.weight(np.array([-1, base.size], np.int64), "shape")
+            value = self._once(
+                ("flat", base.first), lambda: self.node("Reshape", [base.written(), sizes], f"{name}.flat")
+            )
+        if picked is None:
+            return value
+        return self.node("Gather", [value, self.weight(picked, f"{name}.columns")], f"{name}.some", axis=1)
+
+    # --- the old graph
+
+    def _follow(self, node: ir.Node) -> None:
+        """Lay out the results of one old operator."""
+        known = [self._known(each) for each in node.inputs]
+        if not any(isinstance(each, Layout) for each in known) or node.op_type in ("Shape", "Size"):
+            for value in node.outputs:
+                self.layouts[value] = self._constant(value)
+            return
+        if node.op_type == "Split":
+            self._split(node, known[0])
+            return
+        entries = self._laid_out(node, known)
+        if entries is None:
+            self._copy(node, known)
+        elif not isinstance(entries, Layout):
+            shape = self.shape(node.outputs[0])
+            if entries.shape != shape:
+                raise RequestError(f"{query.label(node)} ({node.op_type}) mixes the rows of a batch")
+            self.layouts[node.outputs[0]] = Layout(np.asarray(entries))
+        else:
+            self.layouts[node.outputs[0]] = entries
+
+    def _known(self, value: ir.Value | None) -> Layout | Array | None:
+        if value is None:
+            return None
+        if value not in self._constants and (array := query.constant(value)) is not None:
+            self._constants[value] = array  # of one identity, however often it is read
+        return self._constants[value] if value in self._constants else self.layouts.get(value)
+
+    def _constant(self, value: ir.Value) -> Array | None:
+        """What does not depend on the rows: as an array, if it is the same in batches of any size."""
+        a, b = (run[str(value.name)] for run in self.runs)
+        if a.shape == b.shape:
+            return a if np.array_equal(a, b) else None
+        if (a.shape[0], b.shape[0]) != RUNS or a.shape[1:] != b.shape[1:]:
+            return None
+        return a[:1] if (a == a[:1]).all() and (b == a[:1]).all() else None
+
+    def shape(self, value: ir.Value) -> tuple[int, ...]:
+        """The shape of an old value without the batch. Raises RequestError where the batch is not the first axis."""
+        a, b = (run[str(value.name)].shape for run in self.runs)
+        if not a or (a[0], b[0]) != RUNS or a[1:] != b[1:]:
+            raise RequestError(
+                f"{value.name} is not of one shape a row: {list(a)} of {RUNS[0]}, {list(b)} of {RUNS[1]}"
+            )
+        return tuple(a[1:])
+
+    def _laid_out(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | Layout | None:
+        """The entries of the result; None where the operator is to be copied as it is."""
+        op, first = node.op_type, known[0]
+        if node.domain not in ("", "ai.onnx"):
+            return None
+        if op == "Transpose" and isinstance(first, Layout):
+            return _transposed(first, node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
+        if op == "GatherND" and isinstance(first, Layout) and isinstance(known[1], np.ndarray):
+            return _gathered(first, known[1], node.attributes.get_int("batch_dims", 0))
+        if any(isinstance(each, Layout) and each.batch for each in known):
+            raise RequestError(f"{query.label(node)} ({op}) computes with the batch turned to another axis")
+        layouts = [each.entries if isinstance(each, Layout) else each for each in known]
+        x = first.entries if isinstance(first, Layout) else None
+        if op in VIEWS and x is not None:
+            return x.reshape(self.shape(node.outputs[0]))
+        if op in ("Expand", "Tile") and x is not None:
+            return self._repeated(node, x)
+        if op == "Cast" and x is not None:
+            return self._cast(node, x)
+        if op == "Concat" and all(isinstance(each, Layout) for each in known):
+            axis = node.attributes.get_int("axis", 0) % (x.ndim + 1) if x is not None else 0
+            return np.concatenate([each for each in layouts if each is not None], axis - 1) if axis else None
+        if op == "Slice" and x is not None:
+            return _sliced(x, layouts[1:])
+        if op == "Gather":
+            return self._gather(node, known)
+        if op in ("Gemm", "MatMul"):
+            return self._matrix(node, known)
+        if op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2") and x is not None:
+            return self._reduced(node, x)
+        if op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or"):
+            return self._of_codes(node, known)
+        if op == "Clip" and x is not None:
+            return self._clipped(node, x, layouts)
+        if op in UNARY or (op == "BatchNormalization" and x is not None and x.ndim == 1):
+            return self._elementwise(node, known[:1], layouts[1:])
+        if op in BINARY and len(known) == 2 and all(each is not None for each in known):
+            return self._arithmetic(node, known)
+        return None
+
+    def _copy(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> None:
+        """The operator as it is, on values of the old shapes."""
+        if any(each is None and value is not None for each, value in zip(known, node.inputs, strict=True)):
+            raise RequestError(f"{query.label(node)} ({node.op_type}) computes with the size of the batch")
+        outputs = [each for each in node.outputs if each.name]
+        if any(
+            attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+            for attribute in node.attributes.values()
+        ):
+            raise RequestError(f"{query.label(node)} ({node.op_type}) holds a graph of its own")
+        made: list[ir.Node] = []
+
+        def write() -> ir.Node:
+            if not made:
+                inputs = [
+                    self.written(each.entries)
+                    if isinstance(each, Layout)
+                    else None
+                    if each is None
+                    else self.weight(each, "constant")
+                    for each in known
+                ]
+                attributes = list(node.attributes.values())
+                new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
+                new.name = edit.unique(node.op_type, self.taken)
+                for old, value in zip(node.outputs, new.outputs, strict=True):
+                    value.name = edit.unique(f"{new.name}.result", self.taken) if old.name else ""
+                    value.type = old.type
+                self.main.append(new)
+                made.append(new)
+            return made[0]
+
+        for at, value in enumerate(node.outputs):
+            if (value in outputs and value.uses()) or value.is_graph_output():
+                if self.runs[0][str(value.name)].dtype != np.float32:
+                    raise RequestError(f"{query.label(node)} ({node.op_type}) computes other than floats from the rows")
+                base = self.base(self.shape(value), lambda at=at: write().outputs[at])  # type: ignore[misc]
+                self.layouts[value] = Layout(base.entries())
+
+    # --- views
+
+    def _split(self, node: ir.Node, x: Any) -> None:
+        axis = node.attributes.get_int("axis", 0) % (x.entries.ndim + 1)
+        if not axis or x.batch:
+            raise RequestError(f"{query.label(node)} splits the batch")
+        widths = [self.shape(each)[axis - 1] for each in node.outputs]
+        for value, part in zip(node.outputs, np.split(x.entries, np.cumsum(widths)[:-1], axis - 1), strict=True):
+            self.layouts[value] = Layout(part)
+
+    def _repeated(self, node: ir.Node, x: Array) -> Array:
+        shape = self.shape(node.outputs[0])
+        if node.op_type == "Expand":
+            return np.broadcast_to(x, shape)
+        return np.tile(x, [new // old for new, old in zip(shape, x.shape, strict=True)])
+
+    def _cast(self, node: ir.Node, x: Array) -> Array | None:
+        dtype = ir.DataType(node.attributes["to"].as_int()).numpy()
+
+        def cast(base: Base) -> Base:
+            if base.table is not None and base.code:
+                return self.lookup(base.column, self._cast_table(base.table, dtype), True)
+            if dtype != np.float32:
+                raise RequestError(f"{query.label(node)} makes {dtype} of numbers")
+            return base
+
+        return self._by_base(x, cast)
+
+    def _by_base(self, entries: Array, change: Callable[[Base], Base]) -> Array:
+        """Entries of the same places of other bases."""
+        out = np.array(entries)
+        for base in self.bases_of(entries):
+            own = (entries >= base.first) & (entries < base.first + base.size)
+            out[own] += change(base).first - base.first
+        return out
+
+    def _gather(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
+        data, at = known[0], known[1]
+        axis = node.attributes.get_int("axis", 0)
+        if isinstance(data, Layout) and isinstance(at, np.ndarray):
+            axis %= data.entries.ndim + 1
+            return np.take(data.entries, at, axis - 1) if axis else None
+        if not isinstance(data, np.ndarray) or not isinstance(at, Layout) or axis % max(data.ndim, 1):
+            return None
+        if data.ndim > 2 or any(each.table is None or not each.code for each in self.bases_of(at.entries)):
+            return None
+        width = data.shape[1:] or (1,)
+        out = np.empty((*at.entries.shape, *width), np.int64)
+        for place in np.ndindex(at.entries.shape):
+            base = self.of(at.entries[place])
+            assert base.table is not None
+            rows = base.table[:, 0]
+            if rows.min() < -len(data) or rows.max() >= len(data):
+                column = self.field(base.column).column
+                raise RequestError(
+                    f"the column {column.name} has ids up to {int(rows.max())}, but its table {len(data)} rows; "
+                    f'wanted ids up to {len(data) - 1}: give it "encoding": {{"type": "id", "rows": {len(data)}}}'
+                )
+            same = len(rows) == len(data) and np.array_equal(rows, np.arange(len(rows)))
+            if same and data.ndim == 2:
+                table = data
+            else:
+                table = self._derived(
+                    "rows", [data, base.table], lambda d, t: d.reshape(len(d), -1)[t[:, 0].astype(int)]
+                )
+            out[place] = self.lookup(base.column, table, False).entries()
+        return out.reshape((*at.entries.shape, *data.shape[1:]))
+
+    # --- tables of ids
+
+    def _of_codes(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
+        """What is computed from one id, or from the sum of one looked up row, and constants; None for anything else."""
+        shape = self.shape(node.outputs[0])
+        operands = [each.entries if isinstance(each, Layout) else each for each in known]
+        if any(each is None or each.ndim > len(shape) for each in operands):
+            return None
+        parts = [np.broadcast_to(each, shape) for each in operands if each is not None]
+        out = np.empty(shape, np.int64)
+        for place in np.ndindex(shape):
+            columns: set[int] = set()
+            tables: list[Array] = []
+            arguments: list[Any] = []
+            for each, part in zip(known, parts, strict=True):
+                if not isinstance(each, Layout):
+                    arguments.append(part[place])
+                    continue
+                base = self.of(part[place])
+                table = base.table if base.code else None
+                if base.rows is not None and base.rows.table is not None:
+                    base = base.rows
+                    table = self._derived("row sum", [base.table], lambda t: t.sum(1, keepdims=True))  # type: ignore[list-item]
+                if table is None:
+                    return None
+                columns.add(base.column)
+                tables.append(table)
+                arguments.append(None)
+            if len(columns) != 1:
+                return None
+            constants = tuple(None if each is None else each.item() for each in arguments)
+            compute = _filled(OF_CODES[node.op_type], arguments)
+            out[place] = self.lookup(columns.pop(), self._derived(node.op_type, tables, compute, constants), True).first
+        return out
+
+    def _masked(self, a: Array, b: Array) -> Array | None:
+        """a * b, entry by entry, where both are rows by the same columns and one is 0 or 1; None where not."""
+        a, b = np.broadcast_arrays(a, b)
+        out = np.empty(a.shape, np.int64)
+        for place in np.ndindex(a.shape):
+            x, y = self.of(a[place]), self.of(b[place])
+            at = int(a[place])
+            if x.table is None or y.table is None or x.column != y.column:
+                return None
+            if self._is_mask(x):
+                x, y, at = y, x, int(b[place])
+            if not self._is_mask(y) or x.table is None or y.table is None or x.table.dtype != np.float32:
+                return None
+            table = self._derived(
+                "masked", [x.table, y.table], lambda t, m: t if (t[m[:, 0] == 0] == 0).all() else t * m
+            )
+            out[place] = self.lookup(x.column, table, x.code).first + at - x.first
+        return out
+
+    def _is_mask(self, base: Base) -> bool:
+        """Whether it is 0 or 1 by the id alone."""
+        if base.table is None or not base.code or base.table.shape[1] != 1:
+            return False
+        return bool(self._derived("mask", [base.table], lambda t: np.asarray(np.isin(t, (0, 1)).all())))
+
+    # --- arithmetic
+
+    def _matrix(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
+        a, b = known[0], known[1]
+        gemm = node.op_type == "Gemm"
+        turned = gemm and bool(node.attributes.get_int("transB", 0))
+        shape = self.shape(node.outputs[0])
+        if isinstance(a, Layout) and isinstance(b, Layout) and not gemm:
+            if a.entries.ndim == 2 and b.entries.ndim == 2:  # a mask times the rows of a list
+                products = self._masked(a.entries[:, :, None], b.entries[None])
+                return None if products is None else self._sum(products, (1,), node)
+            return None
+        if (
+            isinstance(b, Layout)
+            and isinstance(a, np.ndarray)
+            and a.ndim == 2
+            and not gemm
+            and b.entries.shape[1:] == (1,)
+        ):
+            x, w, turned = b.entries, a, True  # W x of columns
+        elif (
+            isinstance(a, Layout)
+            and isinstance(b, np.ndarray)
+            and b.ndim == 2
+            and not (gemm and node.attributes.get_int("transA", 0) != 0)
+        ):
+            x, w = a.entries, b
+        else:
+            return None
+        if x.size != w.shape[1 if turned else 0]:
+            return None
+        bias = known[2] if len(known) > 2 else None
+        scales: dict[str, Any] = {}
+        if gemm:
+            scales = {key: node.attributes.get_float(key, 1.0) for key in ("alpha", "beta")}
+        if isinstance(bias, Layout):
+            return None
+
+        def make() -> ir.Value:
+            inputs = [self.written(x.ravel()), self.weight(w, "layer.weight")]
+            if bias is not None:
+                inputs.append(self.weight(bias, "layer.bias"))
+            if not turned and bias is None and not gemm:
+                return self.node("MatMul", inputs, "layer")
+            more = {key: value for key, value in scales.items() if value != 1.0}
+            return self.node("Gemm", inputs, "layer", transB=int(turned), **more)
+
+        return self.base((w.shape[0 if turned else 1],), make).entries().reshape(shape)
+
+    def _arithmetic(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
+        """Two operands, entry by entry."""
+        op, shape = node.op_type, self.shape(node.outputs[0])
+        a, b = known
+        for x, constant in ((a, b), (b, a)):
+            if not isinstance(x, Layout) or not isinstance(constant, np.ndarray):
+                continue
+            neutral = op in ("Add", "Mul", "Sub", "Div") and (constant == (op in ("Mul", "Div"))).all()
+            if neutral and (op in ("Add", "Mul") or x is a):
+                return np.broadcast_to(x.entries, shape)
+            if constant.size == 1 and (count := self._items(x.entries)) is not None:
+                value = float(constant.item())
+                if (op == "Add" and 0 <= value <= TINY) or (op == "Max" and 0 < value <= 1):
+                    return self._elementwise(node, known, [], count)
+        if op in OF_CODES and (coded := self._of_codes(node, known)) is not None:
+            return coded
+        if isinstance(a, Layout) and isinstance(b, Layout):
+            if op == "Mul" and (masked := self._masked(a.entries, b.entries)) is not None:
+                return masked
+            if op == "Div" and (mean := self._mean(a.entries, b.entries)) is not None:
+                return np.broadcast_to(mean, shape)
+        return self._elementwise(node, known, [])
+
+    def _elementwise(
+        self, node: ir.Node, known: Sequence[Any], more: Sequence[Any], count: Field | None = None
+    ) -> Array:
+        """An operator entry by entry, on axes that are longer than 1; more: constants that it has besides."""
+        op, shape = node.op_type, self.shape(node.outputs[0])
+        operands = []
+        for each in known:
+            array = each.entries if isinstance(each, Layout) else each
+            if array.ndim > len(shape):
+                array = array[0]  # of the batch
+            array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+            for axis in range(array.ndim):  # what is repeated is read once
+                if array.shape[axis] > 1 and (array == array.take([0], axis)).all():
+                    array = array.take([0], axis)
+            operands.append(array)
+        full = np.broadcast_shapes(*(each.shape for each in operands))
+        short = tuple(axis for axis, size in enumerate(full) if size == 1)
+        operands = [each.squeeze(short) for each in operands]
+        sizes = tuple(size for size in full if size > 1)
+        if len(operands) == 1 or not sizes:
+            operands = [each.reshape(-1) for each in operands]
+            sizes = (int(np.prod(full)),)
+        square = op == "Pow" and isinstance(known[1], np.ndarray) and known[1].size == 1 and known[1].item() == 2
+
+        def make() -> ir.Value:
+            values = [
+                self.written(array) if isinstance(each, Layout) else self.weight(array, "constant")
+                for each, array in zip(known, operands, strict=True)
+            ]
+            if square:
+                return self.node("Mul", [values[0], values[0]], "square")
+            beside = [None if each is None else self.weight(each, f"{op}.constant") for each in more]
+            return self.node(
+                op, [*values, *beside], op.lower(), **{key: each.value for key, each in node.attributes.items()}
+            )
+
+        entries = self.base(sizes, make, count=count).entries().reshape(full)
+        return np.broadcast_to(entries, shape)
+
+    def _clipped(self, node: ir.Node, x: Array, known: Sequence[Any]) -> Array | None:
+        bounds = [None if each is None or not isinstance(each, np.ndarray) else float(each) for each in known[1:]]
+        low, high = (*bounds, None, None)[:2]
+        base = self.of(x.ravel()[0])
+        if high is None and low is not None and base.squares is not None and x.size == 1:
+            return self._root(base.squares, np.float32(low) ** 2).entries().reshape(x.shape)
+        if high is None and low is not None and 0 < low <= 1 and (count := self._items(x)) is not None:
+            layout = Layout(x)
+            return self._elementwise(node, [layout], known[1:], count=count)
+        return self._elementwise(node, [Layout(x)], known[1:])
+
+    # --- sums
+
+    def _reduced(self, node: ir.Node, x: Array) -> Array | None:
+        axes = query.integers(node, "axes", 1)
+        if axes is None:
+            return None
+        own = tuple(sorted(each % (x.ndim + 1) - 1 for each in axes))
+        if -1 in own or not own:
+            return None
+        shape = self.shape(node.outputs[0])
+        if node.op_type == "ReduceSum":
+            return self._sum(x, own, node).reshape(shape)
+        if node.op_type == "ReduceL2" and x.size == max(x.shape) == np.prod([x.shape[each] for each in own]):
+            return self._root(x.ravel(), None).entries().reshape(shape)
+        if node.op_type == "ReduceMax" and len(own) == 1:
+            pooled = self._pooled(np.moveaxis(x, own[0], -1), "ReduceMax")
+            return None if pooled is None else pooled.reshape(shape)
+        return None
+
+    def _root(self, x: Array, least: Any) -> Base:
+        """|x|, at least the root of `least`."""
+
+        def make() -> ir.Value:
+            value = self.written(x)
+            squares = self.node("Mul", [value, value], "squares")
+            total = self.node("ReduceSum", [squares, self.weight(np.array([1]), "axis")], "length.squared", keepdims=1)
+            if least is not None:
+                total = self.node("Max", [total, self.weight(np.array(least, np.float32), "least")], "length.least")
+            return self.node("Sqrt", [total], "length")
+
+        return self.base((1,), make, squares=x)
+
+    def _sum(self, x: Array, axes: tuple[int, ...], node: ir.Node) -> Array:
+        """The sum over some axes, which are left out."""
+        kept = [each for each in range(x.ndim) if each not in axes]
+        shape = tuple(x.shape[each] for each in kept)
+        moved = np.transpose(x, [*kept, *axes]).reshape(*shape, -1)
+        if moved.shape[-1] == 1:
+            return moved[..., 0]
+        if len(axes) == 1 and (pooled := self._pooled(moved, "ReduceSum")) is not None:
+            return pooled
+        flat = moved.reshape(-1, moved.shape[-1])
+        bases = self.bases_of(flat)
+        if len(flat) == 1 and all(each.size == 1 for each in bases):  # scalars, each a lookup of its own
+            return (
+                self.base((1,), lambda: self.node("Sum", [self.written(each.reshape(1)) for each in flat[0]], "sum"))
+                .entries()
+                .reshape(shape)
+            )
+        single = [self.of(row[0]) for row in flat]
+        if all(
+            each.table is not None and np.array_equal(row, each.entries().ravel())
+            for row, each in zip(flat, single, strict=True)
+        ):
+            entries = [self._row_sum(each).first for each in single]
+            return np.array(entries).reshape(shape)
+
+        def make() -> ir.Value:
+            if len(flat) == 1:
+                return self.node(
+                    "ReduceSum", [self.written(flat[0]), self.weight(np.array([1]), "axis")], "sum", keepdims=1
+                )
+            first = axes[0] < min(each for each in kept if x.shape[each] > 1)  # over the vectors of a stack, or in each
+            stack = np.ascontiguousarray(flat.T) if first else flat
+            axis = self.weight(np.array([1 if first else 2]), "axis")
+            return self.node("ReduceSum", [self.written(stack), axis], "sum", keepdims=0)
+
+        return self.base((len(flat),), make).entries().reshape(shape)
+
+    def _row_sum(self, base: Base) -> Base:
+        def make() -> ir.Value:
+            axis = self.weight(np.array([1]), "axis")
+            return self.node("ReduceSum", [base.written(), axis], "row.sum", keepdims=1)
+
+        assert base.table is not None
+        key = -1 - base.column, id(base.table)
+        if key not in self._lookups:
+            self._lookups[key] = self.base((1,), make, rows=base)
+        return self._lookups[key]
+
+    def _pooled(self, x: Array, op: str) -> Array | None:
+        """Rows of one table by all columns of a list, pooled over the last axis; None where x is no such thing."""
+        flat = x.reshape(-1, x.shape[-1])
+        first = self.of(flat[0, 0])
+        if first.table is None or not (field := self.field(first.column)).is_list or x.shape[-1] != field.width:
+            return None
+        table = first.table
+        columns = [self._lookups.get((field.start + at, id(table))) for at in range(field.width)]
+        if any(each is None for each in columns):
+            return None
+        own = np.stack([each.entries().ravel() for each in columns if each is not None], -1)  # [width, items]
+        places = flat[:, 0] - columns[0].first  # type: ignore[union-attr]
+        if (places < 0).any() or (places >= len(own)).any() or not np.array_equal(flat, own[places]):
+            return None
+        key = f"pool {op}", field.start, id(table)
+        if key not in self._tables:
+            base = self._pool(field, table, op)
+            self._tables[key] = np.array(base.first)
+        return (int(self._tables[key]) + places).reshape(x.shape[:-1])
+
+    def _pool(self, field: Field, table: Array, op: str) -> Base:
+        def make() -> ir.Value:
+            name, floats = field.name, self._floats(table)
+            ids = self._cut("ids", field.start, field.width)
+            rows = self.node("Gather", [self.weight(floats, f"{name}.table"), ids], f"{name}.items")
+            name = f"{name}.pooled"
+            if op == "ReduceMax" and self.opset < 18:
+                return self.node(op, [rows], name, axes=[1], keepdims=0)
+            return self.node(op, [rows, self.weight(np.array([1]), "axis")], name, keepdims=0)
+
+        is_id = field.column.encoding["type"] == "id"
+        counts = (
+            op == "ReduceSum" and is_id and table.shape[1] == 1 and (table[:, 0] == (np.arange(len(table)) > 0)).all()
+        )
+        pool = (field, table) if op == "ReduceSum" else None
+        return self.base(table.shape[1:], make, pool=pool, count=field if counts else None)
+
+    def _items(self, entries: Array) -> Field | None:
+        """The list whose items one number counts."""
+        return self.of(entries.ravel()[0]).count if np.unique(entries).size == 1 else None
+
+    def _mean(self, total: Array, count: Array) -> Array | None:
+        """A list's sum / its items, by the list's column of `scales`; None where that is something else."""
+        field = self._items(count)
+        bases = self.bases_of(total)
+        if field is None or field.scale < 0 or any(each.pool is None or each.pool[0] is not field for each in bases):
+            return None
+        if any(each.pool is not None and each.pool[1][0].any() for each in bases):
+            return None  # places without an item count
+
+        def change(base: Base) -> Base:
+            def make() -> ir.Value:
+                assert field is not None
+                return self.node("Mul", [base.written(), self._cut("scales", field.scale, 1)], f"{field.name}.mean")
+
+            key = "mean", base.first
+            if key not in self._tables:
+                self._tables[key] = np.array(self.base(base.shape, make).first)
+            return self.of(self._tables[key])
+
+        return self._by_base(total, change)
+
+
+def known_ids(field: Field) -> Array:
+    """The ranker's id of each id of a field, int64 [rows, 1]: the same, but 0 for a missing value."""
+    rows = np.arange(field.rows)
+    rows[field.last] = 0
+    return rows[:, None]
+
+
+def feeds(fed: Mapping[str, Fed], batch: Mapping[str, Array], features: Features) -> dict[str, Array]:
+    """The old inputs of rows as the features encode them."""
+    found = {}
+    codes = {each.start + at: known_ids(each)[:, 0] for each in features.fields for at in range(each.width)}
+    for name, each in fed.items():
+        out = np.zeros((len(next(iter(batch.values()))), *each.columns.shape), each.dtype)
+        for place in np.ndindex(each.columns.shape):
+            column = int(each.columns[place])
+            values = codes[column][batch["ids"][:, column]] if each.ids[place] else batch["numbers"][:, column]
+            out[(slice(None), *place)] = values
+        found[name] = out
+    return found
+
+
+def _run(model: ir.Model, batch: Mapping[str, Array]) -> dict[str, Array]:
+    """All values of a graph, by name."""
+    watched = model.clone()
+    known = {value.name for value in watched.graph.outputs}
+    for node in watched.graph:
+        watched.graph.outputs.extend(each for each in node.outputs if each.name and each.name not in known)
+    names = [str(each.name) for each in watched.graph.outputs]
+    opened = reference_session.session(watched, "reading it needs")
+    return dict(zip(names, reference_session.run(opened, dict(batch), "rows"), strict=True))
+
+
+def _filled(op: Callable[..., Array], arguments: Sequence[Any]) -> Callable[..., Array]:
+    """`op` with those of its arguments that are not None."""
+
+    def compute(*tables: Array) -> Array:
+        left = iter(tables)
+        return op(*(next(left) if each is None else each for each in arguments))
+
+    return compute
+
+
+def _transposed(x: Layout, perm: Sequence[int] | None) -> Layout:
+    rank = x.entries.ndim + 1
+    order = list(range(rank))[::-1] if perm is None else [each % rank for each in perm]
+    turned = [each - (each > x.batch) for each in order if each != x.batch]
+    return Layout(np.transpose(x.entries, turned), order.index(x.batch))
+
+
+def _gathered(x: Layout, at: Array, batch_dims: int) -> Layout | None:
+    """GatherND of places on the first axes, which are not the batch."""
+    depth = at.shape[-1]
+    if batch_dims or x.batch < depth:
+        return None
+    return Layout(x.entries[tuple(np.moveaxis(at, -1, 0))], x.batch - depth + at.ndim - 1)
+
+
+def _sliced(x: Array, known: Sequence[Any]) -> Array | None:
+    if len(known) < 3 or any(not isinstance(each, np.ndarray) for each in known):
+        return None
+    starts, ends, axes, *rest = (each.ravel().tolist() for each in known)
+    steps = rest[0] if rest else [1] * len(axes)
+    cut = [slice(None)] * (x.ndim + 1)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        cut[axis] = slice(start, end if abs(end) < 2**31 - 1 else None, step)
+    whole = cut[0] in (slice(None), slice(0, None, 1))
+    return x[tuple(cut[1:])] if whole else None
