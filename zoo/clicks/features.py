@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from zoo.clicks.hashing import hash_buckets
 from zoo.clicks.logs import Log, open_log
+from zoo.clicks.native_reader import NativeReader, Parsed
 from zoo.clicks.reading import BAD_SHARE, HOPELESS, ErrorLog, timed
 from zoo.clicks.schema import FEATURES, Column, Schema
 
 Floats = NDArray[np.float32]
 LARGEST = 8.0  # standard deviations to which a "standard" number is clipped
+_NO_BOUNDS = {"minimum": 0.0, "maximum": 1.0}
 UNKNOWN = 0  # the id of a category that is none of its vocabulary
 
 
@@ -319,20 +321,77 @@ class Features:
             errors.add(kind, message)
             left_out += 1
 
-        for batch in timed(log.batches(names, None if errors is None else bad), seconds, "read"):
+        tell = None if errors is None else bad
+        reader = None if tower else NativeReader.of(self, log, names)
+        batches = timed(log.batches(names, tell), seconds, "read") if reader is None else reader.batches(tell, seconds)
+        for batch in batches:
             start, left_out = start + left_out, 0
-            columns = dict(zip(names, batch.columns, strict=True))
-            for each in self.schema.of(*FEATURES) if tower else ():
-                columns.setdefault(each.name, pa.nulls(batch.num_rows, pa.string()))
-            rows = self.encode_columns(columns, batch.num_rows, start, labelled)
-            start += batch.num_rows
-            if labelled and (faults := _faults(rows)):
+            if isinstance(batch, Parsed):
+                columns, rows = {}, _placed(batch, start)
+            else:
+                columns = dict(zip(names, batch.columns, strict=True))
+                for each in self.schema.of(*FEATURES) if tower else ():
+                    columns.setdefault(each.name, pa.nulls(batch.num_rows, pa.string()))
+                rows = self.encode_columns(columns, batch.num_rows, start, labelled)
+            start += len(rows)
+            if columns and labelled and (faults := _faults(rows)):
                 _report(faults, columns, self.schema, f"{log.path}", errors)
                 rows = rows[np.setdiff1d(np.arange(len(rows)), [row for row, _ in faults])]
             if errors is not None and errors.total >= HOPELESS and errors.total > BAD_SHARE * start:
                 raise RequestError(f"nearly no row can be used: {errors}")
             if len(rows):
                 yield rows
+
+    def scaled(self, at: int, x: NDArray[np.float64]) -> Any:
+        """Values of the number `at` as `zoo.clicks.schema.ENCODINGS` says, NaN where missing: float64 [n] to [n]."""
+        encoding = self.numbers[at].encoding
+        match encoding["type"]:
+            case "value":
+                return x
+            case "standard":
+                return np.clip((x - encoding["mean"]) / encoding["deviation"], -LARGEST, LARGEST)
+            case "min-max":
+                return np.clip((x - encoding["minimum"]) / (encoding["maximum"] - encoding["minimum"]), 0, 1)
+            case "log1p":
+                most = np.log1p(encoding["maximum"] - encoding["minimum"])
+                return np.clip(np.log1p(np.maximum(x - encoding["minimum"], 0)) / most, 0, 1)
+            case _:
+                points = np.asarray(encoding["quantiles"], np.float64)
+                found = np.interp(x, points, np.linspace(0, 1, len(points)))
+                return np.where(np.isnan(x), np.nan, found)
+
+    def scaled_mixed(self, columns: NDArray[np.int64], x: NDArray[np.float64]) -> Any:
+        """The same of a value of the number `columns[i]` each, float64 [n] to [n]."""
+        logs, low, most = self._log_bounds
+        if logs.all():  # all of them at once
+            return np.clip(np.log1p(np.maximum(x - low[columns], 0)) / most[columns], 0, 1)
+        found, some = np.empty_like(x), logs[columns]
+        of = columns[some]
+        found[some] = np.clip(np.log1p(np.maximum(x[some] - low[of], 0)) / most[of], 0, 1)
+        for at in np.flatnonzero(~logs):
+            some = columns == at
+            found[some] = self.scaled(int(at), x[some])
+        return found
+
+    @cached_property
+    def _log_bounds(self) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
+        """Of every number, whether its encoding is log1p; and its minimum and logarithm of the maximum, where it is."""
+        logs = np.array([each.encoding["type"] == "log1p" for each in self.numbers], bool)
+        bounds = [each.encoding if log else _NO_BOUNDS for each, log in zip(self.numbers, logs, strict=True)]
+        low = np.array([each["minimum"] for each in bounds], np.float64)
+        return logs, low, np.array([np.log1p(each["maximum"] - each["minimum"]) for each in bounds], np.float64)
+
+    def scaled_whole(self, start: int, stop: int) -> Floats:
+        """What the whole numbers from `start` to below `stop` become, float32 [numbers, stop - start]; made once."""
+        if (tables := self._tables.get((start, stop))) is None:
+            x = np.arange(start, stop, dtype=np.float64)
+            found = [self.scaled(at, x).astype(np.float32) for at in range(len(self.numbers))]
+            tables = self._tables[start, stop] = np.array(found, np.float32).reshape(len(found), len(x))
+        return tables
+
+    @cached_property
+    def _tables(self) -> dict[tuple[int, int], Floats]:
+        return {}
 
     def encode_columns(self, columns: Mapping[str, pa.Array], count: int, start: int, labelled: bool) -> Rows:
         """`count` rows of text columns by name, null where missing; `start`: the position of the first.
@@ -351,7 +410,7 @@ class Features:
                 ids[:, field.start] = field.ids(columns[field.name])
         values = np.zeros((count, numbers), np.float32)
         for at, column in enumerate(self.numbers):
-            values[:, at] = _encoded_numbers(column.encoding, floats(columns[column.name]))
+            values[:, at] = self.scaled(at, floats(columns[column.name]))
         for at, which in enumerate(self.gaps):
             values[:, len(self.numbers) + at] = np.isnan(values[:, which])
         labels, weights = None, np.ones(count, np.float32)
@@ -386,32 +445,43 @@ def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
     """
     if unit != "text":
         return np.nan_to_num(floats(texts) / (1000 if unit == "ms" else 1), nan=-np.inf)
+    time = r"([01]\d|2[0-3]):[0-5]\d"
     is_time = pc.match_substring_regex(
-        texts, r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?$"
+        texts,
+        rf"^\d{{4}}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+        rf"([T ]{time}(:[0-5]\d(\.\d{{1,6}})?)?(Z|[+-]([01]\d|2[0-3]):?[0-5]\d)?)?$",
     )
     whole = pc.replace_substring_regex(texts, r"^(.{10})$", r"\1T00:00Z")
     whole = pc.replace_substring_regex(whole, r"^(.{10}[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)$", r"\1Z")
-    times = pc.if_else(is_time, whole, pa.scalar(None, pa.string())).cast(pa.timestamp("us", "UTC"))
+    whole = pc.if_else(is_time, whole, pa.scalar(None, pa.string()))
+    try:
+        times = whole.cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid:  # the 30th of February
+        times = pa.array([_instant(each) for each in whole], pa.timestamp("us", "UTC"))
     found = times.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.float64) / 1e6
     return np.asarray(np.nan_to_num(found, nan=-np.inf))
 
 
-def _encoded_numbers(encoding: Mapping[str, Any], x: NDArray[np.float64]) -> Any:
-    """Numbers as `zoo.clicks.schema.ENCODINGS` says, NaN where missing."""
-    match encoding["type"]:
-        case "value":
-            return x
-        case "standard":
-            return np.clip((x - encoding["mean"]) / encoding["deviation"], -LARGEST, LARGEST)
-        case "min-max":
-            return np.clip((x - encoding["minimum"]) / (encoding["maximum"] - encoding["minimum"]), 0, 1)
-        case "log1p":
-            most = np.log1p(encoding["maximum"] - encoding["minimum"])
-            return np.clip(np.log1p(np.maximum(x - encoding["minimum"], 0)) / most, 0, 1)
-        case _:
-            points = np.asarray(encoding["quantiles"], np.float64)
-            found = np.interp(x, points, np.linspace(0, 1, len(points)))
-            return np.where(np.isnan(x), np.nan, found)
+def _instant(text: pa.Scalar) -> pa.Scalar:
+    try:
+        return text.cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid:
+        return pa.scalar(None, pa.timestamp("us", "UTC"))
+
+
+def _placed(parsed: Parsed, start: int) -> Rows:
+    """Rows from the position `start` on."""
+    ids, numbers, scales, labels, weights, times = parsed
+    index = np.arange(start, start + len(ids))
+    return Rows(
+        ids,
+        numbers,
+        scales,
+        labels,
+        np.ones(len(ids), np.float32) if weights is None else weights,
+        index.astype(np.float64) if times is None else times,
+        index,
+    )
 
 
 def _faults(rows: Rows) -> list[tuple[int, str]]:

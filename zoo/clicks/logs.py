@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -64,17 +65,28 @@ class Log:
         cannot be read to its end, and for such a row where `bad` is None.
         """
         chosen = self.columns if columns is None else tuple(columns)
-        try:
+        with self.reading():
             if self.kind == "csv":
-                yield from _csv_batches(self, chosen, bad)
+                yield from csv_batches(self, self.stream(), chosen, bad)
             elif self.kind == "jsonl":
                 yield from _json_batches(self, chosen)
             else:
                 for batch in _tables(self):
                     texts = [_column_as_text(batch.column(name)) for name in chosen]
                     yield pa.record_batch(texts, names=list(chosen))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Makes a RequestError of what goes wrong inside."""
+        try:
+            yield
         except (pa.ArrowException, EOFError, OSError, ValueError) as error:
             raise RequestError(f"{self.path} cannot be read as {self.kind}: {one_line(error)}") from error
+
+    def stream(self) -> Any:
+        """The bytes of a file, as pyarrow reads them; unpacked where it is gzip."""
+        path = Path(self.path)
+        return pa.CompressedInputStream(str(path), "gzip") if _is(path, b"\x1f\x8b") else pa.OSFile(str(path))
 
 
 def open_log(source: Any, delimiter: str | None = None) -> Log:
@@ -215,36 +227,47 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     return found
 
 
-def _csv_batches(log: Log, columns: tuple[str, ...], bad: Bad | None) -> Iterator[pa.RecordBatch]:
-    path = Path(log.path)
-    packed = _is(path, b"\x1f\x8b")
+def csv_batches(
+    log: Log, source: Any, columns: Sequence[str], bad: Bad | None, before: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Records of CSV, see `Log.batches`. source: a stream; or, where `before` says how many records of the log came
+    earlier, its header counted, some bytes, which become one batch.
+    """
+    path, header, earlier = Path(log.path), log.header and before is None, before or 0
 
     def skip(row: Any) -> str:
         if bad is None:
             return "error"
-        place = "" if row.number is None else f" row {row.number}"
+        place = "" if row.number is None else f" row {row.number + earlier}"
         bad("columns", f"{path}{place}: found {row.actual_columns} columns, wanted {row.expected_columns}")
         return "skip"
 
-    yield from pa.csv.open_csv(
-        pa.CompressedInputStream(str(path), "gzip") if packed else str(path),
-        read_options=pa.csv.ReadOptions(
-            block_size=BLOCK, use_threads=False, column_names=None if log.header else list(log.columns)
-        ),
-        parse_options=pa.csv.ParseOptions(
-            delimiter=log.delimiter,
-            quote_char='"' if log.header else False,
-            newlines_in_values=log.header,
-            invalid_row_handler=skip,
-        ),
-        convert_options=pa.csv.ConvertOptions(
-            include_columns=list(columns),
-            column_types=dict.fromkeys(columns, pa.string()),
-            null_values=list(MISSING),
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=True,
-        ),
-    )
+    try:
+        yield from pa.csv.open_csv(
+            source if before is None else pa.BufferReader(source),
+            read_options=pa.csv.ReadOptions(
+                block_size=BLOCK if before is None else len(source),
+                use_threads=False,
+                column_names=None if header else list(log.columns),
+            ),
+            parse_options=pa.csv.ParseOptions(
+                delimiter=log.delimiter,
+                quote_char='"' if log.header else False,
+                newlines_in_values=log.header,
+                invalid_row_handler=skip,
+            ),
+            convert_options=pa.csv.ConvertOptions(
+                include_columns=list(columns),
+                column_types=dict.fromkeys(columns, pa.string()),
+                null_values=list(MISSING),
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=True,
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise pa.ArrowInvalid(
+            re.sub(r"\bRow #(\d+)", lambda found: f"Row #{int(found[1]) + earlier}", str(error), count=1)
+        ) from error
 
 
 def _json_batches(log: Log, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:

@@ -23,46 +23,17 @@
 #include <emmintrin.h>
 #endif
 
+#include "clicks/arrays.h"
 #include "clicks/farmhash.h"
 
 namespace nb = nanobind;
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))
+using clicks::Modulo;
+using clicks::owned;
 
 namespace {
 
 template <class T> using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T> using Table = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-// A numpy array that owns its memory.
-template <class T> nb::ndarray<nb::numpy, T> owned(std::unique_ptr<T[]> values, std::initializer_list<size_t> shape) {
-    T *data = values.get();
-    nb::capsule owner(data, [](void *p) noexcept { delete[] static_cast<T *>(p); });
-    values.release();
-    return {data, shape, owner};
-}
-
-// The remainder of any 64-bit number without a division.
-class Modulo {
-  public:
-    explicit Modulo(int64_t divisor) : divisor_(divisor), inverse_(divisor > 0 ? ~uint64_t{0} / divisor_ : 0) {
-        if (divisor < 1 || divisor > 0x7fffffff)
-            throw std::invalid_argument("found " + std::to_string(divisor) + " hash buckets, wanted 1 to 2147483647");
-    }
-    int32_t divisor() const { return static_cast<int32_t>(divisor_); }
-    int32_t operator()(uint64_t value) const {
-        // The upper half of value * inverse in halves, which a compiler turns into vectors; the quotient is at most 1 too small.
-        const uint64_t low = value & HALF, high = value >> 32, inverse_low = inverse_ & HALF, inverse_high = inverse_ >> 32;
-        const uint64_t middle = high * inverse_low + (low * inverse_low >> 32);
-        const uint64_t quotient = high * inverse_high + (middle >> 32) + ((low * inverse_high + (middle & HALF)) >> 32);
-        const uint64_t rest = value - quotient * divisor_;
-        return static_cast<int32_t>(std::min(rest, rest - divisor_)); // what is below 0 wraps around
-    }
-
-  private:
-    static constexpr uint64_t HALF = 0xffffffffu;
-    uint64_t divisor_, inverse_;
-};
 
 // ------------------------------------------------------------------------------------------------------------------- splitting
 

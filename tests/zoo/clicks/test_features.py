@@ -252,10 +252,18 @@ def test_rows_of_criteo_are_told_by_their_form(tmp_path):
 def test_numbers_and_times():
     found = floats(pa.array(["1", " 2 ", None, "x", "1e400", "-3.5"]))
     np.testing.assert_array_equal(found, [1, 2, np.nan, np.nan, np.nan, -3.5])
-    texts = ["2024-01-01", "2024-01-01T01:00:00Z", "2024-01-01 01:00", "2024-01-01T01:00:00+01:00", "soon", None]
+    texts = [
+        "2024-01-01",
+        "2024-01-01T01:00:00Z",
+        "2024-01-01 01:00",
+        "2024-01-01T01:00:00+01:00",
+        "soon",
+        None,
+        "2023-02-29",
+    ]
     start = 1_704_067_200.0
     times = seconds_since_1970(pa.array(texts), "text")
-    assert times.tolist() == [start, start + 3600, start + 3600, start, -math.inf, -math.inf]
+    assert times.tolist() == [start, start + 3600, start + 3600, start, *[-math.inf] * 3]
     assert seconds_since_1970(pa.array(["5000"]), "ms").tolist() == [5.0]
 
 

@@ -1,0 +1,170 @@
+"""CSV to a model's inputs in one pass of native code, as `zoo.clicks.features` encodes them, and as quickly as it goes.
+
+A block that the native parser declines goes through pyarrow, which alone reports faults.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+from numpy.typing import NDArray
+
+from pipelines.kernels import extension
+from zoo.clicks import logs
+from zoo.clicks.logs import MISSING, Bad, Log, csv_batches
+
+if TYPE_CHECKING:
+    from zoo.clicks.features import Features
+
+PAD = 64  # bytes that the parser may read behind the data
+PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
+LOWEST, HIGHEST = -16, 16384  # whole numbers whose encoding is looked up
+BOM, _FEED = b"\xef\xbb\xbf", ord("\n")
+
+
+class Parsed(NamedTuple):
+    """n rows without a fault, see `zoo.clicks.features.Rows`; None where the log or the request has no such column."""
+
+    ids: NDArray[np.int32]
+    numbers: NDArray[np.float32]
+    scales: NDArray[np.float32]
+    labels: NDArray[np.float32] | None
+    weights: NDArray[np.float32] | None
+    times: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True, eq=False)
+class NativeReader:
+    """Reads one log. names: its columns that are read."""
+
+    features: Features
+    log: Log
+    names: Sequence[str]
+    parser: Any
+
+    @classmethod
+    def of(cls, features: Features, log: Log, names: Sequence[str], isa: str = "") -> NativeReader | None:
+        """The reader of a log; None where it is no CSV, has signs beyond ASCII as separators, holds row numbers or plain
+        numbers of a ranker from elsewhere, or there is no native code. isa: of `pipelines.kernels.extension.isas`, "" for the quickest.
+        """
+        native = extension.native()
+        separators = [each.separator for each in features.schema.of("categories")]
+        if native is None or log.kind != "csv" or not "".join([log.delimiter, *separators]).isascii():
+            return None
+        if log.delimiter in '"\r\n':
+            return None
+        if any(each.encoding.get("type") in ("id", "value") for each in features.schema.columns):
+            return None
+        parser = native.LogParser(len(log.columns), log.delimiter, log.header, MISSING, *features.shape, isa)
+        places = {name: at for at, name in enumerate(log.columns)}
+        for field in features.fields:
+            place, encoding = places[field.name], field.column.encoding
+            of_list: tuple[Any, ...] = ()
+            if field.is_list:
+                of_list = (field.width, field.column.separator, field.column.pooling == "max", field.scale)
+            kind = ("hashed" if encoding["type"] == "hash" else "known") + "_list" * field.is_list
+            values = encoding["buckets"] if encoding["type"] == "hash" else list(encoding["values"])
+            getattr(parser, kind)(place, field.start, values, *of_list)
+        tables = features.scaled_whole(LOWEST, HIGHEST)
+        for at, column in enumerate(features.numbers):
+            if np.isnan(tables[at]).any():  # of a scale beyond float64
+                return None
+            gap = len(features.numbers) + features.gaps.index(at) if at in features.gaps else -1
+            minus, divisor = _linear(column.encoding)
+            parser.number(places[column.name], at, gap, column.encoding["type"], minus, divisor, tables[at])
+        for column in features.schema.of("label", "weight", "timestamp"):
+            if column.name in names:
+                parser.real(places[column.name], column.unit or column.kind)
+        return cls(features, log, names, parser)
+
+    def batches(self, bad: Bad | None, seconds: defaultdict[str, float]) -> Iterator[Parsed | pa.RecordBatch]:
+        """All rows in order, parsed, or as `Log.batches` gives them where there may be a fault.
+
+        seconds["read"] counts the time in which the file gave its bytes.
+        """
+
+        def read(front: int) -> tuple[NDArray[np.uint8], int]:
+            """A buffer and the end of what was read into it, behind room for `front` bytes."""
+            begin = time.perf_counter()
+            step = min(PIECE, logs.BLOCK)
+            if len(buffers[0]) < front + step + PAD + 1:
+                buffers[0] = np.zeros(front + step + PAD + 1, np.uint8)
+            buffer = buffers.pop(0)
+            buffers.append(buffer)
+            end = front + int(stream.readinto(buffer[front : front + step].data))
+            seconds["read"] += time.perf_counter() - begin
+            return buffer, end
+
+        buffers = [np.empty(0, np.uint8)] * 2  # by turns
+        with self.log.reading():
+            stream = self.log.stream()
+            buffer, end = read(0)
+            start = self._start(buffer[:end].tobytes())
+            if start is None:
+                yield from self.log.batches(self.names, bad)
+                return
+            begin, records = start, int(self.log.header)
+            while begin < end:
+                left = end - begin
+                following, following_end = read(left)
+                last = following_end == left
+                stop = end + (last and buffer[end - 1] != _FEED)  # a row may end with the file
+                buffer[end:stop] = _FEED
+                taken, met, arrays = self.parser.parse(buffer[begin:], stop - begin)
+                parsed = None if arrays is None else self._parsed(arrays)
+                if last and taken < stop - begin:  # a quote that nothing closes
+                    taken, parsed = left, None
+                elif not taken and left >= 3 * logs.BLOCK:
+                    raise pa.ArrowInvalid(
+                        "straddling object straddles two block boundaries (try to increase block size?)"
+                    )
+                taken = min(taken, left)
+                if parsed is None:
+                    text = b"\n" + buffer[begin : begin + taken].tobytes()  # the empty line keeps a BOM from being one
+                    yield from csv_batches(self.log, text, self.names, bad, records)
+                elif len(parsed.ids):
+                    yield parsed
+                records += met
+                rest = buffer[begin + taken : end]
+                buffer, begin, end = following, left - len(rest), following_end
+                buffer[begin:left] = rest
+
+    def _start(self, block: bytes) -> int | None:
+        """Where the first row begins; None for a header that pyarrow may not read as `open_log` does."""
+        start = len(BOM) if block.startswith(BOM) else 0
+        if not self.log.header:
+            return start
+        end = block.find(b"\n") + 1
+        line = block[start:end]
+        if not end or b"\r" in line.removesuffix(b"\n").removesuffix(b"\r") or line.count(b'"') % 2:
+            return None
+        found = pa.csv.read_csv(
+            io.BytesIO(line), parse_options=pa.csv.ParseOptions(delimiter=self.log.delimiter)
+        ).column_names
+        return end if tuple(found) == self.log.columns else None
+
+    def _parsed(self, arrays: Any) -> Parsed:
+        """The arrays, with the numbers that the parser left."""
+        *found, places, columns, values = arrays
+        parsed = Parsed(*found)
+        if len(places):
+            scaled = self.features.scaled_mixed(columns, values).astype(np.float32)
+            parsed.numbers.reshape(-1)[places] = np.nan_to_num(scaled, copy=False)
+        return parsed
+
+
+def _linear(encoding: Any) -> tuple[float, float]:
+    """What is subtracted, and then divided by, of encodings that are no more; 0 and 1 of others."""
+    if encoding["type"] == "standard":
+        return encoding["mean"], encoding["deviation"]
+    if encoding["type"] == "min-max":
+        return encoding["minimum"], encoding["maximum"] - encoding["minimum"]
+    return 0.0, 1.0
