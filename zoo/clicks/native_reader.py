@@ -52,8 +52,8 @@ class NativeReader:
 
     @classmethod
     def of(cls, features: Features, log: Log, names: Sequence[str], isa: str = "") -> NativeReader | None:
-        """The reader of a log; None where it is no CSV, has signs beyond ASCII as separators, holds row numbers or plain
-        numbers of a ranker from elsewhere, or there is no native code. isa: of `pipelines.kernels.extension.isas`, "" for the quickest.
+        """The reader of a log; None where it is no CSV, has signs beyond ASCII as separators, holds row numbers or
+        plain numbers, or there is no native code. isa: of `pipelines.kernels.extension.isas`, "" for the quickest.
         """
         native = extension.native()
         separators = [each.separator for each in features.schema.of("categories")]
