@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from pipelines.kernels import extension
 from zoo.clicks import logs
 from zoo.clicks.logs import MISSING, Bad, Log, csv_batches
-from zoo.clicks.schema import FEATURES
 
 if TYPE_CHECKING:
     from zoo.clicks.features import Features
@@ -53,15 +52,16 @@ class NativeReader:
 
     @classmethod
     def of(cls, features: Features, log: Log, names: Sequence[str], isa: str = "") -> NativeReader | None:
-        """The reader of a log; None where it is no CSV, has signs beyond ASCII as separators or encodings of rankers
-        from elsewhere, or there is no native code. isa: of `pipelines.kernels.extension.isas`, "" for the quickest.
+        """The reader of a log; None where it is no CSV, has signs beyond ASCII as separators, holds row numbers or
+        plain numbers, or there is no native code. isa: of `pipelines.kernels.extension.isas`, "" for the quickest.
         """
         native = extension.native()
         separators = [each.separator for each in features.schema.of("categories")]
         if native is None or log.kind != "csv" or not "".join([log.delimiter, *separators]).isascii():
             return None
-        kinds = {each.encoding["type"] for each in features.schema.of(*FEATURES)}
-        if log.delimiter in '"\r\n' or kinds & {"id", "value"}:  # of rankers from elsewhere
+        if log.delimiter in '"\r\n':
+            return None
+        if any(each.encoding.get("type") in ("id", "value") for each in features.schema.columns):
             return None
         parser = native.LogParser(len(log.columns), log.delimiter, log.header, MISSING, *features.shape, isa)
         places = {name: at for at, name in enumerate(log.columns)}
