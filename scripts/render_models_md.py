@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,7 +116,8 @@ def model(name: str) -> str:
 
 def models_page() -> str:
     rows = [overview(name) for name in SHIPPED.names()]
-    return "\n".join([MODELS_HEAD, markdown.table(COLUMNS, rows), *(model(name) for name in SHIPPED.names())])
+    parts = [recommenders(MODELS), *(model(name) for name in SHIPPED.names())]
+    return "\n".join([MODELS_HEAD, markdown.table(COLUMNS, rows), *filter(None, parts)])
 
 
 def environments() -> str:
@@ -159,9 +161,49 @@ def own_models() -> str:
     return "\n".join(["## ONNX files that others wrote\n", *parts]) if parts else ""
 
 
+def recommenders(page: Path) -> str:
+    """The families of recommenders on a log with columns of its own: quality and speed beside their peers."""
+    parts = []
+    for report in markdown.reports(PEERS, "click-models"):
+        rows = []
+        for each in report.content["models"]:
+            quality = each["quality"]
+            sizes = sorted({ratio["batch_size"] for ratio in each["ratios"]}, reverse=True)
+            best = {size: _over_best(each, size) for size in sizes}
+            rows.append(
+                [
+                    each["model"],
+                    f"{quality['metrics']['fp32']['auc']:.4f} / {quality['metrics']['fp32']['logloss']:.4f}",
+                    f"{quality['native']['difference']['auc']:+.5f}",
+                    f"{quality['native']['difference']['max_probability']:.4f}",
+                    *(f"{ratio:.2f}x {peer}" for ratio, peer in best.values()),
+                ]
+            )
+        speeds = [f"batch {size}: the best peer" for size in best]
+        columns = ["family", "AUC / LogLoss", "int8, native: AUC", "largest change of a probability", *speeds]
+        deepctr = ", ".join(
+            f"{name} {metrics['auc']:.4f} / {metrics['logloss']:.4f}"
+            for name, metrics in report.content.get("deepctr", {}).items()
+        )
+        beside = f" DeepCTR-Torch on the same rows, the best of four epochs: {deepctr}." if deepctr else ""
+        parts.append(
+            "Trained on a log with columns of its own (users, items, lists) by the default recipes, judged on "
+            f"{report.content['data']}; engines in turn, {markdown.source(report, page)}.{beside}\n\n"
+            + markdown.table(columns, rows)
+        )
+    return "\n".join(["## Recommenders on a log of one's own\n", *parts]) if parts else ""
+
+
+def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
+    """How much quicker the native kernels are than the quickest engine of others, and which that is."""
+    (over,) = (r["over"] for r in model["ratios"] if (r["engine"], r["batch_size"]) == ("zoo-native", size))
+    peer = min(over, key=over.__getitem__)
+    return float(over[peer]), peer
+
+
 def benchmarks_page() -> str:
     parts = [module.benchmarks(names) for module, names in families().items() if hasattr(module, "benchmarks")]
-    return "\n".join(filter(None, [BENCHMARKS_HEAD, *parts, own_models(), environments()]))
+    return "\n".join(filter(None, [BENCHMARKS_HEAD, *parts, recommenders(BENCHMARKS), own_models(), environments()]))
 
 
 def readme(text: str) -> str:
