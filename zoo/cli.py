@@ -178,16 +178,24 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
 @click.argument("family")
 @click.option("--schema", default=None, help="What a click log's columns are (zoo schema). [default: inferred]")
 @click.option("--label", default=None, help="A click log's column to predict. [default: click, label, ...]")
+@click.option(
+    "--held-out",
+    type=float,
+    default=None,
+    help="How many of a click log's last rows are held out: a count, or a share. [default: 0.1]",
+)
 @training
-def train(family: str, as_json: bool, **options: Any) -> None:
+def train(family: str, as_json: bool, held_out: float | None, **options: Any) -> None:
     """Train a model FAMILY (e.g. wide-deep) on own data.
 
-    Several processes share the work: images and translation under torchrun; wide-deep where each process has
+    Several processes share the work: under torchrun; wide-deep on rows of Criteo's form where each process has
     TensorFlow's TF_CONFIG: {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}, the
     index from 0 on and all else alike.
     """
     from zoo import verbs
 
+    if held_out is not None:
+        options["settings"] = (*options["settings"], f"held_out={held_out}")
     _trained(verbs.train, family, as_json, **options)
 
 

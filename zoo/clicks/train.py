@@ -500,6 +500,15 @@ def _sizes(config: Any) -> list[str]:
     return ["embedding_size", "hidden", *(asdict(config).keys() - asdict(TrainConfig()).keys())]
 
 
+def _is_done(state: Mapping[str, Any], config: TrainConfig) -> bool:
+    """Whether a trial of the search has no new best any more, or is well behind an earlier trial."""
+    best, winner, epoch = state["best"], state["winner"], state["epoch"]
+    if not best:
+        return False
+    behind = winner and best["logloss"] >= winner["logloss"] and epoch >= 2 * winner["epoch"] + config.patience
+    return bool(behind) or epoch - best["epoch"] >= config.patience
+
+
 def _fresh_trial() -> dict[str, Any]:
     return {"epoch": 0, "trainer": None, "best": {}, "history": []}
 
@@ -550,7 +559,7 @@ def _fit(
     if state.get("trainer"):
         trainer.restore(state["trainer"])
     while state["epoch"] < epochs:
-        if search and state["best"] and state["epoch"] - state["best"]["epoch"] >= config.patience:
+        if search and _is_done(state, config):
             break
         epoch = state["epoch"] + 1
         order = np.random.default_rng([config.seed, epoch]).permutation(rows)

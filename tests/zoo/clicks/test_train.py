@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trainings import TwoProcesses
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -215,6 +216,20 @@ def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at):
         training.train(build(), str(log), broken, config=config(epochs=4), resume=True)
     training.train(build(), str(log), broken, config=config(), resume=True)
     same(weights(whole), weights(broken))
+
+
+def in_processes(data: str, folder: str, *, resume: bool) -> None:
+    training.train(build(), data, folder, config=config(refit=False, l2_embeddings=(10.0,)), resume=resume)
+
+
+def test_two_processes_train_what_one_does(log, tmp_path):
+    """Each takes every other row of a batch; the gradients are summed in another order, and nothing else differs."""
+    TwoProcesses("tests.zoo.clicks.test_train", log, tmp_path).train(tmp_path / "two")
+    in_processes(str(log), str(tmp_path / "one"), resume=False)
+    assert json.loads((tmp_path / "two/train.json").read_text())["processes"] == 2
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], atol=2e-3, rtol=0)
 
 
 def test_finetuning_goes_on_from_the_weights(models, log, tmp_path):
