@@ -72,9 +72,10 @@ class TrainConfig:
     """The training recipe of recommenders.
 
     embedding_size: columns of a table. hidden: outputs of the layers. held_out: how many of the last rows (by the
-    timestamp, where there is one) are held out, a count or a share below 1. min_delta: by how much their LogLoss must
-    fall below the best one's to make an epoch the best. patience: epochs without a new best that end the search. refit:
-    train once more from the start on all rows, for as many epochs as were best.
+    timestamp, where there is one) are held out, a count or a share below 1. min_delta: by how much their AUC must rise
+    above the best one's to make an epoch the best (a LogLoss would rather follow how many of them are clicks).
+    patience: epochs without a new best that end the search. refit: train once more from the start on all rows, for as
+    many epochs as were best.
     ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept. l2_*:
     weigh the squared distance of all entries of tables, of first-order weights and of layers from 0 (in fine-tuning:
     from the starting weights) against the *sum* of the rows' losses, as a Gaussian prior does, so that they hold for
@@ -505,7 +506,7 @@ def _is_done(state: Mapping[str, Any], config: TrainConfig) -> bool:
     best, winner, epoch = state["best"], state["winner"], state["epoch"]
     if not best:
         return False
-    behind = winner and best["logloss"] >= winner["logloss"] and epoch >= 2 * winner["epoch"] + config.patience
+    behind = winner and best["auc"] <= winner["auc"] and epoch >= 2 * winner["epoch"] + config.patience
     return bool(behind) or epoch - best["epoch"] >= config.patience
 
 
@@ -528,7 +529,7 @@ def _search(
         l2 = config.l2_embeddings[state["trial"]]
         trainer = _fit(state, output, store, split, config.epochs, features, config, fresh, l2, shares)
         best, winner = state["best"], state["winner"]
-        better = not winner or best["logloss"] < winner["logloss"] - config.min_delta
+        better = not winner or best["auc"] > winner["auc"] + config.min_delta
         if better:
             kept = {"l2": l2, "weights": state["best_weights"], "history": state["history"]}
             state["winner"] = {**best, **kept}
@@ -583,7 +584,7 @@ def _fit(
         if search:
             found = click_metrics(*reversed(trainer.predict(store.parts(rows, len(store)), categories)))
             state["history"].append({"epoch": epoch, "train_logloss": loss / seen, **found})
-            if not state["best"] or found["logloss"] < state["best"]["logloss"] - config.min_delta:
+            if not state["best"] or found["auc"] > state["best"]["auc"] + config.min_delta:
                 state["best"] = {"epoch": epoch, **found}
                 state["best_weights"] = [each.clone() for each in trainer.average]
             line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
