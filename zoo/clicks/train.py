@@ -32,7 +32,7 @@ from pipelines.models.hub import CARD
 from zoo.clicks.features import UNKNOWN, Features
 from zoo.clicks.infer import infer
 from zoo.clicks.logs import open_log
-from zoo.clicks.metrics import click_metrics
+from zoo.clicks.metrics import EPSILON, click_metrics, logloss
 from zoo.clicks.model import Embeddings, Scalars
 from zoo.clicks.reading import ErrorLog
 from zoo.clicks.schema import Column, Schema
@@ -72,8 +72,8 @@ class TrainConfig:
     """The training recipe of recommenders.
 
     embedding_size: columns of a table. hidden: outputs of the layers. held_out: how many of the last rows (by the
-    timestamp, where there is one) are held out, a count or a share below 1. min_delta: by how much their AUC must rise
-    above the best one's to make an epoch the best (a LogLoss would rather follow how many of them are clicks).
+    timestamp, where there is one) are held out, a count or a share below 1. min_delta: by how much their
+    LogLoss, of logits shifted to their share of clicks, must fall below the best one's to make an epoch the best.
     patience: epochs without a new best that end the search. refit: train once more from the start on all rows, for as
     many epochs as were best.
     ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept. l2_*:
@@ -501,6 +501,20 @@ def _sizes(config: Any) -> list[str]:
     return ["embedding_size", "hidden", *(asdict(config).keys() - asdict(TrainConfig()).keys())]
 
 
+def shifted_logloss(labels: NDArray[Any], probabilities: NDArray[np.float64]) -> float:
+    """The LogLoss after all logits are shifted by one number, so that as many clicks are expected as there are.
+
+    By how much clicks became more or fewer since training says nothing of a model. labels, probabilities: [n].
+    """
+    inside = np.clip(probabilities, EPSILON, 1 - EPSILON)
+    logits = np.log(inside) - np.log1p(-inside)
+    shift = 0.0
+    for _ in range(20):  # Newton's steps
+        p = 1 / (1 + np.exp(-(logits + shift)))
+        shift += float((labels - p).sum() / max((p * (1 - p)).sum(), EPSILON))
+    return logloss(labels, 1 / (1 + np.exp(-(logits + shift))))
+
+
 def _is_done(state: Mapping[str, Any], config: TrainConfig) -> bool:
     """Whether a trial of the search has no new best any more, or is well behind an earlier trial."""
     best, winner, epoch = state["best"], state["winner"], state["epoch"]
@@ -524,7 +538,10 @@ def _search(
     fresh: Callable[[int, float], Trainer],
     shares: torch.Tensor,
 ) -> Trainer:
-    """Try each of `l2_embeddings`, as long as it is better than the one before; the best is state["winner"]."""
+    """Try each of `l2_embeddings`, as long as it ranks better than the one before; the best is state["winner"].
+
+    A weaker prior is surer of itself, which a LogLoss takes amiss before it has lost any order: AUC compares trials.
+    """
     while True:
         l2 = config.l2_embeddings[state["trial"]]
         trainer = _fit(state, output, store, split, config.epochs, features, config, fresh, l2, shares)
@@ -582,9 +599,10 @@ def _fit(
         kind = f", l2_embeddings {l2:g}" if search and len(config.l2_embeddings) > 1 else ""
         line = f"{state['phase']}{kind}: epoch {epoch}/{epochs}  loss {loss / seen:.4f}"
         if search:
-            found = click_metrics(*reversed(trainer.predict(store.parts(rows, len(store)), categories)))
+            scores, labels = trainer.predict(store.parts(rows, len(store)), categories)
+            found = {**click_metrics(labels, scores), "shifted": shifted_logloss(labels, scores)}
             state["history"].append({"epoch": epoch, "train_logloss": loss / seen, **found})
-            if not state["best"] or found["auc"] > state["best"]["auc"] + config.min_delta:
+            if not state["best"] or found["shifted"] < state["best"]["shifted"] - config.min_delta:
                 state["best"] = {"epoch": epoch, **found}
                 state["best_weights"] = [each.clone() for each in trainer.average]
             line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"

@@ -16,7 +16,7 @@ class Settings(clicks.TrainConfig):
     """The recipe; layers: cross layers. rank: of their matrices, 0 for full ones (`layers` x width x width weights)."""
 
     embedding_size: int = 32
-    l2_layers: float = 5.0
+    l2_layers: float = 20.0
     layers: int = 2
     rank: int = 32
     ranges: ClassVar = {"rank": FROM_0}

@@ -280,6 +280,15 @@ def test_logs_that_cannot_be_trained_on(tmp_path, columns, said):
     assert not (tmp_path / "model").exists() or not any((tmp_path / "model").iterdir())
 
 
+def test_a_trial_is_judged_by_logits_shifted_to_the_share_of_clicks():
+    random = np.random.default_rng(0)
+    logits = random.normal(0, 1, 4000)
+    labels = (random.random(4000) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    wanted = training.shifted_logloss(labels, 1 / (1 + np.exp(-logits)))
+    assert training.shifted_logloss(labels, 1 / (1 + np.exp(-logits - 2))) == pytest.approx(wanted, abs=1e-6)
+    assert training.shifted_logloss(labels, 1 / (1 + np.exp(-3 * logits))) > wanted + 0.05  # too sure of itself
+
+
 def test_two_towers_want_both_sides(tmp_path):
     path = written(tmp_path / "log.csv", clicked=["0", "1"] * 45, user=["a", "b", "c"] * 30)
     with pytest.raises(RequestError, match='no category of the tower item; give its columns "tower": "item"'):
