@@ -16,7 +16,7 @@ run: $(VENV)/.runtime
 	$(BIN)/python scripts/first_run.py
 
 # Training in torch in a process of its own: with tensorflow and both engines in it, torch crashed there when it started another process.
-TRAINING := tests/zoo/clicks/test_train.py tests/zoo/images/test_train.py tests/zoo/images/test_qat.py tests/zoo/transformer_mt/test_train.py
+TRAINING := tests/zoo/images/test_train.py tests/zoo/images/test_qat.py tests/zoo/transformer_mt/test_train.py
 
 # Both runs start, whatever the first one found, and the last line says both results.
 define pytest
