@@ -15,8 +15,10 @@ SOURCES := zoo pipelines scripts tests
 run: $(VENV)/.runtime
 	$(BIN)/python scripts/first_run.py
 
-# Training in torch in a process of its own: with tensorflow and both engines in it, torch crashed there when it started another process.
-TRAINING := tests/zoo/images/test_train.py tests/zoo/images/test_qat.py tests/zoo/transformer_mt/test_train.py
+# Training in torch, and the toolkits that models are imported from, in a process of their own: with tensorflow and both engines in it,
+# torch crashed there when it started another process.
+TRAINING := tests/zoo/images/test_train.py tests/zoo/images/test_qat.py $(wildcard tests/zoo/transformer_mt/test_import_*.py) \
+	tests/zoo/transformer_mt/test_train.py
 
 # Both runs start, whatever the first one found, and the last line says both results.
 define pytest
@@ -66,5 +68,5 @@ $(VENV)/.runtime: $(BUILT) | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.development: $(BUILT) | $(VENV)/bin/python
-	$(INSTALL) -e ".[train,test]"
+	$(INSTALL) -e ".[train,import,test]"
 	touch $@ $(VENV)/.runtime

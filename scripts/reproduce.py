@@ -314,6 +314,7 @@ def runs() -> None:
     written by hand.
     """
     measure_by("criteo_run.py", f"runs-{cpu_slug()}")
+    measure_by("log_run.py", f"runs-{cpu_slug()}", "shop-clicks")
 
 
 def images() -> None:
@@ -477,8 +478,8 @@ def measure_together(name: str, *arguments: str, path: Path | None = None) -> No
     print(f"wrote {target.relative_to(ROOT)}")
 
 
-def measure_by(script: str, name: str) -> None:
-    path = zoo.SHIPPED / MODEL / "reports" / f"{name}.json"
+def measure_by(script: str, name: str, model: str = MODEL) -> None:
+    path = zoo.SHIPPED / model / "reports" / f"{name}.json"
     subprocess.run([sys.executable, ROOT / "scripts" / "peers" / script, "-o", path], check=True)
     print(f"wrote {path.relative_to(ROOT)}")
 

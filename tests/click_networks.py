@@ -10,9 +10,28 @@ FIELDS = ((40, 1, ""), (7, 1, ""), (31, 1, ""), (25, 5, "mean"), (3, 1, ""), (60
 
 
 class Network:
-    """(float model, feeds of `count` samples) of a family; fields: (rows, columns, pooling) each."""
+    """(float model, feeds of `count` samples) of a family; fields: (rows, columns, pooling) each.
 
-    def __init__(self, family, fields=FIELDS, width=8, hidden=(48, 20), numbers=2, rank=6, crosses=2, seed=0, users=3):
+    As other libraries have it: vectors: numbers are multiplied by a vector each; beside: cross layers add their bias
+    after the product; relu: towers end in a ReLU.
+    """
+
+    def __init__(
+        self,
+        family,
+        fields=FIELDS,
+        width=8,
+        hidden=(48, 20),
+        numbers=2,
+        rank=6,
+        crosses=2,
+        seed=0,
+        users=3,
+        vectors=False,
+        beside=False,
+        relu=False,
+    ):
+        self.vectors, self.beside, self.relu = vectors, beside, relu
         self.rng = np.random.default_rng(seed)
         self.family, self.fields, self.width, self.hidden, self.numbers = family, fields, width, hidden, numbers
         self.rank, self.crosses, self.users = rank, crosses, users
@@ -104,11 +123,22 @@ class Network:
 
     @property
     def _total(self):
-        return len(self.fields) * self.width + self.numbers
+        return len(self.fields) * self.width + self.numbers * (self.width if self.vectors else 1)
+
+    def _multiplied(self):
+        """Each number times a vector."""
+        for number in range(self.numbers):
+            w = self._weight(f"Wv{number}", 1, self.width, scale=0.2)
+            self._add(
+                f"n{number} = Gather<axis=1>(numbers, n{number}at) v{number} = MatMul(n{number}, {w})",
+                **_int64({f"n{number}at": [number]}),
+            )
+        return [f"v{number}" for number in range(self.numbers)]
 
     def _x0(self):
         names = self._lookups()
-        return self._concat("x0", [*names, *(["numbers"] * bool(self.numbers))]), names
+        numbers = self._multiplied() if self.vectors else ["numbers"] * bool(self.numbers)
+        return self._concat("x0", [*names, *numbers]), names
 
     def _wide(self, logit):
         wide = self._lookups("w", 1)
@@ -127,15 +157,15 @@ class Network:
         return []
 
     def _deepfm(self):
-        names = self._lookups()
+        names = [*self._lookups(), *(self._multiplied() if self.vectors else [])]
         flat = self._concat("flat", names)
-        x0 = self._concat("x0", [flat, "numbers"]) if self.numbers else flat
+        x0 = self._concat("x0", [flat, "numbers"]) if self.numbers and not self.vectors else flat
         logit = self._wide(self._mlp(x0, "h", self._total))
         self._add(
             f"E = Reshape({flat}, fm_shape) S = ReduceSum<keepdims=0>(E, one) SS = Mul(S, S) EE = Mul(E, E) "
             "Q = ReduceSum<keepdims=0>(EE, one) D = Sub(SS, Q) R = ReduceSum<keepdims=1>(D, one) "
             f"fm = Mul(R, half) logit = Add({logit}, fm)",
-            **_int64({"fm_shape": [-1, len(self.fields), self.width], "one": [1]}),
+            **_int64({"fm_shape": [-1, len(names), self.width], "one": [1]}),
             half=np.float32(0.5),
         )
         return []
@@ -150,7 +180,12 @@ class Network:
                 u = self._gemm(f"t{level}", f"u{level}", self.rank, size, scale=0.7)
             else:
                 u = self._gemm(x, f"u{level}", size, size, scale=0.7)
-            self._add(f"p{level} = Mul({x0}, {u}) x{level + 1} = Add(p{level}, {x})")
+            product = f"p{level}"
+            self._add(f"{product} = Mul({x0}, {u})")
+            if self.beside:
+                self._add(f"s{level} = Add({product}, {self._weight(f'B{level}', size, scale=0.3)})")
+                product = f"s{level}"
+            self._add(f"x{level + 1} = Add({product}, {x})")
             x = f"x{level + 1}"
         deep = self._mlp(x0, "h", size, outputs=0)
         joined = self._concat("joined", [x, deep])
@@ -185,7 +220,7 @@ class Network:
         for side, part in (("user", names[: self.users]), ("item", names[self.users :])):
             inputs = [*part, *(["numbers"] if side == "user" and self.numbers else [])]
             width = len(part) * self.width + (self.numbers if len(inputs) > len(part) else 0)
-            v = self._mlp(self._concat(f"{side}_in", inputs), f"{side}h", width, size)
+            v = self._mlp(self._concat(f"{side}_in", inputs), f"{side}h", width, size, last_relu=self.relu)
             self._add(
                 f"{side}q = Mul({v}, {v}) {side}s = ReduceSum<keepdims=1>({side}q, one) {side}e = Max({side}s, tiny) "
                 f"{side}n = Sqrt({side}e) {side} = Div({v}, {side}n)",

@@ -13,6 +13,7 @@ import torch
 
 USERS, ITEMS, COUNTRIES, LENGTH = 50, 40, 7, 5
 SIZE = 4
+POOLS = {"mean": "Average", "sum": "Sum"}  # of FuxiCTR
 HIDDEN = (16, 8)
 
 
@@ -32,7 +33,7 @@ def randomize(model: torch.nn.Module) -> None:
     model.eval()
 
 
-def torch_rechub(name: str, path: Path) -> None:
+def torch_rechub(name: str, path: Path, pool: str = "mean") -> None:
     """ "deepfm", "wide-deep", "dcn-v2" or "dssm" (two towers) with a pooled list."""
     pytest.importorskip("torch_rechub")
     from torch_rechub.basic.features import DenseFeature, SequenceFeature, SparseFeature
@@ -42,7 +43,7 @@ def torch_rechub(name: str, path: Path) -> None:
 
     sparse = [SparseFeature(each, rows, SIZE) for each, rows in (("user", USERS), ("country", COUNTRIES))]
     item = SparseFeature("item", ITEMS, SIZE)
-    history = SequenceFeature("history", ITEMS, SIZE, pooling="mean", padding_idx=0)
+    history = SequenceFeature("history", ITEMS, SIZE, pooling=pool, padding_idx=0)
     dense = [DenseFeature("age"), DenseFeature("price")]
     mlp = {"dims": list(HIDDEN), "dropout": 0.2, "activation": "relu"}
     every = [*sparse, item, history]
@@ -59,7 +60,7 @@ def torch_rechub(name: str, path: Path) -> None:
         ONNXExporter(model).export(str(path), seq_length=LENGTH, onnx_export_kwargs={"dynamo": False})
 
 
-def deepctr(name: str, path: Path, dynamo: bool = False) -> None:
+def deepctr(name: str, path: Path, dynamo: bool = False, pool: str = "mean") -> None:
     """ "deepfm", "wide-deep", "dcn-v2" or "xdeepfm", whose input is one matrix of floats."""
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.importorskip("deepctr_torch")
@@ -68,7 +69,7 @@ def deepctr(name: str, path: Path, dynamo: bool = False) -> None:
 
     rows = (("user", USERS), ("country", COUNTRIES), ("item", ITEMS))
     columns = [SparseFeat(each, count, SIZE) for each, count in rows]
-    columns += [VarLenSparseFeat(SparseFeat("history", ITEMS, SIZE), LENGTH, "mean")]
+    columns += [VarLenSparseFeat(SparseFeat("history", ITEMS, SIZE), LENGTH, pool)]
     columns += [DenseFeat("age", 1), DenseFeat("price", 1)]
     options: dict[str, Any] = {"dnn_hidden_units": HIDDEN, "dnn_dropout": 0.2}
     model = {
@@ -82,7 +83,7 @@ def deepctr(name: str, path: Path, dynamo: bool = False) -> None:
     _export(model, (example,), path, ["input"], dynamo)
 
 
-def fuxictr(name: str, path: Path, dynamo: bool = False) -> None:
+def fuxictr(name: str, path: Path, dynamo: bool = False, pool: str = "mean") -> None:
     """ "deepfm", "dcn-v2" or "wide-deep" of FuxiCTR's layers, whose input is one matrix as its loaders make it."""
     pytest.importorskip("fuxictr")
     from fuxictr.features import FeatureMap
@@ -93,7 +94,7 @@ def fuxictr(name: str, path: Path, dynamo: bool = False) -> None:
         features.features[column] = {"type": "categorical", "source": "", "vocab_size": rows, "padding_idx": 0}
     features.features["history"] = {
         **{"type": "sequence", "source": "", "vocab_size": ITEMS, "padding_idx": 0, "max_len": LENGTH},
-        "feature_encoder": "layers.MaskedAveragePooling()",
+        "feature_encoder": f"layers.Masked{POOLS[pool]}Pooling()",
     }
     for column in ("age", "price"):
         features.features[column] = {"type": "numeric", "source": ""}

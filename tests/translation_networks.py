@@ -9,6 +9,11 @@ FORMS = {
     "odd heads": Form(1, 1, 40, 56, 4),
     "one head": Form(1, 1, 16, 20, 1),
     "deep": Form(1, 4, 64, 64, 2),
+    "recurrent": Form(1, 2, 32, 48, 2, decoder_hidden=64, autoregression="ssru"),
+    "gelu": Form(
+        2, 2, 32, 48, 2, activation="gelu", scaled=False, embedding_norm=True, output_bias=True, positions=(600, 530)
+    ),
+    "apart": Form(1, 2, 32, 48, 2, decoder_heads=1, activation="swish", shared_source=False, tied_output=False),
 }
 WORDS = 60
 
@@ -24,6 +29,11 @@ def network(form="small", pre=True, sharp=3.0, seed=0):
             elif each.ndim == 1:
                 torch.nn.init.uniform_(each, 0.7, 1.3)
         model.embedding.weight *= sharp
+        if not model.form.tied_output:
+            model.output_weight *= sharp
+        for each in model.buffers():
+            if not each.any():
+                torch.nn.init.normal_(each)
     return model.eval()
 
 

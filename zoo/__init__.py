@@ -77,6 +77,7 @@ __all__ = [
     "names",
     "open_plan",
     "pipeline",
+    "import_model",
     *VERBS,
 ]
 
@@ -112,7 +113,7 @@ def entry(name: str) -> Entry:
     from pipelines.core.errors import RequestError, one_line
     from pipelines.models.entry import Entry
 
-    known = _entries()
+    known = BUILT_IN if name in BUILT_IN else _entries()  # what is installed is looked through for others alone
     if name not in known:
         raise RequestError(f"unknown model family {name!r}; choose one of {', '.join(known)}")
     try:
@@ -201,6 +202,6 @@ def open_plan(path: str | Path) -> PlannedSession:
 def __getattr__(name: str) -> Any:
     if name == "ENTRIES":
         return _entries()
-    if name in VERBS:
+    if name in (*VERBS, "import_model"):
         return getattr(importlib.import_module("zoo.verbs"), name)
     raise AttributeError(f"module 'zoo' has no attribute {name!r}")

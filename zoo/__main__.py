@@ -1,11 +1,13 @@
 """`zoo`, and `python -m zoo`: signals while modules are being imported end it in order, too."""
 
+import gc
 import signal
 import sys
 
 
 def main() -> None:
     """Entry point of the `zoo` command."""
+    gc.set_threshold(100_000, 20)  # importing libraries makes many objects, and none of them garbage
     try:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that clean-up runs
         from zoo import cli

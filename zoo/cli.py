@@ -259,6 +259,24 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
     _show(verbs.freeze(model, data=list(data) or None, **options), as_json)
 
 
+@cli.command("import")
+@click.argument("source")
+@click.option("-o", "--output", default=None, help="Folder for the model.")
+@click.option("--format", default=None, metavar="NAME", help="What SOURCE is. [default: told by what is in it]")
+@click.option("--source-language", default=None, help="Translation: that of the text, where the model has several.")
+@click.option("--target-language", default=None, help="Translation: the one to translate into.")
+@as_json
+def import_model(source: str, output: str | None, as_json: bool, **options: Any) -> None:
+    """Turn a model of another toolkit into a model folder.
+
+    SOURCE is a folder of transformers (MarianMTModel, M2M-100 and NLLB, mBART, BART), or its hub id ORG/NAME, which is
+    fetched. All that is wrong with it is said at once, before anything is written; nothing of it is executed.
+    """
+    from zoo import verbs
+
+    _show(verbs.import_model(source, output, **options), as_json)
+
+
 @cli.command()
 @click.argument("log")
 @click.option("-o", "--output", default=None, help="Where the schema goes, as JSON; else it is only shown.")

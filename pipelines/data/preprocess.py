@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from pipelines.core.errors import RequestError
+from pipelines.core.plain import to_plain
 
 INTERPOLATIONS = ("bilinear", "bicubic")
 CHANNELS = ("RGB", "BGR")
@@ -71,7 +72,7 @@ class Preprocess:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` reads them."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return to_plain(self)
 
     @classmethod
     def from_json(cls, value: Any) -> Preprocess:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,16 +61,20 @@ class NativeTranslator:
         best: int = 1,
         length_penalty: float = 1.0,
         slots: int = 32,
+        rules: Mapping[str, Any] | None = None,
+        words: Sequence[NDArray[np.int32]] | None = None,
     ) -> list[list[Translation]]:
         """The `best` translations of each sentence, the highest score first, as `zoo.transformer_mt.decode.beam_search`
         finds them.
 
         sources: tokens of each, integers [1 to `longest`]. limits: most tokens of each translation, its end included,
-        at most `positions`.
-        end: None lets all go on to their limit. slots: sentences in the batch of a thread; one that is done leaves it,
-        the next one, in the order given, takes its place: results depend on neither. Python runs on meanwhile; Ctrl-C
-        ends it within a step. Raises RequestError for tokens or options that do not fit, ZooError for results that are
-        no numbers.
+        at most `positions`. end: None lets all go on to their limit. slots: sentences in the batch of a thread; one
+        that is done leaves it, the next one, in the order given, takes its place: results depend on neither. rules:
+        kind, early_stopping, prefix, banned, least, forced_end, no_repeat_ngram and word_penalty of
+        `zoo.transformer_mt.decode.Rules`, where they are not its defaults. words: of each sentence the tokens that its
+        translation may have, int32, in order, `end` among them: only their logits are computed. Python runs on
+        meanwhile; Ctrl-C ends it within a step. Raises RequestError for tokens or options that do not fit, ZooError for
+        results that are no numbers.
         """
         tokens = (
             np.concatenate([np.asarray(each).ravel() for each in sources]) if len(sources) else np.zeros(0, np.int32)
@@ -82,9 +86,15 @@ class NativeTranslator:
         lengths = np.array([len(each) for each in sources], np.int64)
         arrays = (tokens.astype(np.int32), lengths, np.ascontiguousarray(limits, np.int64))
         last = -1 if end is None else end
+        others: dict[str, Any] = dict(rules or {})
+        if "early_stopping" in others:
+            others["early_stopping"] = str(others["early_stopping"])
+        if words is not None:
+            others["words"] = np.concatenate([np.zeros(0, np.int32), *words])
+            others["word_counts"] = np.array([len(each) for each in words], np.int64)
         try:
             found: list[list[Translation]] = self._decoder.translate(
-                self._encoder, *arrays, start, last, beam, best, float(length_penalty), slots, self.threads
+                self._encoder, *arrays, start, last, beam, best, float(length_penalty), slots, self.threads, **others
             )
         except (TypeError, ValueError) as error:
             raise RequestError(f"the native translator cannot translate this: {one_line(error)}") from error

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pipelines.core.errors import RequestError
 from pipelines.quantization.recipe import QuantRecipe
+
+if TYPE_CHECKING:
+    from pipelines.models.hub import CardFile
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,23 @@ class RunOption:
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.kind not in (int, float, str, bool):
             raise ValueError(f"run option {self.name!r} must be a Python name, of the kind int, float, str or bool")
+
+
+@dataclass(frozen=True)
+class Importer:
+    """How a family reads models of other toolkits.
+
+    formats: {name: what it is of}. recognize(path) -> the name of a format, "" for none of them. write(path, output, *,
+    format, **options) -> (details of a card, files that came): the model at `path` as a folder that freeze starts from;
+    raises RequestError with all that is wrong with it, before anything is written. options: names of those it takes.
+    patterns: of the files that are fetched from a hub.
+    """
+
+    formats: Mapping[str, str]
+    recognize: Callable[[Path], str]
+    write: Callable[..., tuple[dict[str, Any], list[CardFile]]]
+    options: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +74,7 @@ class Entry:
     from_onnx(path, data, output, *, schema, family, columns, output_node, on_error) -> (the family it is, details of a
         card, files that came): an ONNX model of other libraries with the schema of its log, the same way; "" for a
         model without one
+    importer: a module's `Importer`, which reads models of other toolkits; "" for a family without one
     harness(pipelines, data, *, scenario, count, least, price_per_hour) -> figures: the quality, then the time from raw
         input to results, one sample after the other or in a stream; "" for a model without one
     report_sections(name) -> Markdown: the part of MODELS.md on the model `name`; "" for a family without one. Its
@@ -82,6 +105,7 @@ class Entry:
     checkpoint: str
     recipe: QuantRecipe = field(default_factory=QuantRecipe)
     native: str = ""
+    importer: str = ""
     harness: str = ""
     from_graph: str = ""
     from_onnx: str = ""
@@ -104,7 +128,7 @@ class Entry:
             self.evaluate,
             self.pipeline,
         )
-        optional = (self.native, self.harness, self.from_graph, self.from_onnx, self.report_sections)
+        optional = (self.native, self.importer, self.harness, self.from_graph, self.from_onnx, self.report_sections)
         for part in (*parts, *filter(None, optional)):
             if part.count(":") != 1:
                 raise ValueError(f"{self.name}: {part!r} is not 'module:attribute'")

@@ -49,6 +49,7 @@ RECORD = "build.json"
 # Of what reads calibration tables and digests graphs. Bump it when either comes to another result for the same files;
 # tests/models/test_table_version.py fails where that is forgotten.
 TABLE_VERSION = 1
+NATIVE_FORM = 2  # of what native.onnx holds: bump it when kernels read other steps, so that such files are made anew
 UNTOLD = "calibration.found.json"  # a table that was replaced, of which build.json told nothing
 QUANTIZATION = "quantization.json"
 
@@ -271,7 +272,8 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
     if stage == NATIVE:
         data = files.mapped(path)
         return (
-            _recipe(record.get("recipe")) == folder.recipe
+            record.get("form", 1) == NATIVE_FORM
+            and _recipe(record.get("recipe")) == folder.recipe
             and data.is_file()
             and record.get("data_sha256") == files.sha256(data)
         )
@@ -340,7 +342,8 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
             "openvino"
         )
     path = io.save_mapped(model, folder.path / NATIVE)
-    return {"recipe": recipe.to_json(), "data_sha256": files.sha256(files.mapped(path)), **report}
+    digest = files.sha256(files.mapped(path))
+    return {"form": NATIVE_FORM, "recipe": recipe.to_json(), "data_sha256": digest, **report}
 
 
 def derived(

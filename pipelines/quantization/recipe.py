@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from pipelines.core.errors import RequestError
+from pipelines.core.plain import to_plain
 
 OBSERVERS = ("auto", "minmax", "percentile", "mse", "kl")
 
@@ -68,7 +69,7 @@ class QuantRecipe:
 
     def to_json(self) -> dict[str, Any]:
         """The recipe as plain JSON values."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return to_plain(self)
 
     def same_but_observer(self, other: Mapping[str, Any]) -> bool:
         """Whether `other`, from `to_json`, is this recipe but for `observer` and `search`, which only tables depend

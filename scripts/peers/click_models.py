@@ -17,7 +17,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -45,22 +44,8 @@ PACKAGES = (*one_model.PACKAGES, "deepctr-torch")
 CALIBRATION_BATCH, CALIBRATION_BATCHES = 256, 8
 
 
-@dataclass(frozen=True)
-class Work:
-    """What every process is given: the model, and where files of it are made."""
-
-    model: str
-    scratch: Path
-
-    @property
-    def fp32(self) -> Path:
-        """The float graph as it was frozen."""
-        return zoo.load(self.model).ensure("fp32.onnx")
-
-    @property
-    def stock(self) -> Path:
-        """What onnxruntime's own quantizer made of it."""
-        return self.scratch / "stock.onnx"
+class Work(common.Work):
+    """What every process is given: the model."""
 
     def samples(self) -> list[dict[str, Array]]:
         """Batches to calibrate on."""

@@ -8,17 +8,22 @@ import importlib.metadata
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import zoo
 from pipelines.core import errors, files
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
 
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -139,6 +144,80 @@ def why(error: Exception) -> str:
     return f"{type(error).__name__}: {errors.one_line(error)}"[:300]
 
 
+# ----------------------------------------------------------------------------------------------------- whole processes
+
+
+def whole_processes(
+    ways: Mapping[str, Sequence[Any]], rows: Mapping[str, int], output: Path, rounds: int
+) -> list[dict[str, Any]]:
+    """Commands that score a file, in turn on one core, each a process from its start to its end that leaves row and
+    probability in `output`. rows: how many each scores.
+
+    Returns [{"way", "rows", "seconds" (median), "spread" (least and most), "cpu_seconds" (median; a busy machine
+    changes it less), "rows_per_second", "peak_memory_mb", "max_probability" (largest difference to the first one's, on
+    the rows that both score)}]. Raises ZooError where a run fails.
+    """
+    core = max(os.sched_getaffinity(0))
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    cpu: dict[str, list[float]] = {way: [] for way in ways}
+    memory: dict[str, float] = {}
+    scores: dict[str, Any] = {}
+    with progress("runs", rounds * len(ways)) as advance:
+        for _ in range(rounds):
+            for way, command in ways.items():
+                taken, worked, peak = timed(["taskset", "-c", str(core), *map(str, command)])
+                seconds[way].append(taken)
+                cpu[way].append(worked)
+                memory[way] = max(peak, memory.get(way, 0))
+                if way not in scores:
+                    scores[way] = np.loadtxt(output, delimiter=",", skiprows=1, usecols=1, max_rows=min(rows.values()))
+                advance(1)
+    first = next(iter(scores.values()))
+    return [
+        {
+            "way": way,
+            "rows": rows[way],
+            "seconds": round(float(np.median(each)), 2),
+            "spread": [round(min(each), 2), round(max(each), 2)],
+            "cpu_seconds": round(float(np.median(cpu[way])), 2),
+            "rows_per_second": round(rows[way] / float(np.median(each))),
+            "peak_memory_mb": round(memory[way], 1),
+            "max_probability": float(f"{np.abs(scores[way] - first).max():.2e}"),
+        }
+        for way, each in seconds.items()
+    ]
+
+
+def timed(command: list[str]) -> tuple[float, float, float]:
+    """Seconds, seconds of processor time, and peak resident memory (MB, 10^6 bytes) of a process.
+
+    Raises ZooError with its last line where it fails.
+    """
+    with tempfile.TemporaryFile() as said:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        said.seek(0)
+        if process.returncode:
+            raise ZooError(f"{' '.join(command)} failed: {(said.read().decode().splitlines() or ['no message'])[-1]}")
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6
+
+
+def whole_table(report: Mapping[str, Any]) -> str:
+    """The results of `whole_processes` as text."""
+    line = "{:32} {:>10} {:>8} {:>15} {:>8} {:>12} {:>7} {:>9}".format
+    lines = [line("way", "rows", "seconds", "least..most", "of CPU", "rows/s", "MB", "max diff")]
+    for each in report["results"]:
+        spread, rate = "{}..{}".format(*each["spread"]), f"{each['rows_per_second']:,}"
+        memory, error = f"{each['peak_memory_mb']:.0f}", f"{each['max_probability']:.1e}"
+        lines.append(
+            line(each["way"], f"{each['rows']:,}", each["seconds"], spread, each["cpu_seconds"], rate, memory, error)
+        )
+    return "\n".join(lines)
+
+
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
@@ -201,6 +280,24 @@ class Worker:
         self.process.join(10)
         if self.process.is_alive():
             self.process.kill()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What engines of one model are given: its name or folder, and where files of it are made."""
+
+    model: str
+    scratch: Path
+
+    @property
+    def fp32(self) -> Path:
+        """The float graph as it was frozen."""
+        return zoo.load(self.model).ensure("fp32.onnx")
+
+    @property
+    def stock(self) -> Path:
+        """What onnxruntime's own quantizer made of it."""
+        return self.scratch / "stock.onnx"
 
 
 class Workers:

@@ -23,7 +23,7 @@ from zoo.transformer_mt.data import END, PAD, POSITIONS, START, VOCABULARY, Toke
 from zoo.transformer_mt.decode import Step, beam_search, limit, naive_step
 
 Array = NDArray[Any]
-RANDOM = {"base": ("base", 32000), "small": ("tiny", 8000)}  # preset, pieces
+RANDOM = {"base": ("base", 32000), "opus": ("base", 58_101), "small": ("tiny", 8000)}  # preset, pieces
 LENGTHS = (8, 32)  # tokens of a sentence of task steps; a batch of the longest is one batch for all engines
 CALIBRATION = 16  # sentences that calibrate random weights
 AVERAGE = 32  # tokens of a sentence in a batch, padding included, on the average, at most
@@ -249,10 +249,11 @@ def force_steps(steps: int, engine: str) -> None:
     Both for the search in Python, and for that in the graph, which has the growth of a sentence as an input, and is
     made with its end.
     """
-    from zoo.transformer_mt import predict
+    from zoo.transformer_mt import decode, predict
 
     changes: dict[Any, dict[str, Any]] = {
-        predict: {"END": NO_TOKEN, "limit": lambda source, most: steps, "GROWTH": (0, steps)}
+        decode: {"limit": lambda source, most: steps},
+        predict: {"END": NO_TOKEN, "GROWTH": (0, steps)},
     }
     if engine != "native":  # which has no use for the graph, nor memory for what reads it
         from zoo.transformer_mt import loop
@@ -361,9 +362,9 @@ def open_naive(work: Work, case: Case) -> System:
     class Decoder:
         def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
             source, memory, target = (torch.from_numpy(batch[name]) for name in ("source", "memory", "target"))
-            mask, x = (source != PAD)[:, None, None, :], model._embed(target)
+            mask, x = (source != PAD)[:, None, None, :], model._embed("target", target)
             for layer in model.decoder:
-                x = layer.decode(x, lambda own: own, layer.cross.keys_values(memory), mask)  # type: ignore[operator, union-attr]
+                x, _ = layer.decode(x, None, layer.cross.keys_values(memory), mask)  # type: ignore[operator, union-attr]
             return {"logits": model._logits(x[:, -1]).numpy()}
 
     return stepping(

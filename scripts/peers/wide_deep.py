@@ -78,24 +78,12 @@ def draw_ids(kind: str, rows: int, fields: int, buckets: int, seed: int = 0) -> 
 
 
 @dataclass(frozen=True)
-class Work:
-    """What every process is given: the model, its sizes, and the files made of it."""
+class Work(common.Work):
+    """What every process is given: the model and its sizes."""
 
-    model: str
-    scratch: Path
     fields: int
     buckets: int
     numeric: int
-
-    @property
-    def fp32(self) -> Path:
-        """The float graph as it was frozen."""
-        return zoo.load(self.model).ensure("fp32.onnx")
-
-    @property
-    def stock(self) -> Path:
-        """What onnxruntime's own quantizer made of it."""
-        return self.scratch / "stock.onnx"
 
     def network(self) -> Network:
         """The weights."""

@@ -172,9 +172,9 @@ def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monke
         pytest.importorskip("ctranslate2", reason="needs the peers extra")
     if name == "zoo-native" and not extension.isas():
         pytest.skip("needs the native kernels")
-    from zoo.transformer_mt import loop, predict
+    from zoo.transformer_mt import decode, loop, predict
 
-    changed = [(predict, each) for each in ("END", "limit", "GROWTH")] + [(loop, each) for each in ("search", "FORM")]
+    changed = [(decode, "limit"), (predict, "END"), (predict, "GROWTH"), (loop, "search"), (loop, "FORM")]
     for module, each in changed:  # what `force_steps` changes comes back
         monkeypatch.setattr(module, each, getattr(module, each))
     work = engines.Work(folder)

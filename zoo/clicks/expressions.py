@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,10 +26,14 @@ class Expression:
 
 @dataclass(frozen=True, eq=False)
 class Numbers(Expression):
-    """Columns of the input of numbers, times a factor each, float64 [width]."""
+    """Columns of the input of numbers, times a factor each, float64 [width].
+
+    value: its name in the graph, where it is a vector of one number, else "".
+    """
 
     columns: list[int]
     factor: Array
+    value: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +71,22 @@ class Linear(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Crossed(Expression):
-    """x_l of a cross network: x_0 (1 + sum_l u_l)."""
+    """x_l of a cross network: x_0 (1 + sum_l u_l).
+
+    Where biases b_l stand beside the products, x_{l+1} = x_0 u_l + b_l + x_l, this is x_l without their sum.
+    """
 
     x: Expression
     changes: list[Expression]
     value: str
+
+
+@dataclass(frozen=True, eq=False)
+class Shifted(Expression):
+    """x + by; float64 [width]. A linear layer takes it into its bias."""
+
+    x: Expression
+    by: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +100,7 @@ class Dots(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Factorization(Expression):
-    """factor sum_j ((sum_f v_fj)^2 - sum_f v_fj^2)."""
+    """factor sum_j ((sum_f v_fj)^2 - sum_f v_fj^2); not yet summed over j where it is wider than 1."""
 
     vectors: list[Expression]
     factor: float
@@ -121,36 +136,13 @@ class Total(Expression):
 
 
 @dataclass(frozen=True, eq=False)
-class _Stack(Expression):
-    """Vectors of one width on an axis of their own: [n, vectors, width / vectors]. pad: one list, see `_pooled`."""
+class _Vectors(Expression):
+    """Vectors of one width. form: "stack", on an axis of their own: [n, vectors, width]; "turned": its last axes
+    exchanged; "dots": all their dot products; "sum": their sum.
+    """
 
     vectors: list[Expression]
-
-
-@dataclass(frozen=True, eq=False)
-class _Turned(Expression):
-    """A stack with its last axes exchanged."""
-
-    vectors: list[Expression]
-
-
-@dataclass(frozen=True, eq=False)
-class _Gram(Expression):
-    """All dot products of a stack, [n, vectors, vectors]."""
-
-    vectors: list[Expression]
-
-
-@dataclass(frozen=True, eq=False)
-class _Summed(Expression):
-    """The sum of a stack's vectors."""
-
-    vectors: list[Expression]
-
-
-@dataclass(frozen=True, eq=False)
-class _Squared(Expression):
-    x: Expression
+    form: str = "stack"
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,14 +151,6 @@ class _Times(Expression):
 
     x: Expression
     y: Expression
-
-
-@dataclass(frozen=True, eq=False)
-class _Apart(Expression):
-    """factor ((sum of vectors)^2 - sum of squares), not yet summed."""
-
-    vectors: list[Expression]
-    factor: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +192,10 @@ class Reader:
             self._known[value] = self._input(value) if value.producer() is None else self._node(value)
         return self._known[value]
 
+    def value_of(self, x: Expression) -> ir.Value:
+        """The value that an expression was read from."""
+        return next(value for value, each in self._known.items() if each is x)
+
     def _input(self, value: ir.Value) -> Expression:
         width = value.shape[1] if value.shape is not None and len(value.shape) == 2 else None
         if not value.is_graph_input() or value.dtype != ir.DataType.FLOAT or not isinstance(width, int):
@@ -248,7 +236,7 @@ class Reader:
         ]
         if query.rank(value) == 2 and len(fields) == 1:
             return fields[0]
-        return _Stack(width * len(fields), fields)
+        return _Vectors(width * len(fields), fields)
 
     def _columns(self, value: ir.Value | None) -> list[tuple[int, int]]:
         """An integer value as (column of the ids, offset added) each."""
@@ -278,8 +266,9 @@ class Reader:
 
     def _pooled(self, x: Expression, pool: str, value: ir.Value) -> Expression | None:
         """A stack of lookups in one table by neighbouring columns, pooled."""
-        fields = [each for each in x.vectors if isinstance(each, Field)] if isinstance(x, _Stack) else []
-        if not isinstance(x, _Stack) or not fields or len(fields) != len(x.vectors):
+        stack = _stacked(x) or []
+        fields = [each for each in stack if isinstance(each, Field)]
+        if not fields or len(fields) != len(stack):
             return None
         first = fields[0]
         if any(each.table is not first.table or each.pool for each in fields):
@@ -292,15 +281,14 @@ class Reader:
 
     def _view(self, node: ir.Node, value: ir.Value) -> Expression | None:
         x, rank = self.read(node.inputs[0]), query.rank(value)
-        if isinstance(x, Concat | _Stack) and rank == 3:
+        stack = _stacked(x)
+        if rank == 3 and (vectors := stack or (x.parts if isinstance(x, Concat) else [])):
             count = _static(value, 1)
-            vectors = x.vectors if isinstance(x, _Stack) else x.parts
-            if count is not None and count == len(vectors) and all(each.width * count == x.width for each in vectors):
-                return _Stack(x.width, vectors)
-            return None
-        if isinstance(x, _Stack) and rank == 2:
-            return _joined(x.vectors)
-        if isinstance(x, _Gram) and rank == 2:
+            fits = count == len(vectors) and all(each.width * len(vectors) == x.width for each in vectors)
+            return _Vectors(x.width, vectors) if fits else None
+        if stack and rank == 2:
+            return _joined(stack)
+        if _stacked(x, "dots") and rank == 2:
             return x
         return x if rank == 2 and _static(value, 1) in (None, x.width) else None
 
@@ -334,20 +322,19 @@ class Reader:
         if rank == 3 and axis in (1, -2):
             vectors: list[Expression] = []
             for part in parts:
-                vectors += part.vectors if isinstance(part, _Stack) else [part]
-            return _Stack(sum(each.width for each in vectors), vectors)
+                vectors += _stacked(part) or [part]
+            return _Vectors(sum(each.width for each in vectors), vectors)
         return _joined(parts) if axis in (1, -1) and rank == 2 else None
 
     def _chosen(self, node: ir.Node, value: ir.Value) -> Expression | None:
         source = node.inputs[0]
         if source is not None and source.is_graph_input():
             return self._slice(node, value)
-        gram, picks = self.read(source), query.constant(node.inputs[1])
-        if not isinstance(gram, _Gram) or picks is None or query.rank(source) != 2:
+        vectors, picks = _stacked(self.read(source), "dots"), query.constant(node.inputs[1])
+        if vectors is None or picks is None or query.rank(source) != 2:
             return None
-        count = len(gram.vectors)
-        pairs = [(int(each) // count, int(each) % count) for each in picks.ravel()]
-        return Dots(len(pairs), gram.vectors, pairs, str(value.name))
+        pairs = [divmod(int(each), len(vectors)) for each in picks.ravel()]
+        return Dots(len(pairs), vectors, pairs, str(value.name))
 
     # --- layers
 
@@ -372,6 +359,17 @@ class Reader:
     def _layer(self, x: Expression, weight: Array, bias: Array, value: ir.Value) -> Expression:
         if x.width != len(weight):
             raise RequestError(f"the layer {value.name} has {len(weight)} inputs for {x.width} columns")
+        parts, start = [], 0
+        for part in parts_of(x):
+            if isinstance(part, Shifted):
+                bias = bias + part.by @ weight[start : start + part.width]
+                part = part.x
+            parts.append(part)
+            start += part.width
+        x = _joined(parts)
+        if isinstance(x, Numbers) and x.width == 1 < weight.shape[1] and not bias.any():
+            factor = x.factor * weight[0]
+            return Numbers(weight.shape[1], x.columns * weight.shape[1], factor, str(value.name))
         return Linear(weight.shape[1], x, weight, bias, False, str(value.name))
 
     def _matmul(self, node: ir.Node, value: ir.Value) -> Expression | None:
@@ -379,19 +377,19 @@ class Reader:
         x = self.read(node.inputs[0])
         if weight is not None and weight.ndim == 2 and query.rank(value) == 2:
             return self._layer(x, weight.astype(np.float64), np.zeros(weight.shape[1]), value)
-        turned = self.read(node.inputs[1]) if weight is None else None
-        if isinstance(x, _Stack) and isinstance(turned, _Turned) and _same(x.vectors, turned.vectors):
-            return _Gram(len(x.vectors) ** 2, x.vectors)
-        return None
+        turned = _stacked(self.read(node.inputs[1]), "turned") if weight is None else None
+        vectors = _stacked(x)
+        return _Vectors(len(vectors) ** 2, vectors, "dots") if vectors and turned == vectors else None
 
     def _transpose(self, node: ir.Node, value: ir.Value) -> Expression | None:
         x = self.read(node.inputs[0])
-        perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else None
-        return _Turned(x.width, x.vectors) if isinstance(x, _Stack) and list(perm or ()) == [0, 2, 1] else None
+        perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else ()
+        stack = _stacked(x)
+        return _Vectors(x.width, stack, "turned") if stack and list(perm) == [0, 2, 1] else None
 
     def _relu(self, node: ir.Node, value: ir.Value) -> Expression | None:
-        x = self.read(node.inputs[0])
-        return replace(x, relu=True, value=str(value.name)) if isinstance(x, Linear) and not x.relu else None
+        x = _layer_of(self.read(node.inputs[0]))
+        return replace(x, relu=True, value=str(value.name)) if x is not None and not x.relu else None
 
     def _sigmoid(self, node: ir.Node, value: ir.Value) -> Expression | None:
         x = _total(self.read(node.inputs[0]))
@@ -410,15 +408,16 @@ class Reader:
             if isinstance(x, _SquareSum) and not x.root and not x.least and constant.size == 1:
                 return replace(x, epsilon=x.epsilon + float(constant.item()))
             total = _total(x)
-            return (
-                replace(total, bias=total.bias + float(constant.item()))
-                if total is not None and constant.size == 1
-                else None
-            )
+            if total is not None and constant.size == 1:
+                return replace(total, bias=total.bias + float(constant.item()))
+            if (isinstance(x, _Times | Shifted) or _is_value(x)) and constant.size in (1, x.width) and x.width > 1:
+                return _shifted(x, constant.astype(np.float64).ravel())
+            return None
         x, y = (self.read(each) for each in node.inputs)
-        for product, state in ((x, y), (y, x)):
+        for a, b in ((x, y), (y, x)):
+            (product, by), (state, more) = _unshifted(a), _unshifted(b)
             if isinstance(product, _Times) and (crossed := _crossed(product, state, str(value.name))) is not None:
-                return crossed
+                return _shifted(crossed, by + more)
         if isinstance(x, Linear) and isinstance(y, Linear) and x.width == y.width > 1 and not (x.relu or y.relu):
             parts = _joined([x.x, y.x])
             return self._layer(parts, np.concatenate([x.weight, y.weight]), x.bias + y.bias, value)
@@ -436,10 +435,9 @@ class Reader:
         if constant is not None and constant.size == 1 and (total := _total(x)) is not None:
             return replace(total, bias=total.bias - float(constant.item()))
         y = self.read(node.inputs[1])
-        if isinstance(x, _Squared) and isinstance(x.x, _Summed) and isinstance(y, _Summed):
-            squares = [each.x for each in y.vectors if isinstance(each, _Squared)]
-            if _same(x.x.vectors, squares) and len(squares) == len(y.vectors):
-                return _Apart(x.width, squares, 1.0)
+        vectors, squares = _stacked(_square_of(x), "sum"), _stacked(y, "sum")
+        if vectors and squares and [*vectors] == [_square_of(each) for each in squares]:
+            return Factorization(x.width, vectors, 1.0)
         return _added(x, y, -1.0)
 
     def _mul(self, node: ir.Node, value: ir.Value) -> Expression | None:
@@ -453,13 +451,11 @@ class Reader:
                 if not isinstance(part, Field) or part.pool != "sum":
                     return None
                 return replace(part, pool="mean", mean=mean.column, value=str(value.name))
-        if x is y:
-            return _squared(x)
-        return _Times(x.width, x, y) if x.width == y.width else None
+        return _times(x, y) if x.width == y.width else None
 
     def _pow(self, node: ir.Node, value: ir.Value) -> Expression | None:
-        power = query.scalar(node.inputs[1])
-        return _squared(self.read(node.inputs[0])) if power == 2 else None
+        x = self.read(node.inputs[0])
+        return _times(x, x) if query.scalar(node.inputs[1]) == 2 else None
 
     def _div(self, node: ir.Node, value: ir.Value) -> Expression | None:
         constant = query.constant(node.inputs[1])
@@ -489,19 +485,20 @@ class Reader:
         if axes is None or len(axes) != 1 or rank not in (2, 3):
             return None
         axis = axes[0] % rank
-        if rank == 3 and axis == 1 and isinstance(x, _Stack):
+        stack = _stacked(x)
+        if rank == 3 and axis == 1 and stack:
             pooled = self._pooled(x, "sum", value)
             if pooled is not None:
                 return pooled
-            if x.width == len(x.vectors):
-                return Total(1, [(each, 1.0) for each in x.vectors], 0.0)
-            return _Summed(x.width // len(x.vectors), x.vectors)
+            if x.width == len(stack) and all(map(_is_value, stack)):
+                return Total(1, [(each, 1.0) for each in stack], 0.0)
+            return _Vectors(x.width // len(stack), stack, "sum")
         if rank != 2 or axis != 1:
             return None
-        if isinstance(x, _Apart):
-            return Factorization(1, x.vectors, x.factor)
-        if isinstance(x, _Squared):
-            return _SquareSum(1, x.x)
+        if isinstance(x, Factorization):
+            return replace(x, width=1)
+        if (root := _square_of(x)) is not None:
+            return _SquareSum(1, root)
         if isinstance(x, _Times):
             return Product(1, x.x, x.y)
         return Linear(1, x, np.ones((x.width, 1)), np.zeros(1), False, str(value.name)) if _is_value(x) else None
@@ -556,8 +553,57 @@ def parts_of(x: Expression) -> list[Expression]:
     return x.parts if isinstance(x, Concat) else [x]
 
 
-def _same(a: Sequence[Expression], b: Sequence[Expression]) -> bool:
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+def _unshifted(x: Expression) -> tuple[Expression, Any]:
+    """x without what is added to it, and that."""
+    return (x.x, x.by) if isinstance(x, Shifted) else (x, 0.0)
+
+
+def _shifted(x: Expression, by: Any) -> Expression:
+    x, before = _unshifted(x)
+    total = np.broadcast_to(before + by, x.width)
+    return Shifted(x.width, x, total) if total.any() else x
+
+
+def _layer_of(x: Expression) -> Linear | None:
+    """x as a linear layer, which numbers and shifted ones are, too."""
+    if isinstance(x, Linear):
+        return x
+    numbers, by = _unshifted(x)
+    if not isinstance(numbers, Numbers):
+        return None
+    columns = sorted(set(numbers.columns))
+    weight = np.where(np.array(columns)[:, None] == numbers.columns, numbers.factor, 0)
+    source = Numbers(len(columns), columns, np.ones(len(columns)))
+    return Linear(x.width, source, weight, np.zeros(x.width) + by, False, numbers.value)
+
+
+def vectors_of(x: Expression) -> list[Expression]:
+    """The vectors that stand side by side in `x`, or above each other."""
+    return _stacked(x) or parts_of(x)
+
+
+def below(x: Expression) -> Iterator[Expression]:
+    """`x` and all that it is computed from, each once."""
+    waiting, met = [x], {x}
+    while waiting:
+        yield (x := waiting.pop())
+        for name in ("x", "y", "parts", "vectors", "changes", "terms"):
+            found = getattr(x, name, ())
+            for each in found if isinstance(found, list) else [found]:
+                inner = each[0] if isinstance(each, tuple) and each else each
+                if isinstance(inner, Expression) and inner not in met:
+                    met.add(inner)
+                    waiting.append(inner)
+
+
+def _stacked(x: Expression | None, form: str = "stack") -> list[Expression] | None:
+    """The vectors of a value of this form."""
+    return x.vectors if isinstance(x, _Vectors) and x.form == form else None
+
+
+def _square_of(x: Expression) -> Expression | None:
+    """What a value is the square of."""
+    return x.x if isinstance(x, _Times) and x.x is x.y else None
 
 
 def _crossed(product: _Times, state: Expression, name: str) -> Expression | None:
@@ -565,16 +611,16 @@ def _crossed(product: _Times, state: Expression, name: str) -> Expression | None
     x = state.x if isinstance(state, Crossed) else state
     changes = state.changes if isinstance(state, Crossed) else []
     for same, u in ((product.x, product.y), (product.y, product.x)):
-        if isinstance(u, Linear) and not u.relu and _same(parts_of(same), parts_of(x)):
+        if isinstance(u, Linear) and not u.relu and parts_of(same) == parts_of(x):
             return Crossed(x.width, x, [*changes, u], name)
     return None
 
 
-def _squared(x: Expression) -> Expression:
-    if isinstance(x, _Stack):
-        vectors: list[Expression] = [_Squared(each.width, each) for each in x.vectors]
-        return _Stack(x.width, vectors)
-    return _Squared(x.width, x)
+def _times(x: Expression, y: Expression) -> Expression:
+    a, b = _stacked(x), _stacked(y)
+    if a and b and len(a) == len(b):
+        return _Vectors(x.width, [_times(v, w) for v, w in zip(a, b, strict=True)])
+    return _Times(x.width, x, y)
 
 
 def _scaled(x: Expression, factor: Array) -> Expression | None:
@@ -584,7 +630,7 @@ def _scaled(x: Expression, factor: Array) -> Expression | None:
         return replace(x, weight=x.weight * factor, bias=x.bias * factor)
     if factor.size != 1:
         return None
-    if isinstance(x, _Apart | Factorization):
+    if isinstance(x, Factorization):
         return replace(x, factor=x.factor * float(factor[0]))
     total = _total(x)
     if total is None:

@@ -17,7 +17,7 @@ from pipelines.core.errors import RequestError
 from zoo.clicks.hashing import hash_buckets
 from zoo.clicks.logs import Log, open_log
 from zoo.clicks.native_reader import NativeReader, Parsed
-from zoo.clicks.reading import BAD_SHARE, HOPELESS, ErrorLog, timed
+from zoo.clicks.reading import BAD_SHARE, HOPELESS, ErrorLog, Positions, timed
 from zoo.clicks.schema import FEATURES, Column, Schema
 
 Floats = NDArray[np.float32]
@@ -70,7 +70,8 @@ class Field:
     Ids of a table of `rows` rows: 0 an unknown value, from 1 on known values or hash buckets, the last one a missing
     value. In a list the last one fills the places that the row has no items for, and its row of the table is zeros; of
     max pooling they repeat the first item. Of the encoding "id" 0 stands for unknown and missing values alike, and is
-    no item of a list. scale: the column of `Rows.scales` for mean pooling, else -1.
+    no item of a list; nor is it of a list that skips unknown values. scale: the column of `Rows.scales` for mean
+    pooling, else -1.
     """
 
     column: Column
@@ -135,8 +136,8 @@ class Field:
         rows = np.repeat(np.arange(len(texts)), counts)
         some = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
         known = self.ids(values)
-        if self.column.encoding["type"] == "id":
-            some = known > 0
+        if self.column.encoding["type"] == "id" or self.column.encoding.get("skip_unknown"):
+            some &= known > 0
         rows, known = rows[some], known[some]
         counts = np.bincount(rows, minlength=len(texts))
         place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -213,14 +214,6 @@ class Features:
             sum(each.scale >= 0 for each in self.fields),
         )
 
-    @cached_property
-    def ranges(self) -> tuple[Floats, Floats]:
-        """The smallest and largest value of each column of `Rows.numbers`, float32 [numbers]."""
-        most = {"standard": LARGEST, "value": float(np.finfo(np.float32).max)}
-        reach = [most.get(each.encoding["type"], 0.0) for each in self.numbers]
-        low = np.array([-each for each in reach] + [0.0] * len(self.gaps), np.float32)
-        return low, np.array([each or 1.0 for each in reach] + [1.0] * len(self.gaps), np.float32)
-
     @property
     def inputs(self) -> dict[str, tuple[np.dtype[Any], tuple[int | None, ...]]]:
         """Name, dtype and shape of a model's inputs; those without a column are none."""
@@ -250,12 +243,11 @@ class Features:
     ) -> Iterator[Rows]:
         """Rows of a source, or of several in turn (see `open_log`), `batch_rows` at a time, the last ones fewer.
 
-        Columns are found by name; others may stand beside them. labelled: read labels and weights, too. tower: read the
-        columns of this tower alone, those of the other as missing. A row with
-        another number of columns, or (where labelled) another label than 0 and 1 or a weight below 0, raises
-        RequestError; with on_error "skip" it is left out and counted in `errors`, unless nearly all of the first
-        million rows are such. Values that are no number count as missing. Raises RequestError as well where a column is
-        missing, and where there is no row.
+        Columns are found by name; others may stand beside them. labelled: read labels and weights, too. tower: read
+        the columns of this tower alone, those of the other as missing. A row with another number of columns, or (where
+        labelled) another label than 0 and 1 or a weight below 0, raises RequestError; with on_error "skip" it is left
+        out and counted in `errors`, unless nearly all of the first million rows are such. Values that are no number
+        count as missing. Raises RequestError as well where a column is missing, and where there is no row.
         """
         if on_error not in ("raise", "skip"):
             raise RequestError(f"found on_error {on_error!r}, wanted raise or skip")
@@ -263,11 +255,12 @@ class Features:
         several = isinstance(source, list | tuple) and source and not isinstance(source[0], dict)
         logs = [open_log(each) for each in (source if several else [source])]
         for each in logs:
-            self._require(each, labelled, tower)
+            self.require(each, tower, labelled)
         clock: defaultdict[str, float] = defaultdict(float) if seconds is None else seconds
         return self._batches(logs, batch_rows, log, clock, labelled, tower)
 
-    def _require(self, log: Log, labelled: bool, tower: str) -> None:
+    def require(self, log: Log, tower: str = "", labelled: bool = False) -> None:
+        """Raises RequestError for a log that lacks columns, of one tower or, where `tower` is empty, of all."""
         wanted = [each.name for each in self.schema.of(*FEATURES) if tower in ("", each.tower)]
         wanted += [each.name for each in self.schema.of("label", "weight") if labelled]
         if missing := [name for name in wanted if name not in log.columns]:
@@ -288,15 +281,16 @@ class Features:
         parts: list[Rows] = []
         count = start = 0
         for log in logs:
-            for rows in self._encoded(log, start, errors, seconds, labelled, tower):
-                start = int(rows.index[-1]) + 1 if len(rows) else start
+            positions = Positions(start)
+            for rows in self._encoded(log, positions, errors, seconds, labelled, tower):
                 parts.append(rows)
                 count += len(rows)
                 if count >= size:
                     joined, whole = Rows.concatenate(parts), count - count % size
                     yield from (joined[begin : begin + size] for begin in range(0, whole, size))
                     parts, count = [joined[whole:]], count - whole
-        if not start:
+            start = positions.end
+        if not parts:
             raise RequestError(f"found no row to use: {errors or 'the input holds only its header'}")
         if count:
             yield Rows.concatenate(parts)
@@ -304,7 +298,7 @@ class Features:
     def _encoded(
         self,
         log: Log,
-        start: int,
+        positions: Positions,
         errors: ErrorLog | None,
         seconds: defaultdict[str, float],
         labelled: bool,
@@ -313,31 +307,25 @@ class Features:
         kinds = (*FEATURES, "timestamp", *(("label", "weight") if labelled else ()))
         known = [each for each in self.schema.of(*kinds) if each.kind not in FEATURES or tower in ("", each.tower)]
         names = [each.name for each in known if each.name in log.columns]
-        left_out = 0
 
-        def bad(kind: str, message: str) -> None:
-            nonlocal left_out
+        def bad(row: int, kind: str, message: str) -> None:
             assert errors is not None
             errors.add(kind, message)
-            left_out += 1
+            positions.leave_out(row)
 
         tell = None if errors is None else bad
         reader = None if tower else NativeReader.of(self, log, names)
         batches = timed(log.batches(names, tell), seconds, "read") if reader is None else reader.batches(tell, seconds)
         for batch in batches:
-            start, left_out = start + left_out, 0
             if isinstance(batch, Parsed):
-                columns, rows = {}, _placed(batch, start)
+                columns, rows = {}, _placed(batch, positions.take(len(batch.ids)))
             else:
                 columns = dict(zip(names, batch.columns, strict=True))
-                for each in self.schema.of(*FEATURES) if tower else ():
-                    columns.setdefault(each.name, pa.nulls(batch.num_rows, pa.string()))
-                rows = self.encode_columns(columns, batch.num_rows, start, labelled)
-            start += len(rows)
+                rows = self.encode_columns(columns, positions.take(batch.num_rows), labelled)
             if columns and labelled and (faults := _faults(rows)):
                 _report(faults, columns, self.schema, f"{log.path}", errors)
                 rows = rows[np.setdiff1d(np.arange(len(rows)), [row for row, _ in faults])]
-            if errors is not None and errors.total >= HOPELESS and errors.total > BAD_SHARE * start:
+            if errors is not None and errors.total >= HOPELESS and errors.total > BAD_SHARE * positions.end:
                 raise RequestError(f"nearly no row can be used: {errors}")
             if len(rows):
                 yield rows
@@ -393,12 +381,13 @@ class Features:
     def _tables(self) -> dict[tuple[int, int], Floats]:
         return {}
 
-    def encode_columns(self, columns: Mapping[str, pa.Array], count: int, start: int, labelled: bool) -> Rows:
-        """`count` rows of text columns by name, null where missing; `start`: the position of the first.
-
-        Labels and weights that are none are NaN.
+    def encode_columns(self, columns: Mapping[str, pa.Array], index: NDArray[np.int64], labelled: bool) -> Rows:
+        """n rows of text columns by name, null where missing, as are features whose column is not there. index: their
+        positions, int64 [n]. Labels and weights that are none are NaN.
         """
-        width, numbers, lists = self.shape
+        count, (width, numbers, lists) = len(index), self.shape
+        absent = pa.nulls(count, pa.string())
+        columns = {**dict.fromkeys((each.name for each in self.schema.of(*FEATURES)), absent), **columns}
         ids, scales = np.empty((count, width), np.int32), np.empty((count, lists), np.float32)
         for field in self.fields:
             if field.is_list:
@@ -419,7 +408,6 @@ class Features:
             labels = floats(columns[label.name]).astype(np.float32)
             for each in self.schema.of("weight"):
                 weights = floats(columns[each.name]).astype(np.float32)
-        index = np.arange(start, start + count)
         times = index.astype(np.float64)
         for each in self.schema.of("timestamp"):
             if each.name in columns:
@@ -469,10 +457,9 @@ def _instant(text: pa.Scalar) -> pa.Scalar:
         return pa.scalar(None, pa.timestamp("us", "UTC"))
 
 
-def _placed(parsed: Parsed, start: int) -> Rows:
-    """Rows from the position `start` on."""
+def _placed(parsed: Parsed, index: NDArray[np.int64]) -> Rows:
+    """Rows at these positions."""
     ids, numbers, scales, labels, weights, times = parsed
-    index = np.arange(start, start + len(ids))
     return Rows(
         ids,
         numbers,

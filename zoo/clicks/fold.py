@@ -20,7 +20,8 @@ from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.scales import activation_qparams
 from pipelines.rewrites.driver import Rewrite, rewrite
-from zoo.clicks.rewrites import INTEGERS, field_lookup
+from zoo.clicks.expressions import Field, Reader, vectors_of
+from zoo.clicks.rewrites import field_lookup
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -161,6 +162,8 @@ class FoldParallelEmbedding(Rewrite):
         values = list(concat.inputs) if concat is not None else [x]
         lookups = [_lookups(value) for value in values]
         if not any(lookups) or x is None:
+            if any(value is not None and _is_lookup(value) for value in values):
+                raise RequestError("its lookups do not read one graph input, or others read them")
             return 0
         if concat is not None and concat.attributes.get_int("axis", 0) not in (1, -1):
             raise RequestError("what it reads is not joined by columns")
@@ -373,63 +376,23 @@ def _lookups(value: ir.Value | None) -> _Lookups | None:
     if field is not None:
         table = query.constant(field.lookup.table)
         return None if table is None else _Lookups(field.ids, [(field.column, table)])
-    producer = value.producer() if value is not None and query.sole_user(value) is not None else None
-    stacked = (
-        _stacked(producer.inputs[0]) if producer is not None and producer.op_type in ("Reshape", "Flatten") else None
-    )
-    if value is None or stacked is None or query.rank(value) != 2 or value.shape is None:
-        return None
-    return stacked if value.shape[1] == sum(table.shape[1] for _, table in stacked.fields) else None
+    return _read(value) if value is not None and query.sole_user(value) is not None else None
 
 
 def _stacked(value: ir.Value | None) -> _Lookups | None:
-    """`value` as T[ids[:, columns] + offsets], float32 [n, fields, width], read by no other; a field ends where the
-    next begins.
-    """
+    """`value` as T[ids[:, columns] + offsets], float32 [n, fields, width], read by no other."""
     gather = value.producer() if value is not None and query.sole_user(value) is not None else None
-    if gather is None or gather.op_type != "Gather" or gather.attributes.get_int("axis", 0) != 0:
-        return None
-    table, rows = query.constant(gather.inputs[0]), gather.inputs[1]
-    add = rows.producer() if rows is not None else None
-    if table is None or table.ndim != 2 or table.dtype != np.float32 or add is None or add.op_type != "Add":
-        return None
-    offsets, ids = query.constant(add.inputs[1]), add.inputs[0]
-    if offsets is None:
-        offsets, ids = query.constant(ids), add.inputs[1]
-    count = ids.shape[1] if ids is not None and ids.shape is not None and len(ids.shape) == 2 else None
-    if ids is None or offsets is None or not isinstance(count, int) or offsets.shape not in ((count,), (1, count)):
-        return None
-    starts = offsets.ravel()
-    if not count or starts.min() < 0 or starts.max() >= len(table):
-        return None
-    ids, columns = _columns(ids, count)
-    ends = np.append(np.unique(starts), len(table))
-    stops = ends[np.searchsorted(ends, starts, "right")]
-    fields = [(column, table[start:stop]) for column, start, stop in zip(columns, starts, stops, strict=True)]
-    return _Lookups(ids, fields)
+    return _read(value) if gather is not None and gather.op_type == "Gather" else None
 
 
-def _columns(ids: ir.Value, count: int) -> tuple[ir.Value, list[int]]:
-    """`ids` as columns of the value that it is gathered or cast from."""
-    columns = list(range(count))
-    while (
-        (producer := ids.producer()) is not None
-        and (source := producer.inputs[0]) is not None
-        and source.dtype in INTEGERS
-    ):
-        if (
-            producer.op_type == "Gather"
-            and producer.attributes.get_int("axis", 0) in (1, -1)
-            and query.rank(source) == 2
-        ):
-            chosen = query.constant(producer.inputs[1])
-            if chosen is None or chosen.ndim != 1 or chosen.min() < 0:
-                break
-            columns = [int(chosen[each]) for each in columns]
-        elif producer.op_type != "Cast":
-            break
-        ids = source
-    return ids, columns
+def _read(value: ir.Value | None) -> _Lookups | None:
+    reader = Reader()
+    try:
+        found = vectors_of(reader.read(value))
+    except RequestError:
+        return None
+    fields = [(each.column, each.table) for each in found if isinstance(each, Field) and not each.pool]
+    return _Lookups(reader.ids, fields) if reader.ids is not None and len(fields) == len(found) else None
 
 
 def _is_lookup(value: ir.Value) -> bool:

@@ -123,9 +123,13 @@ class Compiler:
         self.even: dict[Expression, None] = {}  # vectors whose codes share one scale
         self.pieces: dict[Expression, None] = {}  # computed vectors that stand among the codes
         self.changes: dict[Expression, None] = {}  # of cross networks, laid out like the codes
+        self.spread: dict[Numbers, None] = {}  # numbers times vectors, whose codes are needed, in order
         self.numbers: list[Numbers] = []
         self.crossed: dict[tuple[int, ...], Crossed] = {}
         self._at: dict[Expression, tuple[int, float]] = {}  # (position, scale) among the codes
+        self._numbers_at = 0
+        self.readers: dict[Linear, list[Floats]] = {}  # rows of the weights of layers that read a layer
+        self._orders: dict[Linear, Array] = {}
         self._made: dict[tuple[Any, str], tuple[int, float]] = {}
         self._seen: set[Expression] = set()
         self._wide = False  # folded rows are int16
@@ -178,12 +182,15 @@ class Compiler:
                     self._visit(part)
             case Crossed():
                 self.crossed[tuple(map(id, x.changes))] = x
-                for part in parts_of(x.x):
-                    if not isinstance(part, Field | Numbers):
-                        raise RequestError(f"the cross network of {x.value} reads other than fields and numbers")
-                    if isinstance(part, Field):
-                        self.raw[part] = None
-                    self._visit(part)
+                parts = parts_of(x.x)
+                if len(set(parts)) < len(parts):
+                    raise RequestError(f"the cross network of {x.value} reads a part twice")
+                columns = [column for part in parts if isinstance(part, Numbers) for column in part.columns]
+                for part in parts:  # each entry has a code of its own
+                    if isinstance(part, Numbers) and len(set(columns)) == len(columns):
+                        self._visit(part)
+                    else:
+                        self._visit_vector(part)
                 for change in x.changes:
                     self.changes[change] = None
                     assert isinstance(change, Linear)
@@ -191,29 +198,36 @@ class Compiler:
                     self._visit(change)
             case Dots() | Factorization():
                 for vector in x.vectors:
-                    if isinstance(vector, Field):
-                        self.raw[vector] = None
-                    elif isinstance(vector, Linear) and isinstance(x, Dots):
-                        self.forms.setdefault(vector, set()).add("piece")
-                        self.pieces[vector] = None
-                    else:
-                        raise RequestError("an interaction of vectors that are no fields")
                     if isinstance(x, Factorization):
                         self.even[vector] = None
-                    self._visit(vector)
+                    self._visit_vector(vector)
                 if isinstance(x, Dots):
                     self.pieces[x] = None
             case Unit():
-                self._visit_float(x.x)
+                self._visit_float(x.x, unit=True)
             case Product():
                 self._visit_float(x.x)
                 self._visit_float(x.y)
             case Numbers():
                 self.numbers.append(x)
 
-    def _visit_float(self, x: Expression) -> None:
+    def _visit_vector(self, x: Expression) -> None:
+        """A vector whose entries are multiplied as codes."""
+        match x:
+            case Field():
+                self.raw[x] = None
+            case Numbers():
+                self.spread[x] = None
+            case Linear():
+                self.forms.setdefault(x, set()).add("piece")
+                self.pieces[x] = None
+            case _:
+                raise RequestError("an interaction of vectors that are no fields, numbers or layers")
+        self._visit(x)
+
+    def _visit_float(self, x: Expression, unit: bool = False) -> None:
         if isinstance(x, Linear):
-            if x.relu:
+            if x.relu and not unit:
                 raise RequestError(f"{x.value} is read as floats after a Relu")
             self.forms.setdefault(x, set()).add("f4")
         elif not isinstance(x, Unit):
@@ -222,10 +236,11 @@ class Compiler:
 
     def _visit_layer(self, x: Linear) -> None:
         parts = parts_of(x.x)
-        single = parts[0] if len(parts) == 1 else None
+        single, start = parts[0] if len(parts) == 1 else None, 0
         for part in parts:
             form = ""
             if isinstance(part, Linear):
+                self.readers.setdefault(part, []).append(x.weight[start : start + part.width])
                 hidden = part.relu and (single is part or x.width == 1)
                 own = hidden or (single is part and x.width > 1)
                 form = "piece" if not own else "u1" if hidden and self._coarse(x) else "i2"
@@ -238,6 +253,7 @@ class Compiler:
                 self.raw[part] = None
             elif not isinstance(part, Field | Numbers | Dots | Linear):
                 raise RequestError(f"the layer {x.value} reads what has no codes")
+            start += part.width
             self._visit(part)
         if x.width > 1 and not isinstance(single, Linear):
             if any(isinstance(part, Crossed) for part in parts) and single is None:
@@ -324,24 +340,45 @@ class Compiler:
             keys.setdefault((part.column, part.count, part.pool, part.mean), []).append(part)
         even = max((self._reach(each) for each in self.even), default=0.0) / CODES
         scale = {each: even for each in self.even}
-        position = numbers
-        for fields in keys.values():
+        position = 0
+        before = self._before_numbers(keys)
+        for number, fields in enumerate(keys.values()):
+            if number == before:
+                self._numbers_at, position = position, position + numbers
             for each in fields:
                 self._at[each] = (position, scale.get(each) or positive(self._reach(each) / CODES))
                 position += each.width
-        for piece in self._ordered_pieces():
+        if before == len(keys):
+            self._numbers_at, position = position, position + numbers
+        for piece in (*self.spread, *self._ordered_pieces()):
             self._at[piece] = (position, scale.get(piece) or positive(self._reach(piece) / CODES))
             position += piece.width
         self.x = self._slot("i2", max(position, 1))
         self._codes_width = position
+        keyed = list(keys.items())
+        for key, fields in keyed[:before]:
+            self._gather(*key, fields)
         if numbers and self.numbers:
             value = self.reader.numbers
             assert value is not None
             step = positive(HEADROOM * self._range(str(value.name)) / CODES)
             self._number_scale = step
-            self.steps.append(steps.Numbers(self.x, np.full(numbers, 1 / step, np.float32)))
-        for (column, count, pool, mean), fields in keys.items():
-            self._gather(column, count, pool, mean, fields)
+            own = np.arange(numbers, dtype=np.int32)
+            self.steps.append(steps.Numbers(self.x, self._numbers_at, own, np.full(numbers, 1 / step, np.float32)))
+        for key, fields in keyed[before:]:
+            self._gather(*key, fields)
+        if self.spread:
+            columns = np.concatenate([each.columns for each in self.spread]).astype(np.int32)
+            factor = np.concatenate([each.factor / self._at[each][1] for each in self.spread]).astype(np.float32)
+            self.steps.append(steps.Numbers(self.x, self._at[next(iter(self.spread))][0], columns, factor))
+
+    def _before_numbers(self, keys: Mapping[Key, Sequence[Field]]) -> int:
+        """How many of the lookups stand before the numbers: those that the first layers alone read, so that a layer of
+        others, which multiplies all codes between its first and its last, passes over them.
+        """
+        first, *others = [set(group.parts) - set(group.folded) for group in self.groups.values()] or [set()]
+        alone = first.difference(*others) if others else set()
+        return sum(alone.issuperset(fields) for fields in keys.values())
 
     def _ordered_pieces(self) -> list[Expression]:
         """Layers before what is computed of them."""
@@ -372,12 +409,17 @@ class Compiler:
             most = largest(x.table)
             if not np.isfinite(most):
                 raise RequestError("its tables or weights are not finite")
-            if x.pool not in ("sum", "mean"):
+            if not x.pool:
                 return most
             observed = self.table.tensors.get(x.value)
             seen = np.inf if observed is None else HEADROOM * max(-observed.low, observed.high)
+            if x.pool == "max":  # what fills a list up may lie far below all items
+                return min(seen, most)
             return max(most, min(seen, most * x.count))
-        assert isinstance(x, Linear | Dots)
+        if isinstance(x, Numbers) and not x.value:
+            assert self.reader.numbers is not None
+            return HEADROOM * self._range(str(self.reader.numbers.name)) * float(np.abs(x.factor).max())
+        assert isinstance(x, Linear | Dots | Numbers)
         return HEADROOM * self._range(x.value)
 
     def _range(self, value: str) -> float:
@@ -446,11 +488,13 @@ class Compiler:
         self.steps.append(steps.Weighted(slot, first, weight.astype(np.float32), out))
         return out
 
-    def _places(self, part: Expression) -> Iterator[tuple[int, float, int]]:
-        """(position among the codes, scale, column of `part`) of each of its columns."""
-        if isinstance(part, Numbers):
+    def _places(self, part: Expression, own: bool = False) -> Iterator[tuple[int, float, int]]:
+        """(position among the codes, scale, column of `part`) of each of its columns; own: of codes that no other
+        column has.
+        """
+        if isinstance(part, Numbers) and not (own and part in self.spread):
             for row, (column, factor) in enumerate(zip(part.columns, part.factor, strict=True)):
-                yield column, self._number_scale * float(factor), row
+                yield self._numbers_at + column, self._number_scale * float(factor), row
             return
         self._piece(part)
         position, scale = self._at[part]
@@ -487,7 +531,8 @@ class Compiler:
             if (x, "f4") not in self._made:
                 slot = self._floats(x.x)
                 out = self._slot("f4", x.width)
-                self.steps.append(steps.Normalize(slot, out, x.epsilon, x.least))
+                relu = isinstance(x.x, Linear) and x.x.relu
+                self.steps.append(steps.Normalize(slot, out, x.epsilon, x.least, relu))
                 self._made[x, "f4"] = (out, 1.0)
             return self._made[x, "f4"][0]
         assert isinstance(x, Linear)
@@ -502,11 +547,21 @@ class Compiler:
                 self._dense(x, single, form)
             elif isinstance(single, Linear):
                 slot, scale = self._result(single, "i2")
-                rows = [(row, scale, row) for row in range(single.width)]
+                rows = [(at, scale, row) for at, row in enumerate(self._order(single).tolist())]
                 self._mixed([x], slot, rows, [])
             else:
                 self._group(self.groups[tuple(map(id, parts))])
         return self._made[x, form]
+
+    def _order(self, x: Linear) -> Array:
+        """Which unit of a layer stands where in its buffers: of a hidden one those first that weigh most in what reads
+        it. Units that training gave up stand together then, and kernels pass over zeros by twos and fours.
+        """
+        if x not in self._orders:
+            hidden = x in self.readers and self.forms[x] <= {"u1", "i2"}
+            weights = sum(np.abs(each).sum(axis=1) for each in self.readers[x]) if hidden else np.zeros(x.width)
+            self._orders[x] = np.argsort(-weights, kind="stable")
+        return self._orders[x]
 
     def _unit(self, x: Linear, form: str) -> float:
         """The scale of a layer's result in this form."""
@@ -526,11 +581,13 @@ class Compiler:
             return
         unit = self._unit(x, form)
         out = self._slot(form, x.width)
-        self.steps.append(steps.Dense(slot, out, dense_layer(x.weight, x.bias, scale, unit, form)))
+        weight, order = x.weight[self._order(hidden)], self._order(x)
+        self.steps.append(steps.Dense(slot, out, dense_layer(weight[:, order], x.bias[order], scale, unit, form)))
         self._made[x, form] = (out, unit)
 
     def _hidden_term(self, part: Linear, rows: Floats) -> int:
         """A hidden layer's share of the logit."""
+        rows = rows[self._order(part)]
         if "i2" in self.forms[part]:
             slot, scale = self._result(part, "i2")
             return self._weighted(slot, 0, rows * scale)
@@ -564,7 +621,7 @@ class Compiler:
             weight, slot = np.zeros(self._codes_width, np.float32), self._slot("f4", 1)
             start = 0
             for part in parts_of(x.x):
-                for at, scale, row in self._places(part):
+                for at, scale, row in self._places(part, own=True):
                     weight[at] += total[start + row] * scale
                 start += part.width
         self.steps.append(steps.Cross(self.x, change, state, first, 1 / grown, out, slot, weight))
@@ -586,7 +643,7 @@ class Compiler:
                 slot, grown = self._cross(part)
                 inner = 0
                 for each in parts_of(part.x):
-                    rows += [(at, scale * grown, inner + row) for at, scale, row in self._places(each)]
+                    rows += [(at, scale * grown, inner + row) for at, scale, row in self._places(each, True)]
                     inner += each.width
             elif part in group.folded:
                 assert isinstance(part, Field)
@@ -614,7 +671,8 @@ class Compiler:
         for layer in layers:
             forms = sorted({"f4" if form == "piece" else form for form in self.forms.get(layer, {"f4"})})
             for form in forms:
-                weight, bias = layer.weight, layer.bias
+                order = self._order(layer)
+                weight, bias = layer.weight[:, order], layer.bias[order]
                 if layer in self.changes and form == "f4":
                     weight, bias = self._like_codes(layer)
                 step_of = self._unit(layer, form)
@@ -662,7 +720,7 @@ class Compiler:
         weight, bias = np.zeros((len(layer.weight), self._codes_width)), np.zeros(self._codes_width)
         start = 0
         for part in parts_of(crossed.x):
-            for at, _, row in self._places(part):
+            for at, _, row in self._places(part, own=True):
                 weight[:, at], bias[at] = layer.weight[:, start + row], layer.bias[start + row]
             start += part.width
         return weight, bias

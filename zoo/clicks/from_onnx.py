@@ -8,8 +8,8 @@ cannot be written again keeps its operators, behind new ones that give it the in
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,21 @@ from pipelines.rewrites import driver
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.fuse_linear import FuseLinear
+from zoo.clicks.expressions import (
+    Crossed,
+    Dots,
+    Expression,
+    Factorization,
+    Linear,
+    Numbers,
+    Product,
+    Reader,
+    Total,
+    Unit,
+    below,
+    parts_of,
+)
+from zoo.clicks.expressions import Field as Lookup
 from zoo.clicks.features import Features, Rows
 from zoo.clicks.layouts import RUNS, Array, Fed, Rewriter, feeds, known_ids
 from zoo.clicks.reading import ErrorLog
@@ -46,7 +61,8 @@ class Ranker:
     """A ranker read: its graph on the inputs of `features`, and how far its results are from the export's.
 
     family: the entry that it is one of, else `GENERIC`. why: what tells so. calibration: rows as the features encode
-    them. difference: the largest of those rows, of probabilities.
+    them, but for those that have no item in a list whose maximum is taken: of none it is no value. difference: the
+    largest of the first rows, of probabilities. pools: how lists are read, see `Rewriter`.
     """
 
     model: ir.Model
@@ -55,6 +71,7 @@ class Ranker:
     why: str
     calibration: dict[str, Array]
     difference: float
+    pools: Mapping[str, set[str]] = field(default_factory=dict)
 
 
 def read(
@@ -80,17 +97,22 @@ def read(
     lists = Schema.load(schema)
     given = _used(lists, _chosen(model, lists, columns, path))
     features = Features(replace(given, columns=tuple(_mean(each) for each in given.columns)))
-    rows = _first_rows(data, features, on_error)
-    ranker = _written(model, output, features, columns, rows, path)
-    sums = _unread_scales(ranker.model, features)
-    if sums:  # lists that are summed, or pooled by operators of the graph's own
-        schema_ = Schema(
-            tuple(replace(each, pooling="sum") if each.name in sums else each for each in features.schema.columns)
-        )
-        features = Features(replace(schema_, rows=given.rows))
-        rows = _first_rows(data, features, on_error)
-        ranker = _written(model, output, features, columns, rows, path)
-    return ranker
+    ranker = _written(model, output, features, columns, _first_rows(data, features, on_error), path)
+    pools = {
+        name: "max" if ranker.pools.get(name) == {"max"} else "sum" for name in _unread_scales(ranker.model, features)
+    }
+    if pools:  # lists that are summed, or pooled by operators of the graph's own
+        schema_ = features.schema
+        pooled = (replace(each, pooling=pools.get(each.name, each.pooling)) for each in schema_.columns)
+        features = Features(replace(schema_, columns=tuple(pooled)))
+        ranker = _written(model, output, features, columns, _first_rows(data, features, on_error), path)
+    known = np.ones(len(next(iter(ranker.calibration.values()))), bool)
+    for each in ranker.features.fields:
+        if each.column.pooling == "max":
+            known &= ranker.calibration["ids"][:, each.start] != each.last
+    if not known.any():
+        raise RequestError(f"{path}: found no row with items in its lists, wanted some; their maximum is of none")
+    return replace(ranker, calibration={name: x[known] for name, x in ranker.calibration.items()})
 
 
 def from_onnx(
@@ -145,7 +167,11 @@ def _output(model: ir.Model, name: str | None, path: str | Path) -> ir.Value:
 
 
 def _mean(column: Column) -> Column:
-    return replace(column, pooling="mean") if column.kind == "categories" else column
+    """A list, as rankers read it: what they do not know is no item."""
+    if column.kind != "categories":
+        return column
+    skip = {"skip_unknown": True} if column.encoding["type"] == "vocabulary" else {}
+    return replace(column, pooling="mean", encoding={**column.encoding, **skip})
 
 
 def _used(schema: Schema, names: Iterable[str]) -> Schema:
@@ -257,7 +283,8 @@ def _written(
     few = {name: np.resize(x, (max(RUNS), x.shape[1])) for name, x in rows.items()}
     why = ""
     try:
-        made = Rewriter(model, features, fed, few).rewrite(output)
+        rewriter = Rewriter(model, features, fed, few)
+        made = rewriter.rewrite(output)
         driver.rewrite(made, [FoldConstants(), FoldBatchNorm(), FuseLinear()])
         difference = _difference(made, rows, truth)
         if difference > AGREES:
@@ -270,12 +297,8 @@ def _written(
         made = _behind(model, features, fed, output)
         difference = _difference(made, rows, truth)
         return Ranker(made, features, GENERIC, f"mapped as any graph: {why}", rows, difference)
-    family, told = family_of(made)
-    if family == "two-tower":
-        features = _with_towers(made, features)
-    if family == "dcn-v2":
-        _name_outputs(made)
-    return Ranker(made, features, family, told, rows, difference)
+    family, told, features = family_of(made, features)
+    return Ranker(made, features, family, told, rows, difference, rewriter.pools)
 
 
 def _difference(model: ir.Model, rows: dict[str, Array], truth: Array) -> float:
@@ -348,152 +371,78 @@ def _behind(model: ir.Model, features: Features, fed: dict[str, Fed], output: ir
 # ------------------------------------------------------------------------------------------------------------ families
 
 
-def family_of(model: ir.Model) -> tuple[str, str]:
-    """The family that a graph is one of, by its structure, and what tells so; `GENERIC` and why where it is none."""
+def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
+    """(family, what tells so, the features with towers) of a graph, by what it computes; `GENERIC` and why where it is
+    of none. The results that the family has besides, and the names that its recipe has, are given to the graph.
+    """
     strange = sorted({each.op_type for each in model.graph} - PLAIN)
     if strange:
-        return (
-            GENERIC,
-            f"mapped as any graph: no family here has the operator{'s' * (len(strange) > 1)} {', '.join(strange)}",
-        )
-    nodes = list(model.graph)
-    if any(_is_towers(each) for each in nodes):
-        return "two-tower", "its result is the dot product of two networks that read different columns"
-    if any(_is_dots(each) for each in nodes):
-        return "dlrm", "its embeddings are multiplied with each other, every one with every other"
-    if any(_is_cross(each) for each in nodes):
-        return "dcn-v2", "it has cross layers: x0 times a linear layer of x"
-    if any(_is_factorization(each) for each in nodes):
-        return "deepfm", "it has a factorization machine: the square of a sum less the sum of squares"
-    layers = [each for each in nodes if each.op_type in ("Gemm", "MatMul") and _reads_lookups(each.inputs[0])]
-    wide = [each for each in nodes if each.op_type == "Sum"]
-    if len(layers) + len(wide) > 1:
-        return "wide-deep-log", "it has a linear part beside a network of embeddings"
-    return GENERIC, "mapped as any graph: it has no linear part, factorization machine, cross layers or dot products"
+        many = "s" * (len(strange) > 1)
+        return GENERIC, f"mapped as any graph: no family here has the operator{many} {', '.join(strange)}", features
+    reader = Reader()
+    try:
+        ShapeInferencePass()(model)
+        result = reader.read(model.graph.outputs[0])
+    except RequestError as error:
+        return GENERIC, f"mapped as any graph: {error}", features
+    found = {type(each): each for each in below(result)}
+    terms = [term for term, _ in result.terms] if isinstance(result, Total) else []
+    deep = [any(isinstance(each, Linear) and each.relu for each in below(term)) for term in terms]
+    if isinstance(product := found.get(Product), Product):
+        if isinstance(product.x, Unit) and isinstance(product.y, Unit):
+            features = _with_towers(model, features, reader, [product.x, product.y])
+            return "two-tower", "its result is the dot product of two networks that read different columns", features
+    elif Dots in found:
+        return "dlrm", "its embeddings are multiplied with each other, every one with every other", features
+    elif Crossed in found:
+        _name_output(model, terms)
+        return "dcn-v2", "it has cross layers: x0 times a linear layer of x", features
+    elif Factorization in found:
+        return "deepfm", "it has a factorization machine: the square of a sum less the sum of squares", features
+    elif any(deep) and not all(deep):
+        return "wide-deep-log", "it has a linear part beside a network of embeddings", features
+    return (
+        GENERIC,
+        "mapped as any graph: it has no linear part, factorization machine, cross layers or dot products",
+        features,
+    )
 
 
-def _with_towers(model: ir.Model, features: Features) -> Features:
+def _with_towers(model: ir.Model, features: Features, reader: Reader, sides: list[Expression]) -> Features:
     """Give the graph the results `user` and `item`, and the features the towers that its columns are of.
 
     Which is the item's: as the schema says, else the second of the two.
     """
-    product = next(each.inputs[0].producer() for each in model.graph if _is_towers(each) and each.inputs[0] is not None)
-    assert product is not None
-    sides = [(value, _columns_of(value, features)) for value in product.inputs if value is not None]
-    items = [sum(each.tower == "item" for each in features.schema.columns if each.name in names) for _, names in sides]
-    if items[0] > items[1]:
-        sides.reverse()
-    towers = {name: tower for (_, names), tower in zip(sides, ("user", "item"), strict=True) for name in names}
-    for (value, _), name in zip(sides, ("user", "item"), strict=True):
-        value.name = name
+    names = {side: _columns_of(side, features) for side in sides}
+    known = {each.name for each in features.schema.columns if each.tower == "item"}
+    sides = sorted(sides, key=lambda side: len(names[side] & known))
+    towers: dict[str, str] = {}
+    for side, tower in zip(sides, ("user", "item"), strict=True):
+        value = reader.value_of(side)
+        value.name = tower
         model.graph.outputs.append(value)
+        towers |= dict.fromkeys(names[side], tower)
     columns = (replace(each, tower=towers.get(each.name, each.tower)) for each in features.schema.columns)
     return Features(replace(features.schema, columns=tuple(columns)))
 
 
-def _columns_of(value: ir.Value, features: Features) -> set[str]:
+def _columns_of(x: Expression, features: Features) -> set[str]:
     """The columns of the log that a value is computed from."""
-    found: set[str] = set()
-    for node in filter(None, (each.producer() for each in _sources(value))):
-        for source in node.inputs:
-            if source is None or not source.is_graph_input():
-                continue
-            at = query.constant(node.inputs[1]) if node.op_type in ("Gather", "Slice") else None
-            places = at.ravel().tolist() if at is not None else range(source.shape[1] if source.shape else 0)  # type: ignore[arg-type]
-            if source.name == "ids":
-                found |= {each.name for each in features.fields if each.start in places}
-            elif source.name == "numbers":
-                found |= {each.name for at, each in enumerate(features.numbers) if at in places}
-    return found
+    ids = {each.column for each in below(x) if isinstance(each, Lookup)}
+    numbers = {column for each in below(x) if isinstance(each, Numbers) for column in each.columns}
+    return {each.name for each in features.fields if each.start in ids} | {
+        each.name for at, each in enumerate(features.numbers) if at in numbers
+    }
 
 
-def _name_outputs(model: ir.Model) -> None:
-    """Call the layers of one result that read the cross layers as the family calls its own, for the recipe."""
-    crosses = [each.outputs[0] for each in model.graph if _is_cross(each)]
+def _name_output(model: ir.Model, terms: Sequence[Expression]) -> None:
+    """Call the layer of one result that reads the cross layers as the family calls its own, for the recipe."""
+    values = {each.value for each in terms if isinstance(each, Linear) if any(map(_is_cross, parts_of(each.x)))}
     for node in model.graph:
-        weight = query.constant(node.inputs[1]) if node.op_type in ("Gemm", "MatMul") else None
-        if weight is None or 1 not in weight.shape or query.sole_user(node.outputs[0]) is None:
-            continue
-        joined = _made(node.inputs[0], "Concat")
-        parts = joined.inputs if joined is not None else node.inputs[:1]
-        if any(_made(each, "Add") is not None and _sources(each) & set(crosses) for each in parts):
+        if node.op_type in ("Gemm", "MatMul") and node.outputs[0].name in values:
             node.name = node.outputs[0].name = "cross_output"
             return
 
 
-def _made(value: ir.Value | None, *ops: str) -> ir.Node | None:
-    """The operator of one of these types that makes a value."""
-    node = value.producer() if value is not None else None
-    return node if node is not None and node.op_type in ops else None
-
-
-def _sources(value: ir.Value | None) -> set[ir.Value]:
-    """All values that a value is computed from, and itself."""
-    found: set[ir.Value] = set()
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if each is None or each in found:
-            continue
-        found.add(each)
-        if (node := each.producer()) is not None:
-            waiting += node.inputs
-    return found
-
-
-def _reads_lookups(value: ir.Value | None) -> bool:
-    node = _made(value, "Concat", "Gather", "Reshape", "Mul", "ReduceSum")
-    if node is None:
-        return False
-    if node.op_type == "Gather":
-        return query.constant(node.inputs[0]) is not None
-    return any(_reads_lookups(each) for each in node.inputs)
-
-
-def _is_factorization(node: ir.Node) -> bool:
-    if node.op_type != "Sub":
-        return False
-    square, total = _made(node.inputs[0], "Mul"), _made(node.inputs[1], "ReduceSum")
-    squares = _made(total.inputs[0], "Mul") if total is not None else None
-    if (
-        square is None
-        or squares is None
-        or square.inputs[0] is not square.inputs[1]
-        or squares.inputs[0] is not squares.inputs[1]
-    ):
-        return False
-    summed = _made(square.inputs[0], "ReduceSum")
-    return summed is not None and summed.inputs[0] is squares.inputs[0]
-
-
-def _is_cross(node: ir.Node) -> bool:
-    if node.op_type != "Mul":
-        return False
-    for x, other in (node.inputs, reversed(node.inputs)):
-        layer = _made(other, "Gemm", "MatMul")
-        if (
-            layer is not None
-            and _reads_lookups(x)
-            and query.constant(layer.inputs[1]) is not None
-            and x in _sources(layer.inputs[0])
-        ):
-            return True
-    return False
-
-
-def _is_dots(node: ir.Node) -> bool:
-    turned = _made(node.inputs[1], "Transpose") if node.op_type == "MatMul" else None
-    return turned is not None and turned.inputs[0] is node.inputs[0]
-
-
-def _is_towers(node: ir.Node) -> bool:
-    product = _made(node.inputs[0], "Mul") if node.op_type == "ReduceSum" else None
-    if product is None or product.inputs[0] is product.inputs[1]:
-        return False
-    if not all(_made(each, "Div") for each in product.inputs):
-        return False  # the family's vectors are of length 1
-    a, b = (
-        {each for each in _sources(value) if each.producer() is not None and each.producer().op_type != "Slice"}  # type: ignore[union-attr]
-        for value in product.inputs
-    )
-    return all(any(_made(each, "Gemm", "MatMul") for each in side) for side in (a, b)) and not a & b
+def _is_cross(x: Expression) -> bool:
+    return isinstance(x, Crossed)

@@ -9,6 +9,7 @@ whatever the old graph computed it by: casts, masks, rows times masks.
 from __future__ import annotations
 
 import bisect
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,7 @@ class Rewriter:
     ) -> None:
         self.old, self.features, self.fed = model, features, fed
         self.opset = model.opset_imports.get("", OPSET)
+        self.pools: dict[str, set[str]] = {}  # what is written of each list: "sum", "max" of its items, or else
         self.main = ir.Graph([], [], nodes=[], opset_imports=dict(model.opset_imports), name="ranker")
         self.inputs: dict[str, ir.Value] = {}
         for name, (dtype, shape) in features.inputs.items():
@@ -118,6 +120,7 @@ class Rewriter:
         self._next = 0
         self._lookups: dict[tuple[int, int], Base] = {}
         self._tables: dict[Any, Array] = {}
+        self._arrays: dict[Any, Array] = {}
         self._kept: list[Any] = []  # arrays whose id() is a key
         self._values: dict[Any, ir.Value] = {}
         self._constants: dict[ir.Value, Array] = {}
@@ -186,6 +189,7 @@ class Rewriter:
             self._kept.append(table)
 
             def make() -> ir.Value:
+                self._reads(self.field(column), "item")
                 ids = self._once(("ids", column), lambda: self._ids(column))
                 rows = self._floats(table)
                 name = f"{self.field(column).name}.rows"
@@ -193,6 +197,10 @@ class Rewriter:
 
             self._lookups[key] = self.base(table.shape[1:], make, column=column, table=table, code=code)
         return self._lookups[key]
+
+    def _reads(self, field: Field, how: str) -> None:
+        if field.is_list:
+            self.pools.setdefault(field.name, set()).add(how)
 
     def _ids(self, column: int) -> ir.Value:
         name, at = self.field(column).name, self.weight(np.array(column), "column")
@@ -218,8 +226,13 @@ class Rewriter:
         if key not in self._tables:
             self._kept += tables
             with np.errstate(all="ignore"):
-                self._tables[key] = compute(*tables)
+                self._tables[key] = self._one(compute(*tables))
         return self._tables[key]
+
+    def _one(self, array: Array) -> Array:
+        """The first array with the same entries: a table that is masked already stays the one that it is."""
+        digest = hashlib.sha256(np.ascontiguousarray(array).data).digest()
+        return self._arrays.setdefault((array.dtype.str, array.shape, digest), array)
 
     def _once(self, key: Any, make: Callable[[], ir.Value]) -> ir.Value:
         if key not in self._values:
@@ -312,7 +325,7 @@ class Rewriter:
         if value is None:
             return None
         if value not in self._constants and (array := query.constant(value)) is not None:
-            self._constants[value] = array  # of one identity, however often it is read
+            self._constants[value] = self._one(array)  # of one identity, however often it is read
         return self._constants[value] if value in self._constants else self.layouts.get(value)
 
     def _constant(self, value: ir.Value) -> Array | None:
@@ -515,30 +528,22 @@ class Rewriter:
             out[place] = self.lookup(columns.pop(), self._derived(node.op_type, tables, compute, constants), True).first
         return out
 
-    def _masked(self, a: Array, b: Array) -> Array | None:
-        """a * b, entry by entry, where both are rows by the same columns and one is 0 or 1; None where not."""
+    def _of_rows(self, op: str, a: Array, b: Array) -> Array | None:
+        """Two operands, entry by entry, where both are rows by the same columns and one follows from the id alone, as
+        masks do; None where not.
+        """
         a, b = np.broadcast_arrays(a, b)
         out = np.empty(a.shape, np.int64)
         for place in np.ndindex(a.shape):
             x, y = self.of(a[place]), self.of(b[place])
-            at = int(a[place])
             if x.table is None or y.table is None or x.column != y.column:
                 return None
-            if self._is_mask(x):
-                x, y, at = y, x, int(b[place])
-            if not self._is_mask(y) or x.table is None or y.table is None or x.table.dtype != np.float32:
+            rows, at, code = (y, int(b[place]), x) if x.code and x.size == 1 else (x, int(a[place]), y)
+            if not code.code or code.size > 1 or x.table.dtype != np.float32 or y.table.dtype != np.float32:
                 return None
-            table = self._derived(
-                "masked", [x.table, y.table], lambda t, m: t if (t[m[:, 0] == 0] == 0).all() else t * m
-            )
-            out[place] = self.lookup(x.column, table, x.code).first + at - x.first
+            table = self._derived(op, [x.table, y.table], OF_CODES[op])
+            out[place] = self.lookup(x.column, table, rows.code).first + at - rows.first
         return out
-
-    def _is_mask(self, base: Base) -> bool:
-        """Whether it is 0 or 1 by the id alone."""
-        if base.table is None or not base.code or base.table.shape[1] != 1:
-            return False
-        return bool(self._derived("mask", [base.table], lambda t: np.asarray(np.isin(t, (0, 1)).all())))
 
     # --- arithmetic
 
@@ -549,7 +554,7 @@ class Rewriter:
         shape = self.shape(node.outputs[0])
         if isinstance(a, Layout) and isinstance(b, Layout) and not gemm:
             if a.entries.ndim == 2 and b.entries.ndim == 2:  # a mask times the rows of a list
-                products = self._masked(a.entries[:, :, None], b.entries[None])
+                products = self._of_rows("Mul", a.entries[:, :, None], b.entries[None])
                 return None if products is None else self._sum(products, (1,), node)
             return None
         if (
@@ -606,8 +611,8 @@ class Rewriter:
         if op in OF_CODES and (coded := self._of_codes(node, known)) is not None:
             return coded
         if isinstance(a, Layout) and isinstance(b, Layout):
-            if op == "Mul" and (masked := self._masked(a.entries, b.entries)) is not None:
-                return masked
+            if op in OF_CODES and (rows := self._of_rows(op, a.entries, b.entries)) is not None:
+                return rows
             if op == "Div" and (mean := self._mean(a.entries, b.entries)) is not None:
                 return np.broadcast_to(mean, shape)
         return self._elementwise(node, known, [])
@@ -763,7 +768,11 @@ class Rewriter:
         return (int(self._tables[key]) + places).reshape(x.shape[:-1])
 
     def _pool(self, field: Field, table: Array, op: str) -> Base:
+        others = np.delete(table, [0, field.last], axis=0)  # no item is 0, see `Field`
+        least = op == "ReduceMax" and others.size > 0 and bool((table[field.last] <= others.min(axis=0)).all())
+
         def make() -> ir.Value:
+            self._reads(field, "max" if least else "sum" if op == "ReduceSum" else "item")
             name, floats = field.name, self._floats(table)
             ids = self._cut("ids", field.start, field.width)
             rows = self.node("Gather", [self.weight(floats, f"{name}.table"), ids], f"{name}.items")
@@ -772,10 +781,7 @@ class Rewriter:
                 return self.node(op, [rows], name, axes=[1], keepdims=0)
             return self.node(op, [rows, self.weight(np.array([1]), "axis")], name, keepdims=0)
 
-        is_id = field.column.encoding["type"] == "id"
-        counts = (
-            op == "ReduceSum" and is_id and table.shape[1] == 1 and (table[:, 0] == (np.arange(len(table)) > 0)).all()
-        )
+        counts = op == "ReduceSum" and table.shape[1] == 1 and (others == 1).all() and not table[field.last].any()
         pool = (field, table) if op == "ReduceSum" else None
         return self.base(table.shape[1:], make, pool=pool, count=field if counts else None)
 
@@ -789,7 +795,7 @@ class Rewriter:
         bases = self.bases_of(total)
         if field is None or field.scale < 0 or any(each.pool is None or each.pool[0] is not field for each in bases):
             return None
-        if any(each.pool is not None and each.pool[1][0].any() for each in bases):
+        if any(each.pool is not None and each.pool[1][field.last].any() for each in bases):
             return None  # places without an item count
 
         def change(base: Base) -> Base:

@@ -41,7 +41,8 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 _CRITEO_ROW = re.compile(r"([01]\t)?(-?\d*\t){13}([0-9a-f]{8})?(\t([0-9a-f]{8})?){25}")
-Bad = Callable[[str, str], None]  # takes a row left out: its kind of fault, and what was found and wanted
+# takes a row left out: its 0-based position in the log, its kind of fault, and what was found and wanted
+Bad = Callable[[int, str, str], None]
 
 
 @dataclass(frozen=True)
@@ -238,8 +239,9 @@ def csv_batches(
     def skip(row: Any) -> str:
         if bad is None:
             return "error"
-        place = "" if row.number is None else f" row {row.number + earlier}"
-        bad("columns", f"{path}{place}: found {row.actual_columns} columns, wanted {row.expected_columns}")
+        number = row.number + earlier
+        found = f"found {row.actual_columns} columns, wanted {row.expected_columns}"
+        bad(number - 1 - log.header, "columns", f"{path} row {number}: {found}")
         return "skip"
 
     try:

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from zoo.clicks import logs
 from zoo.clicks.logs import MISSING, Bad, Log, csv_batches
 
 if TYPE_CHECKING:
-    from zoo.clicks.features import Features
+    from zoo.clicks.features import Features, Field
 
 PAD = 64  # bytes that the parser may read behind the data
 PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
@@ -52,8 +53,9 @@ class NativeReader:
 
     @classmethod
     def of(cls, features: Features, log: Log, names: Sequence[str], isa: str = "") -> NativeReader | None:
-        """The reader of a log; None where it is no CSV, has signs beyond ASCII as separators, holds row numbers or
-        plain numbers, or there is no native code. isa: of `pipelines.kernels.extension.isas`, "" for the quickest.
+        """The reader of a log; None where it is no CSV, has signs beyond ASCII as separators, holds row numbers, plain
+        numbers or lists that skip unknown values, or there is no native code. isa: of
+        `pipelines.kernels.extension.isas`, "" for the quickest.
         """
         native = extension.native()
         separators = [each.separator for each in features.schema.of("categories")]
@@ -61,7 +63,8 @@ class NativeReader:
             return None
         if log.delimiter in '"\r\n':
             return None
-        if any(each.encoding.get("type") in ("id", "value") for each in features.schema.columns):
+        encodings = [each.encoding for each in features.schema.columns]
+        if any(each.get("type") in ("id", "value") or each.get("skip_unknown") for each in encodings):
             return None
         parser = native.LogParser(len(log.columns), log.delimiter, log.header, MISSING, *features.shape, isa)
         places = {name: at for at, name in enumerate(log.columns)}
@@ -115,7 +118,7 @@ class NativeReader:
             if start is None:
                 yield from self.log.batches(self.names, bad)
                 return
-            begin, records = start, int(self.log.header)
+            begin, records, kept = start, int(self.log.header), 0
             while begin < end:
                 left = end - begin
                 following, following_end = read(left)
@@ -126,20 +129,34 @@ class NativeReader:
                 parsed = None if arrays is None else self._parsed(arrays)
                 if last and taken < stop - begin:  # a quote that nothing closes
                     taken, parsed = left, None
-                elif not taken and left >= 3 * logs.BLOCK:
-                    raise pa.ArrowInvalid(
-                        "straddling object straddles two block boundaries (try to increase block size?)"
-                    )
+                elif not taken and left >= 3 * logs.BLOCK:  # a quote inside a value, or a row that is longer
+                    yield from self._again(bad, records - self.log.header, kept)
+                    return
                 taken = min(taken, left)
                 if parsed is None:
                     text = b"\n" + buffer[begin : begin + taken].tobytes()  # the empty line keeps a BOM from being one
-                    yield from csv_batches(self.log, text, self.names, bad, records)
+                    for batch in csv_batches(self.log, text, self.names, bad, records):
+                        kept += batch.num_rows
+                        yield batch
                 elif len(parsed.ids):
+                    kept += len(parsed.ids)
                     yield parsed
                 records += met
                 rest = buffer[begin + taken : end]
                 buffer, begin, end = following, left - len(rest), following_end
                 buffer[begin:left] = rest
+
+    def _again(self, bad: Bad | None, rows: int, kept: int) -> Iterator[pa.RecordBatch]:
+        """The rest of the log by `Log.batches`, behind its first `rows`, of which `kept` were given."""
+
+        def later(row: int, kind: str, message: str) -> None:
+            assert bad is not None
+            if row >= rows:
+                bad(row, kind, message)
+
+        for batch in self.log.batches(self.names, None if bad is None else later):
+            yield batch[min(kept, batch.num_rows) :]
+            kept -= min(kept, batch.num_rows)
 
     def _start(self, block: bytes) -> int | None:
         """Where the first row begins; None for a header that pyarrow may not read as `open_log` does."""
@@ -161,23 +178,30 @@ class NativeReader:
         parsed = Parsed(*found)
         if len(places):
             scaled = self.features.scaled_mixed(columns, values).astype(np.float32)
-            parsed.numbers.reshape(-1)[places] = np.nan_to_num(scaled, copy=False)
+            scaled[np.isnan(scaled)] = 0
+            parsed.numbers.reshape(-1)[places] = scaled
         self._without(parsed)
         return parsed
 
     def _without(self, parsed: Parsed) -> None:
         """Missing values where columns are not read."""
         features = self.features
-        for field in features.fields:
-            if field.name not in self.names:
-                parsed.ids[:, field.start : field.start + field.width] = field.last
-                if field.scale >= 0:
-                    parsed.scales[:, field.scale] = 0
-        for at, column in enumerate(features.numbers):
-            if column.name not in self.names:
-                parsed.numbers[:, at] = 0
-                if at in features.gaps:
-                    parsed.numbers[:, len(features.numbers) + features.gaps.index(at)] = 1
+        fields, numbers = self._unread
+        for field in fields:
+            parsed.ids[:, field.start : field.start + field.width] = field.last
+            if field.scale >= 0:
+                parsed.scales[:, field.scale] = 0
+        for at in numbers:
+            parsed.numbers[:, at] = 0
+            if at in features.gaps:
+                parsed.numbers[:, len(features.numbers) + features.gaps.index(at)] = 1
+
+    @cached_property
+    def _unread(self) -> tuple[list[Field], list[int]]:
+        """Fields, and places of numbers, that are not read."""
+        fields = [field for field in self.features.fields if field.name not in self.names]
+        numbers = [at for at, column in enumerate(self.features.numbers) if column.name not in self.names]
+        return fields, numbers
 
 
 def _linear(encoding: Any) -> tuple[float, float]:

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 Item = TypeVar("Item")
 
 HOPELESS, BAD_SHARE = 1_000_000, 0.99  # rows left out, and the share of all rows, from which on reading ends
@@ -38,6 +41,33 @@ class ErrorLog:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.counts.items()))
         rows = "1 row" if self.total == 1 else f"{self.total} rows"
         return f"{rows} left out ({kinds}); first: {self.messages[0]}" if self.total else "no rows left out"
+
+
+class Positions:
+    """0-based positions of the rows of one log in the whole input, rows left out counted.
+
+    start: that of the log's first row. end: that behind the last row, of those known.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.start = self.end = self._next = start
+        self._left_out: list[int] = []  # at or behind `_next`, ascending
+
+    def leave_out(self, row: int) -> None:
+        """The row at this place in the log stays out; rows in order, each before a row behind it is taken."""
+        self._left_out.append(self.start + row)
+        self.end = max(self.end, self.start + row + 1)
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """The positions of the next rows that stay in, int64 [count]."""
+        out, rows = np.array(self._left_out, np.int64), np.arange(count)
+        in_front = out - np.arange(len(out)) - self._next  # of each one left out: rows that stay
+        index: NDArray[np.int64] = self._next + rows + np.searchsorted(in_front, rows, side="right")
+        if count:
+            self._next = int(index[-1]) + 1
+            self._left_out = out[out >= self._next].tolist()
+            self.end = max(self.end, self._next)
+        return index
 
 
 def timed(items: Iterable[Item], seconds: defaultdict[str, float], name: str) -> Iterator[Item]:

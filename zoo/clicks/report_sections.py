@@ -272,15 +272,16 @@ def _whole_processes(report: Report) -> str:
         [
             result["way"],
             f"{result['rows_per_second']:,.0f}",
-            f"{results[0]['seconds'] / result['seconds']:.1f}x",
+            f"{result['rows_per_second'] / results[0]['rows_per_second']:.1f}x",
             f"{result['peak_memory_mb']:.0f}",
             f"{result['max_probability']:.4f}",
         ]
         for result in results
     ]
     columns = ["whole process, file to file", "rows/s", "to the first", "peak MB", "largest difference to the first"]
+    content = report.content
     return (
-        f"{report.content['rows']:,} rows, the start of the process included, by `scripts/peers/criteo_run.py` "
+        f"{content['rows']:,} rows, the start of the process included, by `scripts/peers/{content['by']}` "
         f"({source(report, BENCHMARKS)}).\n\n" + table(columns, rows)
     )
 

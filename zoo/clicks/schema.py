@@ -49,6 +49,7 @@ _encoding = {
         "buckets": {"type": "integer", "minimum": 1, "maximum": MOST_BUCKETS},
         "rows": {"type": "integer", "minimum": 1, "maximum": MOST_BUCKETS},
         "values": {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True},
+        "skip_unknown": {"type": "boolean", "description": "of a list's vocabulary: other values are no items of it"},
         "minimum": _number,
         "maximum": _number,
         "mean": _number,
@@ -228,7 +229,8 @@ def _column_faults(column: Mapping[str, Any]) -> list[str]:
     elif wanted:
         needs = _NEEDS[encoding["type"]]
         faults += [f"its {encoding['type']} encoding lacks {need!r}" for need in needs if need not in encoding]
-        extra = [each for each in encoding if each not in ("type", *needs)]
+        may = ("skip_unknown",) if (kind, encoding["type"]) == ("categories", "vocabulary") else ()
+        extra = [each for each in encoding if each not in ("type", *needs, *may)]
         faults += [f"its {encoding['type']} encoding has no {each!r}" for each in extra]
         if encoding["type"] in ("min-max", "log1p") and not faults and encoding["minimum"] >= encoding["maximum"]:
             faults.append(f"its minimum {encoding['minimum']} is not below its maximum {encoding['maximum']}")

@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import FULL, DiskFull, read_json, replacing, sha256, write_json
+from pipelines.core.plain import from_plain, to_plain
 from pipelines.core.progress import console, progress, silent
 from pipelines.graph import edit, io
 from pipelines.models.hub import CARD
@@ -47,7 +48,6 @@ from zoo.training import (
     plot_curves,
     processes,
     require_output,
-    require_same_run,
     require_settings,
 )
 
@@ -233,16 +233,14 @@ class Trainer:
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig, rows: int, group: Processes) -> None:
-        self.model, self.config, self.rows, self.group = model, config, rows, group
-        self.names = [name for name, _ in model.named_parameters()]
+        self.model, self.config, self.group = model, config, group
         self.weights = list(model.parameters())
         self.average = [each.detach().clone() for each in self.weights]
         self.start = [torch.zeros_like(each) for each in self.weights]
-        kinds = {id(m.weight): config.l2_scalars for m in model.modules() if isinstance(m, Scalars)}
-        kinds |= {
-            id(m.weight): config.l2_embeddings[0]
+        kinds = {
+            id(m.weight): config.l2_scalars if isinstance(m, Scalars) else config.l2_embeddings[0]
             for m in model.modules()
-            if isinstance(m, Embeddings) and not isinstance(m, Scalars)
+            if isinstance(m, Embeddings)
         }
         self.strength = [
             kinds.get(id(each), config.l2_layers if each.ndim > 1 and each.numel() > 1 else 0.0) * 2 / max(rows, FEWEST)
@@ -365,17 +363,15 @@ def train(
         require_output(output, STATE, resume)
         about = _about(Path(start_from)) if start_from else {}
         if about:
-            sizes: dict[str, Any] = {
-                name: _tuple(about["config"][name]) for name in _sizes(config) if name in about["config"]
-            }
-            config = replace(config, **sizes)
+            sizes = {name: about["config"][name] for name in _sizes(config) if name in about["config"]}
+            config = replace(config, **from_plain(sizes))
         features = Features.from_json(about["features"]) if about else Features(_schema(data, schema, label))
         if not features.schema.of("label"):
             raise RequestError("the schema has no column of the kind label; training predicts one of 0 and 1")
         torch.manual_seed(config.seed)
         start = sha256(Path(start_from) / "fp32.onnx") if start_from else None
         store = Store(features, data, on_error, output)
-        settings = {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(config).items()}
+        settings = to_plain(config)
         run = {"config": settings, "data": store.digest, "start": start}
         held = round(config.held_out if config.held_out >= 1 else config.held_out * len(store))
         split = len(store) - held
@@ -405,8 +401,6 @@ def train(
             return trainer
 
         saved = load_checkpoint(output / STATE, run) if resume else None
-        if saved:
-            require_same_run(output / STATE, saved["run"], run)
         beginning: dict[str, Any] = {"run": run, "phase": "search", "trial": 0, "winner": {}}
         state: dict[str, Any] = saved or {**beginning, **_fresh_trial()}
         state.setdefault("began", time.time())
@@ -648,11 +642,6 @@ def _write(
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
     write_json(output / "train.json", record | about)
-
-
-def _tuple(value: Any) -> Any:
-    """A setting out of JSON, which has lists."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _first(found: Any) -> Any:

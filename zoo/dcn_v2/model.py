@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from zoo.clicks.features import Features
-from zoo.clicks.model import Embeddings, counts, joined, mlp
+from zoo.clicks.model import Embeddings, Scalars, counts, joined, mlp
 
 
 class Cross(nn.Module):
@@ -27,13 +27,16 @@ class Cross(nn.Module):
 
 
 class DCNv2(nn.Module):
-    """Cross layers beside a network, both of the embeddings and numbers, joined by one linear layer."""
+    """Cross layers beside a network, both of the embeddings and numbers, joined by one linear layer, and a weight of
+    each category: what one says by itself, the prior on embeddings would take away.
+    """
 
     def __init__(self, features: Features, config: Any) -> None:
         super().__init__()
         _, self.numbers = counts(features)
         self.embeddings = Embeddings(features.fields, config.embedding_size)
         width = self.embeddings.width + self.numbers
+        self.wide = Scalars(features.fields)
         self.cross = nn.ModuleList(Cross(width, config.rank) for _ in range(config.layers))
         self.cross_output = nn.Linear(width, 1)  # beside the network's: one linear layer of both, in two parts
         self.deep = mlp(width, config.hidden, 1, config.dropout)
@@ -44,4 +47,4 @@ class DCNv2(nn.Module):
         x = x0
         for layer in self.cross:
             x = layer(x0, x)
-        return self.cross_output(x) + self.deep(x0)
+        return self.cross_output(x) + self.deep(x0) + self.wide(ids, scales)

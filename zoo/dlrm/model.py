@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from zoo.clicks.features import Features
-from zoo.clicks.model import Dots, Embeddings, counts, joined, mlp
+from zoo.clicks.model import Dots, Embeddings, Scalars, counts, joined, mlp
 
 
 class DLRM(nn.Module):
     """A bottom network makes one vector of the numbers; the dot products of all pairs of vectors and that vector go
-    through a top network. A log without numbers has no bottom network.
+    through a top network, beside a weight of each category. A log without numbers has no bottom network.
     """
 
     def __init__(self, features: Features, config: Any) -> None:
@@ -21,6 +21,7 @@ class DLRM(nn.Module):
         fields, self.numbers = counts(features)
         size = config.embedding_size
         self.embeddings = Embeddings(features.fields, size)
+        self.wide = Scalars(features.fields)
         self.bottom = mlp(self.numbers, [*config.bottom, size], None) if self.numbers else None
         vectors = fields + bool(self.numbers)
         self.dots = Dots(vectors, size)
@@ -30,6 +31,6 @@ class DLRM(nn.Module):
         """Logits, float32 [n, 1]."""
         flat = self.embeddings(ids, scales)
         if self.bottom is None:
-            return self.top(self.dots(flat))
+            return self.top(self.dots(flat)) + self.wide(ids, scales)
         z = self.bottom(numbers)
-        return self.top(joined(z, self.dots(joined(z, flat, 1)), 1))
+        return self.top(joined(z, self.dots(joined(z, flat, 1)), 1)) + self.wide(ids, scales)

@@ -14,14 +14,21 @@ ENTRY = Entry(
     rewrites="zoo.transformer_mt.rewrites:passes",
     evaluate="zoo.transformer_mt.metrics:evaluate",
     pipeline="zoo.transformer_mt.predict:TranslationPipeline",
+    importer="zoo.transformer_mt.importing:IMPORTER",
     checkpoint="model.pt",
     # the MatMuls of attention are small: int8 would cost more than it saves
     recipe=QuantRecipe(correct=False, keep_float=(r".*\.(products|found)",)),
     files=("vocabulary.model",),
     run_options=(
-        RunOption("beam", int, 4, "hypotheses followed at once; 1 is greedy search."),
+        RunOption(
+            "beam", int, None, "hypotheses followed at once; 1 is greedy search. [default: 4, or the model's own]"
+        ),
         RunOption("n_best", int, 1, "so many for each sentence, at most the beam."),
         RunOption("scores", bool, False, "mean log probability of a token before each."),
+        RunOption("sentences", bool, False, "the sentences of a line are translated one by one."),
+        RunOption("source_language", str, None, "what the text is in, for a model of several languages."),
+        RunOption("target_language", str, None, "what it is translated into."),
+        RunOption("max_tokens", int, None, "of a translation. [default: the model's, or twice its source's and 10]"),
     ),
     summary=(
         "{sentences:,} sentences, {skipped:,} left out, {sentences_per_second:,.0f} sentences/s, "

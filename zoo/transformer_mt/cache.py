@@ -4,6 +4,7 @@ newest one alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,12 +39,15 @@ UNARY = (
     "DequantizeLinear",
 )
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", *UNARY)
+CACHES = "int8-zoo.caches"  # the key of what `step_of` keeps
+MOST_POSITIONS = 1 << 14  # that are looked at
 BARRED = -1e4  # what a causal mask adds, at most, to the scores of later tokens
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A KV cache, an input and an output of the step: float32, float16 or int8 [rows, ..., tokens, ...].
+    """A KV cache, an input and an output of the step: float32, float16 or int8 [rows, ..., tokens, ...]; or the state
+    of a recurrence, without tokens.
 
     shape: None for the rows, 0 for the tokens.
     """
@@ -61,13 +65,14 @@ class Incremental:
     encoder: source int64 [n, s] -> the values `given`, one row a sentence. step: tokens int64 [rows], the newest of
     every row; parents int64 [rows], the row of the step before that each goes on from; position int64 [], how many
     tokens came before; the caches; `given` -> logits float32 [rows, vocabulary] and the caches grown by a token. rows
-    is a multiple of n: the rows of a sentence stand together.
+    is a multiple of n: the rows of a sentence stand together. positions: tokens of a target, at most.
     """
 
     encoder: ir.Model
     step: ir.Model
     given: list[str]
     caches: list[Cache]
+    positions: int
 
 
 def incremental(model: ir.Model) -> Incremental:
@@ -76,11 +81,25 @@ def incremental(model: ir.Model) -> Incremental:
 
     Found by following every operator from the input `target` on, never by a name: what depends on the source alone is
     computed once a sentence; of what has a row for each target token the newest is computed; the keys and values of
-    self-attention are cached. Those of cross-attention serve all rows of a sentence, which stand where the naive graph
-    has tokens. Both are rounded to float16 where `model` is quantized, as in native code
-    (`pipelines.kernels.transformer.program`). Raises RequestError that names the operator without such a form, and why.
+    self-attention are cached, and so are the states of a Scan over the tokens, whose body is one step of it. Those of
+    cross-attention serve all rows of a sentence, which stand where the naive graph has tokens. Both are rounded to
+    float16 where `model` is quantized, as in native code (`pipelines.kernels.transformer.program`). Raises RequestError
+    that names the operator without such a form, and why.
     """
     return _Derivation(model).result()
+
+
+def step_of(model: Incremental) -> ir.Model:
+    """The step, with what `caches_of` reads again."""
+    kept = [[each.before, each.after, each.shape, each.dtype.name] for each in model.caches]
+    model.step.metadata_props[CACHES] = json.dumps(kept)
+    return model.step
+
+
+def caches_of(step: ir.Model) -> list[Cache]:
+    """The caches of a graph that `step_of` gave."""
+    kept = json.loads(step.metadata_props[CACHES])
+    return [Cache(before, after, tuple(shape), ir.DataType[dtype]) for before, after, shape, dtype in kept]
 
 
 def cached_step(decoder: Any, given: Mapping[str, NDArray[Any]], caches: Sequence[Cache]) -> Step:
@@ -176,6 +195,7 @@ class _Derivation:
     caches: dict[ir.Value, tuple[Cache, ir.Value, ir.Value]] = field(default_factory=dict)
     shapes: dict[tuple[int | None, ...], ir.Value] = field(default_factory=dict)
     probes: dict[tuple[ir.Value, int], NDArray[Any]] = field(default_factory=dict)
+    positions: int = MOST_POSITIONS
 
     def __post_init__(self) -> None:
         inputs = {each.name: each for each in self.naive.graph.inputs}
@@ -218,7 +238,7 @@ class _Derivation:
         encoder = edit.extract(self.naive, [SOURCE], given)
         if self.float16_caches:
             _round_to_float16(encoder, self.cross_attention)
-        return Incremental(encoder, step, given, [each for each, _, _ in self.caches.values()])
+        return Incremental(encoder, step, given, [each for each, _, _ in self.caches.values()], self.positions)
 
     # -------------------------------------------------------------------------------------------------------- emission
 
@@ -448,9 +468,12 @@ class _Derivation:
     def _of_position(self, value: ir.Value, rank: int, axis: int | None) -> ir.Value:
         """The part for the newest token of a value that has one for each position."""
         where = None if axis is None else axis - rank + _rank(value)
-        short, table = self._probe(value, 3), self._probe(value, POSITIONS)
-        if where is None or where < 0 or (short.shape[where], table.shape[where]) != (3, POSITIONS):
+        short, table = self._probe(value, 3), self._probe(value, tokens := POSITIONS)
+        if where is None or where < 0 or short.shape[where] != 3:
             raise _Refused(f"{value.name} is not one value for each position")
+        while table.shape[where] == tokens < MOST_POSITIONS:
+            table = self._probe(value, tokens := 2 * tokens)
+        self.positions = min(self.positions, table.shape[where])
         if not np.array_equal(short, table.take(range(3), where)):
             raise _Refused(f"{value.name} changes for a token when others follow")
         return self._new(
@@ -550,6 +573,44 @@ class _Derivation:
             if dequantized and producer is not None
             else result
         )
+
+    def _scan(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
+        """A recurrence over the tokens from zeros on: its body once, on states that are kept."""
+        scanned, body = node.attributes.get_int("num_scan_inputs", 0), node.attributes["body"].as_graph()
+        count = len(kinds) - scanned
+        rows = [each for each in kinds[count:] if isinstance(each, _Rows)]
+        axes = {each.axis for each in rows} | {
+            each for name in ("input", "output") for each in node.attributes.get_ints(f"scan_{name}_axes", [0])
+        }
+        backward = [
+            name for name in ("input", "output") if any(node.attributes.get_ints(f"scan_{name}_directions", []))
+        ]
+        if len(rows) != scanned or axes != {1} or backward:
+            raise _Refused("it scans something else than the tokens, from the first to the last")
+        known: dict[ir.Value | None, ir.Value | None] = {None: None}
+        befores = []
+        for inner, start, naive in zip(list(body.inputs)[:count], node.inputs, node.outputs, strict=False):
+            if start is None or not isinstance(self.kinds.get(start), _Sizes) or self._probe(start, 3).any():
+                raise _Refused("its states do not begin as zeros")
+            rest = self._probe(start, 3).shape[1:]
+            before = self._input(f"{naive.name}.before", ["before", *rest], start.dtype or ir.DataType.FLOAT)
+            known[inner] = self._new("Gather", [before, self.parents], f"{naive.name}.moved", before.dtype, axis=0)
+            befores.append((before, (None, *rest)))
+        for inner, each in zip(list(body.inputs)[count:], rows, strict=True):
+            known[inner] = self._flat(each)
+        for inside in body:
+            made = self._emit(inside, [known[x] if x in known else self._operand(x) for x in inside.inputs])
+            known |= dict(zip(inside.outputs, made, strict=True))
+        for naive, outer, (before, shape) in zip(node.outputs, body.outputs, befores, strict=False):
+            after = known[outer]
+            assert after is not None
+            dtype = before.dtype or ir.DataType.FLOAT
+            self.caches[naive] = Cache(str(before.name), str(after.name), shape, dtype), after, after
+        states: list[_Kind] = [_Unknown("the state after all tokens is not known")] * count
+        return states + [
+            _Rows(naive, 1, known[outer])
+            for naive, outer in zip(list(node.outputs)[count:], list(body.outputs)[count:], strict=True)
+        ]
 
     def _gemm(self, node: ir.Node, kinds: Sequence[_Kind | None]) -> list[_Kind]:
         """A linear layer on the last token's row."""
@@ -665,6 +726,7 @@ _HANDLERS: dict[str, Callable[[_Derivation, ir.Node, Sequence[_Kind | None]], li
     **dict.fromkeys(("Softmax", "LayerNormalization", "Split"), _Derivation._along_last),
     "MatMul": _Derivation._matmul,
     "Gemm": _Derivation._gemm,
+    "Scan": _Derivation._scan,
     "Reshape": _Derivation._reshape,
     "Transpose": _Derivation._transpose,
     "Gather": _Derivation._lookup,

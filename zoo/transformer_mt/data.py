@@ -294,8 +294,23 @@ class Vocabulary:
                 f"cannot read {path}: {error.strerror or error}; train or download the model again"
             ) from error
 
+    frame, prefix = 1, ()  # tokens around a source: its end; those that translations begin with
+
     def __len__(self) -> int:
         return int(self._pieces.get_piece_size())
+
+    @property
+    def sources(self) -> int:
+        """Tokens of a source are of the same table."""
+        return len(self)
+
+    def choose(self, source_language: str = "", target_language: str = "") -> Vocabulary:
+        """Itself. Raises RequestError where a language is given: there are none to choose from."""
+        if source_language or target_language:
+            raise RequestError(
+                f"found the language {source_language or target_language}; this model has none to choose from"
+            )
+        return self
 
     @property
     def pieces(self) -> list[str]:

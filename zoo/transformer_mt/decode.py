@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.plain import from_plain, to_plain
 from zoo.transformer_mt.data import PAD, POSITIONS
 
 NEVER = -1e30  # the score of what is no hypothesis
@@ -29,6 +32,77 @@ class Hypothesis(NamedTuple):
 
     tokens: list[int]
     score: float
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a search may choose, when it ends, and how its hypotheses are scored: as the toolkit does that a model is
+    from.
+
+    kind: whose end of a search, a key of `KINDS`. beam: hypotheses followed at once unless told. length_penalty: a
+    score is the sum of log probabilities / length ** length_penalty. early_stopping ("transformers" alone): end with
+    `beam` hypotheses (True), when the likeliest beam can no more reach the worst of them at its own length (False), or
+    at the greatest ("never"). prefix: tokens that every translation begins with, of log probability 0; they count in
+    its length. banned: tokens never chosen, which keep their share of the probability. least, most: tokens of a
+    translation, its prefix and end included; most 0: as `limit` says. forced_end: at the limit comes the end, with log
+    probability 0, whatever the model says. no_repeat_ngram: so many tokens never come twice in the same order; 0: all
+    may. growth: tokens of a translation for each of its source, its end included, at most; 0: see `most`. word_penalty
+    ("marian" alone): taken from a score for each token, before it is divided.
+    """
+
+    kind: str = "ctranslate2"
+    beam: int = 4
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    prefix: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+    least: int = 0
+    most: int = 0
+    forced_end: bool = False
+    no_repeat_ngram: int = 0
+    growth: float = 0.0
+    word_penalty: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: what differs from the defaults."""
+        return to_plain(self, changed=True)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Rules:
+        """The rules that `to_json` made plain. Raises RequestError for others."""
+        try:
+            rules = Rules(**from_plain(values))
+        except TypeError:
+            rules = Rules(kind="")
+        if rules.kind not in KINDS:
+            raise RequestError(f"found the rules of a search {values}, wanted what zoo import writes")
+        return rules
+
+    @property
+    def own(self) -> bool:
+        """Whether the searches in one graph and in native code follow them: those of the zoo's own models."""
+        return replace(self, beam=OWN.beam, length_penalty=OWN.length_penalty, most=OWN.most) == OWN
+
+    @property
+    def native(self) -> dict[str, Any]:
+        """What the native search must know of them besides, see `NativeTranslator.translate`."""
+        elsewhere = ("beam", "length_penalty", "most", "growth")
+        return {name: value for name, value in self.to_json().items() if name not in elsewhere}
+
+    @property
+    def constrained(self) -> bool:
+        """Whether more than the probabilities of the model decides which tokens there are."""
+        return bool(self.prefix or self.banned or self.least or self.forced_end or self.no_repeat_ngram)
+
+    def limit(self, source: int, positions: int) -> int:
+        """How many tokens the translation of a sentence of `source` tokens may have, its end included."""
+        most = min(self.most or positions, positions)
+        if self.growth:
+            return max(min(math.ceil(self.growth * source), most), 1)
+        return most if self.most else limit(source, positions)
+
+
+OWN = Rules()
 
 
 def limit(source: int, most: int) -> int:
@@ -50,17 +124,27 @@ def require(beam: int, best: int, words: int | None = None) -> None:
 
 
 def beam_search(
-    step: Step, limits: Integers, *, start: int, end: int, beam: int = 4, length_penalty: float = 1.0, best: int = 1
+    step: Step,
+    limits: Integers,
+    *,
+    start: int,
+    end: int,
+    beam: int = 4,
+    length_penalty: float = 1.0,
+    best: int = 1,
+    rules: Rules = OWN,
+    allowed: Sequence[Integers] | None = None,
 ) -> list[list[Hypothesis]]:
     """Translate sentences at once; returns the `best` hypotheses of each, the highest score first. beam=1 is greedy
     search.
 
-    limits: int64 [sentences], most tokens of each, its `end` included. start, end: the tokens around a sentence. In a
-    step the 2 * beam likeliest continuations of a sentence's beams are looked at, which leaves `beam` of them if all
-    beams end. Those among the first `beam` that end are its hypotheses; a sentence leaves the batch with `beam`
-    hypotheses (without a length penalty, when its likeliest beam has ended and there are `best`), or when its limit is
-    reached, where all beams end. These are the rules of CTranslate2 (Wu et al. 2016 is the source of the penalty).
-    Raises RequestError for an impossible beam, ZooError for logits that are no numbers.
+    limits: int64 [sentences], most tokens of each, its `end` included. start, end: the tokens around a sentence. rules:
+    of the search; `beam` and `length_penalty` stand in the place of theirs. allowed: of each sentence the tokens that
+    share all probability (`zoo.transformer_mt.shortlist`), None: all there are. In a step the 2 * beam likeliest
+    continuations of a sentence's beams are looked at, which leaves `beam` of them if all beams end. Those among the
+    first `beam` that end are its hypotheses ("marian": of so many fewer as it has hypotheses already); a sentence
+    leaves the batch when `KINDS` of the rules says so, or when its limit is reached, where all beams end. Raises
+    RequestError for an impossible beam, ZooError for logits that are no numbers.
     """
     require(beam, best)
     found: list[list[Hypothesis]] = [[] for _ in limits]
@@ -74,7 +158,18 @@ def beam_search(
             break
         logits = step(tokens, parents)
         require(beam, best, logits.shape[1])
-        values, words = _likeliest(logits, 2 * beam)
+        if allowed is not None:
+            logits = _among(logits, [allowed[each] for each in live.tolist()])
+        if length <= len(rules.prefix):
+            tokens = np.full(len(live), rules.prefix[length - 1])
+            parents = np.arange(len(live))
+            history = np.concatenate([history, tokens[:, None, None]], 2)
+            continue
+        norm = _norm(logits)
+        last = limits[live] <= length
+        if rules.constrained:
+            logits = _constrained(logits, norm, history, last, end, rules)
+        values, words = _likeliest(logits, norm, 2 * beam)
         total = (scores[..., None] + values.reshape(*scores.shape, -1)).reshape(len(live), -1)
         order = np.argsort(-total, axis=1, kind="stable")[:, : 2 * beam]
         total, origin = np.take_along_axis(total, order, 1), order // (2 * beam)
@@ -83,36 +178,147 @@ def beam_search(
             [np.take_along_axis(history, origin[..., None], 1), words[..., None]], 2
         )  # [live, 2 * beam, length]
 
-        ended, last = words == end, limits[live] <= length
-        for i, k in np.argwhere((ended | last[:, None])[:, :beam]).tolist():
+        ended = words == end
+        beyond = np.zeros(total.shape, bool)
+        if rules.kind == "marian":  # a hypothesis leaves no room for another beam
+            beyond |= np.arange(2 * beam) >= np.array([[beam - len(found[each])] for each in live])
+            total[beyond], ended[beyond] = NEVER, False
+        for i, k in np.argwhere(((ended | last[:, None]) & ~beyond)[:, :beam]).tolist():
             hypothesis = grown[i, k, : length - ended[i, k]].tolist()
-            found[live[i]].append(Hypothesis(hypothesis, float(total[i, k] / length**length_penalty)))
+            score = (total[i, k] - rules.word_penalty * length) / length**length_penalty
+            found[live[i]].append(Hypothesis(hypothesis, float(score)))
         topped |= ended[:, 0]
-        enough = np.array([len(found[each]) for each in live]) >= (beam if length_penalty else best)
-        done = last | (enough & (topped | bool(length_penalty)))
+        kept = np.argsort(ended, axis=1, kind="stable")[:, :beam]  # the first that go on; a beam ends in one way only
+        going = np.take_along_axis(total, kept[:, :1], 1)[:, 0]  # the scores of the likeliest of them
+        state = State(found, live, topped, going, length, limits, beam, best, length_penalty, rules)
+        left = np.flatnonzero(~(last | KINDS[rules.kind](state)))
 
-        going = np.flatnonzero(~done)
-        kept = np.argsort(ended[going], axis=1, kind="stable")[
-            :, :beam
-        ]  # the first that go on; a beam ends in one way only
-        width = scores.shape[1]
-        scores = np.take_along_axis(total[going], kept, 1)
-        history = np.take_along_axis(grown[going], kept[..., None], 1)
+        width, kept = scores.shape[1], kept[left]
+        scores = np.take_along_axis(total[left], kept, 1)
+        history = np.take_along_axis(grown[left], kept[..., None], 1)
         tokens = history[:, :, -1].ravel()
-        parents = (going[:, None] * width + np.take_along_axis(origin[going], kept, 1)).ravel()
-        live, topped = live[going], topped[going]
+        parents = (left[:, None] * width + np.take_along_axis(origin[left], kept, 1)).ravel()
+        live, topped = live[left], topped[left]
     return [sorted(each, key=lambda one: -one.score)[:best] for each in found]
 
 
-def _likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.float64], Integers]:
+class State(NamedTuple):
+    """A search after a step: hypotheses of every sentence, the sentences in the batch, whose likeliest beam has ended
+    once, the score of the likeliest beam that goes on, tokens so far, and what the search was told.
+    """
+
+    found: list[list[Hypothesis]]
+    live: Integers
+    topped: NDArray[np.bool_]
+    going: NDArray[np.float64]
+    length: int
+    limits: Integers
+    beam: int
+    best: int
+    length_penalty: float
+    rules: Rules
+
+    def counts(self) -> Integers:
+        """Hypotheses of the sentences in the batch."""
+        return np.array([len(self.found[each]) for each in self.live], np.int64)
+
+
+def _ctranslate2(state: State) -> NDArray[np.bool_]:
+    """Which sentences are done: those with `beam` hypotheses; without a length penalty, those whose likeliest beam has
+    ended and that have `best`. The rules of CTranslate2 (Wu et al. 2016 is the source of the penalty).
+    """
+    if state.length_penalty:
+        return state.counts() >= state.beam
+    return (state.counts() >= state.best) & state.topped
+
+
+def _transformers(state: State) -> NDArray[np.bool_]:
+    """Which sentences are done: see `Rules.early_stopping`. The rules of transformers (`GenerationMixin`), where greedy
+    search ends with the first end.
+    """
+    full = state.counts() >= state.beam
+    if state.rules.early_stopping is True or state.beam == 1:
+        return full
+    length: Any = state.length
+    if state.rules.early_stopping == "never" and state.length_penalty > 0:
+        length = state.limits[state.live].astype(np.float64)
+    reachable = state.going / length**state.length_penalty
+    kept = [sorted((one.score for one in state.found[each]), reverse=True)[: state.beam] for each in state.live]
+    worst = np.array([min(each, default=NEVER) for each in kept])
+    done: NDArray[np.bool_] = full & (reachable <= worst)
+    return done
+
+
+def _marian(state: State) -> NDArray[np.bool_]:
+    """Which sentences are done: those with `beam` hypotheses, where no beam is left, for every end makes the search
+    narrower by one. The rules of Marian (`BeamSearch::search`).
+    """
+    return state.counts() >= state.beam
+
+
+KINDS: dict[str, Callable[[State], NDArray[np.bool_]]] = {
+    "ctranslate2": _ctranslate2,
+    "transformers": _transformers,
+    "marian": _marian,
+}
+
+
+def _among(logits: NDArray[np.float32], allowed: Sequence[Integers]) -> NDArray[np.float32]:
+    """Logits [rows, vocabulary] with those that are not `allowed` in the sentence of a row at -inf."""
+    found = np.full_like(logits, -np.inf)
+    for rows, words, into in zip(np.split(logits, len(allowed)), allowed, np.split(found, len(allowed)), strict=True):
+        into[:, words] = rows[:, words]
+    return found
+
+
+def _norm(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """log of the sum of exp of every row, [rows, 1]. Raises ZooError where it is no number."""
+    largest = logits.max(axis=1, keepdims=True)
+    norm: NDArray[np.float64] = np.log(np.exp(logits - largest).sum(axis=1, keepdims=True, dtype=np.float64)) + largest
+    if not np.isfinite(norm).all():
+        raise ZooError("the model computes NaN or infinite logits; check its weights")
+    return norm
+
+
+def _constrained(
+    logits: NDArray[np.float32],
+    norm: NDArray[np.float64],
+    history: Integers,
+    last: NDArray[np.bool_],
+    end: int,
+    rules: Rules,
+) -> NDArray[np.float32]:
+    """The logits with those of tokens that may not come at -inf.
+
+    history: int64 [sentences, width, tokens so far]. last: bool [sentences], which reach their limit.
+    """
+    logits, length = logits.copy(), history.shape[2] + 1
+    if 0 < rules.no_repeat_ngram <= history.shape[2]:
+        for row, tokens in zip(logits, history.reshape(-1, history.shape[2]).tolist(), strict=True):
+            row[_repeated(tokens, rules.no_repeat_ngram)] = -np.inf
+    logits[:, list(rules.banned)] = -np.inf
+    if length < rules.least:
+        logits[:, end] = -np.inf
+    if rules.forced_end and last.any():
+        rows = np.repeat(last, history.shape[1])
+        logits[rows] = -np.inf
+        logits[rows, end] = norm[rows, 0]
+    return logits
+
+
+def _repeated(tokens: list[int], size: int) -> list[int]:
+    """The tokens after which the last `size` would have come before."""
+    before = tokens[len(tokens) - size + 1 :]
+    return [tokens[i + size - 1] for i in range(len(tokens) - size + 1) if tokens[i : i + size - 1] == before]
+
+
+def _likeliest(
+    logits: NDArray[np.float32], norm: NDArray[np.float64], count: int
+) -> tuple[NDArray[np.float64], Integers]:
     """Log probabilities and tokens, [rows, count] each, of the likeliest tokens of every row, the likeliest first."""
     tokens = np.argpartition(-logits, count - 1, axis=1)[:, :count]
     values = np.take_along_axis(logits, tokens, 1)
     order = np.lexsort((tokens, -values))
-    largest = logits.max(axis=1, keepdims=True)
-    norm = np.log(np.exp(logits - largest).sum(axis=1, keepdims=True, dtype=np.float64)) + largest
-    if not np.isfinite(norm).all():
-        raise ZooError("the model computes NaN or infinite logits; check its weights")
     return np.take_along_axis(values, order, 1) - norm, np.take_along_axis(tokens, order, 1)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from pipelines.graph import edit, io, query
 from zoo.transformer_mt.data import PAD, VOCABULARY
-from zoo.transformer_mt.model import Attention, FeedForward, Layer, Residual, Transformer
+from zoo.transformer_mt.model import Attention, Average, FeedForward, Layer, Recurrence, Residual, Transformer
 from zoo.transformer_mt.train import MODEL, STATE, load_model
 
 OPSET = 18
@@ -55,24 +55,30 @@ def export(model: Transformer) -> ir.Model:
     writer = _Writer(model)
     source, target = (writer.tokens(name) for name in (SOURCE, TARGET))
     padding = writer.padding(source)
-    x = writer.embed(source)
+    x = writer.embed("source", source)
     for i, layer in enumerate(model.encoder):
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, Layer) and isinstance(layer.attention, Attention)
         path = f"encoder.{i}"
         x = writer.attend(x, layer.around_attention, layer.attention, path, "attention", None, padding)
         x = writer.feed(x, layer, path)
     memory = writer.norm(x, model.encoder_norm, "encoder_norm")
     memory.name = MEMORY
-    x, back = writer.embed(target), writer.back(target)
+    x = writer.embed("target", target)
+    back = writer.back(target) if form.autoregression == "attention" else None
     for i, layer in enumerate(model.decoder):
         assert isinstance(layer, Layer)
         path = f"decoder.{i}"
-        x = writer.attend(x, layer.around_attention, layer.attention, path, "attention", None, back)
+        if isinstance(layer.attention, Recurrence):
+            x = writer.recur(x, layer.around_attention, path, target)
+        elif isinstance(layer.attention, Average):
+            x = writer.average(x, layer, path, target)
+        else:
+            assert back is not None
+            x = writer.attend(x, layer.around_attention, layer.attention, path, "attention", None, back)
         x = writer.attend(x, layer.around_cross, layer.cross, path, "cross", memory, padding)
         x = writer.feed(x, layer, path)
     x = writer.last(writer.norm(x, model.decoder_norm, "decoder_norm"), target)
-    table = writer.add("Transpose", [writer.state("embedding.weight")], "output.weight", perm=[1, 0])
-    logits = writer.add("MatMul", [x, table], LOGITS)
+    logits = writer.output(x)
     logits.shape = ir.Shape(["batch", model.embedding.num_embeddings])
     writer.main.outputs.append(logits)
     exported = ir.Model(writer.main, ir_version=9)
@@ -142,22 +148,35 @@ class _Writer:
         full = self.add("Expand", [self.constant("nowhere", NOWHERE), square], f"{tokens.name}.nowhere")
         return self.add("Trilu", [full, self.constant("one", np.array(1))], f"{tokens.name}.mask", upper=1)
 
-    def embed(self, tokens: ir.Value) -> ir.Value:
-        """Scaled embeddings and position encodings, float32 [batch, tokens, width]."""
-        rows = self.add("Gather", [self.state("embedding.weight"), tokens], f"{tokens.name}.rows")
-        rows = self.add(
-            "Mul", [rows, self.constant("embedding.scale", math.sqrt(self.model.form.width))], f"{tokens.name}.scaled"
-        )
-        table = self.constant("positions", self.model.positions.cpu().numpy())
+    def embed(self, side: str, tokens: ir.Value) -> ir.Value:
+        """Embeddings, scaled where the form says so, plus position encodings, float32 [batch, tokens, width]."""
+        table, positions, norm = self.model.table_of(side)
+        rows = self.add("Gather", [self.state(f"{table}.weight"), tokens], f"{tokens.name}.rows")
+        if self.model.form.scaled:
+            scale = self.constant("embedding.scale", math.sqrt(self.model.form.width))
+            rows = self.add("Mul", [rows, scale], f"{tokens.name}.scaled")
+        found = self.constant(positions, getattr(self.model, positions).cpu().numpy())
         first = self.add(
-            "Slice", [table, self.constant("first", [0]), self._length(tokens)], f"{tokens.name}.positions"
+            "Slice", [found, self.constant("first", [0]), self._length(tokens)], f"{tokens.name}.positions"
         )
-        return self.add("Add", [rows, first], f"{tokens.name}.embedded")
+        x = self.add("Add", [rows, first], f"{tokens.name}.embedded")
+        return self.norm(x, getattr(self.model, norm), norm) if norm else x
+
+    def output(self, x: ir.Value) -> ir.Value:
+        """The logits of a row."""
+        form = self.model.form
+        table = self.state("embedding.weight" if form.tied_output else "output_weight")
+        table = self.add("Transpose", [table], "output.weight", perm=[1, 0])
+        if not form.output_bias:
+            return self.add("MatMul", [x, table], LOGITS)
+        return self.add("Add", [self.add("MatMul", [x, table], "output"), self.state("output_bias")], LOGITS)
 
     def linear(self, x: ir.Value, path: str) -> ir.Value:
-        """x W + b over the last axis."""
+        """x W, plus b where there is one, over the last axis."""
         y = self.add("MatMul", [x, self.state(f"{path}.weight", transposed=True)], path)
-        return self.add("Add", [y, self.state(f"{path}.bias")], f"{path}.biased")
+        return (
+            self.add("Add", [y, self.state(f"{path}.bias")], f"{path}.biased") if f"{path}.bias" in self.weights else y
+        )
 
     def norm(self, x: ir.Value, module: nn.Module, path: str) -> ir.Value:
         """Layer normalization, if it is one."""
@@ -185,7 +204,8 @@ class _Writer:
         norm, path = f"{path}.around_{name}.norm", f"{path}.{name}"
         y = self.norm(x, around.norm, norm) if around.pre_norm else x
         given = y if memory is None else memory
-        heads = self.constant("heads", [0, 0, attention.heads, -1])
+        other = "" if attention.heads == self.model.form.heads else f".{attention.heads}"
+        heads = self.constant(f"heads{other}", [0, 0, attention.heads, -1])
 
         def split(x: ir.Value, kind: str, order: list[int]) -> ir.Value:
             parts = self.add("Reshape", [self.linear(x, f"{path}.{kind}"), heads], f"{path}.{kind}.heads")
@@ -198,7 +218,7 @@ class _Writer:
         )
         scores = self.add("MatMul", [queries, keys], f"{path}.products")
         scale = math.sqrt(self.model.form.width // attention.heads)
-        scores = self.add("Div", [scores, self.constant("attention.scale", scale)], f"{path}.scaled")
+        scores = self.add("Div", [scores, self.constant(f"attention.scale{other}", scale)], f"{path}.scaled")
         scores = self.add("Add", [scores, mask], f"{path}.masked")
         weights = self.add("Softmax", [scores], f"{path}.weights", axis=-1)
         found = self.add(
@@ -216,11 +236,93 @@ class _Writer:
         assert isinstance(layer.feed, FeedForward)
         norm, around = f"{path}.around_feed.norm", layer.around_feed
         y = self.norm(x, around.norm, norm) if around.pre_norm else x
-        y = self.linear(
-            self.add("Relu", [self.linear(y, f"{path}.feed.inner")], f"{path}.feed.relu"), f"{path}.feed.outer"
-        )
+        y = self.fed(y, f"{path}.feed", layer.feed.activation)
         y = self.add("Add", [x, y], f"{path}.feed.sum")
         return y if around.pre_norm else self.norm(y, around.norm, norm)
+
+    def fed(self, x: ir.Value, path: str, activation: str) -> ir.Value:
+        """Two linear layers with an activation between."""
+        return self.linear(self.activate(self.linear(x, f"{path}.inner"), path, activation), f"{path}.outer")
+
+    def activate(self, x: ir.Value, path: str, kind: str) -> ir.Value:
+        """An activation of feed-forward layers: ReLU, x sigmoid(x), or x (1 + erf(x / sqrt 2)) / 2."""
+        if kind == "relu":
+            return self.add("Relu", [x], f"{path}.relu")
+        if kind == "swish":
+            return self.add("Mul", [x, self.add("Sigmoid", [x], f"{path}.sigmoid")], f"{path}.swish")
+        erf = self.add("Div", [x, self.constant("sqrt2", math.sqrt(2))], f"{path}.deviations")
+        erf = self.add("Erf", [erf], f"{path}.erf")
+        share = self.add("Add", [erf, self.constant("one.float", 1.0)], f"{path}.share")
+        product = self.add("Mul", [x, share], f"{path}.twice")
+        return self.add("Mul", [product, self.constant("half", 0.5)], f"{path}.gelu")
+
+    def recur(self, x: ir.Value, around: Residual, path: str, tokens: ir.Value) -> ir.Value:
+        """The block of `Recurrence`."""
+        norm, name = f"{path}.around_attention.norm", f"{path}.attention"
+        y = self.norm(x, around.norm, norm) if around.pre_norm else x
+        one = self.constant("one.float", 1.0)
+        keep = self.add("Sigmoid", [self.linear(y, f"{name}.forget")], f"{name}.keep")
+        added = self.add("Sub", [one, keep], f"{name}.take")
+        added = self.add("Mul", [added, self.linear(y, f"{name}.value")], f"{name}.added")
+        cells = self.cells(keep, added, name, tokens)
+        y = self.add("Add", [x, self.add("Relu", [cells], f"{name}.relu")], f"{name}.sum")
+        return y if around.pre_norm else self.norm(y, around.norm, norm)
+
+    def average(self, x: ir.Value, layer: Layer, path: str, tokens: ir.Value) -> ir.Value:
+        """The block of `Average`: the mean of t rows is (t - 1) / t of the mean before and 1 / t of the newest row."""
+        assert isinstance(layer.attention, Average)
+        around, norm, name = layer.around_attention, f"{path}.around_attention.norm", f"{path}.attention"
+        y = self.norm(x, around.norm, norm) if around.pre_norm else x
+        taken = (1 / np.arange(1, len(self.model.get_buffer("positions")) + 1, dtype=np.float32))[:, None]
+        keep, take = (
+            self.add(
+                "Slice",
+                [self.constant(f"average.{part}", array), self.constant("first", [0]), self._length(tokens)],
+                f"{name}.{part}",
+            )
+            for part, array in (("old", 1 - taken), ("new", taken))
+        )
+        nothing = self.add("Mul", [y, self.constant("zero", 0.0)], f"{name}.nothing")
+        keep = self.add("Add", [nothing, keep], f"{name}.keep")
+        mean = self.cells(keep, self.add("Mul", [y, take], f"{name}.added"), name, tokens)
+        mean = self.fed(mean, name, layer.attention.activation)
+        parts = []
+        for part, gate, given in (("own", "input", y), ("past", "forget", mean)):
+            opened = self.add("Sigmoid", [self.linear(given, f"{name}.{gate}")], f"{name}.{gate}.gate")
+            parts.append(self.add("Mul", [opened, given], f"{name}.{part}"))
+        y = self.add("Add", [x, self.add("Add", parts, f"{name}.both")], f"{name}.sum")
+        return y if around.pre_norm else self.norm(y, around.norm, norm)
+
+    def cells(self, keep: ir.Value, added: ir.Value, name: str, tokens: ir.Value) -> ir.Value:
+        """c_t = keep_t c_(t-1) + added_t, c_0 = 0, in a Scan over the tokens; all float32 [batch, tokens, width]."""
+        width = self.model.form.width
+        batch = self.add("Shape", [tokens], f"{name}.batch", ir.DataType.INT64, start=0, end=1)
+        shape = [batch, self.constant("width", [width])]
+        shape = [self.constant("zero", 0.0), self.add("Concat", shape, f"{name}.shape", ir.DataType.INT64, axis=0)]
+        start = self.add("Expand", shape, f"{name}.start")
+        body, inner = ir.Graph([], [], nodes=[], name=f"{name}.cell", opset_imports={"": OPSET}), set[str]()
+        for each in ("cell", "keep", "added"):
+            body.inputs.append(
+                ir.Value(
+                    name=f"{name}.{each}.now", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", width])
+                )
+            )
+        kept = edit.node("Mul", [*body.inputs[:2]], f"{name}.kept.now", dtype=ir.DataType.FLOAT, taken=inner)
+        after = edit.node(
+            "Add", [kept.outputs[0], body.inputs[2]], f"{name}.cell.after", dtype=ir.DataType.FLOAT, taken=inner
+        )
+        copy = edit.node("Identity", [*after.outputs], f"{name}.cell.kept", dtype=ir.DataType.FLOAT, taken=inner)
+        body.extend([kept, after, copy])
+        body.outputs.extend([after.outputs[0], copy.outputs[0]])
+        axes = {"scan_input_axes": [1, 1], "scan_output_axes": [1]}
+        attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", 2)]
+        attributes += [ir.AttrInt64s(key, value) for key, value in axes.items()]
+        scan = ir.Node("", "Scan", [start, keep, added], attributes, num_outputs=2, name=f"{name}.cells")
+        for output, label in zip(scan.outputs, (f"{name}.last", f"{name}.cells"), strict=True):
+            output.name, output.type = label, ir.TensorType(ir.DataType.FLOAT)
+            self.taken.add(label)
+        self.main.append(scan)
+        return scan.outputs[1]
 
     def last(self, x: ir.Value, tokens: ir.Value) -> ir.Value:
         """Of `x` [batch, tokens, width] the row of each sentence's last token that is no padding, [batch, width]."""

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from pipelines.graph import edit, query
 from zoo.transformer_mt.cache import LOGITS, PARENTS, POSITION, TOKENS, Incremental
-from zoo.transformer_mt.data import END, PAD, POSITIONS, START
+from zoo.transformer_mt.data import END, PAD, START
 from zoo.transformer_mt.decode import NEVER
 
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
@@ -29,10 +29,10 @@ def search(model: Incremental, end: int = END) -> ir.Model:
     """Beam search (the rules of `zoo.transformer_mt.decode.beam_search`) as one graph, of standard operators alone.
 
     source int64 [n, s], padded with `PAD`; beam and best int64 [1]; length_penalty float32 [1]; growth int64 [2], (a,
-    b): a translation of a source of c tokens has at most a c + b tokens, its end included, and `POSITIONS` -> tokens
-    int64 [n, best, t], padded, without `end`, and scores float32 [n, best], the best first. end=-1 is no token: all
-    translations run to their limit, to time a step. `model` is used up. A step takes the top logits of each row before
-    log-softmax; hypotheses are followed back from token to token once, at the end.
+    b): a translation of a source of c tokens has at most a c + b tokens, its end included, and the model's positions ->
+    tokens int64 [n, best, t], padded, without `end`, and scores float32 [n, best], the best first. end=-1 is no token:
+    all translations run to their limit, to time a step. `model` is used up. A step takes the top logits of each row
+    before log-softmax; hypotheses are followed back from token to token once, at the end.
     """
     main = _Graph(model.encoder.graph)
     source = main.graph.inputs[0]
@@ -51,7 +51,9 @@ def search(model: Incremental, end: int = END) -> ir.Model:
     states = {
         "sentence": main.count(count),
         "length": main("Squeeze", main("Mul", beam, 0, dtype=INT64), dtype=INT64),
-        "limits": main("Min", main("Add", main("Mul", length, a, dtype=INT64), b, dtype=INT64), POSITIONS, dtype=INT64),
+        "limits": main(
+            "Min", main("Add", main("Mul", length, a, dtype=INT64), b, dtype=INT64), model.positions, dtype=INT64
+        ),
         TOKENS: main("Expand", START, rows, dtype=INT64),
         PARENTS: main.count(rows),
         "total": main("Expand", main("Where", first, 0.0, NEVER), main("Concat", count, beam, dtype=INT64, axis=0)),

@@ -1,5 +1,5 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017, "Attention Is All You Need"), in torch, with one vocabulary for
-both languages.
+"""The encoder-decoder Transformer (Vaswani et al. 2017, "Attention Is All You Need"), in torch, in the forms that
+translation models of this and of other toolkits have.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,21 +16,63 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pipelines.core.errors import RequestError
+from pipelines.core.plain import from_plain, to_plain
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, padded
 from zoo.transformer_mt.decode import Hypothesis, beam_search, limit
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]  # [n, heads, tokens, width / heads] each
+# What a decoder layer keeps of the tokens so far: keys and values, or of `Recurrence` and `Average` a row a sentence
+Past = tuple[torch.Tensor, ...]
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
+BARRED = -1e9  # the logit of what is no word, such as padding
 
 
 @dataclass(frozen=True)
 class Form:
-    """Layers of the encoder and the decoder, width of the model, units of a feed-forward layer, attention heads."""
+    """Layers of the encoder and the decoder, width of the model, units of a feed-forward layer, attention heads; and,
+    after these, in what translation models differ.
+
+    decoder_hidden, decoder_heads: those of the decoder, 0: as the encoder's. activation: of feed-forward layers, a key
+    of `ACTIVATIONS`. autoregression: how the decoder sees the tokens so far, "attention", "ssru" (see `Recurrence`) or
+    "average" (see `Average`, with average_hidden units and average_activation).
+    scaled: embeddings are multiplied by sqrt(width). embedding_norm: they are normalized. final_norm: so is what the
+    last layers give; None: where layers normalize before. shared_source: one table of embeddings for both languages.
+    tied_output: the target's table, transposed, makes the logits. output_bias: which have a bias. positions: tokens of
+    a source and of a target at most, and the weights have a table of position encodings for each; (): `sinusoids` of
+    `POSITIONS`. epsilon: of layer normalization.
+    """
 
     encoder: int
     decoder: int
     width: int
     hidden: int
     heads: int
+    decoder_hidden: int = 0
+    decoder_heads: int = 0
+    activation: str = "relu"
+    autoregression: str = "attention"
+    scaled: bool = True
+    embedding_norm: bool = False
+    final_norm: bool | None = None
+    shared_source: bool = True
+    tied_output: bool = True
+    output_bias: bool = False
+    positions: tuple[int, ...] = ()
+    epsilon: float = 1e-5
+    average_hidden: int = 0
+    average_activation: str = "swish"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: the five sizes, and what differs from the defaults."""
+        return to_plain(self, changed=True)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Form:
+        """The form that `to_json` made plain. Raises RequestError for another."""
+        try:
+            return Form(**from_plain(values))
+        except TypeError as error:
+            raise RequestError(f"found the form {values}, wanted what zoo train and zoo import write") from error
 
 
 FORMS = {
@@ -39,6 +82,7 @@ FORMS = {
     "deep-shallow": Form(
         6, 2, 256, 1024, 4
     ),  # a sentence passes the encoder once, the decoder once a word (Kasai et al. 2021)
+    "student": Form(6, 2, 256, 1024, 4, decoder_hidden=512, autoregression="ssru"),
 }
 
 
@@ -96,9 +140,10 @@ class Attention(nn.Module):
 class Residual(nn.Module):
     """x + f(norm(x)) before, or norm(x + f(x)) after, with dropout on what f gives."""
 
-    def __init__(self, width: int, pre_norm: bool, dropout: float) -> None:
+    def __init__(self, form: Form, pre_norm: bool, dropout: float) -> None:
         super().__init__()
-        self.norm, self.dropout, self.pre_norm = nn.LayerNorm(width), nn.Dropout(dropout), pre_norm
+        self.norm, self.dropout = nn.LayerNorm(form.width, form.epsilon), nn.Dropout(dropout)
+        self.pre_norm = pre_norm
 
     def forward(self, x: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """x [n, tokens, width] and a sublayer f -> [n, tokens, width]."""
@@ -108,88 +153,196 @@ class Residual(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with ReLU between (section 3.3)."""
+    """Two linear layers with ReLU, or another activation, between (section 3.3)."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, hidden: int) -> None:
         super().__init__()
-        self.inner, self.outer = nn.Linear(form.width, form.hidden), nn.Linear(form.hidden, form.width)
+        self.inner, self.outer = nn.Linear(form.width, hidden), nn.Linear(hidden, form.width)
+        self.activation = form.activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[n, tokens, width] -> [n, tokens, width]."""
-        return self.outer(F.relu(self.inner(x)))  # type: ignore[no-any-return]
+        return self.outer(ACTIVATIONS[self.activation](self.inner(x)))  # type: ignore[no-any-return]
+
+
+class Recurrence(nn.Module):
+    """The simpler simple recurrent unit in the place of self-attention (SSRU, Kim et al. 2019, "From Research to
+    Production and Back: Ludicrously Fast Neural Machine Translation", section 3.1):
+
+        f_t = sigmoid(W_f x_t + b_f)    c_t = f_t c_(t-1) + (1 - f_t) W x_t    y_t = relu(c_t)
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.value, self.forget = nn.Linear(width, width, bias=False), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, cell: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [n, tokens, width], the cell before [n, width] or None: zeros -> y [n, tokens, width], the cell after."""
+        keep = torch.sigmoid(self.forget(x))
+        added = (1 - keep) * self.value(x)
+        cell = torch.zeros_like(x[:, 0]) if cell is None else cell
+        cells = []
+        for kept, new in zip(keep.unbind(1), added.unbind(1), strict=True):
+            cell = kept * cell + new
+            cells.append(cell)
+        return F.relu(torch.stack(cells, 1)), cell
+
+
+class Average(nn.Module):
+    """Average attention in the place of self-attention (Zhang et al. 2018, "Accelerating Neural Transformer via an
+    Average Attention Network"):
+
+        a_t = F((x_1 + ... + x_t) / t)    y_t = sigmoid(W_i x_t + b_i) x_t + sigmoid(W_f a_t + b_f) a_t
+
+    with the linear layers and the activation of a feed-forward layer in F.
+    """
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self.inner = nn.Linear(form.width, form.average_hidden or form.hidden)
+        self.outer = nn.Linear(self.inner.out_features, form.width)
+        self.input, self.forget = nn.Linear(form.width, form.width), nn.Linear(form.width, form.width)
+        self.activation = form.average_activation
+
+    def forward(
+        self, x: torch.Tensor, total: torch.Tensor | None = None, count: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x [n, tokens, width], the sum of all x before [n, width] and their number [n, 1], or None: no x -> y [n,
+        tokens, width], sum and number after.
+        """
+        totals, counts = x.cumsum(1), torch.arange(1, x.shape[1] + 1, device=x.device).expand(len(x), -1)
+        if total is not None and count is not None:
+            totals, counts = totals + total[:, None], counts + count
+        mean = self.outer(ACTIVATIONS[self.activation](self.inner(totals / counts[..., None])))
+        y = torch.sigmoid(self.input(x)) * x + torch.sigmoid(self.forget(mean)) * mean
+        return y, totals[:, -1], counts[:, -1:]
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention in a decoder's layer (`cross`), feed-forward."""
+    """Self-attention, or in a decoder's layer `Recurrence` or `Average`, cross-attention (`cross`), feed-forward."""
 
     def __init__(self, form: Form, pre_norm: bool, dropout: float, cross: bool) -> None:
         super().__init__()
-        self.attention, self.around_attention = (
-            Attention(form.width, form.heads),
-            Residual(form.width, pre_norm, dropout),
-        )
+        heads = (cross and form.decoder_heads) or form.heads
+        self.recurrent = cross and form.autoregression != "attention"
+        self.attention: Attention | Recurrence | Average
+        if not self.recurrent:
+            self.attention = Attention(form.width, heads)
+        else:
+            self.attention = Recurrence(form.width) if form.autoregression == "ssru" else Average(form)
+        self.around_attention = Residual(form, pre_norm, dropout)
         if cross:
-            self.cross, self.around_cross = Attention(form.width, form.heads), Residual(form.width, pre_norm, dropout)
-        self.feed, self.around_feed = FeedForward(form), Residual(form.width, pre_norm, dropout)
+            self.cross, self.around_cross = Attention(form.width, heads), Residual(form, pre_norm, dropout)
+        self.feed = FeedForward(form, (cross and form.decoder_hidden) or form.hidden)
+        self.around_feed = Residual(form, pre_norm, dropout)
 
     def encode(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """A layer of the encoder."""
-        x = self.around_attention(x, lambda y: self.attention(y, self.attention.keys_values(y), mask))
+        x, _ = self._over_tokens(x, None, mask)
         return self.around_feed(x, self.feed)  # type: ignore[no-any-return]
 
     def decode(
-        self, x: torch.Tensor, own: Callable[[KeysValues], KeysValues], memory: KeysValues, mask: torch.Tensor
-    ) -> torch.Tensor:
-        """A layer of the decoder.
+        self, x: torch.Tensor, past: Past | None, memory: KeysValues, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, Past]:
+        """A layer of the decoder; returns its result and what the next token needs of all so far.
 
-        own: from keys and values of `x` to those of all tokens so far, for self-attention (a KV cache). memory: keys
+        past: of the tokens before, which `x` [n, 1, width] follows; None: `x` [n, tokens, width] has all. memory: keys
         and values of the source, for cross-attention.
         """
-        causal = (
-            torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril() if x.shape[1] > 1 else None
-        )
-        x = self.around_attention(x, lambda y: self.attention(y, own(self.attention.keys_values(y)), causal))
+        causal = None
+        if x.shape[1] > 1 and not self.recurrent:
+            causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        x, past = self._over_tokens(x, past, causal)
         x = self.around_cross(x, lambda y: self.cross(y, memory, mask))
-        return self.around_feed(x, self.feed)  # type: ignore[no-any-return]
+        return self.around_feed(x, self.feed), past
+
+    def _over_tokens(self, x: torch.Tensor, past: Past | None, mask: torch.Tensor | None) -> tuple[torch.Tensor, Past]:
+        """The sublayer that looks at other tokens of the same sentence."""
+        after: Past = ()
+
+        def own(y: torch.Tensor) -> torch.Tensor:
+            nonlocal after
+            if not isinstance(self.attention, Attention):
+                y, *after = self.attention(y, *(past or ()))
+                return y
+            after = self.attention.keys_values(y)
+            if past is not None:
+                after = tuple(torch.cat(pair, 2) for pair in zip(past, after, strict=True))
+            return self.attention(y, after, mask)  # type: ignore[no-any-return]
+
+        x = self.around_attention(x, own)
+        return x, tuple(after)
 
 
 class Transformer(nn.Module):
     """Source and target tokens, int64 [n, tokens] padded with `PAD`, to logits of the next target token at every
     position.
 
-    One table of embeddings, scaled by sqrt(width), serves source, target and, transposed, the output (section 3.4).
+    One table of embeddings, scaled by sqrt(width), serves source, target and, transposed, the output (section 3.4),
+    unless the form says otherwise. vocabulary: pieces of the target. source_vocabulary: of the source, 0: as many.
     """
 
     positions: torch.Tensor
 
-    def __init__(self, form: Form, vocabulary: int, *, pre_norm: bool, dropout: float) -> None:
+    def __init__(
+        self, form: Form, vocabulary: int, *, pre_norm: bool, dropout: float, source_vocabulary: int = 0
+    ) -> None:
         super().__init__()
         self.form, self.pre_norm = form, pre_norm
         self.embedding = nn.Embedding(vocabulary, form.width)
-        self.register_buffer("positions", torch.from_numpy(sinusoids(POSITIONS, form.width)), persistent=False)
+        if not form.shared_source:
+            self.source_embedding = nn.Embedding(source_vocabulary or vocabulary, form.width)
+        if not form.tied_output:
+            self.output_weight = nn.Parameter(torch.empty(vocabulary, form.width))
+            nn.init.xavier_uniform_(self.output_weight)
+        if form.output_bias:
+            self.output_bias = nn.Parameter(torch.zeros(vocabulary))
+        if form.positions:
+            for name, length in zip(("source_positions", "positions"), form.positions, strict=True):
+                self.register_buffer(name, torch.zeros(length, form.width))
+        else:
+            self.register_buffer("positions", torch.from_numpy(sinusoids(POSITIONS, form.width)), persistent=False)
+        if form.embedding_norm:
+            self.source_norm, self.target_norm = (nn.LayerNorm(form.width, form.epsilon) for _ in range(2))
         self.dropout = nn.Dropout(dropout)
         self.encoder = nn.ModuleList(Layer(form, pre_norm, dropout, cross=False) for _ in range(form.encoder))
         self.decoder = nn.ModuleList(Layer(form, pre_norm, dropout, cross=True) for _ in range(form.decoder))
+        final_norm = pre_norm if form.final_norm is None else form.final_norm
         self.encoder_norm, self.decoder_norm = (
-            nn.LayerNorm(form.width) if pre_norm else nn.Identity() for _ in range(2)
+            nn.LayerNorm(form.width, form.epsilon) if final_norm else nn.Identity() for _ in range(2)
         )
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)
-        nn.init.normal_(self.embedding.weight, std=form.width**-0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=form.width**-0.5)
 
-    def _embed(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
-        x = self.embedding(tokens) * math.sqrt(self.form.width) + self.positions[start : start + tokens.shape[1]]
-        return self.dropout(x)  # type: ignore[no-any-return]
+    def table_of(self, side: str) -> tuple[str, str, str]:
+        """Names of the weights that embed a "source" or a "target": table, positions, norm ("" for none)."""
+        source = side == "source"
+        table = "source_embedding" if source and not self.form.shared_source else "embedding"
+        positions = "source_positions" if source and self.form.positions else "positions"
+        return table, positions, f"{side}_norm" if self.form.embedding_norm else ""
+
+    def _embed(self, side: str, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
+        table, positions, norm = self.table_of(side)
+        x = getattr(self, table)(tokens)
+        if self.form.scaled:
+            x = x * math.sqrt(self.form.width)
+        x = x + getattr(self, positions)[start : start + tokens.shape[1]]
+        return self.dropout(getattr(self, norm)(x) if norm else x)  # type: ignore[no-any-return]
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(self.decoder_norm(x), self.embedding.weight)
+        weight = self.embedding.weight if self.form.tied_output else self.output_weight
+        return F.linear(self.decoder_norm(x), weight, self.output_bias if self.form.output_bias else None)
 
     def encode(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Source tokens int64 [n, s] -> (memory [n, s, width], mask bool [n, 1, 1, s] of what is no padding)."""
         mask = (source != PAD)[:, None, None, :]
-        x = self._embed(source)
+        x = self._embed("source", source)
         for layer in self.encoder:
             x = layer.encode(x, mask)  # type: ignore[operator]
         return self.encoder_norm(x), mask
@@ -199,9 +352,9 @@ class Transformer(nn.Module):
         vocabulary].
         """
         memory, mask = self.encode(source)
-        x = self._embed(target)
+        x = self._embed("target", target)
         for layer in self.decoder:
-            x = layer.decode(x, lambda own: own, layer.cross.keys_values(memory), mask)  # type: ignore[operator, union-attr]
+            x, _ = layer.decode(x, None, layer.cross.keys_values(memory), mask)  # type: ignore[operator, union-attr]
         return self._logits(x)
 
     def begin(self, source: torch.Tensor) -> Decoding:
@@ -211,34 +364,26 @@ class Transformer(nn.Module):
 
 
 class Decoding:
-    """Sentences on their way: keys and values of the source, computed once, and of the tokens so far. A step for
-    `beam_search`.
+    """Sentences on their way: keys and values of the source, computed once, and what layers keep of the tokens so far.
+    A step for `beam_search`.
     """
 
     def __init__(self, model: Transformer, mask: torch.Tensor, memory: list[KeysValues]) -> None:
         self.model, self.mask, self.memory = model, mask, memory
-        self.own: list[KeysValues] = []
+        self.past: list[Past | None] = [None] * len(model.decoder)
         self.length = 0
 
     def select(self, rows: torch.Tensor) -> None:
         """Go on with these rows (int64 [m]) alone, in this order; a row may come more than once."""
         self.mask = self.mask[rows]
         self.memory = [(keys[rows], values[rows]) for keys, values in self.memory]
-        self.own = [(keys[rows], values[rows]) for keys, values in self.own]
+        self.past = [each and tuple(part[rows] for part in each) for each in self.past]
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """The newest token of every row, int64 [n] -> logits of the next [n, vocabulary]."""
-        x = self.model._embed(tokens[:, None], self.length)
-        grown: list[KeysValues] = []
+        x = self.model._embed("target", tokens[:, None], self.length)
         for i, layer in enumerate(self.model.decoder):
-
-            def own(new: KeysValues, i: int = i) -> KeysValues:
-                old = self.own[i] if self.own else None
-                grown.append(new if old is None else (torch.cat([old[0], new[0]], 2), torch.cat([old[1], new[1]], 2)))
-                return grown[-1]
-
-            x = layer.decode(x, own, self.memory[i], self.mask)  # type: ignore[operator]
-        self.own = grown
+            x, self.past[i] = layer.decode(x, self.past[i], self.memory[i], self.mask)  # type: ignore[operator]
         self.length += 1
         return self.model._logits(x[:, 0])
 
@@ -267,5 +412,5 @@ def translate(
     device = model.positions.device
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         decoding = model.begin(torch.from_numpy(padded(sources)).to(device))
-        limits = np.array([limit(len(each), POSITIONS) for each in sources])
+        limits = np.array([limit(len(each), len(model.positions)) for each in sources])
         return beam_search(decoding, limits, start=START, end=END, beam=beam, length_penalty=length_penalty, best=best)

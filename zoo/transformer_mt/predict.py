@@ -12,14 +12,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core import machine
-from pipelines.core.batches import Batch
+from pipelines.core.batches import Batch, whole_number
 from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing
 from pipelines.core.progress import progress
@@ -38,10 +39,8 @@ from zoo.transformer_mt.data import (
     SHOWN,
     START,
     UNKNOWN,
-    VOCABULARY,
     Faults,
     Tokens,
-    Vocabulary,
     by_tokens,
     decoder_samples,
     lines,
@@ -50,7 +49,12 @@ from zoo.transformer_mt.data import (
     strange,
     tidy,
 )
-from zoo.transformer_mt.decode import GROWTH, Hypothesis, beam_search, hypotheses, limit, naive_step, require
+from zoo.transformer_mt.decode import GROWTH, Hypothesis, Rules, beam_search, hypotheses, naive_step, require
+from zoo.transformer_mt.shortlist import Shortlist
+from zoo.transformer_mt.vocabularies import open_vocabulary
+
+if TYPE_CHECKING:  # onnx, which the native engine does not need
+    from zoo.transformer_mt.cache import Cache
 
 AVERAGE = 32  # tokens: a batch has no more of them, with padding, than this for each of its sentences
 AT_ONCE = 64  # batches that are sorted together in a long file
@@ -124,11 +128,18 @@ class TranslationPipeline(Pipeline):
     beam: int = 4
     best: int = 1
     length_penalty: float = 1.0
+    apart: bool = False  # the sentences of a line are translated one by one, even where the model takes them at once
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
+        self.rules = Rules.from_json(folder.preprocessing.get("search", {}))
+        self.beam, self.length_penalty = self.rules.beam, self.rules.length_penalty
         super().__init__(folder, *arguments, **options)
-        self.vocabulary = Vocabulary.read(folder.verify(VOCABULARY))
+        self.vocabulary = open_vocabulary(folder.path, folder.preprocessing, folder.verify)
         self.max_length = int(folder.preprocessing["max_length"])
+        self.shortlist: Shortlist | None = None
+        if name := folder.preprocessing.get("shortlist"):
+            self.shortlist = Shortlist.from_bytes(folder.verify(name).read_bytes())
+        self.positions = (folder.preprocessing.get("form", {}).get("positions") or [POSITIONS])[-1]
 
     def _open(self, engine: str, model: Path | None) -> None:
         """The native translator; else the beam search in one graph, where engine and decoder have that; else sessions
@@ -136,6 +147,7 @@ class TranslationPipeline(Pipeline):
         """
         self._search_session: Session | None = None
         self._native: NativeTranslator | None = None
+        self._stepping: tuple[Session, Session, list[Cache]] | None = None
         self._engine = engine if engine != "auto" else "openvino" if self.precision == BF16 else "onnxruntime"
         if engine == "native" or (engine == "auto" and self.precision == "int8" and model is None and extension.isas()):
             try:
@@ -148,6 +160,10 @@ class TranslationPipeline(Pipeline):
                     raise
                 self._engine = "onnxruntime"
                 logger.warning("%s; onnxruntime translates instead", error)
+        if not self.rules.own and self._engine == "onnxruntime":
+            self._stepping = self._encoder_and_step(model)
+            machine.trim()
+            return
         if self._engine == "onnxruntime":
             try:
                 self._search_session = self._search_in_graph(model)
@@ -180,6 +196,36 @@ class TranslationPipeline(Pipeline):
         with tempfile.TemporaryDirectory() as folder:
             path = io.save_mapped(search(incremental(io.load(model))), Path(folder) / model.name, io.PAGE)
             return load(path, self._engine, self.threads)  # the weights are mapped: their file may go
+
+    def _encoder_and_step(self, model: Path | None) -> tuple[Session, Session, list[Cache]]:
+        """Sessions of the encoder and of a decoding step, and its caches. Raises RequestError where the decoder has no
+        such form.
+        """
+        from pipelines.graph import io
+        from zoo.transformer_mt.cache import Incremental, caches_of, incremental, step_of
+        from zoo.transformer_mt.loop import FORM
+
+        made: list[Incremental] = []
+
+        def both(graph: Any) -> Incremental:
+            made[:] = made or [incremental(graph)]
+            return made[0]
+
+        if model is None:
+            source = PRECISIONS[self.precision]
+            forms: dict[str, Callable[[Any], Any]] = {
+                "encoder": lambda graph: both(graph).encoder,
+                "step": lambda graph: step_of(both(graph)),
+            }
+            paths = [derived_graph(self.folder, source, kind, FORM, make) for kind, make in forms.items()]
+            sessions = [load(path, self._engine, self.threads, self.precision) for path in paths]
+            return sessions[0], sessions[1], caches_of(io.load(paths[1]))
+        found = both(io.load(model))
+        with tempfile.TemporaryDirectory() as folder:
+            parts = {"encoder": found.encoder, "step": step_of(found)}
+            paths = [io.save_mapped(each, Path(folder) / f"{kind}.onnx", io.PAGE) for kind, each in parts.items()]
+            sessions = [load(path, self._engine, self.threads) for path in paths]
+        return sessions[0], sessions[1], found.caches
 
     @property
     def engine(self) -> str:
@@ -225,11 +271,12 @@ class TranslationPipeline(Pipeline):
         is computed. Raises RequestError where the batch is none, or an impossible `beam`.
         """
         self._check(batch)
-        source, words = batch["source"], len(self.vocabulary)
+        source, words = batch["source"], self.vocabulary.sources
         if (wrong := source[(source < 0) | (source >= words)]).size:  # before they become int32
             raise RequestError(f"found token {wrong[0]}, wanted 0 to {words - 1}")
         found = self.translate([row[row != PAD].astype(np.int32) for row in source])
-        tokens = padded([one.tokens for each in found for one in each]).reshape(len(found), self.best, -1)
+        tokens = padded([one.tokens for each in found for one in each])
+        tokens = tokens.reshape(len(found), self.best, tokens.shape[1])
         return {"tokens": tokens, "scores": np.array([[one.score for one in each] for each in found], np.float32)}
 
     def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
@@ -248,7 +295,7 @@ class TranslationPipeline(Pipeline):
         together.
         """
         found: list[list[Hypothesis]] = [[Hypothesis([], 0.0)] * self.best for _ in sentences]
-        full = [i for i, each in enumerate(sentences) if len(each) > 1]
+        full = [i for i, each in enumerate(sentences) if len(each) > self.vocabulary.frame]
         order = sorted(full, key=lambda i: len(sentences[i]))
         if self._native is not None:
             return self._translated(self._native, sentences, order[::-1], found)
@@ -262,13 +309,16 @@ class TranslationPipeline(Pipeline):
     ) -> list[list[Hypothesis]]:
         """All at once, in this order, the longest first: a sentence that is done makes room for the next."""
         require(self.beam, self.best, len(self.vocabulary))
-        limits = [limit(len(sentences[i]), POSITIONS) for i in order]
+        limits = [self.rules.limit(len(sentences[i]), self.positions) for i in order]
         options = {
             "beam": self.beam,
             "best": self.best,
             "length_penalty": self.length_penalty,
             "slots": min(self.batch_size, max(len(order), 1), SLOTS),
+            "rules": self._rules().native,
         }
+        if self.shortlist is not None:
+            options["words"] = [self.shortlist.allowed(sentences[i].tolist()).astype(np.int32) for i in order]
         chosen = [sentences[i] for i in order]
         for i, each in zip(order, native.translate(chosen, limits, start=START, end=END, **options), strict=True):  # type: ignore[arg-type]
             found[i] = [Hypothesis(tokens, score) for tokens, score in each]
@@ -282,15 +332,26 @@ class TranslationPipeline(Pipeline):
                 "source": source,
                 "beam": np.array([self.beam]),
                 "best": np.array([self.best]),
-                "growth": np.array(GROWTH),
+                "growth": np.array((0, self.rules.most) if self.rules.most else GROWTH),
             }
             found = self._search_session.run({**batch, "length_penalty": np.array([self.length_penalty], np.float32)})
             return hypotheses(found["tokens"], found["scores"])
-        memory = self._encoder.run({"source": source})["memory"]
-        limits = np.array([limit(len(each), POSITIONS) for each in sentences])
-        step = naive_step(self._decoder, source, memory)
-        options = {"beam": self.beam, "length_penalty": self.length_penalty, "best": self.best}
+        limits = np.array([self.rules.limit(len(each), self.positions) for each in sentences])
+        if self._stepping is not None:
+            from zoo.transformer_mt.cache import cached_step
+
+            encoder, decoder, caches = self._stepping
+            step = cached_step(decoder, encoder.run({"source": source}), caches)
+        else:
+            step = naive_step(self._decoder, source, self._encoder.run({"source": source})["memory"])
+        allowed = [self.shortlist.allowed(each.tolist()) for each in sentences] if self.shortlist else None
+        options = {"beam": self.beam, "length_penalty": self.length_penalty, "best": self.best, "rules": self._rules()}
+        options["allowed"] = allowed
         return beam_search(step, limits, start=START, end=END, **options)  # type: ignore[arg-type]
+
+    def _rules(self) -> Rules:
+        """Of the search, with the language that is asked for."""
+        return replace(self.rules, prefix=self.vocabulary.prefix or self.rules.prefix)
 
     # ------------------------------------------------------------------------------------------------------------- text
 
@@ -315,7 +376,7 @@ class TranslationPipeline(Pipeline):
         parts: tuple[str, ...] = (text,) if text else ()
         foreign = strange(text)
         fault = foreign or self._unfit(text)
-        if split and fault and not foreign and len(sentences := SENTENCE_END.split(text)) > 1:
+        if split and (fault or self.apart) and not foreign and len(sentences := SENTENCE_END.split(text)) > 1:
             parts, fault = (
                 tuple(sentences),
                 next((f"holds a sentence that {why}" for why in map(self._unfit, sentences) if why), ""),
@@ -338,22 +399,30 @@ class TranslationPipeline(Pipeline):
         output: str | Path,
         on_error: str = "skip",
         *,
-        beam: int = 4,
+        beam: int | None = None,
         n_best: int = 1,
         scores: bool = False,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        max_tokens: int | None = None,
+        sentences: bool = False,
     ) -> dict[str, Any]:
         """Translate text of any size, one sentence a line, in constant memory and input order; empty lines stay empty.
 
         output: a text file, or "-" for stdout: a translation a line; with `scores` and a TAB before it; with `n_best`
         above 1 the number of the line and a TAB before that, and so many lines for each. A name that ends with
         .csv(.gz), .jsonl or .parquet: a table with the columns line (from 1), translation and score. A line longer than
-        the model's maximum is cut at the ends of its sentences, and their translations are joined by a space. Lines
+        the model's maximum, or with `sentences` any, is cut at the ends of its sentences, and their translations are
+        joined by a space. source_language, target_language: of a model of several. max_tokens: of a translation. Lines
         that cannot be translated (not UTF-8, control characters, a sentence too long, an unknown script) become empty
         ones and are named on stderr; on_error="raise" stops at the first. Raises RequestError where all are so. Returns
         {"sentences", "skipped", "seconds", "sentences_per_second", "tokens_per_second" (of the translations), "engine",
         "precision"}.
         """
-        self.beam, self.best = beam, n_best
+        self.beam, self.best, self.apart = self.rules.beam if beam is None else beam, n_best, sentences
+        self.vocabulary = self.vocabulary.choose(source_language or "", target_language or "")
+        if max_tokens is not None:
+            self.rules = replace(self.rules, most=whole_number("max tokens", max_tokens))
         faults, start = Faults(), time.perf_counter()
         count: Counter[str] = Counter()
         names = [os.fspath(each) for each in (inputs if isinstance(inputs, list | tuple) else [inputs])]

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import zoo
+from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import console, progress
@@ -58,7 +60,9 @@ from zoo.transformer_mt.data import (
     sources,
 )
 from zoo.transformer_mt.metrics import signatures, translation_metrics
-from zoo.transformer_mt.model import FORMS, Transformer, build, translate
+from zoo.transformer_mt.model import FORMS, Form, Transformer, build, translate
+from zoo.transformer_mt.predict import TranslationPipeline
+from zoo.transformer_mt.vocabularies import ImportedVocabulary, open_vocabulary
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
 RANGES = {
@@ -71,6 +75,7 @@ RANGES = {
 }
 CALIBRATION_SENTENCES = 256
 DECODED = 8192  # tokens, padded sources of a batch that is translated
+TAUGHT = 4096  # sentences between two steps of the teacher's progress
 
 State = dict[str, torch.Tensor]
 
@@ -94,7 +99,8 @@ class Settings:
     average: epochs whose weights are averaged: the last and the best so many are tried, and the best epoch alone.
     precision: auto, fp32 or bf16; auto takes bf16 on a GPU that has it, and times a step of each on a CPU that has it.
     teacher: a model folder whose translations (beam `teacher_beam`) are trained on in place of the data's (Kim and Rush
-    2016). Raises RequestError for values out of range.
+    2016). inherit: its vocabulary is the student's, and its weights are where those of the student begin that bear the
+    same name and have the same shape. Raises RequestError for values out of range.
     """
 
     arch: str = "tiny"
@@ -119,6 +125,7 @@ class Settings:
     precision: str = "auto"
     teacher: str = ""
     teacher_beam: int = 4
+    inherit: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -366,8 +373,19 @@ def train(
         start = None
         if start_from is not None:
             about = _about(Path(start_from))
+            if "arch" not in about:
+                raise RequestError(
+                    f"{start_from} was imported from another toolkit, whose models cannot be trained on; teach one of "
+                    f"the zoo's own by it: zoo train transformer-mt --teacher {start_from}"
+                )
             config = replace(config, **{name: about[name] for name in ("arch", "pre_norm", "languages", "max_length")})
             known, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
+        elif config.inherit and not known:
+            if not config.teacher:
+                raise RequestError(
+                    "found inherit without a teacher to inherit from; name one with --set teacher=FOLDER"
+                )
+            known = Vocabulary.read(zoo.load(config.teacher).path / VOCABULARY)
 
         def vocabulary(pairs: Sequence[Pair]) -> Vocabulary:
             return known or Vocabulary(
@@ -388,6 +406,10 @@ def train(
         model = build(config.arch, len(text.vocabulary), pre_norm=config.pre_norm, dropout=config.dropout)
         if start_from is not None:
             fill(model, _state(about["source"], model), about["source"])
+        elif config.inherit:
+            teacher = zoo.load(config.teacher)
+            teacher.ensure("fp32.onnx")
+            _inherit(model, load_model(teacher.path)[0])
         run = {"config": asdict(config), "data": text.digest, "start": start}
         state = load_checkpoint(output / STATE, run) if resume else None
         if config.teacher:
@@ -419,7 +441,8 @@ def _about(folder: Path) -> dict[str, Any]:
         features, source = read_json(folder / "card.json").get("preprocessing"), folder / "fp32.onnx"
     if (
         not isinstance(features, dict)
-        or not {"arch", "pre_norm", "languages", "max_length"} <= features.keys()
+        or not {"pre_norm", "languages", "max_length"} <= features.keys()
+        or not {"arch", "form"} & features.keys()
         or not source.is_file()
     ):
         raise RequestError(
@@ -444,13 +467,26 @@ def _state(source: Path, model: Transformer) -> State:
     return {name: torch.from_numpy(np.array(array, order="C")) for name, array in found.items()}
 
 
-def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary]:
+def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
     """The trained network of a model folder, and its vocabulary. Raises RequestError where the folder holds none."""
     about = _about(Path(folder))
-    vocabulary = Vocabulary.read(Path(folder) / VOCABULARY)
-    model = build(about["arch"], len(vocabulary), pre_norm=about["pre_norm"])
+    vocabulary = open_vocabulary(Path(folder), about)
+    if "form" in about:
+        sizes: dict[str, Any] = {"vocabulary": len(vocabulary), "source_vocabulary": vocabulary.sources}
+        form = Form.from_json(about["form"])
+        model = Transformer(form, pre_norm=about["pre_norm"], dropout=0.0, **sizes)
+    else:
+        model = build(about["arch"], len(vocabulary), pre_norm=about["pre_norm"])
     fill(model, _state(about["source"], model), about["source"])
     return model.eval(), vocabulary
+
+
+def _inherit(model: Transformer, teacher: Transformer) -> None:
+    """Begin with the teacher's weights where names and shapes are the same. In place."""
+    own, given = model.state_dict(), teacher.state_dict()
+    same = {name: each for name, each in given.items() if name in own and own[name].shape == each.shape}
+    model.load_state_dict(same, strict=False)
+    console.print(f"{len(same)} of {len(own)} weights begin as the teacher's", highlight=False, soft_wrap=True)
 
 
 def _distilled(text: ParallelText, config: Settings, group: Processes, output: Path) -> Corpus:
@@ -459,12 +495,17 @@ def _distilled(text: ParallelText, config: Settings, group: Processes, output: P
     if kept.is_file():
         with np.load(kept) as arrays:
             return Corpus(**arrays)
-    import zoo
-
-    model, vocabulary = load_model(zoo.load(config.teacher).path)
     own = [text.train.pair(i)[0] for i in range(len(text.train))]
+    teacher = zoo.pipeline(config.teacher, threads=machine.cores())
+    assert isinstance(teacher, TranslationPipeline)
+    teacher.beam, vocabulary, said = config.teacher_beam, teacher.vocabulary, []
     asked = vocabulary.encode(text.vocabulary.decode([each[:-1].tolist() for each in own]))
-    said = Trainer(model, replace(config, precision="fp32"), group).translate(asked, config.teacher_beam)
+    if group.rank == 0:
+        with progress("the teacher translates", len(asked)) as advance:
+            for begin in range(0, len(asked), TAUGHT):
+                said += [each[0].tokens for each in teacher.translate(asked[begin : begin + TAUGHT])]
+                advance(min(TAUGHT, len(asked) - begin))
+    said = group.same(said)
     pairs = [
         pair
         for pair in zip(own, text.vocabulary.encode(vocabulary.decode(said)), strict=True)

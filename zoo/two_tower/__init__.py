@@ -26,5 +26,6 @@ ENTRY = Entry(
     run_options=(
         RunOption("items", str, None, "A log with the items' columns: find the best of them for every row's user."),
         RunOption("top", int, 10, "How many items are found for a user."),
+        RunOption("faiss", str, None, "Look for them in an index of FAISS of this kind, as HNSW32: for millions."),
     ),
 )

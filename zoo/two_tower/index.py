@@ -1,20 +1,18 @@
-"""The items of a two-tower model in int8, and the exact best of them for a user."""
+"""The items of a two-tower model, and the best of them for a user: exactly, in int8, or by an index of FAISS."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.core.errors import RequestError, one_line
 from pipelines.kernels import extension
 
 BLOCK = 1 << 22  # scores computed at once without native kernels
 
 
 class ItemIndex:
-    """int8 vectors of length 1, searched exhaustively: scores are exact dot products of the int8 codes.
-
-    Where faiss is installed its exact index of inner products is as good; this one reads a quarter of its bytes.
-    """
+    """int8 vectors of length 1, searched exhaustively: scores are exact dot products of the int8 codes."""
 
     def __init__(self, vectors: NDArray[np.float32]) -> None:
         """vectors: float32 [items, size], of length 1."""
@@ -31,6 +29,34 @@ class ItemIndex:
         else:
             best, scores = top_k(queries, self.codes, count)
         return best, scores.astype(np.float32) / np.float32(127 * 127)
+
+
+class FaissIndex:
+    """Vectors of length 1 in an index of FAISS (Douze et al. 2024), which looks at some of them alone: for many
+    millions.
+    """
+
+    def __init__(self, vectors: NDArray[np.float32], kind: str) -> None:
+        """vectors: float32 [items, size], of length 1. kind: what `faiss.index_factory` takes, as HNSW32. Raises
+        RequestError for another, and where faiss is not installed.
+        """
+        try:
+            import faiss
+        except ImportError as error:
+            raise RequestError(
+                f"an index {kind} needs faiss, which is not installed; run: pip install faiss-cpu"
+            ) from error
+        try:
+            self._index = faiss.index_factory(vectors.shape[1], kind, faiss.METRIC_INNER_PRODUCT)
+            self._index.train(vectors)
+            self._index.add(vectors)
+        except RuntimeError as error:
+            raise RequestError(f"faiss makes no index {kind!r} of {len(vectors)} items: {one_line(error)}") from error
+
+    def top(self, users: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """As `ItemIndex.top`; where fewer are found, index -1 and the score -inf stand in the last places."""
+        scores, best = self._index.search(np.ascontiguousarray(users), count)
+        return best, np.where(best < 0, np.float32(-np.inf), scores)
 
 
 def quantized(vectors: NDArray[np.float32]) -> NDArray[np.int8]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
@@ -18,26 +17,37 @@ from pipelines.data.tables import writing
 from zoo.clicks.features import Features, Field, Rows
 from zoo.clicks.logs import open_log
 from zoo.clicks.reading import ErrorLog
+from zoo.clicks.schema import FEATURES
 from zoo.clicks.score import LogPipeline
-from zoo.two_tower.index import ItemIndex
+from zoo.two_tower.index import FaissIndex, ItemIndex
 
 
 class TwoTowerPipeline(LogPipeline):
     """Scores rows as `LogPipeline` does; with items, finds the best of them for every user."""
 
     def run(
-        self, inputs: Any, output: str | Path, on_error: str = "raise", *, items: str | None = None, top: int = 10
+        self,
+        inputs: Any,
+        output: str | Path,
+        on_error: str = "raise",
+        *,
+        items: str | None = None,
+        top: int = 10,
+        faiss: str | None = None,
     ) -> dict[str, Any]:
         """Score rows; or, given `items` (a log with the items' columns), write row, rank, item and score of the `top`
         best items for every row of `inputs`, which needs the users' columns alone. Items are named by the column that
-        tells them apart; the score is the cosine of the vectors, in int8.
+        tells them apart; the score is the cosine of the vectors, in int8. All are compared, unless `faiss` names a kind
+        of index (see `FaissIndex`), which may find fewer.
         """
         if items is None:
+            if faiss is not None:
+                raise RequestError(f"found --faiss {faiss} without items to look for; name them with --items")
             return super().run(inputs, output, on_error)
         if top < 1:
             raise RequestError(f"found {top} items to find, wanted 1 or more")
         errors = ErrorLog()
-        names, index = self.index(items)
+        names, index = self.index(items, faiss)
         top = min(top, len(names))
         columns = {"row": np.int64, "rank": np.int64, "item": str, "score": np.float32}
         count, start, seconds = 0, time.perf_counter(), defaultdict[str, float](float)
@@ -48,12 +58,13 @@ class TwoTowerPipeline(LogPipeline):
                 before = time.perf_counter()
                 best, scores = index.top(self.vectors(rows, "user"), top)
                 seconds["model"] += time.perf_counter() - before
+                found = best.ravel() >= 0
                 write(
                     {
-                        "row": np.repeat(rows.index, top),
-                        "rank": np.tile(np.arange(1, top + 1), len(rows)),
-                        "item": [names[at] for at in best.ravel().tolist()],
-                        "score": scores.ravel(),
+                        "row": np.repeat(rows.index, top)[found],
+                        "rank": np.tile(np.arange(1, top + 1), len(rows))[found],
+                        "item": [names[at] for at in best.ravel()[found].tolist()],
+                        "score": scores.ravel()[found],
                     }
                 )
                 count += len(rows)
@@ -80,7 +91,7 @@ class TwoTowerPipeline(LogPipeline):
         """The vectors of the rows' users or items, float32 [n, tower_size], of length 1."""
         return np.asarray(self.predict(self.encode(rows))[tower])
 
-    def index(self, items: Any) -> tuple[list[str], ItemIndex]:
+    def index(self, items: Any, faiss: str | None = None) -> tuple[list[str], ItemIndex | FaissIndex]:
         """The different items of a log, by the column that tells them apart, in order of their first row: names, and
         their vectors.
         """
@@ -88,8 +99,6 @@ class TwoTowerPipeline(LogPipeline):
         names: dict[str, None] = {}
         vectors = []
         log = open_log(items)
-        if key.name not in log.columns:
-            raise RequestError(f"{log.path} lacks the column {key.name}, which tells items apart")
         for texts, rows in _named(self.features, log, key):
             first: dict[str, int] = {}
             for at, text in enumerate(texts):
@@ -100,17 +109,15 @@ class TwoTowerPipeline(LogPipeline):
                 vectors.append(self.vectors(rows[np.array(list(first.values()))], "item"))
         if not names:
             raise RequestError(f"{log.path} holds no item; wanted one a row, named by {key.name}")
-        return list(names), ItemIndex(np.concatenate(vectors))
+        joined = np.concatenate(vectors)
+        return list(names), FaissIndex(joined, faiss) if faiss else ItemIndex(joined)
 
 
 def _named(features: Features, log: Any, key: Field) -> Iterator[tuple[list[str | None], Rows]]:
     """Rows of items with the text of their key."""
-    columns = [each.name for each in features.schema.of("number", "category", "categories") if each.tower == "item"]
-    if missing := [name for name in columns if name not in log.columns]:
-        raise RequestError(f"{log.path} lacks the columns {', '.join(missing)} of the items")
-    others = [each.name for each in features.schema.of("number", "category", "categories") if each.tower != "item"]
+    features.require(log, "item")
+    columns = [each.name for each in features.schema.of(*FEATURES) if each.tower == "item"]
     for batch in log.batches(columns):
         found = dict(zip(columns, batch.columns, strict=True))
-        absent = dict.fromkeys(others, pa.nulls(batch.num_rows, pa.string()))
-        rows = features.encode_columns({**absent, **found}, batch.num_rows, 0, labelled=False)
-        yield found[key.name].to_pylist(), rows
+        index = np.arange(batch.num_rows)
+        yield found[key.name].to_pylist(), features.encode_columns(found, index, labelled=False)

@@ -1,28 +1,22 @@
 """The verbs of the `zoo` command as Python functions, by what a user does. A model is a NAME of the zoo or a folder
-that a verb wrote.
+that a verb wrote. A verb's module is imported on its first use: the others' imports take longer than a small run.
 """
 
-from zoo.verbs.logs import schema
-from zoo.verbs.measuring import benchmark, evaluate, plan
-from zoo.verbs.models import build, doctor, download, info, run
-from zoo.verbs.quantizing import calibrate, quantize, rewrite, tune
-from zoo.verbs.training import finetune, freeze, train
+import importlib
+from typing import Any
 
-__all__ = [
-    "benchmark",
-    "build",
-    "calibrate",
-    "doctor",
-    "download",
-    "evaluate",
-    "finetune",
-    "freeze",
-    "info",
-    "plan",
-    "quantize",
-    "rewrite",
-    "run",
-    "schema",
-    "train",
-    "tune",
-]
+MODULES = {
+    "importing": ("import_model",),
+    "logs": ("schema",),
+    "measuring": ("benchmark", "evaluate", "plan"),
+    "models": ("build", "doctor", "download", "info", "run"),
+    "quantizing": ("calibrate", "quantize", "rewrite", "tune"),
+    "training": ("finetune", "freeze", "train"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, verbs in MODULES.items():
+        if name in verbs:
+            return getattr(importlib.import_module(f"zoo.verbs.{module}"), name)
+    raise AttributeError(f"module 'zoo.verbs' has no attribute {name!r}")

@@ -142,7 +142,7 @@ def freeze(
     require_place((target := required(output, "a graph")) / CARD)
     options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
     details = entry.part("from_graph")(from_pb, data, target, **options)
-    _write_card(target, entry.name, f"{entry.title}; from the graph {Path(from_pb).name}", details)
+    write_card(target, entry.name, f"{entry.title}; from the graph {Path(from_pb).name}", details)
     folder = zoo.load(target)
     made = stages.build(folder)
     return {"model": folder.card.name, "path": str(target), **folder.record["fp32.onnx"], "stages": made, **details}
@@ -174,7 +174,7 @@ def import_ranker(
     recipe, operators = zoo.entry(found).recipe, [query.label(each) for each in io.load(target / "fp32.onnx").graph]
     kept = tuple(each for each in recipe.keep_float if any(re.fullmatch(each, name) for name in operators))
     details["recipe"] = dataclasses.replace(recipe, keep_float=kept).to_json()  # the family's, of operators it has
-    _write_card(target, found, f"{zoo.entry(found).title}; from the graph {Path(path).name}", details, files)
+    write_card(target, found, f"{zoo.entry(found).title}; from the graph {Path(path).name}", details, files)
     return zoo.load(target)
 
 
@@ -218,11 +218,12 @@ def _write_trained_card(folder: Path, entry: str, description: str) -> None:
         "training": {key: trained[key] for key in ("rows", "metrics", "config") if key in trained},
         **{key: trained[key] for key in ("classes",) if key in trained},
     }
-    _write_card(folder, entry, description, details)
+    write_card(folder, entry, description, details)
 
 
-def _write_card(
+def write_card(
     folder: Path, entry: str, description: str, details: Mapping[str, Any], files: Sequence[CardFile] = ()
 ) -> None:
+    """Write the card of a model folder, which is named after it."""
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.resolve().name).lstrip("._-") or entry
     write_json(folder / CARD, Card(name, entry, description, tuple(files), details).to_json())

@@ -1,4 +1,4 @@
-// What the readers of click logs share: arrays for numpy, and the remainder of a hash.
+// What the kernels of clicks share: versions of functions for the CPU, arrays for numpy, and the remainder of a hash.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,8 +12,32 @@
 #include <string>
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
+#define AVX2 __attribute__((target("avx2,bmi,popcnt")))
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi,popcnt,prefer-vector-width=512")))
 
 namespace clicks {
+
+// The same function, or functions, compiled for what CPUs offer; results are the same bits.
+template <class T> struct Versions {
+    T portable;
+#if defined(__x86_64__)
+    T avx2, avx512;
+#endif
+    // The quickest of them that the CPU runs, or the one named.
+    T of(const std::string &isa) const {
+#if defined(__x86_64__)
+        const bool bits = __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt");
+        if ((isa.empty() || isa == "avx512") && bits && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+            return avx512;
+        if ((isa.empty() || isa == "avx2") && bits && __builtin_cpu_supports("avx2"))
+            return avx2;
+#endif
+        if (isa.empty() || isa == "portable")
+            return portable;
+        throw std::invalid_argument("this CPU does not run " + isa);
+    }
+};
 
 // A numpy array that owns its memory.
 template <class T> nanobind::ndarray<nanobind::numpy, T> owned(std::unique_ptr<T[]> values, std::initializer_list<size_t> shape) {

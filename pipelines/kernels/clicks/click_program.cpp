@@ -29,12 +29,15 @@ namespace {
 constexpr int64_t kSamples = 64;  // that go through all steps together: their buffers stay in L2
 constexpr int64_t kSlack = 32;    // int16 that kernels may touch behind a row
 constexpr int64_t kWidest = int64_t{1} << 20;
+constexpr int64_t kNear = 1 << 18;  // bytes of a table that stays in L2
+constexpr float kRoundToInt = 12582912.0f;  // 1.5 * 2^23: added to a code and taken away, it rounds, ties to even
 
 thread_local Buffer<uint8_t> buffers;
 
 struct Slot {
     Kind kind;
     int64_t width, stride, offset;  // offset: bytes of one block
+    bool relu = false;
     int64_t size() const { return kind == Kind::kBytes ? 1 : kind == Kind::kWords ? 2 : 4; }
 };
 
@@ -61,32 +64,33 @@ class ClickProgram {
         const auto *given = data_of<int32_t>(rows, "rows", 1);
         rows_.assign(given, given + rows.shape(0));
         require(!rows_.empty() && numbers >= 0 && means >= 0 && *std::min_element(rows_.begin(), rows_.end()) >= 0, "program");
+        for (int32_t each : rows_) last_.push_back(std::max(each, 1) - 1), read_.push_back(each ? -1 : 0);
         ids_offset_ = 0;
         size_ = round_up(kSamples * columns() * 4, 64);
         for (const auto &[kind, width] : slots) {
             require(width >= 1 && width <= kWidest && (kind == "u1" || kind == "i2" || kind == "f4"), "buffer");
-            Slot slot{kind == "u1" ? Kind::kBytes : kind == "i2" ? Kind::kWords : Kind::kFloats, width, round_up(width, kColumns), size_};
+            Slot slot{kind == "u1" ? Kind::kBytes : kind == "i2" ? Kind::kWords : Kind::kFloats, width, round_up(width, kColumns), size_, false};
             if (slot.kind == Kind::kWords) slot.stride += kSlack;
             size_ += round_up(kSamples * slot.stride * slot.size() + 64, 64);
             slots_.push_back(slot);
         }
     }
 
-    void numbers(int out, const Array &scale) {
+    void numbers(int out, int64_t position, const Array &columns, const Array &scale) {
         const Slot to = slot(out, Kind::kWords, "numbers");
+        const auto *column = data_of<int32_t>(columns, "columns", 1);
         const auto *values = data_of<float>(scale, "scale", 1);
         const int64_t count = static_cast<int64_t>(scale.shape(0));
-        require(count == numbers_ && count <= to.width, "numbers");
-        std::vector<float> scales(values, values + count);
+        require(static_cast<int64_t>(columns.shape(0)) == count && count >= 1 && position >= 0 && position + count <= to.width, "numbers");
+        for (int64_t k = 0; k < count; ++k) require(column[k] >= 0 && column[k] < numbers_, "numbers");
+        const auto padded = static_cast<size_t>(round_up(count, kColumns));
+        std::vector<int32_t> chosen(padded, 0);
+        std::vector<float> scales(padded, 0.0f);
+        std::copy_n(column, count, chosen.data()), std::copy_n(values, count, scales.data());
+        const auto *kernels = &kernels_;
+        const int64_t stride = numbers_;
         steps_.push_back([=](const Block &b) {
-            auto *words = b.at<int16_t>(to);
-            for (int64_t s = 0; s < b.n; ++s)
-                for (int64_t m = 0; m < count; ++m) {
-                    const float value = b.numbers[s * count + m] * scales[static_cast<size_t>(m)];
-                    const float limit = kCodeLimit;
-                    const float clipped = value >= limit ? limit : value >= -limit ? value : value < -limit ? -limit : 0;  // NaN: 0
-                    words[s * to.stride + m] = static_cast<int16_t>(std::lrintf(clipped));
-                }
+            kernels->numbers(b.numbers, stride, chosen.data(), scales.data(), count, b.n, b.at<int16_t>(to) + position, to.stride);
         });
     }
 
@@ -95,7 +99,7 @@ class ClickProgram {
                 int64_t count, const std::string &pool, float factor, int64_t mean) {
         const Slot to = slot(out, Kind::kWords, "gather");
         const auto *data = data_of<int16_t>(table, "table", 1);
-        WordRows r{data + first * stride, stride, width, count, Pool::kNone, factor};
+        WordRows r{data + first * stride, stride, width, count, Pool::kNone, factor, 2 * rows * stride > kNear};
         r.pool = pool == "sum" ? Pool::kSum : pool == "mean" ? Pool::kMean : pool == "max" ? Pool::kMax : Pool::kNone;
         const int64_t size = static_cast<int64_t>(table.shape(0));
         require(first >= 0 && rows >= 1 && stride >= 1 && width >= 1 && width <= stride && stride <= kWidest && first <= size &&
@@ -129,7 +133,7 @@ class ClickProgram {
         require(fits, "mixed");
         auto step = std::make_shared<Mixed>();
         MixedLinear &m = step->linear;
-        m.fields = fields, m.pairs = pairs, m.stride = stride, m.shift = shift;
+        m.fields = fields, m.pairs = pairs, m.stride = stride, m.shift = shift, m.sparse = from.relu;
         if (table) {
             if (table->dtype() == nb::dtype<int16_t>())
                 m.wide_table = data_of<int16_t>(*table, "table", 2);
@@ -149,7 +153,8 @@ class ClickProgram {
         int64_t end = 0;
         for (const auto &[index, columns_of, relu] : outs) {
             require(index >= 0 && index < static_cast<int64_t>(slots_.size()), "mixed");
-            const Slot to = slots_[static_cast<size_t>(index)];
+            Slot &to = slots_[static_cast<size_t>(index)];
+            to.relu = relu;
             require(columns_of == to.width, "mixed");
             end += round_up(columns_of, kColumns);
             step->outs.push_back({to, end, relu});
@@ -265,12 +270,12 @@ class ClickProgram {
         });
     }
 
-    void normalize(int x, int out, float epsilon, float least) {
+    void normalize(int x, int out, float epsilon, float least, bool relu) {
         const Slot from = slot(x, Kind::kFloats, "normalize"), to = slot(out, Kind::kFloats, "normalize");
         require(from.width == to.width, "normalize");
         const auto *kernels = &kernels_;
         steps_.push_back([=](const Block &b) {
-            kernels->normalize(b.at<float>(from), from.stride, from.width, epsilon, least, b.n, b.at<float>(to));
+            kernels->normalize(b.at<float>(from), from.stride, from.width, epsilon, least, relu, b.n, b.at<float>(to));
         });
     }
 
@@ -332,14 +337,14 @@ class ClickProgram {
         {
             nb::gil_scoped_release unlocked;
             buffers.reserve(size_);
-            auto *rows = reinterpret_cast<uint32_t *>(buffers.data() + ids_offset_);
+            auto *rows = reinterpret_cast<int32_t *>(buffers.data() + ids_offset_);
             for (int64_t first = 0; first < n; first += kSamples) {
                 const int64_t count = std::min(kSamples, n - first);
                 if (wide)
                     read_ids(static_cast<const int64_t *>(given), first, count, rows);
                 else
                     read_ids(static_cast<const int32_t *>(given), first, count, rows);
-                const Block block{buffers.data(), rows, x + first * numbers_, m + first * means_, count};
+                const Block block{buffers.data(), reinterpret_cast<const uint32_t *>(rows), x + first * numbers_, m + first * means_, count};
                 for (const auto &step : steps_) step(block);
                 for (size_t i = 0; i < results_.size(); ++i) {
                     const Slot &slot = results_[i];
@@ -396,25 +401,36 @@ class ClickProgram {
 
     // Ids, each read once, since nobody can change it after the check. Raises IndexError, naming the place, where one is no row.
     template <class T>
-    void read_ids(const T *ids, int64_t first, int64_t n, uint32_t *out) const {
+    void read_ids(const T *ids, int64_t first, int64_t n, int32_t *out) const {
         const int64_t count = columns();
+        ids += first * count;
+        if constexpr (sizeof(T) == 4)
+            std::memcpy(out, ids, static_cast<size_t>(n * count) * 4);
+        else
+            for (int64_t i = 0; i < n * count; ++i) {
+                const int64_t id = __atomic_load_n(ids + i, __ATOMIC_RELAXED);
+                out[i] = static_cast<int32_t>(id) == id ? static_cast<int32_t>(id) : -1;
+            }
+        const int32_t *last = last_.data(), *read = read_.data();
+        int32_t outside = 0;
         for (int64_t s = 0; s < n; ++s)
             for (int64_t c = 0; c < count; ++c) {
-                const T *at = ids + (first + s) * count + c;
-                const int64_t id = __atomic_load_n(at, __ATOMIC_RELAXED);
-                const int32_t limit = rows_[static_cast<size_t>(c)];
-                if (limit && static_cast<uint64_t>(id) >= static_cast<uint64_t>(limit))
-                    throw nb::index_error(("found id " + std::to_string(id) + " in row " + std::to_string(first + s) + ", column " +
-                                           std::to_string(c) + "; wanted 0 to " + std::to_string(limit - 1))
-                                              .c_str());
-                *out++ = limit ? static_cast<uint32_t>(id) : 0;
+                int32_t &id = out[s * count + c];
+                id &= read[c];
+                outside |= id | static_cast<int32_t>(static_cast<uint32_t>(last[c]) - static_cast<uint32_t>(id));
             }
+        if (outside >= 0) return;
+        for (int64_t i = 0; i < n * count; ++i)
+            if (out[i] < 0 || out[i] > last[i % count])
+                throw nb::index_error(("found id " + std::to_string(ids[i]) + " in row " + std::to_string(first + i / count) + ", column " +
+                                       std::to_string(i % count) + "; wanted 0 to " + std::to_string(last[i % count]))
+                                          .c_str());
     }
 
     const Isa &isa_;
     const ClickKernels &kernels_;
     int64_t numbers_, means_, ids_offset_ = 0, size_ = 0;
-    std::vector<int32_t> rows_;
+    std::vector<int32_t> rows_, last_, read_;  // of every column: its rows, the last of them, all bits where it is read
     std::vector<Slot> slots_, results_;
     std::vector<std::function<void(const Block &)>> steps_;
     std::vector<Array> kept_;  // tables that lie in a file's mapping
@@ -429,7 +445,7 @@ void bind_click_program(nb::module_ &module) {
     nb::class_<ClickProgram>(module, "ClickProgram")
         .def(nb::init<const zoo::Array &, int64_t, int64_t, const Slots &, const std::string &>(), "rows"_a, "numbers"_a, "means"_a, "slots"_a,
              "isa"_a)
-        .def("numbers", &ClickProgram::numbers, "out"_a, "scale"_a)
+        .def("numbers", &ClickProgram::numbers, "out"_a, "position"_a, "columns"_a, "scale"_a)
         .def("gather", &ClickProgram::gather, "out"_a, "position"_a, "table"_a, "first"_a, "rows"_a, "stride"_a, "width"_a, "column"_a,
              "count"_a, "pool"_a, "factor"_a, "mean"_a)
         .def("mixed", &ClickProgram::mixed, "x"_a, "first"_a, "weight"_a, "scale"_a, "bias"_a, "outs"_a, "table"_a.none(), "columns"_a,
@@ -440,7 +456,7 @@ void bind_click_program(nb::module_ &module) {
         .def("cross", &ClickProgram::cross, "x"_a, "u"_a, "g"_a, "first"_a, "factor"_a, "out"_a.none(), "total"_a.none(), "weight"_a.none())
         .def("dots", &ClickProgram::dots, "x"_a, "out"_a, "position"_a, "positions"_a, "width"_a, "factor"_a)
         .def("weighted", &ClickProgram::weighted, "x"_a, "first"_a, "weight"_a, "out"_a)
-        .def("normalize", &ClickProgram::normalize, "x"_a, "out"_a, "epsilon"_a, "least"_a)
+        .def("normalize", &ClickProgram::normalize, "x"_a, "out"_a, "epsilon"_a, "least"_a, "relu"_a)
         .def("product", &ClickProgram::product, "x"_a, "y"_a, "out"_a)
         .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)
         .def("outputs", &ClickProgram::outputs, "slots"_a)

@@ -63,7 +63,7 @@ def click_program(program: steps.ClickProgram, isa: str = "") -> Any:
     for step in program.steps:
         match step:
             case steps.Numbers():
-                made.numbers(step.out, contiguous(step.scale))
+                made.numbers(step.out, step.position, contiguous(step.columns), contiguous(step.scale))
             case steps.Gather():
                 where = (step.column, step.count, step.pool, step.factor, step.mean)
                 table = contiguous(step.table)
@@ -89,7 +89,7 @@ def click_program(program: steps.ClickProgram, isa: str = "") -> Any:
                     step.x, step.out, step.position, contiguous(step.positions), step.width, contiguous(step.factor)
                 )
             case steps.Normalize():
-                made.normalize(step.x, step.out, step.epsilon, step.least)
+                made.normalize(step.x, step.out, step.epsilon, step.least, step.relu)
             case steps.Product():
                 made.product(step.x, step.y, step.out)
             case steps.Total():

@@ -21,7 +21,9 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-#if defined(__SSE2__)
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
@@ -37,6 +39,7 @@ namespace {
 constexpr uint8_t FEED = '\n', RETURN = '\r', QUOTE = '"';
 constexpr size_t PAD = 64;    // bytes behind the data that may be read
 constexpr size_t STEP = 16384; // bytes at a time: what is known of them stays in the nearest caches
+constexpr size_t TOGETHER = 16; // rows that loops of vectors take: none is left to be done one by one
 constexpr int64_t LOWEST = 16; // tables of numbers begin at its negative
 constexpr double NOTHING = std::numeric_limits<double>::quiet_NaN(), NEVER = -std::numeric_limits<double>::infinity();
 
@@ -46,34 +49,72 @@ ALWAYS_INLINE uint64_t short_word(const uint8_t *p, size_t length) {
     return length >= 8 ? word : word & ((uint64_t{1} << 8 * length) - 1);
 }
 
-// A bit for each of 64 bytes: is it this one, or one of these two?
+// A bit for each of 64 bytes: is it this one?
+struct Bits {
+    static ALWAYS_INLINE uint64_t equal(const uint8_t *p, uint8_t byte) {
+        return of(p, [byte](const uint8_t *q) {
 #if defined(__SSE2__)
-ALWAYS_INLINE uint64_t bits_of(const uint8_t *p, uint8_t byte) {
-    uint64_t bits = 0;
-    for (int i = 0; i < 4; ++i) {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p) + i);
-        bits |= uint64_t{static_cast<uint16_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(byte)))))} << 16 * i;
-    }
-    return bits;
-}
-ALWAYS_INLINE uint64_t bits_of(const uint8_t *p, uint8_t one, uint8_t other) {
-    uint64_t bits = 0;
-    for (int i = 0; i < 4; ++i) {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p) + i);
-        const __m128i first = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(one)));
-        const __m128i found = _mm_or_si128(first, _mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(other))));
-        bits |= uint64_t{static_cast<uint16_t>(_mm_movemask_epi8(found))} << 16 * i;
-    }
-    return bits;
-}
+            const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(q));
+            return _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(byte))));
 #else
-ALWAYS_INLINE uint64_t bits_of(const uint8_t *p, uint8_t one, uint8_t other) {
-    uint64_t bits = 0;
-    for (int i = 0; i < 64; ++i)
-        bits |= uint64_t{p[i] == one || p[i] == other} << i;
-    return bits;
-}
-ALWAYS_INLINE uint64_t bits_of(const uint8_t *p, uint8_t byte) { return bits_of(p, byte, byte); }
+            int bits = 0;
+            for (int i = 0; i < 16; ++i)
+                bits |= (q[i] == byte) << i;
+            return bits;
+#endif
+        });
+    }
+    // Is it beyond ASCII?
+    static ALWAYS_INLINE uint64_t high(const uint8_t *p) {
+        return of(p, [](const uint8_t *q) {
+#if defined(__SSE2__)
+            return _mm_movemask_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i *>(q)));
+#else
+            int bits = 0;
+            for (int i = 0; i < 16; ++i)
+                bits |= (q[i] >> 7) << i;
+            return bits;
+#endif
+        });
+    }
+    // Writes `at` + the places of the bits, and more; returns their end.
+    static ALWAYS_INLINE uint32_t *places(uint64_t bits, uint32_t at, uint32_t *to) {
+        const int count = __builtin_popcountll(bits);
+        for (int done = 0; done < count; done += 8) // eight at a time, more than there may be: few branches surprise the CPU
+            for (int i = 0; i < 8; ++i) {
+                to[done + i] = at + __builtin_ctzll(bits | uint64_t{1} << 63);
+                bits &= bits - 1;
+            }
+        return to + count;
+    }
+
+  private:
+    template <class Sixteen> static ALWAYS_INLINE uint64_t of(const uint8_t *p, const Sixteen &sixteen) {
+        uint64_t bits = 0;
+        for (int i = 0; i < 4; ++i)
+            bits |= uint64_t{static_cast<uint16_t>(sixteen(p + 16 * i))} << 16 * i;
+        return bits;
+    }
+};
+
+#if defined(__x86_64__)
+// The same in registers of 64 bytes.
+struct Bits512 {
+    AVX512 static inline uint64_t equal(const uint8_t *p, uint8_t byte) {
+        return _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(p), _mm512_set1_epi8(static_cast<char>(byte)));
+    }
+    AVX512 static inline uint64_t high(const uint8_t *p) { return _mm512_movepi8_mask(_mm512_loadu_si512(p)); }
+    AVX512 static inline uint32_t *places(uint64_t bits, uint32_t at, uint32_t *to) {
+        const __m512i first = _mm512_add_epi32(
+            _mm512_set1_epi32(static_cast<int>(at)), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+        for (int i = 0; i < 4; ++i) {
+            const auto some = static_cast<__mmask16>(bits >> 16 * i);
+            _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(some, _mm512_add_epi32(first, _mm512_set1_epi32(16 * i))));
+            to += __builtin_popcount(some);
+        }
+        return to;
+    }
+};
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------- texts
@@ -440,18 +481,31 @@ struct Parsed {
     }
 };
 
-// Some rows of the log: the fields of one column after the other.
+// Some rows of the log: the fields of one column, or of one column after the other.
 struct Fields {
     explicit Fields(size_t width)
-        : most(STEP / width + 2), begins(new const uint8_t *[most * width]), lengths(new uint32_t[most * width]), words(new uint64_t[most]),
-          values(new int32_t[most]), others(new uint8_t[most]) {}
-    size_t most, rows = 0; // of a column
+        : most((STEP / width + 3 * TOGETHER) / TOGETHER * TOGETHER), words(new uint64_t[most]()), values(new int32_t[most]),
+          others(new uint8_t[most]) {
+        room(1);
+    }
+    // Makes room for so many columns.
+    void room(size_t columns) {
+        if (columns > columns_) {
+            begins.reset(new const uint8_t *[most * columns]);
+            lengths.reset(new uint32_t[most * columns]);
+            columns_ = columns;
+        }
+    }
+    size_t most, rows = 0; // of a column, whole vectors of them
     std::unique_ptr<const uint8_t *[]> begins;
     std::unique_ptr<uint32_t[]> lengths;
     std::unique_ptr<uint64_t[]> words; // of one column, on their way into vectors
     std::unique_ptr<int32_t[]> values;
     std::unique_ptr<uint8_t[]> others;
     std::vector<uint8_t> unquoted; // texts without their quotes
+
+  private:
+    size_t columns_ = 0;
 };
 
 ALWAYS_INLINE void categories(
@@ -472,10 +526,11 @@ ALWAYS_INLINE void categories(
         const int32_t last = ids.last;
         for (size_t i = 0; i < rows; ++i)
             words[i] = farmhash::fetch64(begins[i]);
-        for (size_t i = 0; i < rows; ++i) {
-            const int32_t id = modulo(farmhash::hash8(words[i])) + 1;
-            values[i] = lengths[i] ? id : last;
-        }
+        for (size_t i = 0; i < rows; i += TOGETHER)
+            for (size_t k = i; k < i + TOGETHER; ++k) {
+                const int32_t id = modulo(farmhash::hash8(words[k])) + 1;
+                values[k] = lengths[k] ? id : last;
+            }
         for (size_t i = 0; i < rows; ++i)
             to[i * stride] = values[i];
         if (eights + empty == rows)
@@ -496,7 +551,7 @@ ALWAYS_INLINE void lists(
             const uint8_t *const end = begins[i] + lengths[i];
             const bool within = lengths[i] < 64;
             const uint64_t last = within ? uint64_t{1} << lengths[i] : 1;
-            uint64_t marks = (bits_of(begins[i], column.separator) & (last - 1)) | last;
+            uint64_t marks = (Bits::equal(begins[i], column.separator) & (last - 1)) | last;
             for (const uint8_t *p = begins[i], *stop; p <= end; p = stop + 1) {
                 if (within) {
                     stop = begins[i] + __builtin_ctzll(marks);
@@ -566,12 +621,14 @@ ALWAYS_INLINE void numbers(
     }
 }
 
-// The columns of some rows; false where one holds what pyarrow refuses, or a label or weight that is none. high: whether there may be bytes beyond ASCII.
-ALWAYS_INLINE bool encode(const Schema &schema, Fields &fields, bool high, Parsed &out) {
+// The columns of some rows; false where one holds what pyarrow refuses, or a label or weight that is none. high: whether there may be
+// bytes beyond ASCII. find: gives where a column's begins and lengths stand in `fields`.
+template <class Find> ALWAYS_INLINE bool encode(const Schema &schema, Fields &fields, bool high, Parsed &out, const Find &find) {
     const size_t rows = fields.rows, row = out.count;
     for (const Column &column : schema.columns) {
-        const uint8_t *const *const begins = &fields.begins[column.place * fields.most];
-        const uint32_t *const lengths = &fields.lengths[column.place * fields.most];
+        const size_t at = find(column.place);
+        const uint8_t *const *const begins = &fields.begins[at];
+        const uint32_t *const lengths = &fields.lengths[at];
         if (high)
             for (size_t i = 0; i < rows; ++i)
                 if (!is_utf8(begins[i], lengths[i]))
@@ -627,68 +684,84 @@ ALWAYS_INLINE uint64_t parity(uint64_t bits) {
     return bits;
 }
 
-ALWAYS_INLINE bool beyond_ascii(const uint8_t *p, size_t size) {
-    uint8_t all = 0;
-    for (size_t i = 0; i < size; ++i)
-        all |= p[i];
-    return all & 0x80;
-}
-
 struct Counts {
     size_t feeds = 0, returns = 0, quotes = 0;
     bool high = false; // a byte beyond ASCII
 };
 
+// A bit for each byte from `at` on that is in front of `end`, up to 64.
+ALWAYS_INLINE uint64_t in_front(size_t at, size_t end) { return end - at < 64 ? (uint64_t{1} << (end - at)) - 1 : ~uint64_t{0}; }
+
 // All of these bytes.
-ALWAYS_INLINE Counts count(const uint8_t *data, size_t size, bool quotes) {
+template <class Bits> ALWAYS_INLINE Counts count(const uint8_t *data, size_t begin, size_t end, bool quotes) {
     Counts found;
-    for (size_t at = 0; at < size; at += 64) {
-        const uint64_t mask = size - at < 64 ? (uint64_t{1} << (size - at)) - 1 : ~uint64_t{0};
-        found.feeds += __builtin_popcountll(bits_of(data + at, FEED) & mask);
-        if (const uint64_t some = bits_of(data + at, RETURN, quotes ? QUOTE : RETURN) & mask) {
-            const uint64_t returns = bits_of(data + at, RETURN) & mask;
-            found.returns += __builtin_popcountll(returns);
-            found.quotes += __builtin_popcountll(some & ~returns);
-        }
+    uint64_t high = 0;
+    for (size_t at = begin; at < end; at += 64) {
+        const uint64_t mask = in_front(at, end);
+        found.feeds += __builtin_popcountll(Bits::equal(data + at, FEED) & mask);
+        found.returns += __builtin_popcountll(Bits::equal(data + at, RETURN) & mask);
+        found.quotes += quotes ? __builtin_popcountll(Bits::equal(data + at, QUOTE) & mask) : 0;
+        high |= Bits::high(data + at) & mask;
     }
-    found.high = beyond_ascii(data, size);
+    found.high = high;
     return found;
 }
 
 // Positions of separators outside quotes, and what was met on the way.
 struct Marks {
-    explicit Marks(size_t width) : ends(new uint32_t[width + STEP + 64]) { ends[0] = ~uint32_t{0}; }
-    std::unique_ptr<uint32_t[]> ends; // the last row's line feed, then the ends of the fields
-    uint64_t inside = 0;        // all ones where a quote is open
+    Marks(size_t width, size_t rows)
+        : ends(new uint32_t[(2 * TOGETHER + 1) * width + STEP + 64]), columns(new uint32_t[(width + 4) * rows]) {
+        ends[0] = ~uint32_t{0};
+    }
+    std::unique_ptr<uint32_t[]> ends;    // the last row's line feed, then the ends of the fields
+    std::unique_ptr<uint32_t[]> columns; // the same of some rows, a column after the other, the line feeds in front
+    uint64_t inside = 0;                 // all ones where a quote is open
     size_t quoted_feeds = 0, quoted_returns = 0;
 };
 
+template <class Bits>
 ALWAYS_INLINE uint32_t *split(
     const uint8_t *data, size_t begin, size_t end, uint8_t delimiter, bool quotes, Marks &marks, uint32_t *to) {
     uint64_t inside = marks.inside;
     for (size_t at = begin; at < end; at += 64) {
-        const uint64_t mask = end - at < 64 ? (uint64_t{1} << (end - at)) - 1 : ~uint64_t{0};
-        uint64_t bits = bits_of(data + at, delimiter, FEED) & mask;
+        const uint64_t mask = in_front(at, end);
+        uint64_t bits = (Bits::equal(data + at, delimiter) | Bits::equal(data + at, FEED)) & mask;
         if (quotes) {
-            const uint64_t found = bits_of(data + at, QUOTE) & mask;
+            const uint64_t found = Bits::equal(data + at, QUOTE) & mask;
             if (found | inside) {
                 const uint64_t within = (parity(found) ^ inside) & mask;
-                marks.quoted_feeds += __builtin_popcountll(bits_of(data + at, FEED) & within);
-                marks.quoted_returns += __builtin_popcountll(bits_of(data + at, RETURN) & within);
+                marks.quoted_feeds += __builtin_popcountll(Bits::equal(data + at, FEED) & within);
+                marks.quoted_returns += __builtin_popcountll(Bits::equal(data + at, RETURN) & within);
                 bits &= ~within;
                 inside ^= 0 - uint64_t(__builtin_popcountll(found) & 1);
             }
         }
-        const int count = __builtin_popcountll(bits);
-        for (int done = 0; done < count; done += 8) // eight at a time, more than there may be: few branches surprise the CPU
-            for (int i = 0; i < 8; ++i) {
-                to[done + i] = static_cast<uint32_t>(at) + __builtin_ctzll(bits | uint64_t{1} << 63);
-                bits &= bits - 1;
-            }
-        to += count;
+        to = Bits::places(bits, static_cast<uint32_t>(at), to);
     }
     marks.inside = inside;
     return to;
+}
+
+// Of rows that begin `width` apart the first `columns`, and up to three more, one after the other; four by four.
+ALWAYS_INLINE void transpose(const uint32_t *from, size_t rows, size_t width, size_t columns, uint32_t *to) {
+    for (size_t i = 0; i < rows; i += 4)
+        for (size_t k = 0; k < columns; k += 4) {
+            const uint32_t *const corner = from + i * width + k;
+            uint32_t *const turned = to + k * rows + i;
+#if defined(__SSE2__)
+            const auto row = [&](size_t j) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(corner + j * width)); };
+            const auto put = [&](size_t j, __m128i four) { _mm_storeu_si128(reinterpret_cast<__m128i *>(turned + j * rows), four); };
+            const __m128i low01 = _mm_unpacklo_epi32(row(0), row(1)), high01 = _mm_unpackhi_epi32(row(0), row(1));
+            const __m128i low23 = _mm_unpacklo_epi32(row(2), row(3)), high23 = _mm_unpackhi_epi32(row(2), row(3));
+            put(0, _mm_unpacklo_epi64(low01, low23));
+            put(1, _mm_unpackhi_epi64(low01, low23));
+            put(2, _mm_unpacklo_epi64(high01, high23));
+            put(3, _mm_unpackhi_epi64(high01, high23));
+#else
+            for (size_t j = 0; j < 16; ++j)
+                turned[j / 4 * rows + j % 4] = corner[j % 4 * width + j / 4];
+#endif
+        }
 }
 
 // Takes the quotes off a field that has such; returns how many these were, -1 where they do not stand as they should.
@@ -720,34 +793,40 @@ ALWAYS_INLINE int64_t unquote(const uint8_t *&begin, uint32_t &length, std::vect
 }
 
 // Rows of a block as quickly as it goes; false where there is anything unusual, which may be wrong rows or none.
-ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size_t size, const Schema &schema, Fields &fields, Parsed &out) {
+template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size_t size, const Schema &schema, Fields &fields, Parsed &out) {
     const size_t width = schema.width;
-    const Counts all = count(data, size, schema.quotes);
+    const Counts all = count<Bits>(data, 0, size, schema.quotes);
     const bool quotes = all.quotes;
     out = {};
     out.reserve(schema, std::min(all.feeds, size / width));
-    Marks marks(width);
+    Marks marks(width, fields.most);
     size_t waiting = 0, known_quotes = 0, returns = 0; // waiting: fields of the next row that were met before
     bool high = false, quoted = false;
     for (size_t at = 0; at < size; at += STEP) {
         const size_t end = std::min(at + STEP, size);
-        const bool high_here = all.high && beyond_ascii(data + at, end - at), quoted_here = quotes && std::memchr(data + at, QUOTE, end - at);
-        high |= high_here;
-        quoted |= quoted_here;
+        const Counts here = all.high || quotes ? count<Bits>(data, at, end, quotes) : Counts{};
+        high |= here.high;
+        quoted |= here.quotes != 0;
         uint32_t *const ends = marks.ends.get();
-        const size_t found = split(data, at, end, schema.delimiter, quotes, marks, &ends[1 + waiting]) - &ends[1];
-        const size_t rows = fields.rows = found / width;
-        const auto place = [&](size_t column, bool last) __attribute__((always_inline)) {
-            const uint8_t **const begins = &fields.begins[column * fields.most];
-            uint32_t *const lengths = &fields.lengths[column * fields.most];
-            const uint32_t *mark = ends + 1 + column;
-            for (size_t i = 0; i < rows; ++i, mark += width) {
-                const uint32_t begin = mark[-1] + 1;
-                const bool crlf = last && *mark > begin && data[*mark - 1] == RETURN;
-                begins[i] = data + begin;
-                lengths[i] = *mark - begin - crlf;
-                returns += crlf;
-            }
+        const size_t found = split<Bits>(data, at, end, schema.delimiter, quotes, marks, &ends[1 + waiting]) - &ends[1];
+        const size_t met = found / width, rows = fields.rows = end == size ? met : met - met % TOGETHER;
+        const size_t whole = (rows + TOGETHER - 1) / TOGETHER * TOGETHER;
+        const auto place = [&](size_t column, size_t to) __attribute__((always_inline)) {
+            const uint8_t **const begins = &fields.begins[to];
+            uint32_t *const lengths = &fields.lengths[to];
+            const uint32_t *const before = &marks.columns[column * whole], *const at = before + whole;
+            for (size_t i = 0; i < whole; i += TOGETHER)
+                for (size_t k = i; k < i + TOGETHER; ++k) {
+                    const uint32_t begin = before[k] + 1; // 0 of the first row
+                    begins[k] = data + begin;
+                    lengths[k] = at[k] - begin;
+                }
+            if (column + 1 == width)
+                for (size_t i = 0; i < rows; ++i) {
+                    const bool crlf = lengths[i] && begins[i][lengths[i] - 1] == RETURN;
+                    lengths[i] -= crlf;
+                    returns += crlf;
+                }
         };
         if (rows) {
             for (size_t i = 1; i <= rows; ++i)
@@ -757,34 +836,38 @@ ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size_t size, const Schema 
                 for (size_t i = 0; i < rows; ++i)
                     if (ends[i] + 1 == ends[i + 1] || (ends[i] + 2 == ends[i + 1] && data[ends[i] + 1] == RETURN)) // an empty line
                         return false;
+            transpose(ends, whole, width, width + 1, marks.columns.get());
+            bool right;
             if (quoted) {
+                fields.room(width);
                 fields.unquoted.clear();
                 fields.unquoted.reserve(ends[rows * width] - ends[0] + PAD);
                 for (size_t column = 0; column < width; ++column) {
-                    place(column, column + 1 == width);
-                    const uint8_t **const begins = &fields.begins[column * fields.most];
-                    uint32_t *const lengths = &fields.lengths[column * fields.most];
-                    for (size_t i = 0; i < rows; ++i)
-                        if (lengths[i] && *begins[i] == QUOTE) {
-                            const int64_t taken = unquote(begins[i], lengths[i], fields.unquoted);
+                    const size_t to = column * fields.most;
+                    place(column, to);
+                    for (size_t i = to; i < to + rows; ++i)
+                        if (fields.lengths[i] && *fields.begins[i] == QUOTE) {
+                            const int64_t taken = unquote(fields.begins[i], fields.lengths[i], fields.unquoted);
                             if (taken < 0)
                                 return false;
                             known_quotes += taken;
                         }
                 }
+                right = encode(schema, fields, high, out, [&](size_t column) { return column * fields.most; });
             } else {
                 bool last = false;
-                for (const Column &column : schema.columns) {
-                    place(column.place, column.place + 1 == width);
-                    last |= column.place + 1 == width;
-                }
+                right = encode(schema, fields, high, out, [&](size_t column) __attribute__((always_inline)) {
+                    place(column, 0);
+                    last |= column + 1 == width;
+                    return size_t{0};
+                });
                 if (!last && all.returns)
-                    place(width - 1, true);
+                    place(width - 1, 0);
             }
-            if (!encode(schema, fields, high, out))
+            if (!right)
                 return false;
-            high = high_here;
-            quoted = quoted_here;
+            high = here.high;
+            quoted = here.quotes;
             out.consumed = ends[rows * width] + 1;
         }
         waiting = found - rows * width;
@@ -805,14 +888,18 @@ ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size_t size, const Schema 
 }
 
 // The same a byte at a time, as pyarrow does it: a return alone ends a row, empty lines are none, quotes begin only where a field does.
-ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_t size, const Schema &schema, Fields &fields, Parsed &out) {
+template <class Bits> ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_t size, const Schema &schema, Fields &fields, Parsed &out) {
     const size_t width = schema.width;
-    const Counts all = count(data, size, false);
+    const Counts all = count<Bits>(data, 0, size, false);
     out = {};
     out.reserve(schema, std::min(all.feeds + all.returns, size / width));
     const uint8_t *const end = data + size;
     const uint8_t *p = data;
     bool right = true;
+    const auto encoded = [&]() __attribute__((always_inline)) {
+        return encode(schema, fields, all.high, out, [&](size_t column) { return column * fields.most; });
+    };
+    fields.room(width);
     fields.unquoted.clear();
     fields.unquoted.reserve(size + PAD);
     fields.rows = 0;
@@ -854,40 +941,28 @@ ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_t size, const Schema &
         out.consumed = p - data;
         right = right && column == width;
         if (right && ++fields.rows == fields.most) {
-            right = encode(schema, fields, all.high, out);
+            right = encoded();
             fields.rows = 0;
         }
     }
-    return right && encode(schema, fields, all.high, out);
+    return right && encoded();
 }
 
 using Parse = bool (*)(const uint8_t *, size_t, const Schema &, Fields &, Parsed &);
 
-#define VERSION(name, attributes)                                                                                                          \
+#define VERSION(name, attributes, Bits)                                                                                                    \
     attributes bool parse_##name(const uint8_t *data, size_t size, const Schema &schema, Fields &fields, Parsed &out) {                    \
-        return parse_quickly(data, size, schema, fields, out) || parse_slowly(data, size, schema, fields, out);                            \
+        return parse_quickly<Bits>(data, size, schema, fields, out) || parse_slowly<Bits>(data, size, schema, fields, out);                \
     }
 
-VERSION(portable, )
+VERSION(portable, , Bits)
 #if defined(__x86_64__)
-VERSION(avx2, __attribute__((target("avx2,bmi,popcnt"))))
-VERSION(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi,popcnt,prefer-vector-width=512"))))
+VERSION(avx2, AVX2, Bits)
+VERSION(avx512, AVX512, Bits512)
+constexpr clicks::Versions<Parse> versions{parse_portable, parse_avx2, parse_avx512};
+#else
+constexpr clicks::Versions<Parse> versions{parse_portable};
 #endif
-
-// The quickest of them that the CPU runs, or the one named.
-Parse version_for(const std::string &isa) {
-#if defined(__x86_64__)
-    if ((isa.empty() || isa == "avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return parse_avx512;
-    if ((isa.empty() || isa == "avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-        __builtin_cpu_supports("popcnt"))
-        return parse_avx2;
-#endif
-    if (isa.empty() || isa == "portable")
-        return parse_portable;
-    throw std::invalid_argument("this CPU does not run " + isa);
-}
 
 // ----------------------------------------------------------------------------------------------------------------- for Python
 
@@ -899,7 +974,7 @@ class LogParser {
     LogParser(
         size_t width, const std::string &delimiter, bool quotes, const std::vector<std::string> &missing, size_t ids, size_t numbers,
         size_t scales, const std::string &isa)
-        : schema_{width, byte(delimiter), quotes, Missing(missing), ids, numbers, scales}, parse_(version_for(isa)) {
+        : schema_{width, byte(delimiter), quotes, Missing(missing), ids, numbers, scales}, parse_(versions.of(isa)) {
         if (!width || width > 1 << 20 || schema_.delimiter == FEED || schema_.delimiter == RETURN || schema_.delimiter == QUOTE)
             throw std::invalid_argument("wanted 1 to 2^20 columns and a delimiter that is no quote and no end of a line");
     }

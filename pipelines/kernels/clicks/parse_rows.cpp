@@ -341,24 +341,12 @@ struct Version {
 
 VERSION(portable, )
 #if defined(__x86_64__)
-VERSION(avx2, __attribute__((target("avx2,bmi,popcnt"))))
-VERSION(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi,popcnt,prefer-vector-width=512"))))
+VERSION(avx2, AVX2)
+VERSION(avx512, AVX512)
+constexpr clicks::Versions<Version> versions{portable, avx2, avx512};
+#else
+constexpr clicks::Versions<Version> versions{portable};
 #endif
-
-// The quickest of them that the CPU runs, or the one named.
-Version version_for(const std::string &isa) {
-#if defined(__x86_64__)
-    if ((isa.empty() || isa == "avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return avx512;
-    if ((isa.empty() || isa == "avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-        __builtin_cpu_supports("popcnt"))
-        return avx2;
-#endif
-    if (isa.empty() || isa == "portable")
-        return portable;
-    throw std::invalid_argument("this CPU does not run " + isa);
-}
 
 // ------------------------------------------------------------------------------------------------------------------- for Python
 
@@ -373,7 +361,7 @@ nb::object parse_rows(
         shape.buckets.fields.emplace_back(std::get<0>(buckets));
     if (shape.buckets.apart && shape.buckets.fields.size() != categorical)
         throw std::invalid_argument("wanted the buckets of every category");
-    const Version version = version_for(isa);
+    const Version version = versions.of(isa);
     Parsed out;
     {
         const auto *data = reinterpret_cast<const uint8_t *>(block.c_str());
@@ -420,7 +408,7 @@ nb::tuple scale(
     if (lo.size() != columns || hi.size() != columns || span.size() != columns || fill.size() != columns || !table.size() ||
         table.size() > (1 << 24))
         throw std::invalid_argument("wanted a value of lo, hi, span and fill for every column, and a table of 1 to 2^24 entries");
-    const Version version = version_for(isa);
+    const Version version = versions.of(isa);
     const size_t step = std::max<size_t>(1, 512 / std::max<size_t>(1, columns)) * columns; // whole rows
     Scales scales;
     for (size_t done = 0; done < step; done += columns) {

@@ -74,15 +74,22 @@ class Step(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
-    """out[0:M] = clip(rint(numbers_m scale_m), -CODES, CODES); NaN counts as 0. scale: float32 [M]."""
+    """out[position + k] = clip(rint(numbers[columns_k] scale_k), -CODES, CODES); NaN counts as 0.
+
+    columns: int32 [K], scale: float32 [K].
+    """
 
     out: int
+    position: int
+    columns: Array
     scale: Array
 
     def check(self, program: ClickProgram, slots: _Slots) -> None:
         """See `Step`."""
-        require("Numbers", "scale", self.scale, np.float32, (program.numbers,))
-        slots.place(self, self.out, 0, program.numbers)
+        require("Numbers", "columns", self.columns, np.int32, (self.columns.size,))
+        require("Numbers", "scale", self.scale, np.float32, (self.columns.size,))
+        _fits(self, self.columns.size >= 1 and self.columns.min() >= 0 and self.columns.max() < program.numbers)
+        slots.place(self, self.out, self.position, self.columns.size)
         _finite(self, self.scale)
 
 
@@ -290,12 +297,13 @@ class Dots:
 
 @dataclass(frozen=True, eq=False)
 class Normalize:
-    """out = x / sqrt(max(sum_j x_j^2 + epsilon, least))."""
+    """out = x / sqrt(max(sum_j x_j^2 + epsilon, least)), of max(x, 0) where `relu`."""
 
     x: int
     out: int
     epsilon: float
     least: float = 0.0
+    relu: bool = False
 
     def check(self, program: ClickProgram, slots: _Slots) -> None:
         """See `Step`."""

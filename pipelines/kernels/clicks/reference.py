@@ -48,8 +48,8 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
     for step in program.steps:
         match step:
             case steps.Numbers():
-                scaled = numbers * step.scale
-                of[step.out][:, : program.numbers] = _codes(np.where(np.isnan(scaled), np.float32(0), scaled))
+                scaled, end = numbers[:, step.columns] * step.scale, step.position + step.columns.size
+                of[step.out][:, step.position : end] = _codes(np.where(np.isnan(scaled), np.float32(0), scaled))
             case steps.Gather():
                 table = step.table[: step.rows * step.stride].reshape(step.rows, step.stride)[:, : step.width]
                 rows = table[ids[:, step.column : step.column + step.count]]
@@ -91,7 +91,7 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
                 x = of[step.x][:, step.first : step.first + step.weight.size]
                 of[step.out][:, 0] = lane_sum(x.astype(np.float32) * step.weight)
             case steps.Normalize():
-                x = of[step.x]
+                x = np.where(of[step.x] < 0, np.float32(0), of[step.x]) if step.relu else of[step.x]
                 squares = np.maximum(lane_sum(x * x) + np.float32(step.epsilon), np.float32(step.least))
                 of[step.out] = x / np.sqrt(squares)[:, None]
             case steps.Product():

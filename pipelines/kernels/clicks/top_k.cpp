@@ -9,15 +9,16 @@
 #include <stdexcept>
 #include <vector>
 
+#include "clicks/arrays.h"
+
 namespace nb = nanobind;
+using clicks::owned;
 
 namespace {
 
 using Codes = nb::ndarray<const int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 constexpr int64_t ITEMS = 512; // whose products are computed before they are compared: they stay in the first cache
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))
 
 // Products of one query with `count` rows: int8 values, so that pairs of products fit 32 bits by far.
 ALWAYS_INLINE void dots(const int8_t *__restrict query, const int8_t *__restrict rows, int64_t count, int64_t size, int32_t *__restrict out) {
@@ -36,27 +37,16 @@ void dots_portable(const int8_t *query, const int8_t *rows, int64_t count, int64
     dots(query, rows, count, size, out);
 }
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) void dots_avx2(const int8_t *query, const int8_t *rows, int64_t count, int64_t size, int32_t *out) {
+AVX2 void dots_avx2(const int8_t *query, const int8_t *rows, int64_t count, int64_t size, int32_t *out) {
     dots(query, rows, count, size, out);
 }
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void dots_avx512(
-    const int8_t *query, const int8_t *rows, int64_t count, int64_t size, int32_t *out) {
+AVX512 void dots_avx512(const int8_t *query, const int8_t *rows, int64_t count, int64_t size, int32_t *out) {
     dots(query, rows, count, size, out);
 }
+constexpr clicks::Versions<Dots> versions{dots_portable, dots_avx2, dots_avx512};
+#else
+constexpr clicks::Versions<Dots> versions{dots_portable};
 #endif
-
-Dots version_for(const std::string &isa) {
-#if defined(__x86_64__)
-    if ((isa.empty() || isa == "avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return dots_avx512;
-    if ((isa.empty() || isa == "avx2") && __builtin_cpu_supports("avx2"))
-        return dots_avx2;
-#endif
-    if (isa.empty() || isa == "portable")
-        return dots_portable;
-    throw std::invalid_argument("this CPU does not run " + isa);
-}
 
 struct Hit {
     int32_t product;
@@ -66,13 +56,6 @@ struct Hit {
 // Whether a stands before b: the larger product, of equals the lower row. As a heap's order the worst comes first.
 bool before(const Hit &a, const Hit &b) { return a.product > b.product || (a.product == b.product && a.item < b.item); }
 
-template <class T>
-nb::ndarray<nb::numpy, T> owned(std::unique_ptr<T[]> data, size_t rows, size_t columns) {
-    T *pointer = data.release();
-    const nb::capsule owner(pointer, [](void *p) noexcept { delete[] static_cast<T *>(p); });
-    return nb::ndarray<nb::numpy, T>(pointer, {rows, columns}, owner);
-}
-
 nb::tuple top_k(Codes queries, Codes items, int64_t count, const std::string &isa) {
     const auto n = static_cast<int64_t>(queries.shape(0)), m = static_cast<int64_t>(items.shape(0));
     const auto size = static_cast<int64_t>(queries.shape(1));
@@ -80,7 +63,7 @@ nb::tuple top_k(Codes queries, Codes items, int64_t count, const std::string &is
         throw std::invalid_argument("wanted queries and items of one size, 1 to 65536");
     if (count < 1 || count > m)
         throw std::invalid_argument("wanted 1 to as many results as there are items");
-    const Dots products = version_for(isa);
+    const Dots products = versions.of(isa);
     std::unique_ptr<int64_t[]> best(new int64_t[n * count]);
     std::unique_ptr<int32_t[]> scores(new int32_t[n * count]);
     {
@@ -119,7 +102,8 @@ nb::tuple top_k(Codes queries, Codes items, int64_t count, const std::string &is
             }
         }
     }
-    return nb::make_tuple(owned(std::move(best), n, count), owned(std::move(scores), n, count));
+    const auto rows = queries.shape(0), columns = static_cast<size_t>(count);
+    return nb::make_tuple(owned(std::move(best), {rows, columns}), owned(std::move(scores), {rows, columns}));
 }
 
 } // namespace

@@ -77,6 +77,10 @@ void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *w
     for (int64_t k = 0; k < inputs; ++k) weight[k] = static_cast<int8_t>(from[k / 2 * 32 + k % 2]);
 }
 
+void gather_columns(const void *packed, int64_t inputs, const int32_t *columns, int64_t count, void *gathered) {
+    gather_panels<16>(static_cast<const int32_t *>(packed), round_up(inputs, 2) / 2, columns, count, static_cast<int32_t *>(gathered));
+}
+
 // Epilogue of 8 columns of one row of the result, which begins at `out`.
 inline void apply_epilogue(const Linear &l, const RowEpilogue &epilogue, __m256i sum, int64_t row, int64_t column, void *out) {
     const int64_t left = l.outputs - column;
@@ -204,6 +208,6 @@ bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_suppor
 
 }  // namespace
 
-const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, unpack_column, linear, pack_weights, resample, &kRowKernels, &kClickKernels};
+const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, unpack_column, gather_columns, linear, pack_weights, resample, &kRowKernels, &kClickKernels};
 
 }  // namespace zoo

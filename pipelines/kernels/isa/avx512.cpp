@@ -110,6 +110,10 @@ void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *w
     for (int64_t k = 0; k < inputs; ++k) weight[k] = from[k / 4 * 256 + k % 4];
 }
 
+void gather_columns(const void *packed, int64_t inputs, const int32_t *columns, int64_t count, void *gathered) {
+    gather_panels<64>(static_cast<const int32_t *>(packed), round_up(inputs, 4) / 4, columns, count, static_cast<int32_t *>(gathered));
+}
+
 // A layer of few outputs, a dot product each.
 void narrow(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     const int64_t whole = l.inputs / 64 * 64;
@@ -307,6 +311,6 @@ bool supported() {
 }  // namespace
 
 const Isa kAvx512 = {"avx512",      supported, 16,           embed,    packed_bytes, pack_linear,
-                     unpack_column, linear,    pack_weights, resample, &kRowKernels, &kClickKernels};
+                     unpack_column, gather_columns, linear,    pack_weights, resample, &kRowKernels, &kClickKernels};
 
 }  // namespace zoo

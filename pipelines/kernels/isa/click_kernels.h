@@ -98,23 +98,48 @@ inline void store_columns(const MixedLinear &m, const Columns &to, int64_t first
         store_float(static_cast<float *>(to.out) + at, value);
 }
 
+// Which pairs of inputs are not zero in all of these rows, in order; returns how many. `pairs`: room for kVecLanes more.
+inline int64_t active_pairs(const int16_t *x, int64_t x_stride, int64_t rows, int64_t count, int32_t *pairs) {
+    int64_t found = 0;
+    for (int64_t p = 0; p < count; p += kVecLanes) {
+        IntVec any{};
+        for (int64_t r = 0; r < rows; ++r) any |= load_as<IntVec>(x + r * x_stride + 2 * p);
+        const IntVec number = lane_numbers() + static_cast<int32_t>(p);
+#if defined(__AVX512F__)
+        const __m512i last = _mm512_set1_epi32(static_cast<int32_t>(count));
+        const __mmask16 kept = _mm512_test_epi32_mask(reinterpret_cast<__m512i>(any), reinterpret_cast<__m512i>(any)) &
+                               _mm512_cmplt_epi32_mask(reinterpret_cast<__m512i>(number), last);
+        _mm512_storeu_si512(pairs + found, _mm512_maskz_compress_epi32(kept, reinterpret_cast<__m512i>(number)));
+        found += __builtin_popcount(kept);
+#else
+        for (int64_t l = 0; l < kVecLanes; ++l) {
+            pairs[found] = number[l];
+            found += any[l] != 0 && number[l] < count;
+        }
+#endif
+    }
+    return found;
+}
+
 // Count rows from `row` on and up to four vectors of columns, sums in named variables (see avx512.cpp); base: int16 sums of table rows or
 // null.
 template <int Count, int Vectors>
 void mixed_tile(const MixedLinear &m, const int16_t *base, const int16_t *x, int64_t x_stride, int64_t row, int64_t column,
-                const Columns &to, int64_t first) {
-    const int16_t *weight = m.weight + column * 2 * m.pairs;
+                const Columns &to, int64_t first, const int32_t *pairs, int64_t count) {
+    const int16_t *weights = m.weight + column * 2 * m.pairs;
 #define SUMS(r) IntVec s##r##0{}, s##r##1{}, s##r##2{}, s##r##3{};
     SUMS(0) SUMS(1) SUMS(2) SUMS(3)
 #undef SUMS
 #define ROW(r)                                                     \
     if constexpr (Count > r) {                                     \
-        const Words pair = broadcast_pair(x + r * x_stride + p);   \
+        const Words pair = broadcast_pair(x + r * x_stride + 2 * p);  \
         dot_pairs(s##r##0, pair, w0);                              \
         if constexpr (Vectors > 1) dot_pairs(s##r##1, pair, w1);   \
         if constexpr (Vectors > 2) dot_pairs(s##r##2, pair, w2), dot_pairs(s##r##3, pair, w3); \
     }
-    for (int64_t p = 0; p < 2 * m.pairs; p += 2, weight += 4 * kWords) {
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t p = pairs[i];
+        const int16_t *weight = weights + p * 4 * kWords;
         const Words w0 = load_as<Words>(weight), w1 = load_as<Words>(weight + kWords), w2 = load_as<Words>(weight + 2 * kWords),
                     w3 = load_as<Words>(weight + 3 * kWords);
         ROW(0) ROW(1) ROW(2) ROW(3)
@@ -136,18 +161,22 @@ void mixed_tile(const MixedLinear &m, const int16_t *base, const int16_t *x, int
 }
 
 template <int Count>
-void mixed_rows(const MixedLinear &m, const int16_t *base, const int16_t *x, int64_t x_stride, int64_t row, const Columns *to) {
+void mixed_rows(const MixedLinear &m, const int16_t *base, const int16_t *x, int64_t x_stride, int64_t row, const Columns *to,
+                const int32_t *pairs, int64_t count) {
     for (int64_t first = 0; first < m.stride; first = to->end, ++to)
         for (int64_t column = first; column < first + to->width; column += 4 * kVecLanes) {
             const int64_t left = first + to->width - column;
-            if (left > 2 * kVecLanes) mixed_tile<Count, 4>(m, base, x, x_stride, row, column, *to, first);
-            else if (left > kVecLanes) mixed_tile<Count, 2>(m, base, x, x_stride, row, column, *to, first);
-            else mixed_tile<Count, 1>(m, base, x, x_stride, row, column, *to, first);
+            if (left > 2 * kVecLanes) mixed_tile<Count, 4>(m, base, x, x_stride, row, column, *to, first, pairs, count);
+            else if (left > kVecLanes) mixed_tile<Count, 2>(m, base, x, x_stride, row, column, *to, first, pairs, count);
+            else mixed_tile<Count, 1>(m, base, x, x_stride, row, column, *to, first, pairs, count);
         }
 }
 
 void mixed(const MixedLinear &m, const uint32_t *rows, const int16_t *x, int64_t x_stride, int64_t n, const Columns *columns) {
-    auto *base = m.fields > 0 ? static_cast<int16_t *>(kernel_scratch(4 * m.stride * 2)) : nullptr;
+    auto *pairs = static_cast<int32_t *>(kernel_scratch((m.pairs + 2 * kVecLanes) * 4 + 4 * m.stride * 2));
+    auto *base = m.fields > 0 ? reinterpret_cast<int16_t *>(pairs + round_up(m.pairs, kVecLanes) + kVecLanes) : nullptr;
+    int64_t active = m.pairs;
+    for (int64_t p = 0; p < m.pairs; ++p) pairs[p] = static_cast<int32_t>(p);
     for (int64_t row = 0; row < n; row += 4) {
         const int64_t count = n - row < 4 ? n - row : 4;
         for (int64_t s = row; base && s < row + count; ++s) {
@@ -166,18 +195,19 @@ void mixed(const MixedLinear &m, const uint32_t *rows, const int16_t *x, int64_t
             else add(m.wide_table);
         }
         const int16_t *from = x + row * x_stride;
-        if (count == 4) mixed_rows<4>(m, base, from, x_stride, row, columns);
-        else if (count == 3) mixed_rows<3>(m, base, from, x_stride, row, columns);
-        else if (count == 2) mixed_rows<2>(m, base, from, x_stride, row, columns);
-        else mixed_rows<1>(m, base, from, x_stride, row, columns);
+        if (m.sparse) active = active_pairs(from, x_stride, count, m.pairs, pairs);
+        if (count == 4) mixed_rows<4>(m, base, from, x_stride, row, columns, pairs, active);
+        else if (count == 3) mixed_rows<3>(m, base, from, x_stride, row, columns, pairs, active);
+        else if (count == 2) mixed_rows<2>(m, base, from, x_stride, row, columns, pairs, active);
+        else mixed_rows<1>(m, base, from, x_stride, row, columns, pairs, active);
     }
 }
 
 void gather(const WordRows &r, const uint32_t *ids, int64_t ids_stride, const float *means, int64_t means_stride, int64_t n, int16_t *out,
             int64_t out_stride) {
-    constexpr int64_t kAhead = 4;
+    constexpr int64_t kAhead = 4, kFitting = 8;  // so many codes fit an int16 sum
     for (int64_t s = 0; s < n; ++s, ids += ids_stride, out += out_stride) {
-        if (s + kAhead < n)
+        if (r.far && s + kAhead < n)
             for (int64_t l = 0; l < r.count; ++l) {
                 const int16_t *ahead = r.table + ids[kAhead * ids_stride + l] * r.stride;
                 for (int64_t j = 0; j < r.width; j += 32) __builtin_prefetch(ahead + j);
@@ -200,9 +230,13 @@ void gather(const WordRows &r, const uint32_t *ids, int64_t ids_stride, const fl
             int64_t j = 0;
             for (; j + kVecLanes < r.width; j += kWords) {
                 IntVec low{}, high{};
-                for (int64_t l = 0; l < r.count; ++l) {
-                    const int16_t *row = r.table + ids[l] * r.stride + j;
-                    low += load_words(row), high += load_words(row + kVecLanes);
+                for (int64_t l = 0; l < r.count;) {
+                    Words sum{};
+                    for (const int64_t end = r.count - l < kFitting ? r.count : l + kFitting; l < end; ++l)
+                        sum += load_as<Words>(r.table + ids[l] * r.stride + j);
+                    HalfWords half[2];
+                    std::memcpy(half, &sum, sizeof sum);
+                    low += __builtin_convertvector(half[0], IntVec), high += __builtin_convertvector(half[1], IntVec);
                 }
                 store_words(out + j, round_clipped(to_float(low) * factor, -kCodeLimit, kCodeLimit));
                 store_words(out + j + kVecLanes, round_clipped(to_float(high) * factor, -kCodeLimit, kCodeLimit));
@@ -214,6 +248,17 @@ void gather(const WordRows &r, const uint32_t *ids, int64_t ids_stride, const fl
             }
         }
     }
+}
+
+void numbers(const float *x, int64_t x_stride, const int32_t *columns, const float *scale, int64_t width, int64_t n, int16_t *out,
+             int64_t out_stride) {
+    for (int64_t s = 0; s < n; ++s, x += x_stride, out += out_stride)
+        for (int64_t k = 0; k < width; k += kVecLanes) {
+            Vec value;
+            for (int64_t l = 0; l < kVecLanes; ++l) value[l] = x[columns[k + l]];
+            value *= load_float<Vec>(scale + k);
+            store_words(out + k, round_clipped(value == value ? value : Vec{}, -kCodeLimit, kCodeLimit));
+        }
 }
 
 void quantize(const float *x, int64_t x_stride, float factor, float low, int64_t width, int64_t n, int16_t *out, int64_t out_stride) {
@@ -325,11 +370,15 @@ void weighted(const int16_t *x, int64_t x_stride, const float *weight, int64_t w
     }
 }
 
-void normalize(const float *x, int64_t stride, int64_t width, float epsilon, float least, int64_t n, float *out) {
+void normalize(const float *x, int64_t stride, int64_t width, float epsilon, float least, bool relu, int64_t n, float *out) {
     for (int64_t s = 0; s < n; ++s, x += stride, out += stride) {
-        const float squares = dot_floats(x, x, width) + epsilon;
+        for (int64_t j = 0; j < width; j += kVecLanes) {
+            const Vec value = load_float<Vec>(x + j);
+            store_float(out + j, relu ? (value < Vec{} ? Vec{} : value) : value);
+        }
+        const float squares = dot_floats(out, out, width) + epsilon;
         const float norm = __builtin_sqrtf(squares > least ? squares : least);
-        for (int64_t j = 0; j < width; j += kVecLanes) store_float(out + j, load_float<Vec>(x + j) / norm);
+        for (int64_t j = 0; j < width; j += kVecLanes) store_float(out + j, load_float<Vec>(out + j) / norm);
     }
 }
 
@@ -337,7 +386,7 @@ void product(const float *x, const float *y, int64_t stride, int64_t width, int6
     for (int64_t s = 0; s < n; ++s, x += stride, y += stride) out[s * out_stride] = dot_floats(x, y, width);
 }
 
-constexpr ClickKernels kClickKernels = {kVecLanes, mixed, gather, quantize, factorization, cross, dots, weighted, normalize, product};
+constexpr ClickKernels kClickKernels = {kVecLanes, mixed, gather, numbers, quantize, factorization, cross, dots, weighted, normalize, product};
 
 }  // namespace
 }  // namespace zoo

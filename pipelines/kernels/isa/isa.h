@@ -88,6 +88,8 @@ struct KeysValues {
     int64_t count, stride;
 };
 
+enum class Activation { kSwish, kGelu };
+
 // The kernels of row_kernels.h, lowered for one instruction set.
 struct RowKernels {
     void (*quantize_rows)(const Rows &rows, int64_t stride, const QParams &, int64_t n);
@@ -104,6 +106,11 @@ struct RowKernels {
     // Updates `TopK` by logits [n, stride] of tokens [first, first + count).
     void (*top_k)(const float *logits, int64_t stride, int64_t first, int64_t count, const TopK &, int64_t n);
     float (*sum_lanes)(const float *sums);
+    // One step of the simpler simple recurrent unit: gates [2 width], of the forget gate and of the value; residual or null; width:
+    // whole sixteens. after = sigmoid(forget) before + (1 - sigmoid(forget)) value; out = relu(after) + residual.
+    void (*recurrence)(const float *gates, int64_t width, const float *before, const float *residual, float *after, float *out);
+    // A row of whole sixteens.
+    void (*activate)(Activation, const float *x, int64_t count, float *out);
 };
 
 // Scratch memory of this thread for one call of a kernel, aligned to cache lines. It is allocated in dispatch.cpp, since a template of the
@@ -126,6 +133,7 @@ struct MixedLinear {
     const int16_t *wide_table;  // the same as int16, in place of `table`
     const int16_t *weight;      // [stride / (4 * lanes)][pairs][4 * lanes][2], lanes of ClickKernels
     const float *scale, *bias;  // [stride]
+    bool sparse;                // inputs come out of a ReLU
 };
 
 // Where `width` columns of a MixedLinear go, from the one before's `end`, a whole 64, on.
@@ -146,6 +154,7 @@ struct WordRows {
     int64_t stride, width, count;
     Pool pool;
     float factor;  // of a sum
+    bool far;      // rows are fetched ahead
 };
 
 // One layer of a cross network, in units of the codes k of x_0: x_l = k g_l.
@@ -162,6 +171,9 @@ struct ClickKernels {
     void (*mixed)(const MixedLinear &, const uint32_t *rows, const int16_t *x, int64_t x_stride, int64_t n, const Columns *columns);
     void (*gather)(const WordRows &, const uint32_t *ids, int64_t ids_stride, const float *means, int64_t means_stride, int64_t n,
                    int16_t *out, int64_t out_stride);
+    // `width` of the numbers [n, x_stride], chosen and scaled; columns and scale are readable for whole 64
+    void (*numbers)(const float *x, int64_t x_stride, const int32_t *columns, const float *scale, int64_t width, int64_t n, int16_t *out,
+                    int64_t out_stride);
     void (*quantize)(const float *x, int64_t x_stride, float factor, float low, int64_t width, int64_t n, int16_t *out, int64_t out_stride);
     // 0.5 scale^2 (|sum_f k_f|^2 - sum_f |k_f|^2) of the int16 vectors at `at`
     void (*factorization)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t fields, int64_t width, float scale, int64_t n,
@@ -173,7 +185,7 @@ struct ClickKernels {
                  int64_t out_stride);
     // sum_j x_j weight_j
     void (*weighted)(const int16_t *x, int64_t x_stride, const float *weight, int64_t width, int64_t n, float *out, int64_t out_stride);
-    void (*normalize)(const float *x, int64_t stride, int64_t width, float epsilon, float least, int64_t n, float *out);
+    void (*normalize)(const float *x, int64_t stride, int64_t width, float epsilon, float least, bool relu, int64_t n, float *out);
     void (*product)(const float *x, const float *y, int64_t stride, int64_t width, int64_t n, float *out, int64_t out_stride);
 };
 
@@ -192,6 +204,8 @@ struct Isa {
     void (*pack_linear)(const int8_t *weight, int64_t inputs, int64_t outputs, void *packed);
     // packed, of more than kNarrow outputs -> the weights of one of them, int8 [inputs]
     void (*unpack_column)(const void *packed, int64_t inputs, int64_t column, int8_t *weight);
+    // packed, of more than kNarrow outputs -> the same of `count` of them, padded with zeros to whole 64
+    void (*gather_columns)(const void *packed, int64_t inputs, const int32_t *columns, int64_t count, void *gathered);
     // x [n, x_stride], readable up to round_up(inputs, 4) in every row; out uint8 [n, out_stride] or float [n, out_stride]
     void (*linear)(const Linear &, const RowEpilogue &, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride);
 

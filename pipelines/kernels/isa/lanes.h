@@ -25,6 +25,17 @@ inline Pair<T> operator-(Pair<T> a, Pair<T> b) { return {a.lo - b.lo, a.hi - b.h
 template <class T>
 inline Pair<T> operator*(Pair<T> a, Pair<T> b) { return {a.lo * b.lo, a.hi * b.hi}; }
 
+// Columns of packed weights, panels of `Panel` columns of `words` int32 each, to whole 64 columns of the same; zeros fill them up.
+template <int64_t Panel>
+inline void gather_panels(const int32_t *from, int64_t words, const int32_t *columns, int64_t count, int32_t *to) {
+    for (int64_t first = 0; first < round_up(count, kColumns); first += Panel, to += Panel * words)
+        for (int64_t j = 0; j < Panel; ++j) {
+            const int64_t column = first + j < count ? columns[first + j] : -1;
+            const int32_t *word = from + column / Panel * words * Panel + column % Panel;
+            for (int64_t k = 0; k < words; ++k) to[k * Panel + j] = column < 0 ? 0 : word[k * Panel];
+        }
+}
+
 template <class T, int64_t N>
 struct Vector {
     typedef T type __attribute__((vector_size(N * sizeof(T))));

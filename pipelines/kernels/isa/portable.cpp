@@ -55,6 +55,12 @@ void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *w
     std::memcpy(weight, static_cast<const int8_t *>(packed) + column * inputs, static_cast<size_t>(inputs));
 }
 
+void gather_columns(const void *packed, int64_t inputs, const int32_t *columns, int64_t count, void *gathered) {
+    auto *to = static_cast<int8_t *>(gathered);
+    for (int64_t j = 0; j < count; ++j) unpack_column(packed, inputs, columns[j], to + j * inputs);
+    std::memset(to + count * inputs, 0, static_cast<size_t>((round_up(count, kColumns) - count) * inputs));
+}
+
 void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     const auto *weight = static_cast<const int8_t *>(l.weight);
     for (int64_t s = 0; s < n; ++s, x += x_stride)
@@ -98,7 +104,7 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
 
 }  // namespace
 
-const Isa kPortable = {"portable", [] { return true; }, 1,        embed,       packed_bytes, pack_linear, unpack_column,
+const Isa kPortable = {"portable", [] { return true; }, 1,        embed,       packed_bytes, pack_linear, unpack_column, gather_columns,
                        linear,     pack_weights,        resample, &kRowKernels, &kClickKernels};
 
 }  // namespace zoo

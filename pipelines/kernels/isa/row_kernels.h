@@ -235,8 +235,44 @@ void top_k(const float *logits, int64_t stride, int64_t first, int64_t count, co
 
 float sum_lanes(const float *sums) { return reduce_add(load_float<Vec16>(sums)); }
 
-constexpr RowKernels kRowKernels = {quantize_rows,    layer_norm,         to_float16, self_attention,
-                                    attention<float>, attention<Float16>, top_k,      sum_lanes};
+inline Vec magnitude_of(Vec x) { return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) & 0x7FFFFFFF); }
+
+inline Vec sigmoid(Vec x) {
+    const Vec e = exponential(-magnitude_of(x)), one = broadcast<Vec>(1);
+    return (x < 0 ? e : one) / (one + e);
+}
+
+void recurrence(const float *gates, int64_t width, const float *before, const float *residual, float *after, float *out) {
+    const Vec zero = broadcast<Vec>(0);
+    for (int64_t j = 0; j < width; j += kVecLanes) {
+        const Vec keep = sigmoid(load_float<Vec>(gates + j));
+        const Vec cell = load_float<Vec>(before + j) * keep + (1.0f - keep) * load_float<Vec>(gates + width + j);
+        store_float(after + j, cell);
+        const Vec y = cell > 0 ? cell : zero;
+        store_float(out + j, residual ? y + load_float<Vec>(residual + j) : y);
+    }
+}
+
+// 1 + erf(x / sqrt(2)), to 3e-7 (Abramowitz and Stegun 7.1.26).
+inline Vec gelu_share(Vec x) {
+    const Vec z = magnitude_of(x) * 0.70710678f, t = 1.0f / (z * 0.3275911f + 1.0f);
+    Vec p = t * 1.061405429f + -1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t + -0.284496736f;
+    p = p * t + 0.254829592f;
+    const Vec tail = (p * t) * exponential(-(z * z));
+    return x < 0 ? tail : 2.0f - tail;
+}
+
+void activate(Activation kind, const float *x, int64_t count, float *out) {
+    for (int64_t j = 0; j < count; j += kVecLanes) {
+        const Vec v = load_float<Vec>(x + j);
+        store_float(out + j, kind == Activation::kSwish ? v * sigmoid(v) : (v * 0.5f) * gelu_share(v));
+    }
+}
+
+constexpr RowKernels kRowKernels = {quantize_rows, layer_norm, to_float16, self_attention, attention<float>, attention<Float16>,
+                                    top_k,         sum_lanes,  recurrence, activate};
 
 }  // namespace
 }  // namespace zoo

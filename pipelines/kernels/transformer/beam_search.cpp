@@ -25,6 +25,17 @@ namespace {
 struct Options {
     int64_t start, end, beam, n_best, slots;  // end: -1 for none, every sentence then reaches its limit; slots: sentences in a batch
     double length_penalty;
+    // zoo/transformer_mt/decode.py has the rules
+    std::string kind, early_stopping;
+    std::vector<int32_t> prefix, banned;
+    int64_t least, no_repeat_ngram;
+    bool forced_end;
+    double word_penalty;
+    // Candidates of a row that may be forbidden: as many more are looked at.
+    int64_t spare(int64_t longest) const {
+        return static_cast<int64_t>(banned.size()) + (least > 0) + (no_repeat_ngram == 1 ? longest : no_repeat_ngram ? kRepeated : 0);
+    }
+    static constexpr int64_t kRepeated = 32;  // no n - 1 tokens come more often in a translation where what follows them differs
 };
 
 // The sources, one after the other: their tokens and their encoder, or the encoder's results, [sum of lengths, width].
@@ -34,6 +45,8 @@ struct Sources {
     const float *memory;
     std::vector<int64_t> limits, first;  // first: row of each sentence, and of the end
     int64_t count;
+    std::vector<int32_t> words{};       // that each sentence may have, one after the other; none: all may come
+    std::vector<int64_t> first_word{};  // of each sentence, and of the end
 };
 
 constexpr int64_t kEncoderRows = 192;  // tokens that are encoded together, unless one sentence is longer
@@ -67,7 +80,9 @@ class BeamSearch {
   public:
     BeamSearch(const Decoder &decoder, const Sources &sources, const Options &options, SentenceQueue &queue, Results &results)
         : decoder_(decoder), sources_(sources), options_(options), queue_(queue), results_(results),
-          workspace_(decoder.acquire(options.slots * options.beam, options.beam, 2 * options.beam)), work_(*workspace_) {}
+          workspace_(decoder.acquire(options.slots * options.beam, options.beam,
+                                     std::min(decoder.vocabulary_size(), 2 * options.beam + options.spare(decoder.positions())))),
+          work_(*workspace_) {}
     ~BeamSearch() {
         for (auto *sentences : {&live_, &waiting_})  // not empty after an error
             for (auto &sentence : *sentences) recycle(std::move(sentence));
@@ -125,6 +140,12 @@ class BeamSearch {
             const auto room = static_cast<size_t>(sentence->limit * options_.beam);
             sentence->ancestors.assign(room, 0), sentence->next_ancestors.assign(room, 0), sentence->tokens.assign(room, 0);
             sentence->tokens[0] = static_cast<int32_t>(options_.start);
+            sentence->cells.reserve(2 * options_.beam * decoder_.cell_width());
+            sentence->words.clear();
+            if (!sources_.words.empty()) {
+                sentence->words.assign(sources_.words.begin() + sources_.first_word[at], sources_.words.begin() + sources_.first_word[at + 1]);
+                decoder_.gather_words(*sentence);
+            }
             sentence->scores.assign(1, 0.0);
             waiting_.push_back(std::move(sentence));
         }
@@ -172,11 +193,42 @@ class BeamSearch {
         int32_t token;
     };
 
-    // The 2 * beam likeliest continuations of a sentence's beams, whose rows begin at `row`: a merge of the beams' own; of ties the first
-    // beam's, then its first.
-    void merge_candidates(const Sentence &sentence, int64_t row) {
+    // The tokens so far of a beam, without the start.
+    std::vector<int32_t> history(const Sentence &sentence, int64_t slot) const {
+        std::vector<int32_t> tokens;
+        const uint8_t *ancestors = sentence.ancestors.data() + slot * sentence.limit;
+        for (int64_t t = 1; t <= sentence.position; ++t)
+            tokens.push_back(sentence.tokens[static_cast<size_t>(t * options_.beam + (t < sentence.position ? ancestors[t] : slot))]);
+        return tokens;
+    }
+
+    // Takes what may not come out of a beam's own likeliest tokens; returns how many are left.
+    int64_t allowed(const Sentence &sentence, int64_t slot, int64_t row) {
         const int64_t count = work_.top_k;
-        candidates_.clear(), taken_.assign(static_cast<size_t>(sentence.beams), 0);
+        if (!options_.spare(1)) return count;
+        std::vector<int32_t> forbidden = options_.banned;
+        if (sentence.position + 1 < options_.least) forbidden.push_back(static_cast<int32_t>(options_.end));
+        if (options_.no_repeat_ngram) {
+            const std::vector<int32_t> tokens = history(sentence, slot);
+            const auto size = static_cast<std::ptrdiff_t>(options_.no_repeat_ngram), length = static_cast<std::ptrdiff_t>(tokens.size());
+            for (std::ptrdiff_t i = 0; i + size <= length; ++i)
+                if (std::equal(tokens.begin() + i, tokens.begin() + i + size - 1, tokens.end() - size + 1))
+                    forbidden.push_back(tokens[static_cast<size_t>(i + size - 1)]);
+        }
+        int64_t left = 0;
+        for (int64_t at = (row + slot) * count, i = 0; i < count; ++i) {
+            if (std::find(forbidden.begin(), forbidden.end(), work_.top_tokens[at + i]) != forbidden.end()) continue;
+            work_.top_tokens[at + left] = work_.top_tokens[at + i], work_.top_values[at + left] = work_.top_values[at + i];
+            ++left;
+        }
+        return left;
+    }
+
+    // The 2 * beam likeliest continuations of a sentence's beams, whose rows begin at `row`: a merge of the beams' own; of ties the first
+    // beam's, then its first. last: the sentence is at its limit.
+    void merge_candidates(const Sentence &sentence, int64_t row, bool last) {
+        const int64_t count = work_.top_k;
+        candidates_.clear(), taken_.assign(static_cast<size_t>(sentence.beams), 0), left_.clear();
         const auto score = [&](int64_t slot) {
             const int64_t at = (row + slot) * count + taken_[static_cast<size_t>(slot)];
             return sentence.scores[static_cast<size_t>(slot)] + (static_cast<double>(work_.top_values[at]) - work_.log_sum_exp[row + slot]);
@@ -184,14 +236,24 @@ class BeamSearch {
         for (int64_t slot = 0; slot < sentence.beams; ++slot)
             if (!std::isfinite(work_.log_sum_exp[row + slot]))
                 throw std::runtime_error("the model computes NaN or infinite logits; check its weights");
-        while (static_cast<int64_t>(candidates_.size()) < count) {
+        if (last && options_.forced_end) {  // beams come the likeliest first
+            for (int64_t slot = 0; slot < sentence.beams; ++slot)
+                candidates_.push_back({sentence.scores[static_cast<size_t>(slot)], slot, static_cast<int32_t>(options_.end)});
+            return;
+        }
+        for (int64_t slot = 0; slot < sentence.beams; ++slot) left_.push_back(allowed(sentence, slot, row));
+        // Marian's hypotheses leave no room for other beams
+        const bool narrows = options_.kind == "marian";
+        const int64_t wanted = narrows ? options_.beam - static_cast<int64_t>(sentence.hypotheses.size()) : 2 * options_.beam;
+        while (static_cast<int64_t>(candidates_.size()) < wanted) {
             int64_t best = -1;
             double best_score = 0;
             for (int64_t slot = 0; slot < sentence.beams; ++slot) {
-                if (taken_[static_cast<size_t>(slot)] == count) continue;
+                if (taken_[static_cast<size_t>(slot)] == left_[static_cast<size_t>(slot)]) continue;
                 const double candidate = score(slot);
                 if (best < 0 || candidate > best_score) best = slot, best_score = candidate;
             }
+            if (best < 0) return;
             int64_t &taken = taken_[static_cast<size_t>(best)];
             candidates_.push_back({best_score, best, work_.top_tokens[(row + best) * count + taken]});
             ++taken;
@@ -200,25 +262,27 @@ class BeamSearch {
 
     // Extends the sentence's beams by their likeliest continuations; true where the sentence is done.
     bool advance(Sentence &sentence, int64_t row) {
-        merge_candidates(sentence, row);
         const int64_t beam = options_.beam, now = sentence.position, length = now + 1;
+        if (now < static_cast<int64_t>(options_.prefix.size())) {  // one beam so far
+            sentence.tokens[static_cast<size_t>(length * beam)] = options_.prefix[static_cast<size_t>(now)];
+            sentence.position = length;
+            return false;
+        }
         const bool last = sentence.limit <= length;
+        merge_candidates(sentence, row, last);
         const auto ends = [&](const Candidate &candidate) { return candidate.token == options_.end; };
-        for (int64_t i = 0; i < beam; ++i) {
-            const Candidate &candidate = candidates_[static_cast<size_t>(i)];
+        for (size_t i = 0; i < std::min(static_cast<size_t>(beam), candidates_.size()); ++i) {
+            const Candidate &candidate = candidates_[i];
             if (!last && !ends(candidate)) continue;
-            std::vector<int32_t> tokens;
-            const uint8_t *ancestors = sentence.ancestors.data() + candidate.slot * sentence.limit;
-            for (int64_t t = 1; t <= now; ++t)
-                tokens.push_back(sentence.tokens[static_cast<size_t>(t * beam + (t < now ? ancestors[t] : candidate.slot))]);
+            std::vector<int32_t> tokens = history(sentence, candidate.slot);
             if (!ends(candidate)) tokens.push_back(candidate.token);
             sentence.hypotheses.push_back(
-                {std::move(tokens), candidate.score / std::pow(static_cast<double>(length), options_.length_penalty)});
+                {std::move(tokens), (candidate.score - options_.word_penalty * static_cast<double>(length)) /
+                                        std::pow(static_cast<double>(length), options_.length_penalty)});
         }
+        if (candidates_.empty()) throw std::runtime_error("every token of a sentence is banned");
         sentence.top_ended = sentence.top_ended || ends(candidates_[0]);
-        const bool penalized = options_.length_penalty != 0;
-        const bool enough = static_cast<int64_t>(sentence.hypotheses.size()) >= (penalized ? beam : options_.n_best);
-        if (last || (enough && (sentence.top_ended || penalized))) return true;
+        if (last || is_done(sentence, length)) return true;
 
         sentence.scores.clear();
         for (const Candidate &candidate : candidates_) {
@@ -236,6 +300,23 @@ class BeamSearch {
         return false;
     }
 
+    // Whether a sentence has its translations after `length` tokens, by the toolkit's rules; see `KINDS` in decode.py.
+    bool is_done(const Sentence &sentence, int64_t length) const {
+        const auto count = static_cast<int64_t>(sentence.hypotheses.size());
+        const double penalty = options_.length_penalty;
+        if (options_.kind == "marian") return count >= options_.beam;
+        if (options_.kind == "ctranslate2") return penalty != 0 ? count >= options_.beam : count >= options_.n_best && sentence.top_ended;
+        if (count < options_.beam) return false;
+        if (options_.early_stopping == "True" || options_.beam == 1) return true;
+        const auto going = std::find_if(candidates_.begin(), candidates_.end(), [&](const auto &each) { return each.token != options_.end; });
+        if (going == candidates_.end()) return true;
+        const int64_t reached = options_.early_stopping == "never" && penalty > 0 ? sentence.limit : length;
+        std::vector<double> scores;
+        for (const auto &each : sentence.hypotheses) scores.push_back(each.score);
+        std::nth_element(scores.begin(), scores.begin() + options_.beam - 1, scores.end(), std::greater<>());
+        return going->score / std::pow(static_cast<double>(reached), penalty) <= scores[static_cast<size_t>(options_.beam - 1)];
+    }
+
     const Decoder &decoder_;
     const Sources &sources_;
     const Options &options_;
@@ -246,7 +327,7 @@ class BeamSearch {
     std::vector<std::unique_ptr<Sentence>> live_, waiting_;
     std::vector<Beam> beams_;
     std::vector<Candidate> candidates_;
-    std::vector<int64_t> taken_;  // of each beam: how many of its continuations are among the candidates
+    std::vector<int64_t> taken_, left_;  // of each beam: how many of its continuations are among the candidates, and how many there are
 };
 
 // Translates all sources; the calling thread works, too.
@@ -312,9 +393,36 @@ nb::object encode(const Encoder &encoder, const Array &tokens, const Array &leng
     return array_of(rows.values, first.back(), encoder.width(), rows.stride);
 }
 
+// The words that each sentence may have: int32, in order, and how many of each.
+void take_words(Sources &sources, const Decoder &decoder, const Options &options, const Array &words, const Array &counts) {
+    const auto *word = data_of<int32_t>(words, "words", 1);
+    sources.words.assign(word, word + words.shape(0));
+    const auto *count = data_of<int64_t>(counts, "word_counts", 1);
+    if (static_cast<int64_t>(counts.shape(0)) != sources.count) refuse("there are words for another number of sentences");
+    const int64_t least = std::min(decoder.vocabulary_size(), 2 * options.beam + options.spare(decoder.positions()));
+    sources.first_word.push_back(0);
+    for (int64_t i = 0; i < sources.count; ++i) {
+        const int64_t first = sources.first_word.back(), last = first + count[i];
+        if (count[i] < least || last > static_cast<int64_t>(sources.words.size()))
+            refuse("a sentence has " + std::to_string(count[i]) + " words, wanted at least " + std::to_string(least));
+        bool ends = options.end < 0;
+        for (int64_t at = first; at < last; ++at) {
+            const int32_t token = sources.words[static_cast<size_t>(at)];
+            if (token < 0 || token >= decoder.vocabulary_size() || (at > first && token <= sources.words[static_cast<size_t>(at - 1)]))
+                refuse("words are not in order, or none of the vocabulary");
+            ends = ends || token == options.end;
+        }
+        if (!ends) refuse("a sentence may not end");
+        sources.first_word.push_back(last);
+    }
+}
+
 // rows: tokens for the encoder, or without one its results.
 Translations translate(const Decoder &decoder, const Encoder *encoder, const Array &rows, const Array &lengths, const Array &limits,
-                       int64_t start, int64_t end, int64_t beam, int64_t n_best, double length_penalty, int64_t slots, int64_t threads) {
+                       int64_t start, int64_t end, int64_t beam, int64_t n_best, double length_penalty, int64_t slots, int64_t threads,
+                       const std::string &kind, const std::string &early_stopping, const std::vector<int32_t> &prefix,
+                       const std::vector<int32_t> &banned, int64_t least, bool forced_end, int64_t no_repeat_ngram, double word_penalty,
+                       const std::optional<Array> &words, const std::optional<Array> &word_counts) {
     if (!decoder.complete()) refuse("the decoder has no vocabulary yet");
     Sources sources{encoder, {}, nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))};
     if (encoder) {
@@ -338,8 +446,16 @@ Translations translate(const Decoder &decoder, const Encoder *encoder, const Arr
         refuse("the start or end token is none of the vocabulary");
     if (slots < 1 || slots > 65536 || threads < 1 || !(std::abs(length_penalty) < 100))
         refuse("impossible slots, threads or length penalty");
-    const Options options{start,         end, beam, n_best, std::max<int64_t>(1, std::min(slots, (sources.count + threads - 1) / threads)),
-                          length_penalty};
+    if (kind != "ctranslate2" && kind != "transformers" && kind != "marian") refuse("there are no rules of " + kind);
+    for (const auto *tokens : {&prefix, &banned})
+        for (const int32_t token : *tokens)
+            if (token < 0 || token >= decoder.vocabulary_size()) refuse("a token that comes first or never is none of the vocabulary");
+    if (least < 0 || no_repeat_ngram < 0 || !std::isfinite(word_penalty) || (forced_end && end < 0)) refuse("impossible rules of the search");
+    for (const int64_t limit : sources.limits)
+        if (limit <= static_cast<int64_t>(prefix.size())) refuse("a limit leaves no token after those that come first");
+    const Options options{start, end, beam, n_best, std::max<int64_t>(1, std::min(slots, (sources.count + threads - 1) / threads)),
+                          length_penalty, kind, early_stopping, prefix, banned, least, no_repeat_ngram, forced_end, word_penalty};
+    if (words && word_counts) take_words(sources, decoder, options, *words, *word_counts);
     Results results;
     {
         nb::gil_scoped_release unlocked;
@@ -363,6 +479,7 @@ void bind_transformer(nb::module_ &module) {
              "out"_a)
         .def("layer_norm", &Layers::layer_norm, "input"_a, "scale"_a, "bias"_a, "epsilon"_a, "out"_a)
         .def("linear", &Layers::linear, "input"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none(), "relu"_a, "residual"_a, "out"_a)
+        .def("activation", &Layers::activation, "input"_a, "kind"_a, "out"_a)
         .def_prop_ro("isa", &Layers::isa);
     nb::class_<Encoder, Layers>(module, "Encoder")
         .def(nb::init<const std::string &>(), "isa"_a)
@@ -372,9 +489,12 @@ void bind_transformer(nb::module_ &module) {
     nb::class_<Decoder, Layers>(module, "Decoder")
         .def(nb::init<int64_t, const std::string &>(), "memory_width"_a, "isa"_a)
         .def("self_attention", &Decoder::self_attention, "input"_a, "heads"_a, "out"_a)
+        .def("recurrence", &Decoder::recurrence, "input"_a, "residual"_a, "out"_a)
         .def("cross_attention", &Decoder::cross_attention, "input"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none(), "heads"_a,
              "out"_a)
         .def("vocabulary", &Decoder::vocabulary, "input"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none())
         .def("translate", &translate, "encoder"_a.none(), "rows"_a, "lengths"_a, "limits"_a, "start"_a, "end"_a, "beam"_a, "n_best"_a,
-             "length_penalty"_a, "slots"_a, "threads"_a);
+             "length_penalty"_a, "slots"_a, "threads"_a, "kind"_a = "ctranslate2", "early_stopping"_a = "False",
+             "prefix"_a = std::vector<int32_t>{}, "banned"_a = std::vector<int32_t>{}, "least"_a = 0, "forced_end"_a = false,
+             "no_repeat_ngram"_a = 0, "word_penalty"_a = 0.0, "words"_a.none() = nb::none(), "word_counts"_a.none() = nb::none());
 }

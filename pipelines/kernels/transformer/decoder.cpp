@@ -9,9 +9,11 @@ Workspace::Workspace(const Decoder &decoder, int64_t rows, int64_t beam, int64_t
     : rows(rows), beam(beam), top_k(top_k), registers(decoder.registers(rows)) {
     logits.reserve(rows * kPanel), top_values.reserve(rows * top_k), exp_sums.reserve(rows * 16), maxima.reserve(rows);
     top_tokens.reserve(rows * top_k), log_sum_exp.reserve(rows);
+    no_cell.reserve(decoder.cell_width());
+    std::fill_n(no_cell.data(), decoder.cell_width(), 0.0f);
 }
 
-Decoder::Decoder(int64_t memory_width, const std::string &isa) : Layers(isa), memory_width_(memory_width), kv_offsets_{0} {
+Decoder::Decoder(int64_t memory_width, const std::string &isa) : Layers(isa), memory_width_(memory_width), kv_offsets_{0}, cell_offsets_{0} {
     if (memory_width < 1 || memory_width > kMaxWidth) refuse("decoder", "a memory of width " + std::to_string(memory_width));
 }
 
@@ -36,6 +38,17 @@ void Decoder::self_attention(int64_t in, int64_t heads, int64_t out) {
     Operation &operation = attention(Kind::kSelfAttention, in, 3, heads, out, "self-attention");
     operation.layer = static_cast<int64_t>(kv_offsets_.size()) - 1;
     kv_offsets_.push_back(kv_offsets_.back() + 2 * operation.width);
+}
+
+void Decoder::recurrence(int64_t in, int64_t residual, int64_t out) {
+    require_open("recurrence");
+    const int64_t columns = read(in, "recurrence").width, width = columns / 2;
+    if (columns % 32) refuse("recurrence", std::to_string(columns) + " columns of gates; wanted twice a multiple of 16");
+    if (residual != -1 && read(residual, "recurrence").width != width)
+        refuse("recurrence", "gives " + std::to_string(width) + " columns, the residual has others");
+    Operation &operation = append(Kind::kRecurrence, in, out, width, residual == -1);
+    operation.residual = residual, operation.layer = static_cast<int64_t>(cell_offsets_.size()) - 1;
+    cell_offsets_.push_back(cell_offsets_.back() + width);
 }
 
 void Decoder::cross_attention(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams,
@@ -107,6 +120,22 @@ void Decoder::run_self_attention(Workspace &work, const Operation &operation, co
     }
 }
 
+void Decoder::run_recurrence(Workspace &work, const Operation &operation, const Rows &in, const Rows &out,
+                             const std::vector<Beam> &beams) const {
+    const int64_t all = cell_width(), offset = cell_offsets_[static_cast<size_t>(operation.layer)];
+    const Rows residual = operation.residual < 0 ? Rows{} : work.registers[static_cast<size_t>(operation.residual)].rows();
+    for (size_t i = 0; i < beams.size(); ++i) {
+        Sentence &sentence = *beams[i].sentence;
+        const int64_t r = static_cast<int64_t>(i), slot = beams[i].slot, now = sentence.position;
+        const auto cell = [&](int64_t position, int64_t of) {
+            return sentence.cells.data() + (position % 2 * work.beam + of) * all + offset;
+        };
+        const float *before = now ? cell(now - 1, sentence.ancestors[static_cast<size_t>(slot * sentence.limit + now - 1)]) : work.no_cell.data();
+        isa_.rows->recurrence(in.values + r * in.stride, operation.width, before,
+                              residual.values ? residual.values + r * residual.stride : nullptr, cell(now, slot), out.values + r * out.stride);
+    }
+}
+
 void Decoder::run_cross_attention(const Operation &operation, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const {
     for (size_t i = 0; i < beams.size();) {  // the beams of a sentence follow one another
         const Sentence &sentence = *beams[i].sentence;
@@ -130,6 +159,7 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
     }
     run(work.registers, n, [&](const Operation &operation, const Rows &in, const Rows &out) {
         if (operation.kind == Kind::kSelfAttention) run_self_attention(work, operation, in, out, beams);
+        if (operation.kind == Kind::kRecurrence) run_recurrence(work, operation, in, out, beams);
         if (operation.kind == Kind::kCrossAttention) run_cross_attention(operation, in, out, beams);
         if (operation.kind != Kind::kEmbed) return;
         for (int64_t r = 0; r < n; ++r) {
@@ -138,9 +168,34 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
             embed_row(beam.sentence->tokens[static_cast<size_t>(now * work.beam + beam.slot)], now, out.values + r * out.stride);
         }
     });
-    vocabulary_->top_k(work.registers[static_cast<size_t>(last_)].rows(), n, work.logits.data(),
-                       {work.top_k, work.top_values.data(), work.exp_sums.data(), work.maxima.data(), work.top_tokens.data()},
-                       work.log_sum_exp.data());
+    const Rows rows = work.registers[static_cast<size_t>(last_)].rows();
+    const int64_t k = work.top_k;
+    const auto top_k = [&](const RowLinear &layer, int64_t first, int64_t count) {
+        layer.top_k({rows.values + first * rows.stride, rows.quantized + first * rows.stride, rows.scale + first, rows.stride}, count,
+                    work.logits.data(),
+                    {k, work.top_values.data() + first * k, work.exp_sums.data() + first * 16, work.maxima.data() + first,
+                     work.top_tokens.data() + first * k},
+                    work.log_sum_exp.data() + first);
+    };
+    int64_t whole = 0;  // rows of sentences that may have all words, before `i`
+    for (int64_t i = 0; i < n;) {  // the beams of a sentence follow one another
+        const Sentence &sentence = *beams[static_cast<size_t>(i)].sentence;
+        if (sentence.words.empty()) {
+            i += sentence.beams, whole += sentence.beams;
+            continue;
+        }
+        if (whole) top_k(*vocabulary_, i - whole, whole);
+        top_k(*sentence.words_layer, i, sentence.beams);
+        for (int64_t at = i * k; at < (i + sentence.beams) * k; ++at)
+            work.top_tokens[at] = sentence.words[static_cast<size_t>(work.top_tokens[at])];
+        i += sentence.beams, whole = 0;
+    }
+    if (whole) top_k(*vocabulary_, n - whole, whole);
+}
+
+void Decoder::gather_words(Sentence &sentence) const {
+    if (!sentence.words_layer) sentence.words_layer = std::make_unique<RowLinear>(isa_);
+    sentence.words_layer->gather(*vocabulary_, sentence.words);
 }
 
 }  // namespace zoo

@@ -18,6 +18,7 @@ struct Sentence {
     int64_t index = 0, limit = 0, position = 0, beams = 1, source_length = 0;
     bool top_ended = false;  // the best continuation of a step was the end
     std::vector<Buffer<Float16>> pages;     // of the KV cache of self-attention
+    Buffer<float> cells;                    // of all recurrences after this position and the one before, [position % 2][slot][columns]
     std::vector<Buffer<Float16>> cross_kv;  // of each cross-attention the keys, transposed, then the values; see KeysValues
     std::vector<uint8_t> ancestors, next_ancestors;  // [beam, limit]
     std::vector<int32_t> tokens;                     // fed at every position, [limit, beam]
@@ -27,6 +28,8 @@ struct Sentence {
         double score;
     };
     std::vector<Hypothesis> hypotheses;
+    std::vector<int32_t> words;         // the only ones that it may have, in order; none: the whole vocabulary
+    std::unique_ptr<RowLinear> words_layer;  // the vocabulary projection of these
 };
 
 // One row of a decoding step: a beam of a sentence.
@@ -45,7 +48,7 @@ struct Workspace {
     Encoding encoding;
     Register memory, keys_values;         // the encoder's result, where the caller computed it; keys and values of cross-attention
     Buffer<Float16> keys_values_float16;
-    Buffer<float> logits, top_values, exp_sums, maxima;
+    Buffer<float> logits, top_values, exp_sums, maxima, no_cell;  // no_cell: zeros
     Buffer<int32_t> top_tokens;
     Buffer<double> log_sum_exp;
     std::vector<const Float16 *> keys;                 // of every position, for self-attention
@@ -58,8 +61,11 @@ class Decoder : public Layers {
     Decoder(int64_t memory_width, const std::string &isa);
     // Operations, see `Layers`.
     void self_attention(int64_t in, int64_t heads, int64_t out);
+    void recurrence(int64_t in, int64_t residual, int64_t out);
     void cross_attention(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams,
                          int64_t heads, int64_t out);
+    // Choose a sentence's words.
+    void gather_words(Sentence &sentence) const;
     void vocabulary(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams);
 
     int64_t vocabulary_size() const { return vocabulary_->outputs(); }
@@ -68,6 +74,9 @@ class Decoder : public Layers {
     // Memory for a thread, that of an earlier call where it fits: page faults of fresh memory cost more than what is computed in it.
     std::unique_ptr<Workspace> acquire(int64_t rows, int64_t beam, int64_t top_k) const;
     void release(std::unique_ptr<Workspace> work) const;
+
+    // Floats of all recurrences for one beam.
+    int64_t cell_width() const { return cell_offsets_.back(); }
 
     // Fills the cross-attention caches of these sentences; the encoder's results, float32, follow one another in `memory`.
     void fill_cross_kv(Workspace &work, const std::vector<std::unique_ptr<Sentence>> &sentences, const Rows &memory) const;
@@ -80,10 +89,12 @@ class Decoder : public Layers {
     Float16 *cached_key_value(const Workspace &work, const Sentence &sentence, int64_t layer, int64_t position, int64_t slot) const;
     void run_self_attention(Workspace &work, const Operation &operation, const Rows &in, const Rows &out,
                             const std::vector<Beam> &beams) const;
+    void run_recurrence(Workspace &work, const Operation &operation, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const;
     void run_cross_attention(const Operation &operation, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const;
 
     int64_t memory_width_;
     std::vector<int64_t> kv_offsets_;  // of each self-attention in the float16s of one position and slot, then the size of these
+    std::vector<int64_t> cell_offsets_;  // of each recurrence in the floats of one beam, then the size of these
     std::vector<const RowLinear *> kv_projections_;  // of each cross-attention
     mutable std::mutex idle_mutex_;
     mutable std::vector<std::unique_ptr<Workspace>> idle_;

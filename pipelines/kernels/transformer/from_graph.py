@@ -5,8 +5,10 @@ weights or int8 ones behind DequantizeLinear.
 
     embedding        Gather(table, tokens) [* scale] + rows of a constant table of positions
     linear layer     MatMul or Gemm [+ bias], or columns that a Split takes of one
-    residual         linear layer [-> Relu] + value
-    feed-forward     linear layer -> Relu -> linear layer + residual
+    residual         linear layer [-> Relu], or a recurrence, + value
+    feed-forward     linear layer -> Relu, swish or GELU -> linear layer + residual
+    recurrence       Scan of cell keep + (1 - keep) value over the tokens -> Relu, with keep = Sigmoid(forget) and both
+                     linear layers of one value
     layer norm       LayerNormalization over the last axis
     attention        Softmax(scale * (Q K^T) [+ mask]) V -> Transpose -> Reshape, with Q, K and V each a linear layer ->
                      Reshape -> Transpose into heads: self-attention where all three read one value (one layer of merged
@@ -29,9 +31,12 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query, reference_session
+from pipelines.kernels.transformer import reference
 from pipelines.kernels.transformer.program import (
+    ACTIVATIONS,
     LANES,
     MEMORY,
+    Activation,
     Attention,
     CrossAttention,
     DecoderProgram,
@@ -40,6 +45,7 @@ from pipelines.kernels.transformer.program import (
     LayerNorm,
     Linear,
     Operation,
+    Recurrence,
     RowLinear,
     SelfAttention,
     StaticQParams,
@@ -49,6 +55,8 @@ from pipelines.quantization.scales import weight_qparams
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
+ELEMENTWISE = ("Mul", "Div", "Add", "Sub", "Sigmoid", "Erf", "Tanh", "Pow")  # of which activations are made
+ALIKE = 0.02  # how far an activation may be from what it is taken for, on -8 to 8: quantization's rounding
 MASKED = -1e4  # a mask adds at most this where attention is hidden
 PROBE = 5  # length of the sentence on which masks are evaluated
 
@@ -347,6 +355,8 @@ class _GraphMapper:
             self.refuse(value, "it is read otherwise than by the keys and values of attention")
         if query.is_op(node, "LayerNormalization"):
             return self.layer_norm(value, node)
+        if (parts := self.recurrence_parts(value)) is not None:
+            return self.recurrence(value, *parts)
         if query.is_op(node, "Relu"):
             layer = self.linear_layer(self.skip_qdq(node.inputs[0]))
             if layer is None:
@@ -360,6 +370,8 @@ class _GraphMapper:
             return self.last_token(value, node)
         if query.is_op(node, "Reshape"):
             return self.attention(value, node)
+        if query.is_op(node, "Mul"):
+            return self.activation(value)
         self.refuse(value, f"no step of the {self.what} computes this")
 
     def layer_norm(self, value: ir.Value, node: ir.Node) -> int:
@@ -403,12 +415,94 @@ class _GraphMapper:
             if (table := self.embedding_table(one)) is not None:
                 return self.embedding(value, table, other)
         for one, other in (inputs, inputs[::-1]):
+            if (parts := self.recurrence_parts(one)) is not None:
+                return self.recurrence(value, *parts, residual=self.unpadded_register(value, other))
             before = one.producer()
             relu = before is not None and query.is_op(before, "Relu")
             layer = self.linear_layer(self.skip_qdq(before.inputs[0]) if relu and before is not None else one)
             if layer is not None:
                 return self.linear(layer, relu, self.unpadded_register(value, other))
         self.refuse(value, "a sum of which no part is a linear layer or an embedding")
+
+    def activation(self, value: ir.Value) -> int:
+        """Swish or GELU of one value, however it is written."""
+        source: set[ir.Value] = set()
+        waiting = [value]
+        while waiting:
+            each = self.skip_qdq(waiting.pop())
+            node = each.producer()
+            if self.constant(each) is not None:
+                continue
+            if node is not None and query.is_op(node, *ELEMENTWISE) and self.linear_layer(each) is None:
+                waiting += [x for x in node.inputs if x is not None]
+            else:
+                source.add(each)
+        if len(source) != 1 or (width := (query.dimensions(x := source.pop()) or [None])[-1]) is None:
+            self.refuse(value, f"no step of the {self.what} computes this")
+        points = np.linspace(-8, 8, width, dtype=np.float32)
+        part = edit.extract(self.model, [str(x.name)], [str(value.name)])
+        for node in list(part.graph):  # what it computes between is rounded in the graph, and float here
+            before = node.inputs[0].producer() if query.is_op(node, "DequantizeLinear") and node.inputs[0] else None
+            if before is not None and query.is_op(before, "QuantizeLinear") and before.inputs[0] is not None:
+                node.outputs[0].replace_all_uses_with(before.inputs[0])
+        feed = {str(x.name): points.reshape([1] * ((query.rank(x) or 1) - 1) + [width])}
+        (found,) = reference_session.run(reference_session.session(part, "mapping it needs"), feed)
+        errors = {kind: np.abs(found.ravel() - reference.activate(kind, points)).max() for kind in ACTIVATIONS}
+        kind = min(errors, key=errors.__getitem__)
+        if not errors[kind] < ALIKE:
+            self.refuse(value, f"it is neither {' nor '.join(ACTIVATIONS)}")
+        return self.append(Activation, self.unpadded_register(value, x), kind)
+
+    def recurrence_parts(self, value: ir.Value) -> tuple[_LinearLayer, _LinearLayer] | None:
+        """The layers of the forget gate and of the value of a `Recurrence` that computes `value`; None where none
+        does.
+        """
+        relu = value.producer()
+        if relu is None or not query.is_op(relu, "Relu"):
+            return None
+        cells = self.skip_qdq(relu.inputs[0])
+        scan = cells.producer()
+        if scan is None or not query.is_op(scan, "Scan"):
+            return None
+        wanted = "wanted a Scan of cell keep + (1 - keep) value over the tokens, from zeros on"
+        body, outputs = scan.attributes["body"].as_graph(), list(scan.outputs)
+        one = [scan.attributes.get_ints(f"scan_{each}", [0]) for each in ("input_axes", "output_axes")]
+        backward = [scan.attributes.get_ints(f"scan_{each}_directions", []) for each in ("input", "output")]
+        if len(scan.inputs) != 3 or cells is not outputs[-1] or len(outputs) != 2 or {1} != {*one[0], *one[1]}:
+            self.refuse(value, wanted)
+        if any(map(any, backward)) or self.evaluate(value, scan.inputs[0]).any():
+            self.refuse(value, wanted)
+        cell, *scanned = body.inputs
+        after = [self.skip_qdq(each) for each in body.outputs]
+        found = {
+            (kept, added)
+            for kept, added in ((0, 1), (1, 0))
+            if after[0] is after[1] and _is_sum_of_product(after[0], cell, scanned[kept], scanned[added])
+        }
+        if len(found) != 1:
+            self.refuse(value, wanted)
+        (kept, added) = found.pop()
+        keep, product = (self.skip_qdq(scan.inputs[1 + at]) for at in (kept, added))
+        sigmoid, mul = keep.producer(), product.producer()
+        if sigmoid is None or mul is None or not query.is_op(sigmoid, "Sigmoid") or not query.is_op(mul, "Mul"):
+            self.refuse(value, wanted)
+        forget = self.linear_layer(self.skip_qdq(sigmoid.inputs[0]))
+        for taken, given in (mul.inputs, mul.inputs[::-1]):
+            sub = self.skip_qdq(taken).producer()
+            layer = self.linear_layer(self.skip_qdq(given))
+            if sub is None or not query.is_op(sub, "Sub") or layer is None or forget is None:
+                continue
+            if self.scalar(sub.inputs[0]) == 1 and self.skip_qdq(sub.inputs[1]) is keep and layer.x is forget.x:
+                return forget, layer
+        self.refuse(value, wanted)
+
+    def recurrence(
+        self, value: ir.Value, forget: _LinearLayer, layer: _LinearLayer, residual: int | None = None
+    ) -> int:
+        """A `Recurrence`, its gates merged."""
+        if not self.memory:
+            self.refuse(value, "a recurrence in an encoder")
+        return self.append(Recurrence, self.linear(_concatenate(forget, layer)), residual=residual)
 
     def last_token(self, value: ir.Value, node: ir.Node) -> int:
         """The last row of all: the one that a decoding step computes."""
@@ -630,6 +724,16 @@ class _GraphMapper:
             self.refuse(
                 value, "its mask lets it look at later tokens" if causal else "its mask hides tokens of the source"
             )
+
+
+def _is_sum_of_product(value: ir.Value, a: ir.Value, b: ir.Value, c: ir.Value) -> bool:
+    """Whether value = a b + c."""
+    total = value.producer()
+    if total is None or not query.is_op(total, "Add") or c not in total.inputs:
+        return False
+    (other,) = [each for each in total.inputs if each is not c] or [None]
+    product = None if other is None else other.producer()
+    return product is not None and query.is_op(product, "Mul") and {*product.inputs} == {a, b}
 
 
 def _concatenate(*parts: _LinearLayer) -> _LinearLayer:

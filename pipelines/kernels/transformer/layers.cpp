@@ -61,6 +61,20 @@ RowLinear::RowLinear(const Isa &isa, const Array &weight, const Array &scale, co
     linear_.scale = scale_.data(), linear_.float_output = true;
 }
 
+void RowLinear::gather(const RowLinear &whole, const std::vector<int32_t> &columns) {
+    qparams_ = whole.qparams_, linear_ = whole.linear_, outputs_ = static_cast<int64_t>(columns.size());
+    const int64_t all = round_up(outputs_, kColumns);
+    weight_.reserve(isa_.packed_bytes(linear_.inputs, all)), compensation_.reserve(all), scale_.reserve(all), bias_.reserve(all);
+    isa_.gather_columns(whole.weight_.data(), linear_.inputs, columns.data(), outputs_, weight_.data());
+    for (int64_t j = 0; j < all; ++j) {
+        const int64_t column = j < outputs_ ? columns[static_cast<size_t>(j)] : -1;
+        compensation_[j] = column < 0 ? 0 : whole.compensation_[column];
+        scale_[j] = column < 0 ? 0 : whole.scale_[column];
+        bias_[j] = column < 0 ? -INFINITY : whole.bias_[column];
+    }
+    linear_.outputs = all, linear_.weight = weight_.data(), linear_.bias = compensation_.data(), linear_.scale = scale_.data();
+}
+
 void RowLinear::run(const Rows &in, int64_t n, bool relu, const float *residual, int64_t residual_stride, float *out,
                     int64_t out_stride) const {
     isa_.linear(linear_, {in.scale, bias_.data(), residual, residual_stride, relu}, in.quantized, in.stride, n, out, out_stride);
@@ -165,6 +179,13 @@ void Layers::linear(int64_t in, const Array &weight, const Array &scale, const A
         refuse("linear", "gives " + text(layer->outputs()) + " columns, the residual has " + text(read(residual, "linear").width));
     Operation &operation = append(Kind::kLinear, in, out, layer->outputs(), relu && residual == -1);
     operation.relu = relu, operation.residual = residual, operation.linear = layer;
+}
+
+void Layers::activation(int64_t in, const std::string &kind, int64_t out) {
+    require_open("activation");
+    if (kind != "swish" && kind != "gelu") refuse("activation", "there is no " + kind);
+    append(Kind::kActivation, in, out, read(in, "activation").width).activation =
+        kind == "swish" ? Activation::kSwish : Activation::kGelu;
 }
 
 Layers::Operation &Layers::attention(Kind kind, int64_t in, int64_t parts, int64_t heads, int64_t out, const char *name) {

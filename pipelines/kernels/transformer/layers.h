@@ -33,6 +33,10 @@ class RowLinear {
     void run(const Rows &in, int64_t n, bool relu, const float *residual, int64_t residual_stride, float *out, int64_t out_stride) const;
     // The largest columns of every row, and log(sum_j exp(y_j)), [n], over all of them; panel: scratch, [n, kPanel].
     void top_k(const Rows &in, int64_t n, float *panel, const TopK &top, double *log_sum_exp) const;
+    // Without any weights yet.
+    explicit RowLinear(const Isa &isa) : isa_(isa), outputs_(0) {}
+    // Becomes the layer of these columns of `whole`, which has more than kNarrow; its memory is used again.
+    void gather(const RowLinear &whole, const std::vector<int32_t> &columns);
     // The weights of one output, int8 [inputs].
     void column(int64_t output, int8_t *weight) const { isa_.unpack_column(weight_.data(), linear_.inputs, output, weight); }
     const QParams &qparams() const { return qparams_; }  // of the rows it takes
@@ -72,6 +76,7 @@ class Layers {
     void layer_norm(int64_t in, const Array &scale, const Array &bias, float epsilon, int64_t out);
     void linear(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams, bool relu,
                 int64_t residual, int64_t out);
+    void activation(int64_t in, const std::string &kind, int64_t out);  // "swish" or "gelu"
     const char *isa() const { return isa_.name; }
 
     bool complete() const { return complete_; }
@@ -81,7 +86,7 @@ class Layers {
     std::vector<Register> registers(int64_t rows) const;
 
   protected:
-    enum class Kind { kEmbed, kLayerNorm, kLinear, kAttention, kSelfAttention, kCrossAttention };
+    enum class Kind { kEmbed, kLayerNorm, kLinear, kActivation, kAttention, kSelfAttention, kCrossAttention, kRecurrence };
     struct Operation {
         Kind kind;
         int64_t in, out, residual = -1, layer = 0, heads = 0, size = 0, width = 0;
@@ -89,6 +94,7 @@ class Layers {
         QParams qparams;  // of the quantized result
         LayerNorm norm{};
         const RowLinear *linear = nullptr;
+        Activation activation{};
     };
     struct Value {  // what a register holds after the operations so far
         int64_t width = 0;
@@ -140,7 +146,11 @@ void Layers::run(std::vector<Register> &registers, int64_t n, Compute compute) c
             isa_.rows->layer_norm(operation.norm, at(operation.in).values.data(), at(operation.in).stride, rows, n);
             continue;
         }
-        if (operation.kind == Kind::kLinear) {
+        if (operation.kind == Kind::kActivation) {
+            const Rows in = at(operation.in).rows();
+            for (int64_t r = 0; r < n; ++r)
+                isa_.rows->activate(operation.activation, in.values + r * in.stride, rows.stride, rows.values + r * rows.stride);
+        } else if (operation.kind == Kind::kLinear) {
             const float *residual = operation.residual < 0 ? nullptr : at(operation.residual).values.data();
             operation.linear->run(at(operation.in).rows(), n, operation.relu, residual, out.stride, rows.values, rows.stride);
         } else {

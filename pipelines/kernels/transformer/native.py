@@ -9,6 +9,7 @@ import numpy as np
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.extension import required
 from pipelines.kernels.transformer.program import (
+    Activation,
     Attention,
     CrossAttention,
     DecoderProgram,
@@ -16,6 +17,7 @@ from pipelines.kernels.transformer.program import (
     EncoderProgram,
     LayerNorm,
     Linear,
+    Recurrence,
     RowLinear,
     SelfAttention,
     Vocabulary,
@@ -54,6 +56,11 @@ def compile_program(
                 native.linear(
                     operation.input, *_layer_arguments(operation.layer), operation.relu, residual, operation.out
                 )
+            case Activation():
+                native.activation(operation.input, operation.kind, operation.out)
+            case Recurrence():
+                residual = -1 if operation.residual is None else operation.residual
+                native.recurrence(operation.input, residual, operation.out)
             case Attention():
                 native.attention(operation.input, operation.heads, operation.out)
             case SelfAttention():

@@ -145,6 +145,27 @@ class SelfAttention:
 
 
 @dataclass(frozen=True, eq=False)
+class Activation:
+    """out = x sigmoid(x), "swish", or x (1 + erf(x / sqrt 2)) / 2, "gelu"."""
+
+    input: int
+    kind: str
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Recurrence:
+    """The simpler simple recurrent unit of a decoder (Kim et al. 2019): [forget | value], 2 W columns -> W.
+
+    keep = sigmoid(forget); cell = cell keep + (1 - keep) value, from zeros on; out = relu(cell), plus `residual`.
+    """
+
+    input: int
+    out: int
+    residual: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class CrossAttention:
     """Multi-head cross-attention of queries of W columns over the source.
 
@@ -165,9 +186,12 @@ class Vocabulary:
     layer: RowLinear
 
 
-Operation = Embedding | LayerNorm | Linear | Attention | SelfAttention | CrossAttention | Vocabulary
-ENCODER_OPERATIONS = (LayerNorm, Linear, Attention)
-DECODER_OPERATIONS = (LayerNorm, Linear, SelfAttention, CrossAttention)
+Operation = (
+    Embedding | LayerNorm | Linear | Activation | Attention | SelfAttention | Recurrence | CrossAttention | Vocabulary
+)
+ENCODER_OPERATIONS = (LayerNorm, Linear, Activation, Attention)
+DECODER_OPERATIONS = (LayerNorm, Linear, Activation, SelfAttention, Recurrence, CrossAttention)
+ACTIVATIONS = ("swish", "gelu")
 
 
 class _Program:
@@ -303,6 +327,16 @@ def _result_width(where: str, operation: Operation, widths: dict[int, int], memo
         if not 0 <= operation.epsilon < np.inf:
             raise RequestError(f"{where} has epsilon {operation.epsilon}; wanted 0 or more")
         return width
+    if isinstance(operation, Activation):
+        if operation.kind not in ACTIVATIONS:
+            raise RequestError(f"{where} computes {operation.kind!r}; wanted {' or '.join(ACTIVATIONS)}")
+        return width
+    if isinstance(operation, Recurrence):
+        if width % (2 * LANES):
+            raise RequestError(f"{where} has gates of {width} columns; wanted twice a multiple of {LANES}")
+        if operation.residual is not None and widths[operation.residual] != width // 2:
+            raise RequestError(f"{where} gives {width // 2} columns, the residual has {widths[operation.residual]}")
+        return width // 2
     if isinstance(operation, Linear | Vocabulary):
         if operation.layer.inputs != width:
             raise RequestError(f"{where} takes {operation.layer.inputs} columns and is given {width}")

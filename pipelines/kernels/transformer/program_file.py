@@ -22,6 +22,7 @@ from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import replacing
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.transformer.program import (
+    Activation,
     Attention,
     CrossAttention,
     DecoderProgram,
@@ -29,6 +30,7 @@ from pipelines.kernels.transformer.program import (
     EncoderProgram,
     LayerNorm,
     Linear,
+    Recurrence,
     RowLinear,
     SelfAttention,
     StaticQParams,
@@ -40,7 +42,17 @@ from pipelines.kernels.transformer.program import (
 VERSION = 1
 SUFFIX = ".zoo"
 PAGE, LINE = 4096, 64  # bytes
-_OPERATIONS = (Embedding, LayerNorm, Linear, Attention, SelfAttention, CrossAttention, Vocabulary)
+_OPERATIONS = (
+    Embedding,
+    LayerNorm,
+    Linear,
+    Activation,
+    Attention,
+    SelfAttention,
+    Recurrence,
+    CrossAttention,
+    Vocabulary,
+)
 CLASSES = {each.__name__: each for each in (EncoderProgram, DecoderProgram, RowLinear, StaticQParams, *_OPERATIONS)}
 
 

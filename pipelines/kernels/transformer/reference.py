@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pipelines.kernels.transformer.program import (
     LANES,
+    Activation,
     Attention,
     CrossAttention,
     DecoderProgram,
@@ -19,6 +20,7 @@ from pipelines.kernels.transformer.program import (
     LayerNorm,
     Linear,
     Operation,
+    Recurrence,
     RowLinear,
     SelfAttention,
     StaticQParams,
@@ -95,6 +97,35 @@ def linear(
     if relu:
         y = np.maximum(y, np.float32(0))
     return y if residual is None else y + residual
+
+
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + exp(-x)), from e = exp(-|x|)."""
+    e = exponential(-np.abs(x))
+    found: Floats = np.where(x < 0, e, np.float32(1)) / (np.float32(1) + e)
+    return found
+
+
+def activate(kind: str, x: Floats) -> Floats:
+    """`Activation`; erf by Abramowitz and Stegun 7.1.26, to 3e-7."""
+    if kind == "swish":
+        return x * sigmoid(x)
+    z = np.abs(x) * np.float32(0.70710678)
+    t = np.float32(1) / (z * np.float32(0.3275911) + np.float32(1))
+    p = t * np.float32(1.061405429) + np.float32(-1.453152027)
+    for each in (1.421413741, -0.284496736, 0.254829592):
+        p = p * t + np.float32(each)
+    tail = (p * t) * exponential(-(z * z))
+    found: Floats = (x * np.float32(0.5)) * np.where(x < 0, tail, np.float32(2) - tail)
+    return found
+
+
+def recurrence(gates: Floats, cells: Floats) -> Floats:
+    """The cells after `Recurrence`, of gates [n, 2 W] and the cells before [n, W]."""
+    forget, value = np.split(gates, 2, axis=1)
+    keep = sigmoid(forget)
+    found: Floats = cells * keep + (np.float32(1) - keep) * value
+    return found
 
 
 def layer_norm(x: Floats, scale: Floats, bias: Floats, epsilon: float) -> Floats:
@@ -174,8 +205,10 @@ class Registers:
         self.values: dict[int, tuple[Floats, bool]] = {}  # (rows, whether they are known to be nonnegative)
 
     def result(self, operation: Operation) -> tuple[Floats, bool]:
-        """The result of a `LayerNorm` or a `Linear`, and whether it is known to be nonnegative."""
+        """The result of a `LayerNorm`, an `Activation` or a `Linear`, and whether it is known to be nonnegative."""
         x, nonnegative = self.values[operation.input]  # type: ignore[union-attr]
+        if isinstance(operation, Activation):
+            return activate(operation.kind, x), False
         if isinstance(operation, LayerNorm):
             return layer_norm(x, operation.scale, operation.bias, operation.epsilon), False
         assert isinstance(operation, Linear)
@@ -217,6 +250,8 @@ class Decoding:
         self.sentences = list(range(len(memories)))
         # of every row: [position][self-attention] key | value
         self.caches: list[list[list[Floats]]] = [[] for _ in memories]
+        # of every recurrence the cells of all rows
+        self.cells: dict[int, Floats] = {}
 
     def __call__(self, tokens: NDArray[np.int64], parents: NDArray[np.int64]) -> Floats:
         """One decoding step: the logits of the tokens that follow."""
@@ -224,7 +259,7 @@ class Decoding:
         self.caches = [[*self.caches[parent], []] for parent in parents]
         registers = Registers()
         layer = 0  # of cross-attention
-        for operation in self.program.operations[:-1]:
+        for number, operation in enumerate(self.program.operations[:-1]):
             result: tuple[Any, bool]
             match operation:
                 case Embedding():
@@ -234,6 +269,13 @@ class Decoding:
                     rows = registers.values[operation.input][0]
                     pairs = zip(self.caches, rows, strict=True)
                     result = np.stack([_cached_attention(*pair, operation.heads) for pair in pairs]), False
+                case Recurrence():
+                    gates = registers.values[operation.input][0]
+                    before = self.cells.get(number, np.zeros((len(parents), gates.shape[1] // 2), np.float32))
+                    self.cells[number] = recurrence(gates, before[parents] if number in self.cells else before)
+                    y = np.maximum(self.cells[number], np.float32(0))
+                    added = operation.residual
+                    result = (y, True) if added is None else (y + registers.values[added][0], False)
                 case CrossAttention():
                     queries = registers.values[operation.input][0]
                     results = []

@@ -81,7 +81,7 @@ def looked_up(width, *more, extra=()):
     """(slots, steps): numbers and lookups of every kind as codes in slot 0."""
     slots = [("i2", 3 + 4 * width), *extra]
     steps = [
-        Numbers(0, np.array([900, 1.5, 1e30], np.float32)),
+        Numbers(0, 0, np.arange(3, dtype=np.int32), np.array([900, 1.5, 1e30], np.float32)),
         Gather(0, 3, table(9, width), 9, width, width, 0),
         Gather(0, 3 + width, table(9, width + 2), 9, width + 2, width, 0, 3, "sum", 0.37),
         Gather(0, 3 + 2 * width, table(5, width), 5, width, width, 3, 1, "mean", 0.9, 1),
@@ -171,6 +171,44 @@ def test_sums_at_their_bounds(isa, sign, wide):
 
 
 @needs_kernels
+@pytest.mark.parametrize("width", [1, 30, 64, 97])
+@pytest.mark.parametrize("dead", [0.0, 0.7, 1.0])
+def test_zeros_behind_a_relu_are_passed_over(isa, width, dead):
+    """Numbers stand behind the lookup here."""
+    first = mixed(0, 12, [(1, width, True)], 2, True, spread=2000.0)
+    unused = RNG.random(first.bias.size) < dead
+    first = replace(first, bias=np.where(unused, np.float32(-1e9), first.bias))
+    steps = [
+        Gather(0, 0, table(9, 9), 9, 9, 9, 0),
+        Numbers(0, 9, np.arange(3, dtype=np.int32), np.array([900, 1.5, 1e30], np.float32)),
+        first,
+        mixed(1, width, [(2, 40, True)], spread=2000.0),
+        mixed(2, 40, [(3, 5, False)]),
+    ]
+    for count in BATCHES:
+        check(program([("i2", 12), ("i2", width), ("i2", 40), ("f4", 5)], steps, [3]), isa, *feeds(count))
+
+
+@needs_kernels
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 20])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_of_long_lists_at_their_bounds(isa, count, sign):
+    made = ClickProgram(
+        np.full(count, 9, np.int32),
+        0,
+        0,
+        (("i2", 33), ("f4", 1)),
+        (
+            Gather(0, 0, np.full(9 * 33 + SLACK, sign * CODES, np.int16), 9, 33, 33, 0, count, "sum", 1 / count),
+            Weighted(0, 0, np.ones(33, np.float32), 1),
+        ),
+        (1,),
+    )
+    (found,) = check(made, isa, RNG.integers(0, 9, (5, count)).astype(np.int32), None, None)
+    np.testing.assert_allclose(found, sign * 33 * CODES, rtol=1e-3)
+
+
+@needs_kernels
 @pytest.mark.parametrize("width", [1, 7, 16, 19, 40, 128])
 def test_interactions(isa, width):
     at = np.array([3, 3 + width, 3 + 3 * width], np.int32)
@@ -223,7 +261,7 @@ def test_vectors_of_length_one(isa, width):
         4,
         mixed(0, 19, [(1, width, False), (2, width, False)]),
         Normalize(1, 3, 1e-12),
-        Normalize(2, 4, 0.0, 0.5),
+        Normalize(2, 4, 0.0, 0.5, width == 16),
         Product(3, 4, 5),
         Quantize(2, 6, 0, 1000.0, True),
         Quantize(1, 6, width, 1000.0),
@@ -250,6 +288,19 @@ def test_inputs_that_are_none_or_beyond_all_bounds(isa):
     odd = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         check(program(slots, steps, [1]), isa, ids, RNG.choice(odd, (60, 3)), RNG.choice(odd, (60, 2)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("width", [1, 16, 37])
+def test_numbers_times_vectors(isa, width):
+    columns = RNG.integers(0, 3, width).astype(np.int32)
+    steps = [
+        Numbers(0, 0, np.arange(3, dtype=np.int32), np.array([900, 1.5, 1e30], np.float32)),
+        Numbers(0, 3, columns, floats(width, scale=700)),
+        mixed(0, 3 + width, [(1, 20, False)]),
+    ]
+    for count in (0, 1, 5, 65):
+        check(program([("i2", 3 + width), ("f4", 20)], steps, [1]), isa, *feeds(count))
 
 
 # --- wrong inputs
@@ -295,6 +346,10 @@ def step_of(made, kind):
     ("kind", "changes"),
     [
         (Numbers, {"scale": np.ones(2, np.float32)}),
+        (Numbers, {"columns": np.array([0, 1, 3], np.int32)}),
+        (Numbers, {"columns": np.array([0, 1, -1], np.int32)}),
+        (Numbers, {"columns": np.zeros(0, np.int32), "scale": np.zeros(0, np.float32)}),
+        (Numbers, {"position": 1}),
         (Numbers, {"out": 1}),
         (Numbers, {"scale": np.full(3, np.nan, np.float32)}),
         (Gather, {"position": 17}),

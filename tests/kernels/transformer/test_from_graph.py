@@ -19,11 +19,13 @@ from pipelines.kernels import extension
 from pipelines.kernels.transformer import native, reference
 from pipelines.kernels.transformer.from_graph import decoder_program, encoder_program, programs
 from pipelines.kernels.transformer.program import (
+    Activation,
     Attention,
     CrossAttention,
     Embedding,
     LayerNorm,
     Linear,
+    Recurrence,
     SelfAttention,
     StaticQParams,
     Vocabulary,
@@ -69,14 +71,13 @@ def test_a_frozen_graph_is_mapped(form, pre):
     model = export(network(form, pre))
     found = decoder_program(model)
     kinds = [type(each) for each in found.operations]
-    layers = FORMS[form].decoder
+    layers, recurrent = FORMS[form].decoder, FORMS[form].autoregression == "ssru"
     assert (kinds[0], kinds[-1]) == (Embedding, Vocabulary)
-    assert [kinds.count(each) for each in (SelfAttention, CrossAttention, LayerNorm)] == [
-        layers,
-        layers,
-        3 * layers + pre,
-    ]
-    assert kinds.count(Linear) == 6 * layers  # queries, keys and values are one; residuals and ReLUs are in them
+    assert kinds.count(Recurrence if recurrent else SelfAttention) == kinds.count(CrossAttention) == layers
+    assert kinds.count(LayerNorm) == 3 * layers + pre + FORMS[form].embedding_norm
+    assert kinds.count(Activation) == layers * (FORMS[form].activation != "relu")
+    # queries, keys and values are one, and so are gates; residuals and ReLUs are in them
+    assert kinds.count(Linear) == (6 - recurrent) * layers
     assert max(each.out for each in found.operations[:-1]) < 4
     rng = np.random.default_rng(0)
     for source in sentences(5, rng):
@@ -99,7 +100,7 @@ def test_a_frozen_encoder_is_mapped(form, pre):
     assert [kinds.count(each) for each in (Embedding, Attention, LayerNorm, Linear)] == [
         1,
         layers,
-        2 * layers + pre,
+        2 * layers + pre + FORMS[form].embedding_norm,
         4 * layers,
     ]
     assert max(each.out for each in found.operations) < 4

@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.kernels.clicks import reference
 from pipelines.kernels.clicks.from_graph import click_program
-from pipelines.kernels.clicks.program import Dense, Gather, Mixed
+from pipelines.kernels.clicks.program import Dense, Gather, Mixed, Numbers
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
@@ -91,6 +91,39 @@ def test_cross_layers_of_full_rank_and_of_other_depths():
     near("dcn-v2", crosses=1)
 
 
+@pytest.mark.parametrize("rank", [0, 6])
+@pytest.mark.parametrize("crosses", [1, 3])
+def test_biases_beside_the_products_of_cross_layers(crosses, rank):
+    near("dcn-v2", crosses=crosses, rank=rank, beside=True)
+
+
+def test_towers_that_end_in_a_relu():
+    near("two-tower", relu=True)
+
+
+@pytest.mark.parametrize("family", ["wide-deep", "deepfm", "dcn-v2"])
+def test_numbers_times_vectors(family):
+    program, _ = near(family, vectors=True, numbers=3, beside=True)
+    spread = [each.columns.tolist() for each in program.steps if isinstance(each, Numbers)]
+    codes = [[number for number in range(3) for _ in range(8)]] * (family != "wide-deep")
+    assert spread == [[0, 1, 2], *codes]  # a layer reads a number, whatever vector it stands for
+
+
+def test_numbers_through_a_relu():
+    net = Network("wide-deep")
+    text = "(int32[n,1] ids, float[n,3] numbers) => (float[n,1] probability) {"
+    text += "e = Gather(T, ids) f = Squeeze(e, one) r = Relu(numbers) x = Concat<axis=1>(f, r) h = Gemm(x, w, b)"
+    text += "q = Relu(h) logit = MatMul(q, v) probability = Sigmoid(logit) }"
+    shapes = {"T": (40, 8), "w": (11, 16), "b": (16,), "v": (16, 1)}
+    weights = {name: net.rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    found = model(text, **weights, one=np.int64([1]))
+    feeds = {"ids": net.rng.integers(0, 40, (200, 1)).astype(np.int32)}
+    feeds["numbers"] = net.rng.standard_normal((200, 3)).astype(np.float32)
+    program, report = folded(found, feeds, rewritten=False)
+    assert program is not None, report["reason"]
+    assert moved(found, program, feeds)[0] <= BOUND
+
+
 @pytest.mark.parametrize("fine", [0, 200, 1000])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_large_layers_read_bytes(family, fine, monkeypatch):
@@ -111,6 +144,23 @@ def test_what_does_not_pay_is_not_folded(monkeypatch):
     program, report = near("deepfm")
     assert not any(each.table is not None for each in program.steps if isinstance(each, Mixed))
     assert not any(each["fold"] for each in report["layers"].values())
+
+
+def test_a_tower_passes_over_the_codes_of_the_other(monkeypatch):
+    monkeypatch.setattr(folding, "LIMIT", 0)
+    program, _ = near("two-tower", fields=((40, 6, "mean"), (30, 6, "mean")), width=16, users=1)
+    first = [each for each in program.steps if isinstance(each, Mixed) and each.x == 0]
+    assert len(first) == 2 and all(len(each.weight) <= 16 + program.numbers for each in first)
+
+
+def test_units_that_weigh_most_stand_first():
+    net = Network("wide-deep", hidden=(48, 24))
+    feeds = net.feeds(400)
+    program, _ = folded(net.model, feeds)
+    second = [each for each in program.steps if isinstance(each, Mixed)][1]
+    weights = np.abs(second.weight[:48] * second.scale.astype(np.float64)).sum(axis=1)
+    assert (np.diff(weights) <= 1e-6 * weights[0]).all() and weights[0] > weights[-1]
+    assert moved(net.model, program, feeds)[0] <= BOUND
 
 
 def test_scalars_lie_beside_the_embeddings():

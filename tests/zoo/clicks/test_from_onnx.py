@@ -14,8 +14,15 @@ from numpy.typing import NDArray
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
+from pipelines.kernels.clicks import reference
+from pipelines.kernels.clicks.from_graph import click_program
+from pipelines.quantization.calibrate import calibrate
+from pipelines.quantization.recipe import QuantRecipe
+from pipelines.rewrites.driver import rewrite
 from zoo.clicks.features import Features
+from zoo.clicks.fold_program import fold_program
 from zoo.clicks.from_onnx import GENERIC, Ranker, read
+from zoo.clicks.rewrites import passes
 from zoo.clicks.schema import Schema
 
 LENGTH = packages.LENGTH
@@ -115,6 +122,54 @@ def test_exports_of_packages_become_families(
     assert result.shape == (200, 1)
     assert np.ptp(result) > 0.001
     np.testing.assert_allclose(result.ravel(), scores(tmp_path / "model.onnx", rows), atol=AGREES, rtol=0)
+    assert moved(found) <= 0.002
+
+
+def moved(ranker: Ranker) -> float:
+    """How far its one program for the native kernels is from the graph, of probabilities and vectors."""
+    model = ranker.model.clone()
+    rewrite(model, passes(ranker.features.to_json()))
+    feeds = {str(each.name): ranker.calibration[str(each.name)] for each in model.graph.inputs}
+    made, report = fold_program(model, calibrate(model, [feeds], "minmax"), QuantRecipe())
+    assert made is not None, report["reason"]
+    program = click_program(made.graph[0])
+    found = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
+    truth = ort.InferenceSession(io.serialized(model), providers=["CPUExecutionProvider"]).run(None, feeds)
+    return float(max(np.abs(a - b).max() for a, b in zip(found, truth, strict=True)))
+
+
+LISTS = [("torch-rechub", "mean"), ("torch-rechub", "sum"), ("deepctr", "mean"), ("deepctr", "sum"), ("deepctr", "max")]
+LISTS += [("fuxictr", "mean"), ("fuxictr", "sum")]
+VALUES = [str(each) for each in range(1, packages.ITEMS)]
+KNOWN = {
+    "id": id_of(packages.ITEMS),
+    "vocabulary": {"type": "vocabulary", "values": VALUES},
+    "hash": {"type": "hash", "buckets": packages.ITEMS - 1},
+}
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+@pytest.mark.parametrize(("package", "pool"), LISTS)
+def test_lists_of_every_pooling_and_encoding(package: str, pool: str, kind: str, tmp_path: Path) -> None:
+    packages.MODELS[package]("deepfm", tmp_path / "model.onnx", pool=pool)
+    rows = packages.rows(300)
+    rows[7]["history"] = "|".join(VALUES)  # its last ones
+    found = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema(history={"encoding": KNOWN[kind]})))
+    assert (found.family, found.difference <= AGREES) == ("deepfm", True)
+    assert not {*NOISE, "Div"} & set(query.op_counts(found.model))
+    (column,) = found.features.schema.of("categories")
+    assert column.pooling == pool
+    empty = [not each["history"] for each in rows]
+    assert len(found.calibration["ids"]) == len(rows) - (sum(empty) if pool == "max" else 0)
+    assert moved(found) <= 0.002
+    if kind == "hash":  # no package hashes as this one
+        return
+    rows = [each | {"history": VALUES[at % 9] + "|" + (each["history"] or "7")} for at, each in enumerate(rows)]
+    truth = [each | {"history": "|".join(each["history"].split("|")[-LENGTH:])} for each in rows]
+    unknown = [each | {"history": "nothing|" + each["history"] + "|none"} for each in rows]
+    for written in (rows, unknown):
+        result = scored(found, written).ravel()
+        np.testing.assert_allclose(result, scores(tmp_path / "model.onnx", truth), atol=AGREES, rtol=0)
 
 
 OTHERS = [(packages.torch_rechub, "dcn-v2-mixture", "Softmax, Tanh"), (packages.deepctr, "xdeepfm", "Conv, Einsum")]
@@ -361,12 +416,21 @@ def test_row_numbers_and_plain_numbers_are_read_as_they_are() -> None:
         name: pa.array(texts.get(name, ["1"] * 7), pa.string())
         for name in ("user", "country", "item", "history", "age", "price")
     }
-    rows = features.encode_columns(columns, 7, 0, labelled=False)
+    rows = features.encode_columns(columns, np.arange(7), labelled=False)
     assert rows.ids[:, 0].tolist() == [7, 49, 0, 0, 0, 0, 0]
     history = [[3, 9, 0, 0, 0], [3, 9, 0, 0, 0], [0] * 5, [2, 3, 4, 5, 6], [0] * 5, [8, 0, 0, 0, 0], [0] * 5]
     assert rows.ids[:, 3:].tolist() == history
     np.testing.assert_array_equal(rows.scales[:, 0], np.array([1 / 2, 1 / 2, 0, 1 / 5, 0, 1, 0], np.float32))
     assert rows.numbers[:, 0].tolist() == [35, -1000, 0, 0, 0, 0.5, 12]
     assert features.last_ids[:4].tolist() == [49, 6, 39, 39]
+    known = {"type": "vocabulary", "values": ["a", "b"], "skip_unknown": True}
+    features = Features(Schema.from_json(schema(history={"encoding": known})))
+    columns["history"] = pa.array(["a|x|b", "x", "", None, "x|a|a|a|a|a|b", " b |", "3"], pa.string())
+    rows = features.encode_columns(columns, np.arange(7), labelled=False)
+    history = [[1, 2, 3, 3, 3], [3] * 5, [3] * 5, [3] * 5, [1, 1, 1, 1, 2], [2, 3, 3, 3, 3], [3] * 5]
+    assert rows.ids[:, 3:].tolist() == history
+    np.testing.assert_array_equal(rows.scales[:, 0], np.array([1 / 2, 0, 0, 0, 1 / 5, 1, 0], np.float32))
+    with pytest.raises(RequestError, match="has no 'skip_unknown'"):
+        Schema.from_json(schema(user={"encoding": known}))
     with pytest.raises(RequestError, match="lacks 'rows'"):
         Schema.from_json(schema(user={"encoding": {"type": "id"}}))

@@ -54,9 +54,7 @@ def outcome(reader, path, labelled):
         errors = ErrorLog(limit=100)
         try:
             rows = Rows.concatenate(list(reader.read(path, on_error=on_error, errors=errors, labelled=labelled)))
-            # rows left out count as before the block that they stand in, and the two ways have blocks of their own
-            placed = () if not errors.total else ("index", "times")
-            arrays = [getattr(rows, name) for name in ARRAYS if name not in placed]
+            arrays = [getattr(rows, name) for name in ARRAYS]
             found += [None if each is None else (each.dtype, each.shape, each.tobytes()) for each in arrays]
         except RequestError as error:
             found.append(str(error))
@@ -239,6 +237,36 @@ def test_right_rows_never_leave_the_native_parser(both, monkeypatch, isa, quoted
     both(content, features(), True, block, isa)
     monkeypatch.setattr(native_reader, "csv_batches", None)
     both(content, features(), True, block, isa)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_positions_count_rows_left_out_where_they_stand(monkeypatch, tmp_path, native):
+    if not native:
+        monkeypatch.setattr(NativeReader, "of", lambda *arguments: None)
+    monkeypatch.setattr(logs, "BLOCK", 3000)
+    paths, lines = [tmp_path / "one", tmp_path / "two"], regular(1000).splitlines(keepends=True)
+    for out in (1, 2, 400, 999, 1000):  # counted with the header
+        lines[out] = b"too,short\n"
+    lines[700] = b"2" + lines[700][1:]
+    for path in paths:
+        path.write_bytes(b"".join(lines))
+    rows = Rows.concatenate(list(features().read(paths, on_error="skip", labelled=True)))
+    wanted = np.setdiff1d(np.arange(1000), [0, 1, 399, 699, 998, 999])
+    np.testing.assert_array_equal(rows.index, np.concatenate([wanted, wanted + 1000]))
+
+
+def test_a_quote_inside_a_value_is_one_of_its_characters(both, monkeypatch, tmp_path):
+    lines = regular(3000).splitlines(keepends=True)
+    (town,) = [at for at, name in enumerate(lines[0].decode().strip().split(",")) if name == "town"]
+    cells = lines[20].split(b",")
+    lines[20] = b",".join([*cells[:town], b'5" screen', *cells[town + 1 :]])
+    both(b"".join(lines), features(), True, 2000)
+    lines[10] = lines[2500] = b"too,short\n"  # in front of it and behind
+    both(b"".join(lines), features(), True, 2000)
+    monkeypatch.setattr(logs, "BLOCK", 2000)
+    (tmp_path / "log").write_bytes(b"".join(lines))
+    rows = Rows.concatenate(list(features().read(tmp_path / "log", on_error="skip", labelled=True)))
+    np.testing.assert_array_equal(rows.index, np.setdiff1d(np.arange(3000), [9, 2499]))
 
 
 def test_one_tower_leaves_the_columns_of_the_other_missing(monkeypatch, tmp_path):

@@ -14,6 +14,7 @@ from trainings import TwoProcesses
 
 import zoo
 from pipelines.core.errors import RequestError
+from pipelines.models import stages
 from zoo.clicks.features import Features, Rows
 from zoo.clicks.infer import infer
 from zoo.clicks.logs import open_log
@@ -123,6 +124,29 @@ def test_two_towers_are_judged_by_what_they_find(models, log, tmp_path):
     assert sorted(exact, reverse=True)[:3] == np.rint(scores[0] * 127**2).astype(int).tolist()
 
 
+def test_a_native_form_of_other_steps_is_made_anew(models, monkeypatch):
+    folder = zoo.load(models["deepfm"])
+    stages.build(folder, until=stages.NATIVE)
+    assert stages.build(folder, until=stages.NATIVE)[stages.NATIVE] == "kept"
+    monkeypatch.setattr(stages, "NATIVE_FORM", 99)
+    assert stages.build(folder, until=stages.NATIVE)[stages.NATIVE] == "made"
+
+
+def test_an_index_of_faiss_finds_the_same_items(models, log, tmp_path):
+    pytest.importorskip("faiss", reason="needs faiss-cpu")
+    found = []
+    for name, faiss in (("all", None), ("flat", "Flat")):
+        zoo.run(models["two-tower"], [str(log)], tmp_path / f"{name}.csv", items=str(log), top=5, faiss=faiss)
+        lines = list(csv.DictReader((tmp_path / f"{name}.csv").open()))
+        found.append([(each["row"], each["rank"], float(each["score"])) for each in lines])
+    assert [each[:2] for each in found[0]] == [each[:2] for each in found[1]]
+    np.testing.assert_allclose([each[2] for each in found[0]], [each[2] for each in found[1]], atol=0.02)
+    with pytest.raises(RequestError, match="faiss makes no index 'WRONG'"):
+        zoo.run(models["two-tower"], [str(log)], tmp_path / "x.csv", items=str(log), faiss="WRONG")
+    with pytest.raises(RequestError, match="without items"):
+        zoo.run(models["two-tower"], [str(log)], tmp_path / "x.csv", faiss="Flat")
+
+
 def test_users_alone_and_items_alone_are_enough_to_find_items(models, tmp_path):
     users = [{"user_id": "u1", "age": "30", "country": "日本", "device": "phone", "history": "i3|i4"}]
     items = [{"item_id": f"i{at}", "price, EUR": "3", "categories": "books"} for at in range(9)] * 2
@@ -136,7 +160,7 @@ def test_users_alone_and_items_alone_are_enough_to_find_items(models, tmp_path):
         models["two-tower"], [str(tmp_path / "users.csv")], output, items=str(tmp_path / "items.csv"), top=20
     )
     assert report["items"] == 9 and len(output.read_text().splitlines()) == 9
-    with pytest.raises(RequestError, match="lacks the column item_id"):
+    with pytest.raises(RequestError, match="lacks the columns item_id"):
         zoo.run(models["two-tower"], [str(tmp_path / "users.csv")], output, items=str(tmp_path / "users.csv"))
 
 

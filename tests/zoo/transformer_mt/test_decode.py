@@ -1,12 +1,13 @@
 """Beam search, over steps that are tables."""
 
 import hashlib
+import json
 
 import numpy as np
 import pytest
 
 from pipelines.core.errors import RequestError, ZooError
-from zoo.transformer_mt.decode import beam_search, limit
+from zoo.transformer_mt.decode import Rules, beam_search, limit
 
 START, END, WORDS = 2, 3, 12
 
@@ -121,3 +122,15 @@ def test_logits_that_are_no_numbers_are_told():
 
 def test_the_limit_grows_with_the_source():
     assert [limit(source, 512) for source in (1, 20, 400)] == [12, 50, 512]
+
+
+def test_rules_are_kept_as_plain_values():
+    rules = Rules("transformers", beam=6, early_stopping="never", prefix=(7,), banned=(5, 6), least=2, forced_end=True)
+    assert Rules.from_json(json.loads(json.dumps(rules.to_json()))) == rules
+    assert Rules().to_json() == {}
+    assert Rules().own
+    assert Rules(beam=2, length_penalty=0.5, most=9).own
+    assert not rules.own
+    for wrong in ({"kind": "other"}, {"magic": 1}):
+        with pytest.raises(RequestError, match="wanted what zoo import writes"):
+            Rules.from_json(wrong)
