@@ -405,7 +405,7 @@ def translation() -> None:
     """scripts/peers/translation.py: the same weights and sentences in CTranslate2, OpenVINO, torch and here, in turn,
     one pinned core.
     """
-    measure_together("translation", ",".join(["base", "small", *translators()]))
+    measure_together("translation", ",".join(["base", "opus", "small", "firefox", *translators()]))
 
 
 def threads() -> None:

@@ -5,7 +5,9 @@ core, in turn.
     NAME,...] [-o FILE]
 
 MODEL: a trained model (name of the zoo or folder), or a size of random weights, `base` (6+6 layers of 512, 32,000
-pieces) or `small` (3+3 of 256, 8,000). Task `steps`: exactly `STEPS` tokens of every sentence, for each batch size and
+pieces), `opus` (with 58,101, as OPUS-MT's) or `small` (3+3 of 256, 8,000); or `firefox`, random weights that Marian
+made (6+2 of 256, SSRU, 32,000), which it runs itself, in int8 by its own tool, beside what is imported of them. Task
+`steps`: exactly `STEPS` tokens of every sentence, for each batch size and
 beam; no token ends a sentence. Its sentences have 8 to 32 tokens: those of the test set, drawn ones for random weights.
 Task `text`, of trained models: Multi30k's test_2016_flickr ($ZOO_SHARED, by default ../shared) from text to text at
 natural lengths, the last batch size and beam, with BLEU and chrF.
@@ -44,13 +46,27 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from scripts.peers import common
-from scripts.peers.translation_engines import LENGTHS, PEERS, RANDOM, Case, System, Work, copied, drawn, isa, make
+from scripts.peers.translation_engines import (
+    FIREFOX,
+    FIREFOX_LENGTH,
+    LENGTHS,
+    PEERS,
+    RANDOM,
+    Case,
+    System,
+    Work,
+    copied,
+    drawn,
+    isa,
+    make,
+)
 from zoo.transformer_mt.data import read_pairs, tidy
 from zoo.transformer_mt.metrics import signatures, translation_metrics
 
 SHARED = Path(os.environ.get("ZOO_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 TEST_SET = "data/translation/multi30k/test_2016_flickr"
 TASKS = ("steps", "text")
+WITHOUT_TEXT = (*RANDOM, FIREFOX)  # of random weights
 STEPS = 30
 POOL = 256  # sentences of task steps
 TURN = 4  # sentences of a turn, if a batch has fewer
@@ -137,7 +153,8 @@ def inputs_of(case: Case, work: Work, texts: Sequence[str]) -> list[Any]:
     if not case.steps:
         return list(texts)
     vocabulary = work.vocabulary
-    sentences = vocabulary.encode(texts) if texts else drawn(len(vocabulary), POOL)
+    lengths = (FIREFOX_LENGTH, FIREFOX_LENGTH) if case.model == FIREFOX else LENGTHS
+    sentences = vocabulary.encode(texts) if texts else drawn(len(vocabulary), POOL, lengths)
     fit = [each for each in sentences if LENGTHS[0] <= len(each) <= LENGTHS[1]]
     order = np.random.default_rng(0).permutation(len(fit))[: max(POOL, case.batch_size)].tolist()
     return [
@@ -226,13 +243,18 @@ def apart(log: Path, function: Callable[..., Any], *args: Any) -> Any:
         return pool.submit(function, *args).result()
 
 
-def prepare(model: str, task: str, peers: Sequence[str], scratch: Path) -> tuple[Work, dict[str, str]]:
+def fitting(model: str, peers: Sequence[str]) -> list[str]:
+    """Those that read the format of a model."""
+    return [each for each in peers if each.startswith("zoo-") or PEERS[each].marian == (model == FIREFOX)]
+
+
+def prepare(model: str, task: str, peers: Sequence[str], scratch: Path, steps: int) -> tuple[Work, dict[str, str]]:
     """A model's folder and what its peers read; (work, {engine: why it cannot be})."""
     work, left_out = Work(scratch / f"{Path(model).name}-{task}" / "model"), {}
     work.made("").mkdir(parents=True, exist_ok=True)
     if not work.folder.is_dir():
-        apart(work.made("model.log"), copied, model, work.folder)
-    for name in peers:
+        apart(work.made("model.log"), copied, model, work.folder, steps)
+    for name in fitting(model, peers):
         try:
             apart(work.made(f"{name}.log"), make, name, work)
         except Exception as error:  # any library's own kinds
@@ -247,7 +269,7 @@ def cases(
     for model, task in itertools.product(models, tasks):
         if task == "steps":
             yield from (Case(model, task, size, beam, steps) for size in sizes for beam in beams)
-        elif model not in RANDOM:
+        elif model not in WITHOUT_TEXT:
             yield Case(model, task, sizes[-1], beams[-1])
 
 
@@ -301,7 +323,7 @@ def table(report: Mapping[str, Any]) -> str:
 def main() -> None:
     parser = common.Parser(__doc__)
     parser.add_argument(
-        "models", nargs="?", default=",".join(RANDOM), help=f"with commas; {', '.join(RANDOM)} by default"
+        "models", nargs="?", default=",".join(WITHOUT_TEXT), help=f"with commas; {', '.join(WITHOUT_TEXT)} by default"
     )
     parser.add_argument("--tasks", default=",".join(TASKS), help="steps, text; both by default")
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; all by default")
@@ -314,7 +336,9 @@ def main() -> None:
     with common.one_line("translation"):
         args = parser.parse_args()
         models, peers = common.listed("model", args.models), common.listed("engine", args.peers, PEERS)
-        common.require_known("model", [each for each in models if not Path(each).is_dir()], [*RANDOM, *zoo.names()])
+        common.require_known(
+            "model", [each for each in models if not Path(each).is_dir()], [*WITHOUT_TEXT, *zoo.names()]
+        )
         ((steps,), (sentences,), (rounds,)) = (
             common.numbers(each, getattr(args, each))[:1] for each in ("steps", "sentences", "rounds")
         )
@@ -322,7 +346,7 @@ def main() -> None:
         wanted = list(cases(models, common.listed("task", args.tasks, TASKS), *numbers, steps))
         if not wanted:
             raise RequestError("found nothing to do: random weights have only the task steps")
-        text = test_set(sentences) if set(models) - set(RANDOM) else ([], [])
+        text = test_set(sentences) if set(models) - set(WITHOUT_TEXT) else ([], [])
         data = (
             {
                 "test_set": f"multi30k {Path(TEST_SET).name}, the first {len(text[0])} sentences",
@@ -340,10 +364,14 @@ def main() -> None:
             def measure(case: Case) -> dict[str, Any]:
                 key = (case.model, case.task)
                 if key not in prepared:
-                    prepared[key] = prepare(*key, peers, scratch)
+                    prepared[key] = prepare(*key, peers, scratch, steps)
                 work, left_out = prepared[key]
-                given = ([], []) if case.model in RANDOM else text
-                fit = [each for each in peers if each not in left_out and not (case.steps and PEERS[each].texts)]
+                given = ([], []) if case.model in WITHOUT_TEXT else text
+                fit = [
+                    each
+                    for each in fitting(case.model, peers)
+                    if each not in left_out and not (case.steps and PEERS[each].texts)
+                ]
                 found = compare(case, work, fit, rounds, given, advance)
                 return {**found, "left_out": left_out | found["left_out"]}
 

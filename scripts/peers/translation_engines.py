@@ -19,11 +19,14 @@ import zoo
 from pipelines.core import files, machine
 from pipelines.core.errors import RequestError
 from pipelines.models.hub import CARD, Card
+from scripts.peers import marian_export
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, VOCABULARY, Tokens, Vocabulary, by_tokens, padded
 from zoo.transformer_mt.decode import Step, beam_search, limit, naive_step
+from zoo.transformer_mt.vocabularies import ImportedVocabulary, open_vocabulary
 
 Array = NDArray[Any]
 RANDOM = {"base": ("base", 32000), "opus": ("base", 58_101), "small": ("tiny", 8000)}  # preset, pieces
+FIREFOX, FIREFOX_PIECES, FIREFOX_LENGTH = "firefox", 32000, 20  # random weights in Marian's format; tokens of a source
 LENGTHS = (8, 32)  # tokens of a sentence of task steps; a batch of the longest is one batch for all engines
 CALIBRATION = 16  # sentences that calibrate random weights
 AVERAGE = 32  # tokens of a sentence in a batch, padding included, on the average, at most
@@ -55,32 +58,29 @@ class Work:
         return self.folder.parent / name
 
     @property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Vocabulary | ImportedVocabulary:
         """The pieces."""
-        return Vocabulary.read(self.folder / VOCABULARY)
+        return open_vocabulary(self.folder, files.read_json(self.folder / CARD)["preprocessing"])
 
 
 # -------------------------------------------------------------------------------------------------------------- models
 
 
-def made_up(size: int) -> bytes:
-    """A sentencepiece model of so many pieces that no text has."""
+def made_up(size: int, marian: bool = False) -> bytes:
+    """A sentencepiece model of so many pieces that no text has. marian: without padding and start, the end first."""
     from sentencepiece import sentencepiece_model_pb2 as proto
 
     found = proto.ModelProto()
     kinds = proto.ModelProto.SentencePiece
-    for name, kind in (
-        ("<pad>", kinds.CONTROL),
-        ("<unk>", kinds.UNKNOWN),
-        ("<s>", kinds.CONTROL),
-        ("</s>", kinds.CONTROL),
-    ):
-        found.pieces.add(piece=name, score=0, type=kind)
+    names = ["</s>", "<unk>"] if marian else ["<pad>", "<unk>", "<s>", "</s>"]
+    for name in names:
+        found.pieces.add(piece=name, score=0, type=kinds.UNKNOWN if name == "<unk>" else kinds.CONTROL)
     for index in range(len(found.pieces), size):
         found.pieces.add(piece=f"▁w{index}", score=-float(index), type=kinds.NORMAL)
     spec = found.trainer_spec
     spec.model_type, spec.vocab_size = spec.UNIGRAM, size
-    spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = PAD, 1, START, END
+    spec.unk_id, spec.eos_id = 1, names.index("</s>")
+    spec.pad_id, spec.bos_id = (-1, -1) if marian else (PAD, START)
     return bytes(found.SerializeToString())
 
 
@@ -112,25 +112,43 @@ def untrained(arch: str, pieces: int, folder: Path) -> None:
     )
 
 
-def drawn(pieces: int, count: int) -> list[Tokens]:
-    """So many sentences of random tokens, `END` last."""
+def imported(steps: int, folder: Path) -> None:
+    """Write random weights in Marian's format, and the model folder that is imported of them. All its translations have
+    so many tokens, those of sources of `FIREFOX_LENGTH`.
+    """
+    original = folder.parent / FIREFOX
+    content = made_up(FIREFOX_PIECES, marian=True)
+    marian_export.random_model(original, content, FIREFOX_PIECES, steps / FIREFOX_LENGTH)
+    zoo.import_model(original, folder)
+    vocabulary = Work(folder).vocabulary
+    text = folder.parent / "calibration.txt"
+    sources = drawn(len(vocabulary), CALIBRATION, (FIREFOX_LENGTH, FIREFOX_LENGTH))
+    text.write_text("".join(f"{line}\n" for line in vocabulary.decode([each[:-1].tolist() for each in sources])))
+    zoo.calibrate(folder, data=text)
+
+
+def drawn(pieces: int, count: int, lengths: tuple[int, int] = LENGTHS) -> list[Tokens]:
+    """So many sentences of random tokens, `END` last. lengths: the least and the greatest."""
     random = np.random.default_rng(0)
-    lengths = random.integers(LENGTHS[0], LENGTHS[1] + 1, count)
-    return [np.array([*random.integers(END + 1, pieces, length - 1), END], np.int32) for length in lengths.tolist()]
+    sizes = random.integers(lengths[0], lengths[1] + 1, count)
+    return [np.array([*random.integers(END + 1, pieces, size - 1), END], np.int32) for size in sizes.tolist()]
 
 
-def copied(model: str, folder: Path) -> None:
-    """Random weights, or a copy of a model's folder: what is derived of it for a benchmark is no use to others.
+def copied(model: str, folder: Path, steps: int) -> None:
+    """Random weights, or a copy of a model's folder: what is derived of it for a benchmark is no use to others. steps:
+    of task steps.
 
     Built here, so that no engine has in its memory what building takes.
     """
     if model in RANDOM:
         untrained(*RANDOM[model], folder)
+    elif model == FIREFOX:
+        imported(steps, folder)
     else:
         found = zoo.load(model)
         if found.card.entry != "transformer-mt":
             raise RequestError(
-                f"{model} is a {found.card.entry} model; wanted a transformer-mt one, or {', '.join(RANDOM)}"
+                f"{model} is a {found.card.entry} model; wanted a transformer-mt one, {', '.join(RANDOM)} or {FIREFOX}"
             )
         shutil.copytree(found.path, folder, ignore=shutil.ignore_patterns("checkpoint", "reports", ".build.lock"))
     zoo.build(folder)
@@ -268,7 +286,7 @@ def open_zoo(precision: str, engine: str) -> Callable[[Work, Case], System]:
     """This project's pipeline, with its checks of what it is given."""
 
     def open_pipeline(work: Work, case: Case) -> System:
-        if case.steps:
+        if case.steps and case.model != FIREFOX:
             force_steps(case.steps, engine)
         opened: Any = zoo.pipeline(work.folder, precision, engine, 1, case.batch_size)
         opened.beam = case.beam
@@ -314,6 +332,37 @@ def open_ctranslate2(precision: str, batched: bool = True) -> Callable[[Work, Ca
             lambda given: translator.translate_batch(given, **options),
             lambda found: [[ids[each] for each in one.hypotheses[0]] for one in found],
             lambda found: text.decode([one.hypotheses[0] for one in found]),
+        )
+
+    return open_translator
+
+
+def open_marian(file: str) -> Callable[[Work, Case], System]:
+    """Marian itself, from text to text."""
+
+    def open_translator(work: Work, case: Case) -> System:
+        import pymarian
+
+        original, vocabulary = work.made(FIREFOX), work.vocabulary
+        translator = pymarian.Translator(
+            models=[str(original / file)],
+            vocabs=[str(original / marian_export.VOCABULARY)] * 2,
+            beam_size=case.beam,
+            mini_batch=case.batch_size,
+            maxi_batch=1,
+            max_length_factor=case.steps / FIREFOX_LENGTH,
+            normalize=0,
+            cpu_threads=1,
+            workspace=512,
+            quiet="true",
+            quiet_translation="true",
+        )
+        return System(
+            lambda sentences: "\n".join(vocabulary.decode([each[:-1].tolist() for each in sentences])),
+            "\n".join,
+            translator.translate,
+            lambda said: [each[:-1].tolist() for each in vocabulary.encode(said.splitlines())],
+            str.splitlines,
         )
 
     return open_translator
@@ -416,13 +465,14 @@ def open_openvino(work: Work, case: Case) -> System:
 
 class Peer(NamedTuple):
     """How an engine is opened, what it reads, if that is made for it beforehand: how, and a file of it; whether it is
-    for texts alone.
+    for texts alone; whether it reads Marian's format.
     """
 
     open: Callable[[Work, Case], System]
     make: Callable[[Work], None] | None = None
     reads: str = ""
     texts: bool = False
+    marian: bool = False
 
 
 PEERS = {
@@ -444,6 +494,13 @@ PEERS = {
     "openvino-int8": Peer(open_openvino, make_openvino, "openvino-decoder.xml"),
     "torch-fp32": Peer(open_torch),
     "torch-naive": Peer(open_naive),
+    "marian-int8": Peer(
+        open_marian(marian_export.INT8),
+        lambda work: marian_export.convert(work.made(FIREFOX)),
+        f"{FIREFOX}/{marian_export.INT8}",
+        marian=True,
+    ),
+    "marian-fp32": Peer(open_marian(marian_export.MODEL), marian=True),
 }
 
 
