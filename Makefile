@@ -68,5 +68,5 @@ $(VENV)/.runtime: $(BUILT) | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.development: $(BUILT) | $(VENV)/bin/python
-	$(INSTALL) -e ".[train,import,test]"
+	$(INSTALL) -e ".[train,import,serve,test]"
 	touch $@ $(VENV)/.runtime

@@ -49,6 +49,7 @@ VERBS = (
     "info",
     "download",
     "run",
+    "serve",
     "train",
     "finetune",
     "freeze",
