@@ -1,4 +1,4 @@
-"""One native session behind each HTTP layer, each server in its own words: `python layers.py LAYER PORT MODEL`.
+"""One native session behind each HTTP layer, each server in its own words: `python layers.py PORT LAYER`.
 
 A request is one JSON body of the Open Inference Protocol and is answered on the server's own thread, as soon as it is
 read: what differs between the layers is the HTTP alone. `serving.py` starts them, each in an environment that has it.
@@ -148,4 +148,4 @@ LAYERS: dict[str, Callable[[int], None]] = {
 }
 
 if __name__ == "__main__":
-    LAYERS[sys.argv[1]](int(sys.argv[2]))
+    LAYERS[sys.argv[2]](int(sys.argv[1]))
