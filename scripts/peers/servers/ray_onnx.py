@@ -1,4 +1,4 @@
-"""Ray Serve before int8.onnx in onnxruntime, one replica; a third word "batched": batches of up to 64, waited for 2 ms."""
+"""Ray Serve before int8.onnx in onnxruntime, one replica; a third word, "batched": batches of 64, waited for 2 ms."""
 
 import signal
 import sys
