@@ -92,7 +92,7 @@ LAYERS = [
     _layer("blacksheep", "blacksheep", "blacksheep_native.py"),
     _layer("socketify", "socketify"),
 ]
-ZOO = Server("zoo serve", "", (CLICKS,), "granian")
+ZOO = Server("zoo serve", "", (CLICKS,), "int8-zoo")
 PEERS = [
     ZOO,
     Server("kserve", "kserve", ("kserve_onnx.py",), "kserve"),

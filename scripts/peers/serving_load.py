@@ -180,7 +180,8 @@ def main() -> None:
             model.run(file, Path(scratch) / "warm.csv")
             print(model.run(file, Path(scratch) / "out.csv")["rows_per_second"])
     elif verb == "alone":
-        raw = [Path(file).read_bytes().rstrip(b"\n")] if name == "wide-deep-criteo" else [file]
+        body = Path(file).read_bytes()
+        raw: Any = [body.rstrip(b"\n")] if name == "wide-deep-criteo" else body
         print(_median_ms(lambda: model(raw)))
     else:
         texts = Path(file).read_text().splitlines()

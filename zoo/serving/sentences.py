@@ -15,6 +15,7 @@ from zoo.serving.messages import Answer, Job
 from zoo.serving.services import INFER, Service, failed
 from zoo.transformer_mt.predict import Line, TranslationPipeline
 
+EXAMPLES = 3  # sentences that are shown to users
 MOST = 4096  # lines of one request
 
 
@@ -24,6 +25,10 @@ class Sentences(Service):
     kinds: ClassVar[tuple[str, ...]] = (answers.TEXT, answers.JSON)
     written: ClassVar[tuple[str, ...]] = (*answers.KINDS, answers.TEXT)
     pipeline: TranslationPipeline
+
+    def text(self) -> str:
+        """A sentence a line."""
+        return "\n".join(self.pipeline.example(EXAMPLES))
 
     def answer(self, jobs: Sequence[Job]) -> list[Answer]:
         """The answers to some requests, computed together."""

@@ -85,9 +85,14 @@ class Service:
             "outputs": inference.metadata(self.outputs),
             "run": list(self.kinds),
             "answers": list(self.written),
+            "example": self.text(),
             "gathers": self.gathers,
             **self.more(),
         }
+
+    def text(self) -> str:
+        """Raw input as a person would paste it; "" where a kind of model takes no text, or has no example."""
+        return ""
 
     def more(self) -> dict[str, Any]:
         """What else a kind of model says of itself."""

@@ -9,7 +9,7 @@ from typing import Any
 import zoo
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
-from pipelines.models.pipeline import model_file
+from pipelines.models.pipeline import PRECISIONS, model_file
 from zoo.paths import Model
 
 
@@ -31,8 +31,10 @@ def serve(
 ) -> None:
     """Answer requests for some models over HTTP until SIGTERM or SIGINT; see docs/serve.md.
 
+    models: names or folders; MODEL@fp32 is a model in that precision in place of `precision`: a server can have both.
     workers: processes that compute; None: one for each so many `threads` of the machine's cores. settings: the others
-    of `zoo.serving.settings.Settings`. Raises RequestError for models, keys, certificates or an address that cannot be.
+    of `zoo.serving.settings.Settings`. Raises RequestError for models, keys, certificates or an address that cannot
+    be.
     """
     try:
         from zoo.serving import server
@@ -46,8 +48,10 @@ def serve(
         raise RequestError("found no model to serve; name at least one")
     machine.require_threads(threads)
     model_file(precision, engine)
-    for model in models:
+    wanted = [_named(str(model), precision) for model in models]
+    for model, each in wanted:
         zoo.entry_of(model)
+        model_file(each, engine)
     found = Settings(
         host=host,
         port=port,
@@ -60,13 +64,20 @@ def serve(
         origins=frozenset(cors_origins),
         **settings,
     )
-    paths = [str(each) for each in models]
-    called = names(paths, [_name(each) for each in models])
-    openings = [Opening(*each, precision, engine, threads) for each in zip(called, paths, strict=True)]
+    called = names([str(each) for each in models], [_called(*each, precision) for each in wanted])
+    openings = [Opening(name, *each, engine, threads) for name, each in zip(called, wanted, strict=True)]
     server.serve(found, openings)
 
 
-def _name(model: Model) -> str:
+def _named(model: str, precision: str) -> tuple[str, str]:
+    """A model's name or folder, and its precision: what is behind an @, if any."""
+    base, _, own = model.rpartition("@")
+    return (base, own) if base and own in PRECISIONS and not Path(model).exists() else (model, precision)
+
+
+def _called(model: str, precision: str, usual: str) -> str:
+    """What clients call a model; with its precision where that is not the server's."""
     from pipelines.models.hub import CARD, Card
 
-    return Card.read(Path(model) / CARD).name if Path(model).is_dir() else str(model)
+    name = Card.read(Path(model) / CARD).name if Path(model).is_dir() else model
+    return name if precision == usual else f"{name}@{precision}"

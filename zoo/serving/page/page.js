@@ -91,7 +91,8 @@ function bar(share) {
 function table(names, rows) {
   const cell = (tag, value) =>
     make(tag, typeof value === "number" ? { class: "number" } : {}, value instanceof Node ? value : show(value));
-  const head = make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)));
+  const head = make("tr", {}, ...names.map((name, at) =>
+    make("th", { scope: "col", ...(typeof rows[0]?.[at] === "number" ? { class: "number" } : {}) }, name)));
   const body = rows.map((row) => make("tr", {}, ...row.map((value) => cell("td", value))));
   return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "table" },
     make("table", { class: "scores" }, make("thead", {}, head), make("tbody", {}, ...body)));
@@ -226,7 +227,7 @@ function rows(model) {
     beside(model, async (chosen, place) => {
       const answer = await run(chosen, json ? "application/json" : text.value.includes("\t") ? "text/tab-separated-values" : "text/csv", body);
       place.append(table(["row", "", "probability"],
-        answer.value.results.map((each) => [each.row, bar(each.probability), each.probability])), timed([answer]));
+        answer.value.results.map((each) => [String(each.row), bar(each.probability), each.probability])), timed([answer]));
     });
   };
   return form(submit, "Score", make("label", { for: "rows" }, "Rows: TSV or CSV as in a file, or JSON by column names"), text, both(model));
