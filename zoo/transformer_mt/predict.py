@@ -123,6 +123,7 @@ class TranslationPipeline(Pipeline):
     BATCH_SIZE: ClassVar[int] = 32
     CALIBRATION: ClassVar[int] = 256
     ON_ERROR: ClassVar[str] = "skip"
+    PARTS: ClassVar[str] = "lines"
     ENGINES: ClassVar[tuple[str, ...]] = ("onnxruntime", "native")  # that `zoo benchmark` times unless told
     TUNED: ClassVar[tuple[str, ...]] = ("native", "onnxruntime") if extension.isas() else ("onnxruntime",)
     beam: int = 4
