@@ -71,12 +71,21 @@ def test_every_package_says_what_is_in_it() -> None:
 
 
 def test_no_model_imports_another() -> None:
-    families = {path.parent.name for path in ROOT.glob("zoo/*/__init__.py")} - {"verbs"}
+    families = {path.parent.name for path in ROOT.glob("zoo/*/__init__.py")} - {"verbs", "serving"}
     shared = {"images", "clicks", "texts"}  # what image classifiers, recommenders, and encoders of texts share
     for family in families:
         for path in ROOT.glob(f"zoo/{family}/**/*.py"):
             others = {name.split(".")[1] for name in imports(path, top=False) if name.startswith("zoo.")} & families
             assert others <= {family, *shared}, path
+
+
+def test_nothing_imports_a_room_that_stands_apart() -> None:
+    apart = {"zoo/serving": "zoo/verbs/serving.py"}  # the verb that opens it
+    for room, door in apart.items():
+        name = room.replace("/", ".")
+        for path in FILES:
+            if not path.is_relative_to(ROOT / room) and path != ROOT / door:
+                assert not any(f"{each}.".startswith(f"{name}.") for each in imports(path, top=False)), path
 
 
 def test_importing_zoo_and_the_command_loads_nothing_heavy() -> None:

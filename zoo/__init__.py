@@ -51,6 +51,7 @@ VERBS = (
     "info",
     "download",
     "run",
+    "serve",
     "train",
     "finetune",
     "freeze",

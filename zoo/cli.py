@@ -175,6 +175,31 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
 
 
 @cli.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; 0.0.0.0 is every one.")
+@click.option("--port", default=8000, show_default=True, help="0: any that is free.")
+@click.option("--workers", type=int, default=None, help="Processes that compute. [default: cores / threads]")
+@click.option("--max-batch", default=64, show_default=True, help="Requests that are computed together, at most.")
+@click.option("--queue", default=256, show_default=True, help="Requests that may wait; 429 to those beyond.")
+@click.option("--deadline", type=Duration(), default="30s", show_default=True, help="Of a request without timeout-ms.")
+@click.option("--read-timeout", type=Duration(), default="20s", show_default=True, help="In which a body must come.")
+@click.option("--grace", type=Duration(), default="30s", show_default=True, help="For what is on its way at the end.")
+@click.option("--max-body", default=64 << 20, show_default=True, help="Bytes of a request.")
+@click.option("--api-key-file", default=None, help="Keys, one a line; without one of them: 401.")
+@click.option("--cors-origin", "cors_origins", multiple=True, help="Whose pages may ask; may be repeated.")
+@click.option("--certfile", default=None, help="Certificate for TLS, PEM.")
+@click.option("--keyfile", default=None, help="Its key, PEM.")
+@click.option("--access-log", is_flag=True, help="A JSON line a request on stdout.")
+@click.option("--watch", is_flag=True, help="Switch to a folder's new int8.onnx when there is one.")
+@together(precision, engine, threads)
+def serve(models: tuple[str, ...], **options: Any) -> None:
+    """Answer over HTTP with each MODEL, until SIGTERM or Ctrl-C: raw input, or tensors (Open Inference Protocol)."""
+    from zoo import verbs
+
+    verbs.serve(models, **options)
+
+
+@cli.command()
 @click.argument("family")
 @click.option("--schema", default=None, help="What a click log's columns are (zoo schema). [default: inferred]")
 @click.option("--label", default=None, help="A click log's column to predict. [default: click, label, ...]")

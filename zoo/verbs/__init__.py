@@ -11,6 +11,7 @@ MODULES = {
     "measuring": ("benchmark", "evaluate", "plan"),
     "models": ("build", "doctor", "download", "info", "run"),
     "quantizing": ("calibrate", "quantize", "rewrite", "tune"),
+    "serving": ("serve",),
     "training": ("finetune", "freeze", "train"),
 }
 
