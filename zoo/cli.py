@@ -157,6 +157,19 @@ def download(model: str, as_json: bool) -> None:
     default=None,
     help="Stop at bad input, or leave it out and count it. [default: raise; images and sentences: skip]",
 )
+@click.option(
+    "--shard",
+    default=None,
+    metavar="I/N",
+    help="Score the I-th of N shares of the input, which may be patterns and URLs; -o is a folder for the N together.",
+)
+@click.option(
+    "--format",
+    default=None,
+    metavar="SUFFIX",
+    help="With --shard: .csv, .csv.gz, .jsonl or .parquet. [default: .parquet; text]",
+)
+@click.option("--check", is_flag=True, help="Say whether all shards of the folder MODEL are there, and their sums.")
 @together(precision, engine, threads, batch_size, as_json)
 def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
     """Score raw INPUT with MODEL: files of rows or sentences, or images and folders; - or no input reads stdin (of
@@ -164,6 +177,17 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
     """
     from zoo import verbs
 
+    check, shard, suffix = (options.pop(name) for name in ("check", "shard", "format"))
+    if check or shard:
+        if check:
+            report = verbs.check(model)
+        else:
+            given = {name: value for name, value in options.items() if value is not None}
+            report = verbs.run_shard(model, list(inputs), output, shard, format=suffix or "", **given)
+        _print(report, as_json, lambda: _tree({key: value for key, value in report.items() if key != "files"}))
+        return
+    if suffix:
+        raise click.UsageError("--format is of --shard; a single output is named by its suffix")
     if as_json and output == "-":
         raise click.UsageError("--json prints a summary on stdout, where the results would go; add -o FILE")
     given = {name: value for name, value in options.items() if value is not None}

@@ -26,7 +26,6 @@ class Opening:
     engine: str = "auto"
     threads: int = 1
     version: str = "1"
-    max_batch: int = 64
     opened: bool = False
     _service: Service | None = field(default=None, repr=False)
 

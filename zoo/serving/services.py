@@ -7,7 +7,7 @@ by the Open Inference Protocol alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -49,6 +49,18 @@ class Service:
 
     # ---------------------------------------------------------------------------------------------- of a kind of model
 
+    @property
+    def streams(self) -> bool:
+        """Whether requests join those under way: `begin` takes them at any time."""
+        return False
+
+    def begin(self, jobs: Sequence[Job], send: Callable[[list[Answer]], None]) -> None:
+        """Answer some requests by and by, through `send`, from any thread."""
+        send(self.answer(jobs))
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for a request of `begin` any more."""
+
     def parse(self, job: Job) -> tuple[Batch, Any]:
         """The batch of a `run` request, and what its answer must know. Raises RequestError for another body."""
         raise RequestError(f"{self.name} answers {INFER} alone")
@@ -60,6 +72,12 @@ class Service:
     def example(self) -> Batch:
         """A batch of one sample."""
         return self.pipeline.preprocess(self.pipeline.example(1))
+
+    def together(self, jobs: Sequence[Job]) -> list[Answer] | None:
+        """The answers to requests that are quicker read and written together; None where they are not such, or one of
+        them may have a fault: then each is parsed for itself.
+        """
+        return None
 
     # ------------------------------------------------------------------------------------------------------ all models
 
@@ -86,6 +104,7 @@ class Service:
             "run": list(self.kinds),
             "answers": list(self.written),
             "gathers": self.gathers,
+            "streams": self.streams,
             **self.more(),
         }
 
@@ -96,6 +115,8 @@ class Service:
     def answer(self, jobs: Sequence[Job]) -> list[Answer]:
         """The answers to some requests, computed together where they can be."""
         begin = time.perf_counter()
+        if len(jobs) > 1 and (found := self.together(jobs)) is not None:
+            return found
         parsed = [self._parsed(job) for job in jobs]
         well = [each for each in parsed if each.fault is None]
         parsing = time.perf_counter() - begin
