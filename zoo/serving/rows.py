@@ -108,7 +108,9 @@ def _source(job: Job) -> Any:
         if job.kind == answers.ARROW:
             return pa.ipc.open_stream(job.body).read_all()
         if job.kind == PARQUET:
-            return pa.parquet.read_table(pa.BufferReader(job.body))
+            import pyarrow.parquet as parquet  # which few ask for
+
+            return parquet.read_table(pa.BufferReader(job.body))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise RequestError(f"the body cannot be read as {job.kind}: {one_line(error)}") from error
     raise RequestError(f"Content-Type is {job.kind[:100]!r}; wanted one of {', '.join(Rows.kinds)}")

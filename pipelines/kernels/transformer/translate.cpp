@@ -105,7 +105,7 @@ std::vector<int32_t> checked_tokens(const Encoder &encoder, const Array &tokens)
 
 nb::object encode(const Encoder &encoder, const Array &tokens, const Array &lengths) {
     const std::vector<int32_t> copy = checked_tokens(encoder, tokens);
-    const std::vector<int64_t> first = offsets(lengths, copy.size(), encoder.positions());
+    const std::vector<int64_t> first = offsets(lengths, copy.size(), std::min(encoder.positions(), encoder.reach()));
     Encoding work;
     const Rows rows = encoder.encode(work, copy.data(), first.data(), static_cast<int64_t>(first.size()) - 1);
     return array_of(rows.values, first.back(), encoder.width(), rows.stride);
@@ -383,10 +383,12 @@ void bind_transformer(nb::module_ &module) {
         .def("layer_norm", &Layers::layer_norm, "input"_a, "scale"_a, "bias"_a, "epsilon"_a, "out"_a)
         .def("linear", &Layers::linear, "input"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none(), "relu"_a, "residual"_a, "out"_a)
         .def("activation", &Layers::activation, "input"_a, "kind"_a, "out"_a)
+        .def("scale", &Layers::scale, "input"_a, "factors"_a, "out"_a)
         .def_prop_ro("isa", &Layers::isa);
     nb::class_<Encoder, Layers>(module, "Encoder")
         .def(nb::init<const std::string &>(), "isa"_a)
         .def("attention", &Encoder::attention, "input"_a, "heads"_a, "out"_a)
+        .def("relative_attention", &Encoder::relative_attention, "input"_a, "heads"_a, "bias"_a, "out"_a)
         .def("finish", &Encoder::finish, "input"_a)
         .def("encode", &encode, "tokens"_a, "lengths"_a);
     nb::class_<Decoder, Layers>(module, "Decoder")
