@@ -328,12 +328,14 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.option("--format", default=None, metavar="NAME", help="What SOURCE is. [default: told by what is in it]")
 @click.option("--source-language", default=None, help="Translation: that of the text, where the model has several.")
 @click.option("--target-language", default=None, help="Translation: the one to translate into.")
+@click.option("--pooling", default=None, help="Sentence encoders whose folder tells none: mean, cls or max.")
 @as_json
 def import_model(source: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Turn a model of another toolkit into a model folder.
 
-    SOURCE is a folder of transformers (MarianMTModel, M2M-100 and NLLB, mBART, BART), or its hub id ORG/NAME, which is
-    fetched. All that is wrong with it is said at once, before anything is written; nothing of it is executed.
+    SOURCE is a folder of transformers (MarianMTModel, M2M-100 and NLLB, mBART, BART), a sentence encoder or
+    cross-encoder (BERT, RoBERTa, XLM-R, DistilBERT, MPNet), or its hub id ORG/NAME, which is fetched. All that is wrong
+    with it is said at once, before anything is written; nothing of it is executed.
     """
     from zoo import verbs
 

@@ -160,7 +160,10 @@ class Dispatcher:
     def broken(self, link: Link, text: str, code: int) -> None:
         """A worker could not open its models."""
         link.retiring = True
-        self._failed(text, code)
+        if self.ready:  # by files that were there before
+            logger.warning("a worker cannot open the models, those open before are served on: %s", text)
+        else:
+            self._failed(text, code)
 
     def lost(self, link: Link) -> None:
         """A worker is gone: what it worked on is tried again by another, once; it is replaced."""
@@ -245,7 +248,7 @@ class Dispatcher:
     def _room(self, link: Link, model: str) -> bool:
         if not link.ready or link.retiring:
             return False
-        if self.models[model].get("streams"):
+        if self.models[model]["streams"]:
             return len(link.working) < self.max_batch
         return not link.working
 
@@ -265,9 +268,7 @@ class Dispatcher:
     def _together(self, queue: deque[Pending], model: str, link: Link) -> list[Pending]:
         """The next requests of a queue that go together; one that is tried again goes alone."""
         described = self.models[model]
-        most = self.max_batch - len(link.working) if described.get("streams") else self.max_batch
-        if described["gathers"] == 1 and not described.get("streams"):
-            most = 1
+        most = self.max_batch - len(link.working) if described["streams"] else min(self.max_batch, described["gathers"])
         found = [queue.popleft()]
         while queue and len(found) < most and not found[0].tries and not queue[0].tries:
             found.append(queue.popleft())

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import zoo
+from pipelines.core import machine
 from pipelines.core.errors import RequestError
-from pipelines.models.pipeline import Pipeline
+from pipelines.models.hub import CARD, Card
+from pipelines.models.pipeline import Pipeline, model_file
 from zoo.serving.services import Service
+from zoo.serving.settings import Settings, names, read_keys
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +31,6 @@ class Opening:
     engine: str = "auto"
     threads: int = 1
     version: str = "1"
-    max_batch: int = 64
     opened: bool = False
     _service: Service | None = field(default=None, repr=False)
 
@@ -73,3 +77,37 @@ def kind_of(pipeline: Any) -> type[Service]:
 
         return Sentences
     return Service
+
+
+def told(
+    models: Sequence[str | Path],
+    *,
+    precision: str = "int8",
+    engine: str = "auto",
+    threads: int = 1,
+    workers: int | None = None,
+    api_key_file: str | Path | None = None,
+    cors_origins: Sequence[str] = (),
+    certfile: str | Path | None = None,
+    keyfile: str | Path | None = None,
+    **settings: Any,
+) -> tuple[list[Opening], Settings]:
+    """What a server is told by its options, checked: see `zoo.verbs.serving.serve`."""
+    if not models:
+        raise RequestError("found no model to serve; name at least one")
+    machine.require_threads(threads)
+    model_file(precision, engine)
+    for model in models:
+        zoo.entry_of(model)
+    paths = [str(each) for each in models]
+    called = names(paths, [Card.read(Path(each) / CARD).name if Path(each).is_dir() else each for each in paths])
+    found = Settings(
+        threads=threads,
+        workers=max(1, machine.cores() // threads) if workers is None else workers,
+        api_keys=frozenset() if api_key_file is None else read_keys(api_key_file),
+        certfile=None if certfile is None else Path(certfile),
+        keyfile=None if keyfile is None else Path(keyfile),
+        origins=frozenset(cors_origins),
+        **settings,
+    )
+    return [Opening(*each, precision, engine, threads) for each in zip(called, paths, strict=True)], found

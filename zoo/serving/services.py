@@ -6,8 +6,10 @@ by the Open Inference Protocol alone.
 
 from __future__ import annotations
 
+import logging
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ from zoo.serving import answers, inference
 from zoo.serving.messages import Answer, Job
 
 INFER, RUN = "infer", "run"
+logger = logging.getLogger(__name__)
 WRONG, FAILED = 400, 500
 
 
@@ -49,6 +52,18 @@ class Service:
 
     # ---------------------------------------------------------------------------------------------- of a kind of model
 
+    @property
+    def streams(self) -> bool:
+        """Whether requests join those under way: `begin` takes them at any time."""
+        return False
+
+    def begin(self, jobs: Sequence[Job], send: Callable[[list[Answer]], None]) -> None:
+        """Answer some requests by and by, through `send`, from any thread."""
+        send(self.answer(jobs))
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for a request of `begin` any more."""
+
     def parse(self, job: Job) -> tuple[Batch, Any]:
         """The batch of a `run` request, and what its answer must know. Raises RequestError for another body."""
         raise RequestError(f"{self.name} answers {INFER} alone")
@@ -60,6 +75,12 @@ class Service:
     def example(self) -> Batch:
         """A batch of one sample."""
         return self.pipeline.preprocess(self.pipeline.example(1))
+
+    def together(self, jobs: Sequence[Job]) -> list[Answer] | None:
+        """The answers to requests that are quicker read and written together; None where they are not such, or one of
+        them may have a fault: then each is parsed for itself.
+        """
+        return None
 
     # ------------------------------------------------------------------------------------------------------ all models
 
@@ -86,6 +107,7 @@ class Service:
             "run": list(self.kinds),
             "answers": list(self.written),
             "gathers": self.gathers,
+            "streams": self.streams,
             **self.more(),
         }
 
@@ -96,6 +118,8 @@ class Service:
     def answer(self, jobs: Sequence[Job]) -> list[Answer]:
         """The answers to some requests, computed together where they can be."""
         begin = time.perf_counter()
+        if len(jobs) > 1 and (found := self.together(jobs)) is not None:
+            return found
         parsed = [self._parsed(job) for job in jobs]
         well = [each for each in parsed if each.fault is None]
         parsing = time.perf_counter() - begin
@@ -140,6 +164,7 @@ class Service:
                 request = inference.parse(job.body, job.header)
                 batch: Batch = request.inputs
                 return Parsed(job, batch, self.pipeline._check(batch), request)
+            answers.chosen(job.accept, self.written)  # before anything is computed for it
             batch, about = self.parse(job)
             return Parsed(job, batch, len(next(iter(batch.values()))), about)
         except Exception as error:
@@ -163,7 +188,11 @@ class Service:
 def failed(job: Job, error: Exception) -> Answer:
     """What went wrong with a request, in one line; nothing of the server's own where it is the server's fault."""
     wrong = isinstance(error, RequestError)
-    text = one_line(error) if isinstance(error, ZooError) else f"the server failed ({type(error).__name__})"
+    if not isinstance(error, ZooError):
+        logger.error("a request failed", exc_info=error)
+    text = f"the server failed ({type(error).__name__})"
+    if isinstance(error, ZooError):
+        text = re.sub(r" \(--[^()]*\)$", "", one_line(error))  # options of the command are no client's
     return Answer(job.number, WRONG if wrong else FAILED, answers.JSON, answers.fault(text))
 
 

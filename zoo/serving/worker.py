@@ -38,12 +38,23 @@ class Worker:
             what, *more = message
             if what == JOBS:
                 self._answer(*more)
+            elif what == CANCEL:
+                for service in self._services.values():
+                    service.cancel(*more)
 
     def _answer(self, model: str, jobs: list[Job]) -> None:
+        service = self._services[model]
         try:
-            found = self._services[model].answer(jobs)
+            if service.streams:
+                service.begin(jobs, self._send_answers)
+            else:
+                self._send_answers(service.answer(jobs))
+        except OSError:
+            raise  # the channel's
         except Exception as error:
-            found = [failed(job, error) for job in jobs]
+            self._send_answers([failed(job, error) for job in jobs])
+
+    def _send_answers(self, found: list[Answer]) -> None:
         self._send((ANSWERS, found))
 
     def _send(self, message: tuple[Any, ...] | tuple[str, list[Answer]]) -> None:
