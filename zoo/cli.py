@@ -213,6 +213,20 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
 
 
 @cli.command()
+@click.argument("model")
+@click.option("--to", required=True, type=click.Choice(["triton", "ovms"]), help="The server whose repository it is.")
+@click.option("-o", "--output", required=True, help="The repository, a folder; what else it holds stays.")
+@together(precision, threads)
+@as_json
+def export(model: str, as_json: bool, **options: Any) -> None:
+    """Put MODEL into a model repository of NVIDIA Triton or the OpenVINO Model Server."""
+    from zoo import verbs
+
+    report = verbs.export(model, **options)
+    _print(report, as_json, lambda: click.echo(f"{report['path']} ({report['config']})"))
+
+
+@cli.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; 0.0.0.0 is every one.")
 @click.option("--port", default=8000, show_default=True, help="0: any that is free.")

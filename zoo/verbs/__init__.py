@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 MODULES = {
+    "exporting": ("export",),
     "importing": ("import_model",),
     "logs": ("schema",),
     "measuring": ("benchmark", "evaluate", "plan"),
