@@ -11,7 +11,7 @@ MODULES = {
     "measuring": ("benchmark", "evaluate", "plan"),
     "models": ("build", "doctor", "download", "info", "run"),
     "quantizing": ("calibrate", "quantize", "rewrite", "tune"),
-    "scoring": ("check", "run_shard"),
+    "scoring": ("check", "run_on_ray", "run_shard"),
     "serving": ("serve",),
     "training": ("finetune", "freeze", "train"),
 }
