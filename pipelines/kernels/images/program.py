@@ -304,6 +304,7 @@ class ImageProgram:
         for step in self.steps:
             _fits(self, isinstance(step, Pixels) == (step is self.steps[0]))
             step.check(self, written)
+        _fits(self, len(written) == len(self.tensors))
 
     @property
     def results(self) -> int:
