@@ -12,9 +12,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError, ZooError
-from pipelines.graph import query, reference_session
+from pipelines.core.errors import RequestError
+from pipelines.graph import query
 from pipelines.kernels.arrays import Array
+from pipelines.kernels.images.fuse import fuse_sums, renumbered
 from pipelines.kernels.images.program import (
     Addition,
     AveragePool,
@@ -31,8 +32,29 @@ from pipelines.kernels.images.program import (
     Sum,
     windows,
 )
+from pipelines.kernels.images.qdq import (
+    evaluated,
+    given,
+    input_at,
+    int8_weight,
+    int32_bias,
+    qparams,
+    quantized,
+    refused,
+)
 
-FUNCTIONS = ("HardSwish", "HardSigmoid", "Sigmoid", "LeakyRelu", "Elu", "Tanh", "Softplus", "Erf", "Gelu", "Relu", "Clip")
+FUNCTIONS = (
+    "HardSwish",
+    "HardSigmoid",
+    "Sigmoid",
+    "LeakyRelu",
+    "Elu",
+    "Tanh",
+    "Softplus",
+    "Gelu",
+    "Relu",
+    "Clip",
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +96,7 @@ class _Input:
 
 
 def image_program(model: ir.Model) -> ImageProgram:
-    """The program of a quantized image classifier. Raises RequestError, which names the operator, for any other graph."""
+    """The program of a quantized image classifier. Raises RequestError, naming the operator, for any other graph."""
     return _Mapping(model).program()
 
 
@@ -100,7 +122,7 @@ class _Mapping:
         if self.given.dtype not in (ir.DataType.UINT8, ir.DataType.FLOAT):
             raise RequestError(f"the input {self.given.name} is {self.given.dtype}; wanted uint8 or float32")
         self.floats = self.given.dtype == ir.DataType.FLOAT
-        last = self.shape[2] <= 4 < self.shape[0]  # as few channels as images have: other axes are refused at the first layer
+        last = self.shape[2] <= 4 < self.shape[0]  # as few channels as images have
         self.values[self.given] = _Input(last, last)
         softmax = None
         for node in self.main:
@@ -109,10 +131,9 @@ class _Mapping:
                     softmax = node
                     break
                 self._map(node)
-        last = softmax.inputs[0] if softmax is not None else found
-        result_shape = self._end(last, softmax)
-        _fuse_sums(self.steps)
-        tensors, steps = _renumbered(self.tensors, self.steps)
+        result_shape = self._end(softmax.inputs[0] if softmax is not None else found, softmax)
+        fuse_sums(self.steps)
+        tensors, steps = renumbered(self.tensors, self.steps)
         return ImageProgram(
             str(self.given.name),
             str(found.name),
@@ -126,7 +147,7 @@ class _Mapping:
 
     def _map(self, node: ir.Node) -> None:
         if node.domain not in ("", "ai.onnx"):
-            raise _refused(node, f"of {node.domain} has no form in the image kernels")
+            raise refused(node, f"of {node.domain} has no form in the image kernels")
         handler = getattr(self, f"_{node.op_type.lower()}", None)
         try:
             if handler is not None:
@@ -134,11 +155,11 @@ class _Mapping:
             elif node.op_type in FUNCTIONS:
                 self._function(node)
             else:
-                raise _refused(node, "has no form in the image kernels")
+                raise refused(node, "has no form in the image kernels")
         except RequestError as error:
             if query.label(node) in str(error):
                 raise
-            raise _refused(node, str(error)) from error
+            raise refused(node, str(error)) from error
 
     def _end(self, value: ir.Value | None, softmax: ir.Node | None) -> tuple[int, ...]:
         """The last step; the shape of a sample's results."""
@@ -155,7 +176,7 @@ class _Mapping:
             raise RequestError(f"the output {self.main.outputs[0].name} is no layer's result, nor a dequantized tensor")
         axis = -1 if softmax is None else softmax.attributes.get_int("axis", -1)
         if softmax is not None and not (len(shape) == 1 and axis in (1, -1)):
-            raise _refused(softmax, "is not over the classes")
+            raise refused(softmax, "is not over the classes")
         return shape
 
     # ------------------------------------------------------------------------------------------------------- quantized
@@ -182,40 +203,40 @@ class _Mapping:
         value = node.inputs[position]
         found = None if value is None else self.values.get(value)
         if not isinstance(found, _Bytes) or not found.real or found.scale is None:
-            raise _refused(node, f"reads {'nothing' if value is None else value.name}, which is not quantized")
+            raise refused(node, f"reads {'nothing' if value is None else value.name}, which is not quantized")
         return found
 
     def _quantizelinear(self, node: ir.Node) -> None:
-        scale, zero = _qparams(node)
-        found = self.values[_given(node)]
+        scale, zero = qparams(node)
+        found = self.values[given(node)]
         if isinstance(found, _Input):
             if not self.floats:
-                raise _refused(node, "quantizes bytes")
+                raise refused(node, "quantizes bytes")
             if found.fills:
-                raise _refused(node, "quantizes a padded input")
+                raise refused(node, "quantizes a padded input")
             self.values[node.outputs[0]] = _Bytes(self._pixels(found, scale, zero), scale, zero, found.last)
             return
         if isinstance(found, _Pending):
-            low, high = (int(_quantized(bound, scale, zero)) for bound in (found.low, found.high))
+            low, high = (int(quantized(bound, scale, zero)) for bound in (found.low, found.high))
             tensor = found.emit(scale, zero, low, high)
             self.values[node.outputs[0]] = _Bytes(tensor, scale, zero, found.last, found.flat)
             return
         if not found.real or found.scale is None:
-            raise _refused(node, "quantizes what is quantized")
+            raise refused(node, "quantizes what is quantized")
         tensor = found.tensor
         if (found.scale, found.zero) != (scale, zero):
             real = (np.arange(256, dtype=np.float32) - np.float32(found.zero)) * found.scale
-            tensor = self._lookup(tensor, _quantized(real, scale, zero))
+            tensor = self._lookup(tensor, quantized(real, scale, zero))
         self.values[node.outputs[0]] = replace(found, tensor=tensor, scale=scale, zero=zero, real=False)
 
     def _dequantizelinear(self, node: ir.Node) -> None:
-        scale, zero = _qparams(node)
-        found = self.values[_given(node)]
+        scale, zero = qparams(node)
+        found = self.values[given(node)]
         if isinstance(found, _Input):
             tensor = self._pixels(found, None, 0)
             found = _Bytes(tensor, scale, zero, found.last)
         if isinstance(found, _Pending) or found.real:
-            raise _refused(node, "dequantizes what is not quantized")
+            raise refused(node, "dequantizes what is not quantized")
         self.values[node.outputs[0]] = replace(found, scale=scale, zero=zero, real=True)
 
     def _lookup(self, tensor: int, table: NDArray[np.uint8]) -> int:
@@ -225,24 +246,27 @@ class _Mapping:
 
     # ---------------------------------------------------------------------------------------------------------- layers
 
-    def _layer(self, node: ir.Node, x: _Bytes, weight: Array, w_scale: Array, bias: ir.Value | None, **geometry: Any) -> None:
+    def _layer(
+        self, node: ir.Node, x: _Bytes, weight: Array, w_scale: Array, bias: ir.Value | None, **geometry: Any
+    ) -> None:
         """A convolution: weight int8 [O, kh, kw, I]."""
         assert x.scale is not None
         scales = x.scale * np.broadcast_to(w_scale.astype(np.float32).ravel(), len(weight))
-        given = _bias(node, bias, scales, len(weight))
-        biases = given - x.zero * weight.astype(np.int64).sum(axis=(1, 2, 3))
+        biases = int32_bias(node, bias, scales, len(weight))
+        biases -= x.zero * weight.astype(np.int64).sum(axis=(1, 2, 3))
         if np.abs(biases).max() >= 2**31:
-            raise _refused(node, "can overflow 32 bits")
+            raise refused(node, "can overflow 32 bits")
         strides, pads = geometry.get("strides", (1, 1)), geometry.get("pads", (0, 0, 0, 0))
         kernel = weight.shape[1:3]
         counts = windows(self.tensors[x.tensor], kernel, strides, pads, geometry.get("dilations", (1, 1)))
         if min(counts) < 1:
-            raise _refused(node, "has a window larger than its input")
+            raise refused(node, "has a window larger than its input")
         flat = node.op_type != "Conv"
 
-        def step(out: int, scale: Array, *bounds: int) -> None:
-            layer = Convolution(x.tensor, out, weight, biases.astype(np.int32), scale, **geometry, fill=x.zero)
-            self.steps.append(replace(layer, **dict(zip(("zero", "low", "high"), bounds, strict=False))))
+        def step(out: int, scale: Array, zero: int = 0, low: int = 0, high: int = 255) -> None:
+            bounds: dict[str, Any] = {"fill": x.zero, "zero": zero, "low": low, "high": high}
+            layer = Convolution(x.tensor, out, weight, biases.astype(np.int32), scale, **geometry, **bounds)
+            self.steps.append(layer)
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             out = self._new((*counts, len(weight)))
@@ -251,7 +275,7 @@ class _Mapping:
 
         def result() -> tuple[int, ...]:
             if not flat and counts != (1, 1):
-                raise _refused(node, "gives the output, and is larger than a pixel")
+                raise refused(node, "gives the output, and is larger than a pixel")
             step(-1, scales)
             return (len(weight),) if flat else (len(weight), 1, 1)
 
@@ -259,19 +283,24 @@ class _Mapping:
 
     def _conv(self, node: ir.Node) -> None:
         x = self._read(node)
-        weight, scale = _weight(node)
-        if x.last or x.flat or weight.ndim != 4 or node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-            raise _refused(node, "is not over [n, C, H, W], or pads by itself")
+        weight, scale = int8_weight(node)
+        if (
+            x.last
+            or x.flat
+            or weight.ndim != 4
+            or node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+        ):
+            raise refused(node, "is not over [n, C, H, W], or pads by itself")
         ints = node.attributes.get_ints
         top, left, bottom, right = ints("pads", [0, 0, 0, 0])
         if min(top, left, bottom, right) < 0:
-            raise _refused(node, "has negative pads")
+            raise refused(node, "has negative pads")
         self._layer(
             node,
             x,
             np.ascontiguousarray(weight.transpose(0, 2, 3, 1)),
             scale,
-            _at(node, 2),
+            input_at(node, 2),
             strides=tuple(ints("strides", [1, 1])),
             pads=(top, left, bottom, right),
             dilations=tuple(ints("dilations", [1, 1])),
@@ -280,13 +309,16 @@ class _Mapping:
 
     def _gemm(self, node: ir.Node) -> None:
         attributes = node.attributes
-        if any(attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta")) or attributes.get_int("transA", 0):
-            raise _refused(node, "has an alpha or beta, or a transposed input")
-        weight, scale = _weight(node)
-        self._connected(node, weight if attributes.get_int("transB", 0) else weight.T, scale, _at(node, 2))
+        if (
+            any(attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta"))
+            or attributes.get_int("transA", 0) != 0
+        ):
+            raise refused(node, "has an alpha or beta, or a transposed input")
+        weight, scale = int8_weight(node)
+        self._connected(node, weight if attributes.get_int("transB", 0) == 1 else weight.T, scale, input_at(node, 2))
 
     def _matmul(self, node: ir.Node) -> None:
-        weight, scale = _weight(node)
+        weight, scale = int8_weight(node)
         self._connected(node, weight.T, scale, None)
 
     def _connected(self, node: ir.Node, weight: Array, scale: Array, bias: ir.Value | None) -> None:
@@ -294,7 +326,7 @@ class _Mapping:
         x = self._read(node)
         height, width, channels = self.tensors[x.tensor]
         if not x.flat or weight.ndim != 2 or weight.shape[1] != height * width * channels:
-            raise _refused(node, "does not read all of a flattened tensor")
+            raise refused(node, "does not read all of a flattened tensor")
         cut = weight.reshape(len(weight), height, width, channels) if x.last else None
         if cut is None:
             cut = weight.reshape(len(weight), channels, height, width).transpose(0, 2, 3, 1)
@@ -303,7 +335,7 @@ class _Mapping:
     def _add(self, node: ir.Node) -> None:
         a, b = self._read(node, 0), self._read(node, 1)
         if self.tensors[a.tensor] != self.tensors[b.tensor] or (a.last, a.flat) != (b.last, b.flat):
-            raise _refused(node, "adds tensors of different shapes")
+            raise refused(node, "adds tensors of different shapes")
         assert a.scale is not None
         assert b.scale is not None
         a_scale, b_scale = a.scale, b.scale
@@ -323,17 +355,19 @@ class _Mapping:
     def _window(self, node: ir.Node, x: _Bytes) -> tuple[Any, Any, Any, tuple[int, int]]:
         """Kernel, strides and pads of a pool, and how many windows there are."""
         ints, dilations = node.attributes.get_ints, node.attributes.get_ints("dilations", [1, 1])
-        if node.attributes.get_int("ceil_mode", 0) or set(dilations) != {1} or len(ints("kernel_shape", [])) != 2:
-            raise _refused(node, "has a ceil mode, dilations or no two axes")
+        if node.attributes.get_int("ceil_mode", 0) != 0 or set(dilations) != {1} or len(ints("kernel_shape", [])) != 2:
+            raise refused(node, "has a ceil mode, dilations or no two axes")
         if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or x.last or x.flat:
-            raise _refused(node, "is not over [n, C, H, W], or pads by itself")
-        kernel, strides, pads = (tuple(ints(key, default)) for key, default in (("kernel_shape", []), ("strides", [1, 1]), ("pads", [0] * 4)))
+            raise refused(node, "is not over [n, C, H, W], or pads by itself")
+        kernel, strides, pads = (
+            tuple(ints(key, default)) for key, default in (("kernel_shape", []), ("strides", [1, 1]), ("pads", [0] * 4))
+        )
         return kernel, strides, pads, windows(self.tensors[x.tensor], kernel, strides, pads)
 
     def _maxpool(self, node: ir.Node) -> None:
-        x = self.values[_given(node)]
+        x = self.values[given(node)]
         if not isinstance(x, _Bytes):
-            raise _refused(node, "reads what is not quantized")
+            raise refused(node, "reads what is not quantized")
         kernel, strides, pads, counts = self._window(node, x)
         out = self._new((*counts, self.tensors[x.tensor][2]))
         self.steps.append(MaxPool(x.tensor, out, kernel, strides, pads))
@@ -342,12 +376,12 @@ class _Mapping:
     def _averagepool(self, node: ir.Node) -> None:
         x = self._read(node)
         kernel, strides, pads, counts = self._window(node, x)
-        padded = bool(node.attributes.get_int("count_include_pad", 0))
+        padded = node.attributes.get_int("count_include_pad", 0) == 1
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             out = self._new((*counts, self.tensors[x.tensor][2]))
-            qparams = (float(x.scale or 0), x.zero, float(scale), zero)
-            self.steps.append(AveragePool(x.tensor, out, kernel, strides, pads, *qparams, padded))
+            of = (float(x.scale or 0), x.zero, float(scale), zero)
+            self.steps.append(AveragePool(x.tensor, out, kernel, strides, pads, *of, padded))
             return self._clipped(out, low, high)
 
         self.values[node.outputs[0]] = _Pending(emit)
@@ -355,7 +389,7 @@ class _Mapping:
     def _globalaveragepool(self, node: ir.Node) -> None:
         x = self._read(node)
         if x.last or x.flat:
-            raise _refused(node, "is not over [n, C, H, W]")
+            raise refused(node, "is not over [n, C, H, W]")
         self._global_average(node, x, flat=False)
 
     def _reducemean(self, node: ir.Node) -> None:
@@ -363,8 +397,8 @@ class _Mapping:
         axes = query.integers(node, "axes", 1)
         wanted = [1, 2] if x.last else [2, 3]
         if x.flat or axes is None or sorted(axis % 4 for axis in axes) != wanted:
-            raise _refused(node, "is not over height and width")
-        self._global_average(node, x, flat=not node.attributes.get_int("keepdims", 1))
+            raise refused(node, "is not over height and width")
+        self._global_average(node, x, flat=node.attributes.get_int("keepdims", 1) == 0)
 
     def _global_average(self, node: ir.Node, x: _Bytes, flat: bool) -> None:
         height, width, channels = self.tensors[x.tensor]
@@ -389,13 +423,13 @@ class _Mapping:
         self._bounded(node, 0.0, np.inf)
 
     def _clip(self, node: ir.Node) -> None:
-        low, high = (query.scalar(_at(node, position)) for position in (1, 2))
-        if any(_at(node, at) is not None and bound is None for at, bound in ((1, low), (2, high))):
-            raise _refused(node, "has bounds that are no constants")
+        low, high = (query.scalar(input_at(node, position)) for position in (1, 2))
+        if any(input_at(node, at) is not None and bound is None for at, bound in ((1, low), (2, high))):
+            raise refused(node, "has bounds that are no constants")
         self._bounded(node, -np.inf if low is None else low, np.inf if high is None else high)
 
     def _bounded(self, node: ir.Node, low: float, high: float) -> None:
-        found = self.values[_given(node)]
+        found = self.values[given(node)]
         if not isinstance(found, _Pending):
             self._function(node)
             return
@@ -405,14 +439,14 @@ class _Mapping:
 
     def _function(self, node: ir.Node) -> None:
         """A function of single values between two quantizations: a table, of what onnxruntime computes."""
-        found = self.values[_given(node)]
+        found = self.values[given(node)]
         if not isinstance(found, _Bytes) or not found.real or found.scale is None:
-            raise _refused(node, "reads what is not quantized")
+            raise refused(node, "reads what is not quantized")
         real = (np.arange(256, dtype=np.float32) - np.float32(found.zero)) * found.scale
-        values = _evaluated(self.model, node, real)
+        values = evaluated(self.model, node, real)
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
-            table = np.clip(_quantized(values, scale, zero), low, high).astype(np.uint8)
+            table = np.clip(quantized(values, scale, zero), low, high).astype(np.uint8)
             return self._lookup(found.tensor, table)
 
         self.values[node.outputs[0]] = _Pending(emit, last=found.last, flat=found.flat)
@@ -424,12 +458,12 @@ class _Mapping:
         bytes_of = [each for each in parts if isinstance(each, _Bytes)]
         axis = node.attributes.get_int("axis", 1)
         if len(bytes_of) != len(parts) or len({(each.last, each.flat, each.real) for each in bytes_of}) != 1:
-            raise _refused(node, "joins what is not quantized")
+            raise refused(node, "joins what is not quantized")
         first = bytes_of[0]
         ranked = 2 if first.flat else 4
         pixels = all(self.tensors[each.tensor][:2] == (1, 1) for each in bytes_of)
         if axis % ranked != (3 if first.last and not first.flat else 1) or (first.flat and not pixels):
-            raise _refused(node, "does not join channels")
+            raise refused(node, "does not join channels")
         if first.real:
 
             def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
@@ -439,7 +473,7 @@ class _Mapping:
                     if (each.scale, each.zero) != (scale, zero) or (low, high) != (0, 255):
                         assert each.scale is not None
                         real = (np.arange(256, dtype=np.float32) - np.float32(each.zero)) * each.scale
-                        table = np.clip(_quantized(real, scale, zero), low, high).astype(np.uint8)
+                        table = np.clip(quantized(real, scale, zero), low, high).astype(np.uint8)
                         tensor = self._lookup(tensor, table)
                     tensors.append(tensor)
                 return self._joined(tensors)
@@ -455,183 +489,68 @@ class _Mapping:
         return out
 
     def _pad(self, node: ir.Node) -> None:
-        found, pads = self.values[_given(node)], query.integers(node, "pads", 1)
-        fill = query.scalar(_at(node, 2)) if _at(node, 2) is not None else 0.0
+        found, pads = self.values[given(node)], query.integers(node, "pads", 1)
+        fill = query.scalar(input_at(node, 2)) if input_at(node, 2) is not None else 0.0
         if not isinstance(found, _Input) or found.fills or self.floats or fill is None:
-            raise _refused(node, "pads more than the channels of the input")
+            raise refused(node, "pads more than the channels of the input")
         channel = 3 if found.last else 1
-        if node.attributes.get_string("mode", "constant") != "constant" or _at(node, 3) is not None or pads is None:
-            raise _refused(node, "does not pad with a constant")
+        if (
+            node.attributes.get_string("mode", "constant") != "constant"
+            or input_at(node, 3) is not None
+            or pads is None
+        ):
+            raise refused(node, "does not pad with a constant")
         if len(pads) != 8 or any(each for at, each in enumerate(pads) if at != 4 + channel) or pads[4 + channel] < 1:
-            raise _refused(node, "pads more than the channels of the input")
+            raise refused(node, "pads more than the channels of the input")
         self.values[node.outputs[0]] = replace(found, fills=(int(fill),) * pads[4 + channel])
 
     def _identity(self, node: ir.Node) -> None:
-        self.values[node.outputs[0]] = self.values[_given(node)]
+        self.values[node.outputs[0]] = self.values[given(node)]
 
     _dropout = _identity
 
     def _flatten(self, node: ir.Node) -> None:
         if node.attributes.get_int("axis", 1) != 1:
-            raise _refused(node, "keeps another axis than that of the samples")
+            raise refused(node, "keeps another axis than that of the samples")
         self._flattened(node)
 
     def _squeeze(self, node: ir.Node) -> None:
         self._flattened(node, alone=True)
 
     def _reshape(self, node: ir.Node) -> None:
-        sizes = query.shape_elements(_at(node, 1))
+        sizes = query.shape_elements(input_at(node, 1))
         if sizes is None:
-            raise _refused(node, "has no constant shape")
+            raise refused(node, "has no constant shape")
         self._flattened(node, sizes)
 
     def _flattened(self, node: ir.Node, sizes: Sequence[int | str | None] | None = None, alone: bool = False) -> None:
         """All axes but the first as one, or a pixel's four axes again."""
-        found = self.values[_given(node)]
+        found = self.values[given(node)]
         if isinstance(found, _Input):
-            raise _refused(node, "reshapes the input")
+            raise refused(node, "reshapes the input")
         pixel = isinstance(found, _Pending) or self.tensors[found.tensor][:2] == (1, 1)
         if isinstance(found, _Pending) or (alone and not pixel):
-            raise _refused(node, "reshapes what is not quantized, or larger than a pixel")
+            raise refused(node, "reshapes what is not quantized, or larger than a pixel")
         count = int(np.prod(self.tensors[found.tensor]))
         flat = sizes is None or (len(sizes) == 2 and sizes[1] in (-1, count))
-        unflat = sizes is not None and len(sizes) == 4 and pixel and (list(sizes[2:]) == [1, 1] and sizes[1] in (-1, count))
+        unflat = (
+            sizes is not None and len(sizes) == 4 and pixel and (list(sizes[2:]) == [1, 1] and sizes[1] in (-1, count))
+        )
         if not flat and not unflat:
-            raise _refused(node, f"reshapes to {sizes}")
+            raise refused(node, f"reshapes to {sizes}")
         self.values[node.outputs[0]] = replace(found, flat=flat, last=found.last and not unflat)
 
     def _transpose(self, node: ir.Node) -> None:
-        found, order = self.values[_given(node)], tuple(node.attributes.get_ints("perm", []))
+        found, order = self.values[given(node)], tuple(node.attributes.get_ints("perm", []))
         if isinstance(found, _Pending) or (isinstance(found, _Bytes) and found.flat):
-            raise _refused(node, "transposes what is not quantized, or flat")
+            raise refused(node, "transposes what is not quantized, or flat")
         to_last, to_first = order == (0, 2, 3, 1), order == (0, 3, 1, 2)
         if isinstance(found, _Input):
             if not to_first or found.stored != found.last or found.fills:
-                raise _refused(node, "transposes the input otherwise than [n, H, W, C] to [n, C, H, W]")
+                raise refused(node, "transposes the input otherwise than [n, H, W, C] to [n, C, H, W]")
             self.values[node.outputs[0]] = _Input(stored=True)
             return
         pixel = self.tensors[found.tensor][:2] == (1, 1)
         if not ((to_last and not found.last) or (to_first and found.last) or (pixel and order and order[0] == 0)):
-            raise _refused(node, f"transposes to {order}")
+            raise refused(node, f"transposes to {order}")
         self.values[node.outputs[0]] = replace(found, last=to_last)
-
-
-def _fuse_sums(steps: list[Step]) -> None:
-    """Let a convolution add, where its result is read by one Addition alone, and what is added to it is there before."""
-    readers: dict[int, int] = {}
-    writers: dict[int, int] = {}
-    for at, step in enumerate(steps):
-        for tensor in _reads(step):
-            readers[tensor] = readers.get(tensor, 0) + 1
-        writers[getattr(step, "out", -1)] = at
-    for addition in [each for each in steps if isinstance(each, Addition)]:
-        first = writers[addition.a] > writers[addition.b]  # the later one of the two sums
-        own, other = (addition.a, addition.b) if first else (addition.b, addition.a)
-        layer = steps[writers[own]]
-        if own == other or readers[own] != 1 or not isinstance(layer, Convolution) or layer.sum is not None:
-            continue
-        if layer.groups > 1 and layer.weight.shape[3] == 1:  # depthwise
-            continue
-        steps[writers[own]] = replace(layer, out=addition.out, sum=addition.sum, other=other, other_first=not first)
-        at = steps.index(addition)
-        del steps[at]
-        writers = {getattr(step, "out", -1): index for index, step in enumerate(steps)}
-
-
-def _renumbered(tensors: Sequence[Shape], steps: Sequence[Step]) -> tuple[tuple[Shape, ...], tuple[Step, ...]]:
-    """Tensors in the order in which they are written, without those that no step writes any more."""
-    order: dict[int, int] = {-1: -1}
-    for step in steps:
-        order.setdefault(getattr(step, "out", -1), len(order) - 1)
-    found = []
-    for step in steps:
-        fields: dict[str, Any] = {key: order[getattr(step, key)] for key in ("x", "a", "b", "out", "other") if hasattr(step, key)}
-        if isinstance(step, Concatenation):
-            fields["xs"] = tuple(order[x] for x in step.xs)
-        found.append(replace(step, **fields))  # type: ignore[type-var]
-    return tuple(tensors[old] for old, new in order.items() if new >= 0), tuple(found)
-
-
-def _reads(step: Step) -> tuple[int, ...]:
-    match step:
-        case Addition():
-            return step.a, step.b
-        case Concatenation():
-            return step.xs
-        case Pixels():
-            return ()
-    return (step.x,)  # type: ignore[attr-defined]
-
-
-def _given(node: ir.Node) -> ir.Value:
-    value = node.inputs[0]
-    assert value is not None
-    return value
-
-
-def _at(node: ir.Node, position: int) -> ir.Value | None:
-    return node.inputs[position] if len(node.inputs) > position else None
-
-
-def _refused(node: ir.Node, why: str) -> RequestError:
-    return RequestError(f"the operator {query.label(node)} ({node.op_type}) {why}")
-
-
-def _qparams(node: ir.Node) -> tuple[np.float32, int]:
-    """Scale and zero point of a quantization of bytes; signed ones count from -128."""
-    scale, zero = query.constant(_at(node, 1)), query.constant(_at(node, 2))
-    if scale is None or scale.size != 1 or scale.dtype != np.float32:
-        raise _refused(node, "has no one constant scale")
-    if zero is None and _at(node, 2) is None:
-        zero = np.zeros((), np.uint8)
-    if zero is None or zero.size != 1 or zero.dtype not in (np.uint8, np.int8) or not scale.item() > 0:
-        raise _refused(node, "is not to 8 bits with a constant zero point")
-    return np.float32(scale.item()), int(zero.item()) + (128 if zero.dtype == np.int8 else 0)
-
-
-def _quantized(real: Any, scale: np.float32, zero: int) -> NDArray[np.uint8]:
-    """QuantizeLinear."""
-    steps = np.rint(np.asarray(real, np.float32) / scale) + zero
-    return np.minimum(np.maximum(steps, 0), 255).astype(np.uint8)
-
-
-def _weight(node: ir.Node) -> tuple[Array, Array]:
-    """(int8, scale) of a layer's weights."""
-    found = query.dequantized(_at(node, 1))
-    if found is None or found[0].dtype != np.int8 or (found[2] is not None and found[2].any()):
-        raise _refused(node, "has weights that are not symmetric int8")
-    return found[0], found[1]
-
-
-def _bias(node: ir.Node, bias: ir.Value | None, scales: Array, outputs: int) -> NDArray[np.int64]:
-    """A layer's bias in units of its sums."""
-    if bias is None:
-        return np.zeros(outputs, np.int64)
-    found = query.dequantized(bias)
-    if found is not None and found[0].dtype == np.int32 and not (found[2] is not None and found[2].any()):
-        same = np.allclose(np.broadcast_to(found[1].ravel(), outputs), scales, rtol=1e-4, atol=0)
-        given = found[0] if same else found[0] * (found[1].ravel().astype(np.float64) / scales)
-    else:
-        constant = query.constant(bias)
-        if constant is None or constant.dtype != np.float32:
-            raise _refused(node, "has a bias that is no constant")
-        given = constant / scales.astype(np.float64)
-    if given.size != outputs:
-        raise _refused(node, f"has {given.size} biases for {outputs} outputs")
-    return np.rint(given).ravel().astype(np.int64)
-
-
-def _evaluated(model: ir.Model, node: ir.Node, x: NDArray[np.float32]) -> Array:
-    """What onnxruntime makes of x by a node of one input that is no constant."""
-    given = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([len(x)]))
-    rest = [None if value is None else ir.Value(name=f"c{at}", const_value=value.const_value) for at, value in enumerate(node.inputs[1:])]
-    if any(value is not None and value.const_value is None for value in rest):
-        raise _refused(node, "has an argument that is no constant")
-    alone = ir.node(node.op_type, [given, *rest], attributes=dict(node.attributes), name="alone")
-    alone.outputs[0].name, alone.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
-    graph = ir.Graph([given], alone.outputs, nodes=[alone], initializers=[value for value in rest if value is not None], opset_imports=dict(model.graph.opset_imports), name="alone")
-    try:
-        opened = reference_session.session(ir.Model(graph, ir_version=model.ir_version), "the image kernels")
-        return np.asarray(reference_session.run(opened, {"x": x})[0], np.float32)
-    except ZooError as error:
-        raise _refused(node, f"cannot be computed alone: {error}") from error

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
+#include <ctime>
 #include <mutex>
 #include <numeric>
 #include <stdexcept>
@@ -453,21 +453,25 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
 }
 
 std::vector<double> Network::time_steps(const void *x, double seconds) const {
-    using Clock = std::chrono::steady_clock;
+    const auto now = [] {  // of this thread's processor time: others may be at work
+        timespec at{};
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
+        return static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
+    };
     const Arena arena(arena_);
     std::vector<float> out(static_cast<size_t>(results_));
     const Sample sample{arena.data(), x, out.data()};
     std::vector<double> spent(steps_.size());
-    const auto start = Clock::now();
+    const double start = now();
     int64_t rounds = 0;
     do {
         for (size_t i = 0; i < steps_.size(); ++i) {
-            const auto before = Clock::now();
+            const double before = now();
             compute(steps_[i], sample, 0, steps_[i].rows);
-            spent[i] += std::chrono::duration<double>(Clock::now() - before).count();
+            spent[i] += now() - before;
         }
         ++rounds;
-    } while (std::chrono::duration<double>(Clock::now() - start).count() < seconds);
+    } while (now() - start < seconds);
     for (double &each : spent) each /= static_cast<double>(rounds);
     return spent;
 }

@@ -93,7 +93,8 @@ def run(program: ImageProgram, x: Array) -> Array:
                     [np.where(inside, taps, 0) for taps, inside in _taps(step, tensors[step.x])], 0
                 )
             case AveragePool():
-                total, count = np.float32(0), np.float32(0)
+                total: Array = np.zeros(1, np.float32)
+                count: Array = np.zeros(1, np.float32)
                 for taps, inside in _taps(step, tensors[step.x]):
                     real = (taps.astype(np.float32) - np.float32(step.x_zero)) * np.float32(step.x_scale)
                     total = np.where(inside, total + real, total)
@@ -101,8 +102,8 @@ def run(program: ImageProgram, x: Array) -> Array:
                 tensors[step.out] = _bytes(np.rint(total / count / np.float32(step.scale) + np.float32(step.zero)))
             case GlobalAverage():
                 height, width, _ = tensors[step.x].shape
-                total = tensors[step.x].sum(axis=(0, 1), dtype=np.int64) - height * width * step.x_zero
-                mean = np.rint(total.astype(np.float32) * np.float32(step.scale)) + step.zero
+                sums = tensors[step.x].sum(axis=(0, 1), dtype=np.int64) - height * width * step.x_zero
+                mean = np.rint(sums.astype(np.float32) * np.float32(step.scale)) + step.zero
                 tensors[step.out] = _bytes(mean)[None, None]
             case Lookup():
                 tensors[step.out] = step.table[tensors[step.x]]
