@@ -14,6 +14,13 @@ namespace {
 
 constexpr int64_t kPixels = 240;  // whose windows are listed at a time
 
+// Seconds of this thread's processor time: others may be at work.
+double now() {
+    timespec at{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
+    return static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
+}
+
 void require(bool fits, const char *what) {
     if (!fits) throw std::invalid_argument(std::string("the sizes of ") + what + " do not fit its tensors");
 }
@@ -453,11 +460,6 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
 }
 
 std::vector<double> Network::time_steps(const void *x, double seconds) const {
-    const auto now = [] {  // of this thread's processor time: others may be at work
-        timespec at{};
-        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
-        return static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
-    };
     const Arena arena(arena_);
     std::vector<float> out(static_cast<size_t>(results_));
     const Sample sample{arena.data(), x, out.data()};
@@ -474,6 +476,17 @@ std::vector<double> Network::time_steps(const void *x, double seconds) const {
     } while (now() - start < seconds);
     for (double &each : spent) each /= static_cast<double>(rounds);
     return spent;
+}
+
+double product_limit(const std::string &isa, double seconds) {
+    const ImageKernels &kernels = *choose_isa(isa).images;
+    double most = 0;
+    for (const double start = now(); now() - start < seconds;) {
+        const double before = now();
+        const auto products = static_cast<double>(kernels.products(1 << 16));
+        most = std::max(most, products / (now() - before));
+    }
+    return most;
 }
 
 }  // namespace zoo
