@@ -767,7 +767,7 @@ def plan(model: str, output: str | None, as_json: bool, **options: Any) -> None:
 
 @cli.command()
 @click.option(
-    "--speed", is_flag=True, help="Also how many int8 products a core makes in registers: the limit of layers."
+    "--speed", is_flag=True, help="Also how many int8 products a core makes in registers, the limit of layers."
 )
 @as_json
 def doctor(speed: bool, as_json: bool) -> None:

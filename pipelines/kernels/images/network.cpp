@@ -207,11 +207,15 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         Buffer<float> found(out < 0 ? kPixels * round_up(c.outputs, 16) : 0);
         for (int64_t p = begin * width; p < end * width;) {
             const int64_t n = std::min(kPixels, end * width - p);
-            for (int64_t i = 0, y = p / width, column = p % width; i < n; ++i) {
-                in[i] = window(s, y, column);
-                if (out >= 0) to[i] = s.pixel(at(out), y, column);
-                if (summed) other[i] = s.pixel(at(adds.other), y, column);
-                if (++column == width) column = 0, ++y;
+            for (int64_t i = 0, y = p / width, column = p % width; i < n; column = 0, ++y) {
+                const int64_t end_of_row = std::min(n, i + width - column);
+                const auto list = [&](auto &of, auto first, int64_t step) {
+                    for (int64_t j = i; j < end_of_row; ++j, first += step) of[j] = first;
+                };
+                list(in, window(s, y, column), strides[1] * from.pitch);
+                if (out >= 0) list(to, s.pixel(at(out), y, column), at(out).pitch);
+                if (summed) list(other, s.pixel(at(adds.other), y, column), at(adds.other).pitch);
+                i = end_of_row;
             }
             const uint8_t *weights = packed;
             for (int64_t b = 0; b < c.blocks(); ++b) {

@@ -116,7 +116,7 @@ def test_every_width_of_a_panel_and_any_number_of_pixels(width: int, outputs: in
 
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (1, 7)])
 @pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("channels", [16, 40, 96, 144])
+@pytest.mark.parametrize("channels", [16, 32, 40, 96, 144])
 def test_depthwise(kernel: tuple[int, int], stride: int, channels: int) -> None:
     rng = np.random.default_rng(channels)
     pads = (kernel[0] // 2, kernel[1] // 2, kernel[0] // 2, kernel[1] // 2)
