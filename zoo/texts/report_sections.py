@@ -12,9 +12,10 @@ ROOT = zoo.SHIPPED.parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 MODELS = ROOT / "MODELS.md"
 PEERS = ROOT / "scripts" / "peers" / "reports"
-BESIDE = """The same weights and texts, one thread and core, in turn, medians, by `scripts/peers/texts.py`: milliseconds of
-one text alone, texts/s of a stream in batches of 32, in the given order and sorted by length (the native encoder takes
-any lengths and sorts nothing). "tokens given": without tokenization. Cosine: mean of the vectors to those of fp32.
+BESIDE = """The same weights and texts, one thread and core, in turn, medians, by `scripts/peers/texts.py`:
+milliseconds of one text alone, texts/s of a stream in batches of 32, in the given order and sorted by length (the
+native encoder takes any lengths and sorts nothing). "tokens given": without tokenization. Cosine: mean of the vectors
+to those of fp32.
 """
 
 
@@ -35,8 +36,8 @@ def sections(name: str) -> str:
     spec = Hub(zoo.SHIPPED).card(name).details["preprocessing"]
     lines = [
         f"- **Run:** `zoo run {name} texts.txt -o vectors.npy`",
-        f"- **Input:** texts of up to {spec['max_length']} tokens, longer ones are cut; {spec['form']['width']} numbers a "
-        f"text, pooling {spec['form']['pooling']}",
+        f"- **Input:** texts of up to {spec['max_length']} tokens, longer ones are cut; {spec['form']['width']} "
+        f"numbers a text, pooling {spec['form']['pooling']}",
     ]
     measured = reports(zoo.SHIPPED / name / "reports", "quality")
     if not measured:
