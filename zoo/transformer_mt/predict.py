@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import sys
 import tempfile
 import time
@@ -50,6 +49,7 @@ from zoo.transformer_mt.data import (
     tidy,
 )
 from zoo.transformer_mt.decode import GROWTH, Hypothesis, Rules, beam_search, hypotheses, naive_step, require
+from zoo.transformer_mt.sentences import split
 from zoo.transformer_mt.shortlist import Shortlist
 from zoo.transformer_mt.vocabularies import open_vocabulary
 
@@ -58,9 +58,6 @@ if TYPE_CHECKING:  # onnx, which the native engine does not need
 
 AVERAGE = 32  # tokens: a batch has no more of them, with padding, than this for each of its sentences
 AT_ONCE = 64  # batches that are sorted together in a long file
-# white space after a mark that ends a sentence, with or without a closing quote or bracket, where no small letter
-# follows
-SENTENCE_END = re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'”’»)\]]))\s+(?=\W*[^\Wa-zß-ÿ])")
 CHARACTERS = 100  # a token has fewer: what is longer than that for the model's maximum is not looked at
 EXAMPLES = (
     "A man in a red jacket is riding a bicycle down the street.",
@@ -355,7 +352,7 @@ class TranslationPipeline(Pipeline):
 
     # ------------------------------------------------------------------------------------------------------------- text
 
-    def _read(self, inputs: Iterable[str], split: bool = False) -> Iterator[Line]:
+    def _read(self, inputs: Iterable[str], cut: bool = False) -> Iterator[Line]:
         """The lines of text files, plain or .gz, or of stdin ("-"); see `_line`."""
         for name in inputs:
             if name != STDIN and not Path(name).is_file():
@@ -364,10 +361,10 @@ class TranslationPipeline(Pipeline):
                 )
             with contextlib.nullcontext(sys.stdin.buffer) if name == STDIN else open_lines(Path(name)) as file:
                 for number, text in enumerate(lines(file, name), 1):
-                    yield self._line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text, split)
+                    yield self._line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text, cut)
 
-    def _line(self, where: str, text: str | None, split: bool = False) -> Line:
-        """What is to be translated of a text, and what is wrong with it. split: cut what is too long at the ends of its
+    def _line(self, where: str, text: str | None, cut: bool = False) -> Line:
+        """What is to be translated of a text, and what is wrong with it. cut: what is too long, at the ends of its
         sentences.
         """
         if text is None:
@@ -376,12 +373,16 @@ class TranslationPipeline(Pipeline):
         parts: tuple[str, ...] = (text,) if text else ()
         foreign = strange(text)
         fault = foreign or self._unfit(text)
-        if split and (fault or self.apart) and not foreign and len(sentences := SENTENCE_END.split(text)) > 1:
+        if cut and (fault or self.apart) and not foreign and len(sentences := split(text, self._language())) > 1:
             parts, fault = (
                 tuple(sentences),
                 next((f"holds a sentence that {why}" for why in map(self._unfit, sentences) if why), ""),
             )
         return Line(where, text, fault, () if fault else parts)
+
+    def _language(self) -> str:
+        """That of the text, "" where nobody said."""
+        return self.vocabulary.source_language or str(self.folder.preprocessing.get("languages", "")).partition("-")[0]
 
     def _unfit(self, text: str) -> str:
         """Why the model cannot translate a sentence, "" if it can."""
@@ -427,7 +428,7 @@ class TranslationPipeline(Pipeline):
         count: Counter[str] = Counter()
         names = [os.fspath(each) for each in (inputs if isinstance(inputs, list | tuple) else [inputs])]
         with _writing(output, scores, n_best > 1) as write, progress("translating lines") as advance:
-            found = self._read(names, split=True)
+            found = self._read(names, cut=True)
             while window := list(itertools.islice(found, AT_ONCE * self.batch_size)):
                 self._note(window, faults, on_error)
                 translated = self.translate(self.vocabulary.encode([part for each in window for part in each.parts]))
