@@ -20,9 +20,13 @@ run: $(VENV)/.runtime
 TRAINING := tests/zoo/images/test_train.py tests/zoo/images/test_qat.py $(wildcard tests/zoo/transformer_mt/test_import_*.py) \
 	tests/zoo/transformer_mt/test_train.py
 
+# A file's tests stay in one process: they share what is slow to make.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+
 # Both runs start, whatever the first one found, and the last line says both results.
 define pytest
-@$(BIN)/python -m pytest $(1) $(TRAINING:%=--ignore=%); tests=$$?; $(BIN)/python -m pytest $(1) $(TRAINING); trainings=$$?; \
+@$(BIN)/python -m pytest $(PARALLEL) $(1) $(TRAINING:%=--ignore=%); tests=$$?; \
+	$(BIN)/python -m pytest $(PARALLEL) $(1) $(TRAINING); trainings=$$?; \
 	result() { if [ $$1 = 0 ]; then echo passed; else echo "FAILED (exit $$1)"; fi; }; \
 	echo "make $@: tests $$(result $$tests), training in torch $$(result $$trainings)"; [ $$tests$$trainings = 00 ]
 endef
@@ -68,5 +72,5 @@ $(VENV)/.runtime: $(BUILT) | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.development: $(BUILT) | $(VENV)/bin/python
-	$(INSTALL) -e ".[train,import,test]"
+	$(INSTALL) -e ".[train,import,serve,test]"
 	touch $@ $(VENV)/.runtime

@@ -71,16 +71,28 @@ def test_every_package_says_what_is_in_it() -> None:
 
 
 def test_no_model_imports_another() -> None:
-    families = {path.parent.name for path in ROOT.glob("zoo/*/__init__.py")} - {"verbs"}
-    shared = {"images", "clicks"}  # what image classifiers, and what recommenders share
+    families = {path.parent.name for path in ROOT.glob("zoo/*/__init__.py")} - {"verbs", "serving", "scoring"}
+    shared = {"images", "clicks", "texts"}  # what image classifiers, recommenders, and encoders of texts share
     for family in families:
         for path in ROOT.glob(f"zoo/{family}/**/*.py"):
             others = {name.split(".")[1] for name in imports(path, top=False) if name.startswith("zoo.")} & families
             assert others <= {family, *shared}, path
 
 
+def test_nothing_imports_a_room_that_stands_apart() -> None:
+    apart = {  # and the verbs that open it
+        "zoo/serving": "zoo/verbs/serving.py",
+        "zoo/scoring": "zoo/verbs/scoring.py",
+    }
+    for room, door in apart.items():
+        name = room.replace("/", ".")
+        for path in FILES:
+            if not path.is_relative_to(ROOT / room) and path != ROOT / door:
+                assert not any(f"{each}.".startswith(f"{name}.") for each in imports(path, top=False)), path
+
+
 def test_importing_zoo_and_the_command_loads_nothing_heavy() -> None:
-    code = "import sys, zoo, zoo.cli, zoo.verbs, zoo.wide_deep.predict, zoo.transformer_mt.predict; print(' '.join(sys.modules))"
+    code = "import sys, zoo, zoo.cli, zoo.verbs, zoo.wide_deep.predict, zoo.transformer_mt.predict, zoo.sentence_encoder.predict; print(' '.join(sys.modules))"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )

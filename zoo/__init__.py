@@ -42,6 +42,8 @@ BUILT_IN = {
     "resnet26d": "zoo.resnet:RESNET26D",
     "mobilenet-v1": "zoo.mobilenet:MOBILENET_V1",
     "mobilenet-v2": "zoo.mobilenet:MOBILENET_V2",
+    "sentence-encoder": "zoo.sentence_encoder:ENTRY",
+    "cross-encoder": "zoo.cross_encoder:ENTRY",
     "transformer-mt": "zoo.transformer_mt:ENTRY",
 }
 VERBS = (
@@ -49,6 +51,7 @@ VERBS = (
     "info",
     "download",
     "run",
+    "serve",
     "train",
     "finetune",
     "freeze",

@@ -157,6 +157,19 @@ def download(model: str, as_json: bool) -> None:
     default=None,
     help="Stop at bad input, or leave it out and count it. [default: raise; images and sentences: skip]",
 )
+@click.option(
+    "--shard",
+    default=None,
+    metavar="I/N",
+    help="Score the I-th of N shares of the input, which may be patterns and URLs; -o is a folder for the N together.",
+)
+@click.option(
+    "--format",
+    default=None,
+    metavar="SUFFIX",
+    help="With --shard: .csv, .csv.gz, .jsonl or .parquet. [default: .parquet; text]",
+)
+@click.option("--check", is_flag=True, help="Say whether all shards of the folder MODEL are there, and their sums.")
 @together(precision, engine, threads, batch_size, as_json)
 def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
     """Score raw INPUT with MODEL: files of rows or sentences, or images and folders; - or no input reads stdin (of
@@ -164,6 +177,17 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
     """
     from zoo import verbs
 
+    check, shard, suffix = (options.pop(name) for name in ("check", "shard", "format"))
+    if check or shard:
+        if check:
+            report = verbs.check(model)
+        else:
+            given = {name: value for name, value in options.items() if value is not None}
+            report = verbs.run_shard(model, list(inputs), output, shard, format=suffix or "", **given)
+        _print(report, as_json, lambda: _tree({key: value for key, value in report.items() if key != "files"}))
+        return
+    if suffix:
+        raise click.UsageError("--format is of --shard; a single output is named by its suffix")
     if as_json and output == "-":
         raise click.UsageError("--json prints a summary on stdout, where the results would go; add -o FILE")
     given = {name: value for name, value in options.items() if value is not None}
@@ -172,6 +196,31 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
         _print(report, True, lambda: None)
     elif sys.stderr.isatty() or output != "-":
         click.echo(zoo.entry_of(model).summary.format(**report), err=True)
+
+
+@cli.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; 0.0.0.0 is every one.")
+@click.option("--port", default=8000, show_default=True, help="0: any that is free.")
+@click.option("--workers", type=int, default=None, help="Processes that compute. [default: cores / threads]")
+@click.option("--max-batch", default=64, show_default=True, help="Requests that are computed together, at most.")
+@click.option("--queue", default=256, show_default=True, help="Requests that may wait; 429 to those beyond.")
+@click.option("--deadline", type=Duration(), default="30s", show_default=True, help="Of a request without timeout-ms.")
+@click.option("--read-timeout", type=Duration(), default="20s", show_default=True, help="In which a body must come.")
+@click.option("--grace", type=Duration(), default="30s", show_default=True, help="For what is on its way at the end.")
+@click.option("--max-body", default=64 << 20, show_default=True, help="Bytes of a request.")
+@click.option("--api-key-file", default=None, help="Keys, one a line; without one of them: 401.")
+@click.option("--cors-origin", "cors_origins", multiple=True, help="Whose pages may ask; may be repeated.")
+@click.option("--certfile", default=None, help="Certificate for TLS, PEM.")
+@click.option("--keyfile", default=None, help="Its key, PEM.")
+@click.option("--access-log", is_flag=True, help="A JSON line a request on stdout.")
+@click.option("--watch", is_flag=True, help="Switch to a folder's new int8.onnx when there is one.")
+@together(precision, engine, threads)
+def serve(models: tuple[str, ...], **options: Any) -> None:
+    """Answer over HTTP with each MODEL, until SIGTERM or Ctrl-C: raw input, or tensors (Open Inference Protocol)."""
+    from zoo import verbs
+
+    verbs.serve(models, **options)
 
 
 @cli.command()
@@ -265,12 +314,14 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.option("--format", default=None, metavar="NAME", help="What SOURCE is. [default: told by what is in it]")
 @click.option("--source-language", default=None, help="Translation: that of the text, where the model has several.")
 @click.option("--target-language", default=None, help="Translation: the one to translate into.")
+@click.option("--pooling", default=None, help="Sentence encoders whose folder tells none: mean, cls or max.")
 @as_json
 def import_model(source: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Turn a model of another toolkit into a model folder.
 
-    SOURCE is a folder of transformers (MarianMTModel, M2M-100 and NLLB, mBART, BART), or its hub id ORG/NAME, which is
-    fetched. All that is wrong with it is said at once, before anything is written; nothing of it is executed.
+    SOURCE is a folder of transformers (MarianMTModel, M2M-100 and NLLB, mBART, BART), a sentence encoder or
+    cross-encoder (BERT, RoBERTa, XLM-R, DistilBERT, MPNet), or its hub id ORG/NAME, which is fetched. All that is wrong
+    with it is said at once, before anything is written; nothing of it is executed.
     """
     from zoo import verbs
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.kernels.extension import required
 from pipelines.kernels.transformer import native, program_file
 from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
 
@@ -76,31 +78,112 @@ class NativeTranslator:
         meanwhile; Ctrl-C ends it within a step. Raises RequestError for tokens or options that do not fit, ZooError for
         results that are no numbers.
         """
-        tokens = (
-            np.concatenate([np.asarray(each).ravel() for each in sources]) if len(sources) else np.zeros(0, np.int32)
-        )
-        if tokens.dtype.kind not in "iu" or (tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < 2**31):
-            raise RequestError(
-                f"the native translator takes tokens, integers of 32 bits from 0 on; found others, or {tokens.dtype}"
-            )
-        lengths = np.array([len(each) for each in sources], np.int64)
-        arrays = (tokens.astype(np.int32), lengths, np.ascontiguousarray(limits, np.int64))
-        last = -1 if end is None else end
-        others: dict[str, Any] = dict(rules or {})
-        if "early_stopping" in others:
-            others["early_stopping"] = str(others["early_stopping"])
-        if words is not None:
-            others["words"] = np.concatenate([np.zeros(0, np.int32), *words])
-            others["word_counts"] = np.array([len(each) for each in words], np.int64)
-        try:
+        arrays, last = _arrays(sources, limits), -1 if end is None else end
+        others = {**_rules(rules), **_words(words)}
+        with _reported():
             found: list[list[Translation]] = self._decoder.translate(
                 self._encoder, *arrays, start, last, beam, best, float(length_penalty), slots, self.threads, **others
             )
-        except (TypeError, ValueError) as error:
-            raise RequestError(f"the native translator cannot translate this: {one_line(error)}") from error
-        except RuntimeError as error:
-            raise ZooError(one_line(error)) from error
         return found
+
+    def stream(
+        self,
+        *,
+        start: int,
+        end: int | None,
+        beam: int = 4,
+        best: int = 1,
+        length_penalty: float = 1.0,
+        slots: int = 32,
+        rules: Mapping[str, Any] | None = None,
+    ) -> TranslationStream:
+        """Threads that translate sentences as they come, with the options of `translate` and its results."""
+        last = -1 if end is None else end
+        with _reported():
+            native = required().TranslationStream(
+                self._decoder,
+                self._encoder,
+                start,
+                last,
+                beam,
+                best,
+                float(length_penalty),
+                slots,
+                self.threads,
+                **_rules(rules),
+            )
+        return TranslationStream(native)
+
+
+class TranslationStream:
+    """Translates sentences that come at any time, from any thread: they join the batch of those under way between two
+    steps. See `NativeTranslator.stream`.
+    """
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def submit(
+        self,
+        sources: Sequence[NDArray[np.int32]],
+        limits: Sequence[int] | NDArray[np.int64],
+        words: Sequence[NDArray[np.int32]] | None = None,
+    ) -> range:
+        """Give it sentences, see `NativeTranslator.translate`; returns the numbers that name them."""
+        with _reported():
+            first = self._native.submit(*_arrays(sources, limits), **_words(words))
+        return range(first, first + len(sources))
+
+    def finished(self, seconds: float) -> list[tuple[int, list[Translation], str]]:
+        """The sentences that are done and were not told yet: number, translations, and what went wrong, "" where
+        nothing did. Waits for one so long; none come back at the end of that time, and of the stream.
+        """
+        found: list[tuple[int, list[Translation], str]] = self._native.finished(seconds)
+        return found
+
+    def cancel(self, number: int) -> None:
+        """Compute a sentence no further."""
+        self._native.cancel(number)
+
+    def close(self) -> None:
+        """End its threads within a step; sentences under way are lost."""
+        self._native.close()
+
+
+def _arrays(sources: Sequence[NDArray[np.int32]], limits: Sequence[int] | NDArray[np.int64]) -> tuple[Any, ...]:
+    """Tokens, lengths and limits. Raises RequestError for others than integers of 32 bits."""
+    tokens = np.concatenate([np.asarray(each).ravel() for each in sources]) if len(sources) else np.zeros(0, np.int32)
+    if tokens.dtype.kind not in "iu" or (tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < 2**31):
+        raise RequestError(
+            f"the native translator takes tokens, integers of 32 bits from 0 on; found others, or {tokens.dtype}"
+        )
+    lengths = np.array([len(each) for each in sources], np.int64)
+    return tokens.astype(np.int32), lengths, np.ascontiguousarray(limits, np.int64)
+
+
+def _rules(rules: Mapping[str, Any] | None) -> dict[str, Any]:
+    others = dict(rules or {})
+    if "early_stopping" in others:
+        others["early_stopping"] = str(others["early_stopping"])
+    return others
+
+
+def _words(words: Sequence[NDArray[np.int32]] | None) -> dict[str, Any]:
+    if words is None:
+        return {}
+    counts = np.array([len(each) for each in words], np.int64)
+    return {"words": np.concatenate([np.zeros(0, np.int32), *words]), "word_counts": counts}
+
+
+@contextlib.contextmanager
+def _reported() -> Iterator[None]:
+    """What the kernels raise, as errors of ours."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"the native translator cannot translate this: {one_line(error)}") from error
+    except RuntimeError as error:
+        raise ZooError(one_line(error)) from error
 
 
 def _mapped(model: str | Path | ir.Model) -> tuple[EncoderProgram, DecoderProgram]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from pipelines.core.batches import Batch, length
+from pipelines.core.batches import MOST, Batch, length
 from pipelines.core.errors import ZooError
 from pipelines.engines.session import Executed, Port, Session
 from pipelines.engines.timing import choose, size_class
@@ -45,6 +45,12 @@ class QuickestSession:
     def engine(self) -> str:
         """The engine of the last batch; "auto" before the first."""
         return self._engine
+
+    @property
+    def alike(self) -> int:
+        """Up to which batch size all run in one engine; 1 where each may run in another."""
+        smallest = sorted(option.smallest for option in self._options.values())
+        return MOST if len(smallest) == 1 else max(smallest[1] - 1, 1)
 
     @property
     def inputs(self) -> dict[str, Port]:

@@ -10,6 +10,7 @@ void bind_parse_log(nb::module_ &module);
 void bind_parse_rows(nb::module_ &module);
 void bind_resize(nb::module_ &module);
 void bind_row_kernels(nb::module_ &module);
+void bind_text_encoder(nb::module_ &module);
 void bind_top_k(nb::module_ &module);
 void bind_transformer(nb::module_ &module);
 
@@ -21,6 +22,7 @@ NB_MODULE(_native, module) {
     bind_parse_rows(module);
     bind_resize(module);
     bind_row_kernels(module);
+    bind_text_encoder(module);
     bind_top_k(module);
     bind_transformer(module);
 }

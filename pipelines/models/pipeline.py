@@ -61,6 +61,9 @@ class Pipeline(abc.ABC):
     CALIBRATION: ClassVar[int] = 4096  # samples that ranges are chosen on, unless told
     ON_ERROR: ClassVar[str] = "raise"  # what `run` does about bad input unless told: "raise", or "skip"
     ENGINES: ClassVar[tuple[str, ...]] = catalog.ENGINES  # that compute it
+    # what input is cut into by `zoo run --shard`: "file" (each whole), "files" (images), "lines" or "rows", which have
+    # positions
+    PARTS: ClassVar[str] = "file"
     TUNED: ClassVar[tuple[str, ...]] = tuple(stock.STOCK)  # those of them that compute any int8 form of its graph
 
     def __init__(

@@ -31,15 +31,20 @@ from pipelines.graph import edit, io, query, reference_session
 from pipelines.quantization import layers
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable, Observation, observe
 from pipelines.quantization.channel_groups import outputs_first
-from pipelines.quantization.equalize_channels import channel_statistics
 from pipelines.quantization.function_ranges import clip_to_functions
 from pipelines.quantization.layerwise import chunk_size, sample_chunks
-from pipelines.quantization.ptq import HELD_OUT, Factors, correct_table, equalized, search_equalization
+from pipelines.quantization.ptq import (
+    HELD_OUT,
+    Factors,
+    correct_table,
+    equalized,
+    search_equalization,
+    smoothing_factors,
+)
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.range_search import before_softmax, relative_error, search_ranges
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.scales import Array
-from pipelines.quantization.smooth_channels import find_smoothing, smoothable
 from pipelines.quantization.weight_rounding import Weights
 
 logger = logging.getLogger(__name__)
@@ -162,7 +167,7 @@ def best_table(
     def judge(table: CalibrationTable) -> float:
         return score(quantize(model, recipe, table)[0])
 
-    smoothing = _smoothing(equalized(model, factors), fitting) if recipe.correct else {}
+    smoothing = smoothing_factors(equalized(model, factors), fitting) if recipe.correct else {}
     tables = _tables(model, recipe, observation, clip, factors, {})
     if smoothing:
         smoothed = observe(equalized(model, factors, smoothing), samples, total, max_memory=max_memory)
@@ -215,12 +220,6 @@ def fitting_head(fitting: Iterable[Batch]) -> list[Batch]:
             break
         head.append(chunk)
     return head
-
-
-def _smoothing(model: ir.Model, samples: Iterable[Batch]) -> Factors:
-    """The factors of `find_smoothing`, by the statistics of `samples`."""
-    widths = {str(x.name): outputs_first(nodes[0]).shape[1] for x, nodes in smoothable(model.graph).items()}
-    return find_smoothing(model, channel_statistics(model, samples, linear=widths)) if widths else {}
 
 
 def _tables(

@@ -19,13 +19,14 @@ from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
 from pipelines.graph import io
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
+from pipelines.quantization.channel_groups import outputs_first
 from pipelines.quantization.correction import correct_layers
 from pipelines.quantization.equalize_channels import Channels, EqualizeChannels, channel_statistics, scale_channels
 from pipelines.quantization.layerwise import CHUNK, ROOM, sample_chunks
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.range_search import output_sqnr, search_ranges
 from pipelines.quantization.recipe import QuantRecipe
-from pipelines.quantization.smooth_channels import smooth_channels
+from pipelines.quantization.smooth_channels import find_smoothing, smooth_channels, smoothable
 from pipelines.rewrites.driver import rewrite
 
 HELD_OUT = 32  # samples that candidates are judged by
@@ -51,7 +52,8 @@ def make_table(
     RequestError as `calibrate` and `correct_layers` do.
     """
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
-    table = equalized_table(model, recipe, samples, factors, total, max_memory=max_memory)
+    smoothing = smoothing_factors(equalized(model, factors), samples) if recipe.smooth else {}
+    table = equalized_table(model, recipe, samples, factors, total, max_memory=max_memory, smoothing=smoothing)
     table = replace(table, clip=clip)
     return correct_table(model, recipe, table, samples, seconds=seconds) if recipe.correct else table
 
@@ -64,13 +66,22 @@ def equalized_table(
     total: int | None = None,
     *,
     max_memory: str | int = MEMORY,
+    smoothing: Factors | None = None,
 ) -> CalibrationTable:
-    """The ranges of `model` with channels scaled by `factors`, searched where `recipe.search`; see `make_table`."""
-    scaled = equalized(model, factors)
+    """The ranges of `model` with channels scaled by `factors` and `smoothing`, searched where `recipe.search`; see
+    `make_table`.
+    """
+    scaled = equalized(model, factors, smoothing)
     table = calibrate(scaled, samples, recipe.observer, total, max_memory=max_memory, symmetric=recipe.symmetric)
     if recipe.search:
         table = search_ranges(scaled, recipe, table, held_out(model, samples)[0])
-    return replace(table, graph=io.digest(model), equalization=factors)
+    return replace(table, graph=io.digest(model), equalization=factors, smoothing=smoothing or {})
+
+
+def smoothing_factors(model: ir.Model, samples: Iterable[Batch]) -> Factors:
+    """The factors of `find_smoothing`, by the statistics of `samples`."""
+    widths = {str(x.name): outputs_first(nodes[0]).shape[1] for x, nodes in smoothable(model.graph).items()}
+    return find_smoothing(model, channel_statistics(model, samples, linear=widths)) if widths else {}
 
 
 def correct_table(

@@ -30,6 +30,8 @@ class QuantRecipe:
     search: equalize channels between convolutions and between linear layers or a LayerNormalization and linear layers
         (SmoothQuant), clip weights and choose other ranges where the outputs on the calibration samples say that it
         helps (minutes for a large model).
+    smooth: scale outlier channels down before the linear layers that read them (`smooth_channels`), as BERT needs it;
+        what brings no recipe of its own is smoothed where that wins (`best_table`).
     correct: GPTQ, weights rounded so that their errors cancel on the calibration samples, and bias correction, shifts
         of channel means taken out of the biases.
 
@@ -44,6 +46,7 @@ class QuantRecipe:
     symmetric: bool = False
     search: bool = False
     correct: bool = True
+    smooth: bool = False
 
     def __post_init__(self) -> None:
         if self.observer not in OBSERVERS:
@@ -76,4 +79,8 @@ class QuantRecipe:
         on.
         """
         aside = {"observer": "", "search": False}
-        return {**self.to_json(), **aside} == {**other, **aside}
+        return {**self.to_json(), **aside} == {
+            "smooth": False,
+            **other,
+            **aside,
+        }  # older tables do not tell of smoothing

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import itertools
 import json
 import re
@@ -86,17 +87,22 @@ class Log:
 
     def stream(self) -> Any:
         """The bytes of a file, as pyarrow reads them; unpacked where it is gzip."""
+        if isinstance(self.place, bytes):
+            return pa.BufferReader(self.place)
         path = Path(self.path)
         return pa.CompressedInputStream(str(path), "gzip") if _is(path, b"\x1f\x8b") else pa.OSFile(str(path))
 
 
 def open_log(source: Any, delimiter: str | None = None) -> Log:
     """The log in a file, by its content; in a folder of `datasets` or on the hub ("org/name", either with ":split"); on
-    stdin ("-"); or in memory: a pyarrow table, a data frame, a list of {column: value}.
+    stdin ("-"); or in memory: io.BytesIO with the bytes of CSV or JSON lines, a pyarrow table, a data frame, a list of
+    {column: value}.
 
     delimiter: of CSV; None: the one that its header has most of. Raises RequestError where there is no such source, or
     one whose columns have no names, or names that stand twice.
     """
+    if isinstance(source, io.BytesIO):
+        return _by_first_line("the text", _first_line("the text", source), delimiter, source.getvalue())
     if not isinstance(source, str | Path):
         table = _in_memory(source)
         return _named(Log("the rows given", "rows", "", tuple(table.column_names), place=table))
@@ -112,20 +118,36 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
     try:
         if _is(path, b"PAR1"):
             return _named(Log(path, "parquet", "", tuple(pa.parquet.read_schema(path).names)))
-        with _text(path) as file:
-            line = file.readline(BLOCK)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
+    return _by_first_line(path, _first_line(path, path), delimiter)
+
+
+def _first_line(name: str | Path, source: Path | io.BytesIO) -> str:
+    try:
+        with _text(source) as file:
+            return file.readline(BLOCK)
     except (pa.ArrowException, EOFError, OSError, UnicodeDecodeError) as error:
-        wanted = "CSV, TSV or JSON lines in UTF-8 (plain or .gz), or Parquet"
-        raise RequestError(f"{path} cannot be read: {one_line(error)}; wanted {wanted}") from error
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str | Path, error: Exception) -> RequestError:
+    wanted = "CSV, TSV or JSON lines in UTF-8 (plain or .gz), or Parquet"
+    return RequestError(f"{name} cannot be read: {one_line(error)}; wanted {wanted}")
+
+
+def _by_first_line(path: str | Path, line: str, delimiter: str | None, place: bytes | None = None) -> Log:
+    """The log of a text, see `open_log`."""
     if not line.strip():
         raise RequestError(f"{path} is empty, or begins with an empty line; wanted a header that names the columns")
     if line.lstrip().startswith("{"):
-        return _named(Log(path, "jsonl", "", tuple(_object(path, 1, line))))
+        return _named(Log(path, "jsonl", "", tuple(_object(path, 1, line)), place=place))
     if _CRITEO_ROW.fullmatch(line.rstrip("\r\n")):
         labelled = line.count("\t") == len(CRITEO) - 1
-        return Log(path, "csv", "\t", CRITEO if labelled else CRITEO[1:], header=False)
+        return Log(path, "csv", "\t", CRITEO if labelled else CRITEO[1:], header=False, place=place)
     chosen = delimiter or max(DELIMITERS, key=line.count)
-    return _named(Log(path, "csv", chosen, tuple(next(csv.reader([line.rstrip("\r\n")], delimiter=chosen)))))
+    names = tuple(next(csv.reader([line.rstrip("\r\n")], delimiter=chosen)))
+    return _named(Log(path, "csv", chosen, names, place=place))
 
 
 def is_criteo(source: Any) -> bool:
@@ -210,13 +232,15 @@ def _is(path: Path, magic: bytes) -> bool:
         return file.read(len(magic)) == magic
 
 
-def _text(path: Path) -> IO[str]:
-    """A text file, unpacked where it is gzip."""
+def _text(path: Path | io.BytesIO) -> IO[str]:
+    """A text file, unpacked where it is gzip; or a text in memory."""
+    if isinstance(path, io.BytesIO):
+        return io.TextIOWrapper(io.BytesIO(path.getvalue()), "utf-8-sig", newline="")
     opener = gzip.open if _is(path, b"\x1f\x8b") else open
     return opener(path, "rt", encoding="utf-8-sig", newline="")
 
 
-def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+def _object(path: str | Path, number: int, line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -234,7 +258,7 @@ def csv_batches(
     """Records of CSV, see `Log.batches`. source: a stream; or, where `before` says how many records of the log came
     earlier, its header counted, some bytes, which become one batch.
     """
-    path, header, earlier = Path(log.path), log.header and before is None, before or 0
+    path, header, earlier = log.path, log.header and before is None, before or 0
 
     def skip(row: Any) -> str:
         if bad is None:
@@ -274,8 +298,8 @@ def csv_batches(
 
 def _json_batches(log: Log, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Columns that the first line names; others of later lines are passed over, those that lack are null."""
-    path = Path(log.path)
-    with _text(path) as file:
+    path = log.path
+    with _text(io.BytesIO(log.place) if isinstance(log.place, bytes) else Path(path)) as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
         while part := list(itertools.islice(lines, ROWS)):
             rows = [_object(path, number, line) for number, line in part]

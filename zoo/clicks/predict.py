@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.ordered_map import ordered_map
 from pipelines.core.progress import progress
 from pipelines.data.tables import writing
+from pipelines.data.text import TextForm
 from pipelines.engines.quickest import QuickestSession
 from pipelines.engines.session import Session
 from pipelines.models.pipeline import GraphPipeline
@@ -35,7 +36,13 @@ logger = logging.getLogger(__name__)
 
 
 class ClickPipeline(GraphPipeline):
-    """Scores rows of a click log; see `zoo.pipeline`. A subclass says how rows are read and encoded."""
+    """Scores rows of a click log; see `zoo.pipeline`. A subclass says how rows are read and encoded.
+
+    first_row: the position that `run` counts rows from.
+    """
+
+    PARTS: ClassVar[str] = "rows"
+    first_row: int = 0
 
     @abc.abstractmethod
     def rows(
@@ -58,6 +65,15 @@ class ClickPipeline(GraphPipeline):
     @abc.abstractmethod
     def encode(self, rows: Any) -> dict[str, NDArray[Any]]:
         """The graph's inputs of some rows."""
+
+    @abc.abstractmethod
+    def text_form(self, stream: Any) -> TextForm:
+        """How the text that begins with this stream of bytes holds rows."""
+
+    def count_rows(self, inputs: Any) -> int:
+        """How many rows an input holds, those that would be left out counted."""
+        errors = ErrorLog()
+        return sum(len(rows) for rows in self.rows(inputs, "skip", errors)) + errors.total
 
     @property
     @abc.abstractmethod
@@ -156,7 +172,7 @@ class ClickPipeline(GraphPipeline):
             with closing(ordered_map(score, itertools.chain([first], encoded), workers)) as scored:
                 for index, probability, took in scored:
                     before = time.perf_counter()
-                    write({"row": index, "probability": probability})
+                    write({"row": index + self.first_row, "probability": probability})
                     seconds["write"] += time.perf_counter() - before
                     seconds["model"] += took
                     count += len(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from pipelines.data.text import TextForm
 from pipelines.models.stages import ModelFolder
 from zoo.clicks.features import Features, Rows
 from zoo.clicks.logs import open_log
@@ -44,6 +46,15 @@ class LogPipeline(ClickPipeline):
     def encode(self, rows: Rows) -> dict[str, NDArray[Any]]:
         """The graph's inputs, see `Features`."""
         return self.features.encode(rows)
+
+    def text_form(self, stream: Any) -> TextForm:
+        """CSV by its header; objects of JSON, or Criteo's rows, by lines."""
+        log = open_log(io.BytesIO(stream.readline()))
+        return (
+            TextForm(header=log.header, delimiter=log.delimiter, blank=False)
+            if log.header and log.kind == "csv"
+            else TextForm(blank=False)
+        )
 
     @property
     def last_ids(self) -> NDArray[Any]:

@@ -61,6 +61,7 @@ class ImagePipeline(GraphPipeline):
     BATCH_SIZE: ClassVar[int] = 4  # a fifth quicker than one by one; more gain little
     CALIBRATION: ClassVar[int] = 256
     ON_ERROR: ClassVar[str] = "skip"
+    PARTS: ClassVar[str] = "files"
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         super().__init__(folder, *arguments, **options)

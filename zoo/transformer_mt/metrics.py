@@ -26,7 +26,7 @@ def evaluate(pipelines: Mapping[str, TranslationPipeline], data: Any, on_error: 
     for number, (source, reference) in enumerate(
         read_pairs(data, languages, held_out=True, on_error=on_error, faults=faults), 1
     ):
-        line = first._line(f"pair {number}", source)
+        line = first.line(f"pair {number}", source)
         first._note([line], faults, on_error)
         if not line.fault:
             sources.append(line.text)

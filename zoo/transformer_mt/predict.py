@@ -25,7 +25,7 @@ from pipelines.core.files import replacing
 from pipelines.core.progress import progress
 from pipelines.data.tables import FORMATS, writing
 from pipelines.engines.catalog import load
-from pipelines.engines.native_translation import NativeTranslator, store
+from pipelines.engines.native_translation import NativeTranslator, TranslationStream, store
 from pipelines.engines.session import BF16, Session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
@@ -49,7 +49,7 @@ from zoo.transformer_mt.data import (
     tidy,
 )
 from zoo.transformer_mt.decode import GROWTH, Hypothesis, Rules, beam_search, hypotheses, naive_step, require
-from zoo.transformer_mt.sentences import split
+from zoo.transformer_mt.sentences import split_sentences
 from zoo.transformer_mt.shortlist import Shortlist
 from zoo.transformer_mt.vocabularies import open_vocabulary
 
@@ -120,6 +120,7 @@ class TranslationPipeline(Pipeline):
     BATCH_SIZE: ClassVar[int] = 32
     CALIBRATION: ClassVar[int] = 256
     ON_ERROR: ClassVar[str] = "skip"
+    PARTS: ClassVar[str] = "lines"
     ENGINES: ClassVar[tuple[str, ...]] = ("onnxruntime", "native")  # that `zoo benchmark` times unless told
     TUNED: ClassVar[tuple[str, ...]] = ("native", "onnxruntime") if extension.isas() else ("onnxruntime",)
     beam: int = 4
@@ -253,7 +254,7 @@ class TranslationPipeline(Pipeline):
             for i, each in enumerate(texts, 1):
                 if not isinstance(each, str):
                     raise RequestError(f"sentence {i} is {type(each).__name__}, wanted text")
-            found = [self._line(f"sentence {i}", each) for i, each in enumerate(texts, 1)]
+            found = [self.line(f"sentence {i}", each) for i, each in enumerate(texts, 1)]
         if not found:
             raise RequestError("found no sentences; give at least one")
         if faulty := next((each for each in found if each.fault), None):
@@ -305,21 +306,44 @@ class TranslationPipeline(Pipeline):
         self, native: NativeTranslator, sentences: Sequence[Tokens], order: Sequence[int], found: list[list[Hypothesis]]
     ) -> list[list[Hypothesis]]:
         """All at once, in this order, the longest first: a sentence that is done makes room for the next."""
+        chosen = [sentences[i] for i in order]
+        limits, words = self._bounds(chosen)
+        options = self._options(max(len(order), 1))
+        for i, each in zip(order, native.translate(chosen, limits, words=words, **options), strict=True):
+            found[i] = [Hypothesis(tokens, score) for tokens, score in each]
+        return found
+
+    def _options(self, most: int) -> dict[str, Any]:
+        """What the native translator must know for all sentences; most: how many there are at once."""
         require(self.beam, self.best, len(self.vocabulary))
-        limits = [self.rules.limit(len(sentences[i]), self.positions) for i in order]
-        options = {
+        return {
+            "start": START,
+            "end": END,
             "beam": self.beam,
             "best": self.best,
             "length_penalty": self.length_penalty,
-            "slots": min(self.batch_size, max(len(order), 1), SLOTS),
+            "slots": min(self.batch_size, most, SLOTS),
             "rules": self._rules().native,
         }
-        if self.shortlist is not None:
-            options["words"] = [self.shortlist.allowed(sentences[i].tolist()).astype(np.int32) for i in order]
-        chosen = [sentences[i] for i in order]
-        for i, each in zip(order, native.translate(chosen, limits, start=START, end=END, **options), strict=True):  # type: ignore[arg-type]
-            found[i] = [Hypothesis(tokens, score) for tokens, score in each]
-        return found
+
+    def _bounds(self, sentences: Sequence[Tokens]) -> tuple[list[int], list[Tokens] | None]:
+        """How many tokens each translation may have, and which."""
+        limits = [self.rules.limit(len(each), self.positions) for each in sentences]
+        if self.shortlist is None:
+            return limits, None
+        return limits, [self.shortlist.allowed(each.tolist()).astype(np.int32) for each in sentences]
+
+    def stream(self) -> TranslationStream:
+        """Native threads that translate sentences as they come, `batch_size` at once; see `submit`. Raises RequestError
+        where the engine is another.
+        """
+        if self._native is None:
+            raise RequestError(f"translations come as a stream from the engine native, not from {self.engine}")
+        return self._native.stream(**self._options(SLOTS))
+
+    def submit(self, stream: TranslationStream, sentences: Sequence[Tokens]) -> range:
+        """Give a stream of this pipeline tokenized sentences, none of them empty; the numbers that name them there."""
+        return stream.submit(sentences, *self._bounds(sentences))
 
     def _search(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
         source = padded(sentences)
@@ -352,8 +376,8 @@ class TranslationPipeline(Pipeline):
 
     # ------------------------------------------------------------------------------------------------------------- text
 
-    def _read(self, inputs: Iterable[str], cut: bool = False) -> Iterator[Line]:
-        """The lines of text files, plain or .gz, or of stdin ("-"); see `_line`."""
+    def _read(self, inputs: Iterable[str], split: bool = False) -> Iterator[Line]:
+        """The lines of text files, plain or .gz, or of stdin ("-"); see `line`."""
         for name in inputs:
             if name != STDIN and not Path(name).is_file():
                 raise RequestError(
@@ -361,10 +385,10 @@ class TranslationPipeline(Pipeline):
                 )
             with contextlib.nullcontext(sys.stdin.buffer) if name == STDIN else open_lines(Path(name)) as file:
                 for number, text in enumerate(lines(file, name), 1):
-                    yield self._line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text, cut)
+                    yield self.line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text, split)
 
-    def _line(self, where: str, text: str | None, cut: bool = False) -> Line:
-        """What is to be translated of a text, and what is wrong with it. cut: what is too long, at the ends of its
+    def line(self, where: str, text: str | None, split: bool = False) -> Line:
+        """What is to be translated of a text, and what is wrong with it. split: cut what is too long at the ends of its
         sentences.
         """
         if text is None:
@@ -373,7 +397,12 @@ class TranslationPipeline(Pipeline):
         parts: tuple[str, ...] = (text,) if text else ()
         foreign = strange(text)
         fault = foreign or self._unfit(text)
-        if cut and (fault or self.apart) and not foreign and len(sentences := split(text, self._language())) > 1:
+        if (
+            split
+            and (fault or self.apart)
+            and not foreign
+            and len(sentences := split_sentences(text, self._language())) > 1
+        ):
             parts, fault = (
                 tuple(sentences),
                 next((f"holds a sentence that {why}" for why in map(self._unfit, sentences) if why), ""),
@@ -428,13 +457,13 @@ class TranslationPipeline(Pipeline):
         count: Counter[str] = Counter()
         names = [os.fspath(each) for each in (inputs if isinstance(inputs, list | tuple) else [inputs])]
         with _writing(output, scores, n_best > 1) as write, progress("translating lines") as advance:
-            found = self._read(names, cut=True)
+            found = self._read(names, split=True)
             while window := list(itertools.islice(found, AT_ONCE * self.batch_size)):
                 self._note(window, faults, on_error)
                 translated = self.translate(self.vocabulary.encode([part for each in window for part in each.parts]))
                 ends = list(itertools.accumulate(len(each.parts) for each in window))
                 rows = [
-                    (count["lines"] + i, *self._joined([each[k] for each in translated[end - len(line.parts) : end]]))
+                    (count["lines"] + i, *self.joined([each[k] for each in translated[end - len(line.parts) : end]]))
                     for i, (line, end) in enumerate(zip(window, ends, strict=True), 1)
                     for k in range(self.best)
                 ]
@@ -460,7 +489,7 @@ class TranslationPipeline(Pipeline):
             "precision": self.precision,
         }
 
-    def _joined(self, parts: Sequence[Hypothesis]) -> tuple[str, float]:
+    def joined(self, parts: Sequence[Hypothesis]) -> tuple[str, float]:
         """The text of sentences that stand in one line, and its score: the mean over the tokens, ends included, of
         all.
         """

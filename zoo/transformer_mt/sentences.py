@@ -12,7 +12,7 @@ LETTERS = (
 SHORT = dict(each.split("-") for line in LETTERS for each in line.split())
 
 
-def split(text: str, language: str = "") -> list[str]:
+def split_sentences(text: str, language: str = "") -> list[str]:
     """The sentences of a text, without what is blank around them.
 
     language: as models name them: de, de_DE, deu_Latn; of one that is not known, and of "", the rules are English's.

@@ -61,7 +61,7 @@ class TwoTowerPipeline(LogPipeline):
                 found = best.ravel() >= 0
                 write(
                     {
-                        "row": np.repeat(rows.index, top)[found],
+                        "row": np.repeat(rows.index + self.first_row, top)[found],
                         "rank": np.tile(np.arange(1, top + 1), len(rows))[found],
                         "item": [names[at] for at in best.ravel()[found].tolist()],
                         "score": scores.ravel()[found],

@@ -11,6 +11,8 @@ MODULES = {
     "measuring": ("benchmark", "evaluate", "plan"),
     "models": ("build", "doctor", "download", "info", "run"),
     "quantizing": ("calibrate", "quantize", "rewrite", "tune"),
+    "scoring": ("check", "run_shard"),
+    "serving": ("serve",),
     "training": ("finetune", "freeze", "train"),
 }
 

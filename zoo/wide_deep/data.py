@@ -12,6 +12,7 @@ library is used: every byte but tab and line feed may stand in a category, and l
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import reprlib
@@ -102,9 +103,9 @@ def read_rows(
     a list of: a TSV file, plain or gzip (told by its content); a .parquet file; "-" for stdin; a folder written by
     `datasets.save_to_disk` or a data set on the hub, "org/name", both optionally with ":split" (parquet and data sets:
     columns label / click / clicked, I1.. or integer_feature_1.., C1.. or categorical_feature_1.. in any case, else 39
-    or 40 columns by order). Or it is a list of raw rows: each a tab separated str or bytes, or a sequence of values
-    where None, NaN and "" are missing. Whether rows have a label is decided by the first row's column count and must
-    hold for all of them.
+    or 40 columns by order); the bytes of a TSV file as io.BytesIO; an Arrow table. Or it is a list of raw rows: each a
+    tab separated str or bytes, or a sequence of values where None, NaN and "" are missing. Whether rows have a label is
+    decided by the first row's column count and must hold for all of them.
 
     A row with a wrong column count, a number that is none (plain integers and decimals are; nan and inf are not), or a
     label other than 0 and 1 raises RequestError with file and line; with on_error="skip" it is left out and counted in
@@ -118,6 +119,10 @@ def read_rows(
         raise RequestError(f"found {batch_rows} rows a batch, wanted at least 1")
     log = None if on_error == "raise" else ErrorLog() if errors is None else errors
     reader = _Reader(numeric, categorical, buckets, log, defaultdict(float) if seconds is None else seconds)
+    if isinstance(sources, io.BytesIO):
+        return _batches(reader.whole(sources.getvalue()), batch_rows, log)
+    if isinstance(sources, pa.Table):
+        return _batches(reader.tables("the table", [sources]), batch_rows, log)
     if isinstance(sources, str | bytes | os.PathLike):
         sources = [sources]
     if not isinstance(sources, list | tuple | np.ndarray):
@@ -204,6 +209,11 @@ class _Reader:
         start = self.seen
         for block in blocks:
             yield self._lines(name, self.seen - start, block)
+
+    def whole(self, text: bytes) -> Iterator[Rows]:
+        """A text in memory."""
+        if text:
+            yield self._lines("line", 0, text if text.endswith(b"\n") else text + b"\n")
 
     def memory(self, rows: Any, chunk: int = 4096) -> Iterator[Rows]:
         """Raw rows in a list."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -87,19 +87,25 @@ class Features:
         """Raw numbers [n, numeric] (any float type, NaN = missing) to float32 [n, numeric] in [0, 1], C-contiguous."""
         if numbers.ndim != 2 or numbers.shape[1] != self.numeric:
             raise RequestError(f"found numbers of shape {numbers.shape}, wanted [n, {self.numeric}]")
-        lo, hi, fill = (np.array(values, np.float32) for values in (self.lo, self.hi, self.fill))
-        span = np.where(hi > lo, hi - lo, np.float32(1))
+        lo, hi, span, fill = self._bounds
         if (native := extension.native()) is not None and numbers.dtype == np.float32:
             scaled: Floats
             scaled, others = native.scale(np.ascontiguousarray(numbers), _logarithms(), lo, hi, span, fill)
-            column = others % self.numeric
-            scaled.reshape(-1)[others] = _scaled(numbers.reshape(-1)[others], lo[column], hi[column], span[column])
+            if len(others):
+                column = others % self.numeric
+                scaled.reshape(-1)[others] = _scaled(numbers.reshape(-1)[others], lo[column], hi[column], span[column])
             return scaled
         out = np.empty(numbers.shape, np.float32)
         for begin in range(0, len(out), 4096):  # rows at a time that stay in the cache
             values = _scaled(numbers[begin : begin + 4096], lo, hi, span)
             out[begin : begin + 4096] = np.where(np.isnan(values), fill, values)
         return out
+
+    @cached_property
+    def _bounds(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """lo, hi, hi - lo (1 where that is none) and fill of each column, float32 [numeric]."""
+        lo, hi, fill = (np.array(values, np.float32) for values in (self.lo, self.hi, self.fill))
+        return lo, hi, np.where(hi > lo, hi - lo, np.float32(1)), fill
 
     def encode(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
         """The model's inputs: {"ids": int32 [n, categorical], "numbers": float32 [n, numeric] in [0, 1]},

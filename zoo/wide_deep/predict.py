@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from pipelines.data.text import TextForm
 from pipelines.models.stages import ModelFolder
 from zoo.clicks import sources
 from zoo.clicks.predict import ClickPipeline
@@ -49,6 +50,10 @@ class CriteoPipeline(ClickPipeline):
     def encode(self, rows: Rows) -> dict[str, NDArray[Any]]:
         """Hashed ids, and numbers scaled to [0, 1]."""
         return self.features.encode(rows)
+
+    def text_form(self, stream: Any) -> TextForm:
+        """Every line is a row, an empty one a faulty one."""
+        return TextForm()
 
     @property
     def last_ids(self) -> NDArray[Any]:

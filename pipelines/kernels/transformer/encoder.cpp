@@ -1,8 +1,22 @@
 #include "transformer/encoder.h"
 
+#include <cmath>
+
 namespace zoo {
 
 void Encoder::attention(int64_t in, int64_t heads, int64_t out) { Layers::attention(Kind::kAttention, in, 3, heads, out, "attention"); }
+
+void Encoder::relative_attention(int64_t in, int64_t heads, const Array &bias, int64_t out) {
+    const auto *values = data_of<float>(bias, "bias", 2);
+    const auto rows = static_cast<int64_t>(bias.shape(0)), width = static_cast<int64_t>(bias.shape(1));
+    if (rows != heads || !(width % 2)) refuse("attention", "its bias has other heads, or no middle");
+    if (!std::all_of(values, values + rows * width, [](float x) { return std::isfinite(x); })) refuse("attention", "its bias is not finite");
+    Operation &operation = Layers::attention(Kind::kAttention, in, 3, heads, out, "attention");
+    biases_.emplace_back(rows * width);
+    std::copy_n(values, rows * width, biases_.back().data());
+    operation.factors = biases_.back().data(), operation.layer = width / 2 + 1;
+    reach_ = std::min(reach_, operation.layer);
+}
 
 void Encoder::finish(int64_t in) {
     require_open("the result");
@@ -10,7 +24,8 @@ void Encoder::finish(int64_t in) {
     close(in, nullptr);
 }
 
-Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count) const {
+Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types,
+                     int64_t longest) const {
     const int64_t n = first[count] - first[0];
     work.registers.resize(register_widths_.size());
     for (size_t i = 0; i < register_widths_.size(); ++i) work.registers[i].size(n, register_widths_[i]);
@@ -19,14 +34,19 @@ Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first
             const int64_t begin = first[sentence] - first[0], rows = first[sentence + 1] - first[sentence];
             float *to = out.values + begin * out.stride;
             if (operation.kind == Kind::kEmbed) {
-                for (int64_t i = 0; i < rows; ++i) embed_row(tokens[begin + i], i, to + i * out.stride);
+                for (int64_t i = 0; i < rows; ++i) embed_row(tokens[begin + i], i + (types ? types[begin + i] * longest : 0), to + i * out.stride);
                 continue;
             }
             const float *from = in.values + begin * in.stride;
             work.keys.reserve(operation.width * round_up(rows, 16));
             transpose(from + operation.width, in.stride, rows, operation.width, work.keys.data());
-            isa_.rows->attention(from, in.stride, rows, {work.keys.data(), from + 2 * operation.width, rows, in.stride}, operation.heads,
-                                 operation.size, to, out.stride);
+            const KeysValues<float> kv{work.keys.data(), from + 2 * operation.width, rows, in.stride};
+            const int64_t reach = operation.layer;  // tokens that a bias is of
+            if (operation.factors)
+                isa_.rows->relative_attention(from, in.stride, rows, kv, operation.heads, operation.size, operation.factors + reach - 1,
+                                              2 * reach - 1, to, out.stride);
+            else
+                isa_.rows->attention(from, in.stride, rows, kv, operation.heads, operation.size, to, out.stride);
         }
     });
     return work.registers[static_cast<size_t>(last_)].rows();

@@ -1,6 +1,7 @@
 // The encoder of a Transformer, over sentences of any lengths one after the other: nothing is padded.
 #pragma once
 #include <algorithm>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -30,11 +31,22 @@ class Encoder : public Layers {
     using Layers::Layers;
     // Operations, see `Layers`: self-attention over all tokens of a sentence.
     void attention(int64_t in, int64_t heads, int64_t out);
+    // bias: float32 [heads, 2 positions - 1], added to the score of a key by its distance behind the query, the furthest before it first.
+    void relative_attention(int64_t in, int64_t heads, const Array &bias, int64_t out);
     // The register `in` is the result; no operation follows.
     void finish(int64_t in);
     // tokens: of `count` sentences, one after the other; first [count + 1]: where each begins, and the end. Returns float32 rows, one a
     // token, which hold until the next call with this workspace.
-    Rows encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count) const;
+    // types: of the tokens, each with a table of `longest` positions of its own; or null.
+    Rows encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types = nullptr,
+                int64_t longest = 0) const;
+    // In place; count: whole sixteens.
+    void tanh(float *x, int64_t count) const { isa_.rows->activate(zoo::Activation::kTanh, x, count, x); }
+    int64_t reach() const { return reach_; }  // tokens of a text, at most, that all biases are of
+
+  private:
+    std::deque<Buffer<float>> biases_;
+    int64_t reach_ = INT64_MAX;
 };
 
 }  // namespace zoo

@@ -592,9 +592,15 @@ class _GraphMapper:
             part = edit.extract(self.model, [name for name in self.names if name in inputs], [str(wanted.name)])
         except RequestError:
             self.refuse(value, f"{wanted.name} depends on more than the tokens")
-        tokens = np.full((1, length), token + 1, np.int64)
-        feed = {str(x.name): tokens.astype(ir.DataType(x.dtype or 7).numpy()) for x in part.graph.inputs}
+        feed = {
+            str(x.name): self.probe(str(x.name), length, token).astype(ir.DataType(x.dtype or 7).numpy())
+            for x in part.graph.inputs
+        }
         return reference_session.run(reference_session.session(part, "mapping it needs"), feed)[0]
+
+    def probe(self, name: str, length: int, token: int) -> Array:
+        """What the input `name` is fed to find out what a value is."""
+        return np.full((1, length), token + 1, np.int64)
 
     # ------------------------------------------------------------------------------------------------------- attention
 

@@ -190,6 +190,14 @@ void Layers::activation(int64_t in, const std::string &kind, int64_t out) {
         kind == "swish" ? Activation::kSwish : Activation::kGelu;
 }
 
+void Layers::scale(int64_t in, const Array &factors, int64_t out) {
+    require_open("scale");
+    const int64_t width = read(in, "scale").width;
+    Buffer<float> values = padded(factors, "factors", width, "scale");
+    append(Kind::kScale, in, out, width).factors = values.data();
+    parameters_.push_back(std::move(values));
+}
+
 Layers::Operation &Layers::attention(Kind kind, int64_t in, int64_t parts, int64_t heads, int64_t out, const char *name) {
     require_open(name);
     const int64_t columns = read(in, name).width, width = columns / parts;

@@ -77,6 +77,7 @@ class Layers {
     void linear(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams, bool relu,
                 int64_t residual, int64_t out);
     void activation(int64_t in, const std::string &kind, int64_t out);  // "swish" or "gelu"
+    void scale(int64_t in, const Array &factors, int64_t out);          // of each column
     const char *isa() const { return isa_.name; }
 
     bool complete() const { return complete_; }
@@ -86,7 +87,7 @@ class Layers {
     std::vector<Register> registers(int64_t rows) const;
 
   protected:
-    enum class Kind { kEmbed, kLayerNorm, kLinear, kActivation, kAttention, kSelfAttention, kCrossAttention, kRecurrence };
+    enum class Kind { kEmbed, kLayerNorm, kLinear, kActivation, kAttention, kSelfAttention, kCrossAttention, kRecurrence, kScale };
     struct Operation {
         Kind kind;
         int64_t in, out, residual = -1, layer = 0, heads = 0, size = 0, width = 0;
@@ -94,6 +95,7 @@ class Layers {
         QParams qparams;  // of the quantized result
         LayerNorm norm{};
         const RowLinear *linear = nullptr;
+        const float *factors = nullptr;
         Activation activation{};
     };
     struct Value {  // what a register holds after the operations so far
@@ -151,6 +153,11 @@ void Layers::run(std::vector<Register> &registers, int64_t n, Compute compute) c
             const Rows in = at(operation.in).rows();
             for (int64_t r = 0; r < n; ++r)
                 isa_.rows->activate(operation.activation, in.values + r * in.stride, rows.stride, rows.values + r * rows.stride);
+        } else if (operation.kind == Kind::kScale) {
+            const Rows in = at(operation.in).rows();
+            for (int64_t r = 0; r < n; ++r)
+                for (int64_t j = 0; j < rows.stride; ++j)
+                    rows.values[r * rows.stride + j] = in.values[r * in.stride + j] * operation.factors[j];
         } else if (operation.kind == Kind::kLinear) {
             const float *residual = operation.residual < 0 ? nullptr : at(operation.residual).values.data();
             operation.linear->run(at(operation.in).rows(), n, operation.relu, residual, out.stride, rows.values, rows.stride);

@@ -18,10 +18,13 @@ from pipelines.kernels.transformer.program import (
     LayerNorm,
     Linear,
     Recurrence,
+    RelativeAttention,
     RowLinear,
+    Scale,
     SelfAttention,
     Vocabulary,
 )
+from pipelines.kernels.transformer.text_program import TextProgram
 
 
 def compile_program(
@@ -58,11 +61,15 @@ def compile_program(
                 )
             case Activation():
                 native.activation(operation.input, operation.kind, operation.out)
+            case Scale():
+                native.scale(operation.input, *_contiguous(operation.factors), operation.out)
             case Recurrence():
                 residual = -1 if operation.residual is None else operation.residual
                 native.recurrence(operation.input, residual, operation.out)
             case Attention():
                 native.attention(operation.input, operation.heads, operation.out)
+            case RelativeAttention():
+                native.relative_attention(operation.input, operation.heads, *_contiguous(operation.bias), operation.out)
             case SelfAttention():
                 native.self_attention(operation.input, operation.heads, operation.out)
             case CrossAttention():
@@ -73,6 +80,15 @@ def compile_program(
                 native.vocabulary(operation.input, *_layer_arguments(operation.layer))
     if isinstance(program, EncoderProgram):
         native.finish(program.operations[-1].out)  # type: ignore[union-attr]
+    return native
+
+
+def compile_texts(program: TextProgram, isa: str = "") -> Any:
+    """A text program as a native `TextEncoder`. Raises what `compile_program` does."""
+    encoder = compile_program(program.encoder, isa)
+    native = required().TextEncoder(encoder, program.types, program.pooling, program.normalize)
+    for layer in program.head:
+        native.dense(*_contiguous(layer.weight, layer.bias), layer.activation)
     return native
 
 

@@ -136,6 +136,19 @@ class Attention:
 
 
 @dataclass(frozen=True, eq=False)
+class RelativeAttention:
+    """`Attention` whose score of the key t for the query i gets bias[head, P - 1 + t - i], as MPNet has it.
+
+    bias: float32 [heads, 2 P - 1], of at most P tokens.
+    """
+
+    input: int
+    heads: int
+    bias: Array
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
 class SelfAttention:
     """Causal multi-head self-attention of a decoder: `Attention` over the KV cache, which this position joins."""
 
@@ -150,6 +163,15 @@ class Activation:
 
     input: int
     kind: str
+    out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """out = x factors, of each of the W columns: smoothing before a linear layer. factors: float32 [W]."""
+
+    input: int
+    factors: Array
     out: int
 
 
@@ -187,10 +209,20 @@ class Vocabulary:
 
 
 Operation = (
-    Embedding | LayerNorm | Linear | Activation | Attention | SelfAttention | Recurrence | CrossAttention | Vocabulary
+    Embedding
+    | LayerNorm
+    | Linear
+    | Activation
+    | Scale
+    | Attention
+    | RelativeAttention
+    | SelfAttention
+    | Recurrence
+    | CrossAttention
+    | Vocabulary
 )
-ENCODER_OPERATIONS = (LayerNorm, Linear, Activation, Attention)
-DECODER_OPERATIONS = (LayerNorm, Linear, Activation, SelfAttention, Recurrence, CrossAttention)
+ENCODER_OPERATIONS = (LayerNorm, Linear, Activation, Scale, Attention, RelativeAttention)
+DECODER_OPERATIONS = (LayerNorm, Linear, Activation, Scale, SelfAttention, Recurrence, CrossAttention)
 ACTIVATIONS = ("swish", "gelu")
 
 
@@ -327,6 +359,11 @@ def _result_width(where: str, operation: Operation, widths: dict[int, int], memo
         if not 0 <= operation.epsilon < np.inf:
             raise RequestError(f"{where} has epsilon {operation.epsilon}; wanted 0 or more")
         return width
+    if isinstance(operation, Scale):
+        require(where, "factors", operation.factors, np.float32, (width,))
+        if not np.isfinite(operation.factors).all():
+            raise RequestError(f"{where} has factors that are not finite")
+        return width
     if isinstance(operation, Activation):
         if operation.kind not in ACTIVATIONS:
             raise RequestError(f"{where} computes {operation.kind!r}; wanted {' or '.join(ACTIVATIONS)}")
@@ -349,7 +386,11 @@ def _result_width(where: str, operation: Operation, widths: dict[int, int], memo
                 f"{where} gives {operation.layer.outputs} columns, the residual has {widths[operation.residual]}"
             )
         return operation.layer.outputs
-    merged = isinstance(operation, Attention | SelfAttention)  # query | key | value
+    if isinstance(operation, RelativeAttention):
+        require(where, "bias", operation.bias, np.float32, (operation.heads, operation.bias.shape[-1]))
+        if operation.bias.shape[1] % 2 == 0 or not np.isfinite(operation.bias).all():
+            raise RequestError(f"{where} has a bias that is not finite, or has no middle")
+    merged = isinstance(operation, Attention | RelativeAttention | SelfAttention)  # query | key | value
     result, rest = divmod(width, 3) if merged else (width, 0)
     if rest or operation.heads < 1 or result < operation.heads or result % (LANES * operation.heads):
         raise RequestError(f"{where} has {operation.heads} heads on {width} columns; a head has a multiple of {LANES}")

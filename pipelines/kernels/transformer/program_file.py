@@ -31,11 +31,14 @@ from pipelines.kernels.transformer.program import (
     LayerNorm,
     Linear,
     Recurrence,
+    RelativeAttention,
     RowLinear,
+    Scale,
     SelfAttention,
     StaticQParams,
     Vocabulary,
 )
+from pipelines.kernels.transformer.text_program import Dense, TextProgram
 
 # The key under which programs are cached. Bump it when the layout of this file, the dataclasses of `program` or what
 # `from_graph` makes of a graph change; tests/kernels/transformer/test_program_file.py fails where that is forgotten.
@@ -47,17 +50,20 @@ _OPERATIONS = (
     LayerNorm,
     Linear,
     Activation,
+    Scale,
     Attention,
+    RelativeAttention,
     SelfAttention,
     Recurrence,
     CrossAttention,
     Vocabulary,
 )
-CLASSES = {each.__name__: each for each in (EncoderProgram, DecoderProgram, RowLinear, StaticQParams, *_OPERATIONS)}
+_PARTS = (EncoderProgram, DecoderProgram, TextProgram, RowLinear, StaticQParams, Dense)
+CLASSES = {each.__name__: each for each in (*_PARTS, *_OPERATIONS)}
 
 
-def save(path: Path, programs: tuple[EncoderProgram, DecoderProgram]) -> None:
-    """Write the programs of encoder and decoder to `path`, whole or not at all."""
+def save(path: Path, programs: tuple[EncoderProgram, DecoderProgram] | tuple[TextProgram]) -> None:
+    """Write the programs of encoder and decoder, or that of texts, to `path`, whole or not at all."""
     offsets: dict[tuple[int, tuple[int, ...]], int] = {}  # (address, shape) -> offset
     arrays: list[Array] = []
     end = 0
@@ -91,8 +97,8 @@ def save(path: Path, programs: tuple[EncoderProgram, DecoderProgram]) -> None:
             file.write(bytes(-array.nbytes % LINE))
 
 
-def load(path: str | Path) -> tuple[EncoderProgram, DecoderProgram]:
-    """The programs in a file that `save` wrote, their arrays read-only views of it.
+def load(path: str | Path) -> Any:
+    """The programs in a file that `save` wrote, a tuple, their arrays read-only views of it.
 
     Raises RequestError where the file is missing, damaged or of another version.
     """
@@ -117,7 +123,6 @@ def load(path: str | Path) -> tuple[EncoderProgram, DecoderProgram]:
             ((name, arguments),) = value.items()
             return CLASSES[name](**{key: decoded(item) for key, item in arguments.items()})
 
-        encoder, decoder = map(decoded, header["programs"])
+        return tuple(map(decoded, header["programs"]))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
-    return encoder, decoder

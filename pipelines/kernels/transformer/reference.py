@@ -21,7 +21,9 @@ from pipelines.kernels.transformer.program import (
     Linear,
     Operation,
     Recurrence,
+    RelativeAttention,
     RowLinear,
+    Scale,
     SelfAttention,
     StaticQParams,
     Vocabulary,
@@ -149,14 +151,20 @@ def self_attention(query: Floats, keys: Floats, values: Floats, heads: int) -> F
     return _softmax_weighted(scores, values)
 
 
-def attention(queries: Floats, keys: Floats, values: Floats, heads: int) -> Floats:
-    """Attention of queries [n, W] over the same keys and values [t, W]: [n, W]. q . k is summed column by column."""
+def attention(queries: Floats, keys: Floats, values: Floats, heads: int, bias: Floats | None = None) -> Floats:
+    """Attention of queries [n, W] over the same keys and values [t, W]: [n, W]. q . k is summed column by column.
+
+    bias: see `RelativeAttention`.
+    """
     out = np.zeros_like(queries)
     split = keys.reshape(len(keys), heads, -1).transpose(2, 1, 0)  # [size, heads, t]
-    for query, row in zip(queries, out, strict=True):
+    for number, (query, row) in enumerate(zip(queries, out, strict=True)):
         scores = np.zeros((heads, len(keys)), np.float32)
         for factor, column in zip(query.reshape(heads, -1).T, split, strict=True):
             scores = scores + factor[:, None] * column
+        if bias is not None:
+            first = bias.shape[1] // 2 - number
+            scores = scores + bias[:, first : first + len(keys)]
         row[:] = _softmax_weighted(scores, values)
     return out
 
@@ -205,8 +213,10 @@ class Registers:
         self.values: dict[int, tuple[Floats, bool]] = {}  # (rows, whether they are known to be nonnegative)
 
     def result(self, operation: Operation) -> tuple[Floats, bool]:
-        """The result of a `LayerNorm`, an `Activation` or a `Linear`, and whether it is known to be nonnegative."""
+        """The result of an operation that needs its input alone, and whether it is known to be nonnegative."""
         x, nonnegative = self.values[operation.input]  # type: ignore[union-attr]
+        if isinstance(operation, Scale):
+            return x * operation.factors, False
         if isinstance(operation, Activation):
             return activate(operation.kind, x), False
         if isinstance(operation, LayerNorm):
@@ -216,17 +226,21 @@ class Registers:
         return linear(operation.layer, x, nonnegative, operation.relu, residual), operation.relu and residual is None
 
 
-def encode(program: EncoderProgram, tokens: NDArray[np.int64]) -> Floats:
-    """The encoder's result of one sentence, float32 [tokens, W]."""
+def encode(program: EncoderProgram, tokens: NDArray[np.int64], positions: NDArray[np.int64] | None = None) -> Floats:
+    """The encoder's result of one sentence, float32 [tokens, W]; positions: None for those in order."""
     registers = Registers()
     result: tuple[Floats, bool]
     for operation in program.operations:
         match operation:
             case Embedding():
-                result = embedding(operation, tokens, np.arange(len(tokens))), False
-            case Attention():
+                result = (
+                    embedding(operation, tokens, np.arange(len(tokens)) if positions is None else positions),
+                    False,
+                )
+            case Attention() | RelativeAttention():
                 query, keys, values = np.split(registers.values[operation.input][0], 3, axis=1)
-                result = attention(query, keys, values, operation.heads), False
+                bias = getattr(operation, "bias", None)
+                result = attention(query, keys, values, operation.heads, bias), False
             case _:
                 result = registers.result(operation)
         registers.values[operation.out] = result  # type: ignore[union-attr]

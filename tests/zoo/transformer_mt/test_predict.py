@@ -19,7 +19,7 @@ from pipelines.models.stages import open_folder
 from zoo import cli
 from zoo.transformer_mt import predict
 from zoo.transformer_mt.data import PAD, Vocabulary
-from zoo.transformer_mt.sentences import split
+from zoo.transformer_mt.sentences import split_sentences
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_a_line_with_a_sentence_too_long_is_refused_with_its_number(translate, t
     ],
 )
 def test_sentences_end_where_their_language_ends_them(language, sentences):
-    assert split(("" if language == "jpn_Jpan" else " ").join(sentences), language) == sentences
+    assert split_sentences(("" if language == "jpn_Jpan" else " ").join(sentences), language) == sentences
 
 
 @pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")

@@ -1,0 +1,106 @@
+"""Where the rows of a text file begin, so that many can read a part of it each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 8 << 20  # bytes looked at together
+FEED, RETURN, QUOTE = b"\n"[0], b"\r"[0], b'"'[0]
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How a text file holds rows. header: the first line names columns. delimiter: of CSV, whose values may stand in
+    quotes with line breaks inside (RFC 4180); "": every line is a row. blank: an empty line is a row, too.
+    """
+
+    header: bool = False
+    delimiter: str = ""
+    blank: bool = True
+
+
+class Piece(NamedTuple):
+    """Bytes `begin` to below `end` of a file, which are `rows` whole rows."""
+
+    begin: int
+    end: int
+    rows: int
+
+
+def pieces(stream: Any, form: TextForm, size: int) -> list[Piece] | None:
+    """A text file, opened for bytes, as pieces of at least `size` bytes (the last one of fewer), each ending with a
+    row; the first begins behind the header. Reads all of it once, in constant memory.
+
+    None where that cannot be told by quotes and line feeds alone: quotes inside values that have none around them,
+    lines that end with a carriage return.
+    """
+    found: list[Piece] = []
+    begin = rows = last = 0
+    head = not form.header  # whether the header is behind
+    for offset, ends, blank in _lines(stream, form):
+        last = offset
+        if ends is None:
+            return None
+        if not head and len(ends):
+            begin, ends, blank, head = int(ends[0]), ends[1:], blank[1:], True
+        counted = np.cumsum(~blank | form.blank)
+        taken = 0
+        while len(ends) and ends[-1] - begin >= size:
+            at = int(np.searchsorted(ends, begin + size))
+            found.append(Piece(begin, int(ends[at]), rows + int(counted[at]) - taken))
+            begin, rows, taken = int(ends[at]), 0, int(counted[at])
+            ends, counted = ends[at + 1 :], counted[at + 1 :]
+        rows += int(counted[-1]) - taken if len(counted) else 0
+    if last > begin:
+        found.append(Piece(begin, last, rows))
+    return found
+
+
+def _lines(stream: Any, form: TextForm) -> Iterator[tuple[int, NDArray[np.int64] | None, NDArray[np.bool_]]]:
+    """Of every block of whole lines: the offset behind it, the offsets behind its rows, and which rows are empty."""
+    offset = start = 0  # of the block, of the row
+    odd = False  # whether a quote is open
+    before = b"\n"
+    while block := stream.read(BLOCK):
+        block += stream.readline()
+        data = np.frombuffer(before + block + b"\n", np.uint8)[:-1]  # a place in it is one more than in the block
+        places = np.flatnonzero(data[1:] == FEED) + 1
+        if form.delimiter:
+            quotes = np.flatnonzero(data[1:] == QUOTE) + 1
+            if not _plain(data, quotes, odd, form.delimiter):
+                yield offset, None, np.zeros(0, np.bool_)
+                return
+            places = places[(np.searchsorted(quotes, places) + odd) % 2 == 0]
+            odd ^= bool(len(quotes) % 2)
+        offset += len(block)
+        ends = places + (offset - len(block))
+        if block[-1] != FEED and not odd:  # the last row ends with the file
+            ends = np.append(ends, offset)
+        lengths = np.diff(ends, prepend=start)
+        first = data[np.append(0, places)[: len(ends)] + 1] if len(ends) else data[:0]
+        blank = (first == FEED) | ((first == RETURN) & (lengths == 2))
+        start = int(ends[-1]) if len(ends) else start
+        before = block[-1:]
+        yield offset, ends, blank
+    if odd:
+        yield offset, None, np.zeros(0, np.bool_)
+
+
+def _plain(data: NDArray[np.uint8], quotes: NDArray[np.int64], odd: bool, delimiter: str) -> bool:
+    """Whether each quote that opens stands at the begin of a value, each that closes at its end, or two together, and
+    no line ends with a carriage return alone.
+    """
+    known = np.zeros(256, np.bool_)
+    known[[FEED, RETURN, QUOTE, *delimiter.encode()]] = True
+    behind = np.append(data, FEED)
+    returns = np.flatnonzero(data == RETURN)
+    return bool(
+        known[data[quotes[int(odd) :: 2] - 1]].all()
+        and known[behind[quotes[1 - int(odd) :: 2] + 1]].all()
+        and (behind[returns + 1] == FEED).all()
+    )

@@ -1,0 +1,425 @@
+// Translation for Python: of many sentences in one call, and of sentences that come one by one; the bindings of encoder and decoder.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <thread>
+
+#include "transformer/beam_search.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace zoo {
+namespace {
+
+// All sentences of a call, in order, for threads that share them.
+class SentenceList : public SentenceQueue {
+  public:
+    explicit SentenceList(std::shared_ptr<const Sources> sources)
+        : found(static_cast<size_t>(sources->count)), sources_(std::move(sources)) {}
+    Taken take(int64_t most, int64_t) override {
+        const std::lock_guard<std::mutex> locked(taking_);
+        const int64_t begin = next_, last = std::min(sources_->count, begin + most);
+        const auto row = [&](int64_t i) { return sources_->first[static_cast<size_t>(i)]; };
+        while (next_ < last && (next_ == begin || row(next_ + 1) - row(begin) <= kEncoderRows)) ++next_;
+        return {sources_, begin, next_};
+    }
+    void done(int64_t number, Hypotheses hypotheses) override { found[static_cast<size_t>(number)] = std::move(hypotheses); }
+    std::vector<Hypotheses> found;
+
+  private:
+    const std::shared_ptr<const Sources> sources_;
+    std::mutex taking_;
+    int64_t next_ = 0;
+};
+
+void check_signals() {
+    nb::gil_scoped_acquire locked;
+    if (PyErr_CheckSignals()) throw nb::python_error();
+}
+
+// Translates all sources; the calling thread works, too.
+std::vector<Hypotheses> beam_search(const Decoder &decoder, std::shared_ptr<const Sources> sources, const Options &options,
+                                    int64_t threads) {
+    SentenceList queue(sources);
+    std::exception_ptr error;
+    std::mutex error_mutex;
+    const auto work = [&](bool main_thread) {
+        try {
+            BeamSearch(decoder, options, queue).run(main_thread ? check_signals : nullptr);
+        } catch (...) {
+            queue.stop = true;
+            const std::lock_guard<std::mutex> locked(error_mutex);
+            if (!error || main_thread) error = std::current_exception();  // Ctrl-C above all
+        }
+    };
+    std::vector<std::thread> others;
+    try {
+        for (int64_t i = 1; i < std::min(threads, sources->count); ++i) others.emplace_back(work, false);
+    } catch (...) {  // no more threads: those that are there do the work
+    }
+    work(true);
+    for (auto &thread : others) thread.join();
+    if (error) std::rethrow_exception(error);
+    return std::move(queue.found);
+}
+
+[[noreturn]] void refuse(const std::string &why) { throw nb::value_error(why.c_str()); }
+
+// The first row of each sentence, and the end of all; lengths int64 [sentences], each 1 to `most`.
+std::vector<int64_t> offsets(const Array &lengths, size_t rows, int64_t most) {
+    const auto *length = data_of<int64_t>(lengths, "lengths", 1);
+    std::vector<int64_t> first{0};
+    for (size_t i = 0; i < lengths.shape(0); ++i) {
+        const int64_t rows_of_source = length[i];
+        if (rows_of_source < 1 || rows_of_source > most)
+            refuse("found a source of " + std::to_string(rows_of_source) + " rows, wanted 1 to " + std::to_string(most));
+        first.push_back(first.back() + rows_of_source);
+    }
+    if (static_cast<int64_t>(rows) != first.back()) refuse("the rows are not as many as the lengths want");
+    return first;
+}
+
+// A copy of tokens, all in the encoder's vocabulary: nobody can change them after the check.
+std::vector<int32_t> checked_tokens(const Encoder &encoder, const Array &tokens) {
+    if (!encoder.complete()) refuse("the encoder has no result yet");
+    const auto *data = data_of<int32_t>(tokens, "tokens", 1);
+    const std::vector<int32_t> copy(data, data + tokens.shape(0));
+    for (const int32_t token : copy)
+        if (token < 0 || token >= encoder.tokens())
+            refuse("found token " + std::to_string(token) + ", wanted 0 to " + std::to_string(encoder.tokens() - 1));
+    return copy;
+}
+
+nb::object encode(const Encoder &encoder, const Array &tokens, const Array &lengths) {
+    const std::vector<int32_t> copy = checked_tokens(encoder, tokens);
+    const std::vector<int64_t> first = offsets(lengths, copy.size(), std::min(encoder.positions(), encoder.reach()));
+    Encoding work;
+    const Rows rows = encoder.encode(work, copy.data(), first.data(), static_cast<int64_t>(first.size()) - 1);
+    return array_of(rows.values, first.back(), encoder.width(), rows.stride);
+}
+
+// The words that each sentence may have: int32, in order, and how many of each.
+void take_words(Sources &sources, const Decoder &decoder, const Options &options, const Array &words, const Array &counts) {
+    const auto *word = data_of<int32_t>(words, "words", 1);
+    sources.words.assign(word, word + words.shape(0));
+    const auto *count = data_of<int64_t>(counts, "word_counts", 1);
+    if (static_cast<int64_t>(counts.shape(0)) != sources.count) refuse("there are words for another number of sentences");
+    const int64_t least = std::min(decoder.vocabulary_size(), 2 * options.beam + options.spare(decoder.positions()));
+    sources.first_word.push_back(0);
+    for (int64_t i = 0; i < sources.count; ++i) {
+        const int64_t first = sources.first_word.back(), last = first + count[i];
+        if (count[i] < least || last > static_cast<int64_t>(sources.words.size()))
+            refuse("a sentence has " + std::to_string(count[i]) + " words, wanted at least " + std::to_string(least));
+        bool ends = options.end < 0;
+        for (int64_t at = first; at < last; ++at) {
+            const int32_t token = sources.words[static_cast<size_t>(at)];
+            if (token < 0 || token >= decoder.vocabulary_size() || (at > first && token <= sources.words[static_cast<size_t>(at - 1)]))
+                refuse("words are not in order, or none of the vocabulary");
+            ends = ends || token == options.end;
+        }
+        if (!ends) refuse("a sentence may not end");
+        sources.first_word.push_back(last);
+    }
+}
+
+// Limits int64 [sentences], each 1 to what the decoder has positions for, and behind the tokens that come first.
+std::vector<int64_t> checked_limits(const Decoder &decoder, const Options &options, const Array &limits, int64_t count) {
+    const auto *limit = data_of<int64_t>(limits, "limits", 1);
+    std::vector<int64_t> copy(limit, limit + limits.shape(0));  // nobody can change it after the check
+    if (static_cast<int64_t>(copy.size()) != count) refuse("lengths and limits are not as many");
+    for (const int64_t length : copy) {
+        if (length < 1 || length > decoder.positions())
+            refuse("found a limit of " + std::to_string(length) + " tokens, wanted 1 to " + std::to_string(decoder.positions()));
+        if (length <= static_cast<int64_t>(options.prefix.size())) refuse("a limit leaves no token after those that come first");
+    }
+    return copy;
+}
+
+Options checked_options(const Decoder &decoder, const Encoder *encoder, int64_t start, int64_t end, int64_t beam, int64_t n_best,
+                        double length_penalty, int64_t slots, int64_t threads, const std::string &kind, const std::string &early_stopping,
+                        const std::vector<int32_t> &prefix, const std::vector<int32_t> &banned, int64_t least, bool forced_end,
+                        int64_t no_repeat_ngram, double word_penalty) {
+    if (!decoder.complete()) refuse("the decoder has no vocabulary yet");
+    if (encoder && !encoder->complete()) refuse("the encoder has no result yet");
+    if (encoder && encoder->width() != decoder.memory_width()) refuse("the encoder's rows have another width than the decoder wants");
+    if (beam < 1 || beam > kMaxBeam || n_best < 1 || n_best > beam || 2 * beam > decoder.vocabulary_size())
+        refuse("found beam " + std::to_string(beam) + " and n-best " + std::to_string(n_best) + "; wanted a beam of 1 to " +
+               std::to_string(std::min(kMaxBeam, decoder.vocabulary_size() / 2)) + ", and no more translations than it");
+    if (start < 0 || start >= decoder.vocabulary_size() || end < -1 || end >= decoder.vocabulary_size())
+        refuse("the start or end token is none of the vocabulary");
+    if (slots < 1 || slots > 65536 || threads < 1 || !(std::abs(length_penalty) < 100))
+        refuse("impossible slots, threads or length penalty");
+    if (kind != "ctranslate2" && kind != "transformers" && kind != "marian") refuse("there are no rules of " + kind);
+    for (const auto *tokens : {&prefix, &banned})
+        for (const int32_t token : *tokens)
+            if (token < 0 || token >= decoder.vocabulary_size()) refuse("a token that comes first or never is none of the vocabulary");
+    if (least < 0 || no_repeat_ngram < 0 || !std::isfinite(word_penalty) || (forced_end && end < 0))
+        refuse("impossible rules of the search");
+    return {start,  end,    beam,  n_best,          slots,      length_penalty, kind, early_stopping,
+            prefix, banned, least, no_repeat_ngram, forced_end, word_penalty};
+}
+
+using Translation = std::vector<std::pair<std::vector<int32_t>, double>>;
+
+Translation plain(Hypotheses hypotheses) {
+    Translation translation;
+    for (auto &hypothesis : hypotheses) translation.emplace_back(std::move(hypothesis.tokens), hypothesis.score);
+    return translation;
+}
+
+// rows: tokens for the encoder, or without one its results.
+std::vector<Translation> translate(const Decoder &decoder, const Encoder *encoder, const Array &rows, const Array &lengths,
+                                   const Array &limits, int64_t start, int64_t end, int64_t beam, int64_t n_best, double length_penalty,
+                                   int64_t slots, int64_t threads, const std::string &kind, const std::string &early_stopping,
+                                   const std::vector<int32_t> &prefix, const std::vector<int32_t> &banned, int64_t least, bool forced_end,
+                                   int64_t no_repeat_ngram, double word_penalty, const std::optional<Array> &words,
+                                   const std::optional<Array> &word_counts) {
+    Options options = checked_options(decoder, encoder, start, end, beam, n_best, length_penalty, slots, threads, kind, early_stopping,
+                                      prefix, banned, least, forced_end, no_repeat_ngram, word_penalty);
+    auto sources = std::make_shared<Sources>(Sources{encoder, {}, nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))});
+    if (encoder) {
+        sources->tokens = checked_tokens(*encoder, rows);
+    } else {
+        sources->memory = data_of<float>(rows, "memory", 2);
+        if (static_cast<int64_t>(rows.shape(1)) != decoder.memory_width()) refuse("memory has another width than the decoder wants");
+    }
+    sources->first = offsets(lengths, rows.shape(0), encoder ? encoder->positions() : kMaxSource);
+    sources->limits = checked_limits(decoder, options, limits, sources->count);
+    options.slots = std::max<int64_t>(1, std::min(slots, (sources->count + threads - 1) / threads));
+    if (words && word_counts) take_words(*sources, decoder, options, *words, *word_counts);
+    std::vector<Hypotheses> found;
+    {
+        nb::gil_scoped_release unlocked;
+        found = beam_search(decoder, sources, options, threads);
+    }
+    std::vector<Translation> translations;
+    for (auto &hypotheses : found) translations.push_back(plain(std::move(hypotheses)));
+    return translations;
+}
+
+// A busy search lets a few sentences wait for others for some steps: they are encoded together, at a lower price.
+constexpr int64_t kTogether = 8;  // fewer than one of so many live ones are few
+constexpr int64_t kPatience = 3;
+
+// Translations of sentences that come at any time: they join the batch of a thread between two steps. Numbers name them, from 0 on.
+class TranslationStream {
+  public:
+    // Of a finished sentence: its number, translations, and what went wrong, "" where nothing.
+    using Finished = std::tuple<int64_t, Translation, std::string>;
+
+    TranslationStream(const Decoder &decoder, const Encoder &encoder, Options options, int64_t threads)
+        : decoder_(decoder), encoder_(encoder), options_(std::move(options)) {
+        for (int64_t i = 0; i < threads; ++i) desks_.push_back(std::make_unique<Desk>(*this));
+        try {
+            for (auto &desk : desks_) threads_.emplace_back([this, &desk] { work(*desk); });
+        } catch (...) {
+            close();
+            throw;
+        }
+    }
+    ~TranslationStream() {
+        nb::gil_scoped_release unlocked;
+        close();
+    }
+
+    // The number of the first sentence; the others follow.
+    int64_t submit(const Array &tokens, const Array &lengths, const Array &limits, const std::optional<Array> &words,
+                   const std::optional<Array> &word_counts) {
+        Sources sources{&encoder_, checked_tokens(encoder_, tokens), nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))};
+        sources.first = offsets(lengths, sources.tokens.size(), encoder_.positions());
+        sources.limits = checked_limits(decoder_, options_, limits, sources.count);
+        if (words && word_counts) take_words(sources, decoder_, options_, *words, *word_counts);
+        const std::lock_guard<std::mutex> locked(mutex_);
+        if (closed_) throw std::runtime_error("the stream is closed");
+        const int64_t number = next_;
+        for (int64_t i = 0; i < sources.count; ++i) {
+            const auto cut = [i](const std::vector<int32_t> &values, const std::vector<int64_t> &first) {
+                const auto at = static_cast<size_t>(i);
+                return std::vector<int32_t>(values.begin() + first[at], values.begin() + first[at + 1]);
+            };
+            waiting_.push_back({next_++, sources.limits[static_cast<size_t>(i)], cut(sources.tokens, sources.first),
+                                sources.words.empty() ? std::vector<int32_t>{} : cut(sources.words, sources.first_word)});
+        }
+        come_.notify_all();
+        return number;
+    }
+
+    // What is finished, once; waits for the first. None: the time has passed, or the stream is closed.
+    std::vector<Finished> finished(double seconds) {
+        std::vector<Finished> found;
+        nb::gil_scoped_release unlocked;
+        std::unique_lock<std::mutex> locked(mutex_);
+        const auto some = [this] { return closed_ || !finished_.empty(); };
+        finish_.wait_for(locked, std::chrono::duration<double>(std::clamp(seconds, 0.0, 3600.0)), some);
+        found.swap(finished_);
+        return found;
+    }
+
+    // Nobody wants a sentence any more: it is computed no further, and does not appear among the finished ones.
+    void cancel(int64_t number) {
+        const std::lock_guard<std::mutex> locked(mutex_);
+        const auto waits = [number](const Waiting &each) { return each.number == number; };
+        waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), waits), waiting_.end());
+        for (auto &desk : desks_)
+            if (desk->taken.erase(number)) desk->leaving = true;
+        const auto same = [number](const Finished &each) { return std::get<0>(each) == number; };
+        finished_.erase(std::remove_if(finished_.begin(), finished_.end(), same), finished_.end());
+    }
+
+    // Ends the threads; what is not finished never is.
+    void close() {
+        {
+            const std::lock_guard<std::mutex> locked(mutex_);
+            closed_ = true;
+            for (auto &desk : desks_) desk->stop = true;
+            come_.notify_all();
+            finish_.notify_all();
+        }
+        for (auto &thread : threads_) thread.join();
+        threads_.clear();
+    }
+
+  private:
+    struct Waiting {
+        int64_t number, limit;
+        std::vector<int32_t> tokens, words;
+    };
+
+    // What one thread takes and gives back. taken: its sentences that are wanted.
+    struct Desk : SentenceQueue {
+        explicit Desk(TranslationStream &owner) : stream(owner) {}
+        Taken take(int64_t most, int64_t live) override { return stream.take(*this, most, live); }
+        void done(int64_t number, Hypotheses hypotheses) override { stream.done(*this, number, plain(std::move(hypotheses)), ""); }
+        bool unwanted(int64_t number) override {
+            const std::lock_guard<std::mutex> locked(stream.mutex_);
+            return !taken.count(number);
+        }
+        TranslationStream &stream;
+        std::set<int64_t> taken;
+        int64_t put_off = 0;  // steps for which few sentences have waited
+    };
+
+    SentenceQueue::Taken take(Desk &desk, int64_t most, int64_t live) {
+        std::unique_lock<std::mutex> locked(mutex_);
+        if (!live) come_.wait(locked, [this] { return closed_ || !waiting_.empty(); });
+        if (closed_ || waiting_.empty()) return {nullptr, 0, 0};
+        const auto waiting = static_cast<int64_t>(waiting_.size()), desks = static_cast<int64_t>(desks_.size());
+        if (waiting * kTogether < live && desk.put_off++ < kPatience) return {nullptr, 0, 0};
+        desk.put_off = 0;
+        most = std::min(most, (waiting + desks - 1) / desks);  // the other threads have work, too
+        auto sources = std::make_shared<Sources>(Sources{&encoder_, {}, nullptr, {}, {0}, 0});
+        while (sources->count < most) {
+            Waiting &next = waiting_.front();
+            const int64_t rows = sources->first.back() + static_cast<int64_t>(next.tokens.size());
+            if (sources->count && (rows > kEncoderRows || next.words.empty() != sources->words.empty())) break;
+            if (!next.words.empty() && !sources->count) sources->first_word.push_back(0);
+            sources->tokens.insert(sources->tokens.end(), next.tokens.begin(), next.tokens.end());
+            sources->words.insert(sources->words.end(), next.words.begin(), next.words.end());
+            if (!next.words.empty()) sources->first_word.push_back(static_cast<int64_t>(sources->words.size()));
+            sources->first.push_back(rows), sources->limits.push_back(next.limit), sources->numbers.push_back(next.number);
+            desk.taken.insert(next.number);
+            ++sources->count;
+            waiting_.pop_front();
+        }
+        const int64_t count = sources->count;
+        return {std::move(sources), 0, count};
+    }
+
+    void done(Desk &desk, int64_t number, Translation translation, const std::string &error) {
+        const std::lock_guard<std::mutex> locked(mutex_);
+        if (!desk.taken.erase(number)) return;  // cancelled
+        finished_.emplace_back(number, std::move(translation), error);
+        finish_.notify_one();
+    }
+
+    void work(Desk &desk) {
+        while (!desk.stop) {
+            try {
+                BeamSearch(decoder_, options_, desk).run(nullptr);
+            } catch (const std::exception &error) {  // a search of its own for those that come next
+                const std::set<int64_t> lost = [&] {
+                    const std::lock_guard<std::mutex> locked(mutex_);
+                    return desk.taken;
+                }();
+                for (const int64_t number : lost) done(desk, number, {}, error.what());
+            }
+        }
+    }
+
+    const Decoder &decoder_;
+    const Encoder &encoder_;
+    const Options options_;
+    std::mutex mutex_;  // of all that follows
+    std::condition_variable come_, finish_;
+    std::deque<Waiting> waiting_;
+    std::vector<Finished> finished_;
+    std::vector<std::unique_ptr<Desk>> desks_;
+    int64_t next_ = 0;
+    bool closed_ = false;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace
+}  // namespace zoo
+
+void bind_transformer(nb::module_ &module) {
+    using namespace zoo;
+    nb::class_<Layers>(module, "Layers")
+        .def("embedding", &Layers::embedding, nb::keep_alive<1, 3>(), "table"_a.none(), "shared"_a.none(), "scale"_a, "positions"_a,
+             "out"_a)
+        .def("layer_norm", &Layers::layer_norm, "input"_a, "scale"_a, "bias"_a, "epsilon"_a, "out"_a)
+        .def("linear", &Layers::linear, "input"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none(), "relu"_a, "residual"_a, "out"_a)
+        .def("activation", &Layers::activation, "input"_a, "kind"_a, "out"_a)
+        .def("scale", &Layers::scale, "input"_a, "factors"_a, "out"_a)
+        .def_prop_ro("isa", &Layers::isa);
+    nb::class_<Encoder, Layers>(module, "Encoder")
+        .def(nb::init<const std::string &>(), "isa"_a)
+        .def("attention", &Encoder::attention, "input"_a, "heads"_a, "out"_a)
+        .def("relative_attention", &Encoder::relative_attention, "input"_a, "heads"_a, "bias"_a, "out"_a)
+        .def("finish", &Encoder::finish, "input"_a)
+        .def("encode", &encode, "tokens"_a, "lengths"_a);
+    nb::class_<Decoder, Layers>(module, "Decoder")
+        .def(nb::init<int64_t, const std::string &>(), "memory_width"_a, "isa"_a)
+        .def("self_attention", &Decoder::self_attention, "input"_a, "heads"_a, "out"_a)
+        .def("recurrence", &Decoder::recurrence, "input"_a, "residual"_a, "out"_a)
+        .def("cross_attention", &Decoder::cross_attention, "input"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none(), "heads"_a,
+             "out"_a)
+        .def("vocabulary", &Decoder::vocabulary, "input"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none())
+        .def("translate", &translate, "encoder"_a.none(), "rows"_a, "lengths"_a, "limits"_a, "start"_a, "end"_a, "beam"_a, "n_best"_a,
+             "length_penalty"_a, "slots"_a, "threads"_a, "kind"_a = "ctranslate2", "early_stopping"_a = "False",
+             "prefix"_a = std::vector<int32_t>{}, "banned"_a = std::vector<int32_t>{}, "least"_a = 0, "forced_end"_a = false,
+             "no_repeat_ngram"_a = 0, "word_penalty"_a = 0.0, "words"_a.none() = nb::none(), "word_counts"_a.none() = nb::none());
+    nb::class_<TranslationStream>(module, "TranslationStream")
+        .def(
+            "__init__",
+            [](TranslationStream *self, const Decoder &decoder, const Encoder &encoder, int64_t start, int64_t end, int64_t beam,
+               int64_t n_best, double length_penalty, int64_t slots, int64_t threads, const std::string &kind,
+               const std::string &early_stopping, const std::vector<int32_t> &prefix, const std::vector<int32_t> &banned, int64_t least,
+               bool forced_end, int64_t no_repeat_ngram, double word_penalty) {
+                Options options = checked_options(decoder, &encoder, start, end, beam, n_best, length_penalty, slots, threads, kind,
+                                                  early_stopping, prefix, banned, least, forced_end, no_repeat_ngram, word_penalty);
+                new (self) TranslationStream(decoder, encoder, std::move(options), threads);
+            },
+            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), "decoder"_a, "encoder"_a, "start"_a, "end"_a, "beam"_a, "n_best"_a,
+            "length_penalty"_a, "slots"_a, "threads"_a, "kind"_a = "ctranslate2", "early_stopping"_a = "False",
+            "prefix"_a = std::vector<int32_t>{}, "banned"_a = std::vector<int32_t>{}, "least"_a = 0, "forced_end"_a = false,
+            "no_repeat_ngram"_a = 0, "word_penalty"_a = 0.0)
+        .def("submit", &TranslationStream::submit, "tokens"_a, "lengths"_a, "limits"_a, "words"_a.none() = nb::none(),
+             "word_counts"_a.none() = nb::none())
+        .def("finished", &TranslationStream::finished, "seconds"_a)
+        .def("cancel", &TranslationStream::cancel, "number"_a)
+        .def("close", &TranslationStream::close, nb::call_guard<nb::gil_scoped_release>());
+}

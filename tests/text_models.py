@@ -1,0 +1,110 @@
+"""Tiny random models as transformers and sentence-transformers write them, and what transformers computes with them."""
+
+import json
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+
+WORDS = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{each}" for each in "abcdefghijklmnopqrstuvwxyz"), *".,!?", "the", "cat"]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TEXTS = [
+    "the cat",
+    "a",
+    "the cat sat, and sat.",
+    "zebra! the zoo? yes, the zoo.",
+    "b c d e f g h i j k l m n o p q r s",
+]
+SIZES = {"vocab_size": 64, "max_position_embeddings": 80}
+USUAL = {
+    **SIZES,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "pad_token_id": 0,
+}
+CONFIGS = {
+    "bert": lambda **more: transformers.BertConfig(**{**USUAL, **more}),
+    "roberta": lambda **more: transformers.RobertaConfig(**{**USUAL, "type_vocab_size": 1, **more}),
+    "xlm-roberta": lambda **more: transformers.XLMRobertaConfig(**{**USUAL, "type_vocab_size": 1, **more}),
+    "distilbert": lambda **more: transformers.DistilBertConfig(
+        **{**SIZES, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "pad_token_id": 0, **more}
+    ),
+    "mpnet": lambda **more: transformers.MPNetConfig(**{**USUAL, **more}),
+}
+
+
+def tokenizer():
+    """A WordPiece tokenizer of letters, which frames texts as BERT's does."""
+    vocabulary = {word: i for i, word in enumerate(SPECIAL + WORDS)}
+    vocabulary |= {f"[unused{i}]": i for i in range(len(vocabulary), SIZES["vocab_size"])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    made.normalizer = tokenizers.normalizers.BertNormalizer()
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    ends = [(each, vocabulary[each]) for each in ("[CLS]", "[SEP]")]
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    return made
+
+
+def write(folder, kind="bert", labels=0, pooling="mean", normalize=True, seed=0, **more):
+    """A folder of a random model; returns the model. Weights are large enough that its parts show."""
+    torch.manual_seed(seed)
+    config = CONFIGS[kind](**more)
+    if labels:
+        config.num_labels = labels
+    chosen = transformers.AutoModelForSequenceClassification if labels else transformers.AutoModel
+    model = chosen.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            spread = 0.1 if each.ndim == 1 else 1.5 / each.shape[-1] ** 0.5
+            each.copy_(torch.randn_like(each) * spread + ("Norm.weight" in name or "norm.weight" in name))
+    model.save_pretrained(folder)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    if not labels:
+        modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+        listed = [
+            {
+                "idx": i,
+                "name": str(i),
+                "path": "" if not i else f"{i}_{each}",
+                "type": f"sentence_transformers.models.{each}",
+            }
+            for i, each in enumerate(modules)
+        ]
+        (folder / "modules.json").write_text(json.dumps(listed))
+        (folder / "1_Pooling").mkdir()
+        names = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
+        about = {f"pooling_mode_{name}": name == names[pooling] for name in names.values()}
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **about}))
+    return model
+
+
+def expected(model, texts, pooling="mean", normalize=True):
+    """What transformers computes: float32 [n, width or labels]."""
+    made = tokenizer()
+    made.no_truncation()
+    found = made.encode_batch(texts)
+    rows = []
+    for each in found:
+        given = {
+            "input_ids": torch.tensor([each.ids]),
+            "attention_mask": torch.ones(1, len(each.ids), dtype=torch.int64),
+        }
+        if getattr(model.config, "type_vocab_size", 1) > 1:
+            given["token_type_ids"] = torch.tensor([each.type_ids])
+        if model.config.model_type in ("roberta", "xlm-roberta", "mpnet"):  # a token 0 is no padding here
+            first = model.config.pad_token_id + 1
+            given["position_ids"] = torch.arange(first, first + len(each.ids))[None]
+        with torch.no_grad():
+            out = model(**given)
+        if hasattr(out, "logits"):
+            rows.append(out.logits[0].numpy())
+            continue
+        hidden = out.last_hidden_state[0].numpy()
+        row = {"mean": hidden.mean(axis=0), "cls": hidden[0], "max": hidden.max(axis=0)}[pooling]
+        rows.append(row / np.linalg.norm(row) if normalize else row)
+    return np.stack(rows)

@@ -1,0 +1,308 @@
+"""Encoders of texts from an imported folder to files of vectors and scores, on tiny random models."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the train extra")
+pytest.importorskip("transformers", reason="needs the test extra")
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import text_models
+import torch
+from text_models import TEXTS
+
+import zoo
+from pipelines.core.errors import RequestError
+from zoo.texts import metrics, reading, vectors
+
+PAIRS = list(zip(TEXTS, [*TEXTS[1:], "the end."], strict=True))
+
+
+def folder_of(tmp_path, **options):
+    """(a folder as transformers writes it, its model)."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    return folder, text_models.write(folder, **options)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A sentence encoder, built up to int8."""
+    path = tmp_path_factory.mktemp("encoder")
+    folder, _ = folder_of(path)
+    zoo.import_model(folder, path / "ours")
+    texts = path / "texts.txt"
+    texts.write_text("\n".join(TEXTS * 30))
+    zoo.calibrate(path / "ours", str(texts), samples=16)
+    zoo.build(path / "ours")
+    return path / "ours"
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory):
+    """A cross-encoder, built up to int8."""
+    path = tmp_path_factory.mktemp("reranker")
+    folder, _ = folder_of(path, labels=1)
+    zoo.import_model(folder, path / "ours")
+    pairs = path / "pairs.tsv"
+    pairs.write_text("\n".join("\t".join(each) for each in PAIRS * 30))
+    zoo.calibrate(path / "ours", str(pairs), samples=16)
+    return path / "ours"
+
+
+@pytest.mark.parametrize("kind", text_models.CONFIGS)
+@pytest.mark.parametrize(("labels", "pooling", "normalize"), [(0, "mean", True), (0, "max", False), (2, "cls", False)])
+def test_an_imported_model_computes_what_transformers_does(tmp_path, kind, labels, pooling, normalize):
+    folder, model = folder_of(tmp_path, kind=kind, labels=labels, pooling=pooling, normalize=normalize)
+    report = zoo.import_model(folder, tmp_path / "ours")
+    assert report["family"] == ("cross-encoder" if labels else "sentence-encoder")
+    opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
+    texts = PAIRS if labels else TEXTS
+    found = opened.of_texts(texts if labels else [(each,) for each in texts])
+    wanted = text_models.expected(model, texts, pooling, normalize)
+    assert np.abs(found - wanted).max() < 1e-5 * max(np.abs(wanted).max(), 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_half_precision_are_read_exactly(tmp_path, dtype):
+    from zoo.texts import weights
+
+    folder, model = folder_of(tmp_path)
+    model.to(dtype).save_pretrained(folder)
+    found = weights.read(folder / weights.FILE)
+    for name, each in model.state_dict().items():
+        assert np.array_equal(found[name], each.float().numpy()), name
+
+
+def test_int8_is_near_fp32_in_every_engine(encoder):
+    fp32 = zoo.pipeline(encoder, "fp32").of_texts([(each,) for each in TEXTS])
+    for engine in ("native", "onnxruntime", "openvino"):
+        found = zoo.pipeline(encoder, "int8", engine)
+        assert found.engine == engine
+        assert (fp32 * found.of_texts([(each,) for each in TEXTS])).sum(axis=1).min() > 0.9, engine  # of random weights
+
+
+def test_the_pipeline_takes_texts_and_padded_arrays(encoder):
+    opened = zoo.pipeline(encoder)
+    results = opened(TEXTS)
+    assert [each["embedding"].shape for each in results] == [(32,)] * len(TEXTS)
+    assert np.array_equal(opened(TEXTS[2])[0]["embedding"], results[2]["embedding"])
+    batch = opened.preprocess(TEXTS)
+    with pytest.raises(RequestError, match="attention_mask is not 1"):
+        opened.predict({**batch, "attention_mask": batch["attention_mask"][:, ::-1].copy()})
+    with pytest.raises(RequestError, match="found 64 in input_ids"):
+        opened.predict({**batch, "input_ids": np.full_like(batch["input_ids"], 64)})
+    with pytest.raises(RequestError, match="text 2 is empty"):
+        opened(["a", " "])
+
+
+def test_run_keeps_rows_counts_what_is_none_and_cuts_what_is_long(encoder, tmp_path):
+    lines = [b"the cat", b"", b"\xff\xfe", b"a" * 1_000_000, b"\x00\x07", b"the \x07 zoo", b"cat " * 300, b"zoo"]
+    (tmp_path / "texts.txt").write_bytes(b"\r\n".join(lines))
+    report = zoo.run(encoder, str(tmp_path / "texts.txt"), tmp_path / "v.npy")
+    found = np.load(tmp_path / "v.npy")
+    assert found.shape == (len(lines), 32) and found.dtype == np.float32
+    assert [i for i, row in enumerate(found) if not row.any()] == [1, 2]
+    assert (report["texts"], report["skipped"], report["cut"]) == (6, 2, 1)
+    with pytest.raises(RequestError, match="line 2 is empty"):
+        zoo.run(encoder, str(tmp_path / "texts.txt"), tmp_path / "w.npy", on_error="raise")
+    assert not (tmp_path / "w.npy").exists()
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet"])
+def test_columns_are_read_by_name(encoder, tmp_path, form):
+    path = tmp_path / f"texts.{form}"
+    rows = [{"id": i, "body": text} for i, text in enumerate(TEXTS)]
+    if form == "parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif form == "jsonl":
+        path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    else:
+        mark = "\t" if form == "tsv" else ","
+        cells = [["id", "body"], *([str(each["id"]), each["body"]] for each in rows)]
+        quoted = [[f'"{each}"' if "," in each and form == "csv" else each for each in row] for row in cells]
+        path.write_text("\n".join(mark.join(row) for row in quoted))
+    zoo.run(encoder, str(path), tmp_path / "v.npy", column="body")
+    wanted = zoo.pipeline(encoder).of_texts([(each,) for each in TEXTS])
+    assert np.array_equal(np.load(tmp_path / "v.npy"), wanted)
+    with pytest.raises(RequestError, match="has the columns id, body; name 1 of them with --column"):
+        zoo.run(encoder, str(path), tmp_path / "v.npy", column="text")
+
+
+def test_vectors_in_every_format_and_dtype_are_the_same(encoder, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    exact = zoo.pipeline(encoder).of_texts([(each,) for each in TEXTS])
+    for dtype in vectors.DTYPES:
+        found = []
+        for form in vectors.FORMATS:
+            path = tmp_path / f"v{form}"
+            zoo.run(encoder, str(tmp_path / "texts.txt"), path, output_dtype=dtype)
+            if form == ".npy":
+                found.append(np.load(path))
+            elif form == ".parquet":
+                table = parquet.read_table(path)
+                assert table["row"].to_pylist() == list(range(1, len(TEXTS) + 1))
+                found.append(np.array(table["embedding"].to_pylist()))
+            else:
+                found.append(np.array([json.loads(each)["embedding"] for each in path.read_text().splitlines()]))
+        assert all(np.array_equal(each.astype(found[0].dtype), found[0]) for each in found[1:]), dtype
+        assert np.array_equal(found[0], vectors.converted(exact, dtype))
+    assert np.array_equal(np.unpackbits(vectors.converted(exact, "binary"), axis=1)[:, :32], exact > 0)
+    with pytest.raises(RequestError, match="unknown dtype"):
+        zoo.run(encoder, str(tmp_path / "texts.txt"), tmp_path / "v.npy", output_dtype="int4")
+    with pytest.raises(RequestError, match="cannot tell the format"):
+        zoo.run(encoder, str(tmp_path / "texts.txt"), tmp_path / "v.txt")
+
+
+def test_a_prompt_stands_before_each_text(encoder, tmp_path):
+    (tmp_path / "texts.txt").write_text("cat\n")
+    zoo.run(encoder, str(tmp_path / "texts.txt"), tmp_path / "v.npy", prompt="the ")
+    assert np.array_equal(np.load(tmp_path / "v.npy"), zoo.pipeline(encoder).of_texts([("the cat",)]))
+
+
+def test_a_reranker_scores_pairs(reranker, tmp_path):
+    lines = ["\t".join(each) for each in PAIRS] + ["alone", ""]
+    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
+    report = zoo.run(reranker, str(tmp_path / "pairs.tsv"), tmp_path / "s.jsonl")
+    assert (report["texts"], report["skipped"]) == (len(PAIRS), 2)
+    rows = [json.loads(each) for each in (tmp_path / "s.jsonl").read_text().splitlines()]
+    assert [each["row"] for each in rows] == list(range(1, len(lines) + 1))
+    wanted = [each["score"] for each in zoo.pipeline(reranker)(PAIRS)]
+    assert [each["score"] for each in rows[: len(PAIRS)]] == pytest.approx(wanted, abs=1e-6)
+    assert all(0 < each < 1 for each in wanted)
+
+
+def test_evaluation_compares_precisions(encoder, reranker, tmp_path):
+    (tmp_path / "sts.csv").write_text("".join(f'"{a}","{b}",{i}\n' for i, (a, b) in enumerate(PAIRS)))
+    found = zoo.evaluate(encoder, str(tmp_path / "sts.csv"))
+    assert found["samples"] == len(PAIRS) and found["difference"]["cosine"] > 0.9
+    assert set(found["metrics"]["fp32"]) == {"spearman"} and set(found["kept"]) == set(vectors.DTYPES[1:])
+    ranked = "".join(f"{q}\t{d}\t{int(q == d)}\n" for q in TEXTS[:3] for d in TEXTS)
+    (tmp_path / "ranked.tsv").write_text(ranked)
+    for model in (encoder, reranker):
+        found = zoo.evaluate(model, str(tmp_path / "ranked.tsv"))
+        assert set(found["metrics"]["int8"]) == {"ndcg10", "mrr10"}
+    assert zoo.evaluate(encoder, str(tmp_path / "ranked.tsv"))["metrics"]["fp32"]["mrr10"] == 1
+    (tmp_path / "none.tsv").write_text("a\tb\tgood\n")
+    with pytest.raises(RequestError, match="'good', wanted a number"):
+        zoo.evaluate(encoder, str(tmp_path / "none.tsv"))
+
+
+def test_metrics_of_rankings_are_those_of_their_definitions():
+    scores, gains = np.array([0.1, 0.9, 0.5]), np.array([3.0, 0.0, 1.0])
+    ideal = 3 + 1 / np.log2(3)
+    assert metrics.ndcg(scores, gains) == pytest.approx((1 / np.log2(3) + 3 / np.log2(4)) / ideal)
+    assert metrics.reciprocal_rank(scores, gains) == 0.5
+    assert np.isnan(metrics.ndcg(scores, np.zeros(3)))
+    assert metrics.spearman(np.array([1.0, 2, 2, 4]), np.array([1.0, 3, 3, 9])) == pytest.approx(1)
+
+
+def test_pairs_whose_texts_are_queries_with_quotes_are_kept(tmp_path):
+    (tmp_path / "pairs.tsv").write_text('5" disk\tthe "cat\t1\n')
+    (found,) = reading.items(str(tmp_path / "pairs.tsv"), 2, extra=1)
+    assert found.texts == ('5" disk', 'the "cat', "1") and not found.fault
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_fine_tuning_goes_on_after_an_interruption_to_the_same_weights(tmp_path, scored, monkeypatch):
+    from zoo.texts import train
+
+    folder, _ = folder_of(tmp_path, labels=int(scored))
+    zoo.import_model(folder, tmp_path / "ours")
+    rows = [(*each, str(i % 2)) if scored else each for i, each in enumerate(PAIRS * 4)]
+    (tmp_path / "pairs.tsv").write_text("".join("\t".join(each) + "\n" for each in rows))
+    settings = {"batch_size": "4", "epochs": "2", "checkpoint_steps": "3", "learning_rate": "0.001"}
+    zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "whole", settings=settings)
+    fit = train._Trainer._loss
+
+    def failing(self, *arguments):
+        if self.done == 7:
+            raise KeyboardInterrupt
+        return fit(self, *arguments)
+
+    monkeypatch.setattr(train._Trainer, "_loss", failing)
+    with pytest.raises(KeyboardInterrupt):
+        zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "cut", settings=settings)
+    monkeypatch.undo()
+    zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "cut", settings=settings, resume=True)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut", "ours")]
+    assert weights[0] == weights[1] != weights[2]
+    zoo.build(tmp_path / "cut")
+    assert zoo.pipeline(tmp_path / "cut").of_texts(PAIRS if scored else [("the cat",)]).shape[0]
+
+
+def damaged(folder, what):
+    """Spoil a folder as transformers writes it; what the import says of it."""
+    config = json.loads((folder / "config.json").read_text())
+    match what:
+        case "no pooling":
+            (folder / "1_Pooling" / "config.json").unlink()
+            return r"no 1_Pooling/config.json.*--pooling"
+        case "two poolings":
+            about = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
+            (folder / "1_Pooling" / "config.json").write_text(json.dumps(about))
+            return "its pooling is cls and mean"
+        case "a layer more":
+            config["num_hidden_layers"] = 3
+            why = "no encoder.layer.2"
+        case "another tokenizer":
+            made = text_models.tokenizer()
+            made.add_tokens(["a new one"])
+            made.save(str(folder / "tokenizer.json"))
+            return "is of another model: it has 65 tokens"
+        case "no tokenizer":
+            (folder / "tokenizer.json").unlink()
+            return "no tokenizer.json"
+        case "a broken tokenizer":
+            (folder / "tokenizer.json").write_text("{")
+            return "cannot read .*tokenizer.json"
+        case "broken weights":
+            (folder / "model.safetensors").write_bytes(b"123")
+            return "cannot read the weights"
+        case "no weights":
+            (folder / "model.safetensors").unlink()
+            return "no model.safetensors"
+        case "rotary positions":
+            config["position_embedding_type"] = "relative_key"
+            why = "its positions are relative_key"
+        case _:
+            modules = json.loads((folder / "modules.json").read_text())
+            modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+            (folder / "modules.json").write_text(json.dumps(modules))
+            return "its module Dense has no form here"
+    (folder / "config.json").write_text(json.dumps(config))
+    return why
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "no pooling",
+        "two poolings",
+        "a layer more",
+        "another tokenizer",
+        "no tokenizer",
+        "a broken tokenizer",
+        "broken weights",
+        "no weights",
+        "rotary positions",
+        "another module",
+    ],
+)
+def test_a_folder_that_is_no_encoder_is_refused_in_one_line(tmp_path, what):
+    folder, _ = folder_of(tmp_path)
+    why = damaged(folder, what)
+    with pytest.raises(RequestError, match=why) as caught:
+        zoo.import_model(folder, tmp_path / "ours")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ours" / "card.json").exists()
+
+
+def test_a_folder_without_pooling_is_told_it(tmp_path):
+    folder, model = folder_of(tmp_path)
+    (folder / "1_Pooling" / "config.json").unlink()
+    zoo.import_model(folder, tmp_path / "ours", pooling="cls")
+    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").of_texts([(each,) for each in TEXTS])
+    assert np.abs(found - text_models.expected(model, TEXTS, "cls")).max() < 1e-5

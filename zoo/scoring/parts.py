@@ -1,0 +1,136 @@
+"""Inputs cut into parts: the same ones whoever cuts them, each to be scored alone, anywhere, in any order."""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.core.errors import RequestError, one_line
+from pipelines.core.progress import progress
+from pipelines.data.images import listed
+from pipelines.data.text import TextForm, pieces
+from pipelines.models.pipeline import Pipeline
+from zoo.clicks.predict import ClickPipeline
+from zoo.scoring import places
+
+BYTES = 32 << 20  # of text, at least, in a part
+ROWS = 1 << 19  # of row groups, at least, in a part
+FILES = 512  # images in a part
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the input. kind: "file", a whole one; "bytes" or "groups", those from `begin` to below `end` of a file
+    (behind the `head` bytes of its header) or of a Parquet file's row groups; "files", images by their paths, which
+    stand in `place` a line each. first: the position of its first row in the whole input; None where rows have none.
+    """
+
+    place: str
+    kind: str = "file"
+    begin: int = 0
+    end: int = 0
+    head: int = 0
+    first: int | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "files":
+            return f"{self.place.count(chr(10)) + 1} images"
+        return self.place if self.kind == "file" else f"{self.place}, {self.kind} {self.begin} to {self.end}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def cut(pipeline: Pipeline, inputs: Sequence[str]) -> list[Part]:
+    """The parts of `inputs` (see `places.expand`) as the model of this pipeline takes them: images by their number,
+    rows of text and of Parquet where they are large, every other file whole.
+
+    Text that has rows is read once. Raises RequestError for what cannot be read.
+    """
+    if pipeline.PARTS == "files":
+        if urls := [each for each in inputs if places.is_url(each)]:
+            raise RequestError(f"found {urls[0]}; images are read from paths: mount the bucket, or copy it")
+        images = [str(each) for each in listed(inputs)]
+        return [Part("\n".join(images[at : at + FILES]), "files") for at in range(0, len(images), FILES)]
+    parts: list[Part] = []
+    counted = pipeline.PARTS == "rows"
+    row = 0
+    with progress("finding rows") as advance:
+        for place in places.expand(inputs):
+            for found, rows in _of_file(pipeline, place):
+                parts.append(Part(**{**found.to_json(), "first": row if counted else None}))
+                row += rows
+                advance(rows)
+    return parts
+
+
+def _of_file(pipeline: Pipeline, place: str) -> list[tuple[Part, int]]:
+    """The parts of one file, and how many rows each has."""
+    if not isinstance(pipeline, ClickPipeline) and pipeline.PARTS != "lines":
+        return [(Part(place), 0)]
+    with places.opened(place) as stream:
+        magic = stream.read(4)
+        stream.seek(0)
+        if magic == b"PAR1":
+            return _of_parquet(place, stream)
+        packed = magic[:2] == b"\x1f\x8b"
+        if packed and not isinstance(pipeline, ClickPipeline):
+            return [(Part(place), 0)]
+        text: Any = gzip.GzipFile(fileobj=stream) if packed else stream
+        form = pipeline.text_form(text) if isinstance(pipeline, ClickPipeline) else TextForm()
+        text.seek(0)
+        some = pieces(text, form, BYTES)
+        if some is None:
+            assert isinstance(pipeline, ClickPipeline)
+            with reading(Part(place)) as path:
+                return [(Part(place), pipeline.count_rows(path))]
+        if packed or len(some) < 2:
+            return [(Part(place), sum(each.rows for each in some))]
+        return [(Part(place, "bytes", each.begin, each.end, some[0].begin), each.rows) for each in some]
+
+
+def _of_parquet(place: str, stream: Any) -> list[tuple[Part, int]]:
+    try:
+        about = pq.ParquetFile(stream).metadata
+    except (pa.ArrowException, OSError) as error:
+        raise RequestError(f"cannot read {place} as Parquet: {one_line(error)}") from error
+    sizes = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
+    found: list[tuple[Part, int]] = []
+    begin = rows = 0
+    for at, size in enumerate(sizes, 1):
+        rows += size
+        if rows >= ROWS or at == len(sizes):
+            found.append((Part(place, "groups", begin, at), rows))
+            begin, rows = at, 0
+    return found if len(found) > 1 else [(Part(place), rows) for _, rows in found]
+
+
+@contextmanager
+def reading(part: Part) -> Iterator[Any]:
+    """What `Pipeline.run` takes for a part; copies go with the block."""
+    with tempfile.TemporaryDirectory(prefix="zoo-part-") as folder:
+        copy = Path(folder) / Path(part.place.splitlines()[0]).name
+        if part.kind == "files":
+            yield [Path(each) for each in part.place.split("\n")]
+        elif part.kind == "bytes":
+            yield places.copy(part.place, copy, part.head, part.begin, part.end)
+        elif part.kind == "groups":
+            with (
+                places.opened(part.place) as stream,
+                pq.ParquetFile(stream) as file,
+                pq.ParquetWriter(copy, file.schema_arrow, compression="none") as writer,
+            ):
+                for batch in file.iter_batches(row_groups=range(part.begin, part.end)):
+                    writer.write_batch(batch)
+            yield copy
+        else:
+            yield places.copy(part.place, copy) if places.is_url(part.place) else part.place

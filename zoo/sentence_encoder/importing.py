@@ -1,0 +1,5 @@
+"""Sentence encoders of Hugging Face."""
+
+from zoo.texts.importing import importer
+
+IMPORTER = importer(scorer=False)

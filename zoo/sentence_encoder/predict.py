@@ -1,0 +1,61 @@
+"""Texts to vectors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zoo.texts import vectors
+from zoo.texts.freeze import EMBEDDING
+from zoo.texts.predict import TextPipeline
+
+
+class SentencePipeline(TextPipeline):
+    """Texts to vectors; see `zoo.pipeline`."""
+
+    RESULT: ClassVar[str] = EMBEDDING
+    COUNT: ClassVar[int] = 1
+    output_dtype: str = "float32"
+
+    def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
+        """[{"embedding": float32 [width]}, ...], one a text."""
+        return [{"embedding": each} for each in out[EMBEDDING]]
+
+    def run(
+        self,
+        inputs: Any,
+        output: str | Path,
+        on_error: str = "skip",
+        *,
+        column: str | None = None,
+        output_dtype: str = "float32",
+        prompt: str | None = None,
+    ) -> dict[str, Any]:
+        """A vector for every text, in constant memory and input order, to .npy, .parquet or .jsonl, or as JSON lines to
+        stdout ("-"); see `zoo.texts.vectors.writing`.
+
+        inputs: text files, a text a line, tables with the column `column`, "-" for stdin, or a list of texts.
+        output_dtype: see `zoo.texts.vectors.converted`. prompt: put before each text; the name of one that the model's
+        card knows, or itself. What is no text (not UTF-8, an empty line) is named on stderr and becomes a row of zeros;
+        on_error="raise" stops at the first. Texts over the limit are cut and counted. Raises RequestError where there
+        are none. Returns {"texts", "skipped", "cut", "seconds", "texts_per_second", "tokens_per_second", "engine",
+        "precision"}.
+        """
+        self.output_dtype = vectors.require(output_dtype)
+        features = self.folder.preprocessing
+        known, name = features.get("prompts", {}), features.get("prompt", "") if prompt is None else prompt
+        return self._run(inputs, output, on_error, [column] if column else [], known.get(name, name))
+
+    @contextlib.contextmanager
+    def _writing(self, output: str | Path) -> Iterator[Any]:
+        with vectors.writing(output, self.width, self.output_dtype) as write:
+
+            def converted(results: NDArray[np.float32], rows: NDArray[np.int64]) -> None:
+                write(vectors.converted(results, self.output_dtype), rows)
+
+            yield converted

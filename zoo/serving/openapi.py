@@ -1,0 +1,138 @@
+"""The description of the server's routes, as OpenAPI 3.1 and as a page."""
+
+from __future__ import annotations
+
+import html
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zoo.serving import answers
+
+VERSION = importlib.metadata.version("int8-zoo")
+_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+_PARAMETERS = [
+    ("timeout-ms", "integer", "Milliseconds that the request may take; 504 after them."),
+    ("timing", "string", "Any value: the answer has a Server-Timing header: read, wait, parse, model, write."),
+]
+_FAULTS = {
+    400: "The request is wrong; the text says what was found and wanted.",
+    401: "A key is wanted, and none of the server's was given.",
+    408: "The body did not come in time.",
+    411: "A body without Content-Length.",
+    413: "The body is too large.",
+    429: "Too many requests wait; Retry-After says when to try again.",
+    500: "The server failed.",
+    503: "The models are not open, or the worker died twice.",
+    504: "The deadline passed.",
+}
+_TENSOR = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "datatype": {"type": "string", "examples": ["FP32", "INT32", "UINT8", "BYTES"]},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        "data": {"type": "array"},
+        "parameters": {"type": "object"},
+    },
+    "required": ["name", "datatype", "shape"],
+}
+
+
+def described(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The server's routes for these models (see `Service.describe`) as an OpenAPI document."""
+    paths: dict[str, Any] = {
+        "/v2/health/live": {"get": _told("Whether the server lives.")},
+        "/v2/health/ready": {"get": _told("Whether all models are open.", 503)},
+        "/v2": {"get": _told("The server's name, version and extensions.")},
+        "/v1/models": {"get": _told("What is known of all models.")},
+        "/metrics": {"get": _told("Figures for Prometheus.", kind="text/plain")},
+    }
+    for model in models:
+        name = model["name"]
+        if model.get("run"):
+            paths[f"/v1/models/{name}:run"] = {"post": _run(model)}
+        paths[f"/v1/models/{name}"] = {"get": _told(f"What is known of {name}.", 503)}
+        paths[f"/v2/models/{name}"] = {"get": _told(f"Inputs and outputs of {name}.", 503)}
+        paths[f"/v2/models/{name}/ready"] = {"get": _told(f"Whether {name} is open.", 503)}
+        paths[f"/v2/models/{name}/infer"] = {"post": _infer(model)}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "int8-zoo", "version": VERSION, "description": "Models of the zoo over HTTP."},
+        "paths": paths,
+        "components": {
+            "schemas": {"Error": _ERROR, "Tensor": _TENSOR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def page(document: Mapping[str, Any]) -> bytes:
+    """The document as one HTML page."""
+    rows = []
+    for path, methods in document["paths"].items():
+        for method, about in methods.items():
+            takes = ", ".join(about.get("requestBody", {}).get("content", {}))
+            gives = ", ".join(about["responses"]["200"]["content"])
+            cells = [f"<code>{method.upper()}</code>", f"<code>{html.escape(path)}</code>"]
+            cells += [html.escape(each) for each in (about["summary"], takes, gives)]
+            rows.append("<tr>" + "".join(f"<td>{each}</td>" for each in cells) + "</tr>")
+    faults = "".join(f"<tr><td>{code}</td><td>{html.escape(text)}</td></tr>" for code, text in _FAULTS.items())
+    headers = "".join(f"<tr><td><code>{a}</code></td><td>{html.escape(c)}</td></tr>" for a, _, c in _PARAMETERS)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark"><title>int8-zoo: routes</title>
+<style>body {{ font: 1rem/1.5 system-ui; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto }}
+td, th {{ text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0 }}</style></head><body>
+<h1>Routes</h1><p>The same for programs: <a href="/openapi.json">/openapi.json</a>.</p>
+<table><tr><th></th><th>path</th><th></th><th>takes</th><th>answers</th></tr>{"".join(rows)}</table>
+<h2>Headers</h2><table>{headers}</table>
+<h2>Faults</h2><p>All as <code>{{"error": "one line"}}</code>.</p><table>{faults}</table>
+</body></html>
+""".encode()
+
+
+def _told(summary: str, *faults: int, kind: str = answers.JSON) -> dict[str, Any]:
+    return {"summary": summary, "responses": _responses([kind], faults)}
+
+
+def _responses(kinds: Sequence[str], faults: Sequence[int]) -> dict[str, Any]:
+    error = {answers.JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
+    good = {"description": "The answer.", "content": {kind: {} for kind in kinds}}
+    return {"200": good, **{str(code): {"description": _FAULTS[code], "content": error} for code in faults}}
+
+
+def _computed(summary: str, kinds: Sequence[str]) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "header", "description": text, "schema": {"type": kind}}
+        for name, kind, text in _PARAMETERS
+    ]
+    return {
+        "summary": summary,
+        "parameters": parameters,
+        "security": [{}, {"key": []}],
+        "responses": _responses(kinds, tuple(_FAULTS)),
+    }
+
+
+def _run(model: Mapping[str, Any]) -> dict[str, Any]:
+    about = _computed(f"{model['name']}: {model['description']}", model["answers"])
+    return {**about, "requestBody": {"required": True, "content": {kind: {} for kind in model["run"]}}}
+
+
+def _infer(model: Mapping[str, Any]) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string"},
+            "inputs": {"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}},
+            "outputs": {"type": "array", "items": {"type": "object"}},
+        },
+        "required": ["inputs"],
+    }
+    about = _computed(f"Tensors through {model['name']} (Open Inference Protocol 2).", [answers.JSON, answers.BINARY])
+    return {
+        **about,
+        "requestBody": {"required": True, "content": {answers.JSON: {"schema": schema}, answers.BINARY: {}}},
+    }

@@ -1,0 +1,113 @@
+"""How the models of a server are opened: native forms in the keeper, once for all workers; the rest in each worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zoo
+from pipelines.core import machine
+from pipelines.core.errors import RequestError
+from pipelines.models.hub import CARD, Card
+from pipelines.models.pipeline import Pipeline, model_file
+from zoo.serving.services import Service
+from zoo.serving.settings import Settings, names, read_keys
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Opening:
+    """One model of a server. name: what clients call it. model: its name or folder. version: counts what `--watch`
+    found.
+    """
+
+    name: str
+    model: str
+    precision: str = "int8"
+    engine: str = "auto"
+    threads: int = 1
+    version: str = "1"
+    opened: bool = False
+    _service: Service | None = field(default=None, repr=False)
+
+    def prepare(self) -> None:
+        """Open the model where it has a native form: forked processes share it, and its results do not depend on who is
+        in a batch. Make the files of the others.
+        """
+        self.opened = True
+        if self.engine in ("auto", "native") and self.precision == "int8":
+            try:
+                self._service = self._made(zoo.pipeline(self.model, self.precision, "native", self.threads))
+                return
+            except RequestError as error:
+                if self.engine == "native":
+                    raise
+                logger.info("%s has no native form: %s", self.name, error)
+        folder = zoo.load(self.model)
+        folder.ensure("int8.onnx" if self.precision == "int8" else "rewritten.onnx")
+
+    def service(self) -> Service:
+        """The model's service, ready to answer; in the process that calls."""
+        if self._service is None:
+            self._service = self._made(zoo.pipeline(self.model, self.precision, self.engine, self.threads))
+        self._service.warm()
+        return self._service
+
+    def _made(self, pipeline: Pipeline) -> Service:
+        return kind_of(pipeline)(self.name, self.version, pipeline)
+
+
+def kind_of(pipeline: Any) -> type[Service]:
+    """The service of a pipeline's kind; their modules are imported where the family's are."""
+    families = {each.__module__ for each in type(pipeline).__mro__}
+    if "zoo.clicks.predict" in families:
+        from zoo.serving.rows import Rows
+
+        return Rows
+    if "zoo.images.predict" in families:
+        from zoo.serving.photos import Photos
+
+        return Photos
+    if "zoo.transformer_mt.predict" in families:
+        from zoo.serving.sentences import Sentences
+
+        return Sentences
+    return Service
+
+
+def told(
+    models: Sequence[str | Path],
+    *,
+    precision: str = "int8",
+    engine: str = "auto",
+    threads: int = 1,
+    workers: int | None = None,
+    api_key_file: str | Path | None = None,
+    cors_origins: Sequence[str] = (),
+    certfile: str | Path | None = None,
+    keyfile: str | Path | None = None,
+    **settings: Any,
+) -> tuple[list[Opening], Settings]:
+    """What a server is told by its options, checked: see `zoo.verbs.serving.serve`."""
+    if not models:
+        raise RequestError("found no model to serve; name at least one")
+    machine.require_threads(threads)
+    model_file(precision, engine)
+    for model in models:
+        zoo.entry_of(model)
+    paths = [str(each) for each in models]
+    called = names(paths, [Card.read(Path(each) / CARD).name if Path(each).is_dir() else each for each in paths])
+    found = Settings(
+        threads=threads,
+        workers=max(1, machine.cores() // threads) if workers is None else workers,
+        api_keys=frozenset() if api_key_file is None else read_keys(api_key_file),
+        certfile=None if certfile is None else Path(certfile),
+        keyfile=None if keyfile is None else Path(keyfile),
+        origins=frozenset(cors_origins),
+        **settings,
+    )
+    return [Opening(*each, precision, engine, threads) for each in zip(called, paths, strict=True)], found

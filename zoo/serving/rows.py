@@ -1,0 +1,123 @@
+"""Rows of click logs: bodies go to the native reader as they come."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError, one_line
+from zoo.clicks.predict import ClickPipeline
+from zoo.serving import answers
+from zoo.serving.messages import Answer, Job
+from zoo.serving.services import RUN, Parsed, Service
+from zoo.wide_deep.predict import CriteoPipeline
+
+TEXT = ("text/tab-separated-values", "text/csv", "text/plain")
+PARQUET = "application/vnd.apache.parquet"
+
+
+class Rows(Service):
+    """Click probabilities of rows: text as `zoo run` takes it, JSON by column names, Parquet or an Arrow stream."""
+
+    kinds: ClassVar[tuple[str, ...]] = (*TEXT, answers.JSON, answers.ARROW, PARQUET)
+    pipeline: ClickPipeline
+
+    @property
+    def headerless(self) -> bool:
+        """Whether texts are rows alone, so that several are one."""
+        return isinstance(self.pipeline, CriteoPipeline)
+
+    def parse(self, job: Job) -> tuple[Batch, Any]:
+        """The rows of a body, and their positions in it."""
+        pipeline = self.pipeline
+        parts = list(pipeline.rows(_source(job), batch_rows=1 << 30))
+        rows = parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
+        return pipeline.encode(rows), rows.index
+
+    def together(self, jobs: Sequence[Job]) -> list[Answer] | None:
+        """The bodies of rows without a header as one text, and the results as one line of JSON, cut again."""
+        if not (self.headerless and all(job.verb == RUN and job.kind in TEXT and job.body for job in jobs)):
+            return None
+        if not all(job.accept in ("", "*/*", answers.JSON) and not job.options for job in jobs):
+            return None
+        begin = time.perf_counter()
+        bodies = [job.body if job.body.endswith(b"\n") else job.body + b"\n" for job in jobs]
+        counts = [body.count(b"\n") for body in bodies]
+        total = sum(counts)
+        if total > self.gathers:
+            return None
+        try:
+            (rows,) = self.pipeline.rows(io.BytesIO(b"".join(bodies)), batch_rows=1 << 30)
+            if len(rows) != total:
+                return None
+            batch = self.pipeline.encode(rows)
+            parsed = time.perf_counter()
+            out = self.pipeline.predict(batch)["probability"].reshape(-1)
+        except RequestError:
+            return None
+        computed = time.perf_counter()
+        texts = orjson.dumps(np.ascontiguousarray(out), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+        written, at = [], 0
+        for count in counts:
+            some = b",".join(b'{"row":%d,"probability":%b}' % each for each in enumerate(texts[at : at + count]))
+            written.append(b'{"results":[' + some + b"]}")
+            at += count
+        split = (parsed - begin, computed - parsed, time.perf_counter() - computed)
+        return [
+            Answer(job.number, 200, answers.JSON, body, split, count, total)
+            for job, body, count in zip(jobs, written, counts, strict=True)
+        ]
+
+    def table(self, parsed: Parsed, out: Batch) -> answers.Columns:
+        """Columns row and probability, as `zoo run` writes them."""
+        return {"row": parsed.about, "probability": out["probability"].reshape(-1)}
+
+
+def _source(job: Job) -> Any:
+    """What `ClickPipeline.rows` takes, of a body: never a name."""
+    if not job.body:
+        raise RequestError("the body is empty; wanted at least one row")
+    if job.kind in TEXT or job.kind in ("", "application/octet-stream", "application/x-www-form-urlencoded"):
+        return io.BytesIO(job.body)
+    if job.kind == answers.JSON:
+        return _objects(job.body)
+    try:
+        if job.kind == answers.ARROW:
+            return pa.ipc.open_stream(job.body).read_all()
+        if job.kind == PARQUET:
+            import pyarrow.parquet as parquet  # which few ask for
+
+            return parquet.read_table(pa.BufferReader(job.body))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RequestError(f"the body cannot be read as {job.kind}: {one_line(error)}") from error
+    raise RequestError(f"Content-Type is {job.kind[:100]!r}; wanted one of {', '.join(Rows.kinds)}")
+
+
+def _objects(body: bytes) -> pa.Table:
+    """JSON rows, [{column: value}, ...] or {"rows": [...]}, as a table."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is no JSON: {error}") from error
+    rows = found.get("rows") if isinstance(found, dict) else found
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise RequestError('the body must be {"rows": [{column: value, ...}, ...]} with at least one row')
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: pa.array([_text(row.get(name)) for row in rows], pa.string()) for name in names})
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, list):
+        return "|".join(text for each in value if (text := _text(each)) is not None) or None
+    if isinstance(value, dict):
+        raise RequestError("a value is an object; wanted text, a number, a list of them, or null")
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
+        return str(int(value))
+    return None if value is None else str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,233 @@
+"""Folders of Hugging Face, as sentence-transformers and transformers write them, to model folders."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json, replacing, require_place, sha256
+from pipelines.models.entry import Importer
+from pipelines.models.hub import CARD, CardFile
+from zoo.texts import tokens, weights
+from zoo.texts.form import POOLINGS, Form
+from zoo.texts.tokens import Tokenizer
+
+CONFIG, MODULES, PICKLED = "config.json", "modules.json", "pytorch_model.bin"
+KINDS = {  # model types of transformers
+    "bert": "bert",
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+    "distilbert": "distilbert",
+    "mpnet": "mpnet",
+}
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "swish",
+}
+PATTERNS = ("*.json", "*/config.json", "model.safetensors", PICKLED)
+IDENTITY, SIGMOID = "identity", "sigmoid"  # of a cross-encoder's scores
+MODES = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # in the keys of a pooling's config.json
+
+
+def is_scorer(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a network with a head of scores."""
+    return any(str(each).endswith("ForSequenceClassification") for each in config.get("architectures") or [])
+
+
+def importer(scorer: bool) -> Importer:
+    """The importer of sentence encoders, or, for `scorer`, of cross-encoders."""
+    name = "cross-encoder" if scorer else "sentence-transformers"
+    kinds = ", ".join(KINDS)
+    what = f"a {'cross-encoder' if scorer else 'sentence encoder'} in a folder of Hugging Face ({kinds})"
+
+    def recognize(path: Path) -> str:
+        if not (path / CONFIG).is_file():
+            return ""
+        config = read_json(path / CONFIG)
+        known = isinstance(config, dict) and config.get("model_type") in KINDS
+        return name if known and is_scorer(config) == scorer else ""
+
+    def write(path: Path, output: Path, *, format: str, pooling: str = "") -> tuple[dict[str, Any], list[CardFile]]:
+        return _write(path, output, scorer, pooling)
+
+    return Importer({name: what}, recognize, write, ("pooling",), PATTERNS)
+
+
+def _write(path: Path, output: Path, scorer: bool, pooling: str) -> tuple[dict[str, Any], list[CardFile]]:
+    """The details of the card of the model in the folder `path`, and its files, copied to `output` as they are.
+
+    Raises RequestError with all that is wrong with it; nothing is written then.
+    """
+    if output.resolve() == path.resolve():
+        raise RequestError(f"found {output} as the folder of both models; choose another output")
+    config = read_json(path / CONFIG)
+    faults: list[str] = []
+    features: dict[str, Any] = {}
+    try:
+        features = features_of(path, config, scorer, pooling)
+    except RequestError as error:
+        faults.append(str(error))
+    source = path / weights.FILE
+    if not source.is_file() and not (path / PICKLED).is_file():
+        faults.append(f"there is no {weights.FILE}, nor {PICKLED}")
+    if not (path / tokens.FILE).is_file():
+        faults.append(
+            f"there is no {tokens.FILE}; transformers writes one: AutoTokenizer.from_pretrained(FOLDER, use_fast=True)."
+            "save_pretrained(FOLDER)"
+        )
+    if faults:
+        raise RequestError(f"cannot import {path}: {'; '.join(faults)}")
+    form = Form.from_json(features["form"])
+    Tokenizer(path / tokens.FILE, form.vocabulary, features["max_length"])  # raises where it is of another model
+    names = (CARD, weights.FILE, tokens.FILE, CONFIG)
+    for name in names:
+        require_place(output / name)
+    output.mkdir(parents=True, exist_ok=True)
+    with replacing(output / weights.FILE) as temporary:
+        if source.is_file():
+            shutil.copyfile(source, temporary)
+        else:
+            _convert(path / PICKLED, temporary)
+        weights.shared_names(form, weights.read(temporary), path)  # raises for what does not fit
+    for name in names[2:]:
+        with replacing(output / name) as temporary:
+            shutil.copyfile(path / name, temporary)
+    files = [
+        CardFile(name, (output / name).stat().st_size, sha256(output / name), None) for name in names if name != CARD
+    ]
+    return {"preprocessing": features, "weights": {"file": weights.FILE}}, files
+
+
+def features_of(path: Path, config: Mapping[str, Any], scorer: bool, pooling: str = "") -> dict[str, Any]:
+    """What a card says of the model in the folder `path`: form, max_length, lower, prompts, activation.
+
+    pooling: of a folder that tells none. Raises RequestError for what no model here has.
+    """
+    kind = str(config["model_type"])
+    roberta = KINDS[kind] in ("roberta", "mpnet")
+
+    def number(*keys: str, default: Any = None) -> Any:
+        return next((config[key] for key in keys if config.get(key) is not None), default)
+
+    if config.get("position_embedding_type", "absolute") != "absolute":
+        raise RequestError(f"its positions are {config['position_embedding_type']}; wanted absolute ones")
+    activation = str(number("hidden_act", "activation", default="gelu"))
+    if activation not in ACTIVATIONS:
+        raise RequestError(f"its activation is {activation}; known are {', '.join(ACTIVATIONS)}")
+    modules = _modules(path)
+    labels = 0
+    if scorer:
+        labels = len(config.get("id2label") or {}) or int(number("num_labels", default=2))
+        pooled, normalize = "cls", False
+    else:
+        pooled, normalize = _pooling(path, modules, pooling)
+    form = Form(
+        kind=KINDS[kind],
+        layers=number("num_hidden_layers", "n_layers"),
+        width=number("hidden_size", "dim"),
+        heads=number("num_attention_heads", "n_heads"),
+        hidden=number("intermediate_size", "hidden_dim"),
+        vocabulary=number("vocab_size"),
+        positions=number("max_position_embeddings"),
+        first_position=int(number("pad_token_id", default=1)) + 1 if roberta else 0,
+        types=0 if kind in ("distilbert", "mpnet") else number("type_vocab_size", default=2),
+        activation=ACTIVATIONS[activation],
+        epsilon=float(number("layer_norm_eps", default=1e-12)),
+        buckets=number("relative_attention_num_buckets", default=32) if kind == "mpnet" else 0,
+        pooling=pooled,
+        normalize=normalize,
+        labels=labels,
+    )
+    about = _json(path / _folder(modules, "Transformer") / "sentence_bert_config.json")
+    prompts = _json(path / "config_sentence_transformers.json")
+    features = {
+        "form": form.to_json(),
+        "max_length": _longest(path, form, about),
+        "lower": bool(about.get("do_lower_case", False)),
+    }
+    if scorer:
+        features["activation"] = _activation(config, prompts, labels)
+        features["names"] = [
+            str(each) for _, each in sorted((config.get("id2label") or {}).items(), key=lambda x: int(x[0]))
+        ]
+    elif isinstance(prompts.get("prompts"), dict):
+        features["prompts"] = {str(key): str(each) for key, each in prompts["prompts"].items() if each}
+        features["prompt"] = str(prompts.get("default_prompt_name") or "")
+    return features
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object; {} where there is no file."""
+    found = read_json(path) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _modules(path: Path) -> list[tuple[str, str]]:
+    """(kind, folder) of the modules of sentence-transformers; [] where it is no folder of that."""
+    found = read_json(path / MODULES) if (path / MODULES).is_file() else []
+    try:
+        return [(str(each["type"]).rsplit(".", 1)[-1], str(each["path"])) for each in found]
+    except (KeyError, TypeError) as error:
+        raise RequestError(f"{MODULES} is no list of modules ({error!r})") from error
+
+
+def _folder(modules: list[tuple[str, str]], kind: str) -> str:
+    return next((folder for each, folder in modules if each == kind), "")
+
+
+def _pooling(path: Path, modules: list[tuple[str, str]], told: str) -> tuple[str, bool]:
+    """(pooling, whether vectors are normalized). told: "" to find it."""
+    if told and told not in POOLINGS:
+        raise RequestError(f"pooling is {told!r}; choose {', '.join(POOLINGS)}")
+    if unknown := [kind for kind, _ in modules if kind not in ("Transformer", "Pooling", "Normalize")]:
+        raise RequestError(f"its module {unknown[0]} has no form here; known are Transformer, Pooling and Normalize")
+    normalize = any(kind == "Normalize" for kind, _ in modules)
+    if told:
+        return told, normalize
+    folder = _folder(modules, "Pooling") or "1_Pooling"
+    about = _json(path / folder / CONFIG)
+    if not about:
+        raise RequestError(
+            f"there is no {folder}/{CONFIG}, which says how a text's vector is made; say it with --pooling"
+        )
+    mode = about.get("pooling_mode")
+    modes = [mode] if mode else [key.removeprefix("pooling_mode_") for key, each in about.items() if each is True]
+    found = [MODES.get(str(each), str(each)) for each in modes if each != "include_prompt"]
+    if len(found) != 1 or found[0] not in POOLINGS:
+        raise RequestError(f"its pooling is {' and '.join(found) or 'none'}; wanted one of {', '.join(POOLINGS)}")
+    return found[0], normalize
+
+
+def _longest(path: Path, form: Form, about: Mapping[str, Any]) -> int:
+    """The most tokens of a text: what the folder says, within the positions that the network has."""
+    told = about.get("max_seq_length") or _json(path / "tokenizer_config.json").get("model_max_length") or form.longest
+    return min(form.longest, int(told))
+
+
+def _activation(config: Mapping[str, Any], prompts: Mapping[str, Any], labels: int) -> str:
+    """What becomes of the logits: what sentence-transformers' CrossEncoder would do."""
+    told = [config.get("sentence_transformers", {}).get("activation_fn"), prompts.get("activation_fn")]
+    told.append(config.get("sbert_ce_default_activation_function"))
+    name = next((str(each) for each in told if each), "")
+    return (SIGMOID if labels == 1 else IDENTITY) if not name else SIGMOID if name.endswith("Sigmoid") else IDENTITY
+
+
+def _convert(path: Path, target: Path) -> None:
+    """Weights that torch pickled as safetensors; nothing in them is executed."""
+    import torch
+    from safetensors.torch import save_file
+
+    from pipelines.core.errors import one_line
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        save_file({name: each.contiguous().clone() for name, each in state.items()}, target)
+    except Exception as error:  # pickle's and torch's own kinds
+        raise RequestError(f"cannot read the weights in {path} ({one_line(error)}); copy them again") from error

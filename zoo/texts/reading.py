@@ -1,0 +1,227 @@
+"""Texts, and pairs of them, out of files: a text a line, or columns of CSV, TSV, JSON lines or Parquet by name.
+
+Everything streams, in order; what is no text is an item of its own, with what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipelines.core.errors import RequestError, one_line
+
+STDIN = "-"
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+COLUMNS = ("text", "sentence", "content", "query", "sentence1", "sentence2", "title", "score", "label")
+WANTED = "wanted text, a line each, or .csv, .tsv, .jsonl (also .gz) or .parquet"
+NOT_UTF8, EMPTY, NO_VALUE = "is not UTF-8", "is empty", "has no value"
+SHOWN = 5  # faults that are named
+
+
+class Item(NamedTuple):
+    """One row of input: where it stands, the texts of its columns, and what is wrong with it, "" if nothing."""
+
+    where: str
+    texts: tuple[str, ...]
+    fault: str = ""
+
+
+class Faults(Counter[str]):
+    """How often each thing was wrong."""
+
+
+def suffix(name: str) -> str:
+    """The kind of a file by its name, without .gz."""
+    return Path(name.lower().removesuffix(".gz")).suffix
+
+
+def items(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0) -> Iterator[Item]:
+    """The rows of files, of stdin ("-"), or of a list of texts or of tuples of them.
+
+    count: texts of a row, 1 or 2, and of further columns `extra`, such as a score. columns: names of them, in order;
+    without them the first ones: of a table without a header those by place. Raises RequestError for what is no file, a
+    table without these columns, or a list of something else.
+    """
+    width = count + extra
+    if isinstance(data, str | os.PathLike) or (isinstance(data, list | tuple) and _are_files(data, width)):
+        for name in map(os.fspath, [data] if isinstance(data, str | os.PathLike) else data):
+            yield from _of_file(name, width, columns)
+        return
+    if isinstance(data, bytes) or not isinstance(data, Iterable):
+        raise RequestError(f"found {type(data).__name__}; wanted files, or a list of texts")
+    for number, each in enumerate(data, 1):
+        row = (each,) if isinstance(each, str) else tuple(each) if isinstance(each, list | tuple) else ()
+        if len(row) < width or not all(isinstance(part, str) for part in row[:count]):
+            raise RequestError(f"text {number} is {each!r:.60}; wanted {'text' if width == 1 else f'{width} columns'}")
+        yield _item(f"text {number}", [str(part) for part in row[:width]], count)
+
+
+def _are_files(data: Sequence[Any], width: int) -> bool:
+    return bool(data) and all(
+        isinstance(each, os.PathLike) or (isinstance(each, str) and (each == STDIN or _is_file(each))) for each in data
+    )
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # too long for a path, or with a zero in it: a text
+        return False
+
+
+def _item(where: str, texts: Sequence[str], count: int) -> Item:
+    empty = any(not each.strip() for each in texts[:count])
+    return Item(where, tuple(texts), EMPTY if empty else "")
+
+
+def _of_file(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
+    if name != STDIN and not _is_file(name):
+        raise RequestError(f"found no file {name}; {WANTED}")
+    kind = suffix(name)
+    if name == STDIN or kind not in TABLES:
+        if columns:
+            raise RequestError(f"{name} is text, which has no columns; leave {', '.join(columns)} out, or {WANTED}")
+        yield from _of_lines(name, width)
+    elif kind == ".parquet":
+        yield from _of_parquet(name, width, columns)
+    elif kind == ".jsonl":
+        yield from _of_json(name, width, columns)
+    else:
+        yield from _of_csv(name, width, columns, "\t" if kind == ".tsv" else ",")
+
+
+def _lines(name: str) -> Iterator[bytes]:
+    """The lines of a file or of stdin, without their ends."""
+    try:
+        if name == STDIN:
+            yield from (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
+            return
+        with gzip.open(name) if name.lower().endswith(".gz") else Path(name).open("rb") as file:
+            yield from (line.rstrip(b"\r\n") for line in file)
+    except (OSError, EOFError) as error:
+        raise RequestError(f"cannot read {name}: {one_line(error)}") from error
+
+
+def _text(line: bytes) -> str | None:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _of_lines(name: str, width: int) -> Iterator[Item]:
+    for number, line in enumerate(_lines(name), 1):
+        where = f"{'line' if name == STDIN else f'{name}, line'} {number}"
+        text = _text(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+        parts = [] if text is None else text.split("\t") if width > 1 else [text]
+        if text is None or len(parts) < width:
+            fault = NOT_UTF8 if text is None else f"has {len(parts)} columns, wanted {width} with a TAB between"
+            yield Item(where, ("",) * width, EMPTY if text == "" else fault)
+        else:
+            yield _item(where, parts[:width], min(width, 2))
+
+
+def _of_csv(name: str, width: int, columns: Sequence[str], delimiter: str) -> Iterator[Item]:
+    """Rows of CSV or TSV. The first is a header where it names `columns`, or, without these, one of `COLUMNS`."""
+    csv.field_size_limit(2**31 - 1)
+
+    def decoded() -> Iterator[str]:
+        for number, line in enumerate(_lines(name), 1):
+            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            yield text.decode("utf-8", "surrogateescape") + "\n"
+
+    rows = csv.reader(
+        decoded(), delimiter=delimiter, quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+    )
+    places: list[int] = []
+    number = 0
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            yield Item(f"{name}, line {rows.line_num}", ("",) * width, f"is no row of CSV ({one_line(error)})")
+            continue
+        if row is None:
+            return
+        number += 1
+        where = f"{name}, line {rows.line_num}"
+        if number == 1:
+            header = [each.strip() for each in row]
+            if columns or {each.lower() for each in header} & set(COLUMNS):
+                places = _places(name, header, columns, width)
+                continue
+            places = list(range(width))
+        if len(row) <= max(places):
+            fault = EMPTY if not any(row) else f"has {len(row)} columns, wanted {max(places) + 1}"
+            yield Item(where, ("",) * width, fault)
+            continue
+        texts = [row[at] for at in places]
+        strange = any("\udc80" <= letter <= "\udcff" for each in texts for letter in each)
+        yield Item(where, ("",) * width, NOT_UTF8) if strange else _item(where, texts, min(width, 2))
+
+
+def _places(name: str, header: Sequence[str], columns: Sequence[str], width: int) -> list[int]:
+    """Where in the header the columns stand. Raises RequestError where they do not."""
+    wanted = list(columns) or (header[:width] if len(header) >= width else [])
+    if not columns and width == 1:
+        wanted = next(([each] for each in header if each.lower() in COLUMNS), wanted)
+    if len(wanted) != width or any(each not in header for each in wanted):
+        raise RequestError(f"{name} has the columns {', '.join(header) or 'none'}; name {width} of them with --column")
+    return [list(header).index(each) for each in wanted]
+
+
+def _of_json(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
+    wanted: list[str] = list(columns)
+    for number, line in enumerate(_lines(name), 1):
+        where, text = f"{name}, line {number}", _text(line)
+        if text is None or not text.strip():
+            yield Item(where, ("",) * width, NOT_UTF8 if text is None else EMPTY)
+            continue
+        try:
+            row = json.loads(text)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            yield Item(where, ("",) * width, "is no JSON object")
+            continue
+        if not wanted:
+            header = list(row)
+            wanted = [header[at] for at in _places(name, header, (), width)]
+        values = [row.get(each) for each in wanted]
+        if number == 1 and columns and any(each not in row for each in wanted):
+            _places(name, list(row), columns, width)
+        yield _valued(where, values, width)
+
+
+def _of_parquet(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        with parquet.ParquetFile(name) as file:
+            header = file.schema_arrow.names
+            wanted = [header[at] for at in _places(name, header, columns, width)]
+            number = 0
+            for batch in file.iter_batches(batch_size=1024, columns=list(dict.fromkeys(wanted))):
+                rows = [batch.column(each).to_pylist() for each in wanted]
+                for values in zip(*rows, strict=True):
+                    number += 1
+                    yield _valued(f"{name}, row {number}", list(values), width)
+    except (OSError, pa.ArrowException) as error:
+        raise RequestError(f"cannot read {name}: {one_line(error)}") from error
+
+
+def _valued(where: str, values: Sequence[Any], width: int) -> Item:
+    """An item of values as tables have them."""
+    if any(each is None for each in values):
+        return Item(where, ("",) * width, NO_VALUE)
+    if wrong := next((each for each in values[:2] if not isinstance(each, str | int | float)), None):
+        return Item(where, ("",) * width, f"holds {type(wrong).__name__}, wanted text")
+    return _item(where, [str(each) for each in values], min(width, 2))

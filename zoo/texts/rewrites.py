@@ -1,0 +1,16 @@
+"""Graph rewrites of BERT-shaped networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.fold_scale import FoldScale
+from pipelines.rewrites.merge_siblings import MergeSiblings
+from pipelines.rewrites.shared import SHARED
+
+
+def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
+    """The passes from fp32.onnx to rewritten.onnx, in order: queries, keys and values become one layer."""
+    return [*(each() for each in SHARED if each is not MergeSiblings), FoldScale(), MergeSiblings(split=True)]

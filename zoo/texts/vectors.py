@@ -1,0 +1,122 @@
+"""Vectors to files: .npy, .parquet or .jsonl, as floats or quantized."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.core.files import replacing
+
+FORMATS = (".npy", ".parquet", ".jsonl")
+DTYPES = ("float32", "float16", "int8", "binary")
+Array = NDArray[Any]
+Write = Callable[[Array, NDArray[np.int64]], None]
+
+
+def require(dtype: str) -> str:
+    """`dtype`, one of `DTYPES`. Raises RequestError for another one."""
+    if dtype not in DTYPES:
+        raise RequestError(f"unknown dtype of the output {dtype!r}; choose {', '.join(DTYPES)}")
+    return dtype
+
+
+def converted(vectors: NDArray[np.float32], dtype: str) -> Array:
+    """Vectors float32 [n, w] as `dtype`.
+
+    int8: rint(127 x / max |x|) of each vector by itself, whose direction, and so every cosine, stays but for the
+    rounding; the length goes. binary: uint8 [n, ceil(w / 8)], a bit for each number, 1 where it is above 0, the first
+    number in the highest bit (numpy.packbits): vectors are compared by the Hamming distance.
+    """
+    if dtype == "float32":
+        return vectors
+    if dtype == "float16":
+        return vectors.astype(np.float16)
+    if dtype == "binary":
+        bits: Array = np.packbits(vectors > 0, axis=1)
+        return bits
+    largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0)
+    factor = np.divide(127, largest, out=np.zeros_like(largest), where=largest > 0)
+    rounded: Array = np.rint(vectors * factor).astype(np.int8)
+    return rounded
+
+
+def similarities(vectors: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
+    """How alike all pairs of vectors are, float32 [n, n], as a search over `converted` ones would tell: cosine, or for
+    binary ones the share of equal bits.
+    """
+    found = converted(vectors, dtype)
+    if dtype == "binary":
+        signs = np.where(vectors > 0, np.float32(1), np.float32(-1))
+        shares = (signs @ signs.T) / np.float32(2 * vectors.shape[1]) + np.float32(0.5)
+        return np.asarray(shares, np.float32)
+    rows: NDArray[np.float32] = found.astype(np.float32)
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
+    return rows @ rows.T
+
+
+@contextlib.contextmanager
+def writing(output: str | Path, width: int, dtype: str) -> Iterator[Write]:
+    """Yield `write(vectors as `converted`, numbers of their rows of input)`, which appends.
+
+    .npy holds a row for each row of input, in order; .parquet and .jsonl the columns row (from 1) and embedding; "-" is
+    JSON lines on stdout. The file appears when the block ends well. Raises RequestError for another format.
+    """
+    name = str(output).lower()
+    like = converted(np.zeros((1, width), np.float32), dtype)
+    if str(output) == "-":
+        yield lambda vectors, rows: print("".join(_json(vectors, rows)), end="", file=sys.stdout)
+        return
+    if not name.endswith(FORMATS):
+        raise RequestError(
+            f"cannot tell the format of {output}; name it {', '.join(FORMATS)}, or - for JSON lines on stdout"
+        )
+    with replacing(output) as temporary:
+        if name.endswith(".npy"):
+            with temporary.open("wb") as file:
+                count = 0
+
+                def write(vectors: Array, rows: NDArray[np.int64]) -> None:
+                    nonlocal count
+                    count += len(vectors)
+                    file.write(np.ascontiguousarray(vectors).data)
+
+                _header(file, like, 0)
+                yield write
+                file.seek(0)
+                _header(file, like, count)  # as long as before: numpy leaves room for the count to grow
+        elif name.endswith(".jsonl"):
+            with temporary.open("w", encoding="utf-8") as lines:
+                yield lambda vectors, rows: lines.writelines(_json(vectors, rows))
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as parquet
+
+            kind = pa.list_(pa.from_numpy_dtype(like.dtype), like.shape[1])
+            schema = pa.schema([("row", pa.int64()), ("embedding", kind)])
+            with parquet.ParquetWriter(temporary, schema) as writer:
+
+                def append(vectors: Array, rows: NDArray[np.int64]) -> None:
+                    flat = pa.array(np.ascontiguousarray(vectors).ravel())
+                    columns = [pa.array(rows), pa.FixedSizeListArray.from_arrays(flat, type=kind)]
+                    writer.write_batch(pa.record_batch(columns, schema=schema))
+
+                yield append
+
+
+def _header(file: Any, like: Array, count: int) -> None:
+    about = {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False, "shape": (count, like.shape[1])}
+    np.lib.format.write_array_header_1_0(file, about)
+
+
+def _json(vectors: Array, rows: NDArray[np.int64]) -> Iterator[str]:
+    for row, vector in zip(rows.tolist(), vectors, strict=True):
+        values = vector.astype(str).astype(np.float64) if vector.dtype.kind == "f" else vector  # the shortest number
+        yield json.dumps({"row": row, "embedding": values.tolist()}) + "\n"
