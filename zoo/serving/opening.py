@@ -12,7 +12,7 @@ import zoo
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.models.hub import CARD, Card
-from pipelines.models.pipeline import Pipeline, model_file
+from pipelines.models.pipeline import PRECISIONS, Pipeline, model_file
 from zoo.serving.services import Service
 from zoo.serving.settings import Settings, names, read_keys
 
@@ -97,10 +97,11 @@ def told(
         raise RequestError("found no model to serve; name at least one")
     machine.require_threads(threads)
     model_file(precision, engine)
-    for model in models:
+    wanted = [_named(str(model), precision) for model in models]
+    for model, own in wanted:
         zoo.entry_of(model)
-    paths = [str(each) for each in models]
-    called = names(paths, [Card.read(Path(each) / CARD).name if Path(each).is_dir() else each for each in paths])
+        model_file(own, engine)
+    called = names([str(each) for each in models], [_called(*each, precision) for each in wanted])
     found = Settings(
         threads=threads,
         workers=max(1, machine.cores() // threads) if workers is None else workers,
@@ -110,4 +111,16 @@ def told(
         origins=frozenset(cors_origins),
         **settings,
     )
-    return [Opening(*each, precision, engine, threads) for each in zip(called, paths, strict=True)], found
+    return [Opening(name, *each, engine, threads) for name, each in zip(called, wanted, strict=True)], found
+
+
+def _named(model: str, precision: str) -> tuple[str, str]:
+    """A model's name or folder, and its precision: what is behind an @, if any."""
+    base, _, own = model.rpartition("@")
+    return (base, own) if base and own in PRECISIONS and not Path(model).exists() else (model, precision)
+
+
+def _called(model: str, precision: str, usual: str) -> str:
+    """What clients call a model; with its precision where that is not the server's."""
+    name = Card.read(Path(model) / CARD).name if Path(model).is_dir() else model
+    return name if precision == usual else f"{name}@{precision}"

@@ -106,10 +106,15 @@ class Service:
             "outputs": inference.metadata(self.outputs),
             "run": list(self.kinds),
             "answers": list(self.written),
+            "example": self.text(),
             "gathers": self.gathers,
             "streams": self.streams,
             **self.more(),
         }
+
+    def text(self) -> str:
+        """Raw input as a person would paste it; "" where a kind of model takes no text, or has no example."""
+        return ""
 
     def more(self) -> dict[str, Any]:
         """What else a kind of model says of itself."""

@@ -15,6 +15,7 @@ LIBRARIES = ("granian", "orjson", "prometheus_client", "uvloop")
 def serve(models: Sequence[Model], **options: Any) -> None:
     """Answer requests for some models over HTTP until SIGTERM or SIGINT; see docs/serve.md.
 
+    models: names or folders, MODEL@fp32 in that precision whatever `precision` says.
     options: precision, engine, threads; workers: processes that compute, None for one for each so many `threads` of the
     machine's cores; api_key_file, cors_origins, certfile, keyfile; and those of `zoo.serving.settings.Settings`. Raises
     RequestError for models, keys, certificates or an address that cannot be, or without the extra `serve`.
