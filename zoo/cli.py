@@ -167,7 +167,14 @@ def download(model: str, as_json: bool) -> None:
     "--format",
     default=None,
     metavar="SUFFIX",
-    help="With --shard: .csv, .csv.gz, .jsonl or .parquet. [default: .parquet; text]",
+    help="With --shard or --on: .csv, .csv.gz, .jsonl or .parquet. [default: .parquet; text]",
+)
+@click.option(
+    "--on", type=click.Choice(["ray"]), default=None, help="Score on a Ray cluster, by actors of one core each."
+)
+@click.option("--address", default=None, help="With --on ray: the cluster's, or auto. [default: one of this machine]")
+@click.option(
+    "--workers", type=int, default=None, help="With --on ray: how many actors. [default: the cluster's cores]"
 )
 @click.option("--check", is_flag=True, help="Say whether all shards of the folder MODEL are there, and their sums.")
 @together(precision, engine, threads, batch_size, as_json)
@@ -178,16 +185,23 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
     from zoo import verbs
 
     check, shard, suffix = (options.pop(name) for name in ("check", "shard", "format"))
-    if check or shard:
+    on, cluster = options.pop("on"), {name: options.pop(name) for name in ("address", "workers")}
+    if on is None and any(value is not None for value in cluster.values()):
+        raise click.UsageError("--address and --workers are of --on ray")
+    if shard and on:
+        raise click.UsageError("--on ray takes all shards; leave --shard out")
+    if check or shard or on:
+        given = {name: value for name, value in options.items() if value is not None}
         if check:
             report = verbs.check(model)
+        elif on:
+            report = verbs.run_on_ray(model, list(inputs), output, format=suffix or "", **cluster, **given)
         else:
-            given = {name: value for name, value in options.items() if value is not None}
             report = verbs.run_shard(model, list(inputs), output, shard, format=suffix or "", **given)
         _print(report, as_json, lambda: _tree({key: value for key, value in report.items() if key != "files"}))
         return
     if suffix:
-        raise click.UsageError("--format is of --shard; a single output is named by its suffix")
+        raise click.UsageError("--format is of --shard and --on; a single output is named by its suffix")
     if as_json and output == "-":
         raise click.UsageError("--json prints a summary on stdout, where the results would go; add -o FILE")
     given = {name: value for name, value in options.items() if value is not None}
@@ -196,6 +210,20 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
         _print(report, True, lambda: None)
     elif sys.stderr.isatty() or output != "-":
         click.echo(zoo.entry_of(model).summary.format(**report), err=True)
+
+
+@cli.command()
+@click.argument("model")
+@click.option("--to", required=True, type=click.Choice(["triton", "ovms"]), help="The server whose repository it is.")
+@click.option("-o", "--output", required=True, help="The repository, a folder; what else it holds stays.")
+@together(precision, threads)
+@as_json
+def export(model: str, as_json: bool, **options: Any) -> None:
+    """Put MODEL into a model repository of NVIDIA Triton or the OpenVINO Model Server."""
+    from zoo import verbs
+
+    report = verbs.export(model, **options)
+    _print(report, as_json, lambda: click.echo(f"{report['path']} ({report['config']})"))
 
 
 @cli.command()

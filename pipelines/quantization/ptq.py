@@ -4,7 +4,7 @@
 2. `equalized_table`: calibration, and the search of activation ranges by the error of the outputs (`range_search`).
 3. `correct_table`: layer by layer GPTQ (Frantar et al. 2023) and bias correction (Nagel et al. 2019) (`correction`).
 
-`make_table` runs them all, as a recipe asks.
+`make_table` runs them all, as a recipe asks, and before the last leaves layers in float32 that `bounded` finds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import onnx_ir as ir
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
 from pipelines.graph import io
+from pipelines.quantization.bounded import within_bound
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable, calibrate, rounded_to_float32
 from pipelines.quantization.channel_groups import outputs_first
 from pipelines.quantization.correction import correct_layers
@@ -55,6 +56,7 @@ def make_table(
     smoothing = smoothing_factors(equalized(model, factors), samples) if recipe.smooth else {}
     table = equalized_table(model, recipe, samples, factors, total, max_memory=max_memory, smoothing=smoothing)
     table = replace(table, clip=clip)
+    table = within_bound(model, recipe, table, samples) if recipe.bound else table
     return correct_table(model, recipe, table, samples, seconds=seconds) if recipe.correct else table
 
 

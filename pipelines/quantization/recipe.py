@@ -34,8 +34,10 @@ class QuantRecipe:
         what brings no recipe of its own is smoothed where that wins (`best_table`).
     correct: GPTQ, weights rounded so that their errors cancel on the calibration samples, and bias correction, shifts
         of channel means taken out of the biases.
+    bound: the most that int8 may move a number of the first output on the calibration samples, such as a probability;
+        layers that move it further stay float32 (`pipelines.quantization.bounded`). 0: no bound.
 
-    Raises RequestError for an unknown observer or a broken expression.
+    Raises RequestError for an unknown observer, a broken expression or a bound below 0.
     """
 
     observer: str = "auto"
@@ -46,11 +48,14 @@ class QuantRecipe:
     symmetric: bool = False
     search: bool = False
     correct: bool = True
+    bound: float = 0.0
     smooth: bool = False
 
     def __post_init__(self) -> None:
         if self.observer not in OBSERVERS:
             raise RequestError(f"unknown observer {self.observer!r}; choose one of {', '.join(OBSERVERS)}")
+        if not self.bound >= 0:
+            raise RequestError(f"bound is {self.bound}; give 0 or more")
         for name in ("keep_float", "dynamic"):
             patterns = getattr(self, name)
             if isinstance(patterns, str):
@@ -71,8 +76,9 @@ class QuantRecipe:
         return any(re.fullmatch(pattern, name) for pattern in self.dynamic)
 
     def to_json(self) -> dict[str, Any]:
-        """The recipe as plain JSON values."""
-        return to_plain(self)
+        """The recipe as plain JSON values; without `bound` where there is none, as before there were such."""
+        found = to_plain(self)
+        return found if self.bound else {name: each for name, each in found.items() if name != "bound"}
 
     def same_but_observer(self, other: Mapping[str, Any]) -> bool:
         """Whether `other`, from `to_json`, is this recipe but for `observer` and `search`, which only tables depend

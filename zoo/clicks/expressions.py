@@ -418,9 +418,16 @@ class Reader:
             (product, by), (state, more) = _unshifted(a), _unshifted(b)
             if isinstance(product, _Times) and (crossed := _crossed(product, state, str(value.name))) is not None:
                 return _shifted(crossed, by + more)
-        if isinstance(x, Linear) and isinstance(y, Linear) and x.width == y.width > 1 and not (x.relu or y.relu):
-            parts = _joined([x.x, y.x])
-            return self._layer(parts, np.concatenate([x.weight, y.weight]), x.bias + y.bias, value)
+        first, second = _layer_of(x), _layer_of(y)
+        if (
+            first is not None
+            and second is not None
+            and first.width == second.width > 1
+            and not (first.relu or second.relu)
+        ):
+            parts = _joined([first.x, second.x])
+            weight = np.concatenate([first.weight, second.weight])
+            return self._layer(parts, weight, first.bias + second.bias, value)
         return _added(x, y, 1.0)
 
     def _sum(self, node: ir.Node, value: ir.Value) -> Expression | None:

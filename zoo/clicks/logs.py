@@ -162,6 +162,8 @@ def is_criteo(source: Any) -> bool:
         return True
     if log is None or not log.header:
         return True
+    if log.kind == "csv":  # whose header that reader does not take
+        return False
     lower = {each.lower() for each in log.columns}
     return len(lower & {f"c{i}" for i in range(1, 27)} | lower & {f"categorical_feature_{i}" for i in range(1, 27)}) > 9
 

@@ -2,7 +2,7 @@
 
 from pipelines.models.entry import Entry
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.clicks import SUMMARY
+from zoo.clicks import BOUND, SUMMARY
 
 ENTRY = Entry(
     name="dcn-v2",
@@ -18,7 +18,9 @@ ENTRY = Entry(
     pipeline="zoo.clicks.score:LogPipeline",
     checkpoint="model.pt",
     # what these read holds numbers beside products of embeddings, ten times as large; they are small
-    recipe=QuantRecipe(observer="minmax", correct=False, keep_float=(r"cross\.[1-9].*\.v", "cross_output")),
+    recipe=QuantRecipe(
+        observer="minmax", correct=False, keep_float=(r"cross\.[1-9].*\.v", "cross_output"), bound=BOUND
+    ),
     native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
     report_sections="zoo.clicks.report_sections:sections",

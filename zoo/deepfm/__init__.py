@@ -2,7 +2,7 @@
 
 from pipelines.models.entry import Entry
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.clicks import SUMMARY
+from zoo.clicks import BOUND, SUMMARY
 
 ENTRY = Entry(
     name="deepfm",
@@ -17,7 +17,7 @@ ENTRY = Entry(
     evaluate="zoo.clicks.metrics:evaluate",
     pipeline="zoo.clicks.score:LogPipeline",
     checkpoint="model.pt",
-    recipe=QuantRecipe(observer="minmax"),
+    recipe=QuantRecipe(observer="minmax", correct=False, bound=BOUND),
     native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
     report_sections="zoo.clicks.report_sections:sections",

@@ -2,7 +2,7 @@
 
 from pipelines.models.entry import Entry
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.clicks import SUMMARY
+from zoo.clicks import BOUND, SUMMARY
 
 ENTRY = Entry(
     name="ranker",
@@ -17,7 +17,7 @@ ENTRY = Entry(
     evaluate="zoo.clicks.metrics:evaluate",
     pipeline="zoo.clicks.score:LogPipeline",
     checkpoint="ranker.onnx",
-    recipe=QuantRecipe(observer="minmax"),
+    recipe=QuantRecipe(observer="minmax", bound=BOUND),
     native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
     summary=SUMMARY,

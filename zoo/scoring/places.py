@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,11 @@ STATED = ("ETag", "etag", "md5Hash", "crc32c", "LastModified", "mtime", "created
 def is_url(place: str) -> bool:
     """Whether a name is a URL, not a path."""
     return "://" in place
+
+
+def absolute(place: str) -> str:
+    """A place as every process on this machine names it."""
+    return place if is_url(place) else os.path.abspath(place)  # noqa: PTH100 (links stay as they are)
 
 
 def expand(inputs: Sequence[str]) -> list[str]:

@@ -95,7 +95,7 @@ class Work:
             "on_error": self.on_error,
             "options": more,
             "format": suffix,
-            "inputs": list(inputs),
+            "inputs": list(inputs) if kind.PARTS == "files" else [places.absolute(each) for each in inputs],
         }
         self.plan = self._planned(asked)
         self.parts = [Part(**each) for each in self.plan["parts"]]
@@ -115,6 +115,10 @@ class Work:
         plan = {**asked, "parts": [each.to_json() for each in cut(self.pipeline, asked["inputs"])]}
         write_json(path, plan)
         return plan
+
+    def done(self, number: int) -> bool:
+        """Whether the results of a part lie there."""
+        return _done(self.folder, self.plan, number) is not None
 
     def score(self, number: int) -> dict[str, Any]:
         """Score a part, unless its results lie there whole; returns its manifest."""
@@ -146,7 +150,7 @@ def run_shard(
     own = Shard.parse(shard)
     work = Work(model, inputs, output, **options)
     numbers = own.of(len(work.parts))
-    kept = sum(_done(work.folder, work.plan, each) is not None for each in numbers)
+    kept = sum(map(work.done, numbers))
     found = merged([work.score(each) for each in numbers])
     return {"model": work.plan["model"], "shard": shard, "parts": len(numbers), "kept": kept, **found}
 

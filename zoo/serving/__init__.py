@@ -1,6 +1,6 @@
 """Serving: the models of a zoo over HTTP (`zoo serve`), by the Open Inference Protocol and by the tasks' own road.
 
-    server    granian before a front, signals, `--watch`; `app` is the same front for another HTTP server (ASGI)
+    server    granian before a front, signals, `--watch`; asgi: the front for another HTTP server (`app`)
     front     routes, keys, limits, deadlines; dispatch: queues, idle workers, what goes together
     keeper    opens the models and forks the workers; worker: bodies to arrays to answers by a service (`rows`,
               `photos`, `sentences`)
@@ -8,3 +8,27 @@
 
 Nothing else imports this package; its libraries are the extra `serve`.
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zoo.serving.asgi import Application
+
+
+def app(models: Sequence[str | Path] | str | Path, **options: Any) -> Application:
+    """The models as an ASGI application, to mount under any HTTP server or in Ray Serve; the process that runs it
+    computes.
+
+    options: as those of `zoo.serve`, but for host, port, certificates and watch. Raises RequestError for what cannot
+    be; a model that cannot be opened shows at the first request or when the application starts.
+    """
+    from zoo.serving.asgi import Application
+    from zoo.serving.opening import told
+
+    listed = [models] if isinstance(models, str | Path) else list(models)
+    openings, settings = told(listed, **{"workers": 1, **options})
+    return Application(openings, settings)

@@ -160,7 +160,10 @@ class Dispatcher:
     def broken(self, link: Link, text: str, code: int) -> None:
         """A worker could not open its models."""
         link.retiring = True
-        self._failed(text, code)
+        if self.ready:  # by files that were there before
+            logger.warning("a worker cannot open the models, those open before are served on: %s", text)
+        else:
+            self._failed(text, code)
 
     def lost(self, link: Link) -> None:
         """A worker is gone: what it worked on is tried again by another, once; it is replaced."""

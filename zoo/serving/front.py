@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote
 
@@ -53,7 +54,7 @@ class Request(Protocol):
         """The value of a header."""
 
     async def read(self, most: int) -> bytes:
-        """The body. Raises TooLarge where it is longer than `most`, Gone where the client leaves meanwhile."""
+        """The body. Raises TooLarge where it is longer than `most`, Gone where it ends before its length."""
 
     async def gone(self) -> None:
         """Returns when the client has left."""
@@ -66,7 +67,7 @@ class Response(NamedTuple):
     kind: str
     body: bytes
     headers: Sequence[tuple[str, str]] = ()
-    pieces: AsyncIterator[bytes] | None = None
+    pieces: AsyncGenerator[bytes, None] | None = None
 
 
 class TooLarge(Exception):
@@ -85,6 +86,7 @@ class Refused(Exception):
         self.response = Response(status, JSON, fault(text), list(headers))
 
 
+logger = logging.getLogger(__name__)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -131,6 +133,10 @@ class Front:
         except Refused as error:
             response = error.response
             self.metrics.refused[response.status] += 1
+        except Exception:
+            logger.exception("a request for %s failed", request.path)
+            response = Response(500, JSON, fault("the server failed"))
+            self.metrics.refused[500] += 1
         if self.settings.origins:
             response = self._shared(request, response)
         if self.settings.access_log:
@@ -249,8 +255,8 @@ class Front:
     def _hold(self, request: Request) -> int:
         """Bytes that a request says it has, which are counted as held. Raises Refused for too many."""
         length = request.header("content-length")
-        if length is None:
-            return 0
+        if length is None:  # where a body in chunks ends early, the HTTP server does not say so
+            raise Refused(411, "wanted the Content-Length of the body", ("connection", "close"))
         size = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else -1
         if size < 0:
             raise Refused(400, f"found Content-Length {length[:40]!r}, wanted a whole number")
@@ -275,7 +281,7 @@ class Front:
             found = f"the body did not come within {self.settings.read_timeout:g} seconds"
             raise Refused(408, found, ("connection", "close")) from None
         except Gone:
-            raise Refused(499, "the client left") from None
+            raise Refused(400, "the body ended before its Content-Length") from None
 
     def _deadline(self, request: Request) -> float:
         """Seconds that a request may take."""
@@ -400,7 +406,7 @@ class Wanted:
         if not self._future.done():
             self._future.set_exception(refused)
 
-    async def pieces(self, first: Answer) -> AsyncIterator[bytes]:
+    async def pieces(self, first: Answer) -> AsyncGenerator[bytes, None]:
         """All pieces of the answer; at the deadline they end, and where nobody takes them any more."""
         assert self._more is not None and self._pending is not None
         try:

@@ -86,7 +86,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of them in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return bytes(generate_latest(self._registry))
 
     def collect(self) -> Iterable[Any]:
         """See prometheus_client."""

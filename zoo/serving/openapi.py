@@ -19,6 +19,7 @@ _FAULTS = {
     400: "The request is wrong; the text says what was found and wanted.",
     401: "A key is wanted, and none of the server's was given.",
     408: "The body did not come in time.",
+    411: "A body without Content-Length.",
     413: "The body is too large.",
     429: "Too many requests wait; Retry-After says when to try again.",
     500: "The server failed.",

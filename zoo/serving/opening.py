@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import zoo
+from pipelines.core import machine
 from pipelines.core.errors import RequestError
-from pipelines.models.pipeline import Pipeline
+from pipelines.models.hub import CARD, Card
+from pipelines.models.pipeline import PRECISIONS, Pipeline, model_file
 from zoo.serving.services import Service
+from zoo.serving.settings import Settings, names, read_keys
 
 logger = logging.getLogger(__name__)
 
@@ -72,3 +77,50 @@ def kind_of(pipeline: Any) -> type[Service]:
 
         return Sentences
     return Service
+
+
+def told(
+    models: Sequence[str | Path],
+    *,
+    precision: str = "int8",
+    engine: str = "auto",
+    threads: int = 1,
+    workers: int | None = None,
+    api_key_file: str | Path | None = None,
+    cors_origins: Sequence[str] = (),
+    certfile: str | Path | None = None,
+    keyfile: str | Path | None = None,
+    **settings: Any,
+) -> tuple[list[Opening], Settings]:
+    """What a server is told by its options, checked: see `zoo.verbs.serving.serve`."""
+    if not models:
+        raise RequestError("found no model to serve; name at least one")
+    machine.require_threads(threads)
+    model_file(precision, engine)
+    wanted = [_named(str(model), precision) for model in models]
+    for model, own in wanted:
+        zoo.entry_of(model)
+        model_file(own, engine)
+    called = names([str(each) for each in models], [_called(*each, precision) for each in wanted])
+    found = Settings(
+        threads=threads,
+        workers=max(1, machine.cores() // threads) if workers is None else workers,
+        api_keys=frozenset() if api_key_file is None else read_keys(api_key_file),
+        certfile=None if certfile is None else Path(certfile),
+        keyfile=None if keyfile is None else Path(keyfile),
+        origins=frozenset(cors_origins),
+        **settings,
+    )
+    return [Opening(name, *each, engine, threads) for name, each in zip(called, wanted, strict=True)], found
+
+
+def _named(model: str, precision: str) -> tuple[str, str]:
+    """A model's name or folder, and its precision: what is behind an @, if any."""
+    base, _, own = model.rpartition("@")
+    return (base, own) if base and own in PRECISIONS and not Path(model).exists() else (model, precision)
+
+
+def _called(model: str, precision: str, usual: str) -> str:
+    """What clients call a model; with its precision where that is not the server's."""
+    name = Card.read(Path(model) / CARD).name if Path(model).is_dir() else model
+    return name if precision == usual else f"{name}@{precision}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from email.parser import BytesParser
 from typing import Any, ClassVar
 
+import numpy as np
+
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from zoo.images.predict import TOP, ImagePipeline
@@ -31,15 +33,13 @@ class Photos(Service):
                 found.append(self.pipeline.preprocess(content)["image"])
             except RequestError as error:
                 raise RequestError(f"{name}: {error}" if name else str(error)) from error
-        import numpy as np
-
         return {"image": found[0] if len(found) == 1 else np.concatenate(found)}, [name for name, _ in parts]
 
     def table(self, parsed: Parsed, out: Batch) -> answers.Columns:
         """The columns that `zoo run` writes: file, label, index, probability, and those of the classes next in line."""
         found = self.pipeline.postprocess(dict(out))
         columns: dict[str, list[Any]] = {
-            "file": parsed.about,
+            **({"file": parsed.about} if any(parsed.about) else {}),
             "label": [each["label"] for each in found],
             "index": [each["index"] for each in found],
             "probability": [each["probability"] for each in found],

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.csv
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
@@ -20,6 +21,7 @@ from zoo.serving.services import RUN, Parsed, Service
 from zoo.wide_deep.predict import CriteoPipeline
 
 TEXT = ("text/tab-separated-values", "text/csv", "text/plain")
+EXAMPLES = 5  # rows that are shown to users
 PARQUET = "application/vnd.apache.parquet"
 
 
@@ -40,6 +42,20 @@ class Rows(Service):
         parts = list(pipeline.rows(_source(job), batch_rows=1 << 30))
         rows = parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
         return pipeline.encode(rows), rows.index
+
+    def text(self) -> str:
+        """Some rows: lines as they are, or CSV with a header."""
+        try:
+            found = self.pipeline.example(EXAMPLES)
+        except RequestError:
+            return ""
+        if all(isinstance(each, bytes) for each in found):
+            return b"\n".join(found).decode()
+        table = pa.Table.from_pylist(found)
+        texts = [pa.array([_text(each) for each in column.to_pylist()], pa.string()) for column in table.columns]
+        sink = io.BytesIO()
+        pa.csv.write_csv(pa.table(texts, table.column_names), sink)
+        return sink.getvalue().decode()
 
     def together(self, jobs: Sequence[Job]) -> list[Answer] | None:
         """The bodies of rows without a header as one text, and the results as one line of JSON, cut again."""
@@ -92,7 +108,9 @@ def _source(job: Job) -> Any:
         if job.kind == answers.ARROW:
             return pa.ipc.open_stream(job.body).read_all()
         if job.kind == PARQUET:
-            return pa.parquet.read_table(pa.BufferReader(job.body))
+            import pyarrow.parquet as parquet  # which few ask for
+
+            return parquet.read_table(pa.BufferReader(job.body))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise RequestError(f"the body cannot be read as {job.kind}: {one_line(error)}") from error
     raise RequestError(f"Content-Type is {job.kind[:100]!r}; wanted one of {', '.join(Rows.kinds)}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from zoo.serving.front import Front, TooLarge
+from granian.rsgi import ProtocolClosed, ProtocolError
+
+from zoo.serving.front import Front, Gone
 
 
 class Application:
@@ -19,12 +22,14 @@ class Application:
             return
         response = await self._answer(_Request(scope, protocol))
         headers = [("content-type", response.kind), *response.headers]
-        if response.pieces is None:
-            protocol.response_bytes(response.status, headers, response.body)
-            return
-        stream = protocol.response_stream(response.status, headers)
-        async for piece in response.pieces:
-            await stream.send_bytes(piece)
+        with contextlib.suppress(ProtocolClosed, ProtocolError):  # the client has left
+            if response.pieces is None:
+                protocol.response_bytes(response.status, headers, response.body)
+                return
+            async with contextlib.aclosing(response.pieces) as pieces:
+                stream = protocol.response_stream(response.status, headers)
+                async for piece in pieces:
+                    await stream.send_bytes(piece)
 
 
 class _Request:
@@ -46,15 +51,10 @@ class _Request:
         return str(self._scope.client)
 
     async def read(self, most: int) -> bytes:
-        if self.header("content-length") is not None:  # no more than it says comes in
-            return bytes(await self._protocol())
-        parts, size = [], 0
-        async for part in self._protocol:
-            size += len(part)
-            if size > most:
-                raise TooLarge
-            parts.append(part)
-        return b"".join(parts)
+        try:
+            return bytes(await self._protocol())  # no more than its Content-Length says
+        except (ProtocolClosed, ProtocolError):
+            raise Gone from None
 
     async def gone(self) -> None:
         await self._protocol.client_disconnect()

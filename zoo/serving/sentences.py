@@ -22,6 +22,7 @@ from zoo.serving.services import INFER, Service, failed
 from zoo.transformer_mt.decode import Hypothesis
 from zoo.transformer_mt.predict import Line, TranslationPipeline
 
+EXAMPLES = 3  # sentences that are shown to users
 MOST = 4096  # lines of one request
 WIDEST = 32  # beam
 VARIANTS = 4  # streams of different options that are open at once
@@ -71,6 +72,10 @@ class Sentences(Service):
         """See `Service`."""
         for each in list(self._variants.values()):
             each.cancel(number)
+
+    def text(self) -> str:
+        """A sentence a line."""
+        return "\n".join(self.pipeline.example(EXAMPLES))
 
     def answer(self, jobs: Sequence[Job]) -> list[Answer]:
         """The answers to some requests, one after the other."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +23,7 @@ from zoo.serving.opening import Opening
 from zoo.serving.settings import Settings
 
 BACKLOG = 4096
+INTERVAL = 0.5  # seconds between two looks at the files that are watched
 HEAD_MS = 10_000  # in which a client must send the head of a request
 
 logger = logging.getLogger(__name__)
@@ -29,6 +32,8 @@ logger = logging.getLogger(__name__)
 def serve(settings: Settings, openings: Sequence[Opening]) -> None:
     """Serve until SIGTERM or SIGINT. Raises RequestError or ZooError where it cannot begin."""
     settings = replace(settings, port=_free_port(settings.host, settings.port))
+    if not settings.local and not settings.api_keys:
+        logger.warning("everyone who reaches %s may use it: there is no --api-key-file", settings.url)
     channel = keeper.start(openings)
     import uvloop  # only now: no thread may run before the keeper is there
 
@@ -77,6 +82,7 @@ class _Server:
         self._keeper.setblocking(False)
         reading = loop.create_task(self._listen())
         opening = loop.create_task(self._open())
+        watching = loop.create_task(self._watch())
         serving = loop.create_task(http.serve())
         ending = loop.create_task(self._end.wait())
         try:
@@ -88,12 +94,12 @@ class _Server:
             front.closing = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(settings.grace):
-                    http.stop()  # type: ignore[no-untyped-call]
+                    http.stop()
                     await serving
                     await self.dispatcher.drained()
         finally:
             self.dispatcher.close()
-            for task in (reading, opening, ending):
+            for task in (reading, opening, watching, ending):
                 task.cancel()
         if self._problem is not None:
             raise self._problem
@@ -106,6 +112,31 @@ class _Server:
         await self.dispatcher.start()
         while not self.dispatcher.ready:
             await asyncio.sleep(0.005)
+
+    async def _watch(self) -> None:
+        """Switch to a model's new int8.onnx, as soon as it has lain there unchanged for a while."""
+        if not self.settings.watch:
+            return
+        places = {each.name: _file(each.model) for each in self.openings}
+        known = seen = {name: _stamp(path) for name, path in places.items()}
+        while True:
+            await asyncio.sleep(INTERVAL)
+            now = {name: _stamp(path) for name, path in places.items()}
+            fresh = [name for name in now if now[name] is not None and now[name] == seen[name] != known[name]]
+            seen = now
+            if not fresh or not self.dispatcher.ready:
+                continue
+            known = now
+            self._tell_keeper((keeper.LOAD, fresh))
+            what, *more = await self._loaded.get()
+            if what == keeper.FAILED:
+                logger.warning("the new files of %s are not served: %s", ", ".join(fresh), more[0])
+            else:
+                await self.dispatcher.start()
+                logger.warning("the new files of %s are served", ", ".join(fresh))
+
+    def _tell_keeper(self, message: tuple[Any, ...]) -> None:
+        self._keeper.sendall(b"\0" + packed(message))
 
     def _failed(self, text: str, code: int) -> None:
         self._problem = RequestError(text) if code == RequestError.exit_code else ZooError(text)
@@ -126,10 +157,23 @@ class _Server:
             self._failed("the process that opens the models died; see the log of the system", 1)
 
 
+def _file(model: str) -> Path:
+    """The file of a model that is watched."""
+    import zoo
+
+    return (Path(model) if Path(model).is_dir() else zoo.hub().folder(model)) / "int8.onnx"
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def _cpus(index: int, threads: int) -> set[int]:
     """The processors of a worker: so many as it has threads, the workers side by side."""
-    import os
-
     have = sorted(os.sched_getaffinity(0))
     if threads >= len(have):
         return set(have)

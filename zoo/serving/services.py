@@ -6,6 +6,8 @@ by the Open Inference Protocol alone.
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -20,6 +22,7 @@ from zoo.serving import answers, inference
 from zoo.serving.messages import Answer, Job
 
 INFER, RUN = "infer", "run"
+logger = logging.getLogger(__name__)
 WRONG, FAILED = 400, 500
 
 
@@ -103,10 +106,15 @@ class Service:
             "outputs": inference.metadata(self.outputs),
             "run": list(self.kinds),
             "answers": list(self.written),
+            "example": self.text(),
             "gathers": self.gathers,
             "streams": self.streams,
             **self.more(),
         }
+
+    def text(self) -> str:
+        """Raw input as a person would paste it; "" where a kind of model takes no text, or has no example."""
+        return ""
 
     def more(self) -> dict[str, Any]:
         """What else a kind of model says of itself."""
@@ -161,6 +169,7 @@ class Service:
                 request = inference.parse(job.body, job.header)
                 batch: Batch = request.inputs
                 return Parsed(job, batch, self.pipeline._check(batch), request)
+            answers.chosen(job.accept, self.written)  # before anything is computed for it
             batch, about = self.parse(job)
             return Parsed(job, batch, len(next(iter(batch.values()))), about)
         except Exception as error:
@@ -184,7 +193,11 @@ class Service:
 def failed(job: Job, error: Exception) -> Answer:
     """What went wrong with a request, in one line; nothing of the server's own where it is the server's fault."""
     wrong = isinstance(error, RequestError)
-    text = one_line(error) if isinstance(error, ZooError) else f"the server failed ({type(error).__name__})"
+    if not isinstance(error, ZooError):
+        logger.error("a request failed", exc_info=error)
+    text = f"the server failed ({type(error).__name__})"
+    if isinstance(error, ZooError):
+        text = re.sub(r" \(--[^()]*\)$", "", one_line(error))  # options of the command are no client's
     return Answer(job.number, WRONG if wrong else FAILED, answers.JSON, answers.fault(text))
 
 

@@ -2,7 +2,7 @@
 
 from pipelines.models.entry import Entry, RunOption
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.clicks import SUMMARY
+from zoo.clicks import BOUND, SUMMARY
 
 ENTRY = Entry(
     name="two-tower",
@@ -17,7 +17,7 @@ ENTRY = Entry(
     evaluate="zoo.two_tower.metrics:evaluate",
     pipeline="zoo.two_tower.predict:TwoTowerPipeline",
     checkpoint="model.pt",
-    recipe=QuantRecipe(observer="minmax", correct=False),
+    recipe=QuantRecipe(observer="minmax", correct=False, bound=BOUND),
     native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
     report_sections="zoo.clicks.report_sections:sections",

@@ -6,12 +6,13 @@ import importlib
 from typing import Any
 
 MODULES = {
+    "exporting": ("export",),
     "importing": ("import_model",),
     "logs": ("schema",),
     "measuring": ("benchmark", "evaluate", "plan"),
     "models": ("build", "doctor", "download", "info", "run"),
     "quantizing": ("calibrate", "quantize", "rewrite", "tune"),
-    "scoring": ("check", "run_shard"),
+    "scoring": ("check", "run_on_ray", "run_shard"),
     "serving": ("serve",),
     "training": ("finetune", "freeze", "train"),
 }

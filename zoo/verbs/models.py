@@ -13,6 +13,7 @@ from pipelines.core.files import read_json
 from pipelines.engines.stock import STOCK, available
 from pipelines.kernels import extension
 from pipelines.models import stages
+from pipelines.models.pipeline import PRECISIONS
 from zoo.paths import Model, listed, spare, used
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,10 @@ def info(model: Model) -> dict[str, Any]:
             found["built"] = built
         if (path / stages.ROAD[1]).is_file() and (path / stages.ROAD[2]).is_file():
             found["native"] = stages.native_form(stages.open_folder(path, zoo.entry))
+            if not found["native"] and (path / PRECISIONS["int8"]).is_file() and extension.isas():
+                from pipelines.engines import native_images
+
+                found["native"] = native_images.form(path / PRECISIONS["int8"])
         elif zoo.entry(card.entry).native:
             found["native"] = {"reason": f"not decided yet; run: zoo download {model}"}
         if (path / stages.QUANTIZATION).is_file():

@@ -247,6 +247,8 @@ def test_rows_of_criteo_are_told_by_their_form(tmp_path):
         batch.num_rows == 1 and batch.column("C1")[0].as_py() == "05db9164" and batch.column("C26")[0].as_py() is None
     )
     assert not is_criteo(written(rows(), tmp_path / "a.csv")) and not is_criteo(rows())
+    path.write_text("\t".join(CRITEO) + "\n" + path.read_text())  # a header makes it any log
+    assert open_log(path).header and not is_criteo(path)
 
 
 def test_numbers_and_times():

@@ -77,6 +77,11 @@ def test_without_numbers(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_one_number_a_layer(family):
+    near(family, numbers=1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_categories_alone(family):
     program, report = near(family, fields=((40, 1, ""),) * 5, width=16)
     assert program.means == 0

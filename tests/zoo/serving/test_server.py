@@ -1,25 +1,65 @@
 """`zoo serve` as users run it."""
 
 import concurrent.futures
+import contextlib
+import csv
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import zoo
 
-from .conftest import Server
+from .conftest import Server, wait_until
 
 RUN, TSV = "/v1/models/wide-deep-criteo:run", "text/tab-separated-values"
+INFER, JSON = "/v2/models/wide-deep-criteo/infer", "application/json"
 
 
 @pytest.fixture(scope="module")
-def probabilities(home: Path, lines: list[bytes]) -> list[float]:
-    """Of the first rows, one by one, by the model alone."""
+def model(home: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZOO_HOME", str(home))
-        model = zoo.pipeline("wide-deep-criteo", engine="native")
-        return [float(str(model.predict(model.preprocess([line]))["probability"][0, 0])) for line in lines[:64]]
+        return zoo.pipeline("wide-deep-criteo", engine="native")
+
+
+@pytest.fixture(scope="module")
+def probabilities(server: Server, model: Any, lines: list[bytes]) -> list[float]:
+    """Of the first rows, one by one, by the model alone."""
+    return [float(str(model.predict(model.preprocess([line]))["probability"][0, 0])) for line in lines[:64]]
+
+
+@contextlib.contextmanager
+def stopped(server: Server) -> Iterator[list[int]]:
+    """The workers, which do nothing meanwhile."""
+    workers = server.workers()
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield workers
+    finally:
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def figure(server: Server, name: str) -> float:
+    """A figure of /metrics, by the beginning of its line."""
+    for line in server.ask("/metrics")[2].decode().splitlines():
+        if line.startswith(name):
+            return float(line.split()[-1])
+    return 0.0
 
 
 def test_clients_at_once_each_get_what_the_model_alone_gives(
@@ -28,15 +68,280 @@ def test_clients_at_once_each_get_what_the_model_alone_gives(
     def ask(i: int) -> Any:
         return server.json(RUN, lines[i], TSV)["results"]
 
-    with concurrent.futures.ThreadPoolExecutor(64) as clients:
-        found = list(clients.map(ask, [*range(64)] * 8))
-    assert found == [[{"row": 0, "probability": each}] for each in probabilities * 8]
-    text = server.ask("/metrics")[2].decode()
-    alone = float(
-        next(
-            line.split()[-1]
-            for line in text.splitlines()
-            if "zoo_batch_size_bucket" in line and '"1.0"' in line and "run" in line
-        )
+    with concurrent.futures.ThreadPoolExecutor(64) as clients, stopped(server):
+        asked = [clients.submit(ask, i) for i in [*range(64)] * 4]
+        wait_until(lambda: figure(server, "zoo_queue_requests") > 50)
+        for pid in server.workers():
+            os.kill(pid, signal.SIGCONT)
+        found = [each.result() for each in asked]
+    assert found == [[{"row": 0, "probability": each}] for each in probabilities * 4]
+    name = 'zoo_batch_size_{}{{model="wide-deep-criteo",verb="run"}}'
+    assert figure(server, name.format("sum")) > 1.5 * figure(server, name.format("count"))  # some went together
+
+
+def test_rows_are_answered_in_every_form(server: Server, lines: list[bytes], probabilities: list[float]) -> None:
+    body, wanted = b"\n".join(lines[:40]), [(i, each) for i, each in enumerate(probabilities[:40])]
+    forms = {
+        "application/json": lambda data: [(row["row"], row["probability"]) for row in json.loads(data)["results"]],
+        "application/x-ndjson": lambda data: [tuple(json.loads(line).values()) for line in data.splitlines()],
+        "text/csv": lambda data: [(int(a), float(b)) for a, b in list(csv.reader(io.StringIO(data.decode())))[1:]],
+        "application/vnd.apache.arrow.stream": lambda data: [
+            (row["row"], float(str(np.float32(row["probability"]))))
+            for row in pa.ipc.open_stream(data).read_all().to_pylist()
+        ],
+    }
+    for kind, read in forms.items():
+        status, headers, found = server.ask(RUN, body, TSV, accept=kind)
+        assert (status, headers["content-type"]) == (200, kind)
+        assert read(found) == wanted
+    names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+    rows = [dict(zip(names, line.decode().split("\t"), strict=True)) for line in lines[:40]]
+    as_json = server.json(RUN, json.dumps({"rows": rows}).encode(), JSON)["results"]
+    assert [(row["row"], row["probability"]) for row in as_json] == wanted
+    sink = io.BytesIO()
+    table = pa.Table.from_pylist(rows)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    as_arrow = server.json(RUN, sink.getvalue(), "application/vnd.apache.arrow.stream")["results"]
+    assert [(row["row"], row["probability"]) for row in as_arrow] == wanted
+
+
+def test_a_client_of_the_protocol_works_as_it_is(server: Server, model: Any, lines: list[bytes]) -> None:
+    client_of = pytest.importorskip("tritonclient.http", reason="the client is no part of this installation")
+    client = client_of.InferenceServerClient(server.url.removeprefix("http://"))
+    name = "wide-deep-criteo"
+    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready(name)
+    assert client.is_model_ready(name, "1") and not client.is_model_ready(name, "7")
+    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    about = client.get_model_metadata(name)
+    assert {each["name"]: each["datatype"] for each in about["inputs"]} == {"ids": "INT32", "numbers": "FP32"}
+    assert client.get_model_repository_index()[0]["state"] == "READY"
+    batch = model.preprocess(lines[:5])
+    wanted = model.predict(batch)["probability"]
+    for binary in (True, False):
+        inputs = []
+        for each, array in batch.items():
+            inputs.append(client_of.InferInput(each, list(array.shape), "INT32" if each == "ids" else "FP32"))
+            inputs[-1].set_data_from_numpy(array, binary_data=binary)
+        output = client_of.InferRequestedOutput("probability", binary_data=binary)
+        for outputs in ([output], None):
+            found = client.infer(name, inputs, outputs=outputs, request_id="mine")
+            np.testing.assert_array_equal(found.as_numpy("probability"), wanted)
+            assert found.get_response()["id"] == "mine"
+    with pytest.raises(client_of.InferenceServerException, match="wanted int32"):
+        client.infer(name, [*inputs[1:], _wrong(client_of)])
+    client.close()
+
+
+def _wrong(client_of: Any) -> Any:
+    found = client_of.InferInput("ids", [5, 26], "FP32")
+    found.set_data_from_numpy(np.zeros((5, 26), np.float32))
+    return found
+
+
+GOOD = (
+    b'{"inputs":[{"name":"ids","shape":[1,26],"datatype":"INT32","data":[%s]},{"name":"numbers","shape":[1,13],'
+    b'"datatype":"FP32","data":[%s]}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status", "says"),
+    [
+        (RUN, b"", {}, 400, "at least one row"),
+        (RUN, b"a\tb", {}, 400, "found 2 columns, wanted 40"),
+        (RUN, b"\xff\x00\n\n", {}, 400, "found 1 column"),
+        (RUN, b"[1]", {"content_type": JSON}, 400, "must be"),
+        (RUN, b"{", {"content_type": JSON}, 400, "no JSON"),
+        (RUN, b'["/etc/passwd"]', {"content_type": JSON}, 400, "must be"),
+        (RUN, b"ARROW1", {"content_type": "application/vnd.apache.arrow.stream"}, 400, "cannot be read"),
+        (RUN, b"PAR1", {"content_type": "application/vnd.apache.parquet"}, 400, "cannot be read"),
+        (RUN, b"x", {"content_type": "video/mp4"}, 400, "Content-Type"),
+        (RUN, b"x", {"accept": "image/png"}, 400, "Accept"),
+        (RUN, b"x", {"timeout_ms": "soon"}, 400, "timeout-ms"),
+        (INFER, b"[]", {}, 400, "inputs"),
+        (INFER, GOOD % (b"0", b"0"), {}, 400, "its shape wants 26"),
+        (INFER, GOOD % (b",".join([b"99999"] * 26), b",".join([b"0"] * 13)), {}, 400, "found id 99999"),
+        (INFER, b"{}", {"inference_header_content_length": "99"}, 400, "the body has 2 bytes"),
+        (INFER, b"{}", {"inference_header_content_length": "-1"}, 400, "Inference-Header-Content-Length"),
+        (INFER.replace("infer", "versions/2/infer"), b"{}", {}, 404, "the models are wide-deep-criteo"),
+        ("/v2/models/..%2f..%2fetc/infer", b"{}", {}, 404, "nothing at"),
+        ("/v1/models", b"{}", {}, 405, "wanted GET"),
+        (RUN, b"x" * 1_000_001, {}, 413, "wanted at most 1,000,000"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    server: Server, path: str, body: bytes, headers: dict[str, str], status: int, says: str
+) -> None:
+    found, about, text = server.ask(path, body, **{"content_type": "text/plain", **headers})
+    assert (found, about["content-type"]) == (status, JSON), text
+    error = json.loads(text)["error"]
+    assert says in error and "\n" not in error and "Traceback" not in error and "--" not in error
+
+
+def talk(server: Server, data: bytes, seconds: float = 10.0) -> bytes:
+    """What comes back for some bytes until the connection is closed, or nothing more comes."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.settimeout(seconds)
+        client.sendall(data)
+        parts = []
+        with contextlib.suppress(TimeoutError):
+            while part := client.recv(1 << 16):
+                parts.append(part)
+        return b"".join(parts)
+
+
+def test_deadlines_full_queues_and_clients_that_leave(server: Server, lines: list[bytes]) -> None:
+    with stopped(server), concurrent.futures.ThreadPoolExecutor(300) as clients:
+        begin = time.monotonic()
+        status, _, text = server.ask(RUN, lines[0], TSV, timeout_ms="200")
+        assert (status, json.loads(text)["error"]) == (504, "the deadline passed") and time.monotonic() - begin < 5
+        server.ask(RUN, lines[0], TSV, timeout_ms="200")  # the other worker's
+        head = f"POST {RUN} HTTP/1.1\r\nhost: x\r\ncontent-type: {TSV}\r\ncontent-length: {len(lines[0])}\r\n\r\n"
+        waiting = figure(server, "zoo_queue_requests")
+        assert talk(server, head.encode() + lines[0], 0.5) == b""
+        wait_until(lambda: figure(server, "zoo_queue_requests") == waiting)  # it has left, and so has its request
+        asked = [clients.submit(server.ask, RUN, lines[0], TSV) for _ in range(258)]
+        wait_until(lambda: any(each.done() for each in asked))
+        refused = next(each.result() for each in asked if each.done())
+        assert refused[0] == 429 and refused[1]["retry-after"] == "1" and b"256 requests wait" in refused[2]
+        for pid in server.workers():
+            os.kill(pid, signal.SIGCONT)
+        assert {each.result()[0] for each in asked} == {200, 429}
+
+
+def test_a_worker_that_dies_is_replaced_and_its_requests_are_tried_again(
+    server: Server, lines: list[bytes], probabilities: list[float]
+) -> None:
+    before = figure(server, "zoo_worker_restarts_total")
+    with stopped(server) as workers, concurrent.futures.ThreadPoolExecutor(20) as clients:
+        asked = [clients.submit(server.json, RUN, lines[i], TSV) for i in range(20)]
+        wait_until(lambda: figure(server, "zoo_queue_requests") == 18)
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        found = [each.result()["results"][0]["probability"] for each in asked]
+    assert found == probabilities[:20]
+    assert figure(server, "zoo_worker_restarts_total") == before + 2
+    assert not set(server.workers()) & set(workers)
+
+
+def test_the_split_of_time_and_the_pages_are_told(server: Server, lines: list[bytes]) -> None:
+    _, headers, _ = server.ask(RUN, lines[0], TSV, timing="1")
+    split = dict(each.split(";dur=") for each in headers["server-timing"].split(", "))
+    assert list(split) == ["read", "wait", "parse", "model", "write"] and all(
+        float(each) >= 0 for each in split.values()
     )
-    assert alone < 512  # some went together
+    assert server.json("/openapi.json")["paths"].keys() >= {RUN, INFER, "/v2/health/ready"}
+    for page in ("/", "/docs"):
+        status, headers, _ = server.ask(page)
+        assert status == 200 and headers["content-type"].startswith("text/html")
+    (about,) = server.json("/v1/models")["models"]
+    assert (about["name"], about["engine"], about["precision"]) == ("wide-deep-criteo", "native", "int8")
+    text = server.ask("/metrics")[2].decode()
+    assert 'zoo_stage_seconds_bucket{le="0.001",model="wide-deep-criteo",stage="model",verb="run"}' in text
+    assert 'zoo_model_info{engine="native",family="wide-deep",model="wide-deep-criteo"' in text
+
+
+def test_sigterm_loses_no_request(start: Callable[..., Server], lines: list[bytes]) -> None:
+    server = start("wide-deep-criteo", "--workers", "1")
+    with stopped(server) as workers, concurrent.futures.ThreadPoolExecutor(20) as clients:
+        asked = [clients.submit(server.ask, RUN, line, TSV) for line in lines[:20]]
+        wait_until(lambda: figure(server, "zoo_queue_requests") == 19)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert server.process.poll() is None
+        os.kill(workers[0], signal.SIGCONT)
+        assert [each.result()[0] for each in asked] == [200] * 20
+    assert server.process.wait(20) == 0
+    wait_until(lambda: not Path(f"/proc/{workers[0]}").exists())
+
+
+def test_grace_ends_and_slow_senders_are_cut(start: Callable[..., Server], lines: list[bytes]) -> None:
+    server = start("wide-deep-criteo", "--workers", "1", "--grace", "0.5s", "--read-timeout", "0.3s")
+    slow = talk(server, f"POST {RUN} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc".encode())
+    assert slow.startswith(b"HTTP/1.1 408") and b"within 0.3 seconds" in slow
+    no_length = f"POST {RUN} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+    assert talk(server, no_length.encode()).startswith(b"HTTP/1.1 411")
+    assert talk(server, b"NO HTTP\r\n\r\n").startswith(b"HTTP/1.1 400")
+    with stopped(server), concurrent.futures.ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(server.ask, RUN, lines[0], TSV)
+        wait_until(lambda: figure(server, "zoo_working_requests") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+        with contextlib.suppress(OSError):  # not answered in time
+            asked.result()
+
+
+def test_keys_tls_and_origins(start: Callable[..., Server], tmp_path: Path, lines: list[bytes]) -> None:
+    import ssl
+    import urllib.error
+    import urllib.request
+
+    keys, cert, key = tmp_path / "keys", tmp_path / "cert.pem", tmp_path / "key.pem"
+    keys.write_text("# two\nfirst-key-of-the-tests\nsecond-key-of-the-tests\n")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    try:
+        subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl to make a certificate with")
+    server = start(
+        "wide-deep-criteo", "--workers", "1", "--api-key-file", keys, "--certfile", cert, "--keyfile", key,
+        "--cors-origin", "https://page.example", "--access-log",
+    )  # fmt: skip
+    assert server.url.startswith("https://")
+    context = ssl.create_default_context(cafile=str(cert))
+
+    def ask(path: str, **headers: str) -> tuple[int, Any]:
+        request = urllib.request.Request(
+            server.url + path, headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
+        try:
+            with urllib.request.urlopen(request, context=context) as found:
+                return found.status, found.headers
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers
+
+    assert ask("/v2/health/live")[0] == ask("/docs")[0] == 200
+    assert ask("/v1/models")[0] == ask("/metrics")[0] == ask("/v1/models", x_api_key="first-key")[0] == 401
+    assert ask("/v1/models", x_api_key="first-key-of-the-tests")[0] == 200
+    status, headers = ask("/v1/models", authorization="Bearer second-key-of-the-tests", origin="https://page.example")
+    assert status == 200 and headers["access-control-allow-origin"] == "https://page.example"
+    assert "access-control-allow-origin" not in ask("/v2", origin="https://other.example")[1]
+    assert server.end() == 0
+    logged = [json.loads(line) for line in server.process.stdout.read().splitlines()]
+    assert [each["status"] for each in logged[:3]] == [200, 200, 401] and logged[0]["path"] == "/v2/health/live"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["no-such-model"], "no-such-model"),
+        (["wide-deep-criteo", "--port", "70000"], "port 70000"),
+        (["wide-deep-criteo", "--certfile", "none.pem"], "both --certfile and --keyfile"),
+        (["wide-deep-criteo", "--certfile", "none.pem", "--keyfile", "none.pem"], "no file none.pem"),
+        (["wide-deep-criteo", "--api-key-file", "none"], "cannot read the keys in none"),
+        (["wide-deep-criteo", "--workers", "0"], "workers must be 1 or more"),
+        (["wide-deep-criteo", "--threads", "0"], "threads must be 1 or more"),
+        (["wide-deep-criteo", "--precision", "int4"], "int4"),
+        (["wide-deep-criteo", "wide-deep-criteo"], "both named wide-deep-criteo"),
+        (["wide-deep-criteo", "--host", "256.1.1.1"], "cannot listen at 256.1.1.1"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    from zoo import cli
+
+    with pytest.raises(SystemExit) as end:
+        cli.call(["serve", *arguments])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and says in error and error.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_said(server: Server) -> None:
+    port = server.url.rpartition(":")[2]
+    command = [sys.executable, "-m", "zoo.cli", "serve", "wide-deep-criteo", "--port", port]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 2 and f"cannot listen at 127.0.0.1 port {port}" in found.stderr

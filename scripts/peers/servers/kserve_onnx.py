@@ -1,0 +1,27 @@
+"""KServe's Python SDK before int8.onnx in onnxruntime."""
+
+import logging
+import sys
+
+from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer
+from onnx_model import NAME, session
+
+
+class Served(Model):
+    """Answers requests that KServe has parsed."""
+
+    def __init__(self):
+        super().__init__(NAME)
+        session()
+        self.ready = True
+
+    def predict(self, payload: InferRequest, headers=None, response_headers=None):
+        found = session().run(["probability"], {each.name: each.as_numpy() for each in payload.inputs})[0]
+        output = InferOutput("probability", list(found.shape), "FP32")
+        output.set_data_from_numpy(found, binary_data=False)
+        return InferResponse(payload.id or "", NAME, [output])
+
+
+if __name__ == "__main__":
+    logging.disable(logging.INFO)
+    ModelServer(http_port=int(sys.argv[1]), enable_grpc=False, workers=1, access_log_format=None).start([Served()])

@@ -1,0 +1,41 @@
+"""MLServer before int8.onnx in onnxruntime, in one process; it is told so by files in the folder that it is started in.
+
+`python mlserver_onnx.py PORT` writes them and starts it.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceRequest, InferenceResponse
+from onnx_model import NAME, session
+
+
+class Served(MLModel):
+    """Answers requests that MLServer has parsed."""
+
+    async def load(self) -> bool:
+        session()
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        feed = {each.name: NumpyCodec.decode_input(each) for each in payload.inputs}
+        found = session().run(["probability"], feed)[0]
+        return InferenceResponse(model_name=NAME, outputs=[NumpyCodec.encode_output("probability", found)])
+
+
+if __name__ == "__main__":
+    port = int(sys.argv[1])
+    folder = Path(tempfile.mkdtemp())
+    server = {"http_port": port, "grpc_port": port + 1, "metrics_port": port + 2, "parallel_workers": 0}
+    (folder / "settings.json").write_text(json.dumps({**server, "host": "127.0.0.1", "debug": False}))
+    (folder / "model-settings.json").write_text(
+        json.dumps({"name": NAME, "implementation": "mlserver_onnx.Served", "parameters": {"version": "1"}})
+    )
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    command = Path(sys.executable).with_name("mlserver")
+    os.execv(command, [str(command), "start", str(folder)])

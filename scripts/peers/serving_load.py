@@ -1,0 +1,196 @@
+"""A load that keeps a rate or times single requests, and the same work in a process: what `serving.py` starts.
+
+python serving_load.py run MODEL FILE | alone MODEL FILE | translate MODEL FILE
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zoo
+
+
+def message(path: str, kind: str, body: bytes) -> bytes:
+    """A request as it goes over the wire."""
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def ask(port: int, path: str, kind: str, body: bytes) -> tuple[int, bytes]:
+    """Status and body of one request's answer. Raises OSError where there is none."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("POST", path, body, {"content-type": kind})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except http.client.HTTPException as error:
+        raise ConnectionError(str(error)) from error
+    finally:
+        connection.close()
+
+
+def status(port: int, path: str, kind: str, body: bytes) -> int:
+    """The status of one request's answer, 0 where there is none."""
+    try:
+        return ask(port, path, kind, body)[0]
+    except OSError:
+        return 0
+
+
+async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:
+    """The body of the answer; raises ConnectionError for another status than 200."""
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise ConnectionError(head.split(b"\r\n", 1)[0].decode())
+    lower = head.lower()
+    at = lower.index(b"content-length:") + 15
+    return await reader.readexactly(int(lower[at : lower.index(b"\r\n", at)]))
+
+
+def _percentiles(seconds: list[float], took: float) -> dict[str, float]:
+    p50, p99 = np.percentile(seconds, [50, 99]).tolist()
+    return {"rate": len(seconds) / took, "p50": 1e3 * p50, "p99": 1e3 * p99}
+
+
+def at_rate(
+    port: int, path: str, kind: str, body: bytes, rate: float, connections: int, seconds: float, core: int
+) -> dict[str, float]:
+    """{"rate", "p50", "p99" (ms)} of requests that start by the clock, whether the earlier are answered or not: times
+    count from when each was to start. The times between them are of a Poisson process.
+    """
+    starts = np.cumsum(np.random.default_rng(1).exponential(1 / rate, int(rate * seconds))).tolist()
+    request, found = message(path, kind, body), []
+
+    async def client(queue: asyncio.Queue[float], begin: float) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while (at := await queue.get()) >= 0:
+            await _exchange(reader, writer, request)
+            found.append(time.perf_counter() - begin - at)
+        writer.close()
+
+    async def main() -> float:
+        queue: asyncio.Queue[float] = asyncio.Queue()
+        begin = time.perf_counter() + 0.1
+        clients = [asyncio.create_task(client(queue, begin)) for _ in range(4 * connections)]
+        for at in starts:
+            if (wait := begin + at - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            queue.put_nowait(at)
+        for _ in clients:
+            queue.put_nowait(-1.0)
+        await asyncio.gather(*clients)
+        return time.perf_counter() - begin
+
+    os.sched_setaffinity(0, {core})
+    took = asyncio.run(main())
+    return _percentiles(found, took)
+
+
+def clients(
+    port: int, path: str, kind: str, bodies: list[bytes], count: int, seconds: float, core: int
+) -> dict[str, float]:
+    """{"rate", "p50", "p99" (ms)} of some clients that each ask again as soon as they are answered."""
+    requests, found = [message(path, kind, each) for each in bodies], []
+
+    async def client(first: int, end: float) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        at = first
+        while (begin := time.perf_counter()) < end:
+            await _exchange(reader, writer, requests[at % len(requests)])
+            found.append(time.perf_counter() - begin)
+            at += count
+        writer.close()
+
+    async def main() -> float:
+        begin = time.perf_counter()
+        await asyncio.gather(*(client(each, begin + seconds) for each in range(count)))
+        return time.perf_counter() - begin
+
+    os.sched_setaffinity(0, {core})
+    took = asyncio.run(main())
+    return _percentiles(found, took)
+
+
+def alone(port: int, path: str, kind: str, body: bytes, seconds: float, core: int) -> float:
+    """The median milliseconds of requests one after the other on one connection."""
+    os.sched_setaffinity(0, {core})
+    request, found, end = message(path, kind, body), [], time.perf_counter() + seconds
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while (begin := time.perf_counter()) < end:
+            connection.sendall(request)
+            got = connection.recv(65536)
+            while not _whole(got):
+                got += connection.recv(65536)
+            found.append(time.perf_counter() - begin)
+    return 1e3 * float(np.median(found))
+
+
+def _whole(answer: bytes) -> bool:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lower = head.lower()
+    if b"content-length:" not in lower:
+        return False
+    return len(body) >= int(lower.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
+
+
+def photo() -> bytes:
+    """A JPEG of 299 x 299: smooth colours with noise."""
+    import io
+
+    from PIL import Image
+
+    noise = np.random.default_rng(5).integers(0, 256, (20, 20, 3), np.uint8)
+    image, data = Image.fromarray(noise).resize((299, 299), Image.Resampling.BICUBIC), io.BytesIO()
+    image.save(data, "JPEG", quality=90)
+    return data.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------- in a process
+
+
+def _median_ms(call: Any, count: int = 300) -> float:
+    for _ in range(20):
+        call()
+    found = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - begin)
+    return 1e3 * float(np.median(found))
+
+
+def main() -> None:
+    verb, name, file = sys.argv[1:]
+    engine = "native" if name != "mobilenet-v2-imagenet" else "auto"
+    model = zoo.pipeline(name, engine=engine, threads=1)
+    if verb == "run":
+        with tempfile.TemporaryDirectory() as scratch:
+            model.run(file, Path(scratch) / "warm.csv")
+            print(model.run(file, Path(scratch) / "out.csv")["rows_per_second"])
+    elif verb == "alone":
+        body = Path(file).read_bytes()
+        raw: Any = [body.rstrip(b"\n")] if name == "wide-deep-criteo" else body
+        print(_median_ms(lambda: model(raw)))
+    else:
+        texts = Path(file).read_text().splitlines()
+        model(texts[:64])
+        begin = time.perf_counter()
+        model(texts)
+        rate = len(texts) / (time.perf_counter() - begin)
+        print(rate, _median_ms(lambda: model(texts[:1]), 100))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""The page at `/` in headless Chromium, used by the keyboard alone but for the choice of files."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Server, wait_until
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="the page's tests need selenium")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(None in (CHROMIUM, DRIVER), reason="there is no chromium with its chromedriver"),
+]
+QUIET = ["background-networking", "component-update", "sync", "quic", "gpu", "dev-shm-usage", "default-apps"]
+PHONE, DESK = (360, 740), (1200, 900)
+ENTER, TAB, SPACE, CONTROL, HOME, DOWN = "\ue007", "\ue004", " ", "\ue009", "\ue011", "\ue015"
+
+
+@pytest.fixture(scope="module")
+def served(start: Callable[..., Server]) -> Server:
+    return start(
+        "wide-deep-criteo", "wide-deep-criteo@fp32", "multi30k-en-de", "mobilenet-v1-cifar10", "--workers", "1"
+    )
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for each in ["headless=new", "no-sandbox", "no-first-run", *(f"disable-{name}" for name in QUIET)]:
+        options.add_argument(f"--{each}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(service=webdriver.ChromeService(DRIVER), options=options)
+    yield found
+    found.quit()
+
+
+class Page:
+    """The page as a user has it."""
+
+    def __init__(self, browser: Any, server: Server, size: tuple[int, int] = DESK, scheme: str = "light") -> None:
+        self.browser, self.server = browser, server
+        width, height = size
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        browser.get("about:blank")
+        browser.get(server.url)
+        wait_until(lambda: self.all("#model option"))
+
+    def all(self, selector: str) -> list[Any]:
+        return list(self.browser.find_elements("css selector", selector))
+
+    def one(self, selector: str) -> Any:
+        wait_until(lambda: self.all(selector))
+        return self.all(selector)[0]
+
+    def script(self, text: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(text, *arguments)
+
+    def press(self, *keys: str) -> None:
+        self.browser.switch_to.active_element.send_keys(*keys)
+
+    def choose(self, name: str) -> None:
+        """By the arrow keys where the list of models has the focus."""
+        names = self.script("return [...document.querySelectorAll('#model option')].map((each) => each.value)")
+        self.one("#model").send_keys(HOME, *[DOWN] * names.index(name))
+        assert self.script("return document.querySelector('#model').value") == name
+
+    def fault(self) -> str:
+        return str(self.one("#fault").text)
+
+
+def test_sentences_are_translated_as_they_are_typed(browser: Any, served: Server) -> None:
+    page = Page(browser, served)
+    page.choose("multi30k-en-de")
+    text = page.one("#text")
+    text.clear()
+    text.send_keys("A dog runs.", ENTER, "Two men are cooking.")  # nobody presses a button
+    wait_until(lambda: [each.text for each in page.all(".to")].count("…") == 0 and len(page.all(".to")) == 2)
+    wanted = served.json("/v1/models/multi30k-en-de:run", b"A dog runs.\nTwo men are cooking.", "text/plain")["results"]
+    assert [each.text for each in page.all(".to")] == [each["translation"] for each in wanted]
+    wait_until(lambda: page.all(".split"))
+    assert "model" in page.one(".keys").text
+
+
+def test_rows_are_scored_by_the_keyboard_alone_in_both_precisions(
+    browser: Any, served: Server, lines: list[bytes]
+) -> None:
+    page = Page(browser, served)
+    page.choose("wide-deep-criteo")
+    page.script("document.querySelector('#rows').value = arguments[0]", b"\n".join(lines[:3]).decode())
+    page.press(TAB)  # from the model to the rows
+    assert page.script("return document.activeElement.id") == "rows"
+    page.press(TAB)
+    page.press(SPACE)  # fp32 beside int8
+    page.press(TAB)
+    page.press(ENTER)
+    wait_until(lambda: len(page.all("tbody tr")) == 6 and len(page.all(".split")) == 2)
+    shown = [float(each.text) for each in page.all("td.number")]
+    for name, found in (("wide-deep-criteo", shown[:3]), ("wide-deep-criteo@fp32", shown[3:])):
+        wanted = served.json(f"/v1/models/{name}:run", b"\n".join(lines[:3]), "text/tab-separated-values")
+        assert found == pytest.approx([each["probability"] for each in wanted["results"]], abs=6e-5)
+    assert [each.text for each in page.all("h2")] == ["int8, native", page.all("h2")[1].text]
+    assert "fp32" in page.all("h2")[1].text
+
+
+def test_a_photo_gets_labels(browser: Any, served: Server, tmp_path: Path) -> None:
+    from PIL import Image
+
+    photo = tmp_path / "photo.png"
+    Image.radial_gradient("L").convert("RGB").save(photo)
+    page = Page(browser, served)
+    page.choose("mobilenet-v1-cifar10")
+    page.one("#files").send_keys(str(photo))
+    wait_until(lambda: page.all("tbody tr"))
+    wanted = served.json("/v1/models/mobilenet-v1-cifar10:run", photo.read_bytes(), "image/png")["results"][0]
+    assert page.one("tbody td").text == str(wanted["label"])
+    assert page.script("return document.querySelector('.photo img').naturalWidth") == 256
+
+
+def test_what_is_wrong_is_said(browser: Any, served: Server) -> None:
+    page = Page(browser, served)
+    page.choose("wide-deep-criteo")
+    page.one("#rows").clear()
+    page.one("#rows").send_keys("1,2", CONTROL + ENTER)
+    wait_until(lambda: "found 1 column" in page.fault() or "found 2 columns" in page.fault())
+    assert not page.all("tbody")
+
+
+def test_what_is_typed_never_becomes_html(browser: Any, served: Server) -> None:
+    page = Page(browser, served)
+    page.choose("multi30k-en-de")
+    page.one("#text").clear()
+    page.one("#text").send_keys("<img src=x> a dog", CONTROL + ENTER)
+    wait_until(lambda: page.all(".from"))
+    assert page.one(".from").text == "<img src=x> a dog"
+    assert not page.all("main img[src=x]")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_in_light_and_dark(browser: Any, served: Server, scheme: str) -> None:
+    page = Page(browser, served, PHONE, scheme)
+    page.choose("wide-deep-criteo")
+    page.one("#work button").click()
+    wait_until(lambda: page.all("tbody tr"))
+    over = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.script(over) == 0
+    ground = page.script("return getComputedStyle(document.body).backgroundColor")
+    red = int(ground.removeprefix("rgb(").split(",")[0])
+    assert red < 60 if scheme == "dark" else red > 200
+    assert page.script("return document.querySelector('#work button').getBoundingClientRect().height") >= 44
+
+
+def test_it_loads_nothing_from_elsewhere_and_breaks_no_policy(browser: Any, served: Server) -> None:
+    page = Page(browser, served)
+    loaded = page.script("return performance.getEntriesByType('resource').map((each) => each.name)")
+    assert len(loaded) >= 3
+    assert all(each.startswith(served.url) for each in loaded)
+    said = [
+        each for each in browser.get_log("browser") if "favicon" not in each["message"] and "400" not in each["message"]
+    ]
+    assert said == []
+    labelled = "return [...document.querySelectorAll('select, textarea, input')].every((each) => each.labels.length)"
+    assert page.script(labelled)
+
+
+def test_a_key_is_asked_for_where_the_server_wants_one(
+    browser: Any, start: Callable[..., Server], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret-of-a-test-0123456789\n")
+    server = start("wide-deep-criteo", "--workers", "1", "--api-key-file", keys)
+    browser.get("about:blank")
+    browser.get(server.url)
+    wait_until(lambda: browser.find_element("id", "secret").is_displayed())
+    browser.find_element("id", "secret").send_keys("secret-of-a-test-0123456789", ENTER)
+    wait_until(lambda: browser.find_elements("css selector", "#model option"))
+    assert not browser.find_element("id", "secret").is_displayed()

@@ -1,0 +1,132 @@
+"""Scoring on a Ray cluster: the parts of `zoo.scoring`, each scored by whichever actor is idle.
+
+An actor holds one session, streams files by itself and writes results to storage that all nodes share; nothing but
+part numbers and summaries passes through Ray, so its memory stays what `zoo run` takes, and the driver's small. A part
+counts once, by its manifest: what a lost actor had not finished is scored again by another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.progress import progress
+from zoo.scoring import places
+from zoo.scoring.shards import Work, merged
+
+TRIES = 3  # of a part, by actors that are lost
+
+
+def library() -> Any:
+    """The module ray. Raises RequestError where it is not installed."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a warning with every start
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise RequestError("a cluster needs ray; run: pip install 'int8-zoo[ray]'") from error
+    return ray
+
+
+def connect(address: str | None = None, cores: int | None = None) -> Any:
+    """The module ray, connected to the cluster at `address` ("auto": the one that RAY_ADDRESS or this machine names);
+    None: one of this machine alone, of `cores` cores, which ends with the process. Raises RequestError where there is
+    none.
+    """
+    ray = library()
+    if not ray.is_initialized():
+        options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "configure_logging": False}
+        try:
+            if address is None:
+                ray.init(include_dashboard=False, num_cpus=cores, **options)
+            else:
+                ray.init(address=address, **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RequestError(f"found no Ray cluster at {address}: {one_line(error)[:200]}") from error
+    return ray
+
+
+def _scorer(ray: Any) -> Any:
+    """The actor."""
+
+    @ray.remote(num_cpus=1)
+    class Scorer:
+        def __init__(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            self.work = Work(*arguments, **options)
+
+        def score(self, number: int) -> tuple[dict[str, Any] | None, str]:
+            """The manifest of a part, or why it cannot be scored."""
+            try:
+                return self.work.score(number), ""
+            except ZooError as error:
+                return None, f"{error.exit_code} {error}"
+
+        def process(self) -> int:
+            """The number of its process."""
+            return os.getpid()
+
+    return Scorer
+
+
+def run_on_ray(
+    model: str | Path,
+    inputs: Sequence[str],
+    output: str | Path,
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Score all parts of the input with `workers` actors of one core each (None: as many as the cluster has cores).
+
+    output: a folder that every node sees under this path, as the input and, where it is no name of the zoo, the model.
+    options: see `zoo.scoring.shards.Work`. Returns the sums of the summaries, with "parts", "kept", "workers" and
+    "lost", how many times an actor was. Raises ZooError where a part was lost more often than `TRIES`.
+    """
+    work = Work(model, inputs, output, **options)  # the plan, before the actors look for it
+    waiting = deque(number for number in range(len(work.parts)) if not work.done(number))
+    kept = len(work.parts) - len(waiting)
+    if workers is not None and workers < 1:
+        raise RequestError(f"found {workers} workers, wanted 1 or more")
+    ray = connect(address, workers)
+    count = min(workers or int(ray.cluster_resources().get("CPU", 1)), max(len(waiting), 1))
+    given = {**options, "engine": work.plan["engine"]}
+    named = places.absolute(str(model)) if Path(model).is_dir() else str(model)
+    scorer, arguments = _scorer(ray), (named, work.plan["inputs"], places.absolute(str(output)))
+    actors = [scorer.remote(arguments, given) for _ in range(count)]
+    lost, tries = 0, dict.fromkeys(waiting, 0)
+    busy: dict[Any, tuple[Any, int]] = {}
+    idle = deque(actors)
+    try:
+        with progress("scoring parts", len(waiting)) as advance:
+            while waiting or busy:
+                while waiting and idle:
+                    actor, number = idle.popleft(), waiting.popleft()
+                    busy[actor.score.remote(number)] = actor, number
+                (ended,), _ = ray.wait(list(busy), num_returns=1)
+                actor, number = busy.pop(ended)
+                try:
+                    found, fault = ray.get(ended)
+                except ray.exceptions.RayActorError as error:
+                    lost, tries[number] = lost + 1, tries[number] + 1
+                    if tries[number] > TRIES:
+                        raise ZooError(
+                            f"part {number} was lost {tries[number]} times: {one_line(error)[:200]}"
+                        ) from error
+                    waiting.append(number)
+                    idle.append(scorer.remote(arguments, given))
+                    continue
+                if found is None:
+                    code, _, message = fault.partition(" ")
+                    raise (RequestError if code == "2" else ZooError)(message)
+                idle.append(actor)
+                advance(1)
+    finally:
+        for actor in (*idle, *(actor for actor, _ in busy.values())):
+            ray.kill(actor)
+    found = merged([work.score(number) for number in range(len(work.parts))])
+    about = {"model": work.plan["model"], "parts": len(work.parts), "kept": kept, "workers": count, "lost": lost}
+    return {**about, **found}
