@@ -63,7 +63,7 @@ def benchmarks(names: Sequence[str]) -> str:
 def _beside(report: Report) -> str:
     """One report of `scripts/peers/texts.py`."""
     ways = report.content["ways"]
-    columns = ["way", "cosine", "peak MB"]
+    columns = ["way", "cosine", "resident MB"]
     rows = [[name, f"{each['cosine']:.4f}", f"{each['memory_mb']:,.0f}"] for name, each in ways.items()]
     parts = [source(report, BENCHMARKS) + ".\n", table(columns, rows)]
     for load in report.content["loads"]:
