@@ -45,6 +45,8 @@ HALF = "fp16.onnx"  # the weights of a shipped model, see graph.compress_fp16
 SAMPLES = "calibration.npz"
 # ranges of quantization-aware training: a table of no graph yet, with the recipe that they were trained for
 TRAINED = "qat.json"
+# {tensor: greatest magnitude} of tensors whose ranges came with the model, whatever samples say; of no tensor but those
+RANGES = "ranges.json"
 RECORD = "build.json"
 # Of what reads calibration tables and digests graphs. Bump it when either comes to another result for the same files;
 # tests/models/test_table_version.py fails where that is forgotten.
@@ -419,7 +421,19 @@ def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
     if trained is not None and (recipe.observer, recipe.search, recipe.correct) == (trained.observer, False, False):
         return _trained(folder, trained, model)
     samples, total = _samples(folder)
-    return make_table(model, recipe, samples, total)
+    return with_given_ranges(folder, make_table(model, recipe, samples, total))
+
+
+def with_given_ranges(folder: ModelFolder, table: CalibrationTable) -> CalibrationTable:
+    """The table with the ranges that came with the model (`RANGES`) in the place of those observed."""
+    if not (folder.path / RANGES).is_file():
+        return table
+    tensors = dict(table.tensors)
+    for name, magnitude in files.read_json(folder.path / RANGES).items():
+        if (each := tensors.get(name)) is not None:
+            low = -magnitude if each.minimum < 0 else 0.0
+            tensors[name] = replace(each, low=low, high=magnitude, method="given")
+    return replace(table, tensors=tensors)
 
 
 def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) -> CalibrationTable:

@@ -385,9 +385,9 @@ void Network::compute(const Step &step, const Sample &sample, int64_t begin, int
 namespace {
 
 // Arenas that calls have done with, for the next ones: their pages have been touched.
-class Arena {
+class SampleArena {
   public:
-    explicit Arena(int64_t bytes) : bytes_(bytes) {
+    explicit SampleArena(int64_t bytes) : bytes_(bytes) {
         const std::lock_guard<std::mutex> hold(mutex());
         for (size_t i = 0; i < spare().size(); ++i)
             if (spare()[i].first == bytes) {
@@ -398,7 +398,7 @@ class Arena {
         memory_ = Buffer<uint8_t>(bytes);
         std::memset(memory_.data(), 0, static_cast<size_t>(bytes));
     }
-    ~Arena() {
+    ~SampleArena() {
         const std::lock_guard<std::mutex> hold(mutex());
         if (spare().size() < kSpare) spare().emplace_back(bytes_, std::move(memory_));
     }
@@ -443,11 +443,11 @@ class Barrier {
 void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
     const auto input = [&](int64_t i) { return static_cast<const uint8_t *>(x) + i * sample_ * (floats_ ? 4 : 1); };
     const int64_t apart = threads > 1 ? n / threads * threads : n;  // samples that a thread computes alone; all share the others
-    const Arena common(arena_);
+    const SampleArena common(arena_);
     Barrier barrier(threads);
     const auto work = [&](int64_t thread) {
         if (apart) {
-            const Arena own(arena_);
+            const SampleArena own(arena_);
             for (int64_t i = thread; i < apart; i += threads)
                 for (const Step &each : steps_) compute(each, {own.data(), input(i), out + i * results_}, 0, each.rows);
         }
@@ -464,7 +464,7 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
 }
 
 std::vector<double> Network::time_steps(const void *x, double seconds) const {
-    const Arena arena(arena_);
+    const SampleArena arena(arena_);
     std::vector<float> out(static_cast<size_t>(results_));
     const Sample sample{arena.data(), x, out.data()};
     std::vector<double> spent(steps_.size());
