@@ -5,6 +5,7 @@ namespace nb = nanobind;
 
 void bind_click_network(nb::module_ &module);
 void bind_click_program(nb::module_ &module);
+void bind_image_network(nb::module_ &module);
 void bind_isas(nb::module_ &module);
 void bind_parse_log(nb::module_ &module);
 void bind_parse_rows(nb::module_ &module);
@@ -17,6 +18,7 @@ void bind_transformer(nb::module_ &module);
 NB_MODULE(_native, module) {
     bind_click_network(module);
     bind_click_program(module);
+    bind_image_network(module);
     bind_isas(module);
     bind_parse_log(module);
     bind_parse_rows(module);

@@ -48,6 +48,16 @@ def model_file(precision: str, engine: str) -> str:
     return NATIVE
 
 
+def graph_file(folder: ModelFolder, precision: str, engine: str) -> Path:
+    """The graph of a model folder that runs in this precision and engine, made where it is missing: for the engine
+    native native.onnx, where the family has such a form, or else int8.onnx, which the engine maps itself.
+
+    Raises RequestError as `model_file`, and where it cannot be made.
+    """
+    name = model_file(precision, engine)
+    return folder.ensure(PRECISIONS[precision] if name == NATIVE and not folder.entry.native else name)
+
+
 class Pipeline(abc.ABC):
     """One model in one precision and engine; `__call__` chains preprocess, predict and postprocess.
 
@@ -216,7 +226,7 @@ class GraphPipeline(Pipeline):
         elif engine == "auto":
             self._session = open_quickest(self.folder, self.precision, self.threads)
         else:
-            path = self.folder.ensure(model_file(self.precision, engine))
+            path = graph_file(self.folder, self.precision, engine)
             self._session = catalog.load(path, engine, self.threads, self.precision)
 
     @property
@@ -227,10 +237,10 @@ class GraphPipeline(Pipeline):
     @classmethod
     def engines(cls, folder: ModelFolder) -> list[str]:
         """The stock engines that are installed, and "native" where the model has such a form."""
-        if not (folder.entry.native and extension.isas()):
+        if not extension.isas():
             return stock.available()
         try:
-            folder.ensure(NATIVE)
+            catalog.native_options(graph_file(folder, "int8", "native"), 1)
         except RequestError as error:
             logger.info("%s", error)
             return stock.available()
@@ -286,9 +296,10 @@ def _options(folder: ModelFolder, precision: str, threads: int) -> tuple[str, di
     """The digest of the model and the ways to run it here."""
     path = folder.ensure(PRECISIONS[precision])
     options = {name: Option(opener) for name, opener in stock.candidates(path, threads, precision).items()}
-    if precision == "int8" and folder.entry.native and extension.isas():
+    if precision == "int8" and extension.isas():
         try:
-            options |= catalog.native_options(folder.ensure(NATIVE), threads)
+            options |= catalog.native_options(graph_file(folder, precision, "native"), threads)
         except ZooError as error:
-            logger.warning("the engine native is left out: %s", error)
+            level = logging.WARNING if folder.entry.native else logging.INFO
+            logger.log(level, "the engine native is left out: %s", error)
     return files.sha256(path), options

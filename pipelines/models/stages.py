@@ -11,7 +11,6 @@ it reported.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import logging
 import time
@@ -23,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.core import files, settings
+from pipelines.core import files
 from pipelines.core.batches import Batch, cut
-from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.derived import derived as derived_file
+from pipelines.core.errors import RequestError, one_line
 from pipelines.models.entry import Entry
 from pipelines.models.hub import CARD, Card, require_plain
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
@@ -45,6 +45,8 @@ HALF = "fp16.onnx"  # the weights of a shipped model, see graph.compress_fp16
 SAMPLES = "calibration.npz"
 # ranges of quantization-aware training: a table of no graph yet, with the recipe that they were trained for
 TRAINED = "qat.json"
+# {tensor: greatest magnitude} of tensors whose ranges came with the model, whatever samples say; of no tensor but those
+RANGES = "ranges.json"
 RECORD = "build.json"
 # Of what reads calibration tables and digests graphs. Bump it when either comes to another result for the same files;
 # tests/models/test_table_version.py fails where that is forgotten.
@@ -354,55 +356,10 @@ def derived(
     make: Callable[[Path, Path], object],
     suffix: str = ".onnx",
 ) -> Path:
-    """The path of what `make` makes of the folder's file `source`, such as another form of its graph; made where it is
-    missing or stale.
-
-    It lies beside the source, or in the cache where that folder may not be written, as SOURCE.KIND-DIGEST and the
-    suffix, and beside it what it was when it was made: one that has changed since is made anew. make: given the paths
-    of source and result, writes it. form: the version of what `make` does. Raises RequestError where it can be written
-    nowhere, and what `make` raises.
+    """`pipelines.core.derived` of the folder's file `source`, beside it, or in the cache where that folder may not be
+    written.
     """
-    origin = folder.ensure(source)
-    digest = hashlib.sha256(f"{files.sha256(origin)} {form}".encode()).hexdigest()[:12]
-    stem = f"{origin.stem}.{kind}-"
-    places = [folder.path, settings.home() / "derived"]
-    if existing := next((path for place in places if _is_whole(path := place / f"{stem}{digest}{suffix}")), None):
-        return existing
-    for place in places:
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-            path = place / f"{stem}{digest}{suffix}"
-            # nobody writes a file that another has mapped
-            with files.locked(place / ".derived.lock", f"another process writes into {place}"):
-                if not _is_whole(path):
-                    make(origin, path)
-                    parts = [each for each in (path, files.mapped(path)) if each.is_file()]
-                    files.write_json(_identities(path), {each.name: files.identity(each) for each in parts})
-        except OSError as error:
-            fault = error.strerror or str(error)
-            continue
-        if place == folder.path:
-            for old in place.glob(f"{stem}*{suffix}"):
-                if old != path:
-                    for outdated in (old, files.mapped(old), _identities(old)):
-                        outdated.unlink(missing_ok=True)
-        return path
-    raise RequestError(f"cannot write {places[-1]}: {fault}; set ZOO_HOME to a folder you may write")
-
-
-def _identities(path: Path) -> Path:
-    return path.with_name(f"{path.name}.json")
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a derived file, and that of its large initializers, is what was made; read once after each change."""
-    if not (path.is_file() and _identities(path).is_file()):
-        return False
-    try:
-        made = files.read_json(_identities(path))
-        return path.name in made and all(files.same(path.with_name(name), was) for name, was in made.items())
-    except (AttributeError, LookupError, OSError, TypeError, ZooError):  # damaged, or a part is missing
-        return False
+    return derived_file(folder.ensure(source), [folder.path], kind, form, make, suffix)
 
 
 def derived_graph(
@@ -464,7 +421,19 @@ def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
     if trained is not None and (recipe.observer, recipe.search, recipe.correct) == (trained.observer, False, False):
         return _trained(folder, trained, model)
     samples, total = _samples(folder)
-    return make_table(model, recipe, samples, total)
+    return with_given_ranges(folder, make_table(model, recipe, samples, total))
+
+
+def with_given_ranges(folder: ModelFolder, table: CalibrationTable) -> CalibrationTable:
+    """The table with the ranges that came with the model (`RANGES`) in the place of those observed."""
+    if not (folder.path / RANGES).is_file():
+        return table
+    tensors = dict(table.tensors)
+    for name, magnitude in files.read_json(folder.path / RANGES).items():
+        if (each := tensors.get(name)) is not None:
+            low = -magnitude if each.minimum < 0 else 0.0
+            tensors[name] = replace(each, low=low, high=magnitude, method="given")
+    return replace(table, tensors=tensors)
 
 
 def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) -> CalibrationTable:

@@ -13,6 +13,8 @@ from pipelines.graph import query
 Array = NDArray[Any]
 QParams = tuple[np.float32, np.uint8 | np.int8]  # per-tensor scale and zero point
 CLIP_RATIOS = np.linspace(1, 0.6, 21)  # of max|W|, when weights may be clipped
+SHORT, SAMPLE = 16, 32  # weights of a channel; channels that are looked at before all are
+ROUNDING = 1e-5  # how far, relatively, float32 may have moved a multiple of a step
 EMPTY = 1e-12  # a range of activations that is narrower counts as one of zeros
 # Any smaller scale counts as none and becomes 1, see `stored_scales`. Its product with the least of an activation,
 # EMPTY / 255, which is a bias's, is still a normal float32.
@@ -76,8 +78,8 @@ def weight_qparams(
     """(scales, int8 weights) of a float weight, per channel of `axis` (per tensor for None), symmetric.
 
     s = max|W| / 127, so that nothing saturates; clip: of the ratios `CLIP_RATIOS` of it that of least squared error.
-    least: lower bound of the scales (float, or one per channel). A channel of zeros gets it, or 1 where that is none
-    (`stored_scales`).
+    Channels that were int8 already keep their integers: s is their step, see `steps`. least: lower bound of the scales
+    (float, or one per channel). A channel of zeros gets it, or 1 where that is none (`stored_scales`).
     """
     top = 2 ** (bits - 1) - 1
     others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
@@ -92,13 +94,45 @@ def weight_qparams(
         return scale, np.clip(np.rint(weight / scale.reshape(shape)), -top, top)
 
     scale, whole = rounded(1.0)
-    if clip:
+    found = None if axis is None else steps(weight, axis, top)
+    if found is not None:
+        scale = np.where(found >= least, np.where(found > 0, found, scale), scale).astype(np.float32)
+        whole = np.clip(np.rint(weight / scale.reshape(shape)), -top, top)
+    elif clip:
         squared_errors = []
         for ratio in CLIP_RATIOS:
             scale, whole = rounded(ratio)
             squared_errors.append(np.square(whole * scale.reshape(shape) - weight, dtype=np.float64).sum(axis=others))
         scale, whole = rounded(CLIP_RATIOS[np.argmin(squared_errors, axis=0)])
     return scale, whole.astype(np.int8)
+
+
+def steps(weight: Array, axis: int, top: int) -> NDArray[np.float32] | None:
+    """The step of each channel of `axis` whose weights are whole multiples of one, at most `top` of them, 0 where they
+    are not; None where no such channels are to be expected: some are none, or short (any few numbers are multiples).
+
+    So are weights that were int8 before, whatever their scale was: one of the tensor, or of the channel.
+    """
+    rows = np.abs(np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)).astype(np.float32)
+    if rows.ndim != 2 or rows.shape[1] < SHORT:
+        return None
+    sample = rows[:: max(1, len(rows) // SAMPLE)]
+    if not sample.any() or not all(_step(row, top) for row in sample if row.any()):
+        return None
+    return np.array([_step(row, top) for row in rows], np.float32)
+
+
+def _step(row: NDArray[np.float32], top: int) -> float:
+    """The greatest step of one channel's magnitudes, but max / top where that is one, too; 0 where there is none."""
+    values = np.unique(row)
+    values = values[values > 0].astype(np.float64)
+    if not values.size or len(values) > top:
+        return 0.0
+    counts = np.array([top, *range(1, top)])
+    multiples = values * (counts[:, None] / values[-1])
+    whole = np.maximum(np.rint(multiples), 1)
+    fits = (np.abs(multiples - whole) < ROUNDING * whole).all(axis=1)
+    return float(values[-1] / counts[fits.argmax()]) if fits.any() else 0.0
 
 
 def quantized_constant(array: Array, scale: Array | np.float32, zero: Array | np.integer[Any]) -> Array:

@@ -70,6 +70,21 @@ def test_weights_of_a_convolution_have_a_scale_an_output():
     np.testing.assert_allclose(scale, np.abs(w).max(axis=(1, 2, 3)) / 127, rtol=1e-6)
 
 
+def test_weights_that_were_int8_keep_their_integers():
+    """Whatever their step was: one of the tensor, other ones of merged parts, or of the channel."""
+    integers = np.random.default_rng(0).integers(-90, 91, (64, 12)).astype(np.int8)
+    integers[:, 3] = 0
+    step = np.repeat(np.float32([0.0123, 7.1, 3e-4]), 4)
+    scale, q = weight_qparams(integers * step, 1)
+    np.testing.assert_array_equal(q, integers)
+    np.testing.assert_allclose(np.delete(scale, 3), np.delete(step, 3), rtol=1e-6)
+    moved = integers * step + np.float32(1e-3) * step * (np.arange(64) == 5)[:, None]  # no longer whole steps
+    scale, q = weight_qparams(moved, 1)
+    np.testing.assert_allclose(scale[:3], np.abs(moved).max(axis=0)[:3] / 127, rtol=1e-6)
+    scale, q = weight_qparams(integers * step, 1, least=1.0)
+    assert (scale >= 1).all()
+
+
 def test_a_channel_of_zeros():
     w = np.stack([np.zeros(4), np.full(4, 1e-42), [1, 2, 3, 4]]).astype(np.float32)
     scale, q = weight_qparams(w, 0)

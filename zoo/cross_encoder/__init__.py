@@ -15,6 +15,7 @@ ENTRY = Entry(
     evaluate="zoo.texts.metrics:evaluate",
     pipeline="zoo.cross_encoder.predict:RankingPipeline",
     importer="zoo.cross_encoder.importing:IMPORTER",
+    report_sections="zoo.texts.report_sections:sections",
     checkpoint="model.safetensors",
     # products of attention, and a head that sees one row a pair, are small: int8 would cost more than it saves
     recipe=QuantRecipe(keep_float=(r".*\.(products|found)", r"(dense|classifier)(\..*)?|scores"), smooth=True),

@@ -15,6 +15,7 @@ ENTRY = Entry(
     evaluate="zoo.texts.metrics:evaluate",
     pipeline="zoo.sentence_encoder.predict:SentencePipeline",
     importer="zoo.sentence_encoder.importing:IMPORTER",
+    report_sections="zoo.texts.report_sections:sections",
     checkpoint="model.safetensors",
     # the products of attention are small: int8 would cost more than it saves
     recipe=QuantRecipe(keep_float=(r".*\.(products|found)",), smooth=True),

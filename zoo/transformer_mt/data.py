@@ -294,6 +294,7 @@ class Vocabulary:
                 f"cannot read {path}: {error.strerror or error}; train or download the model again"
             ) from error
 
+    source_language = ""  # it has none to choose from
     frame, prefix = 1, ()  # tokens around a source: its end; those that translations begin with
 
     def __len__(self) -> int:

@@ -82,7 +82,7 @@ FORMS = {
     "deep-shallow": Form(
         6, 2, 256, 1024, 4
     ),  # a sentence passes the encoder once, the decoder once a word (Kasai et al. 2021)
-    "student": Form(6, 2, 256, 1024, 4, decoder_hidden=512, autoregression="ssru"),
+    "student": Form(6, 2, 256, 1024, 4, autoregression="ssru"),  # of a deep-shallow teacher it inherits all but this
 }
 
 
@@ -347,11 +347,13 @@ class Transformer(nn.Module):
             x = layer.encode(x, mask)  # type: ignore[operator]
         return self.encoder_norm(x), mask
 
-    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, source: torch.Tensor, target: torch.Tensor, encoded: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> torch.Tensor:
         """Teacher forcing: source int64 [n, s], target int64 [n, t] beginning with `START` -> logits [n, t,
-        vocabulary].
+        vocabulary]. encoded: what `encode` gives, where it is known.
         """
-        memory, mask = self.encode(source)
+        memory, mask = encoded or self.encode(source)
         x = self._embed("target", target)
         for layer in self.decoder:
             x, _ = layer.decode(x, None, layer.cross.keys_values(memory), mask)  # type: ignore[operator, union-attr]

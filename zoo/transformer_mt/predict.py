@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import sys
 import tempfile
 import time
@@ -50,6 +49,7 @@ from zoo.transformer_mt.data import (
     tidy,
 )
 from zoo.transformer_mt.decode import GROWTH, Hypothesis, Rules, beam_search, hypotheses, naive_step, require
+from zoo.transformer_mt.sentences import split_sentences
 from zoo.transformer_mt.shortlist import Shortlist
 from zoo.transformer_mt.vocabularies import open_vocabulary
 
@@ -58,9 +58,6 @@ if TYPE_CHECKING:  # onnx, which the native engine does not need
 
 AVERAGE = 32  # tokens: a batch has no more of them, with padding, than this for each of its sentences
 AT_ONCE = 64  # batches that are sorted together in a long file
-# white space after a mark that ends a sentence, with or without a closing quote or bracket, where no small letter
-# follows
-SENTENCE_END = re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'”’»)\]]))\s+(?=\W*[^\Wa-zß-ÿ])")
 CHARACTERS = 100  # a token has fewer: what is longer than that for the model's maximum is not looked at
 EXAMPLES = (
     "A man in a red jacket is riding a bicycle down the street.",
@@ -400,12 +397,21 @@ class TranslationPipeline(Pipeline):
         parts: tuple[str, ...] = (text,) if text else ()
         foreign = strange(text)
         fault = foreign or self._unfit(text)
-        if split and (fault or self.apart) and not foreign and len(sentences := SENTENCE_END.split(text)) > 1:
+        if (
+            split
+            and (fault or self.apart)
+            and not foreign
+            and len(sentences := split_sentences(text, self._language())) > 1
+        ):
             parts, fault = (
                 tuple(sentences),
                 next((f"holds a sentence that {why}" for why in map(self._unfit, sentences) if why), ""),
             )
         return Line(where, text, fault, () if fault else parts)
+
+    def _language(self) -> str:
+        """That of the text, "" where nobody said."""
+        return self.vocabulary.source_language or str(self.folder.preprocessing.get("languages", "")).partition("-")[0]
 
     def _unfit(self, text: str) -> str:
         """Why the model cannot translate a sentence, "" if it can."""

@@ -70,6 +70,7 @@ RANGES = {
     "max_length": Range(f"2 to {POSITIONS}", lambda tokens: 2 <= tokens <= POSITIONS),
     "precision": PRECISION,
     "seed": SEED,
+    "soft": Range("0 to 1", lambda share: 0 <= share <= 1),
     **dict.fromkeys(("dropout", "label_smoothing"), BELOW_1),
     **dict.fromkeys(("warmup", "weight_decay", "max_ratio"), FROM_0),
 }
@@ -100,7 +101,10 @@ class Settings:
     precision: auto, fp32 or bf16; auto takes bf16 on a GPU that has it, and times a step of each on a CPU that has it.
     teacher: a model folder whose translations (beam `teacher_beam`) are trained on in place of the data's (Kim and Rush
     2016). inherit: its vocabulary is the student's, and its weights are where those of the student begin that bear the
-    same name and have the same shape. Raises RequestError for values out of range.
+    same name and have the same shape. frozen: of these the encoder's and the embeddings stay as they are: the decoder
+    alone is trained, in half of the time. soft: how much of the loss is the cross entropy to the teacher's own
+    distribution of each token (Hinton et al. 2015), whose vocabulary must be the student's. Raises RequestError for
+    values out of range.
     """
 
     arch: str = "tiny"
@@ -126,10 +130,16 @@ class Settings:
     teacher: str = ""
     teacher_beam: int = 4
     inherit: bool = False
+    frozen: bool = False
+    soft: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         require_settings(asdict(self), RANGES)
+        if self.frozen and not self.inherit:
+            raise RequestError("found frozen without inherit: an encoder that nobody trained would stay so")
+        if self.soft and not self.teacher:
+            raise RequestError("found soft without a teacher; name one with --set teacher=FOLDER")
 
     def rate(self, step: int, epoch_steps: int) -> float:
         """The learning rate at `step`, counted from 0."""
@@ -175,11 +185,22 @@ class CrossEntropy(torch.autograd.Function):
 class Trainer:
     """A network in training and its optimizer: all that a checkpoint holds."""
 
-    def __init__(self, model: Transformer, config: Settings, group: Processes) -> None:
+    def __init__(
+        self, model: Transformer, config: Settings, group: Processes, teacher: Transformer | None = None
+    ) -> None:
+        """teacher: whose distributions are learned, see `Settings.soft`."""
         self.config, self.group = config, group
         self.model = model.to(group.device)
+        self.teacher = teacher.to(group.device).eval() if teacher is not None else None
+        frozen = ("encoder.", "encoder_norm.", "embedding.") if config.frozen else ()
+        self.trained = []
+        for name, each in model.named_parameters():
+            if name.startswith(frozen):
+                each.requires_grad_(False)
+            else:
+                self.trained.append(each)
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), config.learning_rate, (0.9, 0.98), 1e-9, weight_decay=config.weight_decay, foreach=True
+            self.trained, config.learning_rate, (0.9, 0.98), 1e-9, weight_decay=config.weight_decay, foreach=True
         )
         self.steps, self.bf16 = 0, config.precision == "bf16"
         self.parallel: nn.Module = self.model
@@ -221,9 +242,18 @@ class Trainer:
         if self.group.rank >= len(pairs):  # no pair is left for this process, which must take part all the same
             labels.fill_(PAD)
         target = F.pad(labels[:, :-1], (1, 0), value=START)
+        encoded, taught = None, None
         with torch.autocast(source.device.type, torch.bfloat16, enabled=bf16):
-            logits = model(source, target)
-        loss, plain = CrossEntropy.apply(logits.flatten(0, 1), labels.flatten(), smoothing)  # type: ignore[no-untyped-call]
+            if self.teacher is not None and self.model.training:
+                with torch.no_grad():
+                    encoded = self.teacher.encode(source)
+                    taught = self.teacher(source, target, encoded).flatten(0, 1)
+            logits = model(source, target, encoded if self.config.frozen else None).flatten(0, 1)
+        loss, plain = CrossEntropy.apply(logits, labels.flatten(), smoothing)  # type: ignore[no-untyped-call]
+        if taught is not None:
+            kept = (labels.flatten() != PAD).nonzero()[:, 0]
+            soft = F.cross_entropy(logits[kept].float(), taught[kept].float().softmax(1), reduction="sum")
+            loss = (1 - self.config.soft) * loss + self.config.soft * soft
         return loss, plain, sum(len(pair[1]) for pair in pairs)
 
     def step(self, data: Corpus, batch: NDArray[np.int64], epoch_steps: int) -> tuple[float, int]:
@@ -235,7 +265,7 @@ class Trainer:
         loss, plain, tokens = self.loss(self.parallel, data, batch, self.bf16, self.config.label_smoothing)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss * (self.group.count / tokens))  # gradients are averaged over the processes
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
+        nn.utils.clip_grad_norm_(self.trained, self.config.clip, foreach=True)
         self.optimizer.step()
         self.steps += 1
         return float(plain), tokens
@@ -247,6 +277,8 @@ class Trainer:
             int(np.random.default_rng([self.config.seed, epoch, 1]).integers(2**32)) + self.group.rank
         )  # for dropout
         self.model.train()
+        if self.config.frozen:
+            self.model.encoder.eval()  # without dropout: what the decoder learns to read is what it will read
         total, count = 0.0, 0
         title = f"epoch {epoch + 1} of {self.config.epochs}"
         with (
@@ -407,14 +439,12 @@ def train(
         if start_from is not None:
             fill(model, _state(about["source"], model), about["source"])
         elif config.inherit:
-            teacher = zoo.load(config.teacher)
-            teacher.ensure("fp32.onnx")
-            _inherit(model, load_model(teacher.path)[0])
+            _inherit(model, _network(config.teacher))
         run = {"config": asdict(config), "data": text.digest, "start": start}
         state = load_checkpoint(output / STATE, run) if resume else None
         if config.teacher:
             text.train = _distilled(text, config, group, output)
-        trainer = Trainer(model, config, group)
+        trainer = Trainer(model, config, group, _teacher(config, model) if config.soft else None)
         if state:
             trainer.restore(state)
         history: list[dict[str, Any]] = state["history"] if state else []
@@ -479,6 +509,24 @@ def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary | ImportedVo
         model = build(about["arch"], len(vocabulary), pre_norm=about["pre_norm"])
     fill(model, _state(about["source"], model), about["source"])
     return model.eval(), vocabulary
+
+
+def _network(name: str) -> Transformer:
+    """The network of a model, by its name or folder."""
+    folder = zoo.load(name)
+    folder.ensure("fp32.onnx")
+    return load_model(folder.path)[0]
+
+
+def _teacher(config: Settings, student: Transformer) -> Transformer:
+    """The network whose distributions are learned. Raises RequestError for one of another vocabulary."""
+    found = _network(config.teacher).requires_grad_(False)
+    if found.embedding.num_embeddings != student.embedding.num_embeddings:
+        raise RequestError(
+            f"{config.teacher} has {found.embedding.num_embeddings} pieces, the student "
+            f"{student.embedding.num_embeddings}; soft needs the same vocabulary: --set inherit=true"
+        )
+    return found
 
 
 def _inherit(model: Transformer, teacher: Transformer) -> None:

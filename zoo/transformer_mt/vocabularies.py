@@ -100,6 +100,11 @@ class ImportedVocabulary:
         return [piece or "" for piece in self._target]
 
     @property
+    def source_language(self) -> str:
+        """The one chosen, "" where there are none to choose from."""
+        return self.framing.source_language
+
+    @property
     def prefix(self) -> tuple[int, ...]:
         """The tokens that a translation begins with."""
         return (self._language(TARGET),) if self.framing.prefixed else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,10 @@ from pipelines.engines import catalog
 from pipelines.engines.plan import Candidate
 from pipelines.engines.plan import build as build_plan
 from pipelines.engines.session import BF16
-from pipelines.engines.stock import available, computes, open_session, require_precision
+from pipelines.engines.stock import available, computes, require_precision
 from pipelines.graph import io
 from pipelines.kernels import extension
-from pipelines.models import stages
-from pipelines.models.pipeline import PRECISIONS, GraphPipeline, Pipeline, choose_engine, model_file
+from pipelines.models.pipeline import PRECISIONS, GraphPipeline, Pipeline, choose_engine, graph_file, model_file
 from pipelines.models.stages import ModelFolder
 from zoo.paths import Model, is_file, listed, spare, used
 from zoo.samples import examples_of
@@ -172,17 +171,20 @@ def _benchmark_files(
     rounds: int,
     instances: int,
 ) -> dict[str, Any]:
-    """ONNX files in stock engines, in turn; see `benchmark`."""
+    """ONNX files in turn, in stock engines and, where all of them have such a form, in the engine native; see
+    `benchmark`.
+    """
     if min(*batch_sizes, rounds, threads, instances) < 1:
         found = f"batch sizes {list(batch_sizes)}, rounds {rounds}, threads {threads} and instances {instances}"
         raise RequestError(f"{found} must all be 1 or more")
-    names = list(dict.fromkeys(engines or available()))
-    if wrong := [each for each in names if each not in available()]:
-        raise RequestError(
-            f"unknown or missing engine {', '.join(wrong)}; an ONNX file runs in {', '.join(available())}"
-        )
+    there = [*available(), *(["native"] if extension.isas() else [])]
+    files = [Path(each) for each in paths if is_file(each) or _not_a_file(each)]
+    native = all(_native(each, AS_IT_IS, there) for each in files)
+    names = list(dict.fromkeys(engines or (there if native else available())))
+    if wrong := [each for each in names if each not in there]:
+        raise RequestError(f"unknown or missing engine {', '.join(wrong)}; an ONNX file runs in {', '.join(there)}")
     machine.require_threads(threads)
-    graphs = [io.load(each) for each in paths if is_file(each) or _not_a_file(each)]
+    graphs = [io.load(each) for each in files]
     batches = examples_of(graphs[0], data, batch_sizes)
     ports = [{str(each.name): each.dtype for each in graph.graph.inputs} for graph in graphs]
     for path, port in zip(paths, ports, strict=True):
@@ -225,7 +227,7 @@ def _that_run(engines: Sequence[str], paths: Sequence[Model], batch: Batch, thre
     for engine in engines:
         try:
             for path in paths:
-                open_session(path, engine, threads).run(batch)
+                catalog.load(path, engine, threads).run(batch)
         except ZooError as error:
             problems.append(str(error))
             logger.warning("the engine %s is left out: %s", engine, error)
@@ -257,7 +259,7 @@ def _random(batch: Batch) -> Batch:
 def _configuration(folder: ModelFolder, precision: str, engine: str) -> Configuration:
     """A file of the folder, or the whole pipeline where that computes its graph many times for a result."""
     if issubclass(folder.entry.part("pipeline"), GraphPipeline):
-        return Configuration(engine, precision, folder.ensure(model_file(precision, engine)))
+        return Configuration(engine, precision, graph_file(folder, precision, engine))
     return Configuration(engine, precision, folder.path, f"{__name__}:{WholePipeline.__name__}")
 
 
@@ -335,6 +337,7 @@ def plan(
         batches = examples_of(io.load(path), data, batch_sizes or (1,))
         named = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
         candidates = _candidates(dict.fromkeys(named, path), names)
+        candidates += _native(path, AS_IT_IS, names)
         found = build_plan(candidates, batches, threads, target, catalog.load)
         return {"model": path.name, "path": str(target), **found}
     folder = zoo.load(model)
@@ -350,15 +353,25 @@ def plan(
     batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
     precisions = precisions or ("int8",)
     candidates = _candidates({each: folder.ensure(PRECISIONS[each]) for each in precisions}, names)
-    if "int8" in precisions and "native" in names and folder.entry.native and extension.isas():
-        try:
-            candidates.append(Candidate("native", "int8", folder.ensure(stages.NATIVE)))
-        except ZooError as error:
-            logger.info("%s", error)
+    if "int8" in precisions:
+        candidates += _native(lambda: graph_file(folder, "int8", "native"), "int8", names)
     for each, count, batch in itertools.product(precisions, threads, batches):
         choose_engine(folder, each, batch, count, fresh=True)
     found = build_plan(candidates, batches, threads, target, catalog.load)
     return {"model": folder.card.name, "path": str(target), **found}
+
+
+def _native(path: Path | Callable[[], Path], precision: str, names: Sequence[str]) -> list[Candidate]:
+    """The native kernels, where they are asked for and there, and compute the file."""
+    if "native" not in names or not extension.isas():
+        return []
+    try:
+        path = path if isinstance(path, Path) else path()
+        catalog.native_options(path, 1)
+    except ZooError as error:
+        logger.info("%s", error)
+        return []
+    return [Candidate("native", precision, path)]
 
 
 def _candidates(paths: dict[str, Path], names: Sequence[str]) -> list[Candidate]:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from pipelines.kernels.arrays import contiguous
+import numpy as np
+
+from pipelines.kernels.arrays import Array, contiguous
 from pipelines.kernels.extension import required
 from pipelines.kernels.images.operators import Resize
+from pipelines.kernels.images.program import (
+    Addition,
+    AveragePool,
+    Concatenation,
+    Convolution,
+    Dequantize,
+    GlobalAverage,
+    ImageProgram,
+    Lookup,
+    MaxPool,
+    Pixels,
+    Sum,
+)
 
 
 def resize(image: Any, resizing: Resize, out: Any, isa: str = "") -> None:
@@ -16,3 +32,99 @@ def resize(image: Any, resizing: Resize, out: Any, isa: str = "") -> None:
     kernels.
     """
     required().resize(contiguous(image), resizing.size, resizing.crop, resizing.bicubic, resizing.box, out, isa)
+
+
+def product_limit(isa: str = "") -> float:
+    """Exact products of a byte and an int8 that one core of this machine makes in registers alone, in 1e9 a second: no
+    layer is quicker. Raises RequestError without kernels.
+    """
+    return float(required().product_limit(isa)) / 1e9
+
+
+@dataclass(frozen=True)
+class PackedProgram:
+    """An `ImageProgram` in the form that the kernels of one instruction set compute, which a file can hold.
+
+    calls: (method of the native `ImageNetwork`, its arguments) in order; arrays are packed weights, uint8, and tables.
+    """
+
+    isa: str
+    input: str
+    output: str
+    dtype: str
+    shape: tuple[int, ...]
+    result_shape: tuple[int, ...]
+    softmax: bool
+    calls: tuple[tuple[str, tuple[Any, ...]], ...]
+
+    def open(self) -> Any:
+        """The native object: called with samples [n, ...] and a number of threads, it returns float32 [n, results].
+
+        The packed weights are used where they lie. Raises ValueError for what does not fit, RequestError without
+        kernels.
+        """
+        network = required().ImageNetwork(self.isa)
+        for method, arguments in self.calls:
+            getattr(network, method)(*arguments)
+        return network
+
+
+def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
+    """A program packed for the best instruction set of this CPU, or the one named. Raises RequestError without
+    kernels.
+    """
+    module = required()
+    isa = isa or module.isas()[0]
+    thin = program.steps[0].out if isinstance(program.steps[0], Pixels) else -1
+    pitches = [
+        4 if tensor == thin and shape[2] <= 4 else -(-shape[2] // 16) * 16
+        for tensor, shape in enumerate(program.tensors)
+    ]
+    calls: list[tuple[str, tuple[Any, ...]]] = [
+        ("tensor", (*shape, pitch)) for shape, pitch in zip(program.tensors, pitches, strict=True)
+    ]
+    for step in program.steps:
+        match step:
+            case Pixels():
+                channels = program.shape[2 if step.last else 0]
+                floats = program.dtype == "float32"
+                scale = (step.last, floats, step.scale, step.zero)
+                calls.append(("pixels", (step.out, channels, list(step.fills), *scale)))
+            case Convolution():
+                layer: list[Array] = [np.ascontiguousarray(each) for each in (step.weight, step.bias, step.scale)]
+                pitch = pitches[step.x]
+                packed = module.pack_convolution(*layer, step.groups, pitch, step.dilations[1] > 1, isa)
+                geometry = (tuple(step.weight.shape), step.groups, pitch, step.strides, step.pads, step.dilations)
+                bytes_of = (step.zero, step.low, step.high)
+                sums = (_sum(step.sum) if step.sum else None, step.other, step.other_first)
+                calls.append(("convolution", (step.x, step.out, packed, *geometry, step.fill, bytes_of, *sums)))
+            case Addition():
+                calls.append(("addition", (step.a, step.b, step.out, _sum(step.sum))))
+            case MaxPool():
+                calls.append(("max_pool", (step.x, step.out, step.kernel, step.strides, step.pads)))
+            case AveragePool():
+                values = (step.x_scale, step.x_zero, step.scale, float(step.zero), step.padded)
+                calls.append(("average_pool", (step.x, step.out, step.kernel, step.strides, step.pads, *values)))
+            case GlobalAverage():
+                calls.append(("global_average", (step.x, step.out, step.x_zero, step.scale, step.zero)))
+            case Lookup():
+                calls.append(("lookup", (step.x, step.out, np.ascontiguousarray(step.table))))
+            case Concatenation():
+                calls.append(("concatenation", (list(step.xs), step.out)))
+            case Dequantize():
+                calls.append(("dequantize", (step.x, step.scale, step.zero, step.last)))
+    calls.append(("finish", (program.results,)))
+    return PackedProgram(
+        isa,
+        program.input,
+        program.output,
+        program.dtype,
+        program.shape,
+        program.result_shape,
+        program.softmax,
+        tuple(calls),
+    )
+
+
+def _sum(of: Sum) -> tuple[float, float, float, int, int]:
+    return of.a_ratio, of.b_ratio, of.fixed, of.low, of.high

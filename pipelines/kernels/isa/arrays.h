@@ -9,6 +9,11 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
+#include <vector>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #include "isa/isa.h"
 
@@ -35,6 +40,51 @@ class Buffer {
         void operator()(T *data) const { std::free(data); }
     };
     std::unique_ptr<T, Free> data_;
+    int64_t size_ = 0;
+};
+
+// Memory for what lives as long as a model, given back all at once; in huge pages, where the system has them: a step of a decoder reads all
+// of its weights, and looking up the addresses of small pages takes up to a third of its time.
+class Arena {
+  public:
+    void *take(int64_t bytes) {
+        bytes = round_up(bytes, 64);
+        if (bytes > left_) {
+            left_ = round_up(std::max(bytes, kChunk), kHugePage);
+            chunks_.emplace_back(static_cast<char *>(std::aligned_alloc(kHugePage, static_cast<size_t>(left_))));
+            if (!chunks_.back()) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+            madvise(chunks_.back().get(), static_cast<size_t>(left_), MADV_HUGEPAGE);
+#endif
+            next_ = chunks_.back().get();
+        }
+        left_ -= bytes;
+        return std::exchange(next_, next_ + bytes);
+    }
+
+  private:
+    static constexpr int64_t kHugePage = 1 << 21, kChunk = 1 << 23;  // what nobody writes takes no memory
+    struct Free {
+        void operator()(char *data) const { std::free(data); }
+    };
+    std::vector<std::unique_ptr<char, Free>> chunks_;
+    char *next_ = nullptr;
+    int64_t left_ = 0;
+};
+
+// A part of an arena that may grow, like a Buffer; what it held before then is lost to the arena, at most as much as it holds in the end.
+template <class T>
+class Part {
+  public:
+    void reserve(int64_t count, Arena &arena) {
+        if (count <= size_) return;
+        size_ = std::max(count, 2 * size_);
+        data_ = static_cast<T *>(arena.take(size_ * static_cast<int64_t>(sizeof(T))));
+    }
+    T *data() const { return data_; }
+
+  private:
+    T *data_ = nullptr;
     int64_t size_ = 0;
 };
 

@@ -13,6 +13,14 @@ namespace {
 inline __m256i load(const void *at) { return _mm256_loadu_si256(static_cast<const __m256i *>(at)); }
 inline void store(void *at, __m256i value) { _mm256_storeu_si256(static_cast<__m256i *>(at), value); }
 
+}  // namespace
+}  // namespace zoo
+
+#include "isa/image_avx2.h"
+
+namespace zoo {
+namespace {
+
 // As in avx512.cpp, 32 columns at a time.
 void embed(const Embedding &e, const uint32_t *rows, const int16_t *numbers, int64_t n, uint8_t *hidden, int64_t hidden_stride, float *wide,
            int64_t wide_stride) {
@@ -204,10 +212,10 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
         }
 }
 
-bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
+bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
 
 }  // namespace
 
-const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, unpack_column, gather_columns, linear, pack_weights, resample, &kRowKernels, &kClickKernels};
+const Isa kAvx2 = {"avx2", supported, 8, embed, packed_bytes, pack_linear, unpack_column, gather_columns, linear, pack_weights, resample, &kRowKernels, &kClickKernels, &kImageKernels};
 
 }  // namespace zoo

@@ -16,6 +16,14 @@ inline void dot_s16(__m512i &sum, __m512i a, __m512i b) { asm("vpdpwssd %2, %1, 
 
 inline __m512i load(const void *at) { return _mm512_loadu_si512(at); }
 
+}  // namespace
+}  // namespace zoo
+
+#include "isa/image_avx512.h"
+
+namespace zoo {
+namespace {
+
 // The uint8 table rows of 64 Lines columns are added as 16-bit words: `all` holds even + 256 odd columns, `odd` the odd ones alone (shifted
 // down), both modulo 2^16, which is exact since the sums of signed values fit int16. The int32 sums then come out as sum[i] lane k = column
 // 4 k + i, by multiplying the words with 2^shift or 0 on the way (vpdpwssd). `next` is prefetched for the next sample, into L2: a
@@ -311,6 +319,6 @@ bool supported() {
 }  // namespace
 
 const Isa kAvx512 = {"avx512",      supported, 16,           embed,    packed_bytes, pack_linear,
-                     unpack_column, gather_columns, linear,    pack_weights, resample, &kRowKernels, &kClickKernels};
+                     unpack_column, gather_columns, linear,    pack_weights, resample, &kRowKernels, &kClickKernels, &kImageKernels};
 
 }  // namespace zoo

@@ -192,6 +192,77 @@ struct ClickKernels {
     void (*product)(const float *x, const float *y, int64_t stride, int64_t width, int64_t n, float *out, int64_t out_stride);
 };
 
+// Bytes from sums of products: clip(rint(float(sum + bias) * scale) + zero, low, high). Bias and scale are packed with the weights.
+struct Requantization {
+    int32_t zero, low, high;
+};
+
+// The quantized sum of two tensors of bytes: clip(rint(fma(a, a_ratio, fma(b, b_ratio, fixed))), low, high).
+struct ByteSum {
+    float a_ratio, b_ratio, fixed;
+    int32_t low, high;
+};
+
+// A convolution, of which every output pixel reads a window: `stretches` of `stretch` bytes, whole fours, each at its offset.
+struct Dense {
+    int64_t stretches, stretch, outputs;  // outputs: whole 16
+    const int64_t *offsets;
+    const void *packed;                   // see ImageKernels::pack_dense
+    Requantization bytes;
+    const ByteSum *sum;                   // null, or the bytes are summed with others
+    bool other_first;                     // these are a
+};
+
+// A depthwise convolution: taps in groups of four, each tap at its offset from the window's pointer.
+struct Depthwise {
+    int64_t channels, groups;    // channels: whole 16
+    const int64_t *offsets;      // [4 * groups]
+    int64_t x_step, out_step;    // bytes from one output pixel's window to the next, and from pixel to pixel
+    bool columns;                // three groups, each a column of a 3 x 3 window (the fourth tap has weight 0)
+    const void *packed;          // see ImageKernels::pack_depthwise
+    Requantization bytes;
+};
+
+// Windows of a pool are cut at the borders: rows [top, bottom) and columns [left, right) of x, row by row.
+struct Window {
+    const uint8_t *x;
+    int64_t rows, columns, row_pitch, pixel_pitch;
+};
+
+struct Mean {
+    float x_scale, count, scale, zero;
+    int32_t x_zero;
+};
+
+// The kernels of image classifiers. Pixels have whole 16 bytes, of which those behind the channels hold anything; up to 64 bytes behind
+// the last pixel of a tensor may be read.
+struct ImageKernels {
+    int64_t (*dense_bytes)(int64_t inputs, int64_t outputs);
+    // weight int8 [inputs, outputs], bias, scale [outputs], outputs whole 16 -> packed
+    void (*pack_dense)(const int8_t *weight, const int32_t *bias, const float *scale, int64_t inputs, int64_t outputs, void *packed);
+    // n pixels: in and out point to the window and to the bytes of each, others to the bytes to sum with
+    void (*dense)(const Dense &, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n);
+    // the same as float(sum + bias) * scale
+    void (*dense_floats)(const Dense &, const uint8_t *const *in, float *const *out, int64_t n);
+
+    int64_t (*depthwise_bytes)(int64_t groups, int64_t channels);
+    // weight int8 [4 * groups, channels], bias, scale [channels], channels whole 16 -> packed
+    void (*pack_depthwise)(const int8_t *weight, const int32_t *bias, const float *scale, int64_t groups, int64_t channels, void *packed);
+    void (*depthwise)(const Depthwise &, const uint8_t *x, uint8_t *out, int64_t n);
+
+    void (*sum)(const ByteSum &, const uint8_t *a, const uint8_t *b, uint8_t *out, int64_t count);
+    // count: whole 16 channels
+    void (*max_pool)(const Window &, uint8_t *out, int64_t count);
+    void (*mean)(const Window &, const Mean &, uint8_t *out, int64_t count);
+    void (*global_mean)(const Window &, int32_t x_zero, float scale, int32_t zero, uint8_t *out, int64_t count);
+    // clip(rint(x / scale) + zero, 0, 255), NaN as 0
+    void (*quantize)(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out);
+    // three planes of n bytes and a constant, interleaved
+    void (*interleave)(const uint8_t *const *planes, uint8_t fill, int64_t n, uint8_t *out);
+    // `rounds` of exact products in registers alone, which no kernel outruns: returns how many products they were
+    int64_t (*products)(int64_t rounds);
+};
+
 // One instruction set's version of the kernels.
 struct Isa {
     const char *name;
@@ -220,6 +291,7 @@ struct Isa {
 
     const RowKernels *rows;
     const ClickKernels *clicks;
+    const ImageKernels *images;
 };
 
 extern const Isa kPortable;

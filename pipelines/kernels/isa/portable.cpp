@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "isa/click_kernels.h"
+#include "isa/image_portable.h"
 #include "isa/isa.h"
 #include "isa/row_kernels.h"
 
@@ -105,6 +106,6 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
 }  // namespace
 
 const Isa kPortable = {"portable", [] { return true; }, 1,        embed,       packed_bytes, pack_linear, unpack_column, gather_columns,
-                       linear,     pack_weights,        resample, &kRowKernels, &kClickKernels};
+                       linear,     pack_weights,        resample, &kRowKernels, &kClickKernels, &kImageKernels};
 
 }  // namespace zoo

@@ -126,7 +126,7 @@ void BeamSearch::dismiss() {
 
 void BeamSearch::recycle(std::unique_ptr<Sentence> sentence) {
     if (!sentence) return;
-    for (auto &page : sentence->pages) work_.free_pages.push_back(std::move(page));
+    work_.free_pages.insert(work_.free_pages.end(), sentence->pages.begin(), sentence->pages.end());
     sentence->pages.clear();
     work_.free_sentences.push_back(std::move(sentence));
 }

@@ -87,7 +87,7 @@ void Decoder::fill_cross_kv(Workspace &work, const std::vector<std::unique_ptr<S
         const Float16 *from = work.keys_values_float16.data();
         for (const auto &sentence : sentences) {
             const int64_t rows = sentence->source_length, keys = width * round_up(rows, 16);
-            sentence->cross_kv[i].reserve(keys + width * rows);
+            sentence->cross_kv[i].reserve(keys + width * rows, work.arena);
             transpose(from, stride, rows, width, sentence->cross_kv[i].data());
             for (int64_t r = 0; r < rows; ++r, from += stride)
                 std::copy_n(from + width, width, sentence->cross_kv[i].data() + keys + r * width);
@@ -98,7 +98,7 @@ void Decoder::fill_cross_kv(Workspace &work, const std::vector<std::unique_ptr<S
 Float16 *Decoder::cached_key_value(const Workspace &work, const Sentence &sentence, int64_t layer, int64_t position, int64_t slot) const {
     const auto at = static_cast<size_t>(layer);
     const int64_t size = kv_offsets_[at + 1] - kv_offsets_[at];
-    return sentence.pages[static_cast<size_t>(position / kPage)].data() + kv_offsets_[at] * kPage * work.beam +
+    return sentence.pages[static_cast<size_t>(position / kPage)] + kv_offsets_[at] * kPage * work.beam +
            (position % kPage * work.beam + slot) * size;
 }
 
@@ -153,8 +153,11 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
     for (const Beam &beam : beams) {
         Sentence &sentence = *beam.sentence;
         if (sentence.position / kPage < static_cast<int64_t>(sentence.pages.size())) continue;
-        if (work.free_pages.empty()) work.free_pages.emplace_back(kv_offsets_.back() * kPage * work.beam);
-        sentence.pages.push_back(std::move(work.free_pages.back()));
+        if (work.free_pages.empty()) {
+            const int64_t size = kv_offsets_.back() * kPage * work.beam * static_cast<int64_t>(sizeof(Float16));
+            work.free_pages.push_back(static_cast<Float16 *>(work.arena.take(size)));
+        }
+        sentence.pages.push_back(work.free_pages.back());
         work.free_pages.pop_back();
     }
     run(work.registers, n, [&](const Operation &operation, const Rows &in, const Rows &out) {

@@ -13,13 +13,14 @@ constexpr int64_t kMaxBeam = 128;    // ancestors are uint8
 constexpr int64_t kMaxSource = 1 << 20;
 
 // A sentence in beam search. Its KV cache is float16, [layer][position][slot][key | value] in pages; a beam finds its history through its
-// ancestors, the slot of every position before: only these are copied when beams are reordered, never keys and values.
+// ancestors, the slot of every position before: only these are copied when beams are reordered, never keys and values. Both lie in the
+// workspace's arena.
 struct Sentence {
     int64_t index = 0, limit = 0, position = 0, beams = 1, source_length = 0;
     bool top_ended = false;  // the best continuation of a step was the end
-    std::vector<Buffer<Float16>> pages;     // of the KV cache of self-attention
+    std::vector<Float16 *> pages;           // of the KV cache of self-attention
     Buffer<float> cells;                    // of all recurrences after this position and the one before, [position % 2][slot][columns]
-    std::vector<Buffer<Float16>> cross_kv;  // of each cross-attention the keys, transposed, then the values; see KeysValues
+    std::vector<Part<Float16>> cross_kv;    // of each cross-attention the keys, transposed, then the values; see KeysValues
     std::vector<uint8_t> ancestors, next_ancestors;  // [beam, limit]
     std::vector<int32_t> tokens;                     // fed at every position, [limit, beam]
     std::vector<double> scores;                      // [beams]
@@ -52,7 +53,8 @@ struct Workspace {
     Buffer<int32_t> top_tokens;
     Buffer<double> log_sum_exp;
     std::vector<const Float16 *> keys;                 // of every position, for self-attention
-    std::vector<Buffer<Float16>> free_pages;           // of finished sentences
+    Arena arena;                                       // of keys and values
+    std::vector<Float16 *> free_pages;                 // of finished sentences
     std::vector<std::unique_ptr<Sentence>> free_sentences;
 };
 

@@ -6,6 +6,9 @@ Matched by structure as in `from_graph`, from the value `hidden`, the last layer
     smoothing    Mul by a constant row before linear layers, which goes into the LayerNormalization before it
     pooling      what makes one row of `hidden`, told by what it computes: mean, maximum or first row, length 1 or not
     head         linear layers of the first row, with Tanh or Relu between
+
+All linear layers quantize their inputs dynamically, whatever the graph says: of MiniLM's ten nearest texts 96.3% stay
+those of fp32, with the graph's static qparams 95.2%; weights, smoothing and GPTQ's rounding are the graph's.
 """
 
 from __future__ import annotations
@@ -53,6 +56,9 @@ class _TextMapper(_GraphMapper):
         """What is fed to find out what a value is: nothing masked, all of one type."""
         value = {MASK: 1, TYPES: self.type}.get(name, token + 1)
         return np.full((1, length), value, np.int64)
+
+    def input_qparams(self, value: ir.Value | None) -> None:
+        """None: each row is quantized by its own range, which is nearer to float than the graph's one for all."""
 
     def map_value(self, value: ir.Value) -> int:
         """Append the operation that computes `value`; returns its register."""

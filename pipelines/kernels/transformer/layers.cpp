@@ -30,7 +30,7 @@ Buffer<float> padded(const Array &array, const char *name, int64_t count, const 
 }  // namespace
 
 RowLinear::RowLinear(const Isa &isa, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams,
-                     bool nonnegative, float padding)
+                     bool nonnegative, float padding, Arena *arena)
     : isa_(isa) {
     qparams_.zero_point = nonnegative ? 0 : 128;
     if (qparams) qparams_ = {qparams->first, qparams->second};
@@ -55,9 +55,11 @@ RowLinear::RowLinear(const Isa &isa, const Array &weight, const Array &scale, co
         if (255 * magnitudes[static_cast<size_t>(j)] >= INT32_MAX) refuse("linear", "its sums can overflow 32 bits");
         compensation_[j] = static_cast<int32_t>(-qparams_.zero_point * sums[static_cast<size_t>(j)]);
     }
-    weight_.reserve(isa.packed_bytes(inputs, all));
-    isa.pack_linear(padded_weight.data(), inputs, all, weight_.data());
-    linear_.inputs = inputs, linear_.outputs = all, linear_.weight = weight_.data(), linear_.bias = compensation_.data();
+    const int64_t bytes = isa.packed_bytes(inputs, all);
+    if (!arena) weight_.reserve(bytes);
+    void *packed = arena ? arena->take(bytes) : weight_.data();
+    isa.pack_linear(padded_weight.data(), inputs, all, packed);
+    linear_.inputs = inputs, linear_.outputs = all, linear_.weight = packed, linear_.bias = compensation_.data();
     linear_.scale = scale_.data(), linear_.float_output = true;
 }
 
@@ -65,7 +67,7 @@ void RowLinear::gather(const RowLinear &whole, const std::vector<int32_t> &colum
     qparams_ = whole.qparams_, linear_ = whole.linear_, outputs_ = static_cast<int64_t>(columns.size());
     const int64_t all = round_up(outputs_, kColumns);
     weight_.reserve(isa_.packed_bytes(linear_.inputs, all)), compensation_.reserve(all), scale_.reserve(all), bias_.reserve(all);
-    isa_.gather_columns(whole.weight_.data(), linear_.inputs, columns.data(), outputs_, weight_.data());
+    isa_.gather_columns(whole.linear_.weight, linear_.inputs, columns.data(), outputs_, weight_.data());
     for (int64_t j = 0; j < all; ++j) {
         const int64_t column = j < outputs_ ? columns[static_cast<size_t>(j)] : -1;
         compensation_[j] = column < 0 ? 0 : whole.compensation_[column];
@@ -86,7 +88,7 @@ void RowLinear::top_k(const Rows &in, int64_t n, float *panel, const TopK &top, 
     Linear part = linear_;
     for (int64_t first = 0; first < outputs_; first += kPanel) {
         part.outputs = std::min(kPanel, linear_.outputs - first);
-        part.weight = weight_.data() + isa_.packed_bytes(linear_.inputs, first + kColumns) - isa_.packed_bytes(linear_.inputs, kColumns);
+        part.weight = static_cast<const uint8_t *>(linear_.weight) + isa_.packed_bytes(linear_.inputs, first + kColumns) - isa_.packed_bytes(linear_.inputs, kColumns);
         part.bias = linear_.bias + first, part.scale = linear_.scale + first;
         isa_.linear(part, {in.scale, bias_.data() + first, nullptr, 0, false}, in.quantized, in.stride, n, panel, kPanel);
         isa_.rows->top_k(panel, kPanel, first, std::min(kPanel, outputs_ - first), top, n);
@@ -132,7 +134,7 @@ const RowLinear *Layers::add_linear(const Array &weight, const Array &scale, con
                                     bool nonnegative, int64_t inputs, const char *operation, float padding) {
     if (weight.ndim() == 2 && static_cast<int64_t>(weight.shape(0)) != inputs)
         refuse(operation, "takes " + text(static_cast<int64_t>(weight.shape(0))) + " inputs, is given " + text(inputs));
-    linears_.emplace_back(isa_, weight, scale, bias, qparams, nonnegative, padding);
+    linears_.emplace_back(isa_, weight, scale, bias, qparams, nonnegative, padding, &arena_);
     return &linears_.back();
 }
 

@@ -26,9 +26,9 @@ using StaticQParams = std::optional<std::pair<float, int32_t>>;
 class RowLinear {
   public:
     // weight int8 [inputs, outputs], scale and bias float32 [outputs]. nonnegative: dynamic quantization may use the zero point 0.
-    // padding: the bias of the columns that pad.
+    // padding: the bias of the columns that pad. arena: where the weights lie, which outlives the layer; null: in memory of its own.
     RowLinear(const Isa &isa, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams, bool nonnegative,
-              float padding = 0);
+              float padding = 0, Arena *arena = nullptr);
     // in.quantized and in.scale -> out [n, out_stride], whole 64 columns; residual: [n, residual_stride] or null.
     void run(const Rows &in, int64_t n, bool relu, const float *residual, int64_t residual_stride, float *out, int64_t out_stride) const;
     // The largest columns of every row, and log(sum_j exp(y_j)), [n], over all of them; panel: scratch, [n, kPanel].
@@ -38,7 +38,7 @@ class RowLinear {
     // Becomes the layer of these columns of `whole`, which has more than kNarrow; its memory is used again.
     void gather(const RowLinear &whole, const std::vector<int32_t> &columns);
     // The weights of one output, int8 [inputs].
-    void column(int64_t output, int8_t *weight) const { isa_.unpack_column(weight_.data(), linear_.inputs, output, weight); }
+    void column(int64_t output, int8_t *weight) const { isa_.unpack_column(linear_.weight, linear_.inputs, output, weight); }
     const QParams &qparams() const { return qparams_; }  // of the rows it takes
     int64_t inputs() const { return linear_.inputs; }
     int64_t outputs() const { return outputs_; }
@@ -48,7 +48,7 @@ class RowLinear {
     Linear linear_{};
     QParams qparams_;
     int64_t outputs_;
-    Buffer<uint8_t> weight_;
+    Buffer<uint8_t> weight_;        // where no arena has them
     Buffer<int32_t> compensation_;  // -zero_point * sum of a column's weights
     Buffer<float> scale_, bias_;
 };
@@ -128,6 +128,7 @@ class Layers {
     int64_t width_ = 0;  // of the embeddings
 
   private:
+    Arena arena_;
     std::deque<RowLinear> linears_;
     std::deque<Buffer<float>> parameters_;
     std::optional<Array> table_;  // kept alive

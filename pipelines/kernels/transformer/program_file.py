@@ -1,26 +1,11 @@
-"""A Transformer's programs as one memory-mapped file: opening it needs neither the graph nor what reads graphs.
-
-    int64, little endian: size of the header; the header, JSON; from the next multiple of `PAGE` on every array,
-    C-contiguous, at a multiple of `LINE` bytes
-
-The header is {"version": VERSION, "programs": [encoder, decoder]}, these as {class: fields}; an array in them is
-{"array": [dtype, shape, offset behind the header]}, with "transposed" where it is that array's transpose: arrays that
-share memory do so in the file and when it is read.
-"""
+"""A Transformer's programs in a file, see `pipelines.kernels.program_file`."""
 
 from __future__ import annotations
 
-import json
-import mmap
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pipelines.core.errors import RequestError, one_line
-from pipelines.core.files import replacing
-from pipelines.kernels.arrays import Array
+from pipelines.kernels import program_file
 from pipelines.kernels.transformer.program import (
     Activation,
     Attention,
@@ -42,9 +27,8 @@ from pipelines.kernels.transformer.text_program import Dense, TextProgram
 
 # The key under which programs are cached. Bump it when the layout of this file, the dataclasses of `program` or what
 # `from_graph` makes of a graph change; tests/kernels/transformer/test_program_file.py fails where that is forgotten.
-VERSION = 1
+VERSION = 2
 SUFFIX = ".zoo"
-PAGE, LINE = 4096, 64  # bytes
 _OPERATIONS = (
     Embedding,
     LayerNorm,
@@ -63,66 +47,13 @@ CLASSES = {each.__name__: each for each in (*_PARTS, *_OPERATIONS)}
 
 
 def save(path: Path, programs: tuple[EncoderProgram, DecoderProgram] | tuple[TextProgram]) -> None:
-    """Write the programs of encoder and decoder, or that of texts, to `path`, whole or not at all."""
-    offsets: dict[tuple[int, tuple[int, ...]], int] = {}  # (address, shape) -> offset
-    arrays: list[Array] = []
-    end = 0
-
-    def put(array: Array) -> dict[str, Any]:
-        nonlocal end
-        transposed = array.ndim == 2 and array.flags.f_contiguous and not array.flags.c_contiguous
-        flat = np.ascontiguousarray(array.T if transposed else array)
-        key = (flat.ctypes.data, flat.shape)
-        if key not in offsets:
-            offsets[key] = end
-            arrays.append(flat)  # kept, so that no other array gets its address
-            end += -(-flat.nbytes // LINE) * LINE
-        return {"array": [flat.dtype.str, flat.shape, offsets[key]], **({"transposed": True} if transposed else {})}
-
-    def encoded(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return put(value)
-        if isinstance(value, list | tuple):
-            return [encoded(item) for item in value]
-        if type(value).__name__ in CLASSES:
-            return {type(value).__name__: {field.name: encoded(getattr(value, field.name)) for field in fields(value)}}
-        return value
-
-    header = json.dumps({"version": VERSION, "programs": encoded(programs)}).encode()
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.write(bytes(-file.tell() % PAGE))
-        for array in arrays:
-            file.write(array.data)
-            file.write(bytes(-array.nbytes % LINE))
+    """Write the programs of a model to `path`, whole or not at all."""
+    program_file.save(path, programs, CLASSES, VERSION)
 
 
 def load(path: str | Path) -> Any:
-    """The programs in a file that `save` wrote, a tuple, their arrays read-only views of it.
+    """The programs in a file that `save` wrote, their arrays read-only views of it.
 
     Raises RequestError where the file is missing, damaged or of another version.
     """
-    try:
-        with Path(path).open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        size = int.from_bytes(content[:8], "little")
-        first = -(-(8 + size) // PAGE) * PAGE
-        header = json.loads(content[8 : 8 + size])
-        if header["version"] != VERSION:
-            raise ValueError(f"its version is {header['version']}, wanted {VERSION}")
-
-        def decoded(value: Any) -> Any:
-            if isinstance(value, list):
-                return [decoded(item) for item in value]
-            if not isinstance(value, dict):
-                return value
-            if "array" in value:
-                dtype, shape, offset = value["array"]
-                flat = np.ndarray(shape, dtype, content, first + offset)
-                return flat.T if value.get("transposed") else flat
-            ((name, arguments),) = value.items()
-            return CLASSES[name](**{key: decoded(item) for key, item in arguments.items()})
-
-        return tuple(map(decoded, header["programs"]))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
+    return program_file.load(path, CLASSES, VERSION)

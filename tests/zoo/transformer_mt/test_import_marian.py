@@ -20,7 +20,9 @@ import torch
 
 import zoo
 from pipelines.core.errors import RequestError
+from pipelines.graph import io as graph_io
 from pipelines.kernels import extension
+from pipelines.kernels.transformer.from_graph import programs
 from zoo.transformer_mt.data import END, START, padded
 from zoo.transformer_mt.decode import Hypothesis, beam_search
 from zoo.transformer_mt.importing import marian, recognize
@@ -409,18 +411,17 @@ def test_int8_weights_are_read_with_their_multipliers(name: str, kind: int, tmp_
     (folder / "model.npz").rename(tmp_path / "model.txt")
     (folder / "model.ende.intgemm.bin").write_bytes(binary(weights(options), options, kind))
     found = marian.read(folder)
-    multipliers = json.loads(found.files[marian.MULTIPLIERS])
     matrices = {key for key, each in originals.items() if each.ndim == 2}
     tables = {"embedding.weight", "source_embedding.weight"}
-    assert multipliers.keys() == (matrices if kind == 0x4101 else matrices - tables)
+    quantized = matrices if kind == 0x4101 else matrices - tables
+    assert found.about["int8"] == f"{len(quantized)} matrices"
+    multiplied = quantized - tables if name == "untied" else quantized
+    assert found.magnitudes == dict.fromkeys(multiplied, pytest.approx(127 / 9.5))
     for key, each in found.state.items():
-        if key in multipliers:
-            multiplier, activation = multipliers[key]
-            integers = each * np.float64(multiplier)
-            np.testing.assert_allclose(integers, np.rint(integers), atol=1e-4)
-            np.testing.assert_allclose(each, originals[key], atol=0.51 / multiplier)
-            assert np.abs(np.rint(integers)).max() == 127
-            assert activation == (0 if key in tables and name == "untied" else 9.5)  # multiplied with nothing
+        if key in quantized:
+            step = np.abs(originals[key]).max() / 127
+            np.testing.assert_allclose(each / step, np.rint(each / step), atol=1e-4)
+            np.testing.assert_allclose(each, originals[key], atol=0.51 * step)
         else:
             np.testing.assert_array_equal(each, originals[key])
     assert (found.languages, found.rules) == ("en-de", marian.FIREFOX)
@@ -433,10 +434,39 @@ def test_int8_files_of_marian_are_read(tmp_path: Path) -> None:
     theirs_, ours = (marian.read(folder / name) for name in ("their.bin", "ours.bin"))
     for key, each in ours.state.items():
         np.testing.assert_allclose(theirs_.state[key], each, rtol=1e-6)
-    ours_, given = (json.loads(each.files[marian.MULTIPLIERS]) for each in (ours, theirs_))
-    assert ours_.keys() == given.keys()
-    for key, (multiplier, _) in ours_.items():
-        assert given[key] == [pytest.approx(multiplier), 0.0]
+    assert theirs_.about["int8"] == ours.about["int8"] and not theirs_.magnitudes and ours.magnitudes
+
+
+@pytest.mark.skipif(not extension.isas(), reason="the native kernels are not built")
+def test_int8_weights_stay_as_they_are(tmp_path: Path) -> None:
+    """In int8.onnx and in native code, with their steps; the file's multipliers say how what they multiply is scaled."""
+    changed = {**MODELS["ssru"], "transformer-heads": 2}  # of 16 columns, which native code does not pad
+    folder, options = folder_of(tmp_path / "original", changed), {**OPTIONS, **changed}
+    originals, imported = weights(options), tmp_path / "imported"
+    (folder / "model.npz").unlink()
+    (folder / "model.ende.intgemm.bin").write_bytes(binary(originals, options))
+    zoo.import_model(folder, imported)
+    (tmp_path / "text").write_text("\n".join(TEXTS))
+    zoo.calibrate(imported, str(tmp_path / "text"))
+    zoo.build(imported)
+
+    wanted: dict[bytes, float] = {}
+    for name, each in originals.items():
+        if name.rpartition("_")[2].startswith("W"):
+            step = np.abs(each).max() / 127
+            integers = np.rint(each / step).astype(np.int8)
+            for column in integers if "Wemb" in name else integers.T:
+                wanted[column.tobytes()] = step / 4 if name.endswith("_Wq") else step  # attention's 1 / sqrt(16)
+    encoder, decoder = programs(graph_io.load(imported / "int8.onnx"))
+    layers = [each.layer for each in (*encoder.operations, *decoder.operations) if hasattr(each, "layer")]
+    assert len(layers) == 2 * 4 + 2 * 6 + 1
+    for layer in layers:
+        for column, scale in zip(layer.weight.T, layer.scale.tolist(), strict=True):
+            if column.any():
+                assert scale == pytest.approx(wanted[np.ascontiguousarray(column).tobytes()], rel=1e-5)
+        assert layer.qparams is not None and layer.qparams.scale == pytest.approx(
+            127 / 9.5 / (127.5 if layer.qparams.zero_point else 255), rel=1e-2
+        )
 
 
 def test_a_binary_shortlist(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pipelines.models.stages import open_folder
 from zoo import cli
 from zoo.transformer_mt import predict
 from zoo.transformer_mt.data import PAD, Vocabulary
+from zoo.transformer_mt.sentences import split_sentences
 
 
 @pytest.fixture(scope="module")
@@ -242,19 +243,18 @@ def test_a_line_with_a_sentence_too_long_is_refused_with_its_number(translate, t
         translate(" ".join([*parts, " ".join(texts[:30]).capitalize()]).encode(), on_error="raise")
 
 
-def test_sentences_end_at_marks_before_white_space_and_no_small_letter():
-    text = 'One here. Two there! Three? "Four." Five 3.5 m. and more. 12 men go. Éric (with him). Übung. ähm'
-    wanted = [
-        "One here.",
-        "Two there!",
-        "Three?",
-        '"Four."',
-        "Five 3.5 m. and more.",
-        "12 men go.",
-        "Éric (with him).",
-        "Übung. ähm",
-    ]
-    assert predict.SENTENCE_END.split(text) == wanted
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("en", ["Mr. Bax paid $3.50 at 2 p.m. in Washington, D.C. for it!", '"Really?" she asked.', "Yes."]),
+        ("", ["See fig. 3.2 for details.", "12 men go."]),
+        ("de_DE", ["Am 5. Mai kam Dr. Müller z.B. mit.", "Übung!"]),
+        ("deu_Latn", ["Am 5. Mai kam Dr. Müller z.B. mit.", "Übung!"]),
+        ("jpn_Jpan", ["今日は。", "元気ですか？"]),
+    ],
+)
+def test_sentences_end_where_their_language_ends_them(language, sentences):
+    assert split_sentences(("" if language == "jpn_Jpan" else " ").join(sentences), language) == sentences
 
 
 @pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")

@@ -180,6 +180,32 @@ def test_a_teacher_s_translations_are_trained_on(translator, pairs, language, tm
         train(pairs, tmp_path / "none", config=replace(QUICK, teacher="nobody"))
 
 
+def test_a_frozen_encoder_stays_and_the_decoder_learns_the_teacher_s_distributions(language):
+    torch.manual_seed(1)
+    teacher, student = build("one", 60), build("one", 60)
+    student.load_state_dict(teacher.state_dict() | {k: v for k, v in student.state_dict().items() if "decoder" in k})
+    before = {name: each.clone() for name, each in student.state_dict().items()}
+    config = replace(QUICK, teacher="some", inherit=True, frozen=True, soft=1.0, learning_rate=1e-2, warmup=0)
+    trainer = Trainer(student, config, Processes(), teacher)
+    found, batch = corpus(language), np.arange(6)
+    student.train()
+    losses = []
+    for _ in range(30):
+        losses.append(float(trainer.loss(student, found, batch, False, 0.0)[0].detach()))
+        trainer.step(found, batch, 30)
+    source, labels = (torch.from_numpy(data.padded([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)
+    with torch.no_grad():
+        taught = teacher.eval()(source, target)[labels != data.PAD].softmax(1)
+    entropy = float(-(taught * taught.log()).sum())
+    assert losses[-1] - entropy < 0.2 * (losses[0] - entropy)
+    same = {name for name, each in student.state_dict().items() if torch.equal(each, before[name])}
+    assert {name for name in before if not name.startswith("decoder")} == same
+    for wrong in ({"frozen": True}, {"soft": 0.5}):
+        with pytest.raises(RequestError, match="without"):
+            replace(QUICK, **wrong)
+
+
 def test_the_loss_is_cross_entropy_with_smoothed_labels(language):
     found = corpus(language)
     trainer = Trainer(build("one", 60), QUICK, Processes())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing, require_place, sha256, write_json
 from pipelines.models.entry import Importer
 from pipelines.models.hub import CARD, CardFile
+from pipelines.models.stages import RANGES
 from zoo.transformer_mt.shortlist import SHORTLIST
 from zoo.transformer_mt.vocabularies import PIECES, SOURCE, TARGET, ImportedVocabulary
 
@@ -54,6 +56,7 @@ def write(
     import torch
 
     from zoo.training import fill
+    from zoo.transformer_mt.freeze import export
     from zoo.transformer_mt.model import Transformer
     from zoo.transformer_mt.train import MODEL
 
@@ -75,7 +78,9 @@ def write(
     sizes = [len(each) for each in found.pieces]
     model = Transformer(found.form, sizes[-1], pre_norm=found.pre_norm, dropout=0.0, source_vocabulary=sizes[0])
     fill(model, {name: torch.from_numpy(each) for name, each in found.state.items()}, path)
-    for name in (CARD, MODEL, *found.files):
+    if found.magnitudes:
+        files[RANGES] = json.dumps(_ranges(export(model), found.magnitudes), indent=1).encode()
+    for name in (CARD, MODEL, *files):
         require_place(output / name)
     for name, content in files.items():
         with replacing(output / name) as temporary:
@@ -90,6 +95,19 @@ def write(
     }
     write_json(output / "train.json", about)
     return {"preprocessing": features, "imported": dict(found.about)}, [_listed(output / name) for name in files]
+
+
+def _ranges(graph: Any, magnitudes: Mapping[str, float]) -> dict[str, float]:
+    """{what a weight of `magnitudes` is multiplied with in the frozen graph: its greatest magnitude}."""
+    found: dict[str, float] = {}
+    for node in graph.graph:
+        if node.op_type == "MatMul":
+            x, weight = node.inputs
+            table = weight.producer()  # that of the embeddings, transposed, makes the logits
+            name = (table.inputs[0] if table is not None and table.op_type == "Transpose" else weight).name
+            if magnitude := magnitudes.get(name, 0.0):
+                found[x.name] = max(found.get(x.name, 0.0), magnitude)
+    return found
 
 
 def _listed(path: Path) -> CardFile:

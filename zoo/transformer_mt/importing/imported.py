@@ -23,7 +23,8 @@ class Imported:
 
     state: its state dict, as arrays. framing, pieces, files: of its vocabularies
     (`zoo.transformer_mt.vocabularies`); pieces are the texts of the tokens of the source, and of the target where that
-    is another vocabulary. max_length: tokens of a source. about: for the card.
+    is another vocabulary. max_length: tokens of a source. magnitudes: {weight of the state dict: greatest magnitude of
+    what it is multiplied with} where the original tells it. about: for the card.
     """
 
     form: Form
@@ -36,6 +37,7 @@ class Imported:
     max_length: int
     languages: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
+    magnitudes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

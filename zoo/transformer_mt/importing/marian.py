@@ -10,7 +10,6 @@ NAME_QuantMultA, where there is one, is the m of what the matrix NAME is multipl
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import struct
 import zipfile
@@ -38,8 +37,6 @@ VERSION = struct.pack("<Q", 1)  # what a .bin begins with
 PLAIN = {0x101: "<i1", 0x402: "<f2", 0x404: "<f4", 0x408: "<f8"}
 QUANTIZED = {0x4101: "<i1", 0x10001: "<i1", 0x4102: "<i2", 0x10002: "<i2"}  # of browsermt's and of Marian's own
 ALPHA = "_QuantMultA"
-# {weight of the state dict: [m, m of what it is multiplied with or 0]}: a quantized weight w was the integer w m
-MULTIPLIERS = "multipliers.json"
 FIREFOX = Rules(kind="marian", beam=1, length_penalty=1.0, growth=2.0, banned=(UNKNOWN,))  # how a browser decodes
 OWN = Rules(kind="marian", beam=12, length_penalty=0.0, growth=3.0, banned=(UNKNOWN,))  # Marian's defaults
 DECODERS = {"self-attention": "attention", "rnn": "ssru", "average-attention": "average"}
@@ -197,7 +194,8 @@ class _Reader:
         self.faults: list[str] = []
         self.path = path
         self.used: set[str] = set()
-        self.int8: dict[str, list[float]] = {}
+        self.int8: set[str] = set()
+        self.magnitudes: dict[str, float] = {}
         self.decoding = self._decoding()
         self.file = path if path.is_file() else self._chosen()
         self.tensors: dict[str, Tensor] = {}
@@ -230,8 +228,6 @@ class _Reader:
         framing = Framing(vocabularies[0].kind, tuple(files))
         if shortlist := self._shortlist(vocabularies, renumbered):
             files[SHORTLIST] = shortlist.to_bytes()
-        if self.int8:
-            files[MULTIPLIERS] = json.dumps(self.int8, indent=1).encode()
         if self.faults:
             raise self._refusal()
         version = self._option("version").split(" ")[0]
@@ -246,7 +242,8 @@ class _Reader:
             rules,
             POSITIONS,
             self._languages(),
-            about | ({"int8": f"{len(self.int8)} matrices, see {MULTIPLIERS}"} if self.int8 else {}),
+            about | ({"int8": f"{len(self.int8)} matrices"} if self.int8 else {}),
+            self.magnitudes,
         )
 
     def _refusal(self) -> RequestError:
@@ -588,10 +585,14 @@ class _Reader:
         return found, tuple(renumbered), form
 
     def _quantized(self, ours: str, weight: Tensor, *names: str) -> None:
-        """Note the multiplier of a quantized weight, and that of what it is multiplied with, 0 where there is none."""
+        """Note a quantized weight, and the greatest magnitude of what it is multiplied with, where the file has that
+        one's multiplier.
+        """
         if weight.multiplier:
+            self.int8.add(ours)
             alpha = next((each.values for name in names if (each := self.tensors.get(name + ALPHA))), np.zeros(1))
-            self.int8[ours] = [weight.multiplier, float(alpha.ravel()[0])]
+            if 0 < (multiplier := float(alpha.ravel()[0])) < np.inf:
+                self.magnitudes[ours] = 127 / multiplier
 
     # ---------------------------------------------------------------------------------------------------- vocabulary
 

@@ -1,0 +1,68 @@
+"""Files derived from others on the user's machine, such as another form of a graph."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipelines.core import files, settings
+from pipelines.core.errors import RequestError, ZooError
+
+
+def derived(
+    origin: Path,
+    places: Sequence[Path],
+    kind: str,
+    form: int | str,
+    make: Callable[[Path, Path], object],
+    suffix: str = ".onnx",
+) -> Path:
+    """The path of what `make` makes of the file `origin`, such as another form of its graph; made where it is missing
+    or stale.
+
+    It lies in the first of `places` that may be written, or else in the cache, as ORIGIN.KIND-DIGEST and the
+    suffix, and beside it what it was when it was made: one that has changed since is made anew; in other places than
+    the cache, those of older origins are removed. make: given the paths of source and result, writes it. form: the
+    version of what `make` does. Raises RequestError where it can be written nowhere, and what `make` raises.
+    """
+    digest = hashlib.sha256(f"{files.digest(origin)} {form}".encode()).hexdigest()[:12]
+    stem = f"{origin.stem}.{kind}-"
+    places = [*places, settings.home() / "derived"]
+    if existing := next((path for place in places if _is_whole(path := place / f"{stem}{digest}{suffix}")), None):
+        return existing
+    for place in places:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            path = place / f"{stem}{digest}{suffix}"
+            # nobody writes a file that another has mapped
+            with files.locked(place / ".derived.lock", f"another process writes into {place}"):
+                if not _is_whole(path):
+                    make(origin, path)
+                    parts = [each for each in (path, files.mapped(path)) if each.is_file()]
+                    files.write_json(_identities(path), {each.name: files.identity(each) for each in parts})
+        except OSError as error:
+            fault = error.strerror or str(error)
+            continue
+        if place is not places[-1]:
+            for old in place.glob(f"{stem}*{suffix}"):
+                if old != path:
+                    for outdated in (old, files.mapped(old), _identities(old)):
+                        outdated.unlink(missing_ok=True)
+        return path
+    raise RequestError(f"cannot write {places[-1]}: {fault}; set ZOO_HOME to a folder you may write")
+
+
+def _identities(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a derived file, and that of its large initializers, is what was made; read once after each change."""
+    if not (path.is_file() and _identities(path).is_file()):
+        return False
+    try:
+        made = files.read_json(_identities(path))
+        return path.name in made and all(files.same(path.with_name(name), was) for name, was in made.items())
+    except (AttributeError, LookupError, OSError, TypeError, ZooError):  # damaged, or a part is missing
+        return False

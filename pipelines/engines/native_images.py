@@ -1,0 +1,106 @@
+"""Image classifiers in native kernels, from any quantized graph that maps onto an `ImageProgram`."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core import machine
+from pipelines.core.batches import Batch
+from pipelines.core.derived import derived
+from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.engines.quickest import Option
+from pipelines.engines.session import BatchError, Executed, Port
+from pipelines.kernels import extension, program_file
+from pipelines.kernels.arrays import contiguous
+from pipelines.kernels.images.native import PackedProgram, pack
+from pipelines.kernels.images.program import ImageProgram
+
+# Of what `store` makes of a graph: bump it when `from_graph`, the packed weights or the native object's methods change.
+VERSION = 2
+SUFFIX = ".zoo"
+CLASSES = {PackedProgram.__name__: PackedProgram}
+
+
+def store(source: Path, path: Path) -> None:
+    """Write the packed program of an ONNX file to `path`. Raises RequestError for a graph that cannot be mapped, naming
+    the operator that has no form there.
+    """
+    program_file.save(path, (pack(_mapped(source)),), CLASSES, VERSION)
+
+
+def packed(path: Path) -> PackedProgram:
+    """The packed program of an ONNX file, mapped from the cache of this machine, where it is made at first use.
+
+    Raises RequestError without kernels, and as `store`.
+    """
+    extension.required()
+    form = f"images {VERSION} {extension.isas()[0]}"
+    (program,) = program_file.load(derived(path, [], "images", form, store, SUFFIX), CLASSES, VERSION)
+    return program  # type: ignore[no-any-return]
+
+
+def form(path: Path) -> dict[str, Any]:
+    """What becomes of a quantized graph in these kernels: {"steps": {kind: count}}, or {"reason": why not}. Writes
+    nothing.
+    """
+    try:
+        steps = [type(each).__name__ for each in _mapped(path).steps]
+    except ZooError as error:
+        return {"reason": str(error)}
+    return {"steps": {kind: steps.count(kind) for kind in dict.fromkeys(steps)}}
+
+
+class ImageSession:
+    """An image classifier, in one call of the native kernels a batch. Threads may share it, and forked processes."""
+
+    engine = "native"
+
+    def __init__(self, path: Path, threads: int) -> None:
+        machine.require_threads(threads)
+        self.path, self.threads = path, threads
+        self._program = packed(path)
+        try:
+            self._network = self._program.open()
+        except (AttributeError, TypeError, ValueError) as error:
+            raise RequestError(f"the packed program of {path} is damaged: {one_line(error)}") from error
+        given = self._program
+        self.inputs = {given.input: Port(np.dtype(given.dtype), (None, *given.shape))}
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """The outputs for a batch, see `Session`."""
+        program = self._program
+        x = batch.get(program.input)
+        if x is None or x.shape[1:] != tuple(program.shape) or x.dtype != program.dtype:
+            wanted = f"{program.input} {program.dtype} [n, {', '.join(map(str, program.shape))}]"
+            given = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
+            raise BatchError(f"the native kernels cannot run {self.path} on {given}; wanted {wanted}")
+        found = self._network(contiguous(x), self.threads)
+        if program.softmax:
+            powers = np.exp(found - found.max(axis=1, keepdims=True))
+            found = powers / powers.sum(axis=1, keepdims=True)
+        return {program.output: found.reshape(len(x), *program.result_shape)}
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """The steps that run, see `Session`."""
+        steps = [method for method, _ in self._program.calls if method not in ("tensor", "finish")]
+        return [Executed(f"{i}", f"{step} {self._program.isa}", "u8") for i, step in enumerate(steps)]
+
+
+def options(path: Path, threads: int) -> dict[str, Option]:
+    """The way to run a quantized classifier's graph. Raises RequestError where it cannot be mapped, and without
+    kernels.
+    """
+    packed(path)
+    return {"native": Option(functools.partial(ImageSession, path, threads), 0)}
+
+
+def _mapped(path: Path) -> ImageProgram:
+    from pipelines.graph import io  # with onnx, which only the first use of a file needs
+    from pipelines.kernels.images.from_graph import image_program
+
+    return image_program(io.load(path))

@@ -1,0 +1,58 @@
+"""Steps joined, and tensors that no step writes any more left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pipelines.kernels.images.program import Addition, Concatenation, Convolution, Pixels, Shape, Step
+
+
+def fuse_sums(steps: list[Step]) -> None:
+    """Let a convolution add, where its result is read by one Addition alone, and the other summand is there before."""
+    readers: dict[int, int] = {}
+    writers: dict[int, int] = {}
+    for at, step in enumerate(steps):
+        for tensor in _reads(step):
+            readers[tensor] = readers.get(tensor, 0) + 1
+        writers[getattr(step, "out", -1)] = at
+    for addition in [each for each in steps if isinstance(each, Addition)]:
+        first = writers[addition.a] > writers[addition.b]  # the later one of the two sums
+        own, other = (addition.a, addition.b) if first else (addition.b, addition.a)
+        layer = steps[writers[own]]
+        if own == other or readers[own] != 1 or not isinstance(layer, Convolution) or layer.sum is not None:
+            continue
+        if layer.groups > 1 and layer.weight.shape[3] == 1:  # depthwise
+            continue
+        steps[writers[own]] = replace(layer, out=addition.out, sum=addition.sum, other=other, other_first=not first)
+        at = steps.index(addition)
+        del steps[at]
+        writers = {getattr(step, "out", -1): index for index, step in enumerate(steps)}
+
+
+def renumbered(tensors: Sequence[Shape], steps: Sequence[Step]) -> tuple[tuple[Shape, ...], tuple[Step, ...]]:
+    """Tensors in the order in which they are written, without those that no step writes any more."""
+    order: dict[int, int] = {-1: -1}
+    for step in steps:
+        order.setdefault(getattr(step, "out", -1), len(order) - 1)
+    found = []
+    for step in steps:
+        fields: dict[str, Any] = {
+            key: order[getattr(step, key)] for key in ("x", "a", "b", "out", "other") if hasattr(step, key)
+        }
+        if isinstance(step, Concatenation):
+            fields["xs"] = tuple(order[x] for x in step.xs)
+        found.append(replace(step, **fields))  # type: ignore[type-var]
+    return tuple(tensors[old] for old, new in order.items() if new >= 0), tuple(found)
+
+
+def _reads(step: Step) -> tuple[int, ...]:
+    match step:
+        case Addition():
+            return step.a, step.b
+        case Concatenation():
+            return step.xs
+        case Pixels():
+            return ()
+    return (step.x,)  # type: ignore[attr-defined]

@@ -1,0 +1,496 @@
+#include "images/network.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <ctime>
+#include <mutex>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+
+namespace zoo {
+namespace {
+
+constexpr int64_t kPixels = 240;  // whose windows are listed at a time
+
+// Seconds of this thread's processor time: others may be at work.
+double now() {
+    timespec at{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
+    return static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
+}
+
+void require(bool fits, const char *what) {
+    if (!fits) throw std::invalid_argument(std::string("the sizes of ") + what + " do not fit its tensors");
+}
+
+}  // namespace
+
+Pair ConvolutionShape::tap(int64_t t) const {
+    if (columns_of_three()) return t % 4 < 3 ? Pair{t % 4, t / 4} : Pair{-1, 0};
+    return t < rows * columns ? Pair{t / columns, t % columns} : Pair{-1, 0};
+}
+
+int64_t ConvolutionShape::joined() const {
+    const int64_t each = outputs / groups;
+    return std::min(groups, 16 / std::gcd(each, int64_t{16}));
+}
+
+int64_t ConvolutionShape::width(int64_t block) const {
+    return round_up(std::min(joined(), groups - block * joined()) * (outputs / groups), 16);
+}
+
+bool ConvolutionShape::whole_rows() const { return groups == 1 && !dilated && round_up(inputs, 4) == pitch; }
+
+int64_t ConvolutionShape::packed_bytes(const Isa &isa) const {
+    if (depthwise()) return isa.images->depthwise_bytes(tap_groups(), round_up(outputs, 16));
+    int64_t bytes = 0;
+    for (int64_t b = 0; b < blocks(); ++b) bytes += round_up(isa.images->dense_bytes(stretches() * stretch(), width(b)), 64);
+    return bytes;
+}
+
+void ConvolutionShape::pack(const Isa &isa, const int8_t *weight, const int32_t *bias, const float *scale, uint8_t *packed) const {
+    const auto at = [&](int64_t o, int64_t i, int64_t j, int64_t k) { return weight[((o * rows + i) * columns + j) * inputs + k]; };
+    const int64_t each = outputs / groups, depth = depthwise() ? 4 * tap_groups() : stretches() * stretch();
+    for (int64_t b = 0; b < (depthwise() ? 1 : blocks()); ++b) {
+        const int64_t first = depthwise() ? 0 : b * joined() * each;
+        const int64_t wide = depthwise() ? round_up(outputs, 16) : width(b), count = std::min(wide, outputs - first);
+        std::vector<int8_t> dense(static_cast<size_t>(depth * wide));
+        std::vector<int32_t> biases(static_cast<size_t>(wide));
+        std::vector<float> scales(static_cast<size_t>(wide));
+        std::copy_n(bias + first, count, biases.begin());
+        std::copy_n(scale + first, count, scales.begin());
+        for (int64_t c = 0; c < count; ++c) {
+            const int64_t o = first + c, group = depthwise() ? 0 : o / each - b * joined();
+            if (depthwise()) {
+                for (int64_t t = 0; t < depth; ++t)
+                    if (const auto [i, j] = tap(t); i >= 0) dense[static_cast<size_t>(t * wide + c)] = at(o, i, j, 0);
+                continue;
+            }
+            for (int64_t i = 0; i < rows; ++i)
+                for (int64_t j = 0; j < columns; ++j)
+                    for (int64_t k = 0; k < inputs; ++k) {
+                        const int64_t line = whole_rows() ? i * stretch() + j * pitch + k : (i * columns + j) * stretch() + group * inputs + k;
+                        dense[static_cast<size_t>(line * wide + c)] = at(o, i, j, k);
+                    }
+        }
+        if (depthwise()) return isa.images->pack_depthwise(dense.data(), biases.data(), scales.data(), tap_groups(), wide, packed);
+        isa.images->pack_dense(dense.data(), biases.data(), scales.data(), depth, wide, packed);
+        packed += round_up(isa.images->dense_bytes(depth, wide), 64);
+    }
+}
+
+int64_t Network::tensor(int64_t height, int64_t width, int64_t channels, int64_t pitch) {
+    constexpr int64_t kMost = 1 << 16;
+    const bool sized = std::min({height, width, channels}) >= 1 && std::max({height, width, channels}) <= kMost;
+    require(sized && height * width * channels <= 1 << 28 && (pitch == 4 ? channels <= 4 : pitch == round_up(channels, 16)), "a tensor");
+    tensors_.push_back({height, width, channels, pitch});
+    return static_cast<int64_t>(tensors_.size()) - 1;
+}
+
+int64_t Network::known(int64_t tensor, bool written) const {
+    require(tensor >= 0 && tensor < static_cast<int64_t>(tensors_.size()) && (at(tensor).first >= 0) == written, "a step");
+    return tensor;
+}
+
+void Network::step(int64_t out, const std::vector<int64_t> &reads, int64_t rows,
+                   std::function<void(const Sample &, int64_t, int64_t)> compute) {
+    const auto index = static_cast<int64_t>(steps_.size());
+    require(!finished_ && (index == 0) == reads.empty() && found_ == 0, "a step");
+    for (int64_t x : reads) tensors_[static_cast<size_t>(known(x, true))].last = index;
+    if (out >= 0) {
+        auto &written = tensors_[static_cast<size_t>(known(out, false))];
+        require(at(out).pitch >= 16 || index == 0, "a step");
+        written.first = written.last = index;
+    }
+    steps_.push_back({rows, out, std::move(compute)});
+}
+
+// x gets the padding that windows of this kernel want, and there are height x width of them.
+void Network::pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pads, int32_t fill, int64_t height, int64_t width) {
+    constexpr int64_t kMost = 1 << 16;
+    auto &t = tensors_[static_cast<size_t>(known(x, true))];
+    const Pair sizes{t.height, t.width}, counts{height, width};
+    for (size_t axis = 0; axis < 2; ++axis) {
+        require(std::min({kernel[axis], strides[axis], dilations[axis]}) >= 1 && std::min(pads[axis], pads[axis + 2]) >= 0, "windows");
+        require(std::max({kernel[axis], strides[axis], dilations[axis], pads[axis], pads[axis + 2]}) <= kMost, "windows");
+        const int64_t reach = (kernel[axis] - 1) * dilations[axis] + 1, room = sizes[axis] + pads[axis] + pads[axis + 2] - reach;
+        require(room >= 0 && room / strides[axis] + 1 == counts[axis], "windows");
+    }
+    for (size_t side = 0; side < 4; ++side) t.borders[side] = std::max(t.borders[side], pads[side]);
+    if (pads == Sides{}) return;
+    require(fill >= 0 && fill <= 255 && (t.fill < 0 || t.fill == fill), "padding");
+    t.fill = fill;
+}
+
+void Network::pixels(int64_t out, int64_t channels, const std::vector<int64_t> &fills, bool last, bool floats, float scale, int32_t zero) {
+    const int64_t height = at(known(out, false)).height, width = at(out).width;
+    require(channels >= 1 && channels + static_cast<int64_t>(fills.size()) == at(out).channels, "the input");
+    sample_ = channels * height * width, floats_ = floats;
+    step(out, {}, height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const Tensor &t = at(out);
+        Buffer<uint8_t> bytes(floats ? channels * width : 0);
+        std::vector<const uint8_t *> planes(static_cast<size_t>(channels));
+        for (int64_t y = begin; y < end; ++y) {
+            const int64_t lines = last ? 1 : channels, line = last ? channels * width : width;
+            for (int64_t c = 0; c < lines; ++c) {
+                const int64_t from = (last ? y * line : (c * height + y) * width);
+                if (floats) isa_.images->quantize(static_cast<const float *>(s.x) + from, scale, zero, line, bytes.data() + c * width);
+                planes[static_cast<size_t>(c)] = floats ? bytes.data() + c * width : static_cast<const uint8_t *>(s.x) + from;
+            }
+            uint8_t *to = s.pixel(t, y, 0);
+            if (channels == 3 && !last && t.pitch == 4) {
+                isa_.images->interleave(planes.data(), static_cast<uint8_t>(fills.empty() ? 0 : fills[0]), width, to);
+                continue;
+            }
+            for (int64_t x = 0; x < width; ++x, to += t.pitch) {
+                for (int64_t c = 0; c < channels; ++c)
+                    to[c] = last ? planes[0][x * channels + c] : planes[static_cast<size_t>(c)][x];
+                for (size_t c = 0; c < fills.size(); ++c) to[channels + static_cast<int64_t>(c)] = static_cast<uint8_t>(fills[c]);
+            }
+        }
+    });
+}
+
+void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape, const uint8_t *packed, int64_t bytes, Pair strides,
+                          Sides pads, Pair dilations, int32_t fill, Requantization of, const SumArguments *sum) {
+    const ConvolutionShape &c = shape;
+    require(std::min({c.outputs, c.rows, c.columns, c.inputs, c.groups}) >= 1 && c.outputs % c.groups == 0, "a convolution");
+    require(at(known(x, true)).channels == c.inputs * c.groups && at(x).pitch == c.pitch, "a convolution");
+    require(bytes == c.packed_bytes(isa_) && c.dilated == (dilations[1] > 1 && c.columns > 1), "a convolution's weights");
+    const auto count = [&](size_t axis, int64_t size, int64_t kernel) {
+        return (size + pads[axis] + pads[axis + 2] - (kernel - 1) * dilations[axis] - 1) / std::max<int64_t>(strides[axis], 1) + 1;
+    };
+    const int64_t height = out < 0 ? count(0, at(x).height, c.rows) : at(known(out, false)).height;
+    const int64_t width = out < 0 ? count(1, at(x).width, c.columns) : at(out).width;
+    pad(x, {c.rows, c.columns}, strides, dilations, pads, fill, height, width);
+    require(out < 0 || at(out).channels == c.outputs, "a convolution");
+    std::vector<int64_t> reads{x};
+    if (sum) {
+        require(!c.depthwise() && out >= 0 && at(known(sum->other, true)).height == height, "a sum");
+        require(at(sum->other).width == width && at(sum->other).channels == c.outputs && at(sum->other).pitch >= 16, "a sum");
+        reads.push_back(sum->other);
+    }
+    const SumArguments adds = sum ? *sum : SumArguments{};
+    const bool summed = sum != nullptr;
+    const auto window = [=](const Sample &s, int64_t y, int64_t column) {
+        return s.pixel(at(x), y * strides[0] - pads[0], column * strides[1] - pads[1]);
+    };
+    if (c.depthwise() && out >= 0) {
+        step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
+            const Tensor &from = at(x), &to = at(out);
+            std::vector<int64_t> offsets(static_cast<size_t>(4 * c.tap_groups()));
+            for (size_t t = 0; t < offsets.size(); ++t) {
+                const auto [i, j] = c.tap(static_cast<int64_t>(t));
+                offsets[t] = i < 0 ? offsets[t - 1] : i * dilations[0] * from.row() + j * dilations[1] * from.pitch;
+            }
+            const Depthwise layer{round_up(c.outputs, 16), c.tap_groups(), offsets.data(), strides[1] * from.pitch, to.pitch,
+                                  c.columns_of_three(),    packed,         of};
+            for (int64_t y = begin; y < end; ++y) isa_.images->depthwise(layer, window(s, y, 0), s.pixel(to, y, 0), width);
+        });
+        return;
+    }
+    require(!c.depthwise() || out >= 0, "a result");
+    found_ = out < 0 ? height * width * c.outputs : 0;
+    const int64_t results = found_;
+    found_ = 0;
+    step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const Tensor &from = at(x);
+        std::vector<int64_t> offsets(static_cast<size_t>(c.stretches()));
+        for (int64_t k = 0; k < c.stretches(); ++k)
+            offsets[static_cast<size_t>(k)] = c.whole_rows() ? k * dilations[0] * from.row()
+                                                            : k / c.columns * dilations[0] * from.row() + k % c.columns * dilations[1] * from.pitch;
+        const uint8_t *in[kPixels], *other[kPixels], *moved[kPixels];
+        uint8_t *to[kPixels], *shifted[kPixels];
+        float *floats[kPixels];
+        Buffer<float> found(out < 0 ? kPixels * round_up(c.outputs, 16) : 0);
+        for (int64_t p = begin * width; p < end * width;) {
+            const int64_t n = std::min(kPixels, end * width - p);
+            for (int64_t i = 0, y = p / width, column = p % width; i < n; column = 0, ++y) {
+                const int64_t end_of_row = std::min(n, i + width - column);
+                const auto list = [&](auto &of, auto first, int64_t step) {
+                    for (int64_t j = i; j < end_of_row; ++j, first += step) of[j] = first;
+                };
+                list(in, window(s, y, column), strides[1] * from.pitch);
+                if (out >= 0) list(to, s.pixel(at(out), y, column), at(out).pitch);
+                if (summed) list(other, s.pixel(at(adds.other), y, column), at(adds.other).pitch);
+                i = end_of_row;
+            }
+            const uint8_t *weights = packed;
+            for (int64_t b = 0; b < c.blocks(); ++b) {
+                const int64_t first = b * c.joined() * (c.outputs / c.groups), skip = b * c.joined() * c.inputs, wide = c.width(b);
+                const Dense layer{c.stretches(), c.stretch(), wide, offsets.data(), weights, of, summed ? &adds.sum : nullptr, adds.other_first};
+                for (int64_t i = 0; i < n && skip; ++i) moved[i] = in[i] + skip;
+                const uint8_t *const *windows = skip ? moved : in;
+                if (out < 0) {
+                    for (int64_t i = 0; i < n; ++i) floats[i] = found.data() + i * wide;
+                    isa_.images->dense_floats(layer, windows, floats, n);
+                    for (int64_t i = 0; i < n; ++i)
+                        std::copy_n(floats[i], std::min(wide, c.outputs - first), s.out + (p + i) * c.outputs + first);
+                } else {
+                    for (int64_t i = 0; i < n && first; ++i) shifted[i] = to[i] + first;
+                    for (int64_t i = 0; i < n && first && summed; ++i) other[i] += c.width(b - 1);
+                    isa_.images->dense(layer, windows, first ? shifted : to, summed ? other : nullptr, n);
+                }
+                weights += round_up(isa_.images->dense_bytes(c.stretches() * c.stretch(), wide), 64);
+            }
+            p += n;
+        }
+    });
+    found_ = results;
+}
+
+void Network::addition(int64_t a, int64_t b, int64_t out, const ByteSum &sum) {
+    for (int64_t x : {a, b}) {
+        known(x, true);
+        require(at(x).height == at(known(out, false)).height && at(x).width == at(out).width && at(x).channels == at(out).channels, "a sum");
+    }
+    step(out, {a, b}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const bool joined = at(a).pitch == at(out).pitch && at(b).pitch == at(out).pitch;
+        for (int64_t y = begin; y < end; ++y)
+            for (int64_t x = 0; x < (joined ? 1 : at(out).width); ++x)
+                isa_.images->sum(sum, s.pixel(at(a), y, x), s.pixel(at(b), y, x), s.pixel(at(out), y, x),
+                                 joined ? at(out).width * at(out).pitch : at(out).channels);
+    });
+}
+
+void Network::pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads,
+                   std::function<void(const Window &, int64_t, uint8_t *, int64_t)> of) {
+    require(at(known(x, true)).channels == at(known(out, false)).channels, "a pool");
+    for (size_t side = 0; side < 4; ++side) require(pads[side] >= 0 && pads[side] < kernel[side % 2], "a pool");
+    const Sides before = at(x).borders;
+    pad(x, kernel, strides, {1, 1}, pads, std::max(at(x).fill, 0), at(out).height, at(out).width);
+    tensors_[static_cast<size_t>(x)].borders = before;  // its windows are cut instead
+    step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const Tensor &from = at(x);
+        for (int64_t y = begin; y < end; ++y) {
+            const int64_t top = std::max<int64_t>(y * strides[0] - pads[0], 0);
+            const int64_t bottom = std::min(y * strides[0] - pads[0] + kernel[0], from.height);
+            for (int64_t column = 0; column < at(out).width; ++column) {
+                const int64_t left = std::max<int64_t>(column * strides[1] - pads[1], 0);
+                const int64_t right = std::min(column * strides[1] - pads[1] + kernel[1], from.width);
+                const Window window{s.pixel(from, top, left), bottom - top, right - left, from.row(), from.pitch};
+                of(window, kernel[0] * kernel[1], s.pixel(at(out), y, column), at(out).pitch);
+            }
+        }
+    });
+}
+
+void Network::max_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads) {
+    pool(x, out, kernel, strides, pads, [this](const Window &w, int64_t, uint8_t *to, int64_t channels) {
+        isa_.images->max_pool(w, to, channels);
+    });
+}
+
+void Network::average_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads, Mean mean, bool padded) {
+    pool(x, out, kernel, strides, pads, [=](const Window &w, int64_t taps, uint8_t *to, int64_t channels) {
+        Mean counted = mean;
+        counted.count = static_cast<float>(padded ? taps : w.rows * w.columns);
+        isa_.images->mean(w, counted, to, channels);
+    });
+}
+
+void Network::global_average(int64_t x, int64_t out, int32_t x_zero, float scale, int32_t zero) {
+    require(at(known(out, false)).height == 1 && at(out).width == 1 && at(known(x, true)).channels == at(out).channels, "a mean");
+    step(out, {x}, 1, [=](const Sample &s, int64_t, int64_t) {
+        const Tensor &t = at(x);
+        isa_.images->global_mean({s.pixel(t, 0, 0), t.height, t.width, t.row(), t.pitch}, x_zero, scale, zero, s.pixel(at(out), 0, 0),
+                                 at(out).pitch);
+    });
+}
+
+void Network::lookup(int64_t x, int64_t out, const uint8_t *table) {
+    require(at(known(x, true)).height == at(known(out, false)).height && at(x).width == at(out).width, "a lookup");
+    require(at(x).channels == at(out).channels, "a lookup");
+    std::array<uint8_t, 256> of{};
+    std::copy_n(table, 256, of.begin());
+    step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        for (int64_t y = begin; y < end; ++y)
+            for (int64_t column = 0; column < at(out).width; ++column) {
+                const uint8_t *from = s.pixel(at(x), y, column);
+                uint8_t *to = s.pixel(at(out), y, column);
+                for (int64_t c = 0; c < at(out).channels; ++c) to[c] = of[from[c]];
+            }
+    });
+}
+
+void Network::concatenation(const std::vector<int64_t> &xs, int64_t out) {
+    int64_t channels = 0;
+    for (int64_t x : xs) {
+        require(at(known(x, true)).height == at(known(out, false)).height && at(x).width == at(out).width, "a concatenation");
+        channels += at(x).channels;
+    }
+    require(channels == at(out).channels, "a concatenation");
+    step(out, xs, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        for (int64_t y = begin; y < end; ++y)
+            for (int64_t column = 0; column < at(out).width; ++column) {
+                uint8_t *to = s.pixel(at(out), y, column);
+                for (int64_t x : xs) to = std::copy_n(s.pixel(at(x), y, column), at(x).channels, to);
+            }
+    });
+}
+
+void Network::dequantize(int64_t x, float scale, int32_t zero, bool last) {
+    const int64_t height = at(known(x, true)).height, width = at(x).width, channels = at(x).channels;
+    step(-1, {x}, height, [=](const Sample &s, int64_t begin, int64_t end) {
+        for (int64_t y = begin; y < end; ++y)
+            for (int64_t column = 0; column < width; ++column) {
+                const uint8_t *from = s.pixel(at(x), y, column);
+                for (int64_t c = 0; c < channels; ++c)
+                    s.out[last ? (y * width + column) * channels + c : (c * height + y) * width + column] =
+                        static_cast<float>(from[c] - zero) * scale;
+            }
+    });
+    found_ = height * width * channels;
+}
+
+void Network::finish(int64_t results) {
+    require(!finished_ && results == found_ && results > 0, "the results");
+    finished_ = true, results_ = results;
+    for (size_t i = 0; i < tensors_.size(); ++i) {  // at the lowest place that is free while it lives
+        Tensor &t = tensors_[i];
+        require(t.first >= 0, "a tensor that no step writes");
+        std::vector<std::pair<int64_t, int64_t>> taken;
+        for (size_t j = 0; j < i; ++j)
+            if (tensors_[j].first <= t.last && t.first <= tensors_[j].last) taken.emplace_back(tensors_[j].at, tensors_[j].at + tensors_[j].bytes());
+        std::sort(taken.begin(), taken.end());
+        t.at = 0;
+        for (const auto &[begin, end] : taken)
+            if (begin < t.at + t.bytes()) t.at = std::max(t.at, end);
+        arena_ = std::max(arena_, t.at + t.bytes());
+    }
+}
+
+void Network::borders(const Sample &s, const Tensor &t, int64_t begin, int64_t end) const {
+    if (t.fill < 0) return;
+    const auto size = [](int64_t bytes) { return static_cast<size_t>(bytes); };
+    const auto [top, left, bottom, right] = t.borders;
+    uint8_t *first = s.arena + t.at;
+    if (begin == 0) std::memset(first, t.fill, size(top * t.row()));
+    if (end == t.height) std::memset(first + (top + t.height) * t.row(), t.fill, size(bottom * t.row()));
+    for (int64_t y = begin; y < end; ++y) {
+        uint8_t *row = first + (top + y) * t.row();
+        std::memset(row, t.fill, size(left * t.pitch));
+        std::memset(row + t.row() - right * t.pitch, t.fill, size(right * t.pitch));
+    }
+}
+
+void Network::compute(const Step &step, const Sample &sample, int64_t begin, int64_t end) const {
+    if (begin >= end) return;
+    step.compute(sample, begin, end);
+    if (step.out >= 0) borders(sample, at(step.out), begin, end);
+}
+
+namespace {
+
+// Arenas that calls have done with, for the next ones: their pages have been touched.
+class SampleArena {
+  public:
+    explicit SampleArena(int64_t bytes) : bytes_(bytes) {
+        const std::lock_guard<std::mutex> hold(mutex());
+        for (size_t i = 0; i < spare().size(); ++i)
+            if (spare()[i].first == bytes) {
+                memory_ = std::move(spare()[i].second);
+                spare().erase(spare().begin() + static_cast<std::ptrdiff_t>(i));
+                return;
+            }
+        memory_ = Buffer<uint8_t>(bytes);
+        std::memset(memory_.data(), 0, static_cast<size_t>(bytes));
+    }
+    ~SampleArena() {
+        const std::lock_guard<std::mutex> hold(mutex());
+        if (spare().size() < kSpare) spare().emplace_back(bytes_, std::move(memory_));
+    }
+    uint8_t *data() const { return memory_.data(); }
+
+  private:
+    static constexpr size_t kSpare = 8;
+    static std::mutex &mutex() {
+        static std::mutex of;
+        return of;
+    }
+    static std::vector<std::pair<int64_t, Buffer<uint8_t>>> &spare() {
+        static std::vector<std::pair<int64_t, Buffer<uint8_t>>> of;
+        return of;
+    }
+    int64_t bytes_;
+    Buffer<uint8_t> memory_;
+};
+
+// All threads arrive before any goes on.
+class Barrier {
+  public:
+    explicit Barrier(int64_t threads) : threads_(threads) {}
+    void wait() {
+        const int64_t turn = turn_.load();
+        if (arrived_.fetch_add(1) + 1 == threads_) {
+            arrived_.store(0);
+            turn_.fetch_add(1);
+            return;
+        }
+        for (int64_t spin = 0; turn_.load(std::memory_order_acquire) == turn; ++spin)
+            if (spin > 1000) std::this_thread::yield();
+    }
+
+  private:
+    const int64_t threads_;
+    std::atomic<int64_t> arrived_{0}, turn_{0};
+};
+
+}  // namespace
+
+void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
+    const auto input = [&](int64_t i) { return static_cast<const uint8_t *>(x) + i * sample_ * (floats_ ? 4 : 1); };
+    const int64_t apart = threads > 1 ? n / threads * threads : n;  // samples that a thread computes alone; all share the others
+    const SampleArena common(arena_);
+    Barrier barrier(threads);
+    const auto work = [&](int64_t thread) {
+        if (apart) {
+            const SampleArena own(arena_);
+            for (int64_t i = thread; i < apart; i += threads)
+                for (const Step &each : steps_) compute(each, {own.data(), input(i), out + i * results_}, 0, each.rows);
+        }
+        for (int64_t i = apart; i < n; ++i)
+            for (const Step &each : steps_) {
+                compute(each, {common.data(), input(i), out + i * results_}, each.rows * thread / threads, each.rows * (thread + 1) / threads);
+                barrier.wait();
+            }
+    };
+    std::vector<std::thread> others;
+    for (int64_t t = 1; t < threads; ++t) others.emplace_back(work, t);
+    work(0);
+    for (std::thread &each : others) each.join();
+}
+
+std::vector<double> Network::time_steps(const void *x, double seconds) const {
+    const SampleArena arena(arena_);
+    std::vector<float> out(static_cast<size_t>(results_));
+    const Sample sample{arena.data(), x, out.data()};
+    std::vector<double> spent(steps_.size());
+    const double start = now();
+    int64_t rounds = 0;
+    do {
+        for (size_t i = 0; i < steps_.size(); ++i) {
+            const double before = now();
+            compute(steps_[i], sample, 0, steps_[i].rows);
+            spent[i] += now() - before;
+        }
+        ++rounds;
+    } while (now() - start < seconds);
+    for (double &each : spent) each /= static_cast<double>(rounds);
+    return spent;
+}
+
+double product_limit(const std::string &isa, double seconds) {
+    const ImageKernels &kernels = *choose_isa(isa).images;
+    double most = 0;
+    for (const double start = now(); now() - start < seconds;) {
+        const double before = now();
+        const auto products = static_cast<double>(kernels.products(1 << 16));
+        most = std::max(most, products / (now() - before));
+    }
+    return most;
+}
+
+}  // namespace zoo

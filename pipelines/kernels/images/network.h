@@ -1,0 +1,118 @@
+// An image classifier as steps on tensors of bytes, channels last. Arithmetic: program.py, reference.py (the same in numpy).
+//
+// Tensors lie in one arena, those that are never needed at once over each other. A pixel takes whole 16 bytes (the first tensor's may
+// take 4), and around a tensor are as many pixels of padding as its widest reader wants, so that no kernel looks for borders.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "isa/arrays.h"
+#include "isa/dispatch.h"
+
+namespace zoo {
+
+using Pair = std::array<int64_t, 2>;
+using Sides = std::array<int64_t, 4>;  // top, left, bottom, right
+
+// A convolution's sizes, and how its weights are packed: in blocks of groups that together have whole 16 outputs, or as a depthwise one.
+struct ConvolutionShape {
+    int64_t outputs, rows, columns, inputs;  // weight [outputs, rows, columns, inputs], inputs of one group
+    int64_t groups, pitch;                   // pitch: bytes a pixel of x
+    bool dilated;                            // along a row
+
+    bool depthwise() const { return groups > 1 && inputs == 1 && outputs == groups; }
+    int64_t tap_groups() const { return columns_of_three() ? 3 : (rows * columns + 3) / 4; }
+    bool columns_of_three() const { return rows == 3 && columns == 3; }
+    Pair tap(int64_t t) const;  // row and column of the depthwise tap t, {-1, 0} for one that is none
+    int64_t joined() const;     // groups of a block
+    int64_t blocks() const { return (groups + joined() - 1) / joined(); }
+    int64_t width(int64_t block) const;    // outputs of it, whole 16
+    bool whole_rows() const;               // a stretch is a row of the window
+    int64_t stretches() const { return whole_rows() ? rows : rows * columns; }
+    int64_t stretch() const { return whole_rows() ? columns * pitch : round_up(joined() * inputs, 4); }
+    int64_t packed_bytes(const Isa &) const;
+    // weight int8 [outputs, rows, columns, inputs], bias, scale [outputs]
+    void pack(const Isa &, const int8_t *weight, const int32_t *bias, const float *scale, uint8_t *packed) const;
+};
+
+// What a step that sums two tensors adds to it.
+struct SumArguments {
+    ByteSum sum;
+    int64_t other;
+    bool other_first;
+};
+
+class Network {
+  public:
+    explicit Network(const std::string &isa) : isa_(choose_isa(isa)) {}
+    const char *isa() const { return isa_.name; }
+
+    // The next tensor. Sizes are checked in Python (program.py) and here, where memory depends on them: ValueError.
+    int64_t tensor(int64_t height, int64_t width, int64_t channels, int64_t pitch);
+    void pixels(int64_t out, int64_t channels, const std::vector<int64_t> &fills, bool last, bool floats, float scale, int32_t zero);
+    // packed: see ConvolutionShape::pack; it must live as long as this. out -1: the results
+    void convolution(int64_t x, int64_t out, const ConvolutionShape &, const uint8_t *packed, int64_t bytes, Pair strides, Sides pads,
+                     Pair dilations, int32_t fill, Requantization, const SumArguments *);
+    void addition(int64_t a, int64_t b, int64_t out, const ByteSum &);
+    void max_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads);
+    void average_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads, Mean, bool padded);
+    void global_average(int64_t x, int64_t out, int32_t x_zero, float scale, int32_t zero);
+    void lookup(int64_t x, int64_t out, const uint8_t *table);
+    void concatenation(const std::vector<int64_t> &xs, int64_t out);
+    void dequantize(int64_t x, float scale, int32_t zero, bool last);
+    // No step follows: lays out the tensors.
+    void finish(int64_t results);
+
+    // x: n samples; out [n, results]
+    void run(const void *x, int64_t n, float *out, int64_t threads) const;
+    int64_t results() const { return results_; }
+    int64_t sample() const { return sample_; }  // elements of the input
+    bool floats() const { return floats_; }
+    int64_t arena() const { return arena_; }
+    // The steps of a sample again and again for `seconds`, each alone: its mean seconds.
+    std::vector<double> time_steps(const void *x, double seconds) const;
+
+  private:
+    struct Tensor {
+        int64_t height, width, channels, pitch;
+        Sides borders{};
+        int32_t fill = -1;
+        int64_t first = -1, last = -1;  // steps that write and last read it
+        int64_t at = 0;                 // of its memory in the arena
+        int64_t row() const { return (width + borders[1] + borders[3]) * pitch; }
+        int64_t origin() const { return at + borders[0] * row() + borders[1] * pitch; }
+        int64_t bytes() const { return round_up((height + borders[0] + borders[2]) * row() + 64, 64); }
+    };
+    struct Sample {
+        uint8_t *arena;
+        const void *x;
+        float *out;
+        uint8_t *pixel(const Tensor &t, int64_t y, int64_t x_at) const { return arena + t.origin() + y * t.row() + x_at * t.pitch; }
+    };
+    struct Step {
+        int64_t rows, out;
+        std::function<void(const Sample &, int64_t begin, int64_t end)> compute;
+    };
+    void step(int64_t out, const std::vector<int64_t> &reads, int64_t rows, std::function<void(const Sample &, int64_t, int64_t)> compute);
+    const Tensor &at(int64_t tensor) const { return tensors_[static_cast<size_t>(tensor)]; }
+    int64_t known(int64_t tensor, bool written) const;
+    void pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pads, int32_t fill, int64_t height, int64_t width);
+    void pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads,
+              std::function<void(const Window &, int64_t taps, uint8_t *out, int64_t channels)> of);
+    void borders(const Sample &, const Tensor &, int64_t begin, int64_t end) const;
+    void compute(const Step &, const Sample &, int64_t begin, int64_t end) const;
+
+    const Isa &isa_;
+    std::vector<Tensor> tensors_;
+    std::vector<Step> steps_;
+    int64_t sample_ = 0, results_ = 0, arena_ = 0, found_ = 0;
+    bool floats_ = false, finished_ = false;
+};
+
+// Exact products of 8 bits a second that this thread's core can make in registers, of `seconds` of its processor time.
+double product_limit(const std::string &isa, double seconds);
+
+}  // namespace zoo

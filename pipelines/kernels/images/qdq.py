@@ -1,0 +1,100 @@
+"""Quantization in an ONNX graph, as the mapping of image classifiers reads it: qparams, weights, biases, tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.graph import query, reference_session
+from pipelines.kernels.arrays import Array
+
+
+def given(node: ir.Node) -> ir.Value:
+    """The first input."""
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def input_at(node: ir.Node, position: int) -> ir.Value | None:
+    """The input at a position, None where it is absent."""
+    return node.inputs[position] if len(node.inputs) > position else None
+
+
+def refused(node: ir.Node, why: str) -> RequestError:
+    """The error for an operator that has no form in the image kernels."""
+    return RequestError(f"the operator {query.label(node)} ({node.op_type}) {why}")
+
+
+def qparams(node: ir.Node) -> tuple[np.float32, int]:
+    """Scale and zero point of a quantization of bytes; signed ones count from -128."""
+    scale, zero = query.constant(input_at(node, 1)), query.constant(input_at(node, 2))
+    if scale is None or scale.size != 1 or scale.dtype != np.float32:
+        raise refused(node, "has no one constant scale")
+    if zero is None and input_at(node, 2) is None:
+        zero = np.zeros((), np.uint8)
+    if zero is None or zero.size != 1 or zero.dtype not in (np.uint8, np.int8) or not scale.item() > 0:
+        raise refused(node, "is not to 8 bits with a constant zero point")
+    return np.float32(scale.item()), int(zero.item()) + (128 if zero.dtype == np.int8 else 0)
+
+
+def quantized(real: Any, scale: np.float32, zero: int) -> NDArray[np.uint8]:
+    """QuantizeLinear."""
+    steps = np.rint(np.asarray(real, np.float32) / scale) + zero
+    return np.asarray(np.minimum(np.maximum(steps, 0), 255), np.uint8)
+
+
+def int8_weight(node: ir.Node) -> tuple[Array, Array]:
+    """(int8, scale) of a layer's weights."""
+    found = query.dequantized(input_at(node, 1))
+    if found is None or found[0].dtype != np.int8 or (found[2] is not None and found[2].any()):
+        raise refused(node, "has weights that are not symmetric int8")
+    return found[0], found[1]
+
+
+def int32_bias(node: ir.Node, bias: ir.Value | None, scales: Array, outputs: int) -> NDArray[np.int64]:
+    """A layer's bias in units of its sums."""
+    if bias is None:
+        return np.zeros(outputs, np.int64)
+    found = query.dequantized(bias)
+    if found is not None and found[0].dtype == np.int32 and not (found[2] is not None and found[2].any()):
+        same = np.allclose(np.broadcast_to(found[1].ravel(), outputs), scales, rtol=1e-4, atol=0)
+        given = found[0] if same else found[0] * (found[1].ravel().astype(np.float64) / scales)
+    else:
+        constant = query.constant(bias)
+        if constant is None or constant.dtype != np.float32:
+            raise refused(node, "has a bias that is no constant")
+        given = constant / scales.astype(np.float64)
+    if given.size != outputs:
+        raise refused(node, f"has {given.size} biases for {outputs} outputs")
+    return np.asarray(np.rint(given).ravel(), np.int64)
+
+
+def evaluated(model: ir.Model, node: ir.Node, x: NDArray[np.float32]) -> Array:
+    """What onnxruntime makes of x by a node of one input that is no constant."""
+    given = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([len(x)]))
+    rest = [
+        None if value is None else ir.Value(name=f"c{at}", const_value=value.const_value)
+        for at, value in enumerate(node.inputs[1:])
+    ]
+    if any(value is not None and value.const_value is None for value in rest):
+        raise refused(node, "has an argument that is no constant")
+    alone = ir.node(node.op_type, [given, *rest], attributes=dict(node.attributes), name="alone")
+    alone.outputs[0].name, alone.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph(
+        [given],
+        alone.outputs,
+        nodes=[alone],
+        initializers=[value for value in rest if value is not None],
+        opset_imports=dict(model.graph.opset_imports),
+        name="alone",
+    )
+    try:
+        opened = reference_session.session(ir.Model(graph, ir_version=model.ir_version), "the image kernels")
+        return np.asarray(reference_session.run(opened, {"x": x})[0], np.float32)
+    except ZooError as error:
+        raise refused(node, f"cannot be computed alone: {error}") from error

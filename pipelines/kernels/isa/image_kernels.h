@@ -1,0 +1,89 @@
+// What the image kernels of every instruction set have in common, lowered for each by the compiler; images/program.py defines it.
+#pragma once
+#include <cmath>
+#include <cstring>
+
+#include "isa/isa.h"
+#include "isa/lanes.h"
+
+namespace zoo {
+namespace {
+
+// rint(x) clipped, for any x but NaN.
+inline int32_t to_byte(float x, int32_t low, int32_t high) {
+    x = x > -1024.0f ? x : -1024.0f;
+    x = x < 1024.0f ? x : 1024.0f;
+    const auto rounded = static_cast<int32_t>((x + kRoundToInt) - kRoundToInt);
+    return rounded < low ? low : rounded > high ? high : rounded;
+}
+
+inline uint8_t requantize(int32_t sum, float scale, const Requantization &bytes) {
+    const auto rounded = static_cast<int32_t>(std::lrintf(static_cast<float>(sum) * scale)) + bytes.zero;
+    return static_cast<uint8_t>(rounded < bytes.low ? bytes.low : rounded > bytes.high ? bytes.high : rounded);
+}
+
+void sum_bytes(const ByteSum &s, const uint8_t *a, const uint8_t *b, uint8_t *out, int64_t count) {
+    const float a_ratio = s.a_ratio, b_ratio = s.b_ratio, fixed = s.fixed;
+    const int32_t low = s.low, high = s.high;
+    for (int64_t i = 0; i < count; ++i) {
+        const float inner = __builtin_fmaf(static_cast<float>(b[i]), b_ratio, fixed);
+        out[i] = static_cast<uint8_t>(to_byte(__builtin_fmaf(static_cast<float>(a[i]), a_ratio, inner), low, high));
+    }
+}
+
+void max_pool(const Window &w, uint8_t *out, int64_t count) {
+    for (int64_t begin = 0; begin < count; begin += 16) {
+        uint8_t most[16] = {};
+        for (int64_t y = 0; y < w.rows; ++y)
+            for (int64_t x = 0; x < w.columns; ++x) {
+                const uint8_t *at = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
+                for (int j = 0; j < 16; ++j) most[j] = at[j] > most[j] ? at[j] : most[j];
+            }
+        std::memcpy(out + begin, most, 16);
+    }
+}
+
+void mean(const Window &w, const Mean &m, uint8_t *out, int64_t count) {
+    for (int64_t begin = 0; begin < count; begin += 16) {
+        float total[16] = {};
+        for (int64_t y = 0; y < w.rows; ++y)
+            for (int64_t x = 0; x < w.columns; ++x) {
+                const uint8_t *at = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
+                for (int j = 0; j < 16; ++j) total[j] += static_cast<float>(at[j] - m.x_zero) * m.x_scale;
+            }
+        for (int j = 0; j < 16; ++j) out[begin + j] = static_cast<uint8_t>(to_byte(total[j] / m.count / m.scale + m.zero, 0, 255));
+    }
+}
+
+void global_mean(const Window &w, int32_t x_zero, float scale, int32_t zero, uint8_t *out, int64_t count) {
+    const auto shift = static_cast<int32_t>(w.rows * w.columns) * x_zero;
+    for (int64_t begin = 0; begin < count; begin += 16) {
+        int32_t total[16] = {};
+        for (int64_t y = 0; y < w.rows; ++y)
+            for (int64_t x = 0; x < w.columns; ++x) {
+                const uint8_t *at = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
+                for (int j = 0; j < 16; ++j) total[j] += at[j];
+            }
+        for (int j = 0; j < 16; ++j)
+            out[begin + j] = static_cast<uint8_t>(to_byte(static_cast<float>(total[j] - shift) * scale, -zero, 255 - zero) + zero);
+    }
+}
+
+void quantize_bytes(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out) {
+    for (int64_t i = 0; i < n; ++i) {
+        const float value = x[i] / scale;
+        out[i] = static_cast<uint8_t>(to_byte(value == value ? value : 0.0f, -zero, 255 - zero) + zero);
+    }
+}
+
+void interleave(const uint8_t *const *planes, uint8_t fill, int64_t n, uint8_t *out) {
+    const uint8_t *a = planes[0], *b = planes[1], *c = planes[2];
+    const uint32_t last = static_cast<uint32_t>(fill) << 24;
+    for (int64_t i = 0; i < n; ++i) {
+        const uint32_t pixel = a[i] | static_cast<uint32_t>(b[i]) << 8 | static_cast<uint32_t>(c[i]) << 16 | last;
+        std::memcpy(out + 4 * i, &pixel, 4);
+    }
+}
+
+}  // namespace
+}  // namespace zoo

@@ -1,0 +1,163 @@
+"""Quantized classifiers as programs: onnxruntime's integers, and reasons for what has no form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.graph import io
+from pipelines.kernels import extension
+from pipelines.kernels.images import native, reference
+from pipelines.kernels.images.from_graph import image_program
+from pipelines.kernels.images.program import Addition, Convolution, Lookup
+
+WEIGHTS = Path(zoo.__file__).parent / "weights"
+
+
+class Graph:
+    """A quantized graph in the making."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng, self.nodes, self.constants = np.random.default_rng(seed), list[Any](), dict[str, Any]()
+        self.flat = ""
+
+    def add(self, kind: str, inputs: list[str], **attributes: Any) -> str:
+        """A node; its output."""
+        out = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [out], **attributes))
+        return out
+
+    def constant(self, value: Any) -> str:
+        """An initializer."""
+        name = f"c{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def quantize(self, x: str, scale: float, zero: int, dtype: Any = np.uint8) -> str:
+        """Q and DQ."""
+        qparams = [self.constant(np.float32(scale)), self.constant(dtype(zero))]
+        return self.add("DequantizeLinear", [self.add("QuantizeLinear", [x, *qparams]), *qparams])
+
+    def layer(self, kind: str, x: str, shape: tuple[int, ...], x_scale: float, **attributes: Any) -> str:
+        """Conv or Gemm with random int8 weights and int32 biases."""
+        scale = self.rng.uniform(0.001, 0.004, shape[0]).astype(np.float32)
+        w = self.constant(self.rng.integers(-127, 128, shape).astype(np.int8))
+        b = self.constant(self.rng.integers(-4000, 4000, shape[0]).astype(np.int32))
+        s, t = self.constant(scale), self.constant(np.float32(x_scale) * scale)
+        weight = self.add("DequantizeLinear", [w, s], axis=0)
+        return self.add(kind, [x, weight, self.add("DequantizeLinear", [b, t], axis=0)], **attributes)
+
+    def save(self, path: Path, shape: list[int], out: str, dtype: int = TensorProto.FLOAT) -> Path:
+        """The model's file."""
+        given = helper.make_tensor_value_info("image", dtype, ["n", *shape])
+        found = helper.make_tensor_value_info(out, TensorProto.FLOAT, ["n"] + ["m"] * (1 if out == self.flat else 3))
+        made = [numpy_helper.from_array(value, name) for name, value in self.constants.items()]
+        graph = helper.make_graph(self.nodes, "g", [given], [found], made)
+        path.write_bytes(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+        )
+        return path
+
+
+def results(path: Path, samples: Any) -> Any:
+    """What onnxruntime computes."""
+    return ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"image": samples})[0]
+
+
+def branches(dtype: Any = np.uint8) -> tuple[Graph, str]:
+    """Everything at once: residual, pools, concatenation, a function of single values, a flattened map, a softmax."""
+    g, mid = Graph(), 3 if dtype is np.uint8 else -100
+    x = g.quantize("image", 0.02, mid + 117, dtype)
+    low = -128 if dtype is np.int8 else 0
+    stem = g.quantize(g.add("Relu", [g.layer("Conv", x, (8, 3, 3, 3), 0.02, pads=[1, 1, 1, 1])]), 0.1, low, dtype)
+    wide = g.quantize(g.layer("Conv", stem, (8, 1, 3, 3), 0.1, pads=[1, 1, 1, 1], group=8), 0.15, mid, dtype)
+    total = g.quantize(g.add("Add", [wide, stem]), 0.17, mid + 20, dtype)
+    swish = g.quantize(g.add("HardSwish", [total]), 0.15, mid + 5, dtype)
+    grouped = g.quantize(g.layer("Conv", swish, (6, 4, 1, 1), 0.15, group=2), 0.3, mid + 100, dtype)
+    pooled = g.quantize(g.add("AveragePool", [grouped], kernel_shape=[2, 2], strides=[2, 2]), 0.3, mid + 100, dtype)
+    largest = g.add("MaxPool", [swish], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    joined = g.quantize(g.add("Concat", [pooled, largest], axis=1), 0.3, mid + 100, dtype)
+    flat = g.add("Reshape", [joined, g.constant(np.array([0, -1]))])
+    g.flat = g.add("Softmax", [g.layer("Gemm", flat, (5, 14 * 4 * 3), 0.3, transB=1)], axis=1)
+    return g, g.flat
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_every_operator_at_once_computes_what_onnxruntime_does(dtype: Any, tmp_path: Path) -> None:
+    g, out = branches(dtype)
+    path = g.save(tmp_path / "m.onnx", [3, 8, 6], out)
+    samples = g.rng.normal(0, 1, (4, 3, 8, 6)).astype(np.float32)
+    program = image_program(io.load(path))
+    assert program.softmax
+    assert any(isinstance(step, Lookup) for step in program.steps)
+    logits = np.stack([reference.run(program, each) for each in samples])
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(powers / powers.sum(axis=1, keepdims=True), results(path, samples), atol=0.05)
+
+
+@pytest.mark.skipif(not extension.isas(), reason="no native kernels")
+@pytest.mark.parametrize("name", ["mobilenet-v1-cifar10", "resnet26d-cifar10"])
+def test_a_shipped_network_has_the_bits_of_onnxruntime(name: str) -> None:
+    path = WEIGHTS / name / "int8.onnx"
+    samples = np.random.default_rng(0).integers(0, 256, (3, 3, 64, 64), dtype=np.uint8)
+    found = native.pack(image_program(io.load(path))).open()(samples)
+    np.testing.assert_array_equal(found, results(path, samples))
+
+
+def test_a_sum_joins_the_later_convolution() -> None:
+    program = image_program(io.load(WEIGHTS / "resnet26d-cifar10" / "int8.onnx"))
+    assert not any(isinstance(step, Addition) for step in program.steps)
+    assert sum(isinstance(step, Convolution) and step.sum is not None for step in program.steps) == 8
+
+
+def _sigmoid_of_sums(g: Graph, x: str) -> str:
+    return g.add("Sigmoid", [g.layer("Conv", x, (4, 3, 1, 1), 0.02)])
+
+
+def _float_layer(g: Graph, x: str) -> str:
+    return g.add("Conv", [x, g.constant(g.rng.normal(size=(4, 3, 1, 1)).astype(np.float32))])
+
+
+def _unknown(g: Graph, x: str) -> str:
+    return g.add("LRN", [x], size=3)
+
+
+def _ceiling(g: Graph, x: str) -> str:
+    return g.add("AveragePool", [x], kernel_shape=[2, 2], ceil_mode=1)
+
+
+def _other_transpose(g: Graph, x: str) -> str:
+    return g.add("Transpose", [x], perm=[0, 1, 3, 2])
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (_sigmoid_of_sums, "which is not quantized|reads what is not quantized"),
+        (_float_layer, "weights that are not symmetric int8"),
+        (_unknown, "LRN.*has no form in the image kernels"),
+        (_ceiling, "ceil mode"),
+        (_other_transpose, "transposes to"),
+    ],
+)
+def test_what_has_no_form_is_refused_with_its_operator(made: Any, why: str, tmp_path: Path) -> None:
+    g = Graph()
+    out = g.quantize(made(g, g.quantize("image", 0.02, 120)), 0.1, 9)
+    with pytest.raises(RequestError, match=why):
+        image_program(io.load(g.save(tmp_path / "m.onnx", [3, 8, 6], out)))
+
+
+def test_a_float_graph_and_one_of_other_inputs_are_refused(tmp_path: Path) -> None:
+    g = Graph()
+    with pytest.raises(RequestError, match="not quantized"):
+        image_program(io.load(g.save(tmp_path / "m.onnx", [3, 8, 6], _float_layer(g, "image"))))
+    g = Graph()
+    with pytest.raises(RequestError, match="fixed sizes"):
+        image_program(io.load(g.save(tmp_path / "m.onnx", [3], g.quantize("image", 0.1, 0))))

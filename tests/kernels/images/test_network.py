@@ -1,0 +1,196 @@
+"""Image networks in native code: every instruction set and any number of threads return the reference's bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels import extension
+from pipelines.kernels.images import native, reference
+from pipelines.kernels.images.program import (
+    Addition,
+    AveragePool,
+    Concatenation,
+    Convolution,
+    Dequantize,
+    GlobalAverage,
+    ImageProgram,
+    Lookup,
+    MaxPool,
+    Pixels,
+    Sum,
+    windows,
+)
+
+pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
+
+
+def program(
+    shape: tuple[int, int, int], tensors: list[Any], steps: list[Any], results: int, **more: Any
+) -> ImageProgram:
+    """A program from [C, H, W] bytes to flat results."""
+    return ImageProgram(
+        "image", "logits", more.pop("dtype", "uint8"), shape, tuple(tensors), tuple(steps), (results,), **more
+    )
+
+
+def random_convolution(
+    rng: np.random.Generator, x: int, out: int, outputs: int, kernel: tuple[int, int], inputs: int, **more: Any
+) -> Convolution:
+    """A convolution whose bytes are spread over their range."""
+    weight = rng.integers(-127, 128, (outputs, *kernel, inputs)).astype(np.int8)
+    spread = 128 * 74 * np.sqrt(weight[0].size)
+    scale = (rng.uniform(0.5, 1.5, outputs) * 60 / spread).astype(np.float32)
+    bias = rng.integers(-int(spread), int(spread), outputs).astype(np.int32)
+    return Convolution(x, out, weight, bias, scale, **more)
+
+
+def same_bits(found: ImageProgram, samples: Any) -> None:
+    """Every instruction set gives the reference's bits, on one thread and on two."""
+    wanted = np.stack([reference.run(found, each) for each in samples])
+    for isa in extension.isas():
+        network = native.pack(found, isa).open()
+        for threads in (1, 2):
+            np.testing.assert_array_equal(network(samples, threads), wanted, err_msg=f"{isa}, {threads} threads")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_convolution_of_any_shape(data: st.DataObject) -> None:
+    """Odd sizes, 1 to 9 channels a group, any pads, strides, dilations and groups, and a sum behind."""
+    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    rng = np.random.default_rng(draw(0, 2**32))
+    groups = data.draw(st.sampled_from([1, 1, 1, 2, 3, 5, 17]))
+    inputs, each = draw(1, 9), draw(1, 9) if data.draw(st.booleans()) else draw(17, 90)
+    if groups > 1 and data.draw(st.booleans()):
+        inputs = each = 1  # depthwise
+    shape = draw(1, 9), draw(1, 9)
+    kernel = (3, 3) if data.draw(st.booleans()) else (draw(1, 5), draw(1, 5))
+    strides, dilations = (draw(1, 3), draw(1, 3)), (draw(1, 2), draw(1, 2))
+    pads = (draw(0, 3), draw(0, 3), draw(0, 3), draw(0, 3))
+    counts = windows(shape, kernel, strides, pads, dilations)
+    if min(counts) < 1 or groups * each > 200:
+        return
+    before, outputs = groups * inputs, groups * each
+    low, high = data.draw(st.sampled_from([(0, 255), (7, 255), (0, 200), (7, 90)]))
+    fields = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups, "fill": draw(0, 255)}
+    clip = {"zero": data.draw(st.sampled_from([0, 3, 130, 255])), "low": low, "high": high}
+    steps: list[Any] = [Pixels(0)]
+    tensors = [(*shape, before), (*counts, outputs)]
+    if data.draw(st.booleans()) and (inputs, each) != (1, 1):
+        tensors += [(*counts, outputs)]
+        total = Sum(0.7, float(rng.uniform(0.2, 2)), float(rng.uniform(-90, 20)), draw(0, 9), draw(99, 255))
+        sums = {"sum": total, "other": 1, "other_first": data.draw(st.booleans())}
+        steps += [random_convolution(rng, 0, 1, outputs, kernel, inputs, **fields)]
+        steps += [random_convolution(rng, 0, 2, outputs, kernel, inputs, **fields, **clip, **sums)]
+    else:
+        steps += [random_convolution(rng, 0, 1, outputs, kernel, inputs, **fields, **clip)]
+    steps += [Dequantize(len(tensors) - 1, 0.25, 3, last=data.draw(st.booleans()))]
+    found = program((before, *shape), tensors, steps, counts[0] * counts[1] * outputs)
+    same_bits(found, rng.integers(0, 256, (3, before, *shape), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("width", "outputs"), [(17, 16), (31, 32), (13, 48), (19, 64), (11, 80), (300, 24), (7, 144), (5, 200)]
+)
+def test_every_width_of_a_panel_and_any_number_of_pixels(width: int, outputs: int) -> None:
+    """All tile heights and panel widths, more pixels than are listed at a time, and floats at the end."""
+    rng = np.random.default_rng(width)
+    steps = [
+        Pixels(0, (133,)),
+        random_convolution(rng, 0, 1, outputs, (3, 3), 4, strides=(1, 1), pads=(1, 1, 1, 1), fill=114),
+        random_convolution(rng, 1, 2, outputs, (3, 3), 1, groups=outputs, pads=(1, 1, 1, 1), strides=(1, 2)),
+        random_convolution(rng, 2, 3, outputs, (1, 1), outputs, zero=90),
+        GlobalAverage(3, 4, 90, 0.03, 5),
+        random_convolution(rng, 4, -1, 10, (1, 1), outputs),
+    ]
+    half = (width - 1) // 2 + 1
+    tensors = [(4, width, 4), (4, width, outputs), (4, half, outputs), (4, half, outputs), (1, 1, outputs)]
+    same_bits(program((3, 4, width), tensors, steps, 10), rng.integers(0, 256, (2, 3, 4, width), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (1, 7)])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("channels", [16, 32, 40, 96, 144])
+def test_depthwise(kernel: tuple[int, int], stride: int, channels: int) -> None:
+    rng = np.random.default_rng(channels)
+    pads = (kernel[0] // 2, kernel[1] // 2, kernel[0] // 2, kernel[1] // 2)
+    counts = windows((9, 11), kernel, (stride, stride), pads)
+    fields = {"groups": channels, "pads": pads, "strides": (stride, stride), "fill": 9, "zero": 4, "high": 240}
+    steps = [
+        Pixels(0),
+        random_convolution(rng, 0, 1, channels, kernel, 1, **fields),
+        random_convolution(rng, 1, -1, 3, counts, channels),
+    ]
+    found = program((channels, 9, 11), [(9, 11, channels), (*counts, channels)], steps, 3)
+    same_bits(found, rng.integers(0, 256, (1, channels, 9, 11), dtype=np.uint8))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_pools_sums_lookups_and_concatenations(data: st.DataObject) -> None:
+    """Two branches over pools, summed, looked up and concatenated."""
+    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    rng = np.random.default_rng(draw(0, 2**32))
+    channels, shape = draw(1, 40), (draw(3, 9), draw(3, 9))
+    kernel, strides = (draw(1, 3), draw(1, 3)), (draw(1, 2), draw(1, 2))
+    pads = tuple(draw(0, size - 1) for size in (*kernel, *kernel))
+    counts = windows(shape, kernel, strides, pads)
+    scale, x_scale = (float(np.float32(rng.uniform(0.01, 0.05))) for _ in range(2))
+    pooled, all_of = (*counts, channels), [(*shape, channels), *[(*counts, channels)] * 4, (*counts, 2 * channels)]
+    steps = [
+        Pixels(0, last=True, scale=0.5, zero=draw(0, 255)),
+        MaxPool(0, 1, kernel, strides, pads),
+        AveragePool(
+            0,
+            2,
+            kernel,
+            strides,
+            pads,
+            x_scale,
+            draw(0, 255),
+            data.draw(st.sampled_from([scale, x_scale])),
+            draw(0, 255),
+            padded=draw(0, 1) == 1,
+        ),
+        Addition(1, 2, 3, Sum(0.3, 0.9, -10.5, draw(0, 9), draw(90, 255))),
+        Lookup(3, 4, rng.integers(0, 256, 256, dtype=np.uint8)),
+        Concatenation((4, 1), 5),
+        Dequantize(5, 0.1, draw(0, 255)),
+    ]
+    found = program((*shape, channels), all_of, steps, 2 * int(np.prod(pooled)), dtype="float32")
+    samples = rng.normal(0, 60, (2, *shape, channels)).astype(np.float32)
+    samples.ravel()[:3] = np.nan, np.inf, -np.inf
+    same_bits(found, samples)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    rng = np.random.default_rng(0)
+    layer = random_convolution(rng, 0, -1, 3, (2, 2), 3)
+    with pytest.raises(RequestError, match="do not fit"):
+        program((3, 2, 2), [(2, 3, 3)], [Pixels(0), layer], 3)
+    with pytest.raises(RequestError, match="no step before it writes"):
+        program((3, 2, 2), [(2, 2, 3)], [Pixels(0), Addition(0, 1, 0, Sum(1, 1, 0)), layer], 3)
+    with pytest.raises(RequestError, match="overflow"):
+        large = Convolution(0, -1, layer.weight, np.full(3, 2**31 - 1, np.int32), layer.scale)
+        program((3, 2, 2), [(2, 2, 3)], [Pixels(0), large], 3)
+    network = native.pack(program((3, 2, 2), [(2, 2, 3)], [Pixels(0), layer], 3)).open()
+    assert network(np.zeros((0, 3, 2, 2), np.uint8)).shape == (0, 3)
+    with pytest.raises((TypeError, ValueError)):
+        network(np.zeros((1, 3, 2, 2), np.float32))
+    with pytest.raises(ValueError, match="another size"):
+        network(np.zeros((1, 3, 2, 3), np.uint8))
+    with pytest.raises(ValueError, match="do not fit"):
+        network.tensor(1, 1, 3, 4), network.lookup(0, 1, np.zeros(256, np.uint8))
+
+
+def test_the_limit_of_products_is_more_than_any_network_reaches() -> None:
+    """Every instruction set has one, and vectors make more than plain C++."""
+    limits = {isa: native.product_limit(isa) for isa in extension.isas()}
+    assert min(limits.values()) > 0.01
+    assert max(limits, key=limits.__getitem__) == extension.isas()[0]

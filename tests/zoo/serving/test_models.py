@@ -1,0 +1,235 @@
+"""What each kind of model answers, `--watch`, and the front under another HTTP server."""
+
+import asyncio
+import concurrent.futures
+import csv
+import gzip
+import io
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import zoo
+from pipelines.core.errors import RequestError
+
+from .conftest import Server, wait_until
+
+MT, SHOP, CIFAR = (f"/v1/models/{name}:run" for name in ("multi30k-en-de", "shop-clicks", "mobilenet-v1-cifar10"))
+ROWS, TSV = "/v1/models/mine:run", "text/tab-separated-values"
+SENTENCES = [
+    "A man in a red jacket is riding a bicycle down the street.",
+    "Two children are playing with a dog.",
+    "A woman sits at a table and reads a newspaper.",
+    "People wait for the train.",
+    "An old man is selling fruit at the market.",
+]
+
+
+@pytest.fixture(scope="module")
+def both(start: Callable[..., Server]) -> Server:
+    return start("multi30k-en-de", "shop-clicks", "--workers", "1")
+
+
+@pytest.fixture(scope="module")
+def opened(home: Path) -> Callable[..., Any]:
+    def pipeline(*arguments: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ZOO_HOME", str(home))
+            return zoo.pipeline(*arguments)
+
+    return pipeline
+
+
+def test_translations_do_not_depend_on_who_else_is_there(both: Server, opened: Callable[..., Any]) -> None:
+    model = opened("multi30k-en-de", "int8", "native")
+    wanted = {each: model([each])[0] for each in SENTENCES}
+    assert len({each["translation"] for each in wanted.values()}) == len(SENTENCES)
+
+    def ask(i: int) -> tuple[str, Any]:
+        sentence = SENTENCES[i % len(SENTENCES)]
+        return sentence, both.json(MT, sentence.encode(), "text/plain")["results"]
+
+    with concurrent.futures.ThreadPoolExecutor(32) as clients:
+        for sentence, results in clients.map(ask, range(160)):
+            assert [(each["line"], each["translation"]) for each in results] == [(1, wanted[sentence]["translation"])]
+            assert results[0]["score"] == pytest.approx(wanted[sentence]["score"], abs=1e-6)
+
+
+def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: Callable[..., Any]) -> None:
+    wanted = [each["translation"] for each in opened("multi30k-en-de", "int8", "native")(SENTENCES)]
+    text = "\n".join(SENTENCES).encode()
+    as_json = both.json(MT, json.dumps({"sentences": SENTENCES}).encode(), "application/json")["results"]
+    assert [each["translation"] for each in as_json] == wanted
+    assert both.ask(MT, text, "text/plain", accept="text/plain")[2].decode().splitlines() == wanted
+    streamed = both.ask(MT, text, "text/plain", accept="application/x-ndjson")[2].splitlines()
+    assert {(each["line"], each["translation"]) for each in map(json.loads, streamed)} == set(enumerate(wanted, 1))
+    best = both.json(f"{MT}?beam=3&n_best=2", SENTENCES[1].encode(), "text/plain")["results"]
+    assert [each["line"] for each in best] == [1, 1] and best[0]["score"] >= best[1]["score"]
+    faulty = both.json(MT, b"Two dogs.\n\nA \x01 man.", "text/plain")["results"]
+    assert [bool(each["translation"]) for each in faulty] == [True, False, False] and "U+0001" in faulty[2]["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        (MT, b"", "no sentence"),
+        (MT, b"\xff\xfe", "UTF-8"),
+        (MT, b"A \x01 man.", "U+0001"),
+        (f"{MT}?beam=0", b"A man.", "beam must be 1 or more"),
+        (f"{MT}?beam=99", b"A man.", "beam must be at most 32"),
+        (f"{MT}?beam=2&n_best=3", b"A man.", "beam 2 and n-best 3"),
+        (f"{MT}?output=/tmp/x", b"A man.", "no option 'output'"),
+        (f"{MT}?target_language=fr", b"A man.", "none to choose from"),
+        (SHOP, b"a,b\n1,2\n", "lacks the columns"),
+        (SHOP, b"\n\n", "empty"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(both: Server, path: str, body: bytes, says: str) -> None:
+    status, _, text = both.ask(path, body, "text/plain")
+    error = json.loads(text)["error"]
+    assert status == 400 and says in error and "\n" not in error
+
+
+def test_rows_of_a_log_with_names_are_answered_as_the_model_does(both: Server, opened: Callable[..., Any]) -> None:
+    sample = gzip.decompress((zoo.SHIPPED / "shop-clicks" / "sample.csv.gz").read_bytes()).splitlines(keepends=True)
+    text = b"".join(sample[:21])
+    model = opened("shop-clicks", "int8", "native")
+    wanted = [each["probability"] for each in model(io.BytesIO(text))]
+    found = both.json(SHOP, text, "text/csv")["results"]
+    assert [each["probability"] for each in found] == pytest.approx(wanted, abs=1e-7)
+    rows = list(csv.DictReader(io.StringIO(text.decode())))
+    alone = [both.json(SHOP, json.dumps([row]).encode(), "application/json")["results"][0] for row in rows]
+    assert [each["probability"] for each in alone] == [each["probability"] for each in found]
+
+
+def test_photos_come_as_bytes_or_as_a_form(start: Callable[..., Server], opened: Callable[..., Any]) -> None:
+    server = start("mobilenet-v1-cifar10", "--engine", "onnxruntime", "--workers", "1")
+    rng = np.random.default_rng(0)
+    photos = []
+    for _ in range(3):
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(file, "PNG")
+        photos.append(file.getvalue())
+    model = opened("mobilenet-v1-cifar10", "int8", "onnxruntime")
+    wanted = [model(each)[0] for each in photos]
+    for photo, each in zip(photos, wanted, strict=True):
+        (found,) = server.json(CIFAR, photo, "image/png")["results"]
+        assert (found["label"], found["probability"]) == (each["label"], pytest.approx(each["probability"]))
+    body = b"".join(
+        b'--cut\r\nContent-Disposition: form-data; name="file"; filename="%d.png"\r\n\r\n%b\r\n' % each
+        for each in enumerate(photos)
+    )
+    found = server.json(CIFAR, body + b"--cut--\r\n", "multipart/form-data; boundary=cut")["results"]
+    assert [(each["file"], each["label"]) for each in found] == [(f"{i}.png", e["label"]) for i, e in enumerate(wanted)]
+    for body, kind in (
+        (b"no image", "image/png"),
+        (b"--cut--", "multipart/form-data; boundary=cut"),
+        (b"", "image/png"),
+    ):
+        status, _, text = server.ask(CIFAR, body, kind)
+        assert status == 400 and "\n" not in json.loads(text)["error"]
+
+
+def test_new_files_are_switched_to_without_a_lost_request(
+    start: Callable[..., Server], home: Path, tmp_path: Path, lines: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZOO_HOME", str(home))
+    source, folder = zoo.load("wide-deep-criteo").path, tmp_path / "mine"
+    folder.mkdir()
+    card = json.loads((source / "card.json").read_text())
+    given = ("fp16.onnx", "calibration.json")
+    card |= {"name": "mine", "files": {name: card["files"][name] for name in given}}
+    for name in given:
+        shutil.copy(source / name, folder)
+    (folder / "card.json").write_text(json.dumps(card))
+    (folder / "sample.tsv.gz").write_bytes(gzip.compress(b"\n".join(lines[:100])))
+    zoo.build(folder)
+    server = start(folder, "--workers", "2", "--watch")
+    found: list[tuple[int, Any]] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            status, _, text = server.ask(ROWS, lines[0], TSV)
+            found.append((status, json.loads(text)["results"][0]["probability"]))
+
+    asking = [threading.Thread(target=ask) for _ in range(3)]
+    for each in asking:
+        each.start()
+    wait_until(lambda: found)
+    before = server.workers()
+    zoo.quantize(folder, reduced_range=True)
+    wanted = zoo.pipeline(folder, engine="native")([lines[0]])[0]["probability"]
+    wait_until(lambda: server.json("/v1/models/mine")["version"] == "2", 60)
+    wait_until(lambda: len(server.workers()) == 2 and not set(server.workers()) & set(before))
+    ended.set()
+    for each in asking:
+        each.join()
+    assert {status for status, _ in found} == {200} and len({probability for _, probability in found}) == 2
+    assert server.json(ROWS, lines[0], TSV)["results"][0]["probability"] == pytest.approx(wanted, abs=1e-7)
+    (folder / "card.json").write_text("{")
+    (folder / "int8.onnx").touch()  # what cannot be opened is not switched to
+    wait_until(lambda: any("are not served" in each for each in server.said), 60)
+    assert server.ask(ROWS, lines[0], TSV)[0] == 200 and server.end() == 0
+
+
+def test_the_front_is_an_asgi_application(home: Path, lines: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    from zoo.serving import app
+
+    monkeypatch.setenv("ZOO_HOME", str(home))
+    with pytest.raises(RequestError, match="no-such-model"):
+        app(["no-such-model"])
+    application = app("wide-deep-criteo", max_body=10_000)
+
+    async def ask(path: str, *parts: bytes) -> tuple[int, bytes]:
+        scope = {"type": "http", "method": "POST" if parts else "GET", "path": f"/zoo{path}", "root_path": "/zoo"}
+        length = str(sum(map(len, parts))).encode()
+        headers = [(b"Content-Type", TSV.encode()), (b"content-length", length)]
+        waiting = [{"type": "http.request", "body": part, "more_body": part is not parts[-1]} for part in parts]
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            if waiting:
+                return waiting.pop(0)
+            await asyncio.sleep(60)
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await application({**scope, "query_string": b"", "headers": headers, "client": ("x", 1)}, receive, send)
+        return sent[0]["status"], b"".join(each.get("body", b"") for each in sent)
+
+    async def check() -> None:
+        assert (await ask("/v2/health/ready"))[0] == 200
+        status, body = await ask("/v1/models/wide-deep-criteo:run", lines[0][:20], lines[0][20:])
+        wanted = zoo.pipeline("wide-deep-criteo", engine="native")([lines[0]])[0]["probability"]
+        assert status == 200 and json.loads(body)["results"][0]["probability"] == pytest.approx(wanted, abs=1e-7)
+        assert (await ask("/v1/models/wide-deep-criteo:run", b"x" * 10_001))[0] == 413
+        assert (await ask("/nothing"))[0] == 404
+
+    async def run() -> None:
+        events = iter(["startup", "shutdown"])
+        said: list[str] = []
+
+        async def receive() -> dict[str, Any]:
+            event = next(events)
+            if event == "shutdown":
+                await check()
+            return {"type": f"lifespan.{event}"}
+
+        async def send(message: dict[str, Any]) -> None:
+            said.append(message["type"])
+
+        await application({"type": "lifespan"}, receive, send)
+        assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+    asyncio.run(run())
+    wait_until(lambda: not any(each.name.startswith("zoo-worker") for each in threading.enumerate()))
