@@ -201,9 +201,74 @@ def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
     return float(over[peer]), peer
 
 
+SERVING = """`zoo serve` beside other servers, by `scripts/peers/serving.py`: the server on one core, the load (wrk, 64 connections, one row of
+wide-deep-criteo a request by the Open Inference Protocol) on the other, servers in turn, each started anew in every round; medians, least to
+most. The others compute the same int8.onnx in onnxruntime by the obvious code of their documentation (`scripts/peers/servers/`). Ended: exit
+code of SIGTERM and processes that outlived it. Other work shared the machine's cores, so figures compare within the table alone.
+
+"""
+LAYERS = "One native session behind each HTTP layer, answered on the server's own thread ({source}):"
+
+
+def serving() -> str:
+    """Servers beside each other, and what this one adds to the model alone."""
+    parts = []
+    for report in markdown.reports(PEERS, "serving"):
+        source = markdown.source(report, BENCHMARKS)
+        for part in report.content["parts"]:
+            found = part["found"]
+            if isinstance(found, list):
+                title = LAYERS.format(source=source) if part["part"] == "layers" else f"One row a request ({source}):"
+                parts.append(f"{title}\n\n{_servers(found)}")
+            elif part["part"] == "rows":
+                parts.append(
+                    f"500 rows a request as TSV: {found['served_rows_per_second']['median']:,.0f} rows/s, "
+                    f"{found['share']:.2f} of `zoo run` in a process; at 70% of that load, requests by a Poisson process, "
+                    f"p99 {found['at_70_percent']['p99']['median']:.1f} ms, {found['p99_by_median']['median']:.1f} times "
+                    f"the median ({source}).\n"
+                )
+            elif part["part"] == "lone":
+                texts = [
+                    f"a {name} {each['served_ms']['median']:.2f} ms, {each['added_ms']:+.2f} ms"
+                    for name, each in found.items()
+                ]
+                parts.append(f"A lone request, and what that adds to the call alone: {'; '.join(texts)} ({source}).\n")
+            else:
+                parts.append(
+                    f"multi30k-en-de, {found['clients']} clients with a sentence a request: "
+                    f"{found['served_per_second']['median']:,.0f} sentences/s, {found['share']:.2f} of 512 in one call in "
+                    f"a process, p99 {found['p99_ms']['median']:.0f} ms; a lone sentence {found['lone_added_ms']:+.2f} ms "
+                    f"({source}).\n"
+                )
+    return "\n".join(["## Serving\n", SERVING + "\n".join(parts)]) if parts else ""
+
+
+def _servers(found: list[Mapping[str, Any]]) -> str:
+    rows = []
+    for each in found:
+        if "left_out" in each:
+            rows.append([each["server"], each["left_out"], *[""] * 7])
+            continue
+        rate, stop = each["requests_per_second"], each["stop"]
+        rows.append(
+            [
+                f"{each['server']} {each['version']}",
+                f"{rate['median']:,.0f} ({rate['spread'][0]:,.0f} to {rate['spread'][1]:,.0f})",
+                *(f"{each[key]['median']:.2f}" for key in ("p50_ms", "p99_ms", "lone_p50_ms", "ready_seconds")),
+                f"{each['memory_mb']['median']:.0f}",
+                f"{stop['exit']}, {stop['left']} left",
+                f"{each['package_mb']:.0f}",
+            ]
+        )
+    columns = ["server", "requests/s", "p50 ms", "p99 ms", "one connection, p50 ms", "s to ready", "MB (PSS)", "ended"]
+    return markdown.table([*columns, "MB installed"], rows)
+
+
 def benchmarks_page() -> str:
     parts = [module.benchmarks(names) for module, names in families().items() if hasattr(module, "benchmarks")]
-    return "\n".join(filter(None, [BENCHMARKS_HEAD, *parts, recommenders(BENCHMARKS), own_models(), environments()]))
+    return "\n".join(
+        filter(None, [BENCHMARKS_HEAD, *parts, recommenders(BENCHMARKS), own_models(), serving(), environments()])
+    )
 
 
 def readme(text: str) -> str:
