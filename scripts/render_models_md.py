@@ -204,7 +204,7 @@ def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
 SERVING = """`zoo serve` beside other servers, by `scripts/peers/serving.py`: the server on one core, the load (wrk, 64 connections, one row of
 wide-deep-criteo a request by the Open Inference Protocol) on the other, servers in turn, each started anew in every round; medians, least to
 most. The others compute the same int8.onnx in onnxruntime by the obvious code of their documentation (`scripts/peers/servers/`). Ended: exit
-code of SIGTERM and processes that outlived it. Other work shared the machine's cores, so figures compare within the table alone.
+code of SIGTERM and processes that outlived it. Figures compare within a table alone: other work shared the machine while the layers were measured.
 
 """
 LAYERS = "One native session behind each HTTP layer, answered on the server's own thread ({source}):"
@@ -222,10 +222,10 @@ def serving() -> str:
                 parts.append(f"{title}\n\n{_servers(found)}")
             elif part["part"] == "rows":
                 parts.append(
-                    f"500 rows a request as TSV: {found['served_rows_per_second']['median']:,.0f} rows/s, "
-                    f"{found['share']:.2f} of `zoo run` in a process; at 70% of that load, requests by a Poisson process, "
-                    f"p99 {found['at_70_percent']['p99']['median']:.1f} ms, {found['p99_by_median']['median']:.1f} times "
-                    f"the median ({source}).\n"
+                    f"500 rows a request as TSV, answered in CSV: {found['served_rows_per_second']['median']:,.0f} rows/s, "
+                    f"{found['share']:.2f} of `zoo run` in a process; at 70% of that load p99 "
+                    f"{_tail(found['at_70_percent'])}, where requests come as a Poisson process "
+                    f"{_tail(found['at_70_percent_poisson'])} ({source}).\n"
                 )
             elif part["part"] == "lone":
                 texts = [
@@ -241,6 +241,10 @@ def serving() -> str:
                     f"({source}).\n"
                 )
     return "\n".join(["## Serving\n", SERVING + "\n".join(parts)]) if parts else ""
+
+
+def _tail(found: Mapping[str, Any]) -> str:
+    return f"{found['p99']['median']:.1f} ms, {found['p99_by_median']['median']:.1f} times the median"
 
 
 def _servers(found: list[Mapping[str, Any]]) -> str:

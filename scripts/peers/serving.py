@@ -38,7 +38,7 @@ from pipelines.core.machine import environment
 CLICKS, PHOTOS, TRANSLATION = "wide-deep-criteo", "mobilenet-v2-imagenet", "multi30k-en-de"
 SERVERS = Path(__file__).parent / "servers"
 INFER, RUN = f"/v2/models/{CLICKS}/infer", f"/v1/models/{CLICKS}:run"
-JSON, TSV, TEXT = "application/json", "text/tab-separated-values", "text/plain"
+JSON, TSV, TEXT, CSV = "application/json", "text/tab-separated-values", "text/plain", "text/csv"
 REQUIREMENTS = {
     "uvicorn": ["starlette", "uvicorn", "httptools", "uvloop"],
     "granian": ["granian", "starlette", "uvloop"],
@@ -175,14 +175,16 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def wrk(port: int, path: str, kind: str, body: bytes, connections: int, seconds: float) -> dict[str, Any]:
+def wrk(
+    port: int, path: str, kind: str, body: bytes, connections: int, seconds: float, accept: str = "*/*"
+) -> dict[str, Any]:
     """{"rate" (answers with 200 a second), "p50", "p99" (ms), "failed"} of a load as quick as answers come."""
     with tempfile.TemporaryDirectory() as scratch:
         file, script = Path(scratch) / "body", Path(scratch) / "post.lua"
         file.write_bytes(body)
         script.write_text(
             f'local f = io.open("{file}", "rb"); wrk.body = f:read("*a"); f:close(); wrk.method = "POST"\n'
-            f'wrk.headers["Content-Type"] = "{kind}"\n'
+            f'wrk.headers["Content-Type"] = "{kind}"; wrk.headers["Accept"] = "{accept}"\n'
             "done = function(s, l, r) io.write(string.format('%d %d %d %d %d\\n', s.requests, s.duration,"
             " l:percentile(50), l:percentile(99), s.errors.status + s.errors.read + s.errors.timeout)) end\n"
         )
@@ -298,7 +300,9 @@ def _asked(server: Server, environments: Path) -> dict[str, Any]:
 
 
 def rows(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """500 rows a request as TSV beside what `zoo run` scores in a process, and the tail at 70% of that load."""
+    """500 rows a request as TSV, answered in CSV, beside what `zoo run` scores in a process and writes so; the tail at 70%
+    of that load, at equal distances as wrk2 has it, and at those of a Poisson process.
+    """
     model = zoo.pipeline(CLICKS, engine="native", threads=1)
     lines = model.example(2000)
     body = b"".join(line.rstrip(b"\n") + b"\n" for line in lines[:500])
@@ -308,21 +312,28 @@ def rows(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
         command = [sys.executable, str(Path(__file__).with_name("serving_load.py")), "run", CLICKS, str(log)]
         inside: list[float] = []
         served: list[dict[str, Any]] = []
-        tail: list[dict[str, Any]] = []
+        tail: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
         for _ in range(rounds):
             inside.append(float(_pinned(command)))
             with running(ZOO, environments, RUN, TSV, body) as live:
                 wrk(live.port, RUN, TSV, body, 4, 1)
-                served.append(wrk(live.port, RUN, TSV, body, 8, seconds))
-                tail.append(load.at_rate(live.port, RUN, TSV, body, 0.7 * served[-1]["rate"], 8, seconds, CORES[-1]))
+                served.append(wrk(live.port, RUN, TSV, body, 8, seconds, CSV))
+                rate = 0.7 * served[-1]["rate"]
+                for even, tails in tail.items():
+                    tails.append(load.at_rate(live.port, RUN, TSV, body, rate, 8, seconds, CORES[-1], CSV, even))
     most = median([500 * each["rate"] for each in served], 0)
     return {
         "rows": 500,
         "in_process_rows_per_second": median(inside, 0),
         "served_rows_per_second": most,
         "share": round(most["median"] / median(inside, 0)["median"], 3),
-        "at_70_percent": {key: median([each[key] for each in tail]) for key in ("p50", "p99")},
-        "p99_by_median": median([each["p99"] / each["p50"] for each in tail], 2),
+        **{
+            name: {
+                **{key: median([each[key] for each in tail[even]]) for key in ("p50", "p99")},
+                "p99_by_median": median([each["p99"] / each["p50"] for each in tail[even]], 2),
+            }
+            for name, even in (("at_70_percent", True), ("at_70_percent_poisson", False))
+        },
     }
 
 

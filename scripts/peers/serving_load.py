@@ -20,10 +20,10 @@ import numpy as np
 import zoo
 
 
-def message(path: str, kind: str, body: bytes) -> bytes:
+def message(path: str, kind: str, body: bytes, accept: str = "*/*") -> bytes:
     """A request as it goes over the wire."""
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nAccept: {accept}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def ask(port: int, path: str, kind: str, body: bytes) -> tuple[int, bytes]:
@@ -64,13 +64,24 @@ def _percentiles(seconds: list[float], took: float) -> dict[str, float]:
 
 
 def at_rate(
-    port: int, path: str, kind: str, body: bytes, rate: float, connections: int, seconds: float, core: int
+    port: int,
+    path: str,
+    kind: str,
+    body: bytes,
+    rate: float,
+    connections: int,
+    seconds: float,
+    core: int,
+    accept: str = "*/*",
+    even: bool = True,
 ) -> dict[str, float]:
     """{"rate", "p50", "p99" (ms)} of requests that start by the clock, whether the earlier are answered or not: times
-    count from when each was to start. The times between them are of a Poisson process.
+    count from when each was to start. even: at equal distances, else at those of a Poisson process.
     """
-    starts = np.cumsum(np.random.default_rng(1).exponential(1 / rate, int(rate * seconds))).tolist()
-    request, found = message(path, kind, body), []
+    count = int(rate * seconds)
+    apart = np.full(count, 1 / rate) if even else np.random.default_rng(1).exponential(1 / rate, count)
+    starts = np.cumsum(apart).tolist()
+    request, found = message(path, kind, body, accept), []
 
     async def client(queue: asyncio.Queue[float], begin: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
