@@ -766,12 +766,15 @@ def plan(model: str, output: str | None, as_json: bool, **options: Any) -> None:
 
 
 @cli.command()
+@click.option(
+    "--speed", is_flag=True, help="Also how many int8 products a core makes in registers, the limit of layers."
+)
 @as_json
-def doctor(as_json: bool) -> None:
+def doctor(speed: bool, as_json: bool) -> None:
     """What this machine can do: CPU, VNNI, versions, cache, and a check of int8 against float."""
     from zoo import verbs
 
-    _show(verbs.doctor(), as_json)
+    _show(verbs.doctor(speed), as_json)
 
 
 def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **options: Any) -> None:

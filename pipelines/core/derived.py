@@ -26,7 +26,7 @@ def derived(
     the cache, those of older origins are removed. make: given the paths of source and result, writes it. form: the
     version of what `make` does. Raises RequestError where it can be written nowhere, and what `make` raises.
     """
-    digest = hashlib.sha256(f"{files.sha256(origin)} {form}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(f"{files.digest(origin)} {form}".encode()).hexdigest()[:12]
     stem = f"{origin.stem}.{kind}-"
     places = [*places, settings.home() / "derived"]
     if existing := next((path for place in places if _is_whole(path := place / f"{stem}{digest}{suffix}")), None):

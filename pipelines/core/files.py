@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -151,6 +152,17 @@ def sha256(path: str | os.PathLike[str]) -> str:
     """Hex SHA-256 of a file's bytes."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(path: Path) -> str:
+    """`sha256`, read once a process for as long as size and time of the file stay."""
+    now = path.stat()
+    return _digest(path.resolve(), now.st_size, now.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(path: Path, _size: int, _modified: int) -> str:
+    return sha256(path)
 
 
 def identity(path: Path) -> dict[str, Any]:

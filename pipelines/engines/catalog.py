@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import zipfile
 from pathlib import Path
 
@@ -43,14 +44,14 @@ def load(
     if engine in ("native", AUTO) and not path.is_file():
         raise RequestError(f"no model file at {path}")
     if engine == "native":
-        return QuickestSession(f"native {files.sha256(path)}", native_options(path, threads), threads)
+        return QuickestSession(f"native {files.digest(path)}", native_options(path, threads), threads)
     if engine == AUTO:
         openers = stock.candidates(path, threads, precision)
         options = {name: Option(opener) for name, opener in openers.items()}
         if precision != BF16 and extension.isas():
             with contextlib.suppress(ZooError):  # most graphs have no such form
                 options |= native_options(path, threads)
-        return QuickestSession(files.sha256(path), options, threads)
+        return QuickestSession(files.digest(path), options, threads)
     return stock.open_session(path, engine, threads, precision, model)
 
 
@@ -60,10 +61,19 @@ def native_options(path: Path, threads: int) -> dict[str, Option]:
 
     Raises RequestError for any other file, with the operator that has no form there, and without kernels.
     """
-    if path.name == NATIVE or DOMAIN.encode() in path.read_bytes():
+    if path.name == NATIVE or _names(path, DOMAIN):
         from pipelines.engines import native_clicks  # with onnx, which the other native engines do without
 
         return native_clicks.options(path, threads)
     from pipelines.engines import native_images
 
     return native_images.options(path, threads)
+
+
+def _names(path: Path, text: str) -> bool:
+    """Whether a file holds a text."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return False
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(text.encode()) >= 0

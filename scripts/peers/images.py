@@ -19,6 +19,7 @@ $ZOO_SHARED/weights.
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import os
@@ -52,7 +53,7 @@ from scripts.peers import common, vision
 
 Array = NDArray[Any]
 MODELS = ("mobilenet-v2-imagenet", "resnet50-imagenet", "mobilenet-v1-imagenet")
-OURS, FLOAT = "zoo-int8", "openvino-fp32"
+OURS, FLOAT, STOCK = "zoo-int8", "openvino-fp32", "zoo-openvino"
 NORMALIZED = "image.normalized"  # the value of fp32.onnx where the network begins
 BLOCK = 10  # photos of a turn
 BUILD_SECONDS = 600
@@ -304,8 +305,8 @@ def _peer(session: Callable[[Array], Array], spec: Preprocess, *, last: bool = F
     return System(lambda data: obvious(data, spec, last=last), session, lambda logits: int(logits.argmax()))
 
 
-def open_zoo(work: Work, path: Path) -> System:
-    opened = zoo.pipeline(work.model, batch_size=1)
+def open_zoo(work: Work, path: Path, engine: str = "auto") -> System:
+    opened = zoo.pipeline(work.model, engine=engine, batch_size=1)
     opened.predict(opened.blank())  # type: ignore[attr-defined]  # "auto" decides
     return System(
         opened.preprocess, opened.predict, lambda out: int(opened.postprocess(out)[0]["index"]), opened.engine
@@ -346,6 +347,7 @@ class Peer(NamedTuple):
 
 SYSTEMS = {
     OURS: Peer(build_zoo, "", open_zoo),
+    STOCK: Peer(None, "", functools.partial(open_zoo, engine="openvino")),  # this project's file in the stock engine
     "openvino-int8": Peer(
         vision.nncf("performance"), ".xml", lambda work, path: _peer(vision.openvino_session(path, 1), work.spec)
     ),

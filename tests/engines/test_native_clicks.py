@@ -333,10 +333,13 @@ def test_a_wrong_batch_is_refused_in_one_line(session, mild, change, count):
 
 @pytest.mark.parametrize("text", ["ids = Identity(x)", "h = Relu(x) ids = Neg(h)"])
 def test_a_graph_without_the_operator_is_refused(tmp_path, text):
-    path = io.save(model(f"(float[n,4] x) => (float[n,4] ids) {{ {text} }}"), tmp_path / "int8.onnx")
+    path = io.save(model(f"(float[n,4] x) => (float[n,4] ids) {{ {text} }}"), tmp_path / "native.onnx")
     with pytest.raises(RequestError) as error:
         load(path, "native")
     one_line(error, "no ParallelEmbedding or ClickProgram operator", "native.onnx")
+    with pytest.raises(RequestError) as error:  # of another name: it may be an image classifier
+        load(path.rename(tmp_path / "int8.onnx"), "native")
+    one_line(error, "the input x has the shape", "wanted [n, C, H, W]")
 
 
 def test_engines_and_threads_are_checked(tmp_path):

@@ -12,6 +12,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json
 from pipelines.engines.stock import STOCK, available
 from pipelines.kernels import extension
+from pipelines.kernels.images.native import product_limit
 from pipelines.models import stages
 from pipelines.models.pipeline import PRECISIONS
 from zoo.paths import Model, listed, spare, used
@@ -95,13 +96,16 @@ def build(model: Model, *, force: bool = False) -> dict[str, Any]:
     return {"model": folder.card.name, "path": str(folder.path), "stages": stages.build(folder, force=force)}
 
 
-def doctor() -> dict[str, Any]:
+def doctor(speed: bool = False) -> dict[str, Any]:
     """CPU, instruction sets and what they mean, versions, settings, cache, and a quick check of int8 against float in
     every engine.
+
+    speed: also what one core reaches with each instruction set, {"gmac_per_second": {isa: products of int8 in registers
+    alone, the limit of every layer}}.
     """
     cache = settings.home()
     files = [each for each in cache.rglob("*") if each.is_file()] if cache.is_dir() else []
-    return {
+    found = {
         "cpu": machine.cpu()["name"],
         "isa": machine.cpu()["flags"],
         "cores": machine.cores(),
@@ -116,6 +120,9 @@ def doctor() -> dict[str, Any]:
         "cache": {"files": len(files), "megabytes": round(sum(each.stat().st_size for each in files) / 1e6, 1)},
         "models": zoo.names(),
     }
+    if speed:
+        found["speed"] = {"gmac_per_second": {isa: round(product_limit(isa), 1) for isa in extension.isas()}}
+    return found
 
 
 def _check_engine(name: str) -> str:

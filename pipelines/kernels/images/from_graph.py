@@ -342,7 +342,9 @@ class _Mapping:
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             ratios = a_scale / scale, b_scale / scale
-            fixed = np.float32(zero) - (ratios[0] * np.float32(a.zero) + ratios[1] * np.float32(b.zero))
+            # one rounding, of a product in a fused multiply-add: onnxruntime is compiled so
+            shift = np.longdouble(ratios[0]) * a.zero + np.longdouble(ratios[1] * np.float32(b.zero))
+            fixed = np.float32(zero) - np.float32(shift)
             out = self._new(self.tensors[a.tensor])
             total = Sum(float(ratios[0]), float(ratios[1]), float(fixed), low, high)
             self.steps.append(Addition(a.tensor, b.tensor, out, total))

@@ -14,6 +14,13 @@ namespace {
 
 constexpr int64_t kPixels = 240;  // whose windows are listed at a time
 
+// Seconds of this thread's processor time: others may be at work.
+double now() {
+    timespec at{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
+    return static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
+}
+
 void require(bool fits, const char *what) {
     if (!fits) throw std::invalid_argument(std::string("the sizes of ") + what + " do not fit its tensors");
 }
@@ -200,11 +207,15 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         Buffer<float> found(out < 0 ? kPixels * round_up(c.outputs, 16) : 0);
         for (int64_t p = begin * width; p < end * width;) {
             const int64_t n = std::min(kPixels, end * width - p);
-            for (int64_t i = 0, y = p / width, column = p % width; i < n; ++i) {
-                in[i] = window(s, y, column);
-                if (out >= 0) to[i] = s.pixel(at(out), y, column);
-                if (summed) other[i] = s.pixel(at(adds.other), y, column);
-                if (++column == width) column = 0, ++y;
+            for (int64_t i = 0, y = p / width, column = p % width; i < n; column = 0, ++y) {
+                const int64_t end_of_row = std::min(n, i + width - column);
+                const auto list = [&](auto &of, auto first, int64_t step) {
+                    for (int64_t j = i; j < end_of_row; ++j, first += step) of[j] = first;
+                };
+                list(in, window(s, y, column), strides[1] * from.pitch);
+                if (out >= 0) list(to, s.pixel(at(out), y, column), at(out).pitch);
+                if (summed) list(other, s.pixel(at(adds.other), y, column), at(adds.other).pitch);
+                i = end_of_row;
             }
             const uint8_t *weights = packed;
             for (int64_t b = 0; b < c.blocks(); ++b) {
@@ -453,11 +464,6 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
 }
 
 std::vector<double> Network::time_steps(const void *x, double seconds) const {
-    const auto now = [] {  // of this thread's processor time: others may be at work
-        timespec at{};
-        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
-        return static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
-    };
     const SampleArena arena(arena_);
     std::vector<float> out(static_cast<size_t>(results_));
     const Sample sample{arena.data(), x, out.data()};
@@ -474,6 +480,17 @@ std::vector<double> Network::time_steps(const void *x, double seconds) const {
     } while (now() - start < seconds);
     for (double &each : spent) each /= static_cast<double>(rounds);
     return spent;
+}
+
+double product_limit(const std::string &isa, double seconds) {
+    const ImageKernels &kernels = *choose_isa(isa).images;
+    double most = 0;
+    for (const double start = now(); now() - start < seconds;) {
+        const double before = now();
+        const auto products = static_cast<double>(kernels.products(1 << 16));
+        most = std::max(most, products / (now() - before));
+    }
+    return most;
 }
 
 }  // namespace zoo

@@ -112,4 +112,7 @@ class Network {
     bool floats_ = false, finished_ = false;
 };
 
+// Exact products of 8 bits a second that this thread's core can make in registers, of `seconds` of its processor time.
+double product_limit(const std::string &isa, double seconds);
+
 }  // namespace zoo

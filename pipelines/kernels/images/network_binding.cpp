@@ -89,6 +89,7 @@ void convolution(BoundNetwork &network, int64_t x, int64_t out, nb::object packe
 void bind_image_network(nb::module_ &module) {
     using namespace zoo;
     module.def("pack_convolution", pack, "weight"_a, "bias"_a, "scale"_a, "groups"_a, "pitch"_a, "dilated"_a, "isa"_a = "");
+    module.def("product_limit", product_limit, "isa"_a = "", "seconds"_a = 0.1, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<BoundNetwork>(module, "ImageNetwork")
         .def(nb::init<std::string>(), "isa"_a = "")
         .def_prop_ro("isa", &BoundNetwork::isa)

@@ -59,7 +59,7 @@ class Sum:
 
     clip(rint(fma(a, a_ratio, fma(b, b_ratio, fixed))), low, high)      fma: rounded to float32 once
 
-    a_ratio = s_a / s_y, b_ratio = s_b / s_y, fixed = z_y - (a_ratio z_a + b_ratio z_b), in float32.
+    a_ratio = s_a / s_y, b_ratio = s_b / s_y, fixed = z_y - fma(a_ratio, z_a, b_ratio z_b), in float32.
     """
 
     a_ratio: float

@@ -136,9 +136,24 @@ void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
     }
 }
 
+int64_t products(int64_t rounds) {
+    __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a, e = a, f = a, g = a, h = a;
+    __m256i x = _mm256_set1_epi32(0x00020003);
+    const __m256i w = _mm256_set1_epi32(0x007F0081);
+    for (int64_t n = 0; n < rounds; ++n) {
+        const auto add = [&](__m256i &sum) {
+            asm volatile("" : "+x"(x));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x, w));
+        };
+        add(a), add(b), add(c), add(d), add(e), add(f), add(g), add(h);
+    }
+    asm volatile("" ::"x"(a), "x"(b), "x"(c), "x"(d), "x"(e), "x"(f), "x"(g), "x"(h));
+    return rounds * 8 * 16;
+}
+
 constexpr ImageKernels kImageKernels = {dense_bytes,    pack_dense, dense,     dense_floats, depthwise_bytes,
                                         pack_depthwise, depthwise,  sum_bytes, max_pool,     mean,
-                                        global_mean,    quantize_bytes, interleave};
+                                        global_mean,    quantize_bytes, interleave, products};
 
 }  // namespace
 }  // namespace zoo

@@ -244,9 +244,10 @@ int64_t depthwise_bytes(int64_t groups, int64_t channels) { return (4 * groups +
 void pack_depthwise(const int8_t *weight, const int32_t *bias, const float *scale, int64_t groups, int64_t channels, void *packed) {
     auto *out = static_cast<int8_t *>(packed);
     std::memset(out, 0, static_cast<size_t>(depthwise_bytes(groups, channels)));
-    for (int64_t c = 0; c < channels; ++c) {
-        int8_t *block = out + c / 64 * (4 * groups + 8) * 64;
-        const int64_t at = 4 * place(4, c % 64);
+    for (int64_t j = 0; j < (channels == 32 ? 64 : channels); ++j) {  // 32 channels twice, for two pixels at once
+        const int64_t c = j % channels;
+        int8_t *block = out + j / 64 * (4 * groups + 8) * 64;
+        const int64_t at = 4 * place(4, j % 64);
         for (int64_t t = 0; t < 4 * groups; ++t) block[t / 4 * 256 + at + t % 4] = weight[t * channels + c];
         std::memcpy(block + 256 * groups + at, bias + c, 4);
         std::memcpy(block + 256 * (groups + 1) + at, scale + c, 4);
@@ -326,12 +327,19 @@ void depthwise_with(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8
 
 void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
     const auto *w = static_cast<const int8_t *>(d.packed);
-    for (int64_t c = 0; c < d.channels; c += 64, w += 256 * (d.groups + 2)) {
+    const auto whole = [](uint8_t *at, __m512i bytes) ZOO_INLINE { _mm512_storeu_si512(at, bytes); };
+    if (d.channels == 32 && d.columns && d.x_step == 32 && d.out_step == 32 && d.offsets[4] - d.offsets[0] == 32 && n > 1) {
+        Depthwise pairs = d;  // of pixels, side by side as 64 channels are: the last column of one pair is the first of the next
+        pairs.x_step = pairs.out_step = 64;
+        depthwise_block<1>(pairs, w, x, out, n / 2, whole);
+        x += n / 2 * 64, out += n / 2 * 64, n %= 2;
+    }
+    for (int64_t c = 0; c < d.channels && n; c += 64, w += 256 * (d.groups + 2)) {
         const int64_t left = d.channels - c;
         const auto to_half = [](uint8_t *at, __m512i bytes) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), _mm512_castsi512_si256(bytes)); };
         const auto to_end = [](uint8_t *at, __m128i bytes) { _mm_storeu_si128(reinterpret_cast<__m128i *>(at), bytes); };
         if (left >= 64)
-            depthwise_with(d, w, x + c, out + c, n, [](uint8_t *at, __m512i bytes) ZOO_INLINE { _mm512_storeu_si512(at, bytes); });
+            depthwise_with(d, w, x + c, out + c, n, whole);
         else if (left == 48)
             depthwise_with(d, w, x + c, out + c, n, [=](uint8_t *at, __m512i bytes) ZOO_INLINE {
                 to_half(at, bytes), to_end(at + 32, _mm512_extracti32x4_epi32(bytes, 2));
@@ -343,9 +351,22 @@ void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
     }
 }
 
+int64_t products(int64_t rounds) {
+    constexpr int kSums = 12;  // more than the latency of a product
+    __m512i sums[kSums];
+    unroll<kSums>([&](auto i) ZOO_INLINE { sums[i.value] = _mm512_setzero_si512(); });
+    const __m512i x = _mm512_set1_epi32(0x01020304), w = _mm512_set1_epi32(0x7F81FF01);
+    for (int64_t n = 0; n < rounds; ++n) {
+        unroll<kSums>([&](auto i) ZOO_INLINE { dot_u8s8(sums[i.value], x, w); });
+        asm volatile("" ::: "memory");
+    }
+    unroll<kSums>([&](auto i) ZOO_INLINE { asm volatile("" ::"v"(sums[i.value])); });
+    return rounds * kSums * 64;
+}
+
 constexpr ImageKernels kImageKernels = {dense_bytes,    pack_dense, dense,     dense_floats, depthwise_bytes,
                                         pack_depthwise, depthwise,  sum_bytes, max_pool,     mean,
-                                        global_mean,    quantize_bytes, interleave};
+                                        global_mean,    quantize_bytes, interleave, products};
 
 }  // namespace
 }  // namespace zoo

@@ -71,9 +71,19 @@ void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
         }
 }
 
+int64_t products(int64_t rounds) {
+    int32_t a = 0, b = 0, c = 0, d = 0, x = 3;
+    for (int64_t n = 0; n < rounds; ++n) {
+        asm volatile("" : "+r"(x));
+        a += x * x, b += x * 5, c += x * 7, d += x * 9;
+        asm volatile("" ::"r"(a), "r"(b), "r"(c), "r"(d));
+    }
+    return rounds * 4;
+}
+
 constexpr ImageKernels kImageKernels = {dense_bytes,    pack_dense, dense,     dense_floats, depthwise_bytes,
                                         pack_depthwise, depthwise,  sum_bytes, max_pool,     mean,
-                                        global_mean,    quantize_bytes, interleave};
+                                        global_mean,    quantize_bytes, interleave, products};
 
 }  // namespace
 }  // namespace zoo

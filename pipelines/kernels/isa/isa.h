@@ -259,6 +259,8 @@ struct ImageKernels {
     void (*quantize)(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out);
     // three planes of n bytes and a constant, interleaved
     void (*interleave)(const uint8_t *const *planes, uint8_t fill, int64_t n, uint8_t *out);
+    // `rounds` of exact products in registers alone, which no kernel outruns: returns how many products they were
+    int64_t (*products)(int64_t rounds);
 };
 
 // One instruction set's version of the kernels.

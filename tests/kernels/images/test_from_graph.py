@@ -103,8 +103,9 @@ def test_every_operator_at_once_computes_what_onnxruntime_does(dtype: Any, tmp_p
 
 
 @pytest.mark.skipif(not extension.isas(), reason="no native kernels")
-def test_a_shipped_network_has_the_bits_of_onnxruntime() -> None:
-    path = WEIGHTS / "mobilenet-v1-cifar10" / "int8.onnx"
+@pytest.mark.parametrize("name", ["mobilenet-v1-cifar10", "resnet26d-cifar10"])
+def test_a_shipped_network_has_the_bits_of_onnxruntime(name: str) -> None:
+    path = WEIGHTS / name / "int8.onnx"
     samples = np.random.default_rng(0).integers(0, 256, (3, 3, 64, 64), dtype=np.uint8)
     found = native.pack(image_program(io.load(path))).open()(samples)
     np.testing.assert_array_equal(found, results(path, samples))

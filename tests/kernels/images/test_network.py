@@ -116,7 +116,7 @@ def test_every_width_of_a_panel_and_any_number_of_pixels(width: int, outputs: in
 
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (1, 7)])
 @pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("channels", [16, 40, 96, 144])
+@pytest.mark.parametrize("channels", [16, 32, 40, 96, 144])
 def test_depthwise(kernel: tuple[int, int], stride: int, channels: int) -> None:
     rng = np.random.default_rng(channels)
     pads = (kernel[0] // 2, kernel[1] // 2, kernel[0] // 2, kernel[1] // 2)
@@ -187,3 +187,10 @@ def test_what_does_not_fit_is_refused() -> None:
         network(np.zeros((1, 3, 2, 3), np.uint8))
     with pytest.raises(ValueError, match="do not fit"):
         network.tensor(1, 1, 3, 4), network.lookup(0, 1, np.zeros(256, np.uint8))
+
+
+def test_the_limit_of_products_is_more_than_any_network_reaches() -> None:
+    """Every instruction set has one, and vectors make more than plain C++."""
+    limits = {isa: native.product_limit(isa) for isa in extension.isas()}
+    assert min(limits.values()) > 0.01
+    assert max(limits, key=limits.__getitem__) == extension.isas()[0]
