@@ -265,7 +265,7 @@ def _servers(found: list[Mapping[str, Any]]) -> str:
             ]
         )
     columns = ["server", "requests/s", "p50 ms", "p99 ms", "one connection, p50 ms", "s to ready", "MB (PSS)", "ended"]
-    return markdown.table([*columns, "MB installed"], rows)
+    return markdown.table([*columns, "MB with what it requires"], rows)
 
 
 def benchmarks_page() -> str:

@@ -300,8 +300,8 @@ def _asked(server: Server, environments: Path) -> dict[str, Any]:
 
 
 def rows(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """500 rows a request as TSV, answered in CSV, beside what `zoo run` scores in a process and writes so; the tail at 70%
-    of that load, at equal distances as wrk2 has it, and at those of a Poisson process.
+    """500 rows a request as TSV, answered in CSV, beside what `zoo run` scores in a process and writes so; the tail at
+    70% of that load, at equal distances as wrk2 has it, and at those of a Poisson process.
     """
     model = zoo.pipeline(CLICKS, engine="native", threads=1)
     lines = model.example(2000)
