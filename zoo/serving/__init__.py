@@ -3,7 +3,7 @@
     server    granian before a front, signals, `--watch`; asgi: the front for another HTTP server (`app`)
     front     routes, keys, limits, deadlines; dispatch: queues, idle workers, what goes together
     keeper    opens the models and forks the workers; worker: bodies to arrays to answers by a service (`rows`,
-              `photos`, `sentences`)
+              `photos`, `sentences`, `texts`)
     inference the protocol's bodies; answers: JSON, CSV, Arrow; metrics, openapi, static (the page)
 
 Nothing else imports this package; its libraries are the extra `serve`.

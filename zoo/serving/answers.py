@@ -76,8 +76,10 @@ def encoded(columns: Columns, kind: str) -> bytes:
         return "".join(f"{each}\n" for each in first).encode()
     rows = _rows(columns)
     if kind == LINES:
-        return b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
-    return orjson.dumps({"results": rows})
+        return b"".join(
+            orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY) for row in rows
+        )
+    return orjson.dumps({"results": rows}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _rows(columns: Columns) -> list[dict[str, Any]]:

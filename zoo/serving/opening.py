@@ -76,6 +76,10 @@ def kind_of(pipeline: Any) -> type[Service]:
         from zoo.serving.sentences import Sentences
 
         return Sentences
+    if "zoo.texts.predict" in families:
+        from zoo.serving.texts import Texts
+
+        return Texts
     return Service
 
 

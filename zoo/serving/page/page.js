@@ -242,7 +242,7 @@ function search(model) {
     const given = lines(text.value), asked = query.value.trim();
     if (!asked || !given.length) return say("type what to search for, and texts to search in");
     beside(model, async (chosen, place) => {
-      const answer = await run(chosen, "application/json", JSON.stringify({ sentences: [asked, ...given] }));
+      const answer = await run(chosen, "application/json", JSON.stringify({ texts: [asked, ...given] }));
       const [first, ...vectors] = answer.value.results.map((each) => each.embedding);
       const dot = (a, b) => a.reduce((sum, value, at) => sum + value * b[at], 0);
       const scored = vectors.map((each, at) => [given[at], dot(first, each) / Math.sqrt(dot(first, first) * dot(each, each) || 1)]);
@@ -251,6 +251,26 @@ function search(model) {
     });
   };
   return form(submit, "Search", make("label", { for: "query" }, "Search for"), query,
+    make("label", { for: "text" }, "In these texts, one a line"), text, both(model));
+}
+
+/** Texts, ranked by what the model says of each beside what is asked. */
+function ranking(model) {
+  const query = make("input", { id: "query", type: "search", autocomplete: "off" });
+  const text = make("textarea", { id: "text", spellcheck: "false" });
+  text.value = lines(model.example ?? "").map((each) => each.split("\t").pop()).join("\n");
+  const submit = () => {
+    const given = lines(text.value), asked = query.value.trim();
+    if (!asked || !given.length) return say("type what to search for, and texts to rank");
+    beside(model, async (chosen, place) => {
+      const answer = await run(chosen, "application/json", JSON.stringify({ texts: given.map((each) => [asked, each]) }));
+      const names = Object.keys(answer.value.results[0]).filter((name) => name !== "row");
+      const rows = answer.value.results.map((each, at) => [given[at], ...names.map((name) => each[name])]);
+      rows.sort((one, another) => another[1] - one[1]);
+      place.append(table(["text", ...names], rows), timed([answer]));
+    });
+  };
+  return form(submit, "Rank", make("label", { for: "query" }, "Search for"), query,
     make("label", { for: "text" }, "In these texts, one a line"), text, both(model));
 }
 
@@ -277,6 +297,7 @@ function view(model) {
   if (takes.includes("image/*")) return photos(model);
   if (model.task === "translation") return sentences(model);
   if (model.task === "embedding") return search(model);
+  if (model.task === "ranking") return ranking(model);
   if (takes.includes("text/tab-separated-values")) return rows(model);
   return tensors(model);
 }

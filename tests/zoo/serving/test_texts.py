@@ -1,0 +1,80 @@
+"""Encoders of texts over the network, on tiny random models."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the train extra")
+pytest.importorskip("transformers", reason="needs the test extra")
+import text_models
+from text_models import TEXTS
+
+import zoo
+
+from .conftest import Server
+
+pytestmark = pytest.mark.slow
+PAIRS = [[text, TEXTS[0]] for text in TEXTS]
+
+
+def made(path: Path, labels: int) -> Path:
+    """A model of texts of its own, built up to int8."""
+    (path / "theirs").mkdir(parents=True)
+    text_models.write(path / "theirs", labels=labels)
+    zoo.import_model(path / "theirs", path / "ours")
+    data = path / "data.tsv"
+    data.write_text("\n".join("\t".join(pair) if labels else pair[0] for pair in PAIRS * 30))
+    zoo.calibrate(path / "ours", str(data), samples=16)
+    zoo.build(path / "ours")
+    card = path / "ours" / "card.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "name": f"texts-{labels}"}))
+    return path / "ours"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return [made(tmp_path_factory.mktemp("texts"), labels) for labels in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def served(start: Callable[..., Server], folders: list[Path]) -> Server:
+    return start(*folders, "--workers", "1")
+
+
+def ask(server: Server, name: str, value: Any) -> Any:
+    return server.json(f"/v1/models/{name}:run", json.dumps(value).encode(), "application/json")["results"]
+
+
+def test_vectors_are_the_models_own(served: Server, folders: list[Path]) -> None:
+    wanted = np.stack([each["embedding"] for each in zoo.pipeline(folders[0], engine="native")(TEXTS)])
+    found = ask(served, "texts-0", {"texts": TEXTS})
+    assert [each["row"] for each in found] == list(range(1, len(TEXTS) + 1))
+    assert np.array_equal(np.array([each["embedding"] for each in found], np.float32), wanted)
+    plain = served.json("/v1/models/texts-0:run", "\n".join(TEXTS).encode(), "text/plain")["results"]
+    assert plain == found
+
+
+def test_scores_are_the_models_own(served: Server, folders: list[Path]) -> None:
+    wanted = zoo.pipeline(folders[1], engine="native")([tuple(each) for each in PAIRS])
+    found = ask(served, "texts-1", PAIRS)
+    assert [each["score"] for each in found] == pytest.approx([each["score"] for each in wanted], abs=1e-7)
+
+
+def test_a_text_is_never_a_files_name(served: Server, tmp_path: Path) -> None:
+    file = tmp_path / "secret.txt"
+    file.write_text("one\ntwo\nthree\n")
+    assert len(ask(served, "texts-0", [str(file)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [("texts-0", [""]), ("texts-0", {"texts": 3}), ("texts-0", []), ("texts-1", ["alone"]), ("texts-0", [["a", "b"]])],
+)
+def test_what_is_wrong_is_said(served: Server, name: str, body: Any) -> None:
+    status, _, found = served.ask(f"/v1/models/{name}:run", json.dumps(body).encode(), "application/json")
+    assert status == 400
+    assert "texts" in json.loads(found)["error"] or "text 1" in json.loads(found)["error"]
