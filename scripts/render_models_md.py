@@ -240,6 +240,17 @@ def serving() -> str:
                     f"a process, p99 {found['p99_ms']['median']:.0f} ms; a lone sentence {found['lone_added_ms']:+.2f} ms "
                     f"({source}).\n"
                 )
+    for report in markdown.reports(PEERS, "soak-serving"):
+        found = report.content
+        counts, memory, descriptors = found["counts"], found["memory_mb"], found["descriptors"]
+        parts.append(
+            f"`scripts/soak_serving.py`, {found['minutes']:g} minutes, {found['rate']:,.0f} requests/s of at most "
+            f"{found['greatest_rate']:,.0f}, {found['workers_killed']} workers killed, slow, broken and oversized clients "
+            f"among the others: {counts['200']:,} answers, {counts.get('wrong', 0)} wrong, {counts.get('lost', 0)} requests "
+            f"without an answer, {counts.get('503', 0)} of 503; memory {memory['first']:.0f} to {memory['last']:.0f} MB, "
+            f"{memory['slope_per_minute']:+.1f} a minute, {descriptors['least']} to {descriptors['most']} descriptors "
+            f"({markdown.source(report, BENCHMARKS)}).\n"
+        )
     return "\n".join(["## Serving\n", SERVING + "\n".join(parts)]) if parts else ""
 
 
