@@ -296,7 +296,7 @@ def test_a_library_that_tries_again_says_nothing(caplog):
 
 @pytest.mark.parametrize("verb", ["info", "build", "download", "freeze"])
 def test_a_file_where_a_model_is_wanted(verb, here, capsys):
-    assert "found the file ../m.onnx, wanted a model folder, or one of: mobile" in refused(capsys, verb, "../m.onnx")
+    assert "found the file ../m.onnx, wanted a model folder, or one of: minilm" in refused(capsys, verb, "../m.onnx")
 
 
 def test_one_array_is_no_archive(here, capsys):

@@ -18,7 +18,14 @@ def entry(**changes):
 def test_recipe_defaults_and_json():
     recipe = QuantRecipe()
     assert recipe.observer == "auto" and recipe.quantize_tables and not recipe.reduced_range
-    flags = {"quantize_tables": True, "reduced_range": False, "symmetric": False, "search": False, "correct": True}
+    flags = {
+        "quantize_tables": True,
+        "reduced_range": False,
+        "symmetric": False,
+        "search": False,
+        "smooth": False,
+        "correct": True,
+    }
     assert recipe.to_json() == {"observer": "auto", "keep_float": [], "dynamic": [], **flags}
     assert recipe.same_but_observer(QuantRecipe(observer="kl", search=True).to_json())
     assert not recipe.same_but_observer(QuantRecipe(symmetric=True).to_json()) and not recipe.same_but_observer({})

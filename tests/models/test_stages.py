@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 from rewriting import model, run
 
+from pipelines.core import derived
 from pipelines.core.errors import RequestError
 from pipelines.core.files import mapped, sha256, write_json
 from pipelines.graph import edit, io, query
@@ -513,7 +514,7 @@ def test_another_form_of_a_file_is_derived_once_for_each_source_and_form(folder)
     (folder.path / "seed.txt").write_text("2")
     assert stages.derived_graph(folder, "int8.onnx", "other", "2", make) != newer
     last = stages.derived_graph(folder, "int8.onnx", "other", "2", make)
-    assert sorted(folder.path.glob("int8.other-*")) == [last, mapped(last), stages._identities(last)]
+    assert sorted(folder.path.glob("int8.other-*")) == [last, mapped(last), derived._identities(last)]
 
 
 @pytest.mark.parametrize("part", ["graph", "weights", "identities"])
@@ -531,7 +532,7 @@ def test_another_form_that_has_changed_since_is_derived_anew(folder, part):
         return stages.derived_graph(folder, "int8.onnx", "other", "1", make)
 
     path = derive()
-    files = {"graph": path, "weights": mapped(path), "identities": stages._identities(path)}
+    files = {"graph": path, "weights": mapped(path), "identities": derived._identities(path)}
     content = {name: each.read_bytes() for name, each in files.items()}
     os.utime(files["weights"])  # another time, the same bytes
     assert derive() == path and len(made) == 1
