@@ -431,9 +431,8 @@ def test_all_faults_are_said_at_once(wrong, capsys):
 
 
 def test_formats_and_places(wrong, capsys, tmp_path):
-    assert "unknown format 'fairseq'; choose one of ctranslate2, huggingface, marian" in refused(
-        wrong, capsys, "--format", "fairseq"
-    )
+    choice = "choose one of sentence-transformers, cross-encoder, ctranslate2, huggingface, marian"
+    assert f"unknown format 'fairseq'; {choice}" in refused(wrong, capsys, "--format", "fairseq")
     (wrong / "config.json").unlink()
     assert "a folder of transformers (huggingface)" in refused(wrong, capsys)
     assert "cannot read config.json" in refused(wrong, capsys, "--format", "huggingface")
