@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -66,7 +67,13 @@ def cut(pipeline: Pipeline, inputs: Sequence[str]) -> list[Part]:
     row = 0
     with progress("finding rows") as advance:
         for place in places.expand(inputs):
-            for found, rows in _of_file(pipeline, place):
+            try:
+                some = _of_file(pipeline, place)
+            except RequestError as error:
+                raise RequestError(f"{place}: {error}") from error
+            except (EOFError, OSError, zlib.error) as error:  # a damaged .gz
+                raise RequestError(f"{place} cannot be read: {one_line(error)}") from error
+            for found, rows in some:
                 parts.append(Part(**{**found.to_json(), "first": row if counted else None}))
                 row += rows
                 advance(rows)

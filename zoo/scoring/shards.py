@@ -22,7 +22,7 @@ from zoo.scoring.parts import Part, cut, reading
 PLAN = "plan.json"
 VERSION = 1
 FORMATS = (".txt", ".parquet", ".csv", ".csv.gz", ".jsonl")
-SPEEDS = ("per_second", "split_", "seconds")  # in the names of figures that are no sums
+SPEEDS = ("per_second", "split_")  # in the names of figures that are no sums
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,12 @@ def check(output: str | Path) -> dict[str, Any]:
             "what is whole stays"
         )
     files = [str(_paths(folder, plan, each)[0]) for each in range(len(found))]
-    return {"model": plan["model"], "parts": len(found), **merged(_whole(found)), "files": files}
+    return {
+        "model": plan["model"],
+        "parts": len(found),
+        **merged([each for each in found if each is not None]),
+        "files": files,
+    }
 
 
 def merged(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -179,17 +184,13 @@ def merged(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in summaries[0] if summaries else ():
         values = [each[name] for each in summaries if name in each]
-        if name in ("part", "plan", "sha256") or any(word in name for word in SPEEDS[:2]):
+        if name in ("part", "plan", "sha256") or any(word in name for word in SPEEDS):
             continue
         if all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
             found[name] = round(sum(values), 3) if any(isinstance(each, float) for each in values) else sum(values)
         elif all(each == values[0] for each in values):
             found[name] = values[0]
     return found
-
-
-def _whole(found: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    return [each for each in found if each is not None]
 
 
 def _digest(plan: dict[str, Any]) -> str:

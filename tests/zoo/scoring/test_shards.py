@@ -149,6 +149,15 @@ def test_wrong_requests(inputs, options, told, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_damaged_files_are_named(log, tmp_path):
+    (tmp_path / "cut.csv.gz").write_bytes((log / "b.csv.gz").read_bytes()[:400])
+    (tmp_path / "empty.csv").touch()
+    for name, told in (("cut.csv.gz", "cannot be read"), ("empty.csv", "is empty")):
+        with pytest.raises(RequestError, match=rf"{name}.*{told}"):
+            run_shard(CLICKS, [str(tmp_path / name)], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_without_a_run(tmp_path):
     with pytest.raises(RequestError, match=r"holds no plan\.json"):
         check(tmp_path)
