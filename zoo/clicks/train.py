@@ -328,6 +328,7 @@ def _fit(
             with replacing(output / STATE) as temporary:
                 torch.save(state, temporary)
             console.print(line, highlight=False, soft_wrap=True)
+        group.checkpointed(output)
     return trainer
 
 
