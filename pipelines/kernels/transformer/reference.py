@@ -121,7 +121,7 @@ def sigmoid(x: Floats) -> Floats:
 
 
 def activate(kind: str, x: Floats) -> Floats:
-    """`Activation`; "gelu" to 6e-5 and 3e-6 of x, by an odd polynomial up to 4.2, fitted to the error of the product."""
+    """`Activation`; "gelu" to 6e-5 and 3e-6 of x, by an odd polynomial up to 4.2 (fitted to x times its error)."""
     if kind == "swish":
         return x * sigmoid(x)
     t = np.clip(x, np.float32(-4.2), np.float32(4.2))
