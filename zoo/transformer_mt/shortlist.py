@@ -17,6 +17,7 @@ SHORTLIST = "shortlist.npz"
 MAGIC = 0xF11A48D5013417F5  # what a binary one begins with
 HEADER = struct.Struct("<6Q")  # magic, checksum, first, best, offsets, targets
 MULTIPLE = 8  # of so many words each list is made, for the kernels that Marian has
+LEARNED = 50_000  # pairs, at most, of which a shortlist is learned
 GOLDEN, WHOLE = 0x9E3779B9, (1 << 64) - 1
 
 Integers = NDArray[np.int64]
@@ -36,6 +37,11 @@ class Shortlist:
     offsets: Integers
     targets: Integers
     shared: bool = False
+
+    @property
+    def everywhere(self) -> Integers:
+        """The tokens in every list, int64, in order."""
+        return np.sort(self.order[: self.first])
 
     def allowed(self, source: Iterable[int]) -> Integers:
         """The tokens that the translation of these may have, int64, in order: the head of `order`, those of each token,
@@ -135,6 +141,44 @@ def read_text(
         lists.append(np.array(sorted(token for probability, token in ranked if probability > threshold), np.int64))
     words = max(target.values()) + 1
     return Shortlist(min(first, words), np.arange(words), *_joined(lists), shared)
+
+
+def learned(
+    sources: Sequence[NDArray[np.int32]],
+    targets: Sequence[NDArray[np.int32]],
+    sizes: tuple[int, int],
+    *,
+    first: int,
+    best: int = 50,
+    rounds: int = 5,
+    shared: bool = True,
+) -> Shortlist:
+    """The shortlist of sentences and their translations: the `first` most frequent words of the target, and the `best`
+    of each source token by IBM model 1 (Brown et al. 1993, "The Mathematics of Statistical Machine Translation",
+    section 4.1) after `rounds` of expectation maximization.
+
+    sources, targets: tokens of each sentence and of its translation; of many an even sample of `LEARNED` is taken.
+    sizes: tokens of the source and of the target; shared: they have one vocabulary.
+    """
+    rows, words = sizes
+    keys, places, seen = [], [], 0
+    chosen = np.linspace(0, len(sources) - 1, min(len(sources), LEARNED)).astype(np.int64).tolist()
+    for i in chosen:
+        source, target = np.unique(sources[i]).astype(np.int64), np.asarray(targets[i], np.int64)
+        keys.append((source * words + target[:, None]).ravel())
+        places.append(np.repeat(np.arange(seen, seen + len(target)), len(source)))
+        seen += len(target)
+    pairs, pair = np.unique(np.concatenate(keys), return_inverse=True)
+    place, of, probability = np.concatenate(places), pairs // words, np.ones(len(pairs))
+    for _ in range(rounds):
+        each = probability[pair]
+        count = np.bincount(pair, each / np.bincount(place, each)[place])
+        probability = count / np.bincount(of, count)[of]
+    rank = np.arange(len(pairs)) - np.searchsorted(of, of)  # `pairs` are in the order of their sources
+    kept = np.sort(np.lexsort((-probability, of))[rank < best])
+    frequency = np.bincount(np.concatenate([np.asarray(targets[i], np.int64) for i in chosen]), minlength=words)
+    offsets = np.searchsorted(of[kept], np.arange(rows + 1)).astype(np.int64)
+    return Shortlist(min(first, words), np.argsort(-frequency, kind="stable"), offsets, pairs[kept] % words, shared)
 
 
 def _joined(lists: Sequence[Integers]) -> tuple[Integers, Integers]:

@@ -58,7 +58,7 @@ def write(
     from zoo.training import fill
     from zoo.transformer_mt.freeze import export
     from zoo.transformer_mt.model import Transformer
-    from zoo.transformer_mt.train import MODEL
+    from zoo.transformer_mt.networks import MODEL
 
     if path.is_dir() and output.resolve() == path.resolve():
         raise RequestError(f"found {output} as the folder of both models; choose another output")
