@@ -6,6 +6,7 @@ Exit 0 done, 1 the work failed, 2 the request was wrong.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 COSTLIEST = 10  # float operators that quantize names
+CLUSTER = ("address", "workers", "cores", "storage")  # options of training on Ray
 NAMED = ("seed", "epochs", "batch_size", "learning_rate", "teacher")  # settings of training with an option of their own
 
 
@@ -784,6 +786,34 @@ def doctor(speed: bool, as_json: bool) -> None:
     _show(verbs.doctor(speed), as_json)
 
 
+@cli.group()
+def cluster() -> None:
+    """Clusters of machines, which Ray runs."""
+
+
+@cluster.command("yaml")
+@click.option("--cloud", required=True, type=click.Choice(["aws", "gcp", "azure", "kuberay", "local"]))
+@click.option("-o", "--output", required=True, help="The file.")
+@click.option("--workers", default=2, show_default=True, help="Nodes beside the head.")
+@click.option("--instance", default=None, help="Kind of machine of the workers. [default: one with AVX512-VNNI]")
+@click.option("--name", default="int8-zoo", show_default=True, help="Of the cluster.")
+@click.option("--region", default=None, help="[default: us-west-2, us-west1, westus2]")
+@click.option("--project", default=None, help="Google Cloud: the project's id.")
+@click.option("--hosts", type=Words(), default=(), help="local: addresses of own machines, the head first.")
+@click.option("--user", default="ubuntu", show_default=True, help="Who comes in by SSH.")
+@click.option("--cores", default=8, show_default=True, help="kuberay: of a worker.")
+@click.option("--claim", default=None, help="kuberay: a volume claim that all have at /shared.")
+@click.option("--package", default=None, help="What pip installs. [default: this version, with ray and train]")
+@click.option("--command", default=None, help="What to run there; kuberay: as a RayJob, which ends the cluster.")
+@click.option("--spot", is_flag=True, help="Workers that the cloud may take back.")
+@as_json
+def cluster_yaml(as_json: bool, **options: Any) -> None:
+    """Write the file with which ray up or kubectl brings a cluster up."""
+    from zoo import verbs
+
+    _show(verbs.cluster_yaml(options.pop("cloud"), options.pop("output"), **options), as_json)
+
+
 def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **options: Any) -> None:
     from zoo.training import is_first
 
@@ -796,6 +826,14 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
     settings |= {name: str(options[name]) for name in NAMED if options[name] is not None}
     left = {name: value for name, value in options.items() if name not in NAMED}
     output = left.pop("output")
+    on, given = left.pop("on"), {name: left.pop(name) for name in CLUSTER}
+    cluster = {name: value for name, value in given.items() if value is not None}
+    if on is None and cluster:
+        raise click.UsageError(f"--{next(iter(cluster))} is of --on ray")
+    if on:
+        from zoo import verbs
+
+        verb, left = functools.partial(verbs.train_on_ray, verb.__name__), {"workers": 1, **cluster, **left}
     try:
         report = verb(model, list(left.pop("data")), output, settings=settings, **left)
     except KeyboardInterrupt:

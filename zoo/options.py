@@ -168,6 +168,22 @@ training = together(
         metavar="NAME=VALUE",
         help="Any other setting of the model's recipe; may be repeated.",
     ),
+    click.option("--on", type=click.Choice(["ray"]), default=None, help="Train on a Ray cluster, in processes."),
+    click.option(
+        "--address", default=None, help="With --on ray: the cluster's, or auto. [default: one of this machine]"
+    ),
+    click.option(
+        "--workers",
+        default=None,
+        metavar="N|MIN:MAX",
+        help="With --on ray: processes; of MIN to MAX what there is.",
+    ),
+    click.option("--cores", type=int, default=None, help="With --on ray: of each worker. [default: 1]"),
+    click.option(
+        "--storage",
+        default=None,
+        help="With --on ray: a folder that all nodes see, or a URL, for checkpoints. [default: beside the output]",
+    ),
     on_error,
     as_json,
 )

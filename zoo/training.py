@@ -327,10 +327,31 @@ class Processes:
             distributed.broadcast_object_list(values, device=self.device)
         return values[0]
 
+    def checkpointed(self, output: Path) -> None:
+        """To be called by all processes after the first has written a checkpoint into `output`; see `keeping`."""
+        for keep in _KEEPERS:
+            keep(output)
+
+
+_KEEPERS: list[Callable[[Path], None]] = []
+
+
+@contextlib.contextmanager
+def keeping(keep: Callable[[Path], None]) -> Iterator[None]:
+    """Call `keep` with the output folder after every checkpoint of torch's trainings, in every process."""
+    _KEEPERS.append(keep)
+    try:
+        yield
+    finally:
+        _KEEPERS.remove(keep)
+
 
 @contextlib.contextmanager
 def processes() -> Iterator[Processes]:
-    """Join the processes that torchrun started (RANK and WORLD_SIZE are set): gloo between CPUs, nccl between GPUs."""
+    """Join the processes that torchrun started (RANK and WORLD_SIZE are set): gloo between CPUs, nccl between GPUs.
+
+    Those that have joined already, as Ray lets them, stay joined.
+    """
     import torch
     from torch import distributed
 
@@ -343,6 +364,9 @@ def processes() -> Iterator[Processes]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if distributed.is_initialized():
+        yield Processes(rank, count, device)
+        return
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Processes(rank, count, device)

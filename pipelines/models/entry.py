@@ -87,6 +87,7 @@ class Entry:
     recipe: how the models are quantized unless a user says otherwise
     files: what ships with a model besides its graphs and tables, e.g. a vocabulary
     run_options: options of `zoo run` for this family alone
+    processes: whose processes may train together: "torch" (torchrun, Ray), "tensorflow" (TF_CONFIG); "" for one alone
     schema: whether train takes a schema of the log's columns and the name of its label, as keywords of these names
     by_schema: the family that trains on a log with columns of its own, where this one takes a fixed form alone
     summary: the line that `zoo run` ends with, a format of what `Pipeline.run` returns, e.g. "{rows:,} rows"
@@ -112,6 +113,7 @@ class Entry:
     report_sections: str = ""
     files: tuple[str, ...] = ()
     run_options: tuple[RunOption, ...] = ()
+    processes: str = ""
     schema: bool = False
     by_schema: str = ""
     summary: str = "{precision} in {engine}"

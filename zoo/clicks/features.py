@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from zoo.clicks.hashing import hash_buckets
-from zoo.clicks.logs import Log, open_log
+from zoo.clicks.logs import Log, open_logs
 from zoo.clicks.native_reader import NativeReader, Parsed
 from zoo.clicks.reading import BAD_SHARE, HOPELESS, ErrorLog, Positions, timed
-from zoo.clicks.schema import FEATURES, Column, Schema
+from zoo.clicks.schema import FEATURES, REGRESSION, Column, Schema
 
 Floats = NDArray[np.float32]
 LARGEST = 8.0  # standard deviations to which a "standard" number is clipped
@@ -241,7 +241,7 @@ class Features:
         labelled: bool = False,
         tower: str = "",
     ) -> Iterator[Rows]:
-        """Rows of a source, or of several in turn (see `open_log`), `batch_rows` at a time, the last ones fewer.
+        """Rows of a source, or of several in turn (see `open_logs`), `batch_rows` at a time, the last ones fewer.
 
         Columns are found by name; others may stand beside them. labelled: read labels and weights, too. tower: read
         the columns of this tower alone, those of the other as missing. A row with another number of columns, or (where
@@ -252,8 +252,7 @@ class Features:
         if on_error not in ("raise", "skip"):
             raise RequestError(f"found on_error {on_error!r}, wanted raise or skip")
         log = None if on_error == "raise" else ErrorLog() if errors is None else errors
-        several = isinstance(source, list | tuple) and source and not isinstance(source[0], dict)
-        logs = [open_log(each) for each in (source if several else [source])]
+        logs = open_logs(source)
         for each in logs:
             self.require(each, tower, labelled)
         clock: defaultdict[str, float] = defaultdict(float) if seconds is None else seconds
@@ -490,6 +489,5 @@ def _report(
         text = columns[column.name][row].as_py()
         message = f"{name}: found the {kind} {column.name} {text!r}, wanted {wanted[kind]}"
         if errors is None:
-            hint = "; a quantity is regression, which is not built here" if kind == "label" else ""
-            raise RequestError(message + hint)
+            raise RequestError(f"{message}; {REGRESSION}" if kind == "label" else message)
         errors.add(kind, message)

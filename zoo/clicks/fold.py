@@ -20,7 +20,8 @@ from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.scales import activation_qparams
 from pipelines.rewrites.driver import Rewrite, rewrite
-from zoo.clicks.expressions import Field, Reader, vectors_of
+from zoo.clicks.expressions import Field, vectors_of
+from zoo.clicks.reader import Reader
 from zoo.clicks.rewrites import field_lookup
 
 Array = NDArray[Any]

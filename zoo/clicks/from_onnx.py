@@ -34,7 +34,6 @@ from zoo.clicks.expressions import (
     Linear,
     Numbers,
     Product,
-    Reader,
     Total,
     Unit,
     below,
@@ -42,7 +41,9 @@ from zoo.clicks.expressions import (
 )
 from zoo.clicks.expressions import Field as Lookup
 from zoo.clicks.features import Features, Rows
-from zoo.clicks.layouts import RUNS, Array, Fed, Rewriter, feeds, known_ids
+from zoo.clicks.fed import Array, Fed, feeds, known_ids
+from zoo.clicks.layouts import RUNS, Rewriter
+from zoo.clicks.reader import Reader
 from zoo.clicks.reading import ErrorLog
 from zoo.clicks.schema import Column, Schema
 

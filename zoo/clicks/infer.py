@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from zoo.clicks.logs import LIST, Log
-from zoo.clicks.schema import FEATURES, Column, Schema
+from zoo.clicks.schema import FEATURES, REGRESSION, Column, Schema
 
 LABELS = ("label", "click", "clicked", "target", "y")
 VOCABULARY = 10_000  # values of a category that are listed; more are hashed
@@ -150,20 +150,18 @@ class _Seen:
 
 
 def _label(log: Log, seen: dict[str, _Seen], asked: str | None) -> str:
-    if asked is not None:
-        if asked not in seen:
-            raise RequestError(f"{log.path} has no column {asked!r}; its columns are {', '.join(log.columns)}")
-        if not _is_binary(seen[asked]):
-            raise RequestError(
-                f"the label {asked!r} holds {_some(seen[asked])}; wanted 0 and 1, both of them, in every row"
-            )
-        return asked
-    named = [name for name in log.columns if name.lower() in LABELS]
-    found = [name for name in named if _is_binary(seen[name])]
-    if not found:
-        why = f"{', '.join(named)} holds {_some(seen[named[0]])}" if named else f"none is called {', '.join(LABELS)}"
+    if asked is not None and asked not in seen:
+        raise RequestError(f"{log.path} has no column {asked!r}; its columns are {', '.join(log.columns)}")
+    named = [name for name in log.columns if name.lower() in LABELS] if asked is None else [asked]
+    if not named:
+        why = f"none is called {', '.join(LABELS)}"
         raise RequestError(f"{log.path} has no column of 0 and 1 to predict ({why}); name it with --label")
-    return min(found, key=lambda name: LABELS.index(name.lower()))
+    if found := [name for name in named if _is_binary(seen[name])]:
+        return asked or min(found, key=lambda name: LABELS.index(name.lower()))
+    first = seen[named[0]]
+    values = set(np.unique(first.numbers)) if first.numeric and not first.unparsed else {-1.0}
+    wanted = "both of them, in every row" if values <= {0.0, 1.0} else f"name their column with --label; {REGRESSION}"
+    raise RequestError(f"{log.path}: the label {first.name} holds {_some(first)}; wanted 0 and 1, {wanted}")
 
 
 def _is_binary(seen: _Seen) -> bool:

@@ -123,6 +123,12 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
     return _by_first_line(path, _first_line(path, path), delimiter)
 
 
+def open_logs(source: Any) -> list[Log]:
+    """The log of a source, or those of a list of several; see `open_log`."""
+    several = isinstance(source, list | tuple) and source and not isinstance(source[0], dict)
+    return [open_log(each) for each in (source if several else [source])]
+
+
 def _first_line(name: str | Path, source: Path | io.BytesIO) -> str:
     try:
         with _text(source) as file:
@@ -186,14 +192,17 @@ def _spooled() -> Path:
     """stdin as a file, which is read more than once; it goes with the process."""
     if sys.stdin is None:
         raise RequestError("stdin is closed; name a file")
+    for stdin, file in _SPOOLED:
+        if stdin is sys.stdin:
+            return Path(file.name)
     file = tempfile.NamedTemporaryFile(prefix="zoo-log-")  # noqa: SIM115 (open as long as the process)
-    _SPOOLED.append(file)
+    _SPOOLED.append((sys.stdin, file))
     shutil.copyfileobj(sys.stdin.buffer, file, BLOCK)
     file.flush()
     return Path(file.name)
 
 
-_SPOOLED: list[Any] = []
+_SPOOLED: list[tuple[Any, Any]] = []
 
 
 def _tables(log: Log) -> Iterator[Any]:

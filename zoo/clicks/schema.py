@@ -39,6 +39,7 @@ OF_NUMBERS = ("log1p", "standard", "min-max", "quantile", "value")
 POOLINGS = ("mean", "sum", "max")
 TOWERS = ("user", "item")
 MOST_BUCKETS = 2**31 - 1
+REGRESSION = "a quantity is regression, which is not built here; add a column of 0 and 1, such as rating >= 4"
 FEATURES = ("number", "category", "categories")  # the kinds that a model predicts from
 
 _number = {"type": "number"}
@@ -144,8 +145,7 @@ class Schema:
     @classmethod
     def from_json(cls, value: Any, source: str = "the schema") -> Schema:
         """The schema in plain JSON values. Raises RequestError that names all faults at once."""
-        faults = _form_faults(value) or _meaning_faults(value)
-        if faults:
+        if faults := _faults(value):
             raise RequestError(f"{source} has {len(faults)} fault{'s' * (len(faults) > 1)}: {'; '.join(faults)}")
         return cls(tuple(Column(**each) for each in value["columns"]), value.get("rows", 0))
 
@@ -182,14 +182,31 @@ def _told(column: Column) -> str:
     return ", ".join(parts)
 
 
-def _form_faults(value: Any) -> list[str]:
-    """Where a value is not of the form `JSON_SCHEMA`, in order."""
+def _faults(value: Any) -> list[str]:
+    """Where a value is not of the form `JSON_SCHEMA`, in order; then what the form cannot say, of columns that have it:
+    names once, at most one label, weight and timestamp, encodings that fit.
+    """
     from jsonschema import Draft202012Validator
 
-    found = sorted(
+    errors = sorted(
         Draft202012Validator(JSON_SCHEMA).iter_errors(value), key=lambda error: [str(each) for each in error.path]
     )
-    return [f"{_place(value, list(error.path))}: {error.message}" for error in found]
+    faults = [f"{_place(value, list(error.path))}: {error.message}" for error in errors]
+    columns = value.get("columns") if isinstance(value, dict) else None
+    columns = [each for each in columns if isinstance(each, dict)] if isinstance(columns, list) else []
+    names = Counter(str(each["name"]) for each in columns if "name" in each)
+    faults += [f"column {name}: stands {count} times" for name, count in names.items() if count > 1]
+    broken = [value["columns"][error.path[1]] for error in errors if columns and len(error.path) > 1]
+    sound = [each for each in columns if not any(each is other for other in broken)]
+    for kind in ("label", "timestamp", "weight"):
+        found = [each["name"] for each in sound if each["kind"] == kind]
+        if len(found) > 1:
+            faults.append(f"{', '.join(found)}: found {len(found)} columns of kind {kind}, wanted one")
+    if not errors and not any(each["kind"] in FEATURES for each in sound):
+        faults.append("found no number, category or categories; wanted a column to predict from")
+    for each in sound:
+        faults += [f"column {each['name']}: {fault}" for fault in _column_faults(each)]
+    return faults
 
 
 def _place(value: Any, path: list[Any]) -> str:
@@ -199,25 +216,6 @@ def _place(value: Any, path: list[Any]) -> str:
         name = column.get("name", f"number {path[1] + 1}") if isinstance(column, dict) else f"number {path[1] + 1}"
         return " ".join([f"column {name}", *(str(each) for each in path[2:])])
     return " ".join(map(str, path)) or "the file"
-
-
-def _meaning_faults(value: dict[str, Any]) -> list[str]:
-    """What the form cannot say: names once, at most one label, weight and timestamp, encodings that fit."""
-    columns = value["columns"]
-    faults = [
-        f"column {name}: stands {count} times"
-        for name, count in Counter(c["name"] for c in columns).items()
-        if count > 1
-    ]
-    for kind in ("label", "timestamp", "weight"):
-        names = [each["name"] for each in columns if each["kind"] == kind]
-        if len(names) > 1:
-            faults.append(f"{', '.join(names)}: found {len(names)} columns of kind {kind}, wanted one")
-    if not any(each["kind"] in FEATURES for each in columns):
-        faults.append("found no number, category or categories; wanted a column to predict from")
-    for each in columns:
-        faults += [f"column {each['name']}: {fault}" for fault in _column_faults(each)]
-    return faults
 
 
 def _column_faults(column: Mapping[str, Any]) -> list[str]:

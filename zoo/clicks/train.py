@@ -6,332 +6,52 @@ averages in a few calls.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import math
 import os
 import platform
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import distributed, nn
-from torch.nn import functional
+from torch import nn
 
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import FULL, DiskFull, read_json, replacing, sha256, write_json
+from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.plain import from_plain, to_plain
 from pipelines.core.progress import console, progress, silent
 from pipelines.graph import edit, io
 from pipelines.models.hub import CARD
-from zoo.clicks.features import UNKNOWN, Features
+from zoo.clicks.features import Features
 from zoo.clicks.infer import infer
-from zoo.clicks.logs import open_log
+from zoo.clicks.logs import open_logs
 from zoo.clicks.metrics import EPSILON, click_metrics, logloss
-from zoo.clicks.model import Embeddings, Scalars
-from zoo.clicks.reading import ErrorLog
+from zoo.clicks.model import Embeddings
 from zoo.clicks.schema import Column, Schema
+from zoo.clicks.store import Categories, Store
+from zoo.clicks.trainer import TrainConfig, Trainer
 from zoo.training import (
-    BELOW_1,
-    FROM_0,
-    SEED,
-    Processes,
-    Range,
     fill,
     load_checkpoint,
     plot_curves,
     processes,
     require_output,
-    require_settings,
 )
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
 CALIBRATION_ROWS = 4096
-RANGES = {
-    "seed": SEED,
-    "dropout": BELOW_1,
-    "ema": BELOW_1,
-    "unknown": BELOW_1,
-    **dict.fromkeys(("l2_embeddings", "l2_scalars", "l2_layers", "min_delta"), FROM_0),
-}
-FEWEST = 100_000  # rows that a prior is weighed against: of fewer it would silence the network
 MOST_NEW = 0.9  # of a column's categories that training replaces: a column of new values alone teaches nothing
-BATCH = 8192  # rows evaluated at once
 
 Build = Callable[[Features, Any], nn.Module]
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """The training recipe of recommenders.
-
-    embedding_size: columns of a table. hidden: outputs of the layers. held_out: how many of the last rows (by the
-    timestamp, where there is one) are held out, a count or a share below 1. min_delta: by how much their
-    LogLoss, of logits shifted to their share of clicks, must fall below the best one's to make an epoch the best.
-    patience: epochs without a new best that end the search. refit: train once more from the start on all rows, for as
-    many epochs as were best.
-    ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept. l2_*:
-    weigh the squared distance of all entries of tables, of first-order weights and of layers from 0 (in fine-tuning:
-    from the starting weights) against the *sum* of the rows' losses, as a Gaussian prior does, so that they hold for
-    any number of rows; of several l2_embeddings the search tries one after the other while the held-out rows say that
-    it helps: the sparser the categories, the more. unknown: the least share of each column's categories that training
-    replaces by the unknown one, which stands for all that were rarer than min_count and for those to come; a column
-    with more new values than that among the held-out rows, such as users where new ones keep coming, has as many
-    replaced. Raises RequestError for values out of range.
-    """
-
-    embedding_size: int = 16
-    hidden: tuple[int, ...] = (128, 64)
-    epochs: int = 40
-    batch_size: int = 256
-    learning_rate: float = 2e-3
-    dropout: float = 0.0
-    ema: float = 0.999
-    l2_embeddings: tuple[float, ...] = (10.0, 1000.0, 20000.0)
-    l2_scalars: float = 10.0
-    l2_layers: float = 50.0
-    unknown: float = 0.05
-    min_count: int = 1
-    patience: int = 5
-    min_delta: float = 0.0001
-    held_out: float = 0.1
-    refit: bool = True
-    seed: int = 0
-
-    ranges: ClassVar[dict[str, Range]] = {}  # of a family's own settings, where they are not numbers above 0
-
-    def __post_init__(self) -> None:
-        require_settings(asdict(self), RANGES | self.ranges)
 
 
 def for_finetuning(config: TrainConfig) -> Any:
     """The recipe for going on from trained weights: small steps."""
     return replace(config, learning_rate=config.learning_rate / 10, unknown=0.0, l2_embeddings=config.l2_embeddings[:1])
-
-
-class Store:
-    """Labelled rows in time order, kept as records in a file without a name beside `folder`, which goes with the
-    process. digest: SHA-256 of all records.
-
-    Raises RequestError for data that cannot be trained on, ZooError where the disk is full.
-    """
-
-    def __init__(self, features: Features, data: Any, on_error: str, folder: Path) -> None:
-        width, numbers, lists = features.shape
-        self.record = np.dtype(
-            [
-                ("ids", "i4", (width,)),
-                ("numbers", "f4", (numbers,)),
-                ("scales", "f4", (lists,)),
-                ("label", "f4"),
-                ("weight", "f4"),
-            ]
-        )
-        self.errors, digest = ErrorLog(), hashlib.sha256()
-        times: list[NDArray[np.float64]] = []
-        parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-        try:
-            self._file = tempfile.TemporaryFile(dir=parent)  # noqa: SIM115 (open as long as this object)
-            with progress("reading") as advance:
-                for rows in features.read(data, on_error=on_error, errors=self.errors, labelled=True):
-                    records = np.empty(len(rows), self.record)
-                    for name in ("ids", "numbers", "scales"):
-                        records[name] = getattr(rows, name)
-                    records["label"], records["weight"] = rows.labels, rows.weights
-                    digest.update(records.view(np.uint8).data)
-                    self._file.write(records.view(np.uint8).data)
-                    times.append(rows.times)
-                    advance(len(rows))
-            self._file.flush()
-        except OSError as error:
-            if error.errno in FULL:
-                raise DiskFull(f"the rows read to {parent}", error) from error
-            raise RequestError(f"cannot write in {parent}: {error.strerror or error}") from error
-        self.digest = digest.hexdigest()
-        self.order = np.argsort(np.concatenate(times), kind="stable")
-        self._records = np.memmap(self._file, self.record, "r")
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def rows(self, places: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        """The rows at these places of the time order: tensors ids, numbers, scales, label, weight."""
-        records = self._records[self.order[places]]
-        return {name: torch.from_numpy(np.ascontiguousarray(records[name])) for name in self.record.names or ()}
-
-    def parts(self, start: int, stop: int) -> Iterator[dict[str, torch.Tensor]]:
-        """Rows [start, stop) of the time order, `BATCH` at a time."""
-        for begin in range(start, stop, BATCH):
-            yield self.rows(np.arange(begin, min(begin + BATCH, stop)))
-
-
-class Categories:
-    """How often each id of each field occurs in the first `stop` rows, and what stands for the rare and the new."""
-
-    def __init__(self, features: Features, store: Store, stop: int, least: int) -> None:
-        self.fields = features.fields
-        found = [np.zeros(each.rows, np.int64) for each in self.fields]
-        for part in store.parts(0, stop):
-            ids = part["ids"].numpy()
-            for each, count in zip(self.fields, found, strict=True):
-                count += np.bincount(ids[:, each.start : each.start + each.width].ravel(), minlength=each.rows)
-        self.known = [torch.from_numpy(count >= least) for count in found]
-        for each, known in zip(self.fields, self.known, strict=True):
-            if each.is_list:
-                known[each.last] = True
-        starts = np.cumsum([0, *(each.rows for each in self.fields)])
-        self._all = torch.cat(self.known) if self.known else torch.zeros(0, dtype=torch.bool)
-        self._offsets = torch.from_numpy(
-            np.concatenate(
-                [np.zeros(0, np.int64), *(np.full(f.width, s) for f, s in zip(self.fields, starts, strict=False))]
-            )
-        )
-        # ids that a random unknown may replace: not the places without an item
-        padding = [np.full(each.width, each.last if each.is_list else -1) for each in self.fields]
-        self._padding = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *padding]))
-
-    def usual(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids with the unknown category for those that are not known."""
-        return torch.where(self._all[ids + self._offsets], ids, UNKNOWN)
-
-    def new(self, parts: Iterator[dict[str, torch.Tensor]]) -> torch.Tensor:
-        """The share of each column's ids in some rows that are not known, float32 [columns]; a list's are one."""
-        found = torch.zeros(len(self.fields), 2)
-        for part in parts:
-            for number, (each, known) in enumerate(zip(self.fields, self.known, strict=True)):
-                ids = part["ids"][:, each.start : each.start + each.width].long()
-                ids = ids[ids != each.last] if each.is_list else ids
-                found[number] += torch.tensor([float((~known[ids]).sum()), ids.numel()])
-        shares = found[:, 0] / found[:, 1].clamp_min(1)
-        return shares.repeat_interleave(torch.tensor([each.width for each in self.fields], dtype=torch.long))
-
-    def forget(self, ids: torch.Tensor, shares: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-        """`usual` ids, of each column a share, drawn at random, unknown. shares: float32 [columns]."""
-        drawn = torch.rand(ids.shape, generator=random) < shares
-        return torch.where(drawn & (ids != self._padding), UNKNOWN, self.usual(ids))
-
-    @torch.no_grad()
-    def settle(self, model: nn.Module) -> None:
-        """Give the rows of all that is not known the unknown category's weights. In place."""
-        for module in model.modules():
-            if isinstance(module, Embeddings):
-                for number, each in enumerate(module.fields):
-                    table = module.table(number)
-                    table[~self.known[self.fields.index(each)]] = table[UNKNOWN].clone()
-                module.clear()
-
-
-class Trainer:
-    """A model in training on `rows` rows, its optimizer and the running average of its weights: all that a checkpoint
-    holds. With several processes each takes a share of every batch, and all apply the same sum of gradients.
-    """
-
-    def __init__(self, model: nn.Module, config: TrainConfig, rows: int, group: Processes) -> None:
-        self.model, self.config, self.group = model, config, group
-        self.weights = list(model.parameters())
-        self.average = [each.detach().clone() for each in self.weights]
-        self.start = [torch.zeros_like(each) for each in self.weights]
-        kinds = {
-            id(m.weight): config.l2_scalars if isinstance(m, Scalars) else config.l2_embeddings[0]
-            for m in model.modules()
-            if isinstance(m, Embeddings)
-        }
-        self.strength = [
-            kinds.get(id(each), config.l2_layers if each.ndim > 1 and each.numel() > 1 else 0.0) * 2 / max(rows, FEWEST)
-            for each in self.weights
-        ]
-        self.padded = [m for m in model.modules() if isinstance(m, Embeddings) and m.padding]
-        self.optimizer = torch.optim.Adam(self.weights, config.learning_rate, foreach=True)
-        self.steps = 0
-
-    def hold(self) -> None:
-        """Pull towards the weights as they are now, not towards 0 (L2-SP, Li et al. 2018)."""
-        self.start = [each.detach().clone() for each in self.weights]
-
-    def step(self, batch: Mapping[str, torch.Tensor], total: float) -> float:
-        """Train on this process's share of a batch whose weights sum to `total`; returns the sum of all its losses."""
-        self.model.train()
-        losses = self.losses(batch)
-        loss = (losses * batch["weight"]).sum()
-        self.optimizer.zero_grad(set_to_none=False)
-        torch.autograd.backward(loss / total)
-        summed = loss.detach()
-        if self.group.count > 1:
-            for each in self.weights:
-                each.grad = torch.zeros_like(each) if each.grad is None else each.grad
-                distributed.all_reduce(each.grad)
-            distributed.all_reduce(summed)
-        with torch.no_grad():
-            for weight, start, strength in zip(self.weights, self.start, self.strength, strict=True):
-                if strength and weight.grad is not None:
-                    weight.grad.add_(weight - start, alpha=strength)
-            for module in self.padded:
-                if module.weight.grad is not None:
-                    module.weight.grad[module.padding] = 0
-            self.optimizer.step()
-            self.steps += 1
-            keep = min(self.config.ema, (1 + self.steps) / (10 + self.steps))  # forget the first weights quickly
-            torch._foreach_lerp_(self.average, [each.detach() for each in self.weights], 1 - keep)
-        return float(summed)
-
-    def losses(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of each row, [n]: the cross-entropy of the click, unless the model has `losses` of its own."""
-        inputs = batch["ids"], batch["numbers"], batch["scales"]
-        own = getattr(self.model, "losses", None)
-        if own is not None:
-            return own(*inputs, batch["label"])  # type: ignore[no-any-return]
-        logits = _first(self.model(*inputs))
-        return functional.binary_cross_entropy_with_logits(logits[:, 0], batch["label"], reduction="none")
-
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[nn.Module]:
-        """The model with the averaged weights, in evaluation."""
-        own = [each.detach().clone() for each in self.weights]
-        self._set(self.average)
-        self.model.eval()
-        try:
-            with torch.inference_mode():
-                yield self.model
-        finally:
-            self._set(own)
-
-    @torch.no_grad()
-    def _set(self, values: Sequence[torch.Tensor]) -> None:
-        for weight, value in zip(self.weights, values, strict=True):
-            weight.copy_(value)
-
-    def predict(self, parts: Iterator[dict[str, torch.Tensor]], categories: Categories) -> tuple[Any, Any]:
-        """Probabilities and labels of rows, with the averaged weights, float64 [n]."""
-        scores, labels = [], []
-        with self.averaged() as model:
-            for part in parts:
-                logits = _first(model(categories.usual(part["ids"]), part["numbers"], part["scales"]))
-                scores.append(torch.sigmoid(logits[:, 0].double()).numpy())
-                labels.append(part["label"].numpy())
-        return np.concatenate(scores), np.concatenate(labels)
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
-        optimizer = self.optimizer.state_dict()
-        return {
-            "model": self.model.state_dict(),
-            "average": self.average,
-            "start": self.start,
-            "optimizer": optimizer,
-            "steps": self.steps,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to `state`."""
-        self.model.load_state_dict(state["model"])
-        self.average, self.start, self.steps = list(state["average"]), list(state["start"]), state["steps"]
-        self.optimizer.load_state_dict(state["optimizer"])
 
 
 def train(
@@ -371,6 +91,8 @@ def train(
         torch.manual_seed(config.seed)
         start = sha256(Path(start_from) / "fp32.onnx") if start_from else None
         store = Store(features, data, on_error, output)
+        if not start_from:  # whose columns were chosen by another log
+            store.require_values(features, data)
         settings = to_plain(config)
         run = {"config": settings, "data": store.digest, "start": start}
         held = round(config.held_out if config.held_out >= 1 else config.held_out * len(store))
@@ -463,11 +185,12 @@ def _weights(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
 def _schema(data: Any, schema: str | Path | Schema | None, label: str | None) -> Schema:
     """The schema given, with another label if one is named, or the one inferred from the first source."""
     if schema is None:
-        source = data[0] if isinstance(data, list | tuple) and data and not isinstance(data[0], dict) else data
-        found = infer(open_log(source), label)
+        found = infer(open_logs(data)[0], label)
         labels = ", ".join(each.name for each in found.of("label"))
+        ignored = ", ".join(f"{each.name} ({each.why})" for each in found.of("ignored"))
         held = ", ".join(each.name for each in found.of("timestamp")) or "their order"
         kinds = ", ".join(f"{len(found.of(kind))} {kind}" for kind in ("number", "category", "categories"))
+        kinds += f"; ignored: {ignored}" if ignored else ""
         console.print(
             f"schema inferred from {found.rows:,} rows: predicts {labels} from {kinds}; the last rows by {held} are "
             "held out (zoo schema shows it, --schema takes an edited one)",
@@ -605,6 +328,7 @@ def _fit(
             with replacing(output / STATE) as temporary:
                 torch.save(state, temporary)
             console.print(line, highlight=False, soft_wrap=True)
+        group.checkpointed(output)
     return trainer
 
 
@@ -642,8 +366,3 @@ def _write(
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
     write_json(output / "train.json", record | about)
-
-
-def _first(found: Any) -> Any:
-    """The logits of what a model gives."""
-    return found[0] if isinstance(found, tuple) else found

@@ -25,5 +25,6 @@ ENTRY = Entry(
     files=("sample.csv.gz",),
     report_sections="zoo.clicks.report_sections:sections",
     summary=SUMMARY,
+    processes="torch",
     schema=True,
 )

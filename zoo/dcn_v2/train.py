@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zoo.clicks import train as clicks
+from zoo.clicks.trainer import TrainConfig
 from zoo.dcn_v2.model import DCNv2
 from zoo.training import FROM_0
 
 
 @dataclass(frozen=True)
-class Settings(clicks.TrainConfig):
+class Settings(TrainConfig):
     """The recipe; layers: cross layers. rank: of their matrices, 0 for full ones (`layers` x width x width weights)."""
 
     embedding_size: int = 32

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from zoo.clicks import train as clicks
+from zoo.clicks.trainer import TrainConfig
 from zoo.dlrm.model import DLRM
 
 
 @dataclass(frozen=True)
-class Settings(clicks.TrainConfig):
+class Settings(TrainConfig):
     """The recipe; bottom: outputs of the layers below the dot products."""
 
     embedding_size: int = 32

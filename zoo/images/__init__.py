@@ -20,6 +20,7 @@ def entry(name: str, title: str, family: str, key: str) -> Entry:
         evaluate="zoo.images.metrics:evaluate",
         pipeline="zoo.images.predict:ImagePipeline",
         checkpoint="model.pt",
+        processes="torch",
         recipe=QuantRecipe(search=True),
         harness="zoo.images.harness:harness",
         summary="{images:,} images, {skipped:,} left out, {images_per_second:,.0f} images/s, {precision} in {engine}",

@@ -376,6 +376,7 @@ def fit(
                 console.print(_line(history, config), highlight=False, soft_wrap=True)
                 with replacing(output / STATE) as temporary:
                     torch.save({"run": run, "history": history, "chosen": chosen, **trainer.state()}, temporary)
+            group.checkpointed(output)
         logits = trainer.predict(images.held_out, features, config.workers)
         metrics = _metrics(logits, images.held_out.labels)
         if group.rank == 0:

@@ -54,7 +54,7 @@ def _shown(path: Path, folder: Path) -> bool:
 
 
 def _remote(place: str) -> list[str]:
-    system, path = _system(place)
+    system, path = file_system(place)
     with _telling(place):
         if glob.has_magic(path):
             some = [each for each in system.glob(path) if system.isfile(each)]
@@ -65,7 +65,7 @@ def _remote(place: str) -> list[str]:
         return [str(system.unstrip_protocol(each)) for each in sorted(some)]
 
 
-def _system(url: str) -> tuple[Any, str]:
+def file_system(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path there. Raises RequestError where there is none."""
     try:
         import fsspec
@@ -91,7 +91,7 @@ def _telling(place: str) -> Iterator[None]:
 def opened(place: str) -> Iterator[Any]:
     """A file for reading bytes, as a seekable stream."""
     with _telling(place):
-        system, path = _system(place) if is_url(place) else (None, place)
+        system, path = file_system(place) if is_url(place) else (None, place)
         stream = Path(place).open("rb") if system is None else system.open(path, "rb")  # noqa: SIM115 (a file is told of as such)
     with stream:
         yield stream
@@ -102,7 +102,7 @@ def identity(place: str) -> dict[str, Any]:
     if not is_url(place):
         found = Path(place).stat()
         return {"bytes": found.st_size, "version": str(found.st_mtime_ns)}
-    system, path = _system(place)
+    system, path = file_system(place)
     with _telling(place):
         about = system.info(path)
     return {"bytes": about.get("size"), "version": str(next((about[key] for key in STATED if key in about), ""))}

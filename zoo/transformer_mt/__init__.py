@@ -16,6 +16,7 @@ ENTRY = Entry(
     pipeline="zoo.transformer_mt.predict:TranslationPipeline",
     importer="zoo.transformer_mt.importing:IMPORTER",
     checkpoint="model.pt",
+    processes="torch",
     # the MatMuls of attention are small: int8 would cost more than it saves
     recipe=QuantRecipe(correct=False, keep_float=(r".*\.(products|found)",)),
     files=("vocabulary.model",),

@@ -350,6 +350,7 @@ def train(
             history.append(trainer.epoch(text.train, len(history)) | trainer.validate(text))
             if group.rank == 0:
                 _keep(output, trainer, text, history, {"run": run, "precision": precision})
+            group.checkpointed(output)
         metrics, chosen = _choose(output, trainer, text, history)
         if group.rank == 0:
             record = {**chosen, "precision": precision, "processes": group.count}

@@ -22,6 +22,7 @@ ENTRY = Entry(
     files=("sample.csv.gz",),
     report_sections="zoo.clicks.report_sections:sections",
     summary=SUMMARY,
+    processes="torch",
     schema=True,
     run_options=(
         RunOption("items", str, None, "A log with the items' columns: find the best of them for every row's user."),

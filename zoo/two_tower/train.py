@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zoo.clicks import train as clicks
+from zoo.clicks.trainer import TrainConfig
 from zoo.training import FROM_0
 from zoo.two_tower.model import TwoTower
 
 
 @dataclass(frozen=True)
-class Settings(clicks.TrainConfig):
+class Settings(TrainConfig):
     """The recipe; tower_size: of the vectors. softmax: the weight of the batch softmax against the click. temperature:
     what its scores are divided by.
     """

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 MODULES = {
+    "cluster": ("cluster_yaml", "train_on_ray"),
     "exporting": ("export",),
     "importing": ("import_model",),
     "logs": ("schema",),

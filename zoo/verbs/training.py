@@ -14,6 +14,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, require_place, write_json
 from pipelines.graph import io, query
 from pipelines.models import stages
+from pipelines.models.entry import Entry
 from pipelines.models.hub import CARD, Card, CardFile
 from zoo.paths import Model, listed, required
 from zoo.training import is_first, require_free
@@ -39,10 +40,8 @@ def train(
     schema, label: of a click log, see `zoo.schema`; without one its columns are inferred. Returns the metrics. Raises
     RequestError for unknown settings, unusable data, or an output folder that holds something else.
     """
-    entry = zoo.entry(family)
+    entry = trained_by(family, data, schema=schema, label=label)
     options = {name: each for name, each in (("schema", schema), ("label", label)) if each is not None}
-    if entry.by_schema and (options or not _is_criteo(data)):
-        entry = zoo.entry(entry.by_schema)
     if options and not entry.schema:
         able = ", ".join(name for name, each in zoo.entries().items() if each.schema or each.by_schema)
         raise RequestError(f"{entry.name} takes no --{next(iter(options))}; these families do: {able}")
@@ -54,6 +53,14 @@ def train(
     )
     _write_trained_card(Path(output), entry.name, f"{entry.title}; trained by its user")
     return result
+
+
+def trained_by(family: str, data: Any, schema: Any = None, label: str | None = None, **_: Any) -> Entry:
+    """The entry that `train` takes for a family's name: where rows are no form of its own, the one for any log."""
+    entry = zoo.entry(family)
+    if entry.by_schema and (schema is not None or label is not None or not _is_criteo(data)):
+        return zoo.entry(entry.by_schema)
+    return entry
 
 
 def finetune(

@@ -21,6 +21,7 @@ LOGS = Entry(
     native="zoo.clicks.fold_program:fold_program",
     files=("sample.csv.gz",),
     summary=SUMMARY,
+    processes="torch",
     schema=True,
 )
 ENTRY = Entry(
@@ -40,6 +41,7 @@ ENTRY = Entry(
     native="zoo.clicks.fold:fold",
     files=("sample.tsv.gz",),
     summary=SUMMARY,
+    processes="tensorflow",
     by_schema="wide-deep-log",
     report_sections="zoo.clicks.report_sections:sections",
 )

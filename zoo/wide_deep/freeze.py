@@ -26,10 +26,11 @@ from pipelines.models.stages import SAMPLES
 from zoo.clicks.reading import ErrorLog
 from zoo.wide_deep.data import Rows, read_rows
 from zoo.wide_deep.features import Features
+from zoo.wide_deep.model import build_model
 from zoo.wide_deep.tensorflow_graph.columns import Network, optimize, read_graph
 from zoo.wide_deep.tensorflow_graph.expressions import Column, Emitter
 from zoo.wide_deep.tensorflow_graph.mapped import MappedFeatures, Number, ordered
-from zoo.wide_deep.train import CALIBRATION_ROWS, STATE, WEIGHTS, TrainConfig, build_model
+from zoo.wide_deep.train import CALIBRATION_ROWS, STATE, WEIGHTS, TrainConfig
 
 import keras  # isort: skip  # after zoo.wide_deep.train, which quiets TensorFlow before its first import
 import tensorflow as tf  # isort: skip

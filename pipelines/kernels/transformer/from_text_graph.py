@@ -22,7 +22,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query, reference_session
 from pipelines.kernels.transformer.from_graph import MASKED, GraphMapper
 from pipelines.kernels.transformer.graph_values import Array, EmbeddingTable
-from pipelines.kernels.transformer.program import Attention, Embedding, LayerNorm, RelativeAttention, Scale
+from pipelines.kernels.transformer.program import Attention, Embedding, LayerNorm, QuantizedAttention, Scale
 from pipelines.kernels.transformer.text_program import POOLINGS, SHORTEST, Dense, TextProgram
 
 IDS, MASK, TYPES, HIDDEN = "input_ids", "attention_mask", "token_type_ids", "hidden"
@@ -89,9 +89,9 @@ class _TextMapper(GraphMapper):
         self.mask = None
         out = super().attention(value, node)
         found = self.operations[out]
-        if self.mask is not None and isinstance(found, Attention):
-            bias = self.by_distance(value, self.mask)
-            self.operations[out] = RelativeAttention(found.input, found.heads, bias, out)
+        assert isinstance(found, Attention)
+        bias = None if self.mask is None else self.by_distance(value, self.mask)
+        self.operations[out] = QuantizedAttention(found.input, found.heads, out, bias)
         return out
 
     def check_mask(self, value: ir.Value, masks: list[ir.Value | None], causal: bool) -> None:

@@ -14,6 +14,7 @@
 namespace zoo {
 
 constexpr int64_t kMaxWidth = 65536;
+constexpr int64_t kMostCodes = 65536;  // products of codes, 255 times 127 at most, that a sum of 32 bits takes
 constexpr int64_t kPanel = 256;  // logits of a row that are computed at a time
 
 // (scale, zero point) of the QuantizeLinear before a layer; none: dynamic quantization, each row by its own range.
@@ -91,7 +92,7 @@ class Layers {
     std::vector<Register> registers(int64_t rows) const;
 
   protected:
-    enum class Kind { kEmbed, kLayerNorm, kLinear, kActivation, kAttention, kSelfAttention, kCrossAttention, kRecurrence, kScale };
+    enum class Kind { kEmbed, kLayerNorm, kLinear, kActivation, kAttention, kQuantizedAttention, kSelfAttention, kCrossAttention, kRecurrence, kScale };
     struct Operation {
         Kind kind;
         int64_t in, out, residual = -1, layer = 0, heads = 0, size = 0, width = 0;

@@ -388,7 +388,7 @@ void bind_transformer(nb::module_ &module) {
     nb::class_<Encoder, Layers>(module, "Encoder")
         .def(nb::init<const std::string &>(), "isa"_a)
         .def("attention", &Encoder::attention, "input"_a, "heads"_a, "out"_a)
-        .def("relative_attention", &Encoder::relative_attention, "input"_a, "heads"_a, "bias"_a, "out"_a)
+        .def("quantized_attention", &Encoder::quantized_attention, "input"_a, "heads"_a, "bias"_a.none(), "out"_a)
         .def("finish", &Encoder::finish, "input"_a)
         .def("encode", &encode, "tokens"_a, "lengths"_a);
     nb::class_<Decoder, Layers>(module, "Decoder")

@@ -17,7 +17,7 @@ from pipelines.kernels.clicks.program import Dense, Gather, Mixed, Numbers
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
-from zoo.clicks import fold_program as folding
+from zoo.clicks import program_plan as folding
 from zoo.clicks.fold_program import fold_program
 from zoo.clicks.rewrites import passes
 

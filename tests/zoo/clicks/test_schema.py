@@ -150,6 +150,13 @@ def test_all_faults_are_named_at_once(tmp_path):
     text = str(caught.value)
     assert "has 4 faults" in text and "column a kind: 'nummer'" in text and "column number 2: 'name'" in text
     assert "rows: -1" in text and "column c: " in text
+    value["columns"] += [{"name": "c", "kind": "timestamp"}, "d"]
+    for part in ("has 7 faults", "column c: stands 2 times", "column c: lacks 'unit'", "column number 5: 'd' is not"):
+        with pytest.raises(RequestError, match=part):
+            Schema.from_json(value)
+    for value in ([], {"columns": 3}, {"columns": []}, None):
+        with pytest.raises(RequestError, match="has 1 fault"):
+            Schema.from_json(value)
     columns = [
         {"name": "a", "kind": "label"},
         {"name": "b", "kind": "label"},
@@ -185,8 +192,10 @@ def test_all_faults_are_named_at_once(tmp_path):
         ("label,x\n", "holds no row below its header"),
         ("label,x\n1,2,3\n", "cannot be read as csv"),
         ("price,x\n1,2\n", "has no column of 0 and 1 to predict (none is called label, click"),
-        ("label,x\n1,2\n1,3\n", "has no column of 0 and 1 to predict (label holds 1)"),
-        ("label,x\n1,2\n,3\n0,1\n", "(label holds 1, 0, 1 missing)"),
+        ("label,x\n1,2\n1,3\n", "the label label holds 1; wanted 0 and 1, both of them, in every row"),
+        ("label,x\n1,2\n,3\n0,1\n", "label holds 1, 0, 1 missing; wanted 0 and 1, both of them, in every row"),
+        ("label,x\n3.5,2\n4,3\n", "label holds 3.5, 4; wanted 0 and 1, name their column with --label; a quantity is"),
+        ("label,x\nyes,2\nno,3\n", "label holds yes, no; wanted 0 and 1, name their column with --label"),
         ('{"label": 1}\n{"label"\n', "line 2 of"),
         ("{}x", "line 1 of"),
         ("label,x\n1,\n0,\n", "has nothing to predict label from (x: every value is missing)"),
@@ -201,6 +210,25 @@ def test_a_log_that_is_none_gets_one_line(tmp_path, capsys, text, said):
     captured = capsys.readouterr()
     assert ended.value.code == 2 and said in captured.err and captured.err.count("\n") == 1
     assert not (tmp_path / "schema.json").exists()
+
+
+@pytest.mark.parametrize("form", ["gz", "parquet"])
+def test_a_log_that_breaks_off_gets_one_line(tmp_path, capsys, form):
+    path = tmp_path / f"log.{form}"
+    more = {"item_id": "i", "country": "c", "device": "d"}  # what shop-clicks reads besides
+    found = [{**each, **more, "categories": each["genres"]} for each in rows(4000)]
+    if form == "gz":
+        whole = gzip.compress(write_csv(tmp_path / "log.csv", found).read_bytes())
+    else:
+        pq.write_table(pa.table({name: [str(each[name]) for each in found] for name in found[0]}), path)
+        whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    for command in (["schema"], ["train", "deepfm", "--data"], ["run", "shop-clicks"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.call([*command, str(path), "-o", str(tmp_path / "out.csv")])
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and error.count("\n") == 1 and f"{path} cannot be read" in error
+        assert not (tmp_path / "out.csv").exists()
 
 
 def test_the_label_is_named(tmp_path, capsys):

@@ -18,6 +18,9 @@ from pipelines.models import stages
 from zoo.clicks.features import Features, Rows
 from zoo.clicks.infer import infer
 from zoo.clicks.logs import open_log
+from zoo.clicks.schema import Column, Schema
+from zoo.clicks.trainer import Trainer
+from zoo.training import Processes
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 training = importlib.import_module("zoo.clicks.train")
@@ -291,8 +294,11 @@ def written(path, **columns):
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"clicked": ["1"] * 90, "x": "ab" * 45}, "no column of 0 and 1 to predict .clicked holds 1"),
-        ({"clicked": ["0", "2"] * 45, "x": "ab" * 45}, "clicked holds 0, 2"),
+        ({"clicked": ["1"] * 90, "x": "ab" * 45}, "clicked holds 1; wanted 0 and 1, both of them"),
+        (
+            {"clicked": ["0", "2"] * 45, "x": "ab" * 45},
+            "clicked holds 0, 2; wanted 0 and 1, .* regression, which is not",
+        ),
         ({"clicked": ["0", "1"] * 45, "x": [""] * 90}, "nothing to predict clicked from .x: every value is missing"),
         ({"clicked": ["0", "1"] * 2, "x": "abba"}, "found 4 rows, wanted more than the 0 to hold out"),
         ({"clicked": ["0", "1"] * 40 + ["1"] * 10, "x": "ab" * 45}, "found only label 1 in the last 9 rows"),
@@ -302,6 +308,32 @@ def test_logs_that_cannot_be_trained_on(tmp_path, columns, said):
     with pytest.raises(RequestError, match=said):
         zoo.train("deepfm", written(tmp_path / "log.csv", **columns), tmp_path / "model")
     assert not (tmp_path / "model").exists() or not any((tmp_path / "model").iterdir())
+
+
+def test_columns_without_any_value(tmp_path, capsys):
+    """An inferred schema ignores them and says so; one that a person wrote must not read them."""
+    columns = {"clicked": ["0", "1"] * 45, "x": "abc" * 30, "n": [""] * 90, "c": ["NA"] * 90, "l": [""] * 90}
+    log = written(tmp_path / "log.csv", **columns, zero=["5"] * 90)
+    settings = {**SMALL, "epochs": "1"}
+    zoo.train("deepfm", log, tmp_path / "inferred", settings=settings)
+    out = capsys.readouterr()
+    said = "; ignored: " + "".join(f"{name} (every value is missing), " for name in "ncl") + "zero (one value in all"
+    assert said in out.out + out.err
+    numbers = {"type": "standard", "mean": 5.0, "deviation": 1.0}
+    values = {"type": "vocabulary", "values": ["a", "b", "c"]}
+    schema = Schema(
+        (
+            Column("clicked", "label"),
+            Column("x", "category", encoding=values),
+            Column("n", "number", encoding=numbers),
+            Column("c", "category", encoding=values),
+            Column("l", "categories", encoding=values, separator="|", pooling="sum", length=2),
+            Column("zero", "number", encoding=numbers),
+        )
+    )
+    with pytest.raises(RequestError, match="found no value in the columns n, c, l, wanted some to train on; give what"):
+        zoo.train("deepfm", log, tmp_path / "given", settings=settings, schema=schema)
+    assert not (tmp_path / "given").exists()
 
 
 def test_a_trial_is_judged_by_logits_shifted_to_the_share_of_clicks():
@@ -340,7 +372,7 @@ def test_weights_of_rows_count(log, tmp_path):
     features = Features(infer(open_log(path)))
     rows = Rows.concatenate(list(features.read(path, labelled=True)))
     assert rows.weights.min() == 0 and rows.weights.max() == 1
-    trainer = training.Trainer(build()(features, config()), config(), 1000, training.Processes())
+    trainer = Trainer(build()(features, config()), config(), 1000, Processes())
     batch = {
         **{name: torch.from_numpy(getattr(rows, name)) for name in ("ids", "numbers", "scales")},
         **{name: torch.from_numpy(getattr(rows, f"{name}s")) for name in ("label", "weight")},
@@ -348,8 +380,6 @@ def test_weights_of_rows_count(log, tmp_path):
     kept = rows.weights > 0
     some = {name: each[torch.from_numpy(kept)] for name, each in batch.items()}
     assert trainer.step(batch, float(kept.sum())) == pytest.approx(
-        training.Trainer(build()(features, config()), config(), 1000, training.Processes()).step(
-            some, float(kept.sum())
-        ),
+        Trainer(build()(features, config()), config(), 1000, Processes()).step(some, float(kept.sum())),
         rel=0.2,
     )

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from zoo.clicks import train as clicks
+from zoo.clicks.trainer import TrainConfig
 from zoo.wide_deep.log.model import WideDeep
 
 
 @dataclass(frozen=True)
-class Settings(clicks.TrainConfig):
+class Settings(TrainConfig):
     """The recipe; tables of 32 columns, as in the paper."""
 
     embedding_size: int = 32

@@ -1,0 +1,36 @@
+"""The library ray, and a cluster of it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pipelines.core.errors import RequestError, one_line
+
+
+def library() -> Any:
+    """The module ray. Raises RequestError where it is not installed."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a warning with every start
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise RequestError("a cluster needs ray; run: pip install 'int8-zoo[ray]'") from error
+    return ray
+
+
+def connect(address: str | None = None, cores: int | None = None) -> Any:
+    """The module ray, connected to the cluster at `address` ("auto": the one that RAY_ADDRESS or this machine names);
+    None: one of this machine alone, of `cores` cores, which ends with the process. Raises RequestError where there is
+    none.
+    """
+    ray = library()
+    if not ray.is_initialized():
+        options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "configure_logging": False}
+        try:
+            if address is None:
+                ray.init(include_dashboard=False, num_cpus=cores, **options)
+            else:
+                ray.init(address=address, **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RequestError(f"found no Ray cluster at {address}: {one_line(error)[:200]}") from error
+    return ray
