@@ -254,15 +254,21 @@ void recurrence(const float *gates, int64_t width, const float *before, const fl
     }
 }
 
-// 1 + erf(x / sqrt(2)), to 3e-7 (Abramowitz and Stegun 7.1.26).
-inline Vec gelu_share(Vec x) {
-    const Vec z = magnitude_of(x) * 0.70710678f, t = 1.0f / (z * 0.3275911f + 1.0f);
-    Vec p = t * 1.061405429f + -1.453152027f;
-    p = p * t + 1.421413741f;
-    p = p * t + -0.284496736f;
-    p = p * t + 0.254829592f;
-    const Vec tail = (p * t) * exponential(-(z * z));
-    return x < 0 ? tail : 2.0f - tail;
+// x (1 + erf(x / sqrt(2))) / 2, to 6e-5 and 3e-6 of x: an odd polynomial up to 4.2, fitted to the error of the product.
+inline Vec gelu(Vec x) {
+    const Vec high = broadcast<Vec>(4.2f), low = -high;
+    Vec t = x > low ? x : low;
+    t = t < high ? t : high;
+    const Vec z = t * t;
+    Vec p = z * 1.7281269e-10f + -1.551985e-8f;
+    p = p * z + 6.1151377e-7f;
+    p = p * z + -1.4108793e-5f;
+    p = p * z + 2.1648454e-4f;
+    p = p * z + -2.3977514e-3f;
+    p = p * z + 2.0246882e-2f;
+    p = p * z + -0.13371626f;
+    p = p * z + 0.79840469f;
+    return (x * 0.5f) * (p * t + 1.0f);
 }
 
 inline Vec tanh(Vec x) {
@@ -277,7 +283,7 @@ void activate(Activation kind, const float *x, int64_t count, float *out) {
     }
     for (int64_t j = 0; j < count; j += kVecLanes) {
         const Vec v = load_float<Vec>(x + j);
-        store_float(out + j, kind == Activation::kSwish ? v * sigmoid(v) : (v * 0.5f) * gelu_share(v));
+        store_float(out + j, kind == Activation::kSwish ? v * sigmoid(v) : gelu(v));
     }
 }
 

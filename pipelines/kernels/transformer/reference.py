@@ -34,6 +34,17 @@ PANEL = 64  # logits that share one maximum in the online softmax
 ROUND_TO_INT = np.float32(12582912)  # 1.5 * 2^23: added to |x| < 2^22, it leaves rint(x) in the lowest bits
 SMALLEST_ABS_MAX = np.float32(1e-30)
 LOG2_E = np.float32(1.44269504)
+GELU = (
+    1.7281269e-10,
+    -1.551985e-8,
+    6.1151377e-7,
+    -1.4108793e-5,
+    2.1648454e-4,
+    -2.3977514e-3,
+    2.0246882e-2,
+    -0.13371626,
+    0.79840469,
+)
 
 
 def sum_lanes(x: Floats) -> Floats:
@@ -110,16 +121,15 @@ def sigmoid(x: Floats) -> Floats:
 
 
 def activate(kind: str, x: Floats) -> Floats:
-    """`Activation`; erf by Abramowitz and Stegun 7.1.26, to 3e-7."""
+    """`Activation`; "gelu" to 6e-5 and 3e-6 of x, by an odd polynomial up to 4.2 (fitted to x times its error)."""
     if kind == "swish":
         return x * sigmoid(x)
-    z = np.abs(x) * np.float32(0.70710678)
-    t = np.float32(1) / (z * np.float32(0.3275911) + np.float32(1))
-    p = t * np.float32(1.061405429) + np.float32(-1.453152027)
-    for each in (1.421413741, -0.284496736, 0.254829592):
-        p = p * t + np.float32(each)
-    tail = (p * t) * exponential(-(z * z))
-    found: Floats = (x * np.float32(0.5)) * np.where(x < 0, tail, np.float32(2) - tail)
+    t = np.clip(x, np.float32(-4.2), np.float32(4.2))
+    z = t * t
+    p = np.full_like(z, GELU[0])
+    for each in GELU[1:]:
+        p = p * z + np.float32(each)
+    found: Floats = (x * np.float32(0.5)) * (p * t + np.float32(1))
     return found
 
 

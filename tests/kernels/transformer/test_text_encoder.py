@@ -1,5 +1,7 @@
 """The native text encoder: the bits of its reference on every instruction set, whatever stands beside a text."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -102,6 +104,13 @@ def test_attention_in_integers_is_close_to_that_in_floats():
     found = reference.quantized_attention(rows, 2)
     wanted = reference.attention(*np.split(rows, 3, axis=1), 2)
     assert 0 < np.linalg.norm(found - wanted) < 0.03 * np.linalg.norm(wanted)
+
+
+def test_gelu_is_near_what_it_is_of_all_numbers():
+    x = np.concatenate([np.linspace(-9, 9, 4001), [-1e30, -100, 100, 1e30]]).astype(np.float32)
+    exact = np.array([each * 0.5 * (1 + math.erf(each / math.sqrt(2))) for each in x.tolist()])
+    error = np.abs(reference.activate("gelu", x) - exact)
+    assert (error < 7e-5 + 3e-6 * np.abs(x)).all()
 
 
 def test_attention_whose_sums_could_overflow_is_refused():

@@ -60,6 +60,26 @@ def test_shards_together_write_what_one_process_writes(log, small, tmp_path):
     assert found["expected_clicks"] == pytest.approx(whole["expected_clicks"], abs=0.01 * found["parts"])
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_a_part_without_a_good_row_is_an_empty_one(log, tmp_path, suffix):
+    header, *rows = (log / "a.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "a.csv").write_text(header + "".join(rows[:20]))
+    (tmp_path / "b.csv").write_text(header + "x\n" * 7)
+    (tmp_path / "c.csv").write_text(header + "y,z\n" + "".join(rows[:3]))
+    inputs = [str(tmp_path / name) for name in ("a.csv", "b.csv", "c.csv")]
+    run_shard(CLICKS, inputs, tmp_path / "out", format=suffix, on_error="skip")
+    whole = zoo.run(CLICKS, inputs, tmp_path / f"one{suffix}", on_error="skip")
+    found = check(tmp_path / "out")
+    assert found["parts"] == 3 and found["skipped"] == whole["skipped"] == 8 and found["rows"] == whole["rows"] == 23
+    if suffix == ".parquet":
+        assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    else:
+        lines = [line for each in found["files"] for line in Path(each).read_text().splitlines()[1:]]
+        assert lines == (tmp_path / "one.csv").read_text().splitlines()[1:]
+    with pytest.raises(RequestError, match="part 1 .*b.csv"):
+        run_shard(CLICKS, inputs, tmp_path / "strict")
+
+
 def test_what_is_done_is_kept_and_what_is_damaged_done_again(log, small, tmp_path):
     inputs, out = [str(log / "a.csv")], tmp_path / "out"
     first = run_shard(CLICKS, inputs, out)
