@@ -70,7 +70,7 @@ def sections(name: str) -> str:
 def benchmarks(names: Sequence[str]) -> str:
     """The part of docs/benchmarks.md about the image classifiers called `names`."""
     measured = [(name, report) for name in names for report in _reports(name)]
-    pipelines = [_beside_pipelines(report) for report in reports(PEERS, "images-")]
+    pipelines = [_beside_pipelines(report) for report in reports(PEERS, "images")]
     networks = [_networks_alone(report) for report in reports(PEERS, "image-networks")]
     quantizers = [_beside_quantizers(report) for report in reports(PEERS, "vision")]
     parts = [
@@ -222,11 +222,11 @@ def _networks_alone(report: Report) -> str:
         for model in report.content["models"]
     )
     return (
-        "Milliseconds an image of this project's int8.onnx in native kernels, onnxruntime and OpenVINO, and of the peers' "
-        "own quantized files; how many times as fast the native kernels are in brackets. In turn within one process, by "
-        f"`scripts/peers/image_networks.py` ({source(report, BENCHMARKS)}). Beside products of int8 in registers alone, "
-        f"the limit of this core: {limits}. Held to AVX2, OpenVINO's products saturate (`zoo doctor` says so), these are "
-        "exact.\n\n" + table(["network", "what", "native", *engines], rows)
+        "Milliseconds an image of this project's int8.onnx in native kernels, onnxruntime and OpenVINO, and of the "
+        "peers' own quantized files; in brackets how many times as fast the native kernels are. In turn within one "
+        f"process, by `scripts/peers/image_networks.py` ({source(report, BENCHMARKS)}). Products a second beside those "
+        f"of int8 in registers alone, the limit of this core: {limits}. Held to AVX2, OpenVINO's products saturate "
+        "(`zoo doctor` says so); these are exact.\n\n" + table(["network", "what", "native", *engines], rows)
     )
 
 
