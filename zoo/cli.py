@@ -362,6 +362,13 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.option("--format", default=None, metavar="NAME", help="What SOURCE is. [default: told by what is in it]")
 @click.option("--source-language", default=None, help="Translation: that of the text, where the model has several.")
 @click.option("--target-language", default=None, help="Translation: the one to translate into.")
+@click.option(
+    "--shortlist",
+    default=None,
+    metavar="DATA",
+    help="Translation: parallel text (SOURCE,TARGET or a file of source TAB target) of which to learn which words the "
+    "translation of a sentence may have: the quicker, the larger the vocabulary.",
+)
 @click.option("--pooling", default=None, help="Sentence encoders whose folder tells none: mean, cls or max.")
 @as_json
 def import_model(source: str, output: str | None, as_json: bool, **options: Any) -> None:
