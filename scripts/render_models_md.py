@@ -269,6 +269,16 @@ def clusters() -> str:
             f"{found['model']}, {found['rows']:,} rows in {found['files']} Parquet files, from the start of the process to "
             f"its end, by `scripts/peers/cluster.py` ({markdown.source(report, BENCHMARKS)}).\n\n{markdown.table(head, rows)}"
         )
+    for report in markdown.reports(PEERS, "ray-serve"):
+        found, rows = report.content, []
+        for each in found["results"]:
+            times = [f"{each[name]:,.1f}" for name in ("rate", "p50", "p99")]
+            rows.append([each["way"], f"{each['rows']}", *times])
+        head = ["", "rows a request", "requests/s", "p50, ms", "p99, ms"]
+        parts.append(
+            f"{found['model']}, a worker beside a replica, {found['clients']} clients, in turn, by "
+            f"`scripts/peers/serving_on_ray.py` ({markdown.source(report, BENCHMARKS)}).\n\n{markdown.table(head, rows)}"
+        )
     return "\n".join(["## Several processes, and Ray\n", *parts]) if parts else ""
 
 

@@ -139,6 +139,19 @@ def test_sentences(tmp_path, monkeypatch):
     assert "".join(Path(each).read_text() for each in files) == (tmp_path / "one.txt").read_text()
 
 
+def test_sentences_of_urls(tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setattr(parts, "BYTES", 40)
+    text = b"A dog runs.\nTwo men sit on a bench.\nA girl is singing.\nA cat sleeps.\n"
+    fsspec.filesystem("memory").pipe({"/texts/a.txt": text, "/texts/b.txt.gz": gzip.compress(text)})
+    (tmp_path / "text.txt").write_bytes(text * 2)
+    run_shard("multi30k-en-de", ["memory://texts/*"], tmp_path / "out")
+    zoo.run("multi30k-en-de", [str(tmp_path / "text.txt")], tmp_path / "one.txt")
+    files = check(tmp_path / "out")["files"]
+    assert len(files) == 3
+    assert "".join(Path(each).read_text() for each in files) == (tmp_path / "one.txt").read_text()
+
+
 def test_images(small, tmp_path):
     from PIL import Image
 
