@@ -267,7 +267,8 @@ def clusters() -> str:
         head = ["", "rows", "seconds", "rows/s", "MB, largest process started", "MB, largest actor", "as one process"]
         parts.append(
             f"{found['model']}, {found['rows']:,} rows in {found['files']} Parquet files, from the start of the process to "
-            f"its end, by `scripts/peers/cluster.py` ({markdown.source(report, BENCHMARKS)}).\n\n{markdown.table(head, rows)}"
+            f"its end, by `scripts/peers/cluster.py` ({markdown.source(report, BENCHMARKS)}). {found.get('note', '')}\n\n"
+            f"{markdown.table(head, rows)}"
         )
     for report in markdown.reports(PEERS, "ray-serve"):
         found, rows = report.content, []
@@ -277,7 +278,8 @@ def clusters() -> str:
         head = ["", "rows a request", "requests/s", "p50, ms", "p99, ms"]
         parts.append(
             f"{found['model']}, a worker beside a replica, {found['clients']} clients, in turn, by "
-            f"`scripts/peers/serving_on_ray.py` ({markdown.source(report, BENCHMARKS)}).\n\n{markdown.table(head, rows)}"
+            f"`scripts/peers/serving_on_ray.py` ({markdown.source(report, BENCHMARKS)}). {found.get('note', '')}\n\n"
+            f"{markdown.table(head, rows)}"
         )
     return "\n".join(["## Several processes, and Ray\n", *parts]) if parts else ""
 
