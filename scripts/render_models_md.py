@@ -273,6 +273,34 @@ def serving() -> str:
     return "\n".join(["## Serving\n", SERVING + "\n".join(parts)]) if parts else ""
 
 
+def clusters() -> str:
+    """Scoring by several processes, and Ray, from the start of a process to its end."""
+    parts = []
+    for report in markdown.reports(PEERS, "cluster"):
+        found, rows = report.content, []
+        for way, each in found["results"].items():
+            equal = {True: "the same bytes", False: "other bytes"}.get(each.get("equal"), "")
+            memory = [f"{each[key]:,}" if key in each else "" for key in ("memory_mb", "worker_mb")]
+            rate = f"{each['rows_per_second']:,}"
+            rows.append([way, f"{each['rows']:,}", f"{each['seconds']:.1f}", rate, *memory, equal])
+        head = ["", "rows", "seconds", "rows/s", "MB, largest process started", "MB, largest actor", "as one process"]
+        parts.append(
+            f"{found['model']}, {found['rows']:,} rows in {found['files']} Parquet files, from the start of the process to "
+            f"its end, by `scripts/peers/cluster.py` ({markdown.source(report, BENCHMARKS)}).\n\n{markdown.table(head, rows)}"
+        )
+    for report in markdown.reports(PEERS, "ray-serve"):
+        found, rows = report.content, []
+        for each in found["results"]:
+            times = [f"{each[name]:,.1f}" for name in ("rate", "p50", "p99")]
+            rows.append([each["way"], f"{each['rows']}", *times])
+        head = ["", "rows a request", "requests/s", "p50, ms", "p99, ms"]
+        parts.append(
+            f"{found['model']}, a worker beside a replica, {found['clients']} clients, in turn, by "
+            f"`scripts/peers/serving_on_ray.py` ({markdown.source(report, BENCHMARKS)}).\n\n{markdown.table(head, rows)}"
+        )
+    return "\n".join(["## Several processes, and Ray\n", *parts]) if parts else ""
+
+
 def _tail(found: Mapping[str, Any]) -> str:
     return f"{found['p99']['median']:.1f} ms, {found['p99_by_median']['median']:.1f} times the median"
 
@@ -301,7 +329,10 @@ def _servers(found: list[Mapping[str, Any]]) -> str:
 def benchmarks_page() -> str:
     parts = [module.benchmarks(names) for module, names in families().items() if hasattr(module, "benchmarks")]
     return "\n".join(
-        filter(None, [BENCHMARKS_HEAD, *parts, recommenders(BENCHMARKS), own_models(), serving(), environments()])
+        filter(
+            None,
+            [BENCHMARKS_HEAD, *parts, recommenders(BENCHMARKS), own_models(), serving(), clusters(), environments()],
+        )
     )
 
 

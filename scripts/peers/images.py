@@ -363,7 +363,7 @@ SYSTEMS = {
 # ----------------------------------------------------------------------------------------------------------- measuring
 
 
-def _target(work: Work, name: str) -> Path:
+def target_of(work: Work, name: str) -> Path:
     return (work.fp32.parent / name).with_suffix(SYSTEMS[name].suffix)
 
 
@@ -375,7 +375,7 @@ def _begin(core: int, log: Path, seconds: int) -> None:
     signal.alarm(seconds)
 
 
-def _apart(core: int, log: Path, seconds: int, function: Callable[..., Any], *args: Any) -> Any:
+def apart(core: int, log: Path, seconds: int, function: Callable[..., Any], *args: Any) -> Any:
     """Run in a process of its own. Raises what goes wrong there."""
     with ProcessPoolExecutor(1, get_context("spawn"), _begin, (core, log, seconds)) as pool:
         return pool.submit(function, *args).result()
@@ -388,7 +388,7 @@ def _network(name: str, work: Work) -> None:
 def _build(name: str, work: Work) -> None:
     build = SYSTEMS[name].build
     assert build is not None
-    build(work, _target(work, name))
+    build(work, target_of(work, name))
 
 
 def _why(error: Exception) -> str:
@@ -409,7 +409,7 @@ def measure(work: Work, names: Sequence[str], photos: Sequence[Path], rounds: in
     some = photos[0].read_bytes()
     for name in names:
         try:
-            opened[name] = SYSTEMS[name].open(work, _target(work, name))
+            opened[name] = SYSTEMS[name].open(work, target_of(work, name))
             opened[name].run(opened[name].prepare(some))
         except Exception as error:  # any library's own kinds
             left_out[name] = _why(error)
@@ -488,6 +488,36 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     return {"best_int8_peer": best, "results": results, "ours": ours}
 
 
+def built(
+    name: str, peers: Sequence[str], photos: Sequence[Path], scratch: Path, advance: Callable[[float], None]
+) -> tuple[Work, dict[str, float], dict[str, str]]:
+    """A model's float network and its peers' files, in `scratch`; what is there is not built again.
+
+    Returns the work, {peer: seconds} of what was built, {peer: why it is left out}. Raises ZooError or
+    BrokenProcessPool without the network.
+    """
+    core = max(os.sched_getaffinity(0))
+    calibration = photos[:: vision.CALIBRATE_EVERY]
+    folder = scratch / f"{name}-{len(calibration)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = Preprocess.from_json(zoo.load(name).preprocessing)
+    work = Work(name, folder / "fp32.onnx", folder / "calibration.npy", spec)
+    apart(core, folder / "network.log", BUILD_SECONDS, _network, name, work)
+    np.save(work.pixels, np.stack([np.asarray(crop(Image.open(path).convert("RGB"), spec)) for path in calibration]))
+    seconds, left_out = {}, {}
+    for each in peers:
+        if SYSTEMS[each].build is not None and not target_of(work, each).is_file():
+            start = time.perf_counter()
+            try:
+                apart(core, folder / f"{each}.log", BUILD_SECONDS, _build, each, work)
+                seconds[each] = round(time.perf_counter() - start, 1)
+            except Exception as error:  # any library's own kinds
+                left_out[each] = _why(error)
+                target_of(work, each).unlink(missing_ok=True)
+        advance(1)
+    return work, seconds, left_out
+
+
 def compare(
     name: str,
     peers: Sequence[str],
@@ -500,16 +530,13 @@ def compare(
     built again.
     """
     core = max(os.sched_getaffinity(0))
-    calibration = photos[:: vision.CALIBRATE_EVERY]
     tested = [path for index, path in enumerate(photos) if index % vision.CALIBRATE_EVERY]
-    folder = scratch / f"{name}-{len(calibration)}"
-    folder.mkdir(parents=True, exist_ok=True)
-    about: dict[str, Any] = {"model": name, "photos": {"calibration": len(calibration), "tested": len(tested)}}
-    left_out: dict[str, str] = {}
+    about: dict[str, Any] = {
+        "model": name,
+        "photos": {"calibration": len(photos) - len(tested), "tested": len(tested)},
+    }
     try:
-        spec = Preprocess.from_json(zoo.load(name).preprocessing)
-        work = Work(name, folder / "fp32.onnx", folder / "calibration.npy", spec)
-        _apart(core, folder / "network.log", BUILD_SECONDS, _network, name, work)
+        work, seconds, left_out = built(name, peers, photos, scratch, advance)
     except (ZooError, BrokenProcessPool) as error:
         advance(len(peers) + 1)
         return {
@@ -519,22 +546,10 @@ def compare(
             "ours": {},
             "left_out": dict.fromkeys(peers, _why(error)),
         }
-    np.save(work.pixels, np.stack([np.asarray(crop(Image.open(path).convert("RGB"), spec)) for path in calibration]))
-    seconds = {}
-    for each in peers:
-        if SYSTEMS[each].build is not None and not _target(work, each).is_file():
-            start = time.perf_counter()
-            try:
-                _apart(core, folder / f"{each}.log", BUILD_SECONDS, _build, each, work)
-                seconds[each] = round(time.perf_counter() - start, 1)
-            except Exception as error:  # any library's own kinds
-                left_out[each] = _why(error)
-                _target(work, each).unlink(missing_ok=True)
-        advance(1)
     try:
-        measured = _apart(
+        measured = apart(
             core,
-            folder / "measure.log",
+            work.fp32.with_name("measure.log"),
             0,
             measure,
             work,
@@ -544,7 +559,7 @@ def compare(
         )
     except BrokenProcessPool as error:
         raise ZooError(
-            f"the process that times {name} ended; what its libraries said is in {folder / 'measure.log'}"
+            f"the process that times {name} ended; what its libraries said is in {work.fp32.with_name('measure.log')}"
         ) from error
     advance(1)
     return {**about, "build_seconds": seconds, **summary(measured), "left_out": left_out | measured["left_out"]}

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,13 @@ class Parsed(NamedTuple):
     labels: NDArray[np.float32] | None
     weights: NDArray[np.float32] | None
     times: NDArray[np.float64] | None
+
+
+@lru_cache(64)
+def _names(line: bytes, delimiter: str) -> tuple[str, ...]:
+    """The columns that pyarrow finds in a header, which takes it longer than a row."""
+    options = pa.csv.ParseOptions(delimiter=delimiter)
+    return tuple(pa.csv.read_csv(io.BytesIO(line), parse_options=options).column_names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,10 +174,7 @@ class NativeReader:
         line = block[start:end]
         if not end or b"\r" in line.removesuffix(b"\n").removesuffix(b"\r") or line.count(b'"') % 2:
             return None
-        found = pa.csv.read_csv(
-            io.BytesIO(line), parse_options=pa.csv.ParseOptions(delimiter=self.log.delimiter)
-        ).column_names
-        return end if tuple(found) == self.log.columns else None
+        return end if _names(line, self.log.delimiter) == self.log.columns else None
 
     def _parsed(self, arrays: Any) -> Parsed:
         """The arrays, with the numbers that the parser left."""

@@ -24,7 +24,7 @@ from zoo.serving.services import INFER, RUN
 from zoo.serving.settings import Settings, digest
 
 EXTENSIONS = ["binary_tensor_data"]
-PATIENCE = 0.05  # seconds after which it is looked whether the client is still there
+PATIENCE = 0.25  # seconds after which it is looked whether the client is still there
 LONGEST = 86_400_000  # milliseconds of a deadline
 ROOM = 16  # bodies of the greatest size that may be held at once
 SENT = "authorization, content-type, x-api-key, timeout-ms, timing"  # headers that pages may send

@@ -5,6 +5,7 @@ It starts no thread, so that its children are whole; what it has opened they sha
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -55,6 +56,7 @@ def _keep(channel: socket.socket, openings: dict[str, Opening]) -> None:
             _load(channel, openings, *more)
         elif what == FORK and descriptors:
             theirs = socket.socket(fileno=descriptors[0])
+            gc.freeze()  # what is there now stays: no collection of a worker's looks at it, or writes to its pages
             if os.fork() == 0:
                 channel.close()
                 work(theirs, openings, *more)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow.csv
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
+from zoo.clicks.logs import LIST, open_log
 from zoo.clicks.predict import ClickPipeline
 from zoo.serving import answers
 from zoo.serving.messages import Answer, Job
@@ -39,7 +41,7 @@ class Rows(Service):
     def parse(self, job: Job) -> tuple[Batch, Any]:
         """The rows of a body, and their positions in it."""
         pipeline = self.pipeline
-        parts = list(pipeline.rows(_source(job), batch_rows=1 << 30))
+        parts = list(pipeline.rows(_source(job, self.headerless), batch_rows=1 << 30))
         rows = parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
         return pipeline.encode(rows), rows.index
 
@@ -96,14 +98,14 @@ class Rows(Service):
         return {"row": parsed.about, "probability": out["probability"].reshape(-1)}
 
 
-def _source(job: Job) -> Any:
+def _source(job: Job, headerless: bool) -> Any:
     """What `ClickPipeline.rows` takes, of a body: never a name."""
     if not job.body:
         raise RequestError("the body is empty; wanted at least one row")
     if job.kind in TEXT or job.kind in ("", "application/octet-stream", "application/x-www-form-urlencoded"):
         return io.BytesIO(job.body)
     if job.kind == answers.JSON:
-        return _objects(job.body)
+        return _objects(job.body, headerless)
     try:
         if job.kind == answers.ARROW:
             return pa.ipc.open_stream(job.body).read_all()
@@ -116,8 +118,10 @@ def _source(job: Job) -> Any:
     raise RequestError(f"Content-Type is {job.kind[:100]!r}; wanted one of {', '.join(Rows.kinds)}")
 
 
-def _objects(body: bytes) -> pa.Table:
-    """JSON rows, [{column: value}, ...] or {"rows": [...]}, as a table."""
+def _objects(body: bytes, headerless: bool) -> pa.Table | io.BytesIO:
+    """JSON rows, [{column: value}, ...] or {"rows": [...]}, as CSV, which is read several times as quickly as a table;
+    as one where text has no header, or a header would be read otherwise.
+    """
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -126,12 +130,27 @@ def _objects(body: bytes) -> pa.Table:
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise RequestError('the body must be {"rows": [{column: value, ...}, ...]} with at least one row')
     names = dict.fromkeys(name for row in rows for name in row)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    if not headerless and _header_says(text.getvalue(), names):
+        writer.writerows([_text(row.get(name)) for name in names] for row in rows)
+        return io.BytesIO(text.getvalue().encode())
     return pa.table({name: pa.array([_text(row.get(name)) for row in rows], pa.string()) for name in names})
+
+
+def _header_says(line: str, names: Collection[str]) -> bool:
+    """Whether the header of a text is read as these names."""
+    try:
+        log = open_log(io.BytesIO(line.encode()))
+    except RequestError:
+        return False
+    return log.kind == "csv" and log.columns == tuple(names) and line.count("\n") == 1
 
 
 def _text(value: Any) -> str | None:
     if isinstance(value, list):
-        return "|".join(text for each in value if (text := _text(each)) is not None) or None
+        return LIST.join(text for each in value if (text := _text(each)) is not None) or None
     if isinstance(value, dict):
         raise RequestError("a value is an object; wanted text, a number, a list of them, or null")
     if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:

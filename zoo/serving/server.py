@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -37,6 +38,7 @@ def serve(settings: Settings, openings: Sequence[Opening]) -> None:
     channel = keeper.start(openings)
     import uvloop  # only now: no thread may run before the keeper is there
 
+    gc.freeze()  # modules and settings: no collection looks at them again
     with contextlib.closing(channel):
         uvloop.run(_Server(settings, openings, channel).run())
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstring>
 #include <ctime>
 #include <mutex>
@@ -418,24 +419,46 @@ class SampleArena {
     Buffer<uint8_t> memory_;
 };
 
-// All threads arrive before any goes on.
-class Barrier {
+// Pieces of work in an order, which threads take as they come. A thread that the machine has taken off its core holds the others up only
+// while it holds a piece, and one that has nothing to do for long sleeps.
+class Pieces {
   public:
-    explicit Barrier(int64_t threads) : threads_(threads) {}
-    void wait() {
-        const int64_t turn = turn_.load();
-        if (arrived_.fetch_add(1) + 1 == threads_) {
-            arrived_.store(0);
-            turn_.fetch_add(1);
-            return;
+    explicit Pieces(int64_t count) : count_(count) {}
+    // The next piece, or -1 where none is left; begins when all of the first before(piece) pieces are done.
+    template <class Before>
+    int64_t take(const Before &before) {
+        for (int64_t spins = 0;;) {
+            int64_t piece = next_.load();
+            if (piece >= count_) return -1;
+            const int64_t wanted = before(piece);
+            if (done_.load() >= wanted) {
+                if (next_.compare_exchange_weak(piece, piece + 1)) return piece;
+            } else if (++spins < kSpins) {
+#ifdef __x86_64__
+                __builtin_ia32_pause();
+#endif
+            } else {
+                std::unique_lock<std::mutex> lock(mutex_);
+                ++asleep_;
+                woken_.wait(lock, [&] { return done_.load() >= wanted; });
+                --asleep_;
+                spins = 0;
+            }
         }
-        for (int64_t spin = 0; turn_.load(std::memory_order_acquire) == turn; ++spin)
-            if (spin > 1000) std::this_thread::yield();
+    }
+    void done() {
+        ++done_;
+        if (!asleep_.load()) return;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        woken_.notify_all();
     }
 
   private:
-    const int64_t threads_;
-    std::atomic<int64_t> arrived_{0}, turn_{0};
+    static constexpr int64_t kSpins = 2000;  // some 50 us: longer than most steps
+    const int64_t count_;
+    std::atomic<int64_t> next_{0}, done_{0}, asleep_{0};
+    std::mutex mutex_;
+    std::condition_variable woken_;
 };
 
 }  // namespace
@@ -443,23 +466,34 @@ class Barrier {
 void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
     const auto input = [&](int64_t i) { return static_cast<const uint8_t *>(x) + i * sample_ * (floats_ ? 4 : 1); };
     const int64_t apart = threads > 1 ? n / threads * threads : n;  // samples that a thread computes alone; all share the others
+    struct Piece {
+        size_t step;
+        int64_t begin, end, before;  // its rows, and the pieces of the steps before it
+    };
+    std::vector<Piece> pieces;  // of a sample
+    for (size_t s = 0; s < steps_.size() && apart < n; ++s) {
+        const int64_t rows = steps_[s].rows, count = std::min(rows, 2 * threads), before = static_cast<int64_t>(pieces.size());
+        for (int64_t i = 0; i < count; ++i) pieces.push_back({s, rows * i / count, rows * (i + 1) / count, before});
+    }
+    const auto each = std::max<int64_t>(static_cast<int64_t>(pieces.size()), 1);
     const SampleArena common(arena_);
-    Barrier barrier(threads);
-    const auto work = [&](int64_t thread) {
+    Pieces alone(apart), shared((n - apart) * each);
+    const auto work = [&] {
         if (apart) {
             const SampleArena own(arena_);
-            for (int64_t i = thread; i < apart; i += threads)
-                for (const Step &each : steps_) compute(each, {own.data(), input(i), out + i * results_}, 0, each.rows);
+            for (int64_t i; (i = alone.take([](int64_t) { return 0; })) >= 0;)
+                for (const Step &step : steps_) compute(step, {own.data(), input(i), out + i * results_}, 0, step.rows);
         }
-        for (int64_t i = apart; i < n; ++i)
-            for (const Step &each : steps_) {
-                compute(each, {common.data(), input(i), out + i * results_}, each.rows * thread / threads, each.rows * (thread + 1) / threads);
-                barrier.wait();
-            }
+        const auto before = [&](int64_t at) { return at / each * each + pieces[static_cast<size_t>(at % each)].before; };
+        for (int64_t at; (at = shared.take(before)) >= 0; shared.done()) {
+            const Piece &piece = pieces[static_cast<size_t>(at % each)];
+            const int64_t i = apart + at / each;
+            compute(steps_[piece.step], {common.data(), input(i), out + i * results_}, piece.begin, piece.end);
+        }
     };
     std::vector<std::thread> others;
-    for (int64_t t = 1; t < threads; ++t) others.emplace_back(work, t);
-    work(0);
+    for (int64_t t = 1; t < threads; ++t) others.emplace_back(work);
+    work();
     for (std::thread &each : others) each.join();
 }
 

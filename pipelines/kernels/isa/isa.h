@@ -103,9 +103,10 @@ struct RowKernels {
                       int64_t out_stride);
     void (*attention_float16)(const float *q, int64_t q_stride, int64_t n, const KeysValues<Float16> &, int64_t heads, int64_t size,
                               float *out, int64_t out_stride);
-    // The same of n queries, the first tokens of a text: a score gets bias[head * bias_stride + key - query].
-    void (*relative_attention)(const float *q, int64_t q_stride, int64_t n, const KeysValues<float> &, int64_t heads, int64_t size,
-                               const float *bias, int64_t bias_stride, float *out, int64_t out_stride);
+    // Self-attention in integers of a text of n tokens, rows [query | key | value]; a score gets bias[head * bias_stride + key - query], if
+    // there are any.
+    void (*quantized_attention)(const float *x, int64_t stride, int64_t n, int64_t heads, int64_t size, const float *bias,
+                                int64_t bias_stride, float *out, int64_t out_stride);
     // Updates `TopK` by logits [n, stride] of tokens [first, first + count).
     void (*top_k)(const float *logits, int64_t stride, int64_t first, int64_t count, const TopK &, int64_t n);
     float (*sum_lanes)(const float *sums);

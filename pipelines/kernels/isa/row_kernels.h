@@ -3,8 +3,9 @@
 #pragma once
 #include <cmath>
 
-#include "isa/lanes.h"
 #include "isa/isa.h"
+#include "isa/lanes.h"
+#include "isa/quantized_attention.h"
 
 namespace zoo {
 namespace {
@@ -178,15 +179,13 @@ inline void matmul_rows(const float *a, int64_t a_stride, int64_t count, const T
 
 // Attention of Count queries, all heads.
 template <int Count, class T>
-void attention_tile(const float *q, int64_t q_stride, const KeysValues<T> &kv, int64_t heads, int64_t size, const float *bias,
-                    int64_t bias_stride, float *out, int64_t out_stride) {
+void attention_tile(const float *q, int64_t q_stride, const KeysValues<T> &kv, int64_t heads, int64_t size, float *out,
+                    int64_t out_stride) {
     const int64_t room = round_up(kv.count, kLanes);
     auto *scores = static_cast<float *>(kernel_scratch(Count * room * 4));
     constexpr float ones[] = {1, 1, 1, 1};
     for (int64_t h = 0; h < heads; ++h) {
         matmul_rows<Count>(q + h * size, q_stride, size, kv.keys + h * size * room, room, room, ones, scores, room);
-        for (int row = 0; bias && row < Count; ++row)
-            for (int64_t t = 0; t < kv.count; ++t) scores[row * room + t] = scores[row * room + t] + bias[h * bias_stride + t - row];
         float inverse_sums[Count];
         for (int row = 0; row < Count; ++row) inverse_sums[row] = softmax(scores + row * room, kv.count);
         matmul_rows<Count>(scores, room, kv.count, kv.values + h * size, kv.stride, size, inverse_sums, out + h * size, out_stride);
@@ -195,27 +194,15 @@ void attention_tile(const float *q, int64_t q_stride, const KeysValues<T> &kv, i
 
 // Attention of n queries over the same keys and values; unlike in `self_attention`, q . k is summed from its first column to its last.
 template <class T>
-inline void attention_of(const float *q, int64_t q_stride, int64_t n, const KeysValues<T> &kv, int64_t heads, int64_t size,
-                         const float *bias, int64_t bias_stride, float *out, int64_t out_stride) {
+void attention(const float *q, int64_t q_stride, int64_t n, const KeysValues<T> &kv, int64_t heads, int64_t size, float *out,
+               int64_t out_stride) {
     const auto run = [&](auto function, int64_t count) {
-        function(q, q_stride, kv, heads, size, bias, bias_stride, out, out_stride);
+        function(q, q_stride, kv, heads, size, out, out_stride);
         q += count * q_stride, out += count * out_stride, n -= count;
-        if (bias) bias -= count;
     };
     while (n >= 4) run(attention_tile<4, T>, 4);
     if (n >= 2) run(attention_tile<2, T>, 2);
     if (n >= 1) run(attention_tile<1, T>, 1);
-}
-
-template <class T>
-void attention(const float *q, int64_t q_stride, int64_t n, const KeysValues<T> &kv, int64_t heads, int64_t size, float *out,
-               int64_t out_stride) {
-    attention_of(q, q_stride, n, kv, heads, size, nullptr, 0, out, out_stride);
-}
-
-void relative_attention(const float *q, int64_t q_stride, int64_t n, const KeysValues<float> &kv, int64_t heads, int64_t size,
-                        const float *bias, int64_t bias_stride, float *out, int64_t out_stride) {
-    attention_of(q, q_stride, n, kv, heads, size, bias, bias_stride, out, out_stride);
 }
 
 // Running top-k and online softmax over logits [n, stride] of tokens [first, first + count), padded with -infinity to whole 64.
@@ -267,15 +254,21 @@ void recurrence(const float *gates, int64_t width, const float *before, const fl
     }
 }
 
-// 1 + erf(x / sqrt(2)), to 3e-7 (Abramowitz and Stegun 7.1.26).
-inline Vec gelu_share(Vec x) {
-    const Vec z = magnitude_of(x) * 0.70710678f, t = 1.0f / (z * 0.3275911f + 1.0f);
-    Vec p = t * 1.061405429f + -1.453152027f;
-    p = p * t + 1.421413741f;
-    p = p * t + -0.284496736f;
-    p = p * t + 0.254829592f;
-    const Vec tail = (p * t) * exponential(-(z * z));
-    return x < 0 ? tail : 2.0f - tail;
+// x (1 + erf(x / sqrt(2))) / 2, to 6e-5 and 3e-6 of x: an odd polynomial up to 4.2, fitted to the error of the product.
+inline Vec gelu(Vec x) {
+    const Vec high = broadcast<Vec>(4.2f), low = -high;
+    Vec t = x > low ? x : low;
+    t = t < high ? t : high;
+    const Vec z = t * t;
+    Vec p = z * 1.7281269e-10f + -1.551985e-8f;
+    p = p * z + 6.1151377e-7f;
+    p = p * z + -1.4108793e-5f;
+    p = p * z + 2.1648454e-4f;
+    p = p * z + -2.3977514e-3f;
+    p = p * z + 2.0246882e-2f;
+    p = p * z + -0.13371626f;
+    p = p * z + 0.79840469f;
+    return (x * 0.5f) * (p * t + 1.0f);
 }
 
 inline Vec tanh(Vec x) {
@@ -290,12 +283,12 @@ void activate(Activation kind, const float *x, int64_t count, float *out) {
     }
     for (int64_t j = 0; j < count; j += kVecLanes) {
         const Vec v = load_float<Vec>(x + j);
-        store_float(out + j, kind == Activation::kSwish ? v * sigmoid(v) : (v * 0.5f) * gelu_share(v));
+        store_float(out + j, kind == Activation::kSwish ? v * sigmoid(v) : gelu(v));
     }
 }
 
 constexpr RowKernels kRowKernels = {quantize_rows, layer_norm, to_float16, self_attention, attention<float>, attention<Float16>,
-                                    relative_attention, top_k, sum_lanes,  recurrence, activate};
+                                    quantized_attention, top_k, sum_lanes,  recurrence, activate};
 
 }  // namespace
 }  // namespace zoo

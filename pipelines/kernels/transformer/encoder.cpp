@@ -6,12 +6,14 @@ namespace zoo {
 
 void Encoder::attention(int64_t in, int64_t heads, int64_t out) { Layers::attention(Kind::kAttention, in, 3, heads, out, "attention"); }
 
-void Encoder::relative_attention(int64_t in, int64_t heads, const Array &bias, int64_t out) {
-    const auto *values = data_of<float>(bias, "bias", 2);
-    const auto rows = static_cast<int64_t>(bias.shape(0)), width = static_cast<int64_t>(bias.shape(1));
+void Encoder::quantized_attention(int64_t in, int64_t heads, const std::optional<Array> &bias, int64_t out) {
+    Operation &operation = Layers::attention(Kind::kQuantizedAttention, in, 3, heads, out, "attention");
+    if (positions_ > kMostCodes) refuse("attention", "its sums can overflow 32 bits");
+    if (!bias) return;
+    const auto *values = data_of<float>(*bias, "bias", 2);
+    const auto rows = static_cast<int64_t>(bias->shape(0)), width = static_cast<int64_t>(bias->shape(1));
     if (rows != heads || !(width % 2)) refuse("attention", "its bias has other heads, or no middle");
     if (!std::all_of(values, values + rows * width, [](float x) { return std::isfinite(x); })) refuse("attention", "its bias is not finite");
-    Operation &operation = Layers::attention(Kind::kAttention, in, 3, heads, out, "attention");
     biases_.emplace_back(rows * width);
     std::copy_n(values, rows * width, biases_.back().data());
     operation.factors = biases_.back().data(), operation.layer = width / 2 + 1;
@@ -38,15 +40,16 @@ Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first
                 continue;
             }
             const float *from = in.values + begin * in.stride;
+            if (operation.kind == Kind::kQuantizedAttention) {
+                const int64_t reach = operation.layer;  // tokens that a bias is of
+                isa_.rows->quantized_attention(from, in.stride, rows, operation.heads, operation.size,
+                                               operation.factors ? operation.factors + reach - 1 : nullptr, 2 * reach - 1, to, out.stride);
+                continue;
+            }
             work.keys.reserve(operation.width * round_up(rows, 16));
             transpose(from + operation.width, in.stride, rows, operation.width, work.keys.data());
             const KeysValues<float> kv{work.keys.data(), from + 2 * operation.width, rows, in.stride};
-            const int64_t reach = operation.layer;  // tokens that a bias is of
-            if (operation.factors)
-                isa_.rows->relative_attention(from, in.stride, rows, kv, operation.heads, operation.size, operation.factors + reach - 1,
-                                              2 * reach - 1, to, out.stride);
-            else
-                isa_.rows->attention(from, in.stride, rows, kv, operation.heads, operation.size, to, out.stride);
+            isa_.rows->attention(from, in.stride, rows, kv, operation.heads, operation.size, to, out.stride);
         }
     });
     return work.registers[static_cast<size_t>(last_)].rows();

@@ -31,8 +31,9 @@ class Encoder : public Layers {
     using Layers::Layers;
     // Operations, see `Layers`: self-attention over all tokens of a sentence.
     void attention(int64_t in, int64_t heads, int64_t out);
-    // bias: float32 [heads, 2 positions - 1], added to the score of a key by its distance behind the query, the furthest before it first.
-    void relative_attention(int64_t in, int64_t heads, const Array &bias, int64_t out);
+    // The same in integers. bias: float32 [heads, 2 positions - 1] or none, added to the score of a key by its distance behind the query,
+    // the furthest before it first.
+    void quantized_attention(int64_t in, int64_t heads, const std::optional<Array> &bias, int64_t out);
     // The register `in` is the result; no operation follows.
     void finish(int64_t in);
     // tokens: of `count` sentences, one after the other; first [count + 1]: where each begins, and the end. Returns float32 rows, one a

@@ -20,8 +20,9 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query, reference_session
-from pipelines.kernels.transformer.from_graph import MASKED, Array, _EmbeddingTable, _GraphMapper
-from pipelines.kernels.transformer.program import Attention, Embedding, LayerNorm, RelativeAttention, Scale
+from pipelines.kernels.transformer.from_graph import MASKED, GraphMapper
+from pipelines.kernels.transformer.graph_values import Array, EmbeddingTable
+from pipelines.kernels.transformer.program import Attention, Embedding, LayerNorm, QuantizedAttention, Scale
 from pipelines.kernels.transformer.text_program import POOLINGS, SHORTEST, Dense, TextProgram
 
 IDS, MASK, TYPES, HIDDEN = "input_ids", "attention_mask", "token_type_ids", "hidden"
@@ -41,7 +42,7 @@ def text_program(model: ir.Model) -> TextProgram:
     return TextProgram(encoder, mapper.types, pooling, normalize, head or ())
 
 
-class _TextMapper(_GraphMapper):
+class _TextMapper(GraphMapper):
     """Maps the values of an encoder of texts."""
 
     def __init__(self, model: ir.Model) -> None:
@@ -88,9 +89,9 @@ class _TextMapper(_GraphMapper):
         self.mask = None
         out = super().attention(value, node)
         found = self.operations[out]
-        if self.mask is not None and isinstance(found, Attention):
-            bias = self.by_distance(value, self.mask)
-            self.operations[out] = RelativeAttention(found.input, found.heads, bias, out)
+        assert isinstance(found, Attention)
+        bias = None if self.mask is None else self.by_distance(value, self.mask)
+        self.operations[out] = QuantizedAttention(found.input, found.heads, out, bias)
         return out
 
     def check_mask(self, value: ir.Value, masks: list[ir.Value | None], causal: bool) -> None:
@@ -115,7 +116,7 @@ class _TextMapper(_GraphMapper):
             self.refuse(value, "its mask is of more than the distance of tokens")
         return np.ascontiguousarray(bias, np.float32)
 
-    def embedding(self, value: ir.Value, table: _EmbeddingTable, positions: ir.Value) -> int:
+    def embedding(self, value: ir.Value, table: EmbeddingTable, positions: ir.Value) -> int:
         """Token embedding plus `positions`: rows of constant tables, by position and by type."""
         width = table.weight.shape[1]
         node = positions.producer()

@@ -14,6 +14,7 @@
 namespace zoo {
 
 constexpr int64_t kMaxWidth = 65536;
+constexpr int64_t kMostCodes = 65536;  // products of codes, 255 times 127 at most, that a sum of 32 bits takes
 constexpr int64_t kPanel = 256;  // logits of a row that are computed at a time
 
 // (scale, zero point) of the QuantizeLinear before a layer; none: dynamic quantization, each row by its own range.
@@ -33,6 +34,10 @@ class RowLinear {
     void run(const Rows &in, int64_t n, bool relu, const float *residual, int64_t residual_stride, float *out, int64_t out_stride) const;
     // The largest columns of every row, and log(sum_j exp(y_j)), [n], over all of them; panel: scratch, [n, kPanel].
     void top_k(const Rows &in, int64_t n, float *panel, const TopK &top, double *log_sum_exp) const;
+    // The same in parts, where columns of several layers compete: nothing yet; those of this layer, numbered from `first` on; the end.
+    static void begin_top_k(const TopK &top, int64_t n);
+    void add_top_k(const Rows &in, int64_t n, float *panel, int64_t first, const TopK &top) const;
+    void end_top_k(const Rows &in, int64_t n, const TopK &top, double *log_sum_exp) const;
     // Without any weights yet.
     explicit RowLinear(const Isa &isa) : isa_(isa), outputs_(0) {}
     // Becomes the layer of these columns of `whole`, which has more than kNarrow; its memory is used again.
@@ -87,7 +92,7 @@ class Layers {
     std::vector<Register> registers(int64_t rows) const;
 
   protected:
-    enum class Kind { kEmbed, kLayerNorm, kLinear, kActivation, kAttention, kSelfAttention, kCrossAttention, kRecurrence, kScale };
+    enum class Kind { kEmbed, kLayerNorm, kLinear, kActivation, kAttention, kQuantizedAttention, kSelfAttention, kCrossAttention, kRecurrence, kScale };
     struct Operation {
         Kind kind;
         int64_t in, out, residual = -1, layer = 0, heads = 0, size = 0, width = 0;

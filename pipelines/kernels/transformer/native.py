@@ -17,8 +17,8 @@ from pipelines.kernels.transformer.program import (
     EncoderProgram,
     LayerNorm,
     Linear,
+    QuantizedAttention,
     Recurrence,
-    RelativeAttention,
     RowLinear,
     Scale,
     SelfAttention,
@@ -68,8 +68,9 @@ def compile_program(
                 native.recurrence(operation.input, residual, operation.out)
             case Attention():
                 native.attention(operation.input, operation.heads, operation.out)
-            case RelativeAttention():
-                native.relative_attention(operation.input, operation.heads, *_contiguous(operation.bias), operation.out)
+            case QuantizedAttention():
+                bias = None if operation.bias is None else _contiguous(operation.bias)[0]
+                native.quantized_attention(operation.input, operation.heads, bias, operation.out)
             case SelfAttention():
                 native.self_attention(operation.input, operation.heads, operation.out)
             case CrossAttention():

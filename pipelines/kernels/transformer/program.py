@@ -136,16 +136,22 @@ class Attention:
 
 
 @dataclass(frozen=True, eq=False)
-class RelativeAttention:
-    """`Attention` whose score of the key t for the query i gets bias[head, P - 1 + t - i], as MPNet has it.
+class QuantizedAttention:
+    """`Attention` in integers: of each head of a sentence, all by ranges of its own,
 
-    bias: float32 [heads, 2 P - 1], of at most P tokens.
+        k~[t, j] = rint(k[t, j] / a_j), a_j = max_t |k[t, j]| / 127         v~, c_j of the values likewise
+        q~[i, j] = rint(q[i, j] a_j / b_i), b_i = max_j |q[i, j] a_j| / 127
+        score    = b_i sum_j q~[i, j] k~[t, j] + bias[head, P - 1 + t - i]
+        w~[i, t] = rint(255 exp(score - max_t score)), to .03 before it is rounded
+        out      = c_j sum_t w~[i, t] v~[t, j] / sum_t w~[i, t]
+
+    bias: float32 [heads, 2 P - 1], of at most P tokens, as MPNet has it, or None.
     """
 
     input: int
     heads: int
-    bias: Array
     out: int
+    bias: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,13 +221,13 @@ Operation = (
     | Activation
     | Scale
     | Attention
-    | RelativeAttention
+    | QuantizedAttention
     | SelfAttention
     | Recurrence
     | CrossAttention
     | Vocabulary
 )
-ENCODER_OPERATIONS = (LayerNorm, Linear, Activation, Scale, Attention, RelativeAttention)
+ENCODER_OPERATIONS = (LayerNorm, Linear, Activation, Scale, Attention, QuantizedAttention)
 DECODER_OPERATIONS = (LayerNorm, Linear, Activation, Scale, SelfAttention, Recurrence, CrossAttention)
 ACTIVATIONS = ("swish", "gelu")
 
@@ -386,11 +392,11 @@ def _result_width(where: str, operation: Operation, widths: dict[int, int], memo
                 f"{where} gives {operation.layer.outputs} columns, the residual has {widths[operation.residual]}"
             )
         return operation.layer.outputs
-    if isinstance(operation, RelativeAttention):
+    if isinstance(operation, QuantizedAttention) and operation.bias is not None:
         require(where, "bias", operation.bias, np.float32, (operation.heads, operation.bias.shape[-1]))
         if operation.bias.shape[1] % 2 == 0 or not np.isfinite(operation.bias).all():
             raise RequestError(f"{where} has a bias that is not finite, or has no middle")
-    merged = isinstance(operation, Attention | RelativeAttention | SelfAttention)  # query | key | value
+    merged = isinstance(operation, Attention | QuantizedAttention | SelfAttention)  # query | key | value
     result, rest = divmod(width, 3) if merged else (width, 0)
     if rest or operation.heads < 1 or result < operation.heads or result % (LANES * operation.heads):
         raise RequestError(f"{where} has {operation.heads} heads on {width} columns; a head has a multiple of {LANES}")

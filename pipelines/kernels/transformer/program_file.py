@@ -15,8 +15,8 @@ from pipelines.kernels.transformer.program import (
     EncoderProgram,
     LayerNorm,
     Linear,
+    QuantizedAttention,
     Recurrence,
-    RelativeAttention,
     RowLinear,
     Scale,
     SelfAttention,
@@ -27,7 +27,7 @@ from pipelines.kernels.transformer.text_program import Dense, TextProgram
 
 # The key under which programs are cached. Bump it when the layout of this file, the dataclasses of `program` or what
 # `from_graph` makes of a graph change; tests/kernels/transformer/test_program_file.py fails where that is forgotten.
-VERSION = 2
+VERSION = 3
 SUFFIX = ".zoo"
 _OPERATIONS = (
     Embedding,
@@ -36,7 +36,7 @@ _OPERATIONS = (
     Activation,
     Scale,
     Attention,
-    RelativeAttention,
+    QuantizedAttention,
     SelfAttention,
     Recurrence,
     CrossAttention,

@@ -1,5 +1,7 @@
 """The native text encoder: the bits of its reference on every instruction set, whatever stands beside a text."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -12,8 +14,11 @@ from pipelines.core.errors import RequestError
 from pipelines.engines.native_texts import NativeTexts, store
 from pipelines.graph import edit, io
 from pipelines.kernels import extension
-from pipelines.kernels.transformer import program_file, text_reference
+from pipelines.kernels.transformer import native as programs
+from pipelines.kernels.transformer import program_file, reference, text_reference
 from pipelines.kernels.transformer.from_text_graph import text_program
+from pipelines.kernels.transformer.program import Embedding, EncoderProgram, Linear, QuantizedAttention, RowLinear
+from pipelines.kernels.transformer.text_program import TextProgram
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
 RNG = np.random.default_rng(0)
@@ -63,6 +68,55 @@ def test_every_instruction_set_returns_the_bits_of_the_reference(graph, case, is
     found = NativeTexts(graph(case), isa=isa).compute(ids, types, lengths)
     assert np.array_equal(found, np.stack(wanted))
     assert np.ptp(found) > 0
+
+
+def attention_alone(size, scale=1.0, biased=False, longest=200):
+    """A program of one attention of two heads on random rows."""
+    width = 2 * size
+    rows = RNG.standard_normal((longest, width)).astype(np.float32)
+    rows[7] = 0
+    weight = RNG.integers(-127, 128, (width, 3 * width)).astype(np.int8)
+    scales = RNG.uniform(0.2, 1, 3 * width).astype(np.float32) * np.float32(0.03 * scale / width**0.5)
+    bias = RNG.standard_normal((2, 2 * longest - 1)).astype(np.float32) if biased else None
+    table = np.zeros((64, width), np.int8)
+    steps = [
+        Embedding(table, np.ones(64, np.float32), rows, 0),
+        Linear(0, RowLinear(weight, scales, RNG.standard_normal(3 * width).astype(np.float32) * np.float32(scale)), 1),
+        QuantizedAttention(1, 2, 0, bias),
+    ]
+    return TextProgram(EncoderProgram(steps), 1, "mean", False)
+
+
+@pytest.mark.parametrize("isa", extension.isas())
+@pytest.mark.parametrize("scale", [1e-33, 1.0, 30.0])
+@pytest.mark.parametrize("size", [16, 32, 48])
+def test_attention_of_any_length_has_the_bits_of_the_reference(isa, size, scale):
+    program = attention_alone(size, scale, biased=size == 32)
+    native = programs.compile_texts(program, isa)
+    for length in (1, 3, 15, 16, 31, 32, 33, 49, 130):
+        none = np.zeros(length, np.int32)
+        found = native.compute(none, none, np.array([length]), 1)[0]
+        assert found.tobytes() == text_reference.compute(program, none, none).tobytes()
+
+
+def test_attention_in_integers_is_close_to_that_in_floats():
+    rows = RNG.standard_normal((180, 3 * 64)).astype(np.float32)
+    found = reference.quantized_attention(rows, 2)
+    wanted = reference.attention(*np.split(rows, 3, axis=1), 2)
+    assert 0 < np.linalg.norm(found - wanted) < 0.03 * np.linalg.norm(wanted)
+
+
+def test_gelu_is_near_what_it_is_of_all_numbers():
+    x = np.concatenate([np.linspace(-9, 9, 4001), [-1e30, -100, 100, 1e30]]).astype(np.float32)
+    exact = np.array([each * 0.5 * (1 + math.erf(each / math.sqrt(2))) for each in x.tolist()])
+    error = np.abs(reference.activate("gelu", x) - exact)
+    assert (error < 7e-5 + 3e-6 * np.abs(x)).all()
+
+
+def test_attention_whose_sums_could_overflow_is_refused():
+    program = attention_alone(16, longest=65537)
+    with pytest.raises((RequestError, ValueError), match="overflow"):
+        programs.compile_texts(program)
 
 
 @pytest.mark.parametrize("case", ["bert mean", "bert pairs", "mpnet"])

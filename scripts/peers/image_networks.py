@@ -1,0 +1,293 @@
+"""Networks of image classifiers alone, beside the engines: batches of 1 and 16, one thread and two, the first call of
+a fresh process, its memory, and each layer beside the limit of the machine.
+
+    python scripts/peers/image_networks.py [MODEL,...] [--rounds 9] [--work DIR] [-o FILE]
+
+Systems: this project's int8.onnx in native kernels, onnxruntime and OpenVINO, and what OpenVINO's own quantizer (NNCF)
+and LiteRT's converter made of the float network (`images.py`, whose `--work` folder this script shares). One input
+again and again, in turn within one process pinned to one core, medians; of processor time with one thread, of the
+clock's with two, in a process of its own.
+
+"limit": products of int8 in registers alone, the same process (`zoo doctor --speed`); "share" of a network is its
+products a second beside it. "avx2": the same in kernels for AVX2 and in OpenVINO held to AVX2 by oneDNN's own switch;
+onnxruntime and LiteRT have none. "first call": import, load and one image in a fresh process, its files made before;
+"memory" is that process's proportional share (PSS) after some calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import zoo
+from pipelines.core import machine
+from pipelines.core.errors import RequestError
+from pipelines.core.progress import progress
+from pipelines.data.images import labelled
+from pipelines.engines.catalog import load
+from pipelines.kernels.images.from_graph import image_program
+from pipelines.kernels.images.native import pack, product_limit
+from pipelines.kernels.images.program import Convolution, ImageProgram
+from scripts.peers import common, images, vision
+
+Array = NDArray[Any]
+Call = Callable[[], Any]
+MODELS = ("mobilenet-v1-imagenet", "mobilenet-v2-imagenet", "resnet50-imagenet", "resnet26d-imagenet")
+OURS = ("native", "onnxruntime", "openvino")  # engines of this project's file
+PEERS = ("openvino-int8", "litert-int8")
+BATCH, SECONDS, FIRST_CALLS = 16, 0.4, 5
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+PACKAGES = ("nncf", "tensorflow-cpu")
+
+# A fresh process from its first import to the first result: {"ms", "megabytes"}.
+FIRST = """
+import time
+start = time.perf_counter()
+import json, sys
+import numpy as np
+path, engine = sys.argv[1:]
+x = np.full((1, 3, 224, 224), 77, np.uint8)
+if engine == "nncf":
+    import openvino as ov
+    options = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    model = ov.Core().read_model(path)
+    model.reshape([1, 3, 224, 224])
+    request = ov.Core().compile_model(model, "CPU", options).create_infer_request()
+    run = lambda: request.infer([x.astype(np.float32)])
+else:
+    from pipelines.engines.catalog import load
+    session = load(path, engine)
+    run = lambda: session.run({next(iter(session.inputs)): x})
+run()
+taken = time.perf_counter() - start
+for _ in range(5):
+    run()
+pss = next(line for line in open("/proc/self/smaps_rollup") if line.startswith("Pss:"))
+print(json.dumps({"ms": 1e3 * taken, "megabytes": int(pss.split()[1]) * 1024 / 1e6}))
+"""
+
+
+def products(program: ImageProgram) -> list[int]:
+    """Multiplications of an image, a step each; 0 for what is no convolution."""
+    found = []
+    for step in program.steps:
+        if isinstance(step, Convolution):
+            height, width = program.tensors[step.out][:2] if step.out >= 0 else (1, 1)
+            found.append(height * width * step.weight.size)
+        else:
+            found.append(0)
+    return found
+
+
+def in_turn(calls: Mapping[str, Call], rounds: int, clock: Callable[[], float], images_a_call: int) -> dict[str, Any]:
+    """{name: {"ms": an image, median and spread, "native_is": times as fast, the median over the rounds}}."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    gc.disable()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            count, start, began = 0, clock(), time.perf_counter()
+            while time.perf_counter() - began < SECONDS or count < 3:
+                call()
+                count += 1
+            taken[name].append((clock() - start) / count / images_a_call * 1e3)
+    gc.enable()
+    return {
+        name: {
+            "ms": common.median(each),
+            "native_is": round(float(np.median(np.divide(each, taken["native"]))), 3),
+        }
+        for name, each in taken.items()
+    }
+
+
+def calls(work: images.Work, threads: int, batch: int) -> dict[str, Call]:
+    """Every system's call on one batch. The peers' files take one image."""
+    int8 = zoo.load(work.model).ensure("int8.onnx")
+    x = np.random.default_rng(0).integers(0, 256, (batch, 3, work.spec.size, work.spec.size), dtype=np.uint8)
+    found: dict[str, Call] = {}
+    for engine in OURS:
+        session = load(int8, engine, threads)
+        found[engine] = functools.partial(session.run, {next(iter(session.inputs)): x})
+    if batch == 1:
+        normalized = np.ascontiguousarray(images.normalize(x.transpose(0, 2, 3, 1), work.spec).transpose(0, 3, 1, 2))
+        path = images.target_of(work, "openvino-int8")
+        if path.is_file():
+            found["openvino-nncf"] = functools.partial(vision.openvino_session(path, threads), normalized)
+        path = images.target_of(work, "litert-int8")
+        if path.is_file() and threads == 1:
+            last = np.ascontiguousarray(normalized.transpose(0, 2, 3, 1))
+            found["litert"] = functools.partial(images.open_litert(work, path).run, last)
+    return found
+
+
+def alone(work: images.Work, rounds: int) -> dict[str, Any]:
+    """One thread: {"limit", "products" (1e6 an image), "share", "layers", "batch_1", "batch_16"}."""
+    from pipelines.graph import io
+
+    program = image_program(io.load(zoo.load(work.model).ensure("int8.onnx")))
+    limit, counts = product_limit(), products(program)
+    found = {f"batch_{batch}": in_turn(calls(work, 1, batch), rounds, time.process_time, batch) for batch in (1, BATCH)}
+    limit = max(limit, product_limit())
+    rate = sum(counts) / found["batch_1"]["native"]["ms"]["median"] / 1e6
+    size = (1, *program.shape)
+    x = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+    seconds = pack(program).open().time_steps(x, 2.0)
+    layers = []
+    for step, count, spent in zip(program.steps, counts, seconds, strict=True):
+        layer: dict[str, Any] = {"step": type(step).__name__, "us": round(1e6 * spent, 1)}
+        if isinstance(step, Convolution):
+            layer |= {
+                "input": list(program.tensors[step.x]),
+                "kernel": list(step.weight.shape),
+                "groups": step.groups,
+                "strides": list(step.strides),
+                "gmac_per_second": round(count / spent / 1e9, 1),
+                "of_limit": round(count / spent / 1e9 / limit, 2),
+            }
+        layers.append(layer)
+    return {
+        "limit_gmac_per_second": round(limit, 1),
+        "products": round(sum(counts) / 1e6, 1),
+        "gmac_per_second": round(rate, 1),
+        "share": round(rate / limit, 3),
+        **found,
+        "layers": layers,
+    }
+
+
+def held_to_avx2(work: images.Work, rounds: int) -> dict[str, Any]:
+    """One thread, AVX2 alone: OpenVINO and these kernels."""
+    from pipelines.graph import io
+
+    program = image_program(io.load(zoo.load(work.model).ensure("int8.onnx")))
+    x = np.random.default_rng(0).integers(0, 256, (1, *program.shape), dtype=np.uint8)
+    theirs = {name: each for name, each in calls(work, 1, 1).items() if name.startswith("openvino")}
+    ours = {"native": functools.partial(pack(program, "avx2").open(), x, 1)}
+    return in_turn(ours | theirs, rounds, time.process_time, 1)
+
+
+def two_threads(work: images.Work, rounds: int) -> dict[str, Any]:
+    """Two threads, by the clock, and this project's own with one beside them."""
+    found = {}
+    for batch in (1, BATCH):
+        one = {"native-one-thread": calls(work, 1, batch)["native"]}
+        found[f"batch_{batch}"] = in_turn(calls(work, 2, batch) | one, rounds, time.perf_counter, batch)
+    return found
+
+
+def first_calls(work: images.Work) -> dict[str, Any]:
+    """Fresh processes in turn: {system: {"ms", "megabytes"}}, medians."""
+    int8 = str(zoo.load(work.model).ensure("int8.onnx"))
+    ways = {engine: (int8, engine) for engine in OURS}
+    if (path := images.target_of(work, "openvino-int8")).is_file():
+        ways["openvino-nncf"] = str(path), "nncf"
+    core = str(max(os.sched_getaffinity(0)))
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    for _ in range(FIRST_CALLS):
+        for name, way in ways.items():
+            command = ["taskset", "-c", core, sys.executable, "-c", FIRST, *way]
+            said = subprocess.run(command, check=True, capture_output=True, env=os.environ | common.ONE_THREAD)
+            found[name].append(json.loads(said.stdout))
+    return {
+        name: {key: common.median([each[key] for each in runs], 1) for key in ("ms", "megabytes")}
+        for name, runs in found.items()
+    }
+
+
+def _begin(cores: set[int], log: Path, environment: Mapping[str, str]) -> None:
+    os.sched_setaffinity(0, cores)
+    os.environ.update(environment)
+    common.talk_into(log)
+
+
+def apart(cores: set[int], log: Path, environment: Mapping[str, str], function: Callable[..., Any], *args: Any) -> Any:
+    """Run in a process of its own. Raises what goes wrong there."""
+    with ProcessPoolExecutor(1, get_context("spawn"), _begin, (cores, log, environment)) as pool:
+        return pool.submit(function, *args).result()
+
+
+def measure(name: str, photos: Sequence[Path], rounds: int, scratch: Path, advance: Callable[[float], None]) -> Any:
+    """Everything of one model."""
+    cores = os.sched_getaffinity(0)
+    work, _, left_out = images.built(name, PEERS, photos, scratch, advance)
+    log = work.fp32.with_name("networks.log")
+    one = {max(cores)}
+    found = {"model": name, **apart(one, log, common.ONE_THREAD, alone, work, rounds)}
+    advance(1)
+    found["avx2"] = apart(one, log, common.ONE_THREAD | AVX2, held_to_avx2, work, rounds)
+    found["first_call"] = first_calls(work)
+    if len(cores) > 1:
+        found["two_threads"] = apart(cores, log, {}, two_threads, work, rounds)
+    advance(1)
+    return found | {"left_out": left_out}
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The results as text."""
+    lines = []
+    for model in report["models"]:
+        lines.append(
+            f"{model['model']}: {model['products']} million products, {model['gmac_per_second']} of "
+            f"{model['limit_gmac_per_second']} GMAC/s: {model['share']:.2f}"
+        )
+        two = model.get("two_threads", {})
+        parts = {key: model[key] for key in ("batch_1", f"batch_{BATCH}", "avx2")}
+        for part, found in (parts | {f"two threads, {key}": each for key, each in two.items()}).items():
+            figures = (f"{name} {each['ms']['median']:.3f} ms ({each['native_is']}x)" for name, each in found.items())
+            lines.append(f"  {part}: {', '.join(figures)}")
+        figures = (
+            f"{name} {each['ms']['median']:.0f} ms {each['megabytes']['median']:.0f} MB"
+            for name, each in model["first_call"].items()
+        )
+        lines.append(f"  first call: {', '.join(figures)}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = common.Parser(__doc__)
+    parser.add_argument(
+        "models", nargs="?", default=",".join(MODELS), help=f"with commas; {', '.join(MODELS)} by default"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each system (default 9)")
+    parser.add_argument(
+        "--work", metavar="DIR", help="keep the peers' models there; what is found there is not built again"
+    )
+    os.environ.setdefault("ZOO_MIRROR", str(vision.SHARED / "weights"))
+    with common.one_line("image_networks"):
+        args = parser.parse_args()
+        names = common.listed("model", args.models, zoo.names())
+        if args.rounds < 1:
+            raise RequestError(f"found {args.rounds} rounds, wanted 1 or more")
+        source = vision.SHARED / "data" / "imagenet" / "nips17"
+        if not source.is_dir():
+            raise RequestError(f"no photos at {source}; set ZOO_SHARED to the folder that holds data/imagenet/nips17")
+        photos = labelled(source).paths[:300]
+        facts = machine.environment(threads=1, rounds=args.rounds, peers=common.versions(*PACKAGES))
+        with common.folder(args.work) as scratch, progress("measuring", len(names) * (len(PEERS) + 2)) as advance:
+
+            def one(name: str) -> Any:
+                return measure(name, photos, args.rounds, scratch, advance)
+
+            report = common.gather("models", names, one, args.output, facts)
+        common.show(report, table, args.json)
+
+
+if __name__ == "__main__":
+    main()
