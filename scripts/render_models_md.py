@@ -191,7 +191,26 @@ def recommenders(page: Path) -> str:
             f"{report.content['data']}; engines in turn, {markdown.source(report, page)}.{beside}\n\n"
             + markdown.table(columns, rows)
         )
+    if page == BENCHMARKS:
+        parts += [_reading(report) for report in markdown.reports(PEERS, "log-reading")]
     return "\n".join(["## Recommenders on a log of one's own\n", *parts]) if parts else ""
+
+
+def _reading(report: markdown.Report) -> str:
+    """The reader of any schema beside others, file to arrays."""
+    rows = []
+    for each in report.content["shapes"]:
+        (other, ratio), quarter_and_all = next(iter(each["over"].items())), each["peak_memory_mb"]
+        memory = " / ".join(f"{megabytes:,.0f}" for megabytes in quarter_and_all)
+        speeds = {found["way"]: f"{found['rows_per_second']:,}" for found in each["results"]}
+        ours = next(speed for way, speed in speeds.items() if way != other)
+        rows.append([each["shape"], f"{each['megabytes']:,.0f}", other, speeds[other], ours, f"{ratio:.2f}x", memory])
+    columns = ["log", "MB", "beside", "its rows/s", "rows/s", "as quick", "peak MB, a quarter / all"]
+    return (
+        f"Logs of {report.content['rows']:,} synthetic rows read to arrays by `scripts/peers/log_reading.py` "
+        f"({markdown.source(report, BENCHMARKS)}): Criteo's format beside the reader of that format alone, columns of "
+        "one's own beside pandas with a hash a column.\n\n" + markdown.table(columns, rows)
+    )
 
 
 def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
