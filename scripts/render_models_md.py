@@ -191,7 +191,26 @@ def recommenders(page: Path) -> str:
             f"{report.content['data']}; engines in turn, {markdown.source(report, page)}.{beside}\n\n"
             + markdown.table(columns, rows)
         )
+    if page == BENCHMARKS:
+        parts += [_reading(report) for report in markdown.reports(PEERS, "log-reading")]
     return "\n".join(["## Recommenders on a log of one's own\n", *parts]) if parts else ""
+
+
+def _reading(report: markdown.Report) -> str:
+    """The reader of any schema beside others, file to arrays."""
+    rows = []
+    for each in report.content["shapes"]:
+        (other, ratio), quarter_and_all = next(iter(each["over"].items())), each["peak_memory_mb"]
+        memory = " / ".join(f"{megabytes:,.0f}" for megabytes in quarter_and_all)
+        speeds = {found["way"]: f"{found['rows_per_second']:,}" for found in each["results"]}
+        ours = next(speed for way, speed in speeds.items() if way != other)
+        rows.append([each["shape"], f"{each['megabytes']:,.0f}", other, speeds[other], ours, f"{ratio:.2f}x", memory])
+    columns = ["log", "MB", "beside", "its rows/s", "rows/s", "as quick", "peak MB, a quarter / all"]
+    return (
+        f"Logs of {report.content['rows']:,} synthetic rows read to arrays by `scripts/peers/log_reading.py` "
+        f"({markdown.source(report, BENCHMARKS)}): Criteo's format beside the reader of that format alone, columns of "
+        "one's own beside pandas with a hash a column.\n\n" + markdown.table(columns, rows)
+    )
 
 
 def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
@@ -254,6 +273,34 @@ def serving() -> str:
     return "\n".join(["## Serving\n", SERVING + "\n".join(parts)]) if parts else ""
 
 
+def clusters() -> str:
+    """Scoring by several processes, and Ray, from the start of a process to its end."""
+    parts = []
+    for report in markdown.reports(PEERS, "cluster"):
+        found, rows = report.content, []
+        for way, each in found["results"].items():
+            equal = {True: "the same bytes", False: "other bytes"}.get(each.get("equal"), "")
+            memory = [f"{each[key]:,}" if key in each else "" for key in ("memory_mb", "worker_mb")]
+            rate = f"{each['rows_per_second']:,}"
+            rows.append([way, f"{each['rows']:,}", f"{each['seconds']:.1f}", rate, *memory, equal])
+        head = ["", "rows", "seconds", "rows/s", "MB, largest process started", "MB, largest actor", "as one process"]
+        parts.append(
+            f"{found['model']}, {found['rows']:,} rows in {found['files']} Parquet files, from the start of the process to "
+            f"its end, by `scripts/peers/cluster.py` ({markdown.source(report, BENCHMARKS)}).\n\n{markdown.table(head, rows)}"
+        )
+    for report in markdown.reports(PEERS, "ray-serve"):
+        found, rows = report.content, []
+        for each in found["results"]:
+            times = [f"{each[name]:,.1f}" for name in ("rate", "p50", "p99")]
+            rows.append([each["way"], f"{each['rows']}", *times])
+        head = ["", "rows a request", "requests/s", "p50, ms", "p99, ms"]
+        parts.append(
+            f"{found['model']}, a worker beside a replica, {found['clients']} clients, in turn, by "
+            f"`scripts/peers/serving_on_ray.py` ({markdown.source(report, BENCHMARKS)}).\n\n{markdown.table(head, rows)}"
+        )
+    return "\n".join(["## Several processes, and Ray\n", *parts]) if parts else ""
+
+
 def _tail(found: Mapping[str, Any]) -> str:
     return f"{found['p99']['median']:.1f} ms, {found['p99_by_median']['median']:.1f} times the median"
 
@@ -282,7 +329,10 @@ def _servers(found: list[Mapping[str, Any]]) -> str:
 def benchmarks_page() -> str:
     parts = [module.benchmarks(names) for module, names in families().items() if hasattr(module, "benchmarks")]
     return "\n".join(
-        filter(None, [BENCHMARKS_HEAD, *parts, recommenders(BENCHMARKS), own_models(), serving(), environments()])
+        filter(
+            None,
+            [BENCHMARKS_HEAD, *parts, recommenders(BENCHMARKS), own_models(), serving(), clusters(), environments()],
+        )
     )
 
 

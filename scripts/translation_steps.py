@@ -44,12 +44,12 @@ from pipelines.quantization.quantize import quantize
 from pipelines.rewrites.driver import rewrite
 from scripts.peers import common
 from scripts.peers.translation_engines import RANDOM, copied
-from zoo.transformer_mt import cache, loop
+from zoo.transformer_mt import cache, loop, step_graph
 from zoo.transformer_mt.cache import Incremental, cached_step, incremental
 from zoo.transformer_mt.data import END, START, VOCABULARY, Vocabulary, padded
 from zoo.transformer_mt.decode import Step, beam_search
-from zoo.transformer_mt.predict import ENCODER
 from zoo.transformer_mt.rewrites import passes
+from zoo.transformer_mt.sessions import ENCODER
 
 Array = NDArray[Any]
 STEPS, SOURCE, MIXED = 30, 20, (8, 32)  # tokens of a translation and of its source; of sources of mixed lengths
@@ -75,7 +75,7 @@ class Row(NamedTuple):
 def gather_nd(model: Incremental) -> None:
     """Reorder the caches by GatherND."""
     for node in [
-        each for each in model.step.graph if each.op_type == "Gather" and str(each.inputs[1].name) == cache.PARENTS
+        each for each in model.step.graph if each.op_type == "Gather" and str(each.inputs[1].name) == step_graph.PARENTS
     ]:  # type: ignore[union-attr]
         index = edit.node(
             "Unsqueeze", [node.inputs[1], _axes(model)], f"{node.outputs[0].name}.index", dtype=ir.DataType.INT64
@@ -100,7 +100,7 @@ def copied_source(model: Incremental) -> None:
 
     integer = ir.DataType.INT64
     zero, one = (edit.initializer(main, "copied/constant", np.array(each), taken) for each in (0, 1))
-    rows = add("Shape", [inputs[cache.TOKENS]], integer, start=0, end=1)
+    rows = add("Shape", [inputs[step_graph.TOKENS]], integer, start=0, end=1)
     sentences = add("Shape", [inputs[model.given[0]]], integer, start=0, end=1)
     owners = add("Range", [zero, add("Squeeze", [rows], integer), one], integer)
     owners = add("Div", [owners, add("Div", [rows, sentences], integer)], integer)
@@ -140,11 +140,11 @@ def skip_normalization(model: Incremental) -> None:
 
 def all_normalized(model: Incremental) -> None:
     """Log probabilities of all words, before the likeliest are looked for."""
-    (logits,) = (each for each in model.step.graph.outputs if each.name == cache.LOGITS)
+    (logits,) = (each for each in model.step.graph.outputs if each.name == step_graph.LOGITS)
     node = edit.node("LogSoftmax", [logits], "log_probabilities", dtype=ir.DataType.FLOAT, axis=-1)
     model.step.graph.append(node)
     model.step.graph.outputs[list(model.step.graph.outputs).index(logits)] = node.outputs[0]
-    logits.name, node.outputs[0].name = "step/unnormalized", cache.LOGITS
+    logits.name, node.outputs[0].name = "step/unnormalized", step_graph.LOGITS
 
 
 @contextlib.contextmanager

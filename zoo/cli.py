@@ -245,11 +245,29 @@ def export(model: str, as_json: bool, **options: Any) -> None:
 @click.option("--keyfile", default=None, help="Its key, PEM.")
 @click.option("--access-log", is_flag=True, help="A JSON line a request on stdout.")
 @click.option("--watch", is_flag=True, help="Switch to a folder's new int8.onnx when there is one.")
+@click.option("--on", type=click.Choice(["ray"]), default=None, help="Serve on a Ray cluster, by Ray Serve.")
+@click.option("--address", default=None, help="With --on ray: the cluster's, or auto. [default: one of this machine]")
+@click.option(
+    "--replicas",
+    default=None,
+    metavar="N|MIN:MAX",
+    help="With --on ray: as many, or as requests want. [default: 1:cores]",
+)
+@click.option("--max-models", type=int, default=None, help="With --on ray: open in a replica at once. [default: all]")
 @together(precision, engine, threads)
 def serve(models: tuple[str, ...], **options: Any) -> None:
     """Answer over HTTP with each MODEL, until SIGTERM or Ctrl-C: raw input, or tensors (Open Inference Protocol)."""
     from zoo import verbs
 
+    on, cluster = options.pop("on"), {name: options.pop(name) for name in ("address", "replicas", "max_models")}
+    cluster = {name: value for name, value in cluster.items() if value is not None}
+    if on:
+        if options.pop("workers") is not None:
+            raise click.UsageError("--on ray has --replicas in place of --workers")
+        verbs.serve_on_ray(models, **options, **cluster)
+        return
+    if cluster:
+        raise click.UsageError(f"--{next(iter(cluster)).replace('_', '-')} is of --on ray")
     verbs.serve(models, **options)
 
 
@@ -344,6 +362,13 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.option("--format", default=None, metavar="NAME", help="What SOURCE is. [default: told by what is in it]")
 @click.option("--source-language", default=None, help="Translation: that of the text, where the model has several.")
 @click.option("--target-language", default=None, help="Translation: the one to translate into.")
+@click.option(
+    "--shortlist",
+    default=None,
+    metavar="DATA",
+    help="Translation: parallel text (SOURCE,TARGET or a file of source TAB target) of which to learn which words the "
+    "translation of a sentence may have: the quicker, the larger the vocabulary.",
+)
 @click.option("--pooling", default=None, help="Sentence encoders whose folder tells none: mean, cls or max.")
 @as_json
 def import_model(source: str, output: str | None, as_json: bool, **options: Any) -> None:

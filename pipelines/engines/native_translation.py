@@ -52,6 +52,14 @@ class NativeTranslator:
         """The instruction set in use."""
         return str(self._decoder.isa)
 
+    def share_words(self, words: NDArray[np.int32]) -> None:
+        """Get ready for sentences whose `words` have all of these, int32, in order: their logits are computed for all
+        sentences of a batch at once. Results stay those of each sentence alone. Raises RequestError for words that do
+        not fit.
+        """
+        with _reported():
+            self._decoder.share_words(words.tolist())
+
     def translate(
         self,
         sources: Sequence[NDArray[np.int32]],

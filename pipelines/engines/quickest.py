@@ -38,6 +38,7 @@ class QuickestSession:
         self._digest, self._options = digest, dict(options)
         self._chosen: dict[int, str] = {}  # size class -> name of an option
         self._sessions: dict[str, Session] = {}
+        self._only: Session | None = None  # that runs batches of any size: there is no other option
         self._engine = "auto"
         self._lock = threading.Lock()  # one thread chooses and opens
 
@@ -61,7 +62,7 @@ class QuickestSession:
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """The outputs for a batch, see `Session`."""
-        return self.session(batch).run(batch)
+        return (self._only or self.session(batch)).run(batch)
 
     def executed(self, batch: Batch) -> list[Executed]:
         """What the engine of this batch size runs, see `Session`."""
@@ -103,6 +104,8 @@ class QuickestSession:
                 del self._options[name]
                 continue
             self._chosen[size] = name
+            if [option.smallest for option in self._options.values()] == [0]:
+                self._only = session
             # those that were only timed take memory
             self._sessions = {each: opened for each, opened in self._sessions.items() if each in self._chosen.values()}
             return session

@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import zoo
 from pipelines.core.errors import RequestError, ZooError
-from zoo.transformer_mt.data import END, POSITIONS, START, UNKNOWN, Tokens, Vocabulary, lines, open_lines
+from zoo.transformer_mt.data import END, POSITIONS, START, UNKNOWN, Tokens, Vocabulary
 from zoo.transformer_mt.decode import Hypothesis, limit
+from zoo.transformer_mt.reading import lines, open_lines
 
 if TYPE_CHECKING:
     from zoo.transformer_mt.model import Attention, Layer, Transformer
@@ -239,7 +240,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=1000, help="so many lines of FILE (default 1000)")
     args = parser.parse_args()
     try:
-        from zoo.transformer_mt.train import load_model
+        from zoo.transformer_mt.networks import load_model
 
         model, vocabulary = load_model(zoo.load(args.model).path)
         folder = export(model, vocabulary, args.target, args.quantization)

@@ -60,8 +60,9 @@ from scripts.peers.translation_engines import (
     isa,
     make,
 )
-from zoo.transformer_mt.data import read_pairs, tidy
+from zoo.transformer_mt.data import tidy
 from zoo.transformer_mt.metrics import signatures, translation_metrics
+from zoo.transformer_mt.reading import read_pairs
 
 SHARED = Path(os.environ.get("ZOO_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 TEST_SET = "data/translation/multi30k/test_2016_flickr"

@@ -157,7 +157,7 @@ def copied(model: str, folder: Path, steps: int) -> None:
 def make_ctranslate2(work: Work, quantization: str) -> None:
     """The weights in CTranslate2's format."""
     from scripts.peers.ctranslate2_export import export
-    from zoo.transformer_mt.train import load_model
+    from zoo.transformer_mt.networks import load_model
 
     export(*load_model(work.folder), work.made(f"ctranslate2-{quantization}"), quantization)
 
@@ -172,7 +172,7 @@ def make_openvino(work: Work) -> None:
     from openvino import opset13 as ops
     from openvino._offline_transformations import apply_make_stateful_transformation
 
-    from zoo.transformer_mt.train import load_model
+    from zoo.transformer_mt.networks import load_model
 
     model, _ = load_model(work.folder)
     model.requires_grad_(False)
@@ -390,7 +390,7 @@ def open_torch(work: Work, case: Case) -> System:
     """torch in float32 with caches."""
     import torch
 
-    from zoo.transformer_mt.train import load_model
+    from zoo.transformer_mt.networks import load_model
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -402,7 +402,7 @@ def open_naive(work: Work, case: Case) -> System:
     """torch in float32, all tokens so far computed anew in every step, the source copied for every beam."""
     import torch
 
-    from zoo.transformer_mt.train import load_model
+    from zoo.transformer_mt.networks import load_model
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)

@@ -105,7 +105,7 @@ def test_ctranslate2_translates_the_test_set_as_the_shipped_model(
     torch, exporter, shared, tmp_path, monkeypatch
 ) -> None:
     import zoo
-    from zoo.transformer_mt.train import load_model
+    from zoo.transformer_mt.networks import load_model
 
     if "multi30k-en-de" not in zoo.names():
         pytest.skip("multi30k-en-de does not ship yet")

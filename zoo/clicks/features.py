@@ -17,7 +17,7 @@ from pipelines.core.errors import RequestError
 from zoo.clicks.hashing import hash_buckets
 from zoo.clicks.logs import Log, open_logs
 from zoo.clicks.native_reader import NativeReader, Parsed
-from zoo.clicks.reading import BAD_SHARE, HOPELESS, ErrorLog, Positions, timed
+from zoo.clicks.reading import BAD_SHARE, HOPELESS, ErrorLog, NoRow, Positions, timed
 from zoo.clicks.schema import FEATURES, REGRESSION, Column, Schema
 
 Floats = NDArray[np.float32]
@@ -290,7 +290,8 @@ class Features:
                     parts, count = [joined[whole:]], count - whole
             start = positions.end
         if not parts:
-            raise RequestError(f"found no row to use: {errors or 'the input holds only its header'}")
+            said = f"found no row to use: {errors or 'the input holds only its header'}"
+            raise NoRow(said, errors.total if errors else 0)
         if count:
             yield Rows.concatenate(parts)
 

@@ -41,6 +41,7 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 
 CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
+_QUOTED = re.compile(r'"[^"]*("|$)')
 _CRITEO_ROW = re.compile(r"([01]\t)?(-?\d*\t){13}([0-9a-f]{8})?(\t([0-9a-f]{8})?){25}")
 # takes a row left out: its 0-based position in the log, its kind of fault, and what was found and wanted
 Bad = Callable[[int, str, str], None]
@@ -102,7 +103,7 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
     one whose columns have no names, or names that stand twice.
     """
     if isinstance(source, io.BytesIO):
-        return _by_first_line("the text", _first_line("the text", source), delimiter, source.getvalue())
+        return _by_head("the text", *_head("the text", source, delimiter), place=source.getvalue())
     if not isinstance(source, str | Path):
         table = _in_memory(source)
         return _named(Log("the rows given", "rows", "", tuple(table.column_names), place=table))
@@ -120,7 +121,7 @@ def open_log(source: Any, delimiter: str | None = None) -> Log:
             return _named(Log(path, "parquet", "", tuple(pa.parquet.read_schema(path).names)))
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
-    return _by_first_line(path, _first_line(path, path), delimiter)
+    return _by_head(path, *_head(path, path, delimiter))
 
 
 def open_logs(source: Any) -> list[Log]:
@@ -129,11 +130,16 @@ def open_logs(source: Any) -> list[Log]:
     return [open_log(each) for each in (source if several else [source])]
 
 
-def _first_line(name: str | Path, source: Path | io.BytesIO) -> str:
+def _head(name: str | Path, source: Path | io.BytesIO, delimiter: str | None) -> tuple[str, str, tuple[str, ...]]:
+    """The first line of a text; of CSV the delimiter and the header's names, which may go on in the lines below."""
     try:
         with _text(source) as file:
-            return file.readline(BLOCK)
-    except (pa.ArrowException, EOFError, OSError, UnicodeDecodeError) as error:
+            line = file.readline(BLOCK)
+            if not line.strip() or line.lstrip().startswith("{"):
+                return line, "", ()
+            chosen = delimiter or max(DELIMITERS, key=_QUOTED.sub("", line).count)
+            return line, chosen, tuple(next(csv.reader(itertools.chain([line], file), delimiter=chosen)))
+    except (pa.ArrowException, EOFError, OSError, UnicodeDecodeError, csv.Error) as error:
         raise _unreadable(name, error) from error
 
 
@@ -142,8 +148,8 @@ def _unreadable(name: str | Path, error: Exception) -> RequestError:
     return RequestError(f"{name} cannot be read: {one_line(error)}; wanted {wanted}")
 
 
-def _by_first_line(path: str | Path, line: str, delimiter: str | None, place: bytes | None = None) -> Log:
-    """The log of a text, see `open_log`."""
+def _by_head(path: str | Path, line: str, delimiter: str, names: tuple[str, ...], place: bytes | None = None) -> Log:
+    """The log of a text, see `open_log` and `_head`."""
     if not line.strip():
         raise RequestError(f"{path} is empty, or begins with an empty line; wanted a header that names the columns")
     if line.lstrip().startswith("{"):
@@ -151,9 +157,7 @@ def _by_first_line(path: str | Path, line: str, delimiter: str | None, place: by
     if _CRITEO_ROW.fullmatch(line.rstrip("\r\n")):
         labelled = line.count("\t") == len(CRITEO) - 1
         return Log(path, "csv", "\t", CRITEO if labelled else CRITEO[1:], header=False, place=place)
-    chosen = delimiter or max(DELIMITERS, key=line.count)
-    names = tuple(next(csv.reader([line.rstrip("\r\n")], delimiter=chosen)))
-    return _named(Log(path, "csv", chosen, names, place=place))
+    return _named(Log(path, "csv", delimiter, names, place=place))
 
 
 def is_criteo(source: Any) -> bool:

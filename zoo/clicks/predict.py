@@ -27,7 +27,7 @@ from pipelines.data.text import TextForm
 from pipelines.engines.quickest import QuickestSession
 from pipelines.engines.session import Session
 from pipelines.models.pipeline import GraphPipeline
-from zoo.clicks.reading import ErrorLog, timed
+from zoo.clicks.reading import ErrorLog, NoRow, timed
 
 # rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
 AT_ONCE = 4096
@@ -73,7 +73,10 @@ class ClickPipeline(GraphPipeline):
     def count_rows(self, inputs: Any) -> int:
         """How many rows an input holds, those that would be left out counted."""
         errors = ErrorLog()
-        return sum(len(rows) for rows in self.rows(inputs, "skip", errors)) + errors.total
+        try:
+            return sum(len(rows) for rows in self.rows(inputs, "skip", errors)) + errors.total
+        except NoRow as error:
+            return error.left_out
 
     @property
     @abc.abstractmethod

@@ -34,3 +34,15 @@ def connect(address: str | None = None, cores: int | None = None) -> Any:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RequestError(f"found no Ray cluster at {address}: {one_line(error)[:200]}") from error
     return ray
+
+
+def counts_of(text: str | int, what: str) -> int | tuple[int, int]:
+    """ "4" -> 4; "2:8" -> (2, 8), as many as there are. Raises RequestError for what is neither, naming `what`."""
+    least, colon, most = str(text).partition(":")
+    try:
+        found = int(least), int(most) if colon else int(least)
+    except ValueError:
+        found = 0, 0
+    if not 0 < found[0] <= found[1]:
+        raise RequestError(f"found {text} {what}, wanted a count such as 4, or the least and the most, such as 2:8")
+    return found if colon else found[0]

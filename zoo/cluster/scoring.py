@@ -19,7 +19,8 @@ from zoo.cluster.connection import connect
 from zoo.scoring import places
 from zoo.scoring.shards import Work, merged
 
-TRIES = 3  # of a part, by actors that are lost
+TRIES = 3  # of a part, by actors that are lost, and of starting actors
+START = -1  # what an actor does before it has a part
 
 
 def _scorer(ray: Any) -> Any:
@@ -37,9 +38,9 @@ def _scorer(ray: Any) -> Any:
             except ZooError as error:
                 return None, f"{error.exit_code} {error}"
 
-        def process(self) -> int:
-            """The number of its process."""
-            return os.getpid()
+        def process(self) -> tuple[int, str]:
+            """The number of its process, once it is there, and no fault."""
+            return os.getpid(), ""
 
     return Scorer
 
@@ -69,13 +70,28 @@ def run_on_ray(
     given = {**options, "engine": work.plan["engine"]}
     named = places.absolute(str(model)) if Path(model).is_dir() else str(model)
     scorer, arguments = _scorer(ray), (named, work.plan["inputs"], places.absolute(str(output)))
-    actors = [scorer.remote(arguments, given) for _ in range(count)]
-    lost, tries = 0, dict.fromkeys(waiting, 0)
-    busy: dict[Any, tuple[Any, int]] = {}
-    idle = deque(actors)
+    lost, tries = 0, dict.fromkeys((*waiting, START), 0)
+    idle: deque[Any] = deque()
+    busy: dict[Any, tuple[Any, int]] = {}  # what an actor is asked: its part, or START
+
+    def start() -> None:
+        actor = scorer.remote(arguments, given)
+        busy[actor.process.remote()] = actor, START  # it may wait for a node: parts go to those that live
+
+    def failed(number: int, error: Exception) -> None:
+        tries[number] += 1
+        if tries[number] > TRIES:
+            what = "actors cannot start" if number == START else f"part {number} was lost {tries[number]} times"
+            raise ZooError(f"{what}: {one_line(error)[:200]}") from error
+        if number != START:
+            waiting.append(number)
+        start()
+
     try:
         with progress("scoring parts", len(waiting)) as advance:
-            while waiting or busy:
+            for _ in range(count if waiting else 0):
+                start()
+            while waiting or any(number != START for _, number in busy.values()):
                 while waiting and idle:
                     actor, number = idle.popleft(), waiting.popleft()
                     busy[actor.score.remote(number)] = actor, number
@@ -84,19 +100,16 @@ def run_on_ray(
                 try:
                     found, fault = ray.get(ended)
                 except ray.exceptions.RayActorError as error:
-                    lost, tries[number] = lost + 1, tries[number] + 1
-                    if tries[number] > TRIES:
-                        raise ZooError(
-                            f"part {number} was lost {tries[number]} times: {one_line(error)[:200]}"
-                        ) from error
-                    waiting.append(number)
-                    idle.append(scorer.remote(arguments, given))
+                    lost += 1
+                    failed(number, error)
                     continue
                 if found is None:
                     code, _, message = fault.partition(" ")
                     raise (RequestError if code == "2" else ZooError)(message)
                 idle.append(actor)
-                advance(1)
+                if number != START:
+                    tries[START] = 0
+                    advance(1)
     finally:
         for actor in (*idle, *(actor for actor, _ in busy.values())):
             ray.kill(actor)

@@ -22,7 +22,7 @@ from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.files import require_place
 from pipelines.core.progress import console
 from zoo import training
-from zoo.cluster.connection import connect
+from zoo.cluster.connection import connect, counts_of
 from zoo.paths import Model
 from zoo.scoring import places
 
@@ -32,18 +32,6 @@ LOCAL = ".{name}.ray"  # beside the output: the storage, where no other is named
 
 class Fault(Exception):
     """A ZooError of a worker: its message and exit code."""
-
-
-def workers_of(text: str | int) -> int | tuple[int, int]:
-    """ "4" -> 4; "2:8" -> (2, 8), as many as there are. Raises RequestError for what is neither."""
-    least, colon, most = str(text).partition(":")
-    try:
-        found = int(least), int(most) if colon else int(least)
-    except ValueError:
-        found = 0, 0
-    if not 0 < found[0] <= found[1]:
-        raise RequestError(f"found {text} workers, wanted a count such as 4, or the least and the most, such as 2:8")
-    return found if colon else found[0]
 
 
 def train_on_ray(
@@ -69,7 +57,7 @@ def train_on_ray(
     """
     from zoo.verbs.training import trained_by
 
-    count = workers_of(workers)
+    count = counts_of(workers, "workers")
     if cores < 1:
         raise RequestError(f"found {cores} cores, wanted 1 or more for each worker")
     entry = trained_by(str(model), data, **options) if verb == "train" else zoo.entry_of(model)

@@ -71,10 +71,12 @@ def benchmarks(names: Sequence[str]) -> str:
     """The part of docs/benchmarks.md about the image classifiers called `names`."""
     measured = [(name, report) for name in names for report in _reports(name)]
     pipelines = [_beside_pipelines(report) for report in reports(PEERS, "images")]
+    networks = [_networks_alone(report) for report in reports(PEERS, "image-networks")]
     quantizers = [_beside_quantizers(report) for report in reports(PEERS, "vision")]
     parts = [
         *(["### From JPEG to label\n", _pipelines(measured)] if measured else []),
         *(["### Beside other pipelines\n", *pipelines] if pipelines else []),
+        *(["### Networks alone\n", *networks] if networks else []),
         *(["### The quantizer beside others\n", *quantizers] if quantizers else []),
     ]
     return "\n".join(["## Image classification\n", *parts]) if parts else ""
@@ -181,6 +183,50 @@ def _beside_pipelines(report: Report) -> str:
         f"The obvious pipelines (Pillow, numpy, the peer's engine) and this one: the same weights, {count} photos one "
         "by one, in turn, medians of processor time, by `scripts/peers/images.py` "
         f"({source(report, BENCHMARKS)}).\n\n" + table(columns, rows)
+    )
+
+
+def _networks_alone(report: Report) -> str:
+    """Networks in the native kernels and in other engines: batches, threads, the first call, the machine's limit."""
+    engines = ("onnxruntime", "openvino", "openvino-nncf", "litert")
+    rows = []
+    for model in report.content["models"]:
+        two = model.get("two_threads", {})
+        parts = {
+            "batch 1": model["batch_1"],
+            "batch 16": model["batch_16"],
+            "batch 1, two threads, by the clock": two.get("batch_1"),
+            "batch 16, two threads, by the clock": two.get("batch_16"),
+            "batch 1, AVX2 alone": model["avx2"],
+        }
+        for part, found in parts.items():
+            if found:
+                beside = [
+                    f"{found[each]['ms']['median']:.2f} ({found[each]['native_is']:.2f}x)" if each in found else ""
+                    for each in engines
+                ]
+                rows.append([model["model"], part, f"{found['native']['ms']['median']:.2f}", *beside])
+        first = {
+            name: [each[key]["median"] for key in ("ms", "megabytes")] for name, each in model["first_call"].items()
+        }
+        rows.append(
+            [
+                model["model"],
+                "first call of a process, ms; its MB (PSS)",
+                *("{:.0f}; {:.0f}".format(*first[each]) if each in first else "" for each in ("native", *engines)),
+            ]
+        )
+    limits = "; ".join(
+        f"{model['model']} {model['gmac_per_second']:.0f} of {model['limit_gmac_per_second']:.0f} GMAC/s "
+        f"({model['share']:.2f})"
+        for model in report.content["models"]
+    )
+    return (
+        "Milliseconds an image of this project's int8.onnx in native kernels, onnxruntime and OpenVINO, and of the "
+        "peers' own quantized files; in brackets how many times as fast the native kernels are. In turn within one "
+        f"process, by `scripts/peers/image_networks.py` ({source(report, BENCHMARKS)}). Products a second beside those "
+        f"of int8 in registers alone, the limit of this core: {limits}. Held to AVX2, OpenVINO's products saturate "
+        "(`zoo doctor` says so); these are exact.\n\n" + table(["network", "what", "native", *engines], rows)
     )
 
 

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import zoo
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, require_place, sha256, write_json
+from pipelines.data.tables import writing
 from pipelines.models.pipeline import PRECISIONS, Pipeline
 from zoo.clicks.predict import ClickPipeline
+from zoo.clicks.reading import NoRow
 from zoo.scoring import places
 from zoo.scoring.parts import Part, cut, reading
 
@@ -131,11 +135,22 @@ class Work:
         try:
             with reading(part) as inputs:
                 summary = self.pipeline.run(inputs, result, self.on_error, **self.options)
+        except NoRow as error:
+            if self.on_error != "skip" or not error.left_out or self.options:
+                raise type(error)(f"part {number} ({part}): {error}") from error
+            summary = self._of_no_row(result, error.left_out)
         except ZooError as error:
             raise type(error)(f"part {number} ({part}): {error}") from error
         found = {"part": number, "plan": _digest(self.plan), "sha256": sha256(result), **summary}
         write_json(manifest, found)
         return found
+
+    def _of_no_row(self, result: Path, left_out: int) -> dict[str, Any]:
+        """Writes the results of a part whose rows were all left out; returns its summary."""
+        with writing(result, {"row": np.int64, "probability": np.float32}):
+            pass
+        about = {"engine": self.plan["engine"], "precision": self.plan["precision"]}
+        return {"rows": 0, "clicks": 0, "expected_clicks": 0.0, "skipped": left_out, "seconds": 0.0, **about}
 
 
 def run_shard(

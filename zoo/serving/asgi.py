@@ -38,7 +38,7 @@ class Application:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            front = await self._opened()
+            front = await self.opened()
             request = _Request(scope, receive)
             await _send(await front.answer(request), send, head=scope["method"] == "HEAD")
 
@@ -47,19 +47,24 @@ class Application:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 try:
-                    await self._opened()
+                    await self.opened()
                 except ZooError as error:
                     await send({"type": "lifespan.startup.failed", "message": str(error)})
                     return
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
-                if self._dispatcher is not None:
-                    await self._dispatcher.drained()
-                    self._dispatcher.close()
+                await self.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
-    async def _opened(self) -> Front:
+    async def close(self) -> None:
+        """Answer what is on its way, and let go of the models."""
+        if self._dispatcher is not None:
+            await self._dispatcher.drained()
+            self._dispatcher.close()
+
+    async def opened(self) -> Front:
+        """What answers, its models open. Raises RequestError or ZooError for one that cannot be."""
         if self._front is not None:
             return self._front
         self._starting = self._starting or asyncio.Lock()

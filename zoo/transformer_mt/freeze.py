@@ -16,7 +16,8 @@ from torch import nn
 from pipelines.graph import edit, io, query
 from zoo.transformer_mt.data import PAD, VOCABULARY
 from zoo.transformer_mt.model import Attention, Average, FeedForward, Layer, Recurrence, Residual, Transformer
-from zoo.transformer_mt.train import MODEL, STATE, load_model
+from zoo.transformer_mt.networks import MODEL, load_model
+from zoo.transformer_mt.train import STATE
 
 OPSET = 18
 SOURCE, TARGET, MEMORY, LOGITS = "source", "target", "memory", "logits"
@@ -48,7 +49,7 @@ def export(model: Transformer) -> ir.Model:
     logits: float32 [batch, vocabulary], of the token that follows the last one of each target that is no padding.
     Nothing is cached: a step computes all target tokens so far. The value `memory`, float32 [batch, source_length,
     width], is the encoder's result; the graph cut there is an encoder and a decoder
-    (`zoo.transformer_mt.predict.split_sessions`). Weights bear their names of the state dict, those of linear layers
+    (`zoo.transformer_mt.sessions.split_sessions`). Weights bear their names of the state dict, those of linear layers
     are transposed.
     """
     form = model.form

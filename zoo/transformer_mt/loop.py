@@ -9,9 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
-from zoo.transformer_mt.cache import LOGITS, PARENTS, POSITION, TOKENS, Incremental
+from zoo.transformer_mt.cache import Incremental
 from zoo.transformer_mt.data import END, PAD, START
 from zoo.transformer_mt.decode import NEVER
+from zoo.transformer_mt.step_graph import LOGITS, PARENTS, POSITION, TOKENS
 
 BEAM, BEST, PENALTY, GROWTH = "beam", "best", "length_penalty", "growth"
 SCORES = "scores"

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from pipelines.analysis.metrics import LEVEL, RESAMPLES, against_fp32, interval
 from pipelines.core.errors import RequestError
-from zoo.transformer_mt.data import Faults, read_pairs, tidy
+from zoo.transformer_mt.data import tidy
+from zoo.transformer_mt.reading import Faults, read_pairs
 
 if TYPE_CHECKING:
     from zoo.transformer_mt.predict import TranslationPipeline

@@ -348,15 +348,22 @@ class Transformer(nn.Module):
         return self.encoder_norm(x), mask
 
     def forward(
-        self, source: torch.Tensor, target: torch.Tensor, encoded: tuple[torch.Tensor, torch.Tensor] | None = None
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        encoded: tuple[torch.Tensor, torch.Tensor] | None = None,
+        layers: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Teacher forcing: source int64 [n, s], target int64 [n, t] beginning with `START` -> logits [n, t,
-        vocabulary]. encoded: what `encode` gives, where it is known.
+        vocabulary]. encoded: what `encode` gives, where it is known. layers: a list that gets what every layer of the
+        decoder gives, [n, t, width].
         """
         memory, mask = encoded or self.encode(source)
         x = self._embed("target", target)
         for layer in self.decoder:
             x, _ = layer.decode(x, None, layer.cross.keys_values(memory), mask)  # type: ignore[operator, union-attr]
+            if layers is not None:
+                layers.append(x)
         return self._logits(x)
 
     def begin(self, source: torch.Tensor) -> Decoding:

@@ -7,7 +7,6 @@ import itertools
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,37 +23,34 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing
 from pipelines.core.progress import progress
 from pipelines.data.tables import FORMATS, writing
-from pipelines.engines.catalog import load
 from pipelines.engines.native_translation import NativeTranslator, TranslationStream, store
 from pipelines.engines.session import BF16, Session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
 from pipelines.models.pipeline import PRECISIONS, Pipeline
-from pipelines.models.stages import ModelFolder, derived, derived_graph
+from pipelines.models.stages import ModelFolder, derived
 from zoo.transformer_mt.data import (
     END,
     PAD,
     POSITIONS,
-    SHOWN,
     START,
     UNKNOWN,
-    Faults,
     Tokens,
     by_tokens,
     decoder_samples,
-    lines,
-    open_lines,
     padded,
     strange,
     tidy,
 )
 from zoo.transformer_mt.decode import GROWTH, Hypothesis, Rules, beam_search, hypotheses, naive_step, require
+from zoo.transformer_mt.reading import SHOWN, Faults, lines, open_lines
 from zoo.transformer_mt.sentences import split_sentences
 from zoo.transformer_mt.shortlist import Shortlist
 from zoo.transformer_mt.vocabularies import open_vocabulary
 
 if TYPE_CHECKING:  # onnx, which the native engine does not need
-    from zoo.transformer_mt.cache import Cache
+    from zoo.transformer_mt.step_graph import Cache
+from zoo.transformer_mt.sessions import is_int8, search_session, split_sessions, step_sessions
 
 AVERAGE = 32  # tokens: a batch has no more of them, with padding, than this for each of its sentences
 AT_ONCE = 64  # batches that are sorted together in a long file
@@ -69,7 +65,6 @@ EXAMPLES = (
 SLOTS = 65536  # most sentences in a batch of the native translator
 LONGEST_NAME = 255  # characters; what is longer is no path
 STDIN = "-"
-ENCODER = (["source"], ["memory"])  # where its part of the graph begins and ends
 
 logger = logging.getLogger(__name__)
 
@@ -83,29 +78,6 @@ class Line(NamedTuple):
     text: str
     fault: str
     parts: tuple[str, ...]
-
-
-def split_sessions(path: Path, engine: str, threads: int = 1, precision: str = "") -> tuple[Session, Session]:
-    """Sessions of the encoder (source -> memory) and the decoder (source, memory, target -> logits) of a graph as
-    `freeze` writes it.
-    """
-    from pipelines.graph import edit, io
-
-    whole = io.load(path)
-    cuts = (ENCODER, (["source", "memory", "target"], ["logits"]))
-    encoder, decoder = (
-        load(path, engine, threads, precision, io.serialized(edit.extract(whole, *cut))) for cut in cuts
-    )
-    return encoder, decoder
-
-
-def is_int8(path: Path) -> bool:
-    """Whether an ONNX file holds int8 weights."""
-    import onnx_ir as ir
-
-    from pipelines.graph import io
-
-    return any(value.dtype == ir.DataType.INT8 for value in io.load(path).graph.initializers.values())
 
 
 class TranslationPipeline(Pipeline):
@@ -137,6 +109,8 @@ class TranslationPipeline(Pipeline):
         self.shortlist: Shortlist | None = None
         if name := folder.preprocessing.get("shortlist"):
             self.shortlist = Shortlist.from_bytes(folder.verify(name).read_bytes())
+            if self._native is not None and self.shortlist.first:
+                self._native.share_words(self.shortlist.everywhere.astype(np.int32))
         self.positions = (folder.preprocessing.get("form", {}).get("positions") or [POSITIONS])[-1]
 
     def _open(self, engine: str, model: Path | None) -> None:
@@ -159,12 +133,12 @@ class TranslationPipeline(Pipeline):
                 self._engine = "onnxruntime"
                 logger.warning("%s; onnxruntime translates instead", error)
         if not self.rules.own and self._engine == "onnxruntime":
-            self._stepping = self._encoder_and_step(model)
+            self._stepping = step_sessions(self.folder, model, self._engine, self.threads, self.precision)
             machine.trim()
             return
         if self._engine == "onnxruntime":
             try:
-                self._search_session = self._search_in_graph(model)
+                self._search_session = search_session(self.folder, model, self._engine, self.threads, self.precision)
                 machine.trim()
                 return
             except RequestError as error:
@@ -180,50 +154,6 @@ class TranslationPipeline(Pipeline):
         elif not is_int8(model):
             raise RequestError(f"the native kernels compute int8, and {model.name} is float")
         return NativeTranslator(model, self.threads)
-
-    def _search_in_graph(self, model: Path | None) -> Session:
-        """A session of the beam search as one graph. Raises RequestError where the decoder has no such form."""
-        from pipelines.graph import io  # with onnx, which the native engine does not need
-        from zoo.transformer_mt.cache import incremental
-        from zoo.transformer_mt.loop import FORM, search
-
-        if model is None:
-            source = PRECISIONS[self.precision]
-            path = derived_graph(self.folder, source, "search", FORM, lambda graph: search(incremental(graph)))
-            return load(path, self._engine, self.threads, self.precision)
-        with tempfile.TemporaryDirectory() as folder:
-            path = io.save_mapped(search(incremental(io.load(model))), Path(folder) / model.name, io.PAGE)
-            return load(path, self._engine, self.threads)  # the weights are mapped: their file may go
-
-    def _encoder_and_step(self, model: Path | None) -> tuple[Session, Session, list[Cache]]:
-        """Sessions of the encoder and of a decoding step, and its caches. Raises RequestError where the decoder has no
-        such form.
-        """
-        from pipelines.graph import io
-        from zoo.transformer_mt.cache import Incremental, caches_of, incremental, step_of
-        from zoo.transformer_mt.loop import FORM
-
-        made: list[Incremental] = []
-
-        def both(graph: Any) -> Incremental:
-            made[:] = made or [incremental(graph)]
-            return made[0]
-
-        if model is None:
-            source = PRECISIONS[self.precision]
-            forms: dict[str, Callable[[Any], Any]] = {
-                "encoder": lambda graph: both(graph).encoder,
-                "step": lambda graph: step_of(both(graph)),
-            }
-            paths = [derived_graph(self.folder, source, kind, FORM, make) for kind, make in forms.items()]
-            sessions = [load(path, self._engine, self.threads, self.precision) for path in paths]
-            return sessions[0], sessions[1], caches_of(io.load(paths[1]))
-        found = both(io.load(model))
-        with tempfile.TemporaryDirectory() as folder:
-            parts = {"encoder": found.encoder, "step": step_of(found)}
-            paths = [io.save_mapped(each, Path(folder) / f"{kind}.onnx", io.PAGE) for kind, each in parts.items()]
-            sessions = [load(path, self._engine, self.threads) for path in paths]
-        return sessions[0], sessions[1], found.caches
 
     @property
     def engine(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import struct
 import zipfile
@@ -17,6 +18,8 @@ SHORTLIST = "shortlist.npz"
 MAGIC = 0xF11A48D5013417F5  # what a binary one begins with
 HEADER = struct.Struct("<6Q")  # magic, checksum, first, best, offsets, targets
 MULTIPLE = 8  # of so many words each list is made, for the kernels that Marian has
+LEARNED = 50_000  # pairs, at most, of which a shortlist is learned
+MISSED = 500  # of so many words one is missing in its list, at most
 GOLDEN, WHOLE = 0x9E3779B9, (1 << 64) - 1
 
 Integers = NDArray[np.int64]
@@ -37,6 +40,11 @@ class Shortlist:
     targets: Integers
     shared: bool = False
 
+    @property
+    def everywhere(self) -> Integers:
+        """The tokens in every list, int64, in order."""
+        return np.sort(self.order[: self.first])
+
     def allowed(self, source: Iterable[int]) -> Integers:
         """The tokens that the translation of these may have, int64, in order: the head of `order`, those of each token,
         and the next of `order` until there are a multiple of eight, as in Marian.
@@ -45,7 +53,8 @@ class Shortlist:
         chosen[self.order[: self.first]] = True
         for token in {*source}:
             chosen[self.targets[self.offsets[token] : self.offsets[token + 1]]] = True
-            chosen[token] |= self.shared
+            if self.shared:
+                chosen[token] = True
         more = self.order[self.first :]
         chosen[more[~chosen[more]][: -int(chosen.sum()) % MULTIPLE]] = True
         return np.flatnonzero(chosen)
@@ -135,6 +144,61 @@ def read_text(
         lists.append(np.array(sorted(token for probability, token in ranked if probability > threshold), np.int64))
     words = max(target.values()) + 1
     return Shortlist(min(first, words), np.arange(words), *_joined(lists), shared)
+
+
+def learned(
+    sources: Sequence[NDArray[np.int32]],
+    targets: Sequence[NDArray[np.int32]],
+    sizes: tuple[int, int],
+    *,
+    best: int = 50,
+    rounds: int = 5,
+    shared: bool = True,
+) -> Shortlist:
+    """The shortlist of sentences and their translations: of each source token the `best` words by IBM model 1 (Brown et
+    al. 1993, "The Mathematics of Statistical Machine Translation", section 4.1) after `rounds` of expectation
+    maximization, and so many of the most frequent words that of the last tenth of the text, which the former are not
+    learned from, all but one in `MISSED` are in the lists of their sentences.
+
+    sources, targets: tokens of each sentence and of its translation; of many an even sample of `LEARNED` is taken.
+    sizes: tokens of the source and of the target; shared: they have one vocabulary. Raises ValueError for less than ten
+    pairs.
+    """
+    if len(sources) < 10:
+        raise ValueError(f"{len(sources)} pairs are too few to learn a shortlist of")
+    chosen = np.linspace(0, len(sources) - 1, min(len(sources), LEARNED)).astype(np.int64).tolist()
+    seen = [(np.unique(sources[i]).astype(np.int64), np.asarray(targets[i], np.int64)) for i in chosen]
+    held_out = seen[-len(seen) // 10 :]
+    offsets, kept = _by_alignment(seen[: -len(held_out)], sizes, best, rounds)
+    frequency = np.bincount(np.concatenate([target for _, target in seen]), minlength=sizes[1])
+    order = np.argsort(-frequency, kind="stable")
+    lists, rank = Shortlist(0, order, offsets, kept, shared), np.argsort(order)
+    needed = []  # how many frequent words each word of the held-out text asks for
+    for source, target in held_out:
+        needed.append(np.where(np.isin(target, lists.allowed(source.tolist())), 0, 1 + rank[target]))
+    ranked = np.sort(np.concatenate(needed))
+    return dataclasses.replace(lists, first=max(int(ranked[-1 - len(ranked) // MISSED]), MULTIPLE))
+
+
+def _by_alignment(
+    pairs: Sequence[tuple[Integers, Integers]], sizes: tuple[int, int], best: int, rounds: int
+) -> tuple[Integers, Integers]:
+    """Offsets and targets of the `best` words of every source token by IBM model 1. pairs: different tokens of a
+    source, all of its translation.
+    """
+    rows, words = sizes
+    keys = np.concatenate([(source * words + target[:, None]).ravel() for source, target in pairs])
+    counts = np.concatenate([np.full(len(target), len(source)) for source, target in pairs])
+    place = np.repeat(np.arange(len(counts)), counts)  # of the word of a translation
+    known, pair = np.unique(keys, return_inverse=True)
+    of, probability = known // words, np.ones(len(known))
+    for _ in range(rounds):
+        each = probability[pair]
+        found = np.bincount(pair, each / np.bincount(place, each)[place])
+        probability = found / np.bincount(of, found)[of]
+    rank = np.arange(len(known)) - np.searchsorted(of, of)  # `known` are in the order of their sources
+    kept = np.sort(np.lexsort((-probability, of))[rank < best])
+    return np.searchsorted(of[kept], np.arange(rows + 1)).astype(np.int64), known[kept] % words
 
 
 def _joined(lists: Sequence[Integers]) -> tuple[Integers, Integers]:

@@ -7,7 +7,7 @@ import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,131 +20,46 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import zoo
-from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import read_json, replacing, sha256, write_json
+from pipelines.core.files import replacing, sha256, write_json
 from pipelines.core.progress import console, progress
-from pipelines.graph import edit, io, query
 from zoo.training import (
-    BELOW_1,
-    FROM_0,
-    PRECISION,
-    SEED,
     Processes,
-    Range,
     choose_precision,
     fill,
     load_checkpoint,
     plot_curves,
     processes,
     require_output,
-    require_settings,
 )
+from zoo.transformer_mt.averages import average, groups, weights_after
 from zoo.transformer_mt.data import (
     PAD,
-    POSITIONS,
     START,
     VOCABULARY,
     Corpus,
-    Pair,
     ParallelText,
     Tokens,
     Vocabulary,
     batches,
     by_tokens,
     decoder_samples,
-    from_tokens,
     learn_vocabulary,
     open_text,
     padded,
-    sources,
 )
+from zoo.transformer_mt.distillation import distilled
 from zoo.transformer_mt.metrics import signatures, translation_metrics
-from zoo.transformer_mt.model import FORMS, Form, Transformer, build, translate
-from zoo.transformer_mt.predict import TranslationPipeline
-from zoo.transformer_mt.vocabularies import ImportedVocabulary, open_vocabulary
+from zoo.transformer_mt.model import FORMS, Transformer, build, translate
+from zoo.transformer_mt.networks import MODEL, described, inherit, network, state_of, teacher_of
+from zoo.transformer_mt.reading import Pair, sources
+from zoo.transformer_mt.settings import Settings
 
-MODEL, STATE = "model.pt", "checkpoint/state.pt"
-RANGES = {
-    "languages": Range("source-target, as en-de", lambda languages: languages.count("-") == 1),
-    "max_length": Range(f"2 to {POSITIONS}", lambda tokens: 2 <= tokens <= POSITIONS),
-    "precision": PRECISION,
-    "seed": SEED,
-    "soft": Range("0 to 1", lambda share: 0 <= share <= 1),
-    **dict.fromkeys(("dropout", "label_smoothing"), BELOW_1),
-    **dict.fromkeys(("warmup", "weight_decay", "max_ratio"), FROM_0),
-}
+STATE = "checkpoint/state.pt"
 CALIBRATION_SENTENCES = 256
 DECODED = 8192  # tokens, padded sources of a batch that is translated
-TAUGHT = 4096  # sentences between two steps of the teacher's progress
 
 State = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The training recipe.
-
-    arch: a key of `zoo.transformer_mt.model.FORMS`. pre_norm: normalize before a layer, not after the sum.
-    dropout: of embeddings and of what a layer adds.
-    vocabulary: pieces, at most. languages: source-target, e.g. "en-de"; names the columns of data sets. swap: files
-    hold target, source.
-    max_length, max_ratio: tokens of a sentence to train on, and how much longer one side may be, see
-    `zoo.transformer_mt.data.corpus`.
-    validation_data, validation: what is held out, see `zoo.transformer_mt.data.open_text`.
-    epochs: at most; training ends `patience` epochs after the best BLEU of the held-out sentences (greedy).
-    batch_size: tokens, longer side, with padding, of all processes together.
-    learning_rate: the greatest; it rises over `warmup` steps (a third of all, at most), then falls with their square
-    root.
-    clip: greatest norm of the gradient.
-    average: epochs whose weights are averaged: the last and the best so many are tried, and the best epoch alone.
-    precision: auto, fp32 or bf16; auto takes bf16 on a GPU that has it, and times a step of each on a CPU that has it.
-    teacher: a model folder whose translations (beam `teacher_beam`) are trained on in place of the data's (Kim and Rush
-    2016). inherit: its vocabulary is the student's, and its weights are where those of the student begin that bear the
-    same name and have the same shape. frozen: of these the encoder's and the embeddings stay as they are: the decoder
-    alone is trained, in half of the time. soft: how much of the loss is the cross entropy to the teacher's own
-    distribution of each token (Hinton et al. 2015), whose vocabulary must be the student's. Raises RequestError for
-    values out of range.
-    """
-
-    arch: str = "tiny"
-    pre_norm: bool = True
-    dropout: float = 0.2
-    vocabulary: int = 8000
-    languages: str = "en-de"
-    swap: bool = False
-    max_length: int = 128
-    max_ratio: float = 3.0
-    validation_data: str = ""
-    validation: int = 1000
-    epochs: int = 40
-    patience: int = 6
-    batch_size: int = 4096
-    learning_rate: float = 1e-3
-    warmup: int = 4000
-    clip: float = 1.0
-    weight_decay: float = 0.0
-    label_smoothing: float = 0.1
-    average: int = 5
-    precision: str = "auto"
-    teacher: str = ""
-    teacher_beam: int = 4
-    inherit: bool = False
-    frozen: bool = False
-    soft: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_settings(asdict(self), RANGES)
-        if self.frozen and not self.inherit:
-            raise RequestError("found frozen without inherit: an encoder that nobody trained would stay so")
-        if self.soft and not self.teacher:
-            raise RequestError("found soft without a teacher; name one with --set teacher=FOLDER")
-
-    def rate(self, step: int, epoch_steps: int) -> float:
-        """The learning rate at `step`, counted from 0."""
-        warm = max(1, min(self.warmup, self.epochs * epoch_steps // 3))
-        return self.learning_rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
 
 
 TRAIN = Settings()
@@ -243,17 +158,24 @@ class Trainer:
             labels.fill_(PAD)
         target = F.pad(labels[:, :-1], (1, 0), value=START)
         encoded, taught = None, None
+        hinted = bool(self.config.hints) and model.training
+        own_layers: list[torch.Tensor] | None = [] if hinted else None
+        layers: list[torch.Tensor] | None = [] if hinted else None
         with torch.autocast(source.device.type, torch.bfloat16, enabled=bf16):
             if self.teacher is not None and self.model.training:
                 with torch.no_grad():
                     encoded = self.teacher.encode(source)
-                    taught = self.teacher(source, target, encoded).flatten(0, 1)
-            logits = model(source, target, encoded if self.config.frozen else None).flatten(0, 1)
-        loss, plain = CrossEntropy.apply(logits, labels.flatten(), smoothing)  # type: ignore[no-untyped-call]
+                    taught = self.teacher(source, target, encoded, layers).flatten(0, 1)
+            logits = model(source, target, encoded if self.config.frozen else None, own_layers).flatten(0, 1)
+        hard = logits.detach() if taught is not None and self.config.soft == 1 else logits  # no gradient of nothing
+        loss, plain = CrossEntropy.apply(hard, labels.flatten(), smoothing)  # type: ignore[no-untyped-call]
         if taught is not None:
             kept = (labels.flatten() != PAD).nonzero()[:, 0]
             soft = F.cross_entropy(logits[kept].float(), taught[kept].float().softmax(1), reduction="sum")
             loss = (1 - self.config.soft) * loss + self.config.soft * soft
+            for own, wanted in zip(own_layers or (), layers or (), strict=True):
+                own, wanted = (each.flatten(0, 1)[kept].float() for each in (own, wanted))
+                loss = loss + self.config.hints * len(kept) * (own - wanted).square().mean() / wanted.square().mean()
         return loss, plain, sum(len(pair[1]) for pair in pairs)
 
     def step(self, data: Corpus, batch: NDArray[np.int64], epoch_steps: int) -> tuple[float, int]:
@@ -342,36 +264,9 @@ class Trainer:
         self.steps = state["steps"]
 
 
-# ------------------------------------------------------------------------------------------------------------ averages
-
-
-def _weights(output: Path, epoch: int) -> Path:
-    return output / "checkpoint" / f"epoch-{epoch:04d}.pt"
-
-
-def _groups(history: Sequence[Mapping[str, Any]], count: int) -> dict[str, list[int]]:
-    """The epochs whose weights may make the model: the last and the best `count`, averaged, and the best one."""
-    epochs = [each["epoch"] for each in history]
-    ranked = sorted(epochs, key=lambda epoch: (-history[epoch - 1]["bleu"], history[epoch - 1]["loss"], epoch))
-    return {
-        f"average of the last {count}": epochs[-count:],
-        f"average of the best {count}": sorted(ranked[:count]),
-        "best": ranked[:1],
-    }
-
-
-def _average(output: Path, epochs: Sequence[int]) -> State:
-    """The mean of the weights after these epochs."""
-    found: State = {}
-    for epoch in epochs:
-        state = torch.load(_weights(output, epoch), map_location="cpu", weights_only=True)
-        found = {name: found[name] + each if found else each for name, each in state.items()}
-    return {name: each / len(epochs) for name, each in found.items()}
-
-
 def _stopped(history: Sequence[Mapping[str, Any]], config: Settings) -> bool:
     """Whether training is over."""
-    best = _groups(history, 1)["best"]
+    best = groups(history, 1)["best"]
     return len(history) >= config.epochs or (bool(best) and len(history) - best[0] >= config.patience)
 
 
@@ -387,8 +282,8 @@ def train(
     start_from: str | Path | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
-    """Train on parallel text (whatever `zoo.transformer_mt.data.read_pairs` takes); returns {"bleu", "chrf", "loss"} on
-    what is held out.
+    """Train on parallel text (whatever `zoo.transformer_mt.reading.read_pairs` takes); returns {"bleu", "chrf", "loss"}
+    on what is held out.
 
     `output` gets model.pt (the weights, averaged), vocabulary.model, train.json (features: what a user of the model
     must know, config, metrics with sacreBLEU's signatures, ...), calibration.npz (sentences and their greedy
@@ -404,7 +299,7 @@ def train(
         known: Vocabulary | None = Vocabulary.read(output / "checkpoint" / VOCABULARY) if resume else None
         start = None
         if start_from is not None:
-            about = _about(Path(start_from))
+            about = described(Path(start_from))
             if "arch" not in about:
                 raise RequestError(
                     f"{start_from} was imported from another toolkit, whose models cannot be trained on; teach one of "
@@ -437,14 +332,14 @@ def train(
         torch.manual_seed(config.seed)
         model = build(config.arch, len(text.vocabulary), pre_norm=config.pre_norm, dropout=config.dropout)
         if start_from is not None:
-            fill(model, _state(about["source"], model), about["source"])
+            fill(model, state_of(about["source"], model), about["source"])
         elif config.inherit:
-            _inherit(model, _network(config.teacher))
+            inherit(model, network(config.teacher))
         run = {"config": asdict(config), "data": text.digest, "start": start}
         state = load_checkpoint(output / STATE, run) if resume else None
         if config.teacher:
-            text.train = _distilled(text, config, group, output)
-        trainer = Trainer(model, config, group, _teacher(config, model) if config.soft else None)
+            text.train = distilled(text, config, group, output)
+        trainer = Trainer(model, config, group, teacher_of(config, model) if config.soft else None)
         if state:
             trainer.restore(state)
         history: list[dict[str, Any]] = state["history"] if state else []
@@ -464,109 +359,6 @@ def train(
     return metrics
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    """The features of a model folder, and "source": the file with its weights, of training or frozen."""
-    if (folder / MODEL).is_file() and (folder / "train.json").is_file():
-        features, source = read_json(folder / "train.json").get("features"), folder / MODEL
-    else:
-        features, source = read_json(folder / "card.json").get("preprocessing"), folder / "fp32.onnx"
-    if (
-        not isinstance(features, dict)
-        or not {"pre_norm", "languages", "max_length"} <= features.keys()
-        or not {"arch", "form"} & features.keys()
-        or not source.is_file()
-    ):
-        raise RequestError(
-            f"found no translation model in {folder}; start from one that zoo train or zoo download wrote"
-        )
-    return {**features, "source": source}
-
-
-def _state(source: Path, model: Transformer) -> State:
-    """The state dict in a file that training or freezing wrote: frozen weights of linear layers are transposed."""
-    if source.name == MODEL:
-        return dict(torch.load(source, map_location="cpu", weights_only=True)["state_dict"])
-    loaded = io.load(source)
-    edit.expand_fp16(loaded)
-    values = {name: query.constant(each) for name, each in loaded.graph.initializers.items()}
-    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    found = {
-        name: array.T if name in linear else array
-        for name, array in values.items()
-        if array is not None and name in model.state_dict()
-    }
-    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in found.items()}
-
-
-def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
-    """The trained network of a model folder, and its vocabulary. Raises RequestError where the folder holds none."""
-    about = _about(Path(folder))
-    vocabulary = open_vocabulary(Path(folder), about)
-    if "form" in about:
-        sizes: dict[str, Any] = {"vocabulary": len(vocabulary), "source_vocabulary": vocabulary.sources}
-        form = Form.from_json(about["form"])
-        model = Transformer(form, pre_norm=about["pre_norm"], dropout=0.0, **sizes)
-    else:
-        model = build(about["arch"], len(vocabulary), pre_norm=about["pre_norm"])
-    fill(model, _state(about["source"], model), about["source"])
-    return model.eval(), vocabulary
-
-
-def _network(name: str) -> Transformer:
-    """The network of a model, by its name or folder."""
-    folder = zoo.load(name)
-    folder.ensure("fp32.onnx")
-    return load_model(folder.path)[0]
-
-
-def _teacher(config: Settings, student: Transformer) -> Transformer:
-    """The network whose distributions are learned. Raises RequestError for one of another vocabulary."""
-    found = _network(config.teacher).requires_grad_(False)
-    if found.embedding.num_embeddings != student.embedding.num_embeddings:
-        raise RequestError(
-            f"{config.teacher} has {found.embedding.num_embeddings} pieces, the student "
-            f"{student.embedding.num_embeddings}; soft needs the same vocabulary: --set inherit=true"
-        )
-    return found
-
-
-def _inherit(model: Transformer, teacher: Transformer) -> None:
-    """Begin with the teacher's weights where names and shapes are the same. In place."""
-    own, given = model.state_dict(), teacher.state_dict()
-    same = {name: each for name, each in given.items() if name in own and own[name].shape == each.shape}
-    model.load_state_dict(same, strict=False)
-    console.print(f"{len(same)} of {len(own)} weights begin as the teacher's", highlight=False, soft_wrap=True)
-
-
-def _distilled(text: ParallelText, config: Settings, group: Processes, output: Path) -> Corpus:
-    """The pairs to train on with the teacher's translations; made once, and kept with the checkpoint."""
-    kept = output / "checkpoint" / "distilled.npz"
-    if kept.is_file():
-        with np.load(kept) as arrays:
-            return Corpus(**arrays)
-    own = [text.train.pair(i)[0] for i in range(len(text.train))]
-    teacher = zoo.pipeline(config.teacher, threads=machine.cores())
-    assert isinstance(teacher, TranslationPipeline)
-    teacher.beam, vocabulary, said = config.teacher_beam, teacher.vocabulary, []
-    asked = vocabulary.encode(text.vocabulary.decode([each[:-1].tolist() for each in own]))
-    if group.rank == 0:
-        with progress("the teacher translates", len(asked)) as advance:
-            for begin in range(0, len(asked), TAUGHT):
-                said += [each[0].tokens for each in teacher.translate(asked[begin : begin + TAUGHT])]
-                advance(min(TAUGHT, len(asked) - begin))
-    said = group.same(said)
-    pairs = [
-        pair
-        for pair in zip(own, text.vocabulary.encode(vocabulary.decode(said)), strict=True)
-        if 1 < len(pair[1]) <= config.max_length
-    ]
-    found = from_tokens(*map(list, zip(*pairs, strict=True)))
-    if group.rank == 0:
-        with replacing(kept) as temporary:
-            np.savez(temporary, **vars(found))
-    return found
-
-
 def _keep(
     output: Path, trainer: Trainer, text: ParallelText, history: Sequence[dict[str, Any]], record: Mapping[str, Any]
 ) -> None:
@@ -581,13 +373,13 @@ def _keep(
         highlight=False,
         soft_wrap=True,
     )
-    with replacing(_weights(output, last["epoch"])) as temporary:
+    with replacing(weights_after(output, last["epoch"])) as temporary:
         torch.save({name: each.cpu() for name, each in trainer.model.state_dict().items()}, temporary)
     with replacing(output / "checkpoint" / VOCABULARY) as temporary:
         temporary.write_bytes(text.vocabulary.content)
     with replacing(output / STATE) as temporary:
         torch.save({**record, "history": list(history), **trainer.state()}, temporary)
-    wanted = {_weights(output, epoch) for epochs in _groups(history, config.average).values() for epoch in epochs}
+    wanted = {weights_after(output, epoch) for epochs in groups(history, config.average).values() for epoch in epochs}
     for path in set((output / "checkpoint").glob("epoch-*.pt")) - wanted:
         path.unlink()
 
@@ -599,11 +391,11 @@ def _choose(
     chosen.
     """
     group, found, seen = trainer.group, [], []
-    for name, epochs in _groups(history, trainer.config.average).items():
+    for name, epochs in groups(history, trainer.config.average).items():
         if epochs in seen:
             continue
         seen.append(epochs)
-        state = _average(output, epochs) if group.rank == 0 else {}
+        state = average(output, epochs) if group.rank == 0 else {}
         if group.rank == 0:
             trainer.model.load_state_dict(state)
         if group.count > 1:
@@ -652,7 +444,7 @@ def _write(
         np.savez(temporary, **samples)
     write_json(output / "history.json", list(history))
     left = {"train_loss": ("loss, training", "C0--"), "loss": ("loss, held out", "C0-")}
-    best = _groups(history, 1)["best"][0]
+    best = groups(history, 1)["best"][0]
     axes = ("cross entropy, nats a token", "BLEU (greedy)")
     plot_curves(output / "curves.png", history, left, {"bleu": ("BLEU, held out", "C1-")}, axes, best)
     files = [

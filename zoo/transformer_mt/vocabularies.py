@@ -146,6 +146,14 @@ class ImportedVocabulary:
             for text in texts
         ]
 
+    def encode_target(self, texts: Sequence[str]) -> list[Tokens]:
+        """Tokens of translations, `END` last."""
+        known = {piece: token for token, piece in enumerate(self._target) if piece is not None}
+        return [
+            np.array([*(known.get(piece, UNKNOWN) for piece in self._joiner.cut(text)), END], np.int32)
+            for text in texts
+        ]
+
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """The texts of tokens of the target."""
         found = [[self._target[token] for token in each if token not in self._hidden] for each in tokens]

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 MODULES = {
-    "cluster": ("cluster_yaml", "train_on_ray"),
+    "cluster": ("cluster_yaml", "serve_on_ray", "train_on_ray"),
     "exporting": ("export",),
     "importing": ("import_model",),
     "logs": ("schema",),

@@ -31,7 +31,7 @@ from pipelines.kernels import extension
 from zoo.clicks import sources as row_sources
 from zoo.clicks.hashing import buckets_of, fingerprints, hash_buckets, per_field
 from zoo.clicks.numbers import PAD, Floats, Ints, parse_numbers
-from zoo.clicks.reading import BAD_SHARE, HOPELESS, ErrorLog, timed
+from zoo.clicks.reading import BAD_SHARE, HOPELESS, ErrorLog, NoRow, timed
 
 NUMERIC, CATEGORICAL, BUCKETS = 13, 26, 1000
 
@@ -155,7 +155,7 @@ def _batches(pieces: Iterable[Rows], size: int, log: ErrorLog | None) -> Iterato
             yield from (rows[begin : begin + size] for begin in range(0, whole, size))
             parts, count = [rows[whole:]], count - whole
     if empty:
-        raise RequestError(f"found no row to use: {log or 'the input is empty'}")
+        raise NoRow(f"found no row to use: {log or 'the input is empty'}", log.total if log else 0)
     if count:
         yield Rows.concatenate(parts)
 

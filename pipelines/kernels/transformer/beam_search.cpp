@@ -75,7 +75,7 @@ void BeamSearch::encode_next() {
         sentence->ancestors.assign(room, 0), sentence->next_ancestors.assign(room, 0), sentence->tokens.assign(room, 0);
         sentence->tokens[0] = static_cast<int32_t>(options_.start);
         sentence->cells.reserve(2 * options_.beam * decoder_.cell_width());
-        sentence->words.clear();
+        sentence->words.clear(), sentence->shares = false;
         if (!sources.words.empty()) {
             sentence->words.assign(sources.words.begin() + sources.first_word[at], sources.words.begin() + sources.first_word[at + 1]);
             decoder_.gather_words(*sentence);

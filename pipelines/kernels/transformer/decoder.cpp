@@ -2,6 +2,7 @@
 #include "transformer/decoder.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace zoo {
 
@@ -172,31 +173,59 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
         }
     });
     const Rows rows = work.registers[static_cast<size_t>(last_)].rows();
-    const int64_t k = work.top_k;
-    const auto top_k = [&](const RowLinear &layer, int64_t first, int64_t count) {
-        layer.top_k({rows.values + first * rows.stride, rows.quantized + first * rows.stride, rows.scale + first, rows.stride}, count,
-                    work.logits.data(),
-                    {k, work.top_values.data() + first * k, work.exp_sums.data() + first * 16, work.maxima.data() + first,
-                     work.top_tokens.data() + first * k},
-                    work.log_sum_exp.data() + first);
+    const auto from = [&](int64_t first) -> Rows {
+        return {rows.values + first * rows.stride, rows.quantized + first * rows.stride, rows.scale + first, rows.stride};
     };
-    int64_t whole = 0;  // rows of sentences that may have all words, before `i`
-    for (int64_t i = 0; i < n;) {  // the beams of a sentence follow one another
-        const Sentence &sentence = *beams[static_cast<size_t>(i)].sentence;
-        if (sentence.words.empty()) {
-            i += sentence.beams, whole += sentence.beams;
-            continue;
+    const int64_t k = work.top_k;
+    const auto top = [&](int64_t first) -> TopK {
+        return {k, work.top_values.data() + first * k, work.exp_sums.data() + first * 16, work.maxima.data() + first,
+                work.top_tokens.data() + first * k};
+    };
+    const auto sentence_of = [&](int64_t row) -> const Sentence & { return *beams[static_cast<size_t>(row)].sentence; };
+    // Whose columns a sentence has together with others; null: none.
+    const auto common = [&](const Sentence &sentence) {
+        return sentence.shares ? shared_layer_.get() : sentence.words.empty() ? vocabulary_ : nullptr;
+    };
+    for (int64_t begin = 0, end = 0; begin < n; begin = end) {  // the beams of a sentence follow one another
+        const RowLinear *layer = common(sentence_of(begin));
+        while (end < n && common(sentence_of(end)) == layer) end += sentence_of(end).beams;
+        RowLinear::begin_top_k(top(begin), end - begin);
+        if (layer) layer->add_top_k(from(begin), end - begin, work.logits.data(), 0, top(begin));
+        for (int64_t i = begin; i < end && layer != vocabulary_; i += sentence_of(i).beams) {
+            const Sentence &sentence = sentence_of(i);
+            const auto shared = sentence.shares ? static_cast<int64_t>(shared_words_.size()) : 0;
+            if (!sentence.words.empty()) sentence.words_layer->add_top_k(from(i), sentence.beams, work.logits.data(), shared, top(i));
+            for (int64_t at = i * k; at < (i + sentence.beams) * k; ++at) {
+                int32_t &token = work.top_tokens[at];
+                if (token < 0) continue;  // of logits that are no numbers
+                token = token < shared ? shared_words_[static_cast<size_t>(token)] : sentence.words[static_cast<size_t>(token - shared)];
+            }
         }
-        if (whole) top_k(*vocabulary_, i - whole, whole);
-        top_k(*sentence.words_layer, i, sentence.beams);
-        for (int64_t at = i * k; at < (i + sentence.beams) * k; ++at)
-            work.top_tokens[at] = sentence.words[static_cast<size_t>(work.top_tokens[at])];
-        i += sentence.beams, whole = 0;
+        vocabulary_->end_top_k(from(begin), end - begin, top(begin), work.log_sum_exp.data() + begin);
     }
-    if (whole) top_k(*vocabulary_, n - whole, whole);
+}
+
+void Decoder::share_words(const std::vector<int32_t> &words) {
+    if (!complete_) refuse("share_words", "the decoder has no vocabulary yet");
+    if (words.empty()) refuse("share_words", "there are none");
+    is_shared_.assign(static_cast<size_t>(vocabulary_size()), false);
+    for (size_t i = 0; i < words.size(); ++i) {
+        if (words[i] < 0 || words[i] >= vocabulary_size() || (i && words[i] <= words[i - 1]))
+            refuse("share_words", "they are not in order, or none of the vocabulary");
+        is_shared_[static_cast<size_t>(words[i])] = true;
+    }
+    shared_words_ = words;
+    shared_layer_ = std::make_unique<RowLinear>(isa_);
+    shared_layer_->gather(*vocabulary_, words);
 }
 
 void Decoder::gather_words(Sentence &sentence) const {
+    std::vector<int32_t> own;
+    std::copy_if(sentence.words.begin(), sentence.words.end(), std::back_inserter(own),
+                 [&](int32_t word) { return is_shared_.empty() || !is_shared_[static_cast<size_t>(word)]; });
+    sentence.shares = shared_layer_ && own.size() + shared_words_.size() == sentence.words.size();
+    if (sentence.shares) sentence.words.swap(own);
+    if (sentence.words.empty()) return;
     if (!sentence.words_layer) sentence.words_layer = std::make_unique<RowLinear>(isa_);
     sentence.words_layer->gather(*vocabulary_, sentence.words);
 }

@@ -30,7 +30,8 @@ struct Sentence {
     };
     std::vector<Hypothesis> hypotheses;
     std::vector<int32_t> words;         // the only ones that it may have, in order; none: the whole vocabulary
-    std::unique_ptr<RowLinear> words_layer;  // the vocabulary projection of these
+    bool shares = false;                // those that sentences share, and `words` besides
+    std::unique_ptr<RowLinear> words_layer;  // the vocabulary projection of `words`
 };
 
 // One row of a decoding step: a beam of a sentence.
@@ -66,6 +67,8 @@ class Decoder : public Layers {
     void recurrence(int64_t in, int64_t residual, int64_t out);
     void cross_attention(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams,
                          int64_t heads, int64_t out);
+    // Words, in order, that many sentences have: their logits are computed for all of them at once. Before any sentence comes.
+    void share_words(const std::vector<int32_t> &words);
     // Choose a sentence's words.
     void gather_words(Sentence &sentence) const;
     void vocabulary(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams);
@@ -98,6 +101,9 @@ class Decoder : public Layers {
     std::vector<int64_t> kv_offsets_;  // of each self-attention in the float16s of one position and slot, then the size of these
     std::vector<int64_t> cell_offsets_;  // of each recurrence in the floats of one beam, then the size of these
     std::vector<const RowLinear *> kv_projections_;  // of each cross-attention
+    std::vector<int32_t> shared_words_;
+    std::vector<bool> is_shared_;  // of each word of the vocabulary
+    std::unique_ptr<RowLinear> shared_layer_;
     mutable std::mutex idle_mutex_;
     mutable std::vector<std::unique_ptr<Workspace>> idle_;
 };

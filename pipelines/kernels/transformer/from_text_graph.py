@@ -20,7 +20,8 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query, reference_session
-from pipelines.kernels.transformer.from_graph import MASKED, Array, _EmbeddingTable, _GraphMapper
+from pipelines.kernels.transformer.from_graph import MASKED, GraphMapper
+from pipelines.kernels.transformer.graph_values import Array, EmbeddingTable
 from pipelines.kernels.transformer.program import Attention, Embedding, LayerNorm, QuantizedAttention, Scale
 from pipelines.kernels.transformer.text_program import POOLINGS, SHORTEST, Dense, TextProgram
 
@@ -41,7 +42,7 @@ def text_program(model: ir.Model) -> TextProgram:
     return TextProgram(encoder, mapper.types, pooling, normalize, head or ())
 
 
-class _TextMapper(_GraphMapper):
+class _TextMapper(GraphMapper):
     """Maps the values of an encoder of texts."""
 
     def __init__(self, model: ir.Model) -> None:
@@ -115,7 +116,7 @@ class _TextMapper(_GraphMapper):
             self.refuse(value, "its mask is of more than the distance of tokens")
         return np.ascontiguousarray(bias, np.float32)
 
-    def embedding(self, value: ir.Value, table: _EmbeddingTable, positions: ir.Value) -> int:
+    def embedding(self, value: ir.Value, table: EmbeddingTable, positions: ir.Value) -> int:
         """Token embedding plus `positions`: rows of constant tables, by position and by type."""
         width = table.weight.shape[1]
         node = positions.producer()

@@ -82,21 +82,33 @@ void RowLinear::run(const Rows &in, int64_t n, bool relu, const float *residual,
     isa_.linear(linear_, {in.scale, bias_.data(), residual, residual_stride, relu}, in.quantized, in.stride, n, out, out_stride);
 }
 
-void RowLinear::top_k(const Rows &in, int64_t n, float *panel, const TopK &top, double *log_sum_exp) const {
+void RowLinear::begin_top_k(const TopK &top, int64_t n) {
     std::fill_n(top.values, n * top.k, -INFINITY), std::fill_n(top.tokens, n * top.k, -1);
     std::fill_n(top.maxima, n, -INFINITY), std::fill_n(top.exp_sums, n * 16, 0.0f);
+}
+
+void RowLinear::add_top_k(const Rows &in, int64_t n, float *panel, int64_t first, const TopK &top) const {
     Linear part = linear_;
-    for (int64_t first = 0; first < outputs_; first += kPanel) {
-        part.outputs = std::min(kPanel, linear_.outputs - first);
-        part.weight = static_cast<const uint8_t *>(linear_.weight) + isa_.packed_bytes(linear_.inputs, first + kColumns) - isa_.packed_bytes(linear_.inputs, kColumns);
-        part.bias = linear_.bias + first, part.scale = linear_.scale + first;
-        isa_.linear(part, {in.scale, bias_.data() + first, nullptr, 0, false}, in.quantized, in.stride, n, panel, kPanel);
-        isa_.rows->top_k(panel, kPanel, first, std::min(kPanel, outputs_ - first), top, n);
+    for (int64_t begin = 0; begin < outputs_; begin += kPanel) {
+        part.outputs = std::min(kPanel, linear_.outputs - begin);
+        part.weight = static_cast<const uint8_t *>(linear_.weight) + isa_.packed_bytes(linear_.inputs, begin + kColumns) - isa_.packed_bytes(linear_.inputs, kColumns);
+        part.bias = linear_.bias + begin, part.scale = linear_.scale + begin;
+        isa_.linear(part, {in.scale, bias_.data() + begin, nullptr, 0, false}, in.quantized, in.stride, n, panel, kPanel);
+        isa_.rows->top_k(panel, kPanel, first + begin, std::min(kPanel, outputs_ - begin), top, n);
     }
+}
+
+void RowLinear::end_top_k(const Rows &in, int64_t n, const TopK &top, double *log_sum_exp) const {
     for (int64_t r = 0; r < n; ++r) {
         log_sum_exp[r] = std::log(static_cast<double>(isa_.rows->sum_lanes(top.exp_sums + r * 16))) + static_cast<double>(top.maxima[r]);
         if (!std::isfinite(in.scale[r]) || !std::isfinite(log_sum_exp[r])) log_sum_exp[r] = NAN;
     }
+}
+
+void RowLinear::top_k(const Rows &in, int64_t n, float *panel, const TopK &top, double *log_sum_exp) const {
+    begin_top_k(top, n);
+    add_top_k(in, n, panel, 0, top);
+    end_top_k(in, n, top, log_sum_exp);
 }
 
 std::vector<Register> Layers::registers(int64_t rows) const {

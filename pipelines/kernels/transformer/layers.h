@@ -34,6 +34,10 @@ class RowLinear {
     void run(const Rows &in, int64_t n, bool relu, const float *residual, int64_t residual_stride, float *out, int64_t out_stride) const;
     // The largest columns of every row, and log(sum_j exp(y_j)), [n], over all of them; panel: scratch, [n, kPanel].
     void top_k(const Rows &in, int64_t n, float *panel, const TopK &top, double *log_sum_exp) const;
+    // The same in parts, where columns of several layers compete: nothing yet; those of this layer, numbered from `first` on; the end.
+    static void begin_top_k(const TopK &top, int64_t n);
+    void add_top_k(const Rows &in, int64_t n, float *panel, int64_t first, const TopK &top) const;
+    void end_top_k(const Rows &in, int64_t n, const TopK &top, double *log_sum_exp) const;
     // Without any weights yet.
     explicit RowLinear(const Isa &isa) : isa_(isa), outputs_(0) {}
     // Becomes the layer of these columns of `whole`, which has more than kNarrow; its memory is used again.

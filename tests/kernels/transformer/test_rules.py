@@ -107,6 +107,39 @@ def test_only_the_words_of_a_shortlist_come(case, isa):
     assert found == alone
 
 
+@pytest.mark.parametrize("isa", extension.isas())
+@pytest.mark.parametrize("beam", [1, 4])
+def test_words_that_sentences_share_change_nothing(case, isa, beam):
+    """Some sentences have all shared words and more, one no more, one not all of them, one the whole vocabulary."""
+    rng = np.random.default_rng(2)
+    shared = np.unique([END, *rng.choice(np.arange(4, WORDS), 20, replace=False)]).astype(np.int32)
+    words = [
+        np.unique([*shared, *rng.choice(np.arange(4, WORDS), i, replace=False)]).astype(np.int32)
+        for i in range(len(case.sources))
+    ]
+    words[3], words[5] = np.setdiff1d(words[3], shared[-1:]), np.arange(WORDS, dtype=np.int32)
+    options = {"start": START, "end": END, "beam": beam, "best": beam}
+    translator = NativeTranslator(case.graph, isa=isa)
+    plain = translator.translate(case.sources, case.limits, words=words, slots=4, **options)
+    translator.share_words(shared)
+    found = translator.translate(case.sources, case.limits, words=words, slots=4, **options)
+    case.check(found, Rules(), beam, words)
+    assert [[tokens for tokens, _ in each] for each in found] == [[tokens for tokens, _ in each] for each in plain]
+    alone = [
+        translator.translate([source], [limit], words=[each], **options)[0]
+        for source, limit, each in zip(case.sources, case.limits, words, strict=True)
+    ]
+    assert found == alone
+    whole = translator.translate(case.sources, case.limits, slots=3, **options)
+    assert whole == NativeTranslator(case.graph, isa=isa).translate(case.sources, case.limits, **options)
+
+
+@pytest.mark.parametrize("words", [[], [5, 4], [4, 4], [4, WORDS], [-1, 4]])
+def test_shared_words_that_do_not_fit_are_refused(case, words):
+    with pytest.raises(RequestError, match="share_words"):
+        NativeTranslator(case.graph).share_words(np.array(words, np.int32))
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

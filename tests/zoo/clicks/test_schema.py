@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pipelines.core.errors import RequestError
 from zoo import cli
 from zoo.clicks import infer as module
+from zoo.clicks.features import Features
 from zoo.clicks.infer import infer
 from zoo.clicks.logs import open_log
 from zoo.clicks.schema import JSON_SCHEMA, Schema
@@ -109,6 +110,18 @@ def test_every_form_of_a_log_gives_the_same_schema(log, tmp_path, name):
             other.missing,
         )
         assert each.encoding == other.encoding
+
+
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_names_hold_quotes_delimiters_and_ends_of_lines(tmp_path, delimiter):
+    names = ["clicked", 'the "new", one', "first line\nsecond; line", "💡"]
+    found = [dict(zip(names, (at % 2, f"a{at % 3}", f"b\n{at % 5}", at % 7), strict=True)) for at in range(60)]
+    log = open_log(write_csv(tmp_path / "log.csv", found, delimiter))
+    schema = infer(log)
+    assert log.delimiter == delimiter and [each.name for each in schema.columns] == names
+    assert schema.columns[2].encoding["values"] == [f"b\n{at}" for at in range(5)]
+    (read,) = Features(schema).read(str(log.path))
+    assert read.ids.tolist() == [[at % 3 + 1, at % 5 + 1] for at in range(60)]
 
 
 def test_many_values_are_hashed_and_counted_about_right(tmp_path, monkeypatch):

@@ -13,7 +13,8 @@ import pytest
 
 import zoo
 from pipelines.core.errors import RequestError
-from zoo.cluster.training import train_on_ray, workers_of
+from zoo.cluster.connection import counts_of
+from zoo.cluster.training import train_on_ray
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,9 +78,9 @@ def workers() -> list[int]:
 def test_counts_of_workers(text, wanted):
     if wanted is None:
         with pytest.raises(RequestError, match="workers, wanted a count such as 4"):
-            workers_of(text)
+            counts_of(text, "workers")
     else:
-        assert workers_of(text) == wanted
+        assert counts_of(text, "workers") == wanted
 
 
 def test_families_whose_processes_are_not_torchs_are_refused(tmp_path):

@@ -60,6 +60,26 @@ def test_shards_together_write_what_one_process_writes(log, small, tmp_path):
     assert found["expected_clicks"] == pytest.approx(whole["expected_clicks"], abs=0.01 * found["parts"])
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_a_part_without_a_good_row_is_an_empty_one(log, tmp_path, suffix):
+    header, *rows = (log / "a.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "a.csv").write_text(header + "".join(rows[:20]))
+    (tmp_path / "b.csv").write_text(header + "x\n" * 7)
+    (tmp_path / "c.csv").write_text(header + "y,z\n" + "".join(rows[:3]))
+    inputs = [str(tmp_path / name) for name in ("a.csv", "b.csv", "c.csv")]
+    run_shard(CLICKS, inputs, tmp_path / "out", format=suffix, on_error="skip")
+    whole = zoo.run(CLICKS, inputs, tmp_path / f"one{suffix}", on_error="skip")
+    found = check(tmp_path / "out")
+    assert found["parts"] == 3 and found["skipped"] == whole["skipped"] == 8 and found["rows"] == whole["rows"] == 23
+    if suffix == ".parquet":
+        assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    else:
+        lines = [line for each in found["files"] for line in Path(each).read_text().splitlines()[1:]]
+        assert lines == (tmp_path / "one.csv").read_text().splitlines()[1:]
+    with pytest.raises(RequestError, match="part 1 .*b.csv"):
+        run_shard(CLICKS, inputs, tmp_path / "strict")
+
+
 def test_what_is_done_is_kept_and_what_is_damaged_done_again(log, small, tmp_path):
     inputs, out = [str(log / "a.csv")], tmp_path / "out"
     first = run_shard(CLICKS, inputs, out)
@@ -116,6 +136,19 @@ def test_sentences(tmp_path, monkeypatch):
     zoo.run("multi30k-en-de", [str(tmp_path / "text.txt")], tmp_path / "one.txt")
     files = check(tmp_path / "out")["files"]
     assert len(files) == 2
+    assert "".join(Path(each).read_text() for each in files) == (tmp_path / "one.txt").read_text()
+
+
+def test_sentences_of_urls(tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setattr(parts, "BYTES", 40)
+    text = b"A dog runs.\nTwo men sit on a bench.\nA girl is singing.\nA cat sleeps.\n"
+    fsspec.filesystem("memory").pipe({"/texts/a.txt": text, "/texts/b.txt.gz": gzip.compress(text)})
+    (tmp_path / "text.txt").write_bytes(text * 2)
+    run_shard("multi30k-en-de", ["memory://texts/*"], tmp_path / "out")
+    zoo.run("multi30k-en-de", [str(tmp_path / "text.txt")], tmp_path / "one.txt")
+    files = check(tmp_path / "out")["files"]
+    assert len(files) == 3
     assert "".join(Path(each).read_text() for each in files) == (tmp_path / "one.txt").read_text()
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from pipelines.core.errors import RequestError
 from zoo.transformer_mt import data
-from zoo.transformer_mt.data import Faults, Vocabulary, learn_vocabulary, open_text, read_pairs
+from zoo.transformer_mt.data import Vocabulary, learn_vocabulary, open_text
+from zoo.transformer_mt.reading import Faults, read_pairs
 
 PAIRS = [("one two", "eins zwei"), ("three", "drei"), ("four five six", "vier fünf sechs")]
 

@@ -281,7 +281,7 @@ def test_other_graphs_are_refused():
 
 
 def test_a_decoder_without_such_a_form_is_run_the_naive_way_with_one_warning(translator, language, monkeypatch, caplog):
-    from zoo.transformer_mt import predict
+    from zoo.transformer_mt import sessions
 
     texts = [a for a, _ in language.pairs(6, seed=5)]
     wanted = zoo.pipeline(translator, precision="fp32")(texts)
@@ -289,7 +289,7 @@ def test_a_decoder_without_such_a_form_is_run_the_naive_way_with_one_warning(tra
     def refuse(*arguments):
         raise RequestError("the decoder has no form with caches: Loop x: it is not known")
 
-    monkeypatch.setattr(predict, "derived_graph", refuse)
+    monkeypatch.setattr(sessions, "derived_graph", refuse)
     with caplog.at_level(logging.WARNING):
         found = zoo.pipeline(translator, precision="fp32")(texts)
     assert [each["translation"] for each in found] == [each["translation"] for each in wanted]

@@ -276,6 +276,25 @@ def test_it_is_a_model_folder_like_any_other(originals, tmp_path):
         zoo.pipeline(folder, "fp32")
 
 
+def test_a_shortlist_is_learned_of_parallel_text(originals, tmp_path):
+    folder, texts = originals("marian separate").path, folders.sentences(60, 7)
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"{a}\t{b}\n" for a, b in zip(texts, texts[::-1], strict=True)))
+    zoo.import_model(folder, tmp_path / "listed", shortlist=str(pairs))
+    found = zoo.pipeline(tmp_path / "listed", "fp32")
+    words = [{*found.shortlist.allowed(each.tolist()).tolist()} for each in found.vocabulary.encode(texts)]
+    spoken = found.vocabulary.encode_target(texts[::-1])
+    missing = [token not in each for each, tokens in zip(words, spoken, strict=True) for token in tokens.tolist()]
+    assert np.mean(missing) < 0.02 and all(len(each) < len(found.vocabulary) for each in words)
+    found.beam = 1
+    for each, tokens in zip(words, found.translate(found.vocabulary.encode(texts[:8])), strict=False):
+        assert each >= {*tokens[0].tokens}
+    pairs.write_text("one\tpair\n")
+    with pytest.raises(RequestError, match="1 pairs are too few"):
+        zoo.import_model(folder, tmp_path / "none", shortlist=str(pairs))
+    assert not (tmp_path / "none").exists()
+
+
 def test_sentences_of_a_line_are_translated_one_by_one(originals, tmp_path):
     texts = folders.sentences(4, 6)
     (tmp_path / "one.txt").write_text(" ".join(texts[:2]) + "\n\n" + " ".join(texts[2:]) + "\n")

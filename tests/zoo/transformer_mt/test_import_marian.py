@@ -25,7 +25,7 @@ from pipelines.kernels import extension
 from pipelines.kernels.transformer.from_graph import programs
 from zoo.transformer_mt.data import END, START, padded
 from zoo.transformer_mt.decode import Hypothesis, beam_search
-from zoo.transformer_mt.importing import marian, recognize
+from zoo.transformer_mt.importing import marian, marian_file, recognize
 from zoo.transformer_mt.importing.imported import Imported
 from zoo.transformer_mt.model import Transformer
 from zoo.transformer_mt.shortlist import HEADER, MAGIC, SHORTLIST, Shortlist, checksum_of
@@ -213,7 +213,7 @@ def folder_of(path: Path, changed: Mapping[str, Any], seed: int = 0, **more: Any
     for i, name in enumerate(["vocab.spm"] if shared else ["srcvocab.spm", "trgvocab.spm"]):
         pieces(path / name, i)
     text = np.frombuffer(json.dumps(options).encode() + b"\0", np.int8)
-    np.savez(path / "model.npz", **weights(options, seed), **{marian.CONFIG: text})
+    np.savez(path / "model.npz", **weights(options, seed), **{marian_file.CONFIG: text})
     for name, values in more.items():
         (path / f"{name}.yml").write_text("".join(f"{key}: {json.dumps(each)}\n" for key, each in values.items()))
     return path
@@ -391,7 +391,7 @@ def binary(tensors: Mapping[str, np.ndarray], options: Mapping[str, Any], kind: 
         else:
             parts.append((name, 0x404, values.shape, values.astype("<f4").tobytes()))
     text = json.dumps(options).encode() + b"\0"
-    parts.append((marian.CONFIG, 0x101, (len(text),), text))
+    parts.append((marian_file.CONFIG, 0x101, (len(text),), text))
     parts = [(name, kind, shape, content + bytes(-len(content) % 256)) for name, kind, shape, content in parts]
     made = struct.pack("<QQ", 1, len(parts))
     for name, kind, shape, content in parts:
@@ -540,7 +540,7 @@ def test_every_fault_is_listed_by_its_name(tmp_path: Path) -> None:
         "right-left": True,
     }
     text = json.dumps({**OPTIONS, **MODELS["ssru"], **wrong}).encode()
-    changed_bytes(folder / "model.npz", **{marian.CONFIG: np.frombuffer(text, np.int8)})
+    changed_bytes(folder / "model.npz", **{marian_file.CONFIG: np.frombuffer(text, np.int8)})
     with pytest.raises(RequestError) as error:
         marian.read(folder)
     assert all(name in str(error.value) for name in wrong) and "\n" not in str(error.value)
@@ -556,9 +556,9 @@ def test_every_fault_is_listed_by_its_name(tmp_path: Path) -> None:
         ({"Wemb": np.zeros((50, 32), np.float32)}, "the vocabulary has 128 pieces, the weights 50"),
         ({"Wpos": np.zeros((50, 32), np.float32)}, "transformer-train-positions"),
         ({"Wemb": np.array([len], object)}, "damaged"),
-        ({marian.CONFIG: None}, "model.npz.yml"),
-        ({marian.CONFIG: np.frombuffer(b"a: [", np.int8)}, "no YAML"),
-        ({marian.CONFIG: np.frombuffer(b"!!python/object/apply:os.system [ls]", np.int8)}, "no YAML"),
+        ({marian_file.CONFIG: None}, "model.npz.yml"),
+        ({marian_file.CONFIG: np.frombuffer(b"a: [", np.int8)}, "no YAML"),
+        ({marian_file.CONFIG: np.frombuffer(b"!!python/object/apply:os.system [ls]", np.int8)}, "no YAML"),
     ],
 )
 def test_wrong_weights_are_refused(change: dict[str, Any], why: str, tmp_path: Path) -> None:

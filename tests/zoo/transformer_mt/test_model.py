@@ -16,7 +16,7 @@ from zoo.transformer_mt.decode import beam_search, limit, naive_step
 torch = pytest.importorskip("torch")
 from zoo.transformer_mt import freeze as freezing  # noqa: E402
 from zoo.transformer_mt import model as models  # noqa: E402
-from zoo.transformer_mt import predict, train  # noqa: E402
+from zoo.transformer_mt import networks, sessions  # noqa: E402
 
 torch.set_num_threads(1)
 FORM = models.Form(2, 2, 32, 64, 4)
@@ -110,7 +110,7 @@ def test_the_frozen_graph_computes_what_torch_does(network, frozen, batch, name)
 
 @pytest.mark.parametrize("name", stock.STOCK)
 def test_cut_at_the_memory_it_is_an_encoder_and_a_decoder(network, frozen, batch, name):
-    encoder, decoder = predict.split_sessions(frozen, name)
+    encoder, decoder = sessions.split_sessions(frozen, name)
     memory = encoder.run({"source": batch[0]})["memory"]
     assert memory.shape == (*batch[0].shape, FORM.width)
     found = decoder.run({"source": batch[0], "memory": memory, "target": batch[1]})["logits"]
@@ -135,7 +135,7 @@ def test_training_can_start_from_the_frozen_weights_also_rounded_to_float16(netw
         loaded = io.load(frozen)
         if half:
             edit.compress_fp16(loaded)
-        found = train._state(io.save(loaded, tmp_path / "fp32.onnx"), network)
+        found = networks.state_of(io.save(loaded, tmp_path / "fp32.onnx"), network)
         assert found.keys() == network.state_dict().keys()
         for name, each in network.state_dict().items():
             rounded = each.half().float() if half and each.numel() >= 64 else each
@@ -164,7 +164,7 @@ def torch_reference(network, sentence, beam: int, penalty: float = 1.0):
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_all_ways_to_decode_find_the_same_tokens(network, frozen, sentences, beam):
-    encoder, decoder = predict.split_sessions(frozen, "onnxruntime")
+    encoder, decoder = sessions.split_sessions(frozen, "onnxruntime")
     source = padded(sentences)
     step = naive_step(decoder, source, encoder.run({"source": source})["memory"])
     limits = np.array([limit(len(each), POSITIONS) for each in sentences])

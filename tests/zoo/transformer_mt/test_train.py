@@ -16,10 +16,11 @@ from pipelines.core.files import read_json, write_json
 from zoo.training import Processes
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
-from zoo.transformer_mt import data  # noqa: E402
+from zoo.transformer_mt import averages, data, networks, reading  # noqa: E402
 from zoo.transformer_mt import train as training  # noqa: E402
 from zoo.transformer_mt.model import FORMS, Form, build  # noqa: E402
-from zoo.transformer_mt.train import Settings, Trainer, train  # noqa: E402
+from zoo.transformer_mt.settings import Settings  # noqa: E402
+from zoo.transformer_mt.train import Trainer, train  # noqa: E402
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[3]
@@ -87,7 +88,7 @@ def test_an_easy_language_is_learnt(translator):
 
 def test_the_kept_weights_are_those_that_were_measured(quick, pairs):
     folder, metrics = quick
-    model, vocabulary = training.load_model(folder)
+    model, vocabulary = networks.load_model(folder)
     text = data.open_text(pairs, lambda _: vocabulary, languages="en-de")
     assert Trainer(model, QUICK, Processes()).validate(text) == pytest.approx(metrics, abs=1e-9)
 
@@ -97,8 +98,8 @@ def test_weights_are_averaged(quick, tmp_path):
     record = read_json(folder / "train.json")
     kept = {each.name for each in (folder / "checkpoint").glob("epoch-*.pt")}
     assert {f"epoch-{epoch:04d}.pt" for epoch in record["averaged"]} <= kept
-    states = [torch.load(training._weights(folder, epoch), weights_only=True) for epoch in (2, 3)]
-    mean = training._average(folder, [2, 3])
+    states = [torch.load(averages.weights_after(folder, epoch), weights_only=True) for epoch in (2, 3)]
+    mean = averages.average(folder, [2, 3])
     for name in mean:
         assert torch.allclose(mean[name], (states[0][name] + states[1][name]) / 2)
 
@@ -201,9 +202,67 @@ def test_a_frozen_encoder_stays_and_the_decoder_learns_the_teacher_s_distributio
     assert losses[-1] - entropy < 0.2 * (losses[0] - entropy)
     same = {name for name, each in student.state_dict().items() if torch.equal(each, before[name])}
     assert {name for name in before if not name.startswith("decoder")} == same
-    for wrong in ({"frozen": True}, {"soft": 0.5}):
+    for wrong in ({"frozen": True}, {"soft": 0.5}, {"synthetic": 9}, {"references": True}, {"hints": 1.0}):
         with pytest.raises(RequestError, match="without"):
             replace(QUICK, **wrong)
+
+
+def test_hints_bring_the_layers_of_the_decoder_to_those_of_the_teacher(language):
+    torch.manual_seed(1)
+    teacher, student = build("one", 60), build("one", 60)
+    student.load_state_dict(teacher.state_dict() | {k: v for k, v in student.state_dict().items() if "decoder" in k})
+    config = replace(QUICK, teacher="some", soft=1.0, hints=3.0, dropout=0.0, learning_rate=1e-2, warmup=0)
+    trainers = [Trainer(student, replace(config, hints=hints), Processes(), teacher) for hints in (0.0, 3.0)]
+    found, batch = corpus(language), np.arange(6)
+    source, labels = (torch.from_numpy(data.padded([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)
+
+    def distance() -> float:
+        own, wanted = [], []
+        with torch.no_grad():
+            student(source, target, None, own)
+            teacher(source, target, None, wanted)
+        kept = labels != data.PAD
+        parts = (
+            (a[kept] - b[kept]).square().mean() / b[kept].square().mean() for a, b in zip(own, wanted, strict=True)
+        )
+        return float(sum(parts))
+
+    student.train()
+    plain, hinted = (float(each.loss(student, found, batch, False, 0.0)[0].detach()) for each in trainers)
+    first = distance()
+    assert hinted - plain == pytest.approx(3 * first * int((labels != data.PAD).sum()), rel=1e-4)
+    for _ in range(30):
+        trainers[1].step(found, batch, 30)
+    assert distance() < 0.5 * first
+
+
+def test_a_rate_falls_as_a_cosine_to_nothing():
+    config = replace(QUICK, schedule="cosine", epochs=2, warmup=20, learning_rate=1.0)
+    rates = [config.rate(step, 100) for step in range(200)]
+    assert rates[19] == pytest.approx(1.0) and rates[9] == pytest.approx(0.5)
+    assert rates[110] == pytest.approx(0.5) and rates[199] < 1e-3
+    assert np.all(np.diff(rates[20:]) < 0)
+    with pytest.raises(RequestError, match="schedule"):
+        replace(QUICK, schedule="linear")
+
+
+def test_a_teacher_translates_synthetic_sentences_too(translator, pairs, language, tmp_path):
+    config = replace(QUICK, epochs=1, teacher=str(translator), teacher_beam=1, synthetic=100, references=True)
+    train(pairs, tmp_path / "out", config=config)
+    vocabulary = data.Vocabulary.read(tmp_path / "out" / "vocabulary.model")
+    with np.load(tmp_path / "out" / "checkpoint" / "distilled.npz") as arrays:
+        found = data.Corpus(**arrays)
+    sources, targets = (
+        [vocabulary.decode([found.pair(i)[side][:-1].tolist()])[0] for i in range(len(found))] for side in (0, 1)
+    )
+    given = dict(reading.read_pairs(str(pairs)))
+    counts = [sources.count(each) for each in sources]
+    new = [each for each in sources if each not in given]
+    assert 50 < len(new) <= 100 and len(set(new)) == len(new)
+    twice = [i for i, count in enumerate(counts) if count == 2]
+    assert len(twice) > 400
+    assert all(targets[i] == given[sources[i]] for i in twice[len(twice) // 2 :])  # the data's own come last
 
 
 def test_the_loss_is_cross_entropy_with_smoothed_labels(language):

@@ -16,7 +16,9 @@ from pipelines.core.files import replacing, require_place, sha256, write_json
 from pipelines.models.entry import Importer
 from pipelines.models.hub import CARD, CardFile
 from pipelines.models.stages import RANGES
-from zoo.transformer_mt.shortlist import SHORTLIST
+from zoo.transformer_mt.data import tidy
+from zoo.transformer_mt.reading import read_pairs
+from zoo.transformer_mt.shortlist import SHORTLIST, Shortlist, learned
 from zoo.transformer_mt.vocabularies import PIECES, SOURCE, TARGET, ImportedVocabulary
 
 FORMATS = {  # modules of this package; of two that recognize a folder the first reads it
@@ -45,25 +47,30 @@ def recognize(path: Path) -> str:
 
 
 def write(
-    path: Path, output: Path, *, format: str, source_language: str = "", target_language: str = ""
+    path: Path, output: Path, *, format: str, source_language: str = "", target_language: str = "", shortlist: str = ""
 ) -> tuple[dict[str, Any], list[CardFile]]:
     """Write the model of another toolkit into a folder: model.pt, the files of its vocabulary, train.json. Returns the
     details of its card and the files that came with it.
 
-    format: a key of `FORMATS`. Raises RequestError with all that is wrong with it; nothing is written then, and nothing
-    of what is read is executed.
+    format: a key of `FORMATS`. shortlist: parallel text, see `zoo.transformer_mt.reading.read_pairs`, of which a
+    shortlist is learned; it takes the place of the model's own. Raises RequestError with all that is wrong with it;
+    nothing is written then, and nothing of what is read is executed.
     """
     import torch
 
     from zoo.training import fill
     from zoo.transformer_mt.freeze import export
     from zoo.transformer_mt.model import Transformer
-    from zoo.transformer_mt.train import MODEL
+    from zoo.transformer_mt.networks import MODEL
 
     if path.is_dir() and output.resolve() == path.resolve():
         raise RequestError(f"found {output} as the folder of both models; choose another output")
     found = _reader(format).read(path, source_language=source_language, target_language=target_language)
     pieces = {SOURCE: found.pieces[0], **({TARGET: found.pieces[1]} if len(found.pieces) > 1 else {})}
+    files = {**found.files, PIECES: json.dumps(pieces, ensure_ascii=False).encode()}
+    vocabulary = ImportedVocabulary(found.framing, files)  # raises, where they are none, before anything is written
+    if shortlist:
+        files[SHORTLIST] = _learned(shortlist, vocabulary, len(found.pieces) == 1).to_bytes()
     features = {
         "form": found.form.to_json(),
         "pre_norm": found.pre_norm,
@@ -71,10 +78,8 @@ def write(
         "max_length": found.max_length,
         "vocabulary": found.framing.to_json(),
         "search": found.rules.to_json(),
-        **({"shortlist": SHORTLIST} if SHORTLIST in found.files else {}),
+        **({"shortlist": SHORTLIST} if SHORTLIST in files else {}),
     }
-    files = {**found.files, PIECES: json.dumps(pieces, ensure_ascii=False).encode()}
-    ImportedVocabulary(found.framing, files)  # raises, where they are none, before anything is written
     sizes = [len(each) for each in found.pieces]
     model = Transformer(found.form, sizes[-1], pre_norm=found.pre_norm, dropout=0.0, source_vocabulary=sizes[0])
     fill(model, {name: torch.from_numpy(each) for name, each in found.state.items()}, path)
@@ -95,6 +100,17 @@ def write(
     }
     write_json(output / "train.json", about)
     return {"preprocessing": features, "imported": dict(found.about)}, [_listed(output / name) for name in files]
+
+
+def _learned(data: str, vocabulary: ImportedVocabulary, shared: bool) -> Shortlist:
+    """The shortlist of parallel text. Raises RequestError where there is too little of it."""
+    pairs = [(tidy(source), tidy(target)) for source, target in read_pairs(data)]
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    sizes = vocabulary.sources, len(vocabulary)
+    try:
+        return learned(vocabulary.encode(sources), vocabulary.encode_target(targets), sizes, shared=shared)
+    except ValueError as error:
+        raise RequestError(f"{data}: {error}; wanted some thousand sentences and their translations") from error
 
 
 def _ranges(graph: Any, magnitudes: Mapping[str, float]) -> dict[str, float]:
@@ -119,4 +135,4 @@ def _reader(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-IMPORTER = Importer(FORMATS, recognize, write, ("source_language", "target_language"), PATTERNS)
+IMPORTER = Importer(FORMATS, recognize, write, ("source_language", "target_language", "shortlist"), PATTERNS)

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import RequestError, one_line
-from zoo.transformer_mt.data import END, SHOWN
+from pipelines.core.errors import one_line
 from zoo.transformer_mt.decode import Rules
 from zoo.transformer_mt.importing.imported import Imported, Renumbering
 from zoo.transformer_mt.model import Form, sinusoids
-from zoo.transformer_mt.vocabularies import SOURCE, TARGET, Framing
+from zoo.transformer_mt.vocabularies import SOURCE, TARGET
 
 if TYPE_CHECKING:
     import torch
+from zoo.transformer_mt.importing.huggingface_folder import CONFIG, GENERATION
+from zoo.transformer_mt.importing.huggingface_vocabulary import Vocabulary, VocabularyFolder
 
-Made = TypeVar("Made")
-CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
-FAST, PIECES = "tokenizer.json", "sentencepiece.bpe.model"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDEX = ".index.json"  # after the name of weights that lie in several files
 OFFSET = 2  # rows of a table of positions that stand before the first
-LAYERS, SIZES = 1000, 1 << 20  # of a network, at most
-SPARE = 128  # rows of a table, at most, that no token has
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
 
 
@@ -60,61 +55,6 @@ REFUSED = {
     ),
     "NllbMoeForConditionalGeneration": "it mixes experts",
 }
-# What of generation_config.json chooses tokens and has no form here: {name: values with which it does nothing}
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "do_sample": (False,),
-    "repetition_penalty": (1, 1.0),
-    "encoder_repetition_penalty": (1, 1.0),
-    "encoder_no_repeat_ngram_size": (0,),
-    "diversity_penalty": (0, 0.0),
-    "num_beam_groups": (1,),
-    "penalty_alpha": (0, 0.0),
-    "guidance_scale": (1, 1.0),
-    **dict.fromkeys(
-        (
-            "begin_suppress_tokens",
-            "constraints",
-            "dola_layers",
-            "exponential_decay_length_penalty",
-            "force_words_ids",
-            "forced_decoder_ids",
-            "max_time",
-            "prompt_lookup_num_tokens",
-            "sequence_bias",
-            "stop_strings",
-            "watermarking_config",
-        ),
-        ((), {}),
-    ),
-    **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "token_healing", "use_mtp"), (False,)),
-}
-# What it may say besides: read here, or without influence on the tokens of a search that draws none
-HARMLESS = (
-    "max_length max_new_tokens min_length min_new_tokens early_stopping num_beams length_penalty no_repeat_ngram_size "
-    "bad_words_ids suppress_tokens forced_bos_token_id forced_eos_token_id decoder_start_token_id eos_token_id "
-    "pad_token_id bos_token_id use_cache cache_implementation cache_config max_cache_len temperature top_k top_p min_p "
-    "top_h typical_p epsilon_cutoff eta_cutoff num_return_sequences output_attentions output_hidden_states "
-    "output_scores output_logits return_dict_in_generate is_assistant num_assistant_tokens "
-    "num_assistant_tokens_schedule assistant_confidence_threshold max_matching_ngram_size assistant_early_exit "
-    "assistant_lookbehind target_lookbehind assistant_ensemble_weight speculation_type compile_config disable_compile "
-    "continuous_batching_config low_memory prefill_chunk_size transformers_version return_legacy_cache "
-    "_from_model_config _commit_hash trust_remote_code generation_kwargs"
-)
-SUPPORTED = frozenset(HARMLESS.split())
-# Languages of M2M-100 and of its WMT21 models, in the order of their tokens, which stand in no file of their folders
-M2M100 = (
-    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy "
-    "id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru "
-    "sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
-)
-CODES = {"m2m100": M2M100, "wmt21": "en ha is ja cs ru zh de"}
-LANGUAGE = re.compile(r"__([a-z]{2,3})__|>>(.+)<<|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
-FIRST_LANGUAGE = {
-    "M2M100Tokenizer": "en",
-    "NllbTokenizer": "eng_Latn",
-    "MBartTokenizer": "en_XX",
-    "MBart50Tokenizer": "en_XX",
-}
 
 
 def recognized(folder: Path) -> bool:
@@ -131,18 +71,8 @@ def read(folder: Path, *, source_language: str = "", target_language: str = "") 
     return _Reader(folder, {SOURCE: source_language, TARGET: target_language}).read()
 
 
-class _Reader:
+class _Reader(VocabularyFolder):
     """Reads one folder, and gathers what is wrong with it."""
-
-    def __init__(self, path: Path, languages: Mapping[str, str]) -> None:
-        self.path, self.languages = path, languages
-        self.faults: list[str] = []
-        self.config = self._json(CONFIG)
-        own = self._json(GENERATION) if (path / GENERATION).is_file() else {}
-        self.generation = own or {
-            key: each for key, each in self.config.items() if key in SUPPORTED | UNSUPPORTED.keys()
-        }
-        self.tokenizer = self._json(TOKENIZER) if (path / TOKENIZER).is_file() else {}
 
     def read(self) -> Imported:
         """See `read`."""
@@ -151,7 +81,7 @@ class _Reader:
             raise self._refusal()
         form = self._form(family)
         sound = not self.faults
-        nothing = _Vocabulary("sentencepiece", [], {}, -1, "", set(), {})
+        nothing = Vocabulary("sentencepiece", [], {}, -1, "", set(), {})
         vocabulary, tensors = self._guarded("its vocabulary", self._vocabulary, nothing), self._weights()
         end, start = self._token("eos_token_id"), self._start(vocabulary)
         tables = self._tables(tensors, form) if tensors and sound else None
@@ -182,41 +112,6 @@ class _Reader:
             about,
         )
 
-    def _guarded(self, what: str, make: Callable[[], Made], otherwise: Made) -> Made:
-        """What `make` makes; `otherwise`, with a fault, where a file holds values of other kinds than transformers
-        writes.
-        """
-        try:
-            return make()
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            self.faults.append(f"{what} is not as transformers writes it ({one_line(error)})")
-            return otherwise
-
-    def _refusal(self) -> RequestError:
-        faults = list(dict.fromkeys(self.faults))
-        more = [f"and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
-        return RequestError(f"{self.path} cannot be imported: {'; '.join([*faults[:SHOWN], *more])}")
-
-    def _json(self, name: str) -> dict[str, Any]:
-        try:
-            found = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except OSError as error:
-            self.faults.append(f"cannot read {name} ({error.strerror or error})")
-        except (ValueError, RecursionError) as error:
-            self.faults.append(f"{name} is not valid JSON ({error})")
-        else:
-            if isinstance(found, dict):
-                return found
-            self.faults.append(f"{name} holds no object")
-        return {}
-
-    def _bytes(self, name: str) -> bytes:
-        try:
-            return (self.path / name).read_bytes()
-        except OSError as error:
-            self.faults.append(f"cannot read {name} ({error.strerror or error})")
-            return b""
-
     def _licence(self) -> dict[str, str]:
         """What the model's README says of its licence."""
         path = self.path / "README.md"
@@ -242,14 +137,6 @@ class _Reader:
         )
         self.faults.append(f"found {kind}, wanted {', '.join(FAMILIES)}: {why}")
         return None
-
-    def _whole(self, key: str, default: int | None = None) -> int:
-        found = self.config.get(key, default)
-        most = LAYERS if key.endswith("layers") else SIZES
-        if isinstance(found, int) and not isinstance(found, bool) and 1 <= found <= most:
-            return found
-        self.faults.append(f"{CONFIG} has {key} {found!r}, wanted a whole number from 1 to {most:,}")
-        return 1
 
     def _form(self, family: Family) -> Form:
         """The sizes that the configuration gives; the tables are looked at later."""
@@ -286,23 +173,7 @@ class _Reader:
             positions=(positions, positions),
         )
 
-    def _token(self, key: str) -> int:
-        """A token that the configuration names, -1 where it names none."""
-        found = self.generation.get(key)
-        found = self.config.get(key) if found is None else found
-        if isinstance(found, list):
-            if len(found) != 1:
-                self.faults.append(f"found {key} {found}, wanted one token")
-                return -1
-            found = found[0]
-        if found is None:
-            return -1
-        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            self.faults.append(f"found {key} {found!r}, wanted a token")
-            return -1
-        return found
-
-    def _start(self, vocabulary: _Vocabulary) -> int:
+    def _start(self, vocabulary: Vocabulary) -> int:
         """The token that translations start after: of mBART the language that is asked for."""
         start = self._token("decoder_start_token_id")
         start = self._token("bos_token_id") if start < 0 else start
@@ -311,71 +182,6 @@ class _Reader:
         if start < 0:
             self.faults.append("found no decoder_start_token_id")
         return start
-
-    def _most_tokens(self) -> int:
-        found: Any = self.tokenizer.get("model_max_length")
-        return int(found) if isinstance(found, int | float) and 1 <= found < 1 << 20 else 1 << 20
-
-    def _rules(self, size: int, unknown: int, end: int) -> Rules:
-        """What generation_config.json says of the search, where it has a form here. size: tokens of a target."""
-        ours = Renumbering(size, *(each if each < size else -1 for each in (unknown, end))).ours
-        given = {key: value for key, value in self.generation.items() if value is not None}
-        for key, value in given.items():
-            if key in UNSUPPORTED:
-                if value not in UNSUPPORTED[key]:
-                    self.faults.append(f"{key} {value!r} is not supported; remove it from {GENERATION}")
-            elif key not in SUPPORTED and value is not False:
-                self.faults.append(f"{GENERATION} has {key}, which is not known here; remove it")
-
-        def number(key: str, default: float, kinds: type | tuple[type, ...] = int) -> Any:
-            found: Any = given.get(key, default)
-            sound = isinstance(found, kinds) and not isinstance(found, bool)
-            if not sound or not -1e6 < found < 1e6:
-                self.faults.append(f"{key} is {found!r}, wanted a number")
-                return default
-            return found
-
-        def tokens(key: str, found: Any) -> list[int]:
-            if not all(isinstance(each, int) and 0 <= each < len(ours) for each in found):
-                self.faults.append(f"{key} names tokens that the vocabulary has not")
-                return []
-            return [int(ours[each]) for each in found]
-
-        banned = []
-        words = given.get("bad_words_ids") or []
-        if not all(isinstance(each, list) and len(each) == 1 for each in words):
-            self.faults.append("bad_words_ids of several tokens are not supported")
-            words = []
-        banned += [each for each in tokens("bad_words_ids", [each[0] for each in words]) if each != END]
-        banned += tokens("suppress_tokens", given.get("suppress_tokens") or [])
-        prefix = tokens("forced_bos_token_id", [given[key] for key in ("forced_bos_token_id",) if key in given])
-        forced = given.get("forced_eos_token_id")
-        if forced is not None and tokens("forced_eos_token_id", forced if isinstance(forced, list) else [forced]) != [
-            END
-        ]:
-            self.faults.append(f"forced_eos_token_id {forced} is not the end, which is not supported")
-        stopping = given.get("early_stopping", False)
-        if stopping not in (True, False, "never"):
-            self.faults.append(f"early_stopping is {stopping!r}, wanted true, false or never")
-        most = number("max_new_tokens", 0) or max(number("max_length", 1) - 1, 0)
-        least = number("min_new_tokens", -1) + 1 or number("min_length", 0)
-        repeated = number("no_repeat_ngram_size", 0)
-        if repeated == 1:
-            self.faults.append("no_repeat_ngram_size 1 is not supported")
-        if most and most <= len(prefix):
-            self.faults.append(f"translations of at most {most} tokens have no room for one")
-        return Rules(
-            "transformers",
-            beam=number("num_beams", Rules().beam),
-            length_penalty=float(number("length_penalty", 1.0, (int, float))),
-            early_stopping=stopping,
-            prefix=tuple(prefix),
-            banned=tuple(dict.fromkeys(banned)),
-            least=least,
-            most=most,
-            forced_end=forced is not None,
-            no_repeat_ngram=repeated,
-        )
 
     # ------------------------------------------------------------------------------------------------------- weights
 
@@ -458,7 +264,7 @@ class _Reader:
             found = encoder, decoder, decoder if tied else self._array(tensors, (output,), decoder.shape)
         return found if len(self.faults) == before else None
 
-    def _fits(self, vocabulary: _Vocabulary, tables: Sequence[NDArray[np.float32]], end: int) -> None:
+    def _fits(self, vocabulary: Vocabulary, tables: Sequence[NDArray[np.float32]], end: int) -> None:
         """Whether the vocabulary is the weights' own."""
         for table, pieces in zip(tables, (vocabulary.source, vocabulary.target), strict=False):
             if not pieces:
@@ -543,215 +349,3 @@ class _Reader:
             return sinusoids(length + OFFSET, width)[OFFSET:]
         angles = np.arange(length)[:, None] / np.power(10_000, 2 * np.arange(width // 2) / width)
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
-
-    # ---------------------------------------------------------------------------------------------------- vocabulary
-
-    def _vocabulary(self) -> _Vocabulary:
-        """The vocabulary of the folder; an empty one, with a fault, where there is none."""
-        there = {each.name for each in self.path.iterdir() if each.is_file()}
-        if there & {"source.spm", "target.spm"}:
-            return self._of_marian()
-        if there >= {"vocab.json", PIECES} and FAST not in there:
-            return self._of_m2m()
-        if FAST in there:
-            return self._of_tokenizers()
-        if there >= {"vocab.json", "merges.txt"}:
-            return self._of_byte_pairs()
-        if PIECES in there:
-            return self._of_fairseq()
-        self.faults.append(f"found no vocabulary, wanted source.spm, target.spm and vocab.json, or {FAST}, or {PIECES}")
-        return self._made("sentencepiece", [], {})
-
-    def _special(self, name: str, default: str) -> str:
-        found = self.tokenizer.get(name, default)
-        return str(found.get("content", default)) if isinstance(found, dict) else str(found or default)
-
-    def _numbered(self, name: str) -> list[str | None]:
-        """A {piece: token} file as a list of pieces."""
-        return self._in_order(self._json(name), name)
-
-    def _in_order(self, found: Mapping[str, Any], name: str) -> list[str | None]:
-        if not found or not all(isinstance(each, int) and 0 <= each < 1 << 24 for each in found.values()):
-            self.faults.append(f"{name} numbers no pieces")
-            return []
-        pieces: list[str | None] = [None] * (max(found.values()) + 1)
-        for piece, token in found.items():
-            pieces[token] = piece
-        return pieces
-
-    def _made(self, kind: str, source: list[str | None], files: Mapping[str, bytes], **more: Any) -> _Vocabulary:
-        special = {
-            name: self._special(f"{name}_token", default)
-            for name, default in {"unk": "<unk>", "eos": "</s>", "bos": "<s>", "pad": "<pad>", "mask": "<mask>"}.items()
-        }
-        added = self.tokenizer.get("added_tokens_decoder")
-        hidden = {*special.values()}
-        if isinstance(added, dict):
-            hidden |= {each["content"] for each in added.values() if isinstance(each, dict) and each.get("special")}
-        languages = {
-            next(filter(None, found.groups())): token
-            for token, piece in enumerate(source)
-            if piece and (found := LANGUAGE.fullmatch(piece))
-        }
-        unknown = source.index(special["unk"]) if special["unk"] in source else -1
-        return _Vocabulary(kind, source, files, unknown, special["eos"], hidden, languages, **more)
-
-    def _of_marian(self) -> _Vocabulary:
-        files = {name: self._bytes(name) for name in ("source.spm", "target.spm")}
-        source = self._numbered("vocab.json")
-        target = self._numbered("target_vocab.json") if self.tokenizer.get("separate_vocabs") else source
-        found = self._made("sentencepiece", source, files, target=target, spare=0)
-        # a model for several languages reads its own in the text
-        found.before = (TARGET,) if found.languages else ()
-        return found
-
-    def _of_m2m(self) -> _Vocabulary:
-        pieces = self._numbered("vocab.json")
-        codes = CODES.get(self.tokenizer.get("language_codes", "m2m100"), M2M100).split()
-        pieces += [f"__{code}__" for code in codes]
-        found = self._made("sentencepiece", pieces, {PIECES: self._bytes(PIECES)})
-        return self._of_languages(found, "M2M100Tokenizer")
-
-    def _of_fairseq(self) -> _Vocabulary:
-        """Pieces of sentencepiece in the order of fairseq: four of its own first, then languages, at last the mask."""
-        import sentencepiece
-
-        content = self._bytes(PIECES)
-        try:
-            model = sentencepiece.SentencePieceProcessor(model_proto=content)
-        except RuntimeError:
-            self.faults.append(f"{PIECES} is no vocabulary of sentencepiece")
-            return self._made("sentencepiece", [], {})
-        pieces: list[str | None] = ["<s>", "<pad>", "</s>", "<unk>"]
-        pieces += [model.id_to_piece(i) for i in range(3, len(model))]
-        extra = self._json("special_tokens_map.json") if (self.path / "special_tokens_map.json").is_file() else {}
-        codes = extra.get("additional_special_tokens") or self.tokenizer.get("additional_special_tokens") or []
-        codes = [each.get("content") if isinstance(each, dict) else each for each in codes]
-        if not codes:
-            self.faults.append(f"found no languages in special_tokens_map.json or {TOKENIZER}, and no {FAST}")
-        found = self._made("sentencepiece", [*pieces, *map(str, codes), "<mask>"], {PIECES: content})
-        return self._of_languages(found, self._tokenizer_class("MBart50Tokenizer"))
-
-    def _of_tokenizers(self) -> _Vocabulary:
-        fast = self._json(FAST)
-        model = fast.get("model", {})
-        numbered = model.get("vocab", {}) if isinstance(model, dict) else {}
-        if isinstance(numbered, list):  # of a unigram model: (piece, score)
-            numbered = {each[0]: token for token, each in enumerate(numbered)}
-        added = [each for each in fast.get("added_tokens", []) if isinstance(each, dict)]
-        pieces = self._in_order({**numbered, **{each["content"]: each["id"] for each in added}}, FAST)
-        kind, files = "tokenizers", {FAST: self._bytes(FAST)}
-        if (self.path / PIECES).is_file():  # the same pieces, by the lighter library
-            kind, files = "sentencepiece", {PIECES: self._bytes(PIECES)}
-        found = self._made(kind, pieces, files)
-        found.hidden |= {each["content"] for each in added if each.get("special")}
-        return self._of_languages(found, self._tokenizer_class("BartTokenizer"))
-
-    def _of_byte_pairs(self) -> _Vocabulary:
-        """vocab.json and merges.txt as one tokenizer.json."""
-        try:
-            import tokenizers
-        except ModuleNotFoundError:
-            self.faults.append(
-                "merges.txt is read by tokenizers, which is not installed; run: pip install 'int8-zoo[import]'"
-            )
-            return self._made("tokenizers", [], {})
-        try:
-            merged = tokenizers.ByteLevelBPETokenizer.from_file(
-                str(self.path / "vocab.json"), str(self.path / "merges.txt"), trim_offsets=True
-            )
-        except Exception as error:  # what the library raises has no class of its own
-            self.faults.append(f"merges.txt is damaged ({one_line(error)})")
-            return self._made("tokenizers", [], {})
-        files = {FAST: merged.to_str().encode()}
-        return self._of_languages(self._made("tokenizers", self._numbered("vocab.json"), files), "BartTokenizer")
-
-    def _tokenizer_class(self, default: str) -> str:
-        found = str(self.tokenizer.get("tokenizer_class") or default).removesuffix("Fast")
-        if found in FIRST_LANGUAGE or found in ("BartTokenizer", "RobertaTokenizer"):
-            return found
-        return {
-            "M2M100ForConditionalGeneration": "NllbTokenizer",
-            "MBartForConditionalGeneration": "MBart50Tokenizer",
-        }.get(self.config["architectures"][0], "BartTokenizer")
-
-    def _of_languages(self, found: _Vocabulary, kind: str) -> _Vocabulary:
-        """What stands around a source with this class of tokenizer."""
-        if kind not in FIRST_LANGUAGE:
-            found.before = ("bos",)
-            found.bos = self._special("bos_token", "<s>")
-            found.languages = {}
-            return found
-        chosen = self.tokenizer.get("src_lang") or FIRST_LANGUAGE[kind]
-        found.first = {SOURCE: str(chosen), TARGET: str(self.tokenizer.get("tgt_lang") or "")}
-        found.starts = kind == "MBartTokenizer"
-        found.prefixed = not found.starts
-        if found.starts or self.tokenizer.get("legacy_behaviour"):
-            found.after = ("eos", SOURCE)
-        else:
-            found.before = (SOURCE,)
-        return found
-
-
-@dataclass
-class _Vocabulary:
-    """A vocabulary in the original's tokens.
-
-    source, target: pieces by token. hidden: pieces that are no text. languages: {name: token}. first: the languages
-    that the folder itself chooses. starts: translations start after the token of the target language, instead of
-    beginning with it (`prefixed`).
-    """
-
-    kind: str
-    source: list[str | None]
-    files: Mapping[str, bytes]
-    unknown: int
-    end: str
-    hidden: set[str]
-    languages: dict[str, int]
-    target: list[str | None] = field(default_factory=list)
-    spare: int = SPARE
-    before: tuple[str, ...] = ()
-    after: tuple[str, ...] = ("eos",)
-    bos: str = ""
-    first: Mapping[str, str] = field(default_factory=dict)
-    starts: bool = False
-    prefixed: bool = False
-
-    def __post_init__(self) -> None:
-        self.target = self.target or self.source
-
-    def framed(
-        self, source: Renumbering, target: Renumbering, rules: Rules, languages: Mapping[str, str]
-    ) -> tuple[Framing, tuple[list[str | None], ...]]:
-        """The framing and the pieces in the zoo's tokens. Raises RequestError for a language that the model has not."""
-        ours = source.ours
-        places: dict[str, int | str] = {"eos": END, SOURCE: SOURCE, TARGET: TARGET}
-        if self.bos in self.source:
-            places["bos"] = int(ours[self.source.index(self.bos)])
-        known = {name: int(ours[token]) for name, token in self.languages.items()}
-        chosen = {side: languages[side] or self.first.get(side, "") for side in (SOURCE, TARGET)}
-        for side, name in chosen.items():
-            if languages[side] and name not in known:
-                wanted = f"wanted one of: {', '.join(sorted(known))}" if known else "this model has none to choose from"
-                raise RequestError(f"found --{side}-language {name}; {wanted}")
-        prefixed = self.prefixed
-        if prefixed and not chosen[TARGET] and rules.prefix:  # which is a language, or what all translations begin with
-            chosen[TARGET] = next((name for name, token in known.items() if (token,) == rules.prefix), "")
-            prefixed = bool(chosen[TARGET])
-        pieces = source.pieces(self.source)
-        other = target.pieces(self.target)
-        hidden = [token for token, piece in enumerate(other) if piece is None or piece in self.hidden]
-        hidden += [known[name] for name in known if self.target is self.source]
-        framing = Framing(
-            self.kind,
-            tuple(self.files),
-            tuple(places[each] for each in self.before if each in places),
-            tuple(places[each] for each in self.after),
-            known or None,
-            chosen[SOURCE] if chosen[SOURCE] in known else "",
-            chosen[TARGET] if chosen[TARGET] in known else "",
-            prefixed,
-            tuple(sorted(set(hidden))),
-        )
-        return framing, (pieces,) if self.target is self.source else (pieces, other)

@@ -1,24 +1,13 @@
-"""Models of Marian: model.npz, and the .bin of Bergamot and Firefox, whose matrices may be int8.
-
-A .bin (marian-dev, src/common/binary.cpp) is, little-endian: uint64 version 1; uint64 n; n times uint64 length of the
-name, type, dimensions, bytes; the names, each with a zero at its end; the dimensions, int32; uint64 c and c bytes of
-padding; the bytes of every tensor. A quantized one (intgemm8, intgemm16) holds the integers of the transposed matrix
-row by row, of a table of embeddings those of the table itself, then float32 m: a weight is an integer / m. The float32
-NAME_QuantMultA, where there is one, is the m of what the matrix NAME is multiplied with.
-"""
+"""Models of Marian, of Bergamot and of Firefox."""
 
 from __future__ import annotations
 
 import gzip
 import re
-import struct
-import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +16,13 @@ from pipelines.core.errors import RequestError
 from zoo.transformer_mt.data import POSITIONS, UNKNOWN
 from zoo.transformer_mt.decode import Rules
 from zoo.transformer_mt.importing.imported import Imported, Renumbering
+from zoo.transformer_mt.importing.marian_file import Tensor, candidates, is_model
+from zoo.transformer_mt.importing.marian_folder import Folder, Vocabulary
 from zoo.transformer_mt.model import Form
 from zoo.transformer_mt.shortlist import MAGIC, SHORTLIST, Shortlist, read_binary, read_text
 from zoo.transformer_mt.vocabularies import Framing
 
-CONFIG = "special:model.yml"  # the tensor that holds the options
 EPSILON = 1e-6
-VERSION = struct.pack("<Q", 1)  # what a .bin begins with
-PLAIN = {0x101: "<i1", 0x402: "<f2", 0x404: "<f4", 0x408: "<f8"}
-QUANTIZED = {0x4101: "<i1", 0x10001: "<i1", 0x4102: "<i2", 0x10002: "<i2"}  # of browsermt's and of Marian's own
 ALPHA = "_QuantMultA"
 FIREFOX = Rules(kind="marian", beam=1, length_penalty=1.0, growth=2.0, banned=(UNKNOWN,))  # how a browser decodes
 OWN = Rules(kind="marian", beam=12, length_penalty=0.0, growth=3.0, banned=(UNKNOWN,))  # Marian's defaults
@@ -73,17 +60,9 @@ SUPPORTED_AVERAGE = {
 CONTROL = tuple(f"<0x{i:02X}>" for i in range(32))  # pieces that Marian never chooses
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor. values: float32, of a quantized one what its integers stand for. multiplier: of a quantized one."""
-
-    values: NDArray[np.float32]
-    multiplier: float = 0.0
-
-
 def recognized(path: Path) -> bool:
     """Whether it is a model of Marian or a folder with one."""
-    return any(_is_model(each) for each in _candidates(path))
+    return any(is_model(each) for each in candidates(path))
 
 
 def read(path: Path, *, source_language: str = "", target_language: str = "") -> Imported:
@@ -97,118 +76,14 @@ def read(path: Path, *, source_language: str = "", target_language: str = "") ->
     return _Reader(path).read()
 
 
-def tensors(path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a model by name, and its options, YAML. Raises RequestError for a file that is none such."""
-    try:
-        return _of_npz(path) if path.suffix == ".npz" else _of_bin(path.read_bytes())
-    except OSError as error:
-        raise RequestError(f"cannot read {path.name}: {error.strerror or error}") from error
-    except (ValueError, KeyError, EOFError, struct.error, zipfile.BadZipFile) as error:
-        raise RequestError(f"{path.name} is damaged ({error})") from error
-
-
-def _of_npz(path: Path) -> tuple[dict[str, Tensor], str]:
-    with np.load(path, allow_pickle=False) as archive:
-        found = {name: archive[name] for name in archive.files}
-    options = found.pop(CONFIG, np.zeros(0, np.int8)).tobytes()
-    if other := [name for name, each in found.items() if each.dtype.kind != "f"]:
-        raise ValueError(f"{other[0]} has the type {found[other[0]].dtype}")
-    return {name: Tensor(each.astype(np.float32)) for name, each in found.items()}, _text(options)
-
-
-def _text(options: bytes) -> str:
-    return options.rstrip(b"\0").decode("utf-8")
-
-
-def _of_bin(content: bytes) -> tuple[dict[str, Tensor], str]:
-    """See the module."""
-    at = 0
-
-    def take(count: int) -> bytes:
-        nonlocal at
-        if not 0 <= count <= len(content) - at:
-            raise ValueError(f"it ends after {len(content):,} bytes, which is too early")
-        at += count
-        return content[at - count : at]
-
-    def whole() -> int:
-        return int.from_bytes(take(8), "little")
-
-    if take(8) != VERSION:
-        raise ValueError("it is no .bin of Marian, version 1")
-    headers = list(struct.iter_unpack("<4Q", take(32 * whole())))
-    names = [take(length)[:-1].decode("utf-8") for length, *_ in headers]
-    shapes = [struct.unpack(f"<{count}i", take(4 * count)) for _, _, count, _ in headers]
-    take(whole())
-    found, options = {}, ""
-    for name, shape, (_, kind, _, size) in zip(names, shapes, headers, strict=True):
-        part, elements = take(size), prod(shape)
-        dtype = PLAIN.get(kind) or QUANTIZED.get(kind)
-        if name == CONFIG:
-            options = _text(part)
-            continue
-        if dtype is None or (dtype == "<i1" and kind in PLAIN):
-            raise ValueError(
-                f"{name} has the type {kind:#x}: wanted float32, or what marian-conv --gemm-type intgemm8 writes"
-            )
-        if min(shape, default=1) < 1 or len(part) < elements * int(dtype[2]) + 4 * (kind in QUANTIZED):
-            raise ValueError(f"{name} has {len(part)} bytes for {' x '.join(map(str, shape))}")
-        values = np.frombuffer(part, dtype, elements)
-        if kind in PLAIN:
-            found[name] = Tensor(values.reshape(shape).astype(np.float32))
-            continue
-        (multiplier,) = struct.unpack_from("<f", part, values.nbytes)
-        if not 0 < multiplier < float("inf"):
-            raise ValueError(f"{name} has the multiplier {multiplier}")
-        rows = shape[-1]
-        table = values.reshape(shape) if "Wemb" in name else values.reshape(rows, -1).T
-        found[name] = Tensor(table.astype(np.float32) / np.float32(multiplier), multiplier)
-    return found, options
-
-
-def _candidates(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    return sorted(each for each in path.glob("*") if each.suffix in (".npz", ".bin") and ".optimizer." not in each.name)
-
-
-def _is_model(path: Path) -> bool:
-    if path.suffix == ".npz":
-        try:
-            with zipfile.ZipFile(path) as archive:
-                return f"{CONFIG}.npy" in archive.namelist() or any("Wemb" in name for name in archive.namelist())
-        except (OSError, zipfile.BadZipFile):
-            return False
-    try:
-        with path.open("rb") as file:
-            return file.read(8) == VERSION
-    except OSError:
-        return False
-
-
-class _Reader:
+class _Reader(Folder):
     """Reads one model, and gathers what is wrong with it."""
 
     def __init__(self, path: Path) -> None:
-        self.folder = path if path.is_dir() else path.parent
-        self.faults: list[str] = []
-        self.path = path
+        super().__init__(path)
         self.used: set[str] = set()
         self.int8: set[str] = set()
         self.magnitudes: dict[str, float] = {}
-        self.decoding = self._decoding()
-        self.file = path if path.is_file() else self._chosen()
-        self.tensors: dict[str, Tensor] = {}
-        self.options: Mapping[str, Any] = {}
-        if self.file:
-            try:
-                self.tensors, text = tensors(self.file)
-                beside = Path(f"{self.file}.yml")
-                self.options = self._yaml(text or beside.read_text("utf-8"), CONFIG if text else beside.name)
-            except (OSError, UnicodeDecodeError):
-                self.faults.append(f"found neither {CONFIG} in {self.file.name} nor {self.file.name}.yml")
-            except RequestError as error:
-                self.faults.append(str(error))
 
     def read(self) -> Imported:
         """See `read`."""
@@ -245,72 +120,6 @@ class _Reader:
             about | ({"int8": f"{len(self.int8)} matrices"} if self.int8 else {}),
             self.magnitudes,
         )
-
-    def _refusal(self) -> RequestError:
-        return RequestError(f"{self.path} cannot be imported: {'; '.join(dict.fromkeys(self.faults))}")
-
-    # ------------------------------------------------------------------------------------------------- configuration
-
-    def _yaml(self, text: str, name: str) -> dict[str, Any]:
-        """A file of options; every value is text, a list or a dict."""
-        try:
-            import yaml  # type: ignore[import-untyped]
-        except ModuleNotFoundError:
-            self.faults.append(f"{name} is read by PyYAML, which is not installed; run: pip install 'int8-zoo[import]'")
-            return {}
-        try:
-            found = yaml.load(text, getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # makes text, lists and dicts alone
-        except (yaml.YAMLError, RecursionError):
-            found = None
-        if isinstance(found, dict) and all(isinstance(key, str) for key in found):
-            return found
-        self.faults.append(f"{name} is no YAML of options")
-        return {}
-
-    def _decoding(self) -> Mapping[str, Any]:
-        """The options of marian-decoder in the folder, empty where there are none."""
-        for path in sorted(self.folder.glob("*.yml")):
-            text = path.read_text("utf-8", "replace")
-            if re.search(r"^models:", text, re.MULTILINE):
-                return self._yaml(text, path.name)
-        return {}
-
-    def _listed(self, options: Mapping[str, Any], name: str) -> list[str]:
-        found = options.get(name) or []
-        return [str(each) for each in (found if isinstance(found, list) else [found])]
-
-    def _chosen(self) -> Path | None:
-        """The model's file."""
-        names = [Path(each).name for each in self._listed(self.decoding, "models")]
-        if len(names) > 1:
-            self.faults.append(
-                f"models: {', '.join(names)} are an ensemble, which is not supported; name one of the files"
-            )
-            return None
-        found = [each for each in _candidates(self.folder) if each.name in names] or [
-            each for each in _candidates(self.folder) if _is_model(each)
-        ]
-        if len(found) == 1:
-            return found[0]
-        self.faults.append(
-            f"found the models {', '.join(each.name for each in found)}; name one of them"
-            if found
-            else f"found no model of Marian in {self.folder}, wanted a .npz or .bin"
-        )
-        return None
-
-    def _option(self, name: str, default: str = "") -> str:
-        return str(self.options.get(name, default))
-
-    def _whole(self, name: str, default: str = "", least: int = 1) -> int:
-        found = self._option(name, default)
-        if found.isdecimal() and least <= int(found) < 1 << 30:
-            return int(found)
-        self.faults.append(f"{name} is {found or 'missing'}, wanted a whole number from {least} on")
-        return least
-
-    def _flag(self, name: str) -> bool:
-        return self._option(name, "false") == "true"
 
     def _form(self) -> tuple[Form, bool]:
         """The form, and whether layers normalize before. What is not supported becomes a fault by its option's name."""
@@ -387,7 +196,7 @@ class _Reader:
                 "transformer-preprocess: n with transformer-decoder-autoreg: average-attention is not supported"
             )
 
-    def _rules(self, vocabulary: _Vocabulary, renumbered: Renumbering) -> Rules:
+    def _rules(self, vocabulary: Vocabulary, renumbered: Renumbering) -> Rules:
         """Those of marian-decoder's options in the folder; of a browser where there are none beside a .bin."""
         if not self.decoding:
             assert self.file is not None
@@ -416,7 +225,7 @@ class _Reader:
             banned=banned,
         )
 
-    def _shortlist(self, vocabularies: Sequence[_Vocabulary], renumbered: Sequence[Renumbering]) -> Shortlist | None:
+    def _shortlist(self, vocabularies: Sequence[Vocabulary], renumbered: Sequence[Renumbering]) -> Shortlist | None:
         """The one in the folder, in the zoo's tokens; None where there is none."""
         name, *numbers = self._listed(self.decoding, "shortlist") or [""]
         found = sorted(each for each in self.folder.glob("lex*") if ".s2t" in each.name or each.suffix == ".bin")
@@ -480,7 +289,7 @@ class _Reader:
         return Tensor(values, found.multiplier)
 
     def _state(
-        self, form: Form, pre_norm: bool, vocabularies: Sequence[_Vocabulary]
+        self, form: Form, pre_norm: bool, vocabularies: Sequence[Vocabulary]
     ) -> tuple[dict[str, NDArray[np.float32]], tuple[Renumbering, ...], Form]:
         """The state dict of the zoo's network, and how tokens are renumbered."""
         width, found = form.width, {}
@@ -593,102 +402,3 @@ class _Reader:
             alpha = next((each.values for name in names if (each := self.tensors.get(name + ALPHA))), np.zeros(1))
             if 0 < (multiplier := float(alpha.ravel()[0])) < np.inf:
                 self.magnitudes[ours] = 127 / multiplier
-
-    # ---------------------------------------------------------------------------------------------------- vocabulary
-
-    def _vocabularies(self) -> list[_Vocabulary]:
-        """Of the source, and of the target where it is another."""
-        named: list[str] = []
-        assert self.file is not None
-        beside = Path(f"{self.file}.yml")
-        training = self._yaml(beside.read_text("utf-8", "replace"), beside.name) if beside.is_file() else {}
-        for options in (self.decoding, training):
-            names = [Path(each).name for each in self._listed(options, "vocabs")]
-            if not named and names and all((self.folder / each).is_file() for each in names):
-                named = names
-        if not named:
-            each_side = [sorted(each.name for each in self.folder.glob(f"{side}vocab*.spm")) for side in ("src", "trg")]
-            both = sorted(each.name for each in self.folder.glob("*vocab*") if each.suffix in (".spm", ".yml", ".json"))
-            named = [each[0] for each in each_side] if all(len(each) == 1 for each in each_side) else both
-            if len(named) != 1 and named is both:
-                self.faults.append(
-                    f"found the vocabularies {', '.join(both) or 'none'} in {self.folder}, "
-                    "wanted vocab.spm or vocab.yml, or the names under vocabs: in decoder.yml"
-                )
-                return []
-        if len(named) > 2:  # one for each of several sources
-            self.faults.append(f"vocabs: {', '.join(named)} are of several sources, which is not supported")
-        sides: list[tuple[str, ...]] = [("source",), ("target",)] if len(set(named)) > 1 else [("source", "target")]
-        return [self._vocabulary(name, side) for name, side in zip(dict.fromkeys(named), sides, strict=False)]
-
-    def _vocabulary(self, name: str, sides: Sequence[str]) -> _Vocabulary:
-        """The vocabulary in a file. sides: whose spm cuts text where it is YAML."""
-        try:
-            content = (self.folder / name).read_bytes()
-        except OSError as error:
-            self.faults.append(f"cannot read {name} ({error.strerror or error})")
-            return _Vocabulary("", [], 0, 0, {})
-        if name.endswith(".spm"):
-            return self._of_sentencepiece(name, content)
-        found = self._yaml(content.decode("utf-8", "replace"), name)
-        if not all(isinstance(each, str) and each.isdecimal() and int(each) < 1 << 24 for each in found.values()):
-            self.faults.append(f"{name} numbers no words")
-            found = {}
-        pieces: list[str | None] = [None] * (max(map(int, found.values()), default=-1) + 1)
-        for piece, token in found.items():
-            pieces[int(token)] = piece
-
-        def special(text: str, nematus: str, token: int) -> int:
-            if token < len(pieces) and pieces[token] in (None, "", nematus):
-                return token
-            if text not in pieces:
-                self.faults.append(f"{name} has no {text}")
-                return 0
-            return pieces.index(text)
-
-        end, unknown = special("</s>", "eos", 0), special("<unk>", "UNK", 1)
-        paths = [self.folder / f"{side}.spm" for side in sides]
-        files = {each.name: each.read_bytes() for each in paths if each.is_file()}
-        if files and len(files) < len(paths):
-            self.faults.append(f"found {', '.join(files)} alone, wanted {' and '.join(each.name for each in paths)}")
-        return _Vocabulary("sentencepiece" if files else "words", pieces, unknown, end, files, spare=-1)
-
-    def _of_sentencepiece(self, name: str, content: bytes) -> _Vocabulary:
-        import sentencepiece
-
-        try:
-            model = sentencepiece.SentencePieceProcessor(model_proto=content)
-        except RuntimeError:
-            self.faults.append(f"{name} is no vocabulary of sentencepiece")
-            return _Vocabulary("", [], 0, 0, {})
-        if model.eos_id() < 0:
-            self.faults.append(f"{name} has no end of a sentence")
-        pieces = [model.id_to_piece(i) for i in range(len(model))]
-        return _Vocabulary("sentencepiece", pieces, model.unk_id(), model.eos_id(), {name: content})
-
-
-@dataclass
-class _Vocabulary:
-    """A vocabulary in the original's tokens. spare: rows of the table that no piece has, at most; -1: pieces beyond the
-    table are left out, as Marian does with dim-vocabs.
-    """
-
-    kind: str
-    pieces: Sequence[str | None]
-    unknown: int
-    end: int
-    files: Mapping[str, bytes]
-    spare: int = 64
-
-    @property
-    def tokens(self) -> dict[str, int]:
-        """{piece: token}."""
-        return {piece: token for token, piece in enumerate(self.pieces) if piece is not None}
-
-    def fit(self, rows: int, faults: list[str]) -> None:
-        """Whether it is the vocabulary of a table of so many rows."""
-        if self.spare < 0:
-            self.pieces = self.pieces[:rows]
-        spare = self.spare if self.spare >= 0 else rows
-        if not 0 <= rows - len(self.pieces) <= spare or max(self.unknown, self.end) >= rows:
-            faults.append(f"the vocabulary has {len(self.pieces)} pieces, the weights {rows}")

@@ -1,0 +1,325 @@
+"""Values of a Transformer's frozen graph: constants, linear layers, and what attention multiplies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import edit, query, reference_session
+from pipelines.kernels.transformer.program import (
+    LANES,
+    RowLinear,
+    StaticQParams,
+)
+from pipelines.quantization.scales import weight_qparams
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+PROBE = 5  # length of the sentence on which masks are evaluated
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """x W + b for the value x, quantized by `qparams`: weight int8 [K, N], scale and bias float32 [N]."""
+
+    x: ir.Value
+    weight: Array
+    scale: Floats
+    bias: Floats
+    qparams: StaticQParams | None
+
+    def columns(self, first: int, last: int) -> LinearLayer:
+        """The layer that computes columns [first, last)."""
+        return replace(
+            self, weight=self.weight[:, first:last], scale=self.scale[first:last], bias=self.bias[first:last]
+        )
+
+    def row_linear(self) -> RowLinear:
+        """The layer as an operand of operations."""
+        return RowLinear(np.ascontiguousarray(self.weight), self.scale, self.bias, self.qparams)
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """Token embeddings: weight int8 [vocabulary, width], scale float32 [vocabulary]."""
+
+    weight: Array
+    scale: Floats
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention heads: `count` of `size` columns each, padded to `padded_size`, a multiple of `LANES`."""
+
+    count: int
+    size: int
+
+    @property
+    def padded_size(self) -> int:
+        """Columns of a head as the kernels take it."""
+        return -(-self.size // LANES) * LANES
+
+    def pad(self, array: Array) -> Array:
+        """[..., count * size] -> [..., count * padded_size], heads padded with zeros."""
+        if self.padded_size == self.size:
+            return array
+        parts = array.reshape(*array.shape[:-1], self.count, self.size)
+        wide = [(0, 0)] * (parts.ndim - 1) + [(0, self.padded_size - self.size)]
+        return np.pad(parts, wide).reshape(*array.shape[:-1], self.count * self.padded_size)
+
+    def pad_outputs(self, layer: LinearLayer, factor: float = 1.0) -> LinearLayer:
+        """The layer whose result is multiplied by `factor`, its heads padded."""
+        scale, bias = layer.scale * np.float32(factor), layer.bias * np.float32(factor)
+        return replace(layer, weight=self.pad(layer.weight), scale=self.pad(scale), bias=self.pad(bias))
+
+
+class GraphValues:
+    """Looks values of a graph up by what computes them.
+
+    names: the inputs of tokens. memory: name of the encoder's result, "" for an encoder.
+    """
+
+    def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str) -> None:
+        self.model, self.names, self.memory = model, names, memory
+        self.what = "decoder" if memory else "encoder"
+
+    def value(self, name: str) -> ir.Value:
+        """The value of this name, an output of the graph or of a node."""
+        for value in (*self.model.graph.outputs, *(output for node in self.model.graph for output in node.outputs)):
+            if value.name == name:
+                return value
+        raise RequestError(f"the graph {self.model.graph.name} has no value {name}")
+
+    def refuse(self, value: ir.Value, why: str) -> NoReturn:
+        """Raise RequestError, naming the operator that computes `value` and the reason."""
+        node = value.producer()
+        what = f"the input {value.name}" if node is None else f"{node.op_type} {query.label(node)}"
+        raise RequestError(f"the native decoder cannot map {what}: {why}; use another engine")
+
+    def skip_qdq(self, value: ir.Value | None) -> ir.Value:
+        """The value before Q/DQ pairs, Cast and Identity."""
+        assert value is not None
+        while (node := value.producer()) is not None and value.name != self.memory:
+            through = query.is_op(node, "QuantizeLinear", "DequantizeLinear", "Identity", "Cast")
+            if not through or node.inputs[0] is None or self.constant(node.inputs[0]) is not None:
+                break
+            value = node.inputs[0]
+        return value
+
+    def constant(self, value: ir.Value | None) -> Array | None:
+        """A constant, maybe behind DequantizeLinear, Transpose, Identity or a Cast to float32."""
+        node = value.producer() if value is not None else None
+        if (array := query.constant(value)) is not None or node is None:
+            return array
+        if (quantized := query.dequantized(value)) is not None:
+            integers, scale, zero_point = quantized
+            axis = node.attributes.get_int("axis", 1)
+            shape = [-1 if i == axis % integers.ndim else 1 for i in range(integers.ndim)] if scale.size > 1 else []
+            offset = (
+                0 if zero_point is None else zero_point.astype(np.int32).reshape(shape if zero_point.size > 1 else [])
+            )
+            return np.asarray((integers.astype(np.int32) - offset) * scale.reshape(shape), np.float32)
+        if query.is_op(node, "Identity", "Transpose", "Cast") and (array := self.constant(node.inputs[0])) is not None:
+            if node.op_type == "Cast":
+                return array.astype(np.float32) if node.attributes.get_int("to", 0) == ir.DataType.FLOAT else None
+            return (
+                array.transpose(node.attributes.get_ints("perm", range(array.ndim)[::-1]))
+                if node.op_type == "Transpose"
+                else array
+            )
+        return None
+
+    def scalar(self, value: ir.Value | None) -> float | None:
+        """A constant of one element as a number, else None."""
+        array = self.constant(value)
+        return float(array.item()) if array is not None and array.size == 1 else None
+
+    def int8_weight(self, value: ir.Value | None, transposed: bool) -> tuple[Array, Floats] | None:
+        """(int8 [K, N], scale [N]) of a constant matrix: as the graph has it quantized, or quantized here from
+        float.
+        """
+        integers, scale, zero_point = query.dequantized(value) or (None, None, None)
+        symmetric = zero_point is None or not zero_point.any()
+        if (
+            integers is not None
+            and scale is not None
+            and integers.dtype == np.int8
+            and integers.ndim == 2
+            and symmetric
+        ):
+            node = value.producer() if value is not None else None
+            assert node is not None
+            if scale.size == 1 or node.attributes.get_int("axis", 1) % 2 != transposed:
+                integers = integers.T if transposed else integers
+                return integers, np.broadcast_to(scale.astype(np.float32).ravel(), integers.shape[1])
+        array = self.constant(value)
+        if array is None or array.ndim != 2 or array.dtype.kind != "f":
+            return None
+        scale, integers = weight_qparams((array.T if transposed else array).astype(np.float32), 1)
+        return integers, scale
+
+    def linear_layer(self, value: ir.Value) -> LinearLayer | None:
+        """The linear layer that computes `value`, with its bias, or columns of it; None for anything else."""
+        node = value.producer()
+        if node is None:
+            return None
+        if query.is_op(node, "Split"):
+            return self.split_columns(value, node)
+        if query.is_op(node, "Add"):
+            for at, other in ((0, 1), (1, 0)):
+                added, layer = self.constant(node.inputs[at]), self.linear_layer(self.skip_qdq(node.inputs[other]))
+                if added is not None and layer is not None and added.size in (1, len(layer.scale)):
+                    return replace(layer, bias=layer.bias + added.astype(np.float32).ravel())
+            return None
+        gemm = query.is_op(node, "Gemm")
+        if not gemm and not query.is_op(node, "MatMul"):
+            return None
+        weights = self.int8_weight(node.inputs[1], gemm and node.attributes.get_int("transB", 0) != 0)
+        if weights is None:
+            return None
+        bias = np.zeros(weights[0].shape[1], np.float32)
+        if gemm:
+            if (
+                any(node.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta"))
+                or node.attributes.get_int("transA", 0) != 0
+            ):
+                self.refuse(value, "a Gemm with alpha, beta or transA")
+            if len(node.inputs) > 2 and node.inputs[2] is not None:
+                added = self.constant(node.inputs[2])
+                if added is None or added.size not in (1, len(bias)):
+                    self.refuse(value, "its bias is no constant vector")
+                bias = bias + added.astype(np.float32).ravel()
+        return LinearLayer(self.skip_qdq(node.inputs[0]), *weights, bias, self.input_qparams(node.inputs[0]))
+
+    def input_qparams(self, value: ir.Value | None) -> StaticQParams | None:
+        """The qparams of the Q/DQ pair before a linear layer, per-tensor uint8; None where there is no such pair."""
+        pair: list[list[Any]] = []
+        while value is not None and (node := value.producer()) is not None:
+            if query.is_op(node, "DequantizeLinear" if not pair else "QuantizeLinear"):
+                pair.append([query.constant(qparam) for qparam in (*node.inputs[1:], None)[:2]])
+                if len(pair) == 2:
+                    break
+            elif not query.is_op(node, "Identity", *(("Transpose", "Reshape", "GatherND") if pair else ("Cast",))):
+                return None
+            value = node.inputs[0]
+        if len(pair) < 2:
+            return None
+        for one, other in zip(*pair, strict=True):
+            if one is None or one.size != 1 or not np.array_equal(one, other):
+                return None
+        scale, zero_point = pair[0]
+        if zero_point.dtype != np.uint8:
+            return None
+        return StaticQParams(float(np.float32(scale.item())), int(zero_point.item()))
+
+    def split_columns(self, value: ir.Value, node: ir.Node) -> LinearLayer | None:
+        """The columns of a merged linear layer, such as QKV, that a Split gives."""
+        whole = self.linear_layer(self.skip_qdq(node.inputs[0]))
+        if whole is None:
+            return None
+        count, at = len(node.outputs), list(node.outputs).index(value)
+        sizes = query.integers(node, "split", 1) or [len(whole.scale) // count] * count
+        axis = node.attributes.get_int("axis", 0)
+        if sum(sizes) != len(whole.scale) or axis not in (-1, (query.rank(node.inputs[0]) or 0) - 1):
+            self.refuse(value, "it splits a linear layer otherwise than by columns")
+        return whole.columns(sum(sizes[:at]), sum(sizes[: at + 1]))
+
+    def evaluate(self, value: ir.Value, wanted: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:
+        """`wanted`, computed for one sentence of `length` times the same token, in source and target alike.
+
+        Refuses, naming `value`, what depends on more than the tokens.
+        """
+        assert wanted is not None
+        if (array := self.constant(wanted)) is not None:
+            return array
+        inputs = {value.name for value in self.model.graph.inputs}
+        try:
+            part = edit.extract(self.model, [name for name in self.names if name in inputs], [str(wanted.name)])
+        except RequestError:
+            self.refuse(value, f"{wanted.name} depends on more than the tokens")
+        feed = {
+            str(x.name): self.probe(str(x.name), length, token).astype(ir.DataType(x.dtype or 7).numpy())
+            for x in part.graph.inputs
+        }
+        return reference_session.run(reference_session.session(part, "mapping it needs"), feed)[0]
+
+    def probe(self, name: str, length: int, token: int) -> Array:
+        """What the input `name` is fed to find out what a value is."""
+        return np.full((1, length), token + 1, np.int64)
+
+    def scores(self, softmax: ir.Node) -> tuple[ir.Node, float, list[ir.Value | None]]:
+        """(the MatMul of queries and keys, its scale, its additive masks) before a Softmax."""
+        scale, masks, value = 1.0, [], self.skip_qdq(softmax.inputs[0])
+        while (node := value.producer()) is not None and query.is_op(node, "Div", "Mul", "Add"):
+            factor = self.scalar(node.inputs[1])
+            if node.op_type == "Add":
+                producers = [self.skip_qdq(x).producer() for x in node.inputs]
+                at = next((i for i, x in enumerate(producers) if x is not None and self.computes_scores(x)), None)
+                if at is None:
+                    self.refuse(value, "a sum in attention of which no part is the products")
+                masks.append(node.inputs[1 - at])
+                value = self.skip_qdq(node.inputs[at])
+                continue
+            if not factor:
+                self.refuse(value, "products of attention scaled by more than one number")
+            scale = scale / factor if node.op_type == "Div" else scale * factor
+            value = self.skip_qdq(node.inputs[0])
+        if node is None or not query.is_op(node, "MatMul"):
+            self.refuse(value, "wanted the products of queries and keys before a Softmax")
+        return node, scale, masks
+
+    def computes_scores(self, node: ir.Node) -> bool:
+        """Whether this computes attention scores: products of queries and keys, maybe scaled or masked."""
+        if query.is_op(node, "Div", "Mul", "Add"):
+            producers = [self.skip_qdq(x).producer() for x in node.inputs]
+            return any(producer is not None and self.computes_scores(producer) for producer in producers)
+        return query.is_op(node, "MatMul") and all(self.constant(x) is None for x in node.inputs)
+
+    def before_transpose(self, reader: ir.Value, value: ir.Value, perm: list[int]) -> ir.Value:
+        """The input of the Transpose `perm` that computes `value`; refuses `reader` for anything else."""
+        node = value.producer()
+        if node is None or not query.is_op(node, "Transpose") or list(node.attributes.get_ints("perm", [])) != perm:
+            self.refuse(reader, f"wanted a Transpose {perm} of the heads before it")
+        return self.skip_qdq(node.inputs[0])
+
+    def projection(self, heads: ir.Value | None, perm: list[int]) -> tuple[LinearLayer, Heads, float]:
+        """The linear layer of queries, keys or values, its heads, and the scalar that they are multiplied by.
+
+        Matches linear layer -> Reshape into heads -> Transpose `perm`, where [0, 2, 3, 1] may be two Transposes.
+        """
+        value, scale = self.skip_qdq(heads), 1.0
+        while (node := value.producer()) is not None and query.is_op(node, "Mul", "Div"):
+            if not (factor := self.scalar(node.inputs[1])):
+                self.refuse(value, "heads of attention scaled by more than one number")
+            scale, value = (scale * factor if node.op_type == "Mul" else scale / factor), self.skip_qdq(node.inputs[0])
+        if (
+            node is not None
+            and query.is_op(node, "Transpose")
+            and list(node.attributes.get_ints("perm", [])) == [0, 1, 3, 2]
+        ):
+            value, perm = self.skip_qdq(node.inputs[0]), [0, 2, 1, 3]
+        reshaped = self.before_transpose(value, value, perm)
+        reshape, shape, layer = reshaped.producer(), None, None
+        if reshape is not None and query.is_op(reshape, "Reshape"):
+            shape = query.shape_elements(reshape.inputs[1])
+        if reshape is not None and shape is not None and len(shape) == 4:
+            layer = self.linear_layer(self.skip_qdq(reshape.inputs[0]))
+        if shape is None or layer is None:
+            self.refuse(reshaped, "wanted a Reshape of a linear layer into heads")
+        width = len(layer.scale)
+        count, size = shape[2], shape[3]
+        if isinstance(size, int) and size > 0 and (not isinstance(count, int) or count < 1):
+            count = width // size
+        if (
+            not isinstance(count, int)
+            or count < 1
+            or width % count
+            or (isinstance(size, int) and size not in (-1, width // count))
+        ):
+            self.refuse(reshaped, f"it shapes {width} columns into heads {shape[2:]}")
+        return layer, Heads(count, width // count), scale

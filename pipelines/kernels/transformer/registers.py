@@ -1,0 +1,60 @@
+"""Registers of a program's operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipelines.kernels.transformer.program import (
+    MEMORY,
+    CrossAttention,
+    Linear,
+    Operation,
+    StaticQParams,
+    Vocabulary,
+)
+
+
+def unify_qparams(operations: list[Operation]) -> list[Operation]:
+    """Dynamic quantization where layers take one register by different qparams; each register is written once."""
+    readers: dict[int, set[StaticQParams | None]] = {}
+
+    def qparams_beside(operation: Linear | CrossAttention | Vocabulary) -> set[StaticQParams | None]:
+        return readers.setdefault(MEMORY if isinstance(operation, CrossAttention) else operation.input, set())
+
+    for operation in operations:
+        if isinstance(operation, Linear | CrossAttention | Vocabulary):
+            qparams_beside(operation).add(operation.layer.qparams)
+    unified: list[Operation] = []
+    for operation in operations:
+        if isinstance(operation, Linear | CrossAttention | Vocabulary) and len(qparams_beside(operation)) > 1:
+            operation = replace(operation, layer=replace(operation.layer, qparams=None))
+        unified.append(operation)
+    return unified
+
+
+def allocate_registers(operations: list[Operation]) -> list[Operation]:
+    """The same operations with as few registers as will do: one is written again after its last reader."""
+    last_reader = {register: i for i, operation in enumerate(operations) for register in _reads(operation).values()}
+    allocated: dict[int, int] = {}
+    free: list[int] = []
+    result: list[Operation] = []
+    for i, operation in enumerate(operations):
+        reads = _reads(operation)
+        changes = {name: allocated[register] for name, register in reads.items()}
+        done = [register for register in set(reads.values()) if last_reader[register] == i]
+        residual = reads.get("residual")
+        if residual in done and residual != reads.get("input"):  # each element is read before it is written
+            done.remove(residual)
+            free.append(allocated[residual])
+        if not isinstance(operation, Vocabulary):
+            out = free.pop() if free else len(set(allocated.values()))
+            allocated[operation.out] = changes["out"] = out
+        free.extend(allocated[register] for register in done)
+        result.append(replace(operation, **changes))  # type: ignore[arg-type]
+    return result
+
+
+def _reads(operation: Operation) -> dict[str, int]:
+    """The registers that an operation reads, by field."""
+    registers = ((name, getattr(operation, name, None)) for name in ("input", "residual"))
+    return {name: register for name, register in registers if register is not None}

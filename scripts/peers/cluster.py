@@ -1,0 +1,231 @@
+"""Score 20,000,000 rows in 20 Parquet files: one process, two shards, two actors of Ray, the same with actors killed,
+and Ray Data with onnxruntime, each from its start to its end.
+
+    python scripts/peers/cluster.py [-n 20000000] [--part 2000000] [--folder DIR] [-o FILE]
+
+Rows come from scripts/synthesize_log.py; each file holds the same ones in an order of its own. Ray Data scores the
+first `--part` rows, with pandas and onnxruntime as log_obvious.py does, each distinct value looked up once a block.
+The folder keeps the rows for the next time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import zoo
+from pipelines.core import files, machine
+from pipelines.core.errors import RequestError, ZooError
+from scripts.peers import common
+
+MODEL, FILES, WORKERS = "shop-clicks", 20, 2
+HERE = Path(__file__).resolve().parent
+
+
+def prepare(folder: Path, count: int) -> list[str]:
+    """The files of rows."""
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    found = [folder / f"{count}-{i:02d}.parquet" for i in range(FILES)]
+    if not all(each.is_file() for each in found):
+        folder.mkdir(parents=True, exist_ok=True)
+        log = folder / "log.csv"
+        subprocess.run([sys.executable, HERE.parent / "synthesize_log.py", log, "-n", str(count // FILES)], check=True)
+        table = pa.csv.read_csv(log)
+        for i, each in enumerate(found):
+            order = np.random.default_rng(i).permutation(len(table))
+            with files.replacing(each) as temporary:
+                pa.parquet.write_table(table.take(order), temporary, row_group_size=1 << 18)
+        log.unlink()
+    return [str(each) for each in found]
+
+
+def peak(pid: int) -> int:
+    """The most bytes that a process ever had, 0 where it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+        return int(text.split("VmHWM:")[1].split()[0]) << 10
+    except (OSError, IndexError):
+        return 0
+
+
+def named(start: bytes) -> list[int]:
+    """The processes whose command begins so."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if place.read_bytes().startswith(start):
+                found.append(int(place.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def timed(commands: Sequence[Sequence[Any]], watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """{"seconds", "memory_mb": of the largest process started here} of commands that run at once."""
+    start, most = time.perf_counter(), 0
+    running = [
+        subprocess.Popen([*map(str, each)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for each in commands
+    ]
+    while any(each.poll() is None for each in running):
+        most = max(most, *(peak(each.pid) for each in running))
+        watch()
+        time.sleep(0.05)
+    seconds = time.perf_counter() - start
+    for each in running:
+        if each.returncode:
+            raise ZooError(f"{' '.join(each.args[:6])} failed: {each.communicate()[1][-300:]}")
+    return {"seconds": round(seconds, 2), "memory_mb": round(most / 1e6)}
+
+
+def digests(folder: Path) -> list[str]:
+    """Of the results of all parts."""
+    return [files.sha256(each) for each in sorted(folder.glob("part-*.parquet"))]
+
+
+def on_ray(run: list[Any], rows: list[str], out: Path, kills: Sequence[float] = ()) -> dict[str, Any]:
+    """`timed`, with "worker_mb"; actors are killed when these shares of the parts are done."""
+    workers: dict[int, int] = {}
+    waiting = list(kills)
+
+    def watch() -> None:
+        found = named(b"ray::Scorer")
+        workers.update((pid, max(workers.get(pid, 0), peak(pid))) for pid in found)
+        done = (
+            len(list(out.glob("part-*.json"))) / max(len(json.loads((out / "plan.json").read_text())["parts"]), 1)
+            if (out / "plan.json").is_file()
+            else 0
+        )
+        if waiting and done >= waiting[0] and found:
+            os.kill(found[0], signal.SIGKILL)
+            waiting.pop(0)
+
+    found = timed([[*run, *rows, "-o", out, "--on", "ray", "--workers", str(WORKERS)]], watch)
+    if waiting:
+        raise ZooError("the run ended before its actors were killed")
+    return {**found, "worker_mb": round(max(workers.values()) / 1e6), "killed": len(kills)}
+
+
+class Obvious:
+    """What one writes for `map_batches`."""
+
+    def __init__(self, folder: str) -> None:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = ort.InferenceSession(f"{folder}/int8.onnx", options)
+        schema = json.loads((Path(folder) / "card.json").read_text())["preprocessing"]["schema"]
+        self.columns = [each for each in schema["columns"] if each["kind"] in ("number", "category", "categories")]
+
+    def __call__(self, chunk: Any) -> Any:
+        from scripts.peers.log_obvious import BATCH, encode
+
+        for each in self.columns:
+            chunk[each["name"]] = chunk[each["name"]].astype(float if each["kind"] == "number" else "string")
+        feeds = encode(chunk, self.columns, True)
+        parts = [
+            self.session.run(["probability"], {name: each[at : at + BATCH] for name, each in feeds.items()})[0].ravel()
+            for at in range(0, len(chunk), BATCH)
+        ]
+        chunk["probability"] = np.concatenate(parts)
+        return chunk[["probability"]]
+
+
+def obvious(folder: str, out: str, *rows: str) -> None:
+    """Ray Data as its documents show it."""
+    import ray
+
+    os.environ["PYTHONPATH"] = str(HERE.parents[1])
+    ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
+    data = ray.data.read_parquet(list(rows))
+    scored = data.map_batches(
+        Obvious,
+        fn_constructor_args=(folder,),
+        batch_format="pandas",
+        batch_size=50_000,
+        concurrency=WORKERS,
+        num_cpus=0.5,
+    )
+    scored.write_parquet(out)
+
+
+def compare(count: int, part: int, folder: Path) -> dict[str, Any]:
+    """All ways, one after the other."""
+    if count < FILES or part * FILES < count:
+        raise RequestError(f"found {count} rows, part {part}; wanted one row a file or more, and a part of one file")
+    model = zoo.load(MODEL)
+    model.ensure("int8.onnx")
+    rows = prepare(folder, count)
+    some = rows[: part * FILES // count]
+    run = [sys.executable, "-m", "zoo", "run", MODEL]
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        scratch = Path(name)
+        one, two = scratch / "one", scratch / "two"
+        results["one process"] = timed([["taskset", "-c", "0", *run, *rows, "-o", one, "--shard", "1/1"]])
+        shards = [
+            ["taskset", "-c", str(i), *run, *rows, "-o", two, "--shard", f"{i + 1}/{WORKERS}"] for i in range(WORKERS)
+        ]
+        results["two shards"] = timed(shards)
+        results["ray"] = on_ray(run, rows, scratch / "ray")
+        results["ray, two actors killed"] = on_ray(run, rows, scratch / "killed", (1 / 3, 2 / 3))
+        wanted = digests(one)
+        for way, place in (
+            ("two shards", two),
+            ("ray", scratch / "ray"),
+            ("ray, two actors killed", scratch / "killed"),
+        ):
+            results[way]["equal"] = bool(wanted) and digests(place) == wanted
+        start = timed([[*run, some[0], "-o", scratch / "small", "--on", "ray", "--workers", str(WORKERS)]])
+        results["ray, one file"] = start
+        naive = [sys.executable, Path(__file__).resolve(), "--obvious", model.path, scratch / "naive", *some]
+        results["ray data, onnxruntime"] = timed([naive])
+        for way, each in results.items():
+            each["rows"] = {"ray, one file": count // FILES, "ray data, onnxruntime": len(some) * (count // FILES)}.get(
+                way, count
+            )
+            each["rows_per_second"] = round(each["rows"] / each["seconds"])
+    return {
+        "model": MODEL,
+        "rows": count,
+        "files": FILES,
+        "results": results,
+        "environment": machine.environment(threads=1),
+    }
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--obvious"]:
+        obvious(*sys.argv[2:])
+        return
+    parser = common.Parser(__doc__)
+    parser.add_argument("-n", "--rows", type=int, default=20_000_000)
+    parser.add_argument("--part", type=int, default=2_000_000)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "zoo-cluster-rows")
+    args = parser.parse_args()
+    found = compare(args.rows, args.part, args.folder)
+    if args.output:
+        files.write_json(args.output, found)
+    for way, each in found["results"].items():
+        print(f"{way:26}{each['seconds']:9.1f} s {each['rows_per_second']:10,} rows/s {each['memory_mb']:6} MB", each)
+
+
+if __name__ == "__main__":
+    with common.one_line("cluster"):
+        main()

@@ -1,0 +1,37 @@
+"""Weights after several epochs, averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def weights_after(output: Path, epoch: int) -> Path:
+    """The file of an epoch."""
+    return output / "checkpoint" / f"epoch-{epoch:04d}.pt"
+
+
+def groups(history: Sequence[Mapping[str, Any]], count: int) -> dict[str, list[int]]:
+    """The epochs whose weights may make the model: the last and the best `count`, averaged, and the best one."""
+    epochs = [each["epoch"] for each in history]
+    ranked = sorted(epochs, key=lambda epoch: (-history[epoch - 1]["bleu"], history[epoch - 1]["loss"], epoch))
+    return {
+        f"average of the last {count}": epochs[-count:],
+        f"average of the best {count}": sorted(ranked[:count]),
+        "best": ranked[:1],
+    }
+
+
+def average(output: Path, epochs: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The mean of the weights after these epochs."""
+    import torch
+
+    found: dict[str, torch.Tensor] = {}
+    for epoch in epochs:
+        state = torch.load(weights_after(output, epoch), map_location="cpu", weights_only=True)
+        found = {name: found[name] + each if found else each for name, each in state.items()}
+    return {name: each / len(epochs) for name, each in found.items()}

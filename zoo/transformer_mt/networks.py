@@ -1,0 +1,110 @@
+"""Trained networks: read from model folders, to go on from or to learn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json
+from pipelines.core.progress import console
+from pipelines.graph import edit, io, query
+from zoo.training import fill
+from zoo.transformer_mt.data import Vocabulary
+from zoo.transformer_mt.settings import Settings
+from zoo.transformer_mt.vocabularies import ImportedVocabulary, open_vocabulary
+
+if TYPE_CHECKING:
+    import torch
+
+    from zoo.transformer_mt.model import Transformer
+
+MODEL = "model.pt"
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """The features of a model folder, and "source": the file with its weights, of training or frozen."""
+    if (folder / MODEL).is_file() and (folder / "train.json").is_file():
+        features, source = read_json(folder / "train.json").get("features"), folder / MODEL
+    else:
+        features, source = read_json(folder / "card.json").get("preprocessing"), folder / "fp32.onnx"
+    if (
+        not isinstance(features, dict)
+        or not {"pre_norm", "languages", "max_length"} <= features.keys()
+        or not {"arch", "form"} & features.keys()
+        or not source.is_file()
+    ):
+        raise RequestError(
+            f"found no translation model in {folder}; start from one that zoo train or zoo download wrote"
+        )
+    return {**features, "source": source}
+
+
+def state_of(source: Path, model: Transformer) -> dict[str, torch.Tensor]:
+    """The state dict in a file that training or freezing wrote: frozen weights of linear layers are transposed."""
+    import torch
+    from torch import nn
+
+    if source.name == MODEL:
+        return dict(torch.load(source, map_location="cpu", weights_only=True)["state_dict"])
+    loaded = io.load(source)
+    edit.expand_fp16(loaded)
+    values = {name: query.constant(each) for name, each in loaded.graph.initializers.items()}
+    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    found = {
+        name: array.T if name in linear else array
+        for name, array in values.items()
+        if array is not None and name in model.state_dict()
+    }
+    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in found.items()}
+
+
+def load_model(folder: str | Path) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
+    """The trained network of a model folder, and its vocabulary. Raises RequestError where the folder holds none."""
+    from zoo.transformer_mt.model import Form, Transformer, build
+
+    about = described(Path(folder))
+    vocabulary = open_vocabulary(Path(folder), about)
+    if "form" in about:
+        sizes: dict[str, Any] = {"vocabulary": len(vocabulary), "source_vocabulary": vocabulary.sources}
+        form = Form.from_json(about["form"])
+        model = Transformer(form, pre_norm=about["pre_norm"], dropout=0.0, **sizes)
+    else:
+        model = build(about["arch"], len(vocabulary), pre_norm=about["pre_norm"])
+    fill(model, state_of(about["source"], model), about["source"])
+    return model.eval(), vocabulary
+
+
+def network(name: str) -> Transformer:
+    """The network of a model, by its name or folder."""
+    folder = zoo.load(name)
+    folder.ensure("fp32.onnx")
+    return load_model(folder.path)[0]
+
+
+def teacher_of(config: Settings, student: Transformer) -> Transformer:
+    """The network whose distributions are learned. Raises RequestError for one of another vocabulary."""
+    found = network(config.teacher).requires_grad_(False)
+    if found.embedding.num_embeddings != student.embedding.num_embeddings:
+        raise RequestError(
+            f"{config.teacher} has {found.embedding.num_embeddings} pieces, the student "
+            f"{student.embedding.num_embeddings}; soft needs the same vocabulary: --set inherit=true"
+        )
+    sizes, own = ((each.form.decoder, each.form.width) for each in (found, student))
+    if config.hints and sizes != own:
+        raise RequestError(
+            f"{config.teacher} has {sizes[0]} layers of width {sizes[1]} in its decoder, the student {own[0]} of "
+            f"{own[1]}; hints need the same: --set hints=0"
+        )
+    return found
+
+
+def inherit(model: Transformer, teacher: Transformer) -> None:
+    """Begin with the teacher's weights where names and shapes are the same. In place."""
+    own, given = model.state_dict(), teacher.state_dict()
+    same = {name: each for name, each in given.items() if name in own and own[name].shape == each.shape}
+    model.load_state_dict(same, strict=False)
+    console.print(f"{len(same)} of {len(own)} weights begin as the teacher's", highlight=False, soft_wrap=True)
