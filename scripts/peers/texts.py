@@ -5,10 +5,14 @@
 FOLDER is all-MiniLM-L6-v2 as sentence-transformers writes it, TEXTS a text a line. Three loads are made of them:
 sentences as they are, paragraphs of sentences up to 100 to 300 tokens, and both mixed. Of each: one text at a time, and
 a stream in batches of 32, in the given order and sorted by length, all with tokenization; and the same without it. What
-a way returns is compared with torch's float32 vectors by cosine. A way whose library is missing is left out, and told.
+a way returns is compared with float32 vectors by cosine. Models are quantized in processes of their own: memory is that
+of one that opens the finished files, which stay in --work. A way whose library is missing is left out, and told.
 
     zoo                    this project, int8, native
-    sentence-transformers  torch, fp32; it sorts by itself
+    zoo-two-threads        the same on two threads and cores
+    sentence-transformers  torch, fp32; it sorts by itself, as the two below
+    st-onnx-int8           its ONNX backend, quantized by it for avx512_vnni
+    st-openvino-int8       its OpenVINO backend, quantized by it
     onnxruntime-fp32       fp32.onnx, the graph that fastembed runs
     onnxruntime-dynamic    quantize_dynamic per channel, as sentence-transformers makes its avx512_vnni files
     onnxruntime-static     quantize_static, QDQ
@@ -19,11 +23,13 @@ a way returns is compared with torch's float32 vectors by cosine. A way whose li
 from __future__ import annotations
 
 import functools
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -51,10 +57,16 @@ class Way:
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_truncation(LONGEST)
         self.tokenizer.enable_padding()
-        self.run: Callable[[Batch], Any] = self.make(folder, work, texts)
-        self.kept: list[Any] = []
+        self.folder, self.work, self.texts = folder, work, texts
 
-    def make(self, folder: Path, work: Path, texts: Sequence[str]) -> Callable[[Batch], Any]:
+    def build(self) -> None:
+        """Write what `open` reads, where fp32.onnx is not that."""
+
+    def open(self) -> None:
+        """Make `run`, which computes a batch."""
+        self.run: Callable[[Batch], Any] = self.opened()
+
+    def opened(self) -> Callable[[Batch], Any]:
         """What computes a batch."""
         raise NotImplementedError
 
@@ -87,7 +99,7 @@ class Way:
         return found / np.linalg.norm(found, axis=1, keepdims=True)
 
     def memory(self) -> float:
-        """Resident memory in MB, with what making the model left behind."""
+        """Resident memory in MB."""
         status = Path("/proc/self/status").read_text()
         return round(int(status.partition("VmRSS:")[2].split()[0]) * 1024 / 1e6, 1)
 
@@ -99,15 +111,32 @@ class Way:
 class Zoo(Way):
     """The native encoder, texts of any lengths in one call."""
 
-    def make(self, folder: Path, work: Path, texts: Sequence[str]) -> Callable[[Batch], Any]:
-        """See `Way.make`."""
-        opened: Any = zoo.pipeline(MODEL, "int8", "native")
+    threads = 1
+
+    def opened(self) -> Callable[[Batch], Any]:
+        """See `Way.opened`."""
+        opened: Any = zoo.pipeline(MODEL, "int8", "native", threads=self.threads)
         self.cut = opened.tokenizer
         return opened.compute  # type: ignore[no-any-return]
+
+    def build(self) -> None:
+        """See `Way.build`."""
+        self.opened()
 
     def encode(self, texts: Sequence[str]) -> Any:
         """See `Way.encode`."""
         return self.cut(list(texts))
+
+
+class ZooTwoThreads(Zoo):
+    """See the module."""
+
+    threads = 2
+
+    def open(self) -> None:
+        """See `Way.open`."""
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        super().open()
 
 
 class OnnxRuntime(Way):
@@ -115,28 +144,30 @@ class OnnxRuntime(Way):
 
     kind = "fp32"
 
-    def make(self, folder: Path, work: Path, texts: Sequence[str]) -> Callable[[Batch], Any]:
-        """See `Way.make`."""
-        import onnxruntime as ort
+    def build(self) -> None:
+        """See `Way.build`."""
         from onnxruntime import quantization
 
-        path = work / f"{self.kind}.onnx"
+        source, path = self.work / "fp32.onnx", self.work / f"{self.kind}.onnx"
         if self.kind == "dynamic":
-            quantization.quantize_dynamic(
-                work / "fp32.onnx", path, per_channel=True, weight_type=quantization.QuantType.QInt8
-            )
+            quantization.quantize_dynamic(source, path, per_channel=True, weight_type=quantization.QuantType.QInt8)
         elif self.kind == "static":
-            samples = iter(self.samples(texts))
+            samples = iter(self.samples(self.texts))
 
             class Reader(quantization.CalibrationDataReader):
                 def get_next(self) -> Any:
                     """The next sample, or None."""
                     return next(samples, None)
 
-            quantization.quantize_static(work / "fp32.onnx", path, Reader(), per_channel=True)
+            quantization.quantize_static(source, path, Reader(), per_channel=True)
+
+    def opened(self) -> Callable[[Batch], Any]:
+        """See `Way.opened`."""
+        import onnxruntime as ort
+
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        session = ort.InferenceSession(path, options)
+        session = ort.InferenceSession(self.work / f"{self.kind}.onnx", options)
         return lambda batch: session.run(None, batch)[0]
 
 
@@ -155,29 +186,55 @@ class OnnxRuntimeStatic(OnnxRuntime):
 class OpenVino(Way):
     """What NNCF makes of fp32.onnx."""
 
-    def make(self, folder: Path, work: Path, texts: Sequence[str]) -> Callable[[Batch], Any]:
-        """See `Way.make`."""
+    def build(self) -> None:
+        """See `Way.build`."""
         import nncf
         import openvino as ov
 
-        core = ov.Core()
-        data = nncf.Dataset(self.samples(texts))
+        data = nncf.Dataset(self.samples(self.texts))
         kind = nncf.ModelType.TRANSFORMER
-        made = nncf.quantize(core.read_model(work / "fp32.onnx"), data, model_type=kind, subset_size=CALIBRATION)
-        compiled = core.compile_model(made, "CPU", {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"})
+        source = ov.Core().read_model(self.work / "fp32.onnx")
+        made = nncf.quantize(source, data, model_type=kind, subset_size=CALIBRATION)
+        ov.save_model(made, self.work / "nncf.xml", compress_to_fp16=False)
+
+    def opened(self) -> Callable[[Batch], Any]:
+        """See `Way.opened`."""
+        import openvino as ov
+
+        settings = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
+        compiled = ov.Core().compile_model(self.work / "nncf.xml", "CPU", settings)
         return lambda batch: compiled(batch)[0]
 
 
 class SentenceTransformers(Way):
-    """torch, by the library that the model comes from: text in, vectors out."""
+    """The library that the model comes from: text in, vectors out."""
 
-    def make(self, folder: Path, work: Path, texts: Sequence[str]) -> Callable[[Batch], Any]:
-        """See `Way.make`."""
-        import torch
+    backend: ClassVar[str] = "torch"
+    options: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def place(self) -> Path:
+        """A copy of the model's folder, for the files of this backend."""
+        place = self.work / f"st-{self.backend}"
+        shutil.copytree(self.folder, place, dirs_exist_ok=True)
+        return place
+
+    def model(self, **options: Any) -> Any:
+        """The model in its backend."""
         from sentence_transformers import SentenceTransformer
 
+        return SentenceTransformer(str(self.place), device="cpu", backend=self.backend, model_kwargs=options)
+
+    def opened(self) -> Callable[[Batch], Any]:
+        """See `Way.opened`."""
+        return self.opened_with(self.options)
+
+    def opened_with(self, options: dict[str, Any]) -> Callable[[Batch], Any]:
+        """See `Way.opened`."""
+        import torch
+
         torch.set_num_threads(1)
-        model = SentenceTransformer(str(folder), device="cpu")
+        model = self.model(**options)
 
         def run(given: Any) -> Any:
             if isinstance(given, list):
@@ -185,7 +242,6 @@ class SentenceTransformers(Way):
             with torch.inference_mode():
                 return model.forward({key: each.clone() for key, each in given.items()})["sentence_embedding"].numpy()
 
-        self.model = model
         return run
 
     def encode(self, texts: Sequence[str]) -> Any:
@@ -193,22 +249,85 @@ class SentenceTransformers(Way):
         return list(texts)
 
 
+class SentenceTransformersOnnx(SentenceTransformers):
+    """See the module."""
+
+    backend: ClassVar[str] = "onnx"
+    options: ClassVar[dict[str, Any]] = {
+        "file_name": "onnx/model_qint8_avx512_vnni.onnx",
+        "provider": "CPUExecutionProvider",
+    }
+
+    def build(self) -> None:
+        """See `Way.build`."""
+        from sentence_transformers import export_dynamic_quantized_onnx_model
+
+        model = self.model(export=True, provider="CPUExecutionProvider")
+        export_dynamic_quantized_onnx_model(model, "avx512_vnni", str(self.place))
+
+    def opened(self) -> Callable[[Batch], Any]:
+        """See `Way.opened`."""
+        import onnxruntime as ort
+
+        session = ort.SessionOptions()
+        session.intra_op_num_threads = session.inter_op_num_threads = 1
+        options = {**self.options, "session_options": session}
+        return self.opened_with(options)
+
+
+class SentenceTransformersOpenVino(SentenceTransformers):
+    """See the module."""
+
+    backend: ClassVar[str] = "openvino"
+    options: ClassVar[dict[str, Any]] = {"file_name": "openvino/openvino_model_qint8_quantized.xml"}
+
+    def build(self) -> None:
+        """See `Way.build`."""
+        import csv
+
+        from optimum.intel import OVQuantizationConfig
+        from sentence_transformers import export_static_quantized_openvino_model
+
+        place = self.work / "st-texts"
+        place.mkdir(exist_ok=True)
+        with (place / "train.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["text"], *([each] for each in self.texts)])
+        model, config = self.model(export=True), OVQuantizationConfig(num_samples=CALIBRATION)
+        export_static_quantized_openvino_model(
+            model,
+            config,
+            str(self.place),
+            dataset_name=str(place),
+            dataset_config_name="default",
+            dataset_split="train",
+            column_name="text",
+        )
+
+    def opened(self) -> Callable[[Batch], Any]:
+        """See `Way.opened`."""
+        options = {**self.options, "ov_config": {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": "LATENCY"}}
+        return self.opened_with(options)
+
+
 class FastEmbed(Way):
     """fastembed around the graph up to the last layer; it pools itself."""
 
-    def make(self, folder: Path, work: Path, texts: Sequence[str]) -> Callable[[Batch], Any]:
-        """See `Way.make`."""
+    def opened(self) -> Callable[[Batch], Any]:
+        """See `Way.opened`."""
         from fastembed import TextEmbedding
 
-        place = work / "fastembed"
-        place.mkdir(exist_ok=True)
-        part = edit.extract(io.load(work / "fp32.onnx"), ["input_ids", "attention_mask"], ["hidden"])
-        io.save(part, place / "model.onnx")
-        for each in folder.glob("*.json"):
-            (place / each.name).write_bytes(each.read_bytes())
         name = "sentence-transformers/all-MiniLM-L6-v2"
-        model = TextEmbedding(name, specific_model_path=str(place), threads=1)
+        model = TextEmbedding(name, specific_model_path=str(self.work / "fastembed"), threads=1)
         return lambda given: np.stack(list(model.embed(given, batch_size=BATCH)))
+
+    def build(self) -> None:
+        """See `Way.build`."""
+        place = self.work / "fastembed"
+        place.mkdir(exist_ok=True)
+        part = edit.extract(io.load(self.work / "fp32.onnx"), ["input_ids", "attention_mask"], ["hidden"])
+        io.save(part, place / "model.onnx")
+        for each in self.folder.glob("*.json"):
+            (place / each.name).write_bytes(each.read_bytes())
 
     def encode(self, texts: Sequence[str]) -> Any:
         """See `Way.encode`."""
@@ -217,14 +336,18 @@ class FastEmbed(Way):
 
 WAYS: dict[str, type[Way]] = {
     "zoo": Zoo,
+    "zoo-two-threads": ZooTwoThreads,
     "openvino-nncf": OpenVino,
     "onnxruntime-dynamic": OnnxRuntimeDynamic,
     "onnxruntime-static": OnnxRuntimeStatic,
     "onnxruntime-fp32": OnnxRuntime,
     "sentence-transformers": SentenceTransformers,
+    "st-onnx-int8": SentenceTransformersOnnx,
+    "st-openvino-int8": SentenceTransformersOpenVino,
     "fastembed": FastEmbed,
 }
-TEXT_ONLY = ("sentence-transformers", "fastembed")  # that take texts, not tokens
+TEXT_ONLY = ("sentence-transformers", "st-onnx-int8", "st-openvino-int8", "fastembed")  # that take texts, not tokens
+PACKAGES = ("nncf", "torch", "transformers", "sentence-transformers", "optimum-onnx", "optimum-intel", "fastembed")
 ORDERS = {"single": (1, False), "unsorted": (BATCH, False), "sorted": (BATCH, True)}
 
 
@@ -301,8 +424,14 @@ def main() -> None:
             exact = None
             for name in ("onnxruntime-fp32", *(each for each in names if each != "onnxruntime-fp32")):
                 make = functools.partial(WAYS[name], options.folder, work, calibration)
-                worker = common.Worker(make, options.core, work / f"{name}.log", OMP_NUM_THREADS="1")
                 try:
+                    if not (done := work / f"{name}.built").exists():
+                        builder = common.Worker(make, options.core, work / f"{name}-build.log", OMP_NUM_THREADS="1")
+                        builder.ask("build")
+                        builder.close()
+                        done.touch()
+                    worker = common.Worker(make, options.core, work / f"{name}.log", OMP_NUM_THREADS="1")
+                    worker.ask("open")
                     found = worker.ask("vectors", held[:512])
                 except ZooError as error:
                     left_out[name] = str(error)
@@ -316,7 +445,7 @@ def main() -> None:
             import tokenizers
 
             given = loads(held, tokenizers.Tokenizer.from_file(str(options.folder / "tokenizer.json")))
-            environment = machine.environment(threads=1, packages=common.versions("nncf", *TEXT_ONLY, "torch"))
+            environment = machine.environment(threads=1, packages=common.versions(*PACKAGES))
             report = common.gather(
                 "loads", given, lambda name: measure(name, workers, given, options.rounds), None, environment
             )

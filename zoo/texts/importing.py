@@ -24,6 +24,11 @@ KINDS = {  # model types of transformers
     "distilbert": "distilbert",
     "mpnet": "mpnet",
 }
+UNFIT = {  # what an encoder has that no network here can
+    "modernbert": "rotary positions, layers whose tokens see their neighbours alone, and a gated feed-forward (GeGLU)",
+    "nomic_bert": "rotary positions and a gated feed-forward (SwiGLU)",
+    "deberta-v2": "attention that takes content and relative position apart",
+}
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -51,7 +56,7 @@ def importer(scorer: bool) -> Importer:
         if not (path / CONFIG).is_file():
             return ""
         config = read_json(path / CONFIG)
-        known = isinstance(config, dict) and config.get("model_type") in KINDS
+        known = isinstance(config, dict) and config.get("model_type") in {*KINDS, *UNFIT}
         return name if known and is_scorer(config) == scorer else ""
 
     def write(path: Path, output: Path, *, format: str, pooling: str = "") -> tuple[dict[str, Any], list[CardFile]]:
@@ -111,6 +116,8 @@ def features_of(path: Path, config: Mapping[str, Any], scorer: bool, pooling: st
     pooling: of a folder that tells none. Raises RequestError for what no model here has.
     """
     kind = str(config["model_type"])
+    if kind in UNFIT:
+        raise RequestError(f"{kind} has {UNFIT[kind]}; known are {', '.join(KINDS)}")
     roberta = KINDS[kind] in ("roberta", "mpnet")
 
     def number(*keys: str, default: Any = None) -> Any:

@@ -15,7 +15,7 @@ PEERS = ROOT / "scripts" / "peers" / "reports"
 BESIDE = """The same weights and texts, one thread and core, in turn, medians, by `scripts/peers/texts.py`:
 milliseconds of one text alone, texts/s of a stream in batches of 32, in the given order and sorted by length (the
 native encoder takes any lengths and sorts nothing). "tokens given": without tokenization. Cosine: mean of the vectors
-to those of fp32.
+to those of fp32. Memory: of a process that opened the finished files.
 """
 
 

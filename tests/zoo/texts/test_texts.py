@@ -306,3 +306,9 @@ def test_a_folder_without_pooling_is_told_it(tmp_path):
     zoo.import_model(folder, tmp_path / "ours", pooling="cls")
     found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").of_texts([(each,) for each in TEXTS])
     assert np.abs(found - text_models.expected(model, TEXTS, "cls")).max() < 1e-5
+
+
+def test_an_encoder_with_parts_that_none_here_has_is_refused_by_them(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "modernbert", "architectures": ["ModernBertModel"]}')
+    with pytest.raises(RequestError, match="modernbert has rotary positions.*GeGLU"):
+        zoo.import_model(tmp_path, tmp_path / "out")
