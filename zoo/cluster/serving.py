@@ -57,7 +57,7 @@ def app(arguments: Mapping[str, Any]) -> Any:
     openings, settings = told(listed, **{**given, **whole, "workers": 1})
     by_name = {each.name: each for each in openings}
 
-    class Answer(Response):
+    class Answer(Response):  # type: ignore[misc]  # where starlette is not installed
         """What an ASGI application answers, as it comes."""
 
         def __init__(self, application: Any) -> None:
