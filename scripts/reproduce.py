@@ -356,8 +356,6 @@ def classify(name: str, folder: Path, data: str) -> None:
         str(folder),
         "--scenario",
         "single-stream",
-        "--engine",
-        "onnxruntime,openvino",
         "--count",
         "200",
         "--json",
