@@ -356,6 +356,8 @@ def classify(name: str, folder: Path, data: str) -> None:
         str(folder),
         "--scenario",
         "single-stream",
+        "--engine",
+        "onnxruntime,openvino,native",
         "--count",
         "200",
         "--json",

@@ -20,7 +20,7 @@ from pipelines.analysis.benchmark import Configuration, memory_mb
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from pipelines.data.images import decode, prepare
-from pipelines.models.pipeline import model_file
+from pipelines.models.pipeline import graph_file
 from zoo.images.data import Item
 from zoo.images.metrics import class_metrics, find_labelled, rank_images
 from zoo.images.predict import INPUT, ImagePipeline, content, pictures
@@ -83,7 +83,7 @@ def harness(
             result["split_ms"] = _rounded(dict(zip(STEPS, times.mean(axis=0), strict=True)))
     for each, result, offline in zip(pipelines, results, _offline(pipelines, chosen), strict=True):
         result["offline"] = offline
-        path = each.folder.ensure(model_file(each.precision, each.engine))
+        path = graph_file(each.folder, each.precision, each.engine)
         result["model_mb"] = round(path.stat().st_size / 1e6, 4)
         result["memory_mb"] = memory_mb(Configuration(each.engine, each.precision, path), each.blank(), each.threads)
         if price_per_hour is not None:

@@ -277,7 +277,12 @@ def _scenario(
     if data is None:
         raise RequestError("a scenario is run on images; give them with --data FOLDER")
     kind = folder.entry.part("pipeline")
-    pipelines = [kind(folder, precision, engine, threads, 1) for precision in precisions for engine in engines]
+    pipelines = [
+        kind(folder, precision, engine, threads, 1)
+        for precision in precisions
+        for engine in engines
+        if (engine, precision) != ("native", "fp32") or len(precisions) == 1  # int8 alone has such a form
+    ]
     found = folder.entry.part("harness")(pipelines, data, **more)
     names = [Path(str(each)).name for each in listed(data)]
     return {"model": folder.card.name, "data": names, **found, "environment": machine.environment(threads=threads)}

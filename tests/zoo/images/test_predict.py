@@ -607,6 +607,16 @@ def test_the_harness_judges_then_times(folder: Path, photos: Path, capsys: pytes
     assert "100.000%" in out and "5 images timed, 35 judged" in out
 
 
+def test_the_harness_times_the_native_kernels_of_int8_alone(folder: Path, photos: Path) -> None:
+    found = zoo.benchmark(folder, data=photos, engines=["onnxruntime", "native"], scenario="offline", count=4)
+    assert [(each["precision"], each["engine"]) for each in found["results"]] == [
+        ("fp32", "onnxruntime"),
+        ("int8", "onnxruntime"),
+        ("int8", "native"),
+    ]
+    assert found["results"][2]["model_mb"] == found["results"][1]["model_mb"]
+
+
 def test_the_harness_times_nothing_that_is_not_good_enough(
     folder: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
