@@ -25,8 +25,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -214,30 +212,18 @@ def first_calls(work: images.Work) -> dict[str, Any]:
     }
 
 
-def _begin(cores: set[int], log: Path, environment: Mapping[str, str]) -> None:
-    os.sched_setaffinity(0, cores)
-    os.environ.update(environment)
-    common.talk_into(log)
-
-
-def apart(cores: set[int], log: Path, environment: Mapping[str, str], function: Callable[..., Any], *args: Any) -> Any:
-    """Run in a process of its own. Raises what goes wrong there."""
-    with ProcessPoolExecutor(1, get_context("spawn"), _begin, (cores, log, environment)) as pool:
-        return pool.submit(function, *args).result()
-
-
 def measure(name: str, photos: Sequence[Path], rounds: int, scratch: Path, advance: Callable[[float], None]) -> Any:
     """Everything of one model."""
     cores = os.sched_getaffinity(0)
     work, _, left_out = images.built(name, PEERS, photos, scratch, advance)
     log = work.fp32.with_name("networks.log")
     one = {max(cores)}
-    found = {"model": name, **apart(one, log, common.ONE_THREAD, alone, work, rounds)}
+    found = {"model": name, **images.apart(one, log, 0, alone, work, rounds)}
     advance(1)
-    found["avx2"] = apart(one, log, common.ONE_THREAD | AVX2, held_to_avx2, work, rounds)
+    found["avx2"] = images.apart(one, log, 0, held_to_avx2, work, rounds, environment=common.ONE_THREAD | AVX2)
     found["first_call"] = first_calls(work)
     if len(cores) > 1:
-        found["two_threads"] = apart(cores, log, {}, two_threads, work, rounds)
+        found["two_threads"] = images.apart(cores, log, 0, two_threads, work, rounds, environment={})
     advance(1)
     return found | {"left_out": left_out}
 
@@ -278,10 +264,7 @@ def main() -> None:
         names = common.listed("model", args.models, zoo.names())
         if args.rounds < 1:
             raise RequestError(f"found {args.rounds} rounds, wanted 1 or more")
-        source = vision.SHARED / "data" / "imagenet" / "nips17"
-        if not source.is_dir():
-            raise RequestError(f"no photos at {source}; set ZOO_SHARED to the folder that holds data/imagenet/nips17")
-        photos = labelled(source).paths[:300]
+        photos = labelled(vision.photo_folder()).paths[:300]
         facts = machine.environment(threads=1, rounds=args.rounds, peers=common.versions(*PACKAGES))
         with common.folder(args.work) as scratch, progress("measuring", len(names) * (len(PEERS) + 2)) as advance:
 

@@ -367,17 +367,25 @@ def target_of(work: Work, name: str) -> Path:
     return (work.fp32.parent / name).with_suffix(SYSTEMS[name].suffix)
 
 
-def _begin(core: int, log: Path, seconds: int) -> None:
-    """A process on one core, its libraries' talk in a file, that ends after so many seconds (0: never)."""
-    os.sched_setaffinity(0, {core})
-    os.environ.update(common.ONE_THREAD, TORCHINDUCTOR_CACHE_DIR=str(log.parent / "inductor"))
+def _begin(cores: set[int], log: Path, seconds: int, environment: Mapping[str, str]) -> None:
+    os.sched_setaffinity(0, cores)
+    os.environ.update(environment, TORCHINDUCTOR_CACHE_DIR=str(log.parent / "inductor"))
     common.talk_into(log)
     signal.alarm(seconds)
 
 
-def apart(core: int, log: Path, seconds: int, function: Callable[..., Any], *args: Any) -> Any:
-    """Run in a process of its own. Raises what goes wrong there."""
-    with ProcessPoolExecutor(1, get_context("spawn"), _begin, (core, log, seconds)) as pool:
+def apart(
+    cores: set[int],
+    log: Path,
+    seconds: int,
+    function: Callable[..., Any],
+    *args: Any,
+    environment: Mapping[str, str] = common.ONE_THREAD,
+) -> Any:
+    """Run in a process of its own on some cores, its libraries' talk in a file, which ends after so many seconds (0:
+    never). Raises what goes wrong there.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn"), _begin, (cores, log, seconds, environment)) as pool:
         return pool.submit(function, *args).result()
 
 
@@ -502,14 +510,14 @@ def built(
     folder.mkdir(parents=True, exist_ok=True)
     spec = Preprocess.from_json(zoo.load(name).preprocessing)
     work = Work(name, folder / "fp32.onnx", folder / "calibration.npy", spec)
-    apart(core, folder / "network.log", BUILD_SECONDS, _network, name, work)
+    apart({core}, folder / "network.log", BUILD_SECONDS, _network, name, work)
     np.save(work.pixels, np.stack([np.asarray(crop(Image.open(path).convert("RGB"), spec)) for path in calibration]))
     seconds, left_out = {}, {}
     for each in peers:
         if SYSTEMS[each].build is not None and not target_of(work, each).is_file():
             start = time.perf_counter()
             try:
-                apart(core, folder / f"{each}.log", BUILD_SECONDS, _build, each, work)
+                apart({core}, folder / f"{each}.log", BUILD_SECONDS, _build, each, work)
                 seconds[each] = round(time.perf_counter() - start, 1)
             except Exception as error:  # any library's own kinds
                 left_out[each] = _why(error)
@@ -548,7 +556,7 @@ def compare(
         }
     try:
         measured = apart(
-            core,
+            {core},
             work.fp32.with_name("measure.log"),
             0,
             measure,
@@ -637,10 +645,7 @@ def main() -> None:
         names, peers = common.listed("model", args.models, zoo.names()), common.listed("peer", args.peers, SYSTEMS)
         if args.photos < 2 or args.rounds < 1:
             raise RequestError(f"photos {args.photos} and rounds {args.rounds} must be at least 2 and 1")
-        source = vision.SHARED / "data" / "imagenet" / "nips17"
-        if not source.is_dir():
-            raise RequestError(f"no photos at {source}; set ZOO_SHARED to the folder that holds data/imagenet/nips17")
-        photos = labelled(source).paths[: args.photos]
+        photos = labelled(vision.photo_folder()).paths[: args.photos]
         facts = machine.environment(threads=1, rounds=args.rounds, peers=common.versions(*PACKAGES))
         with common.folder(args.work) as scratch, progress("comparing", len(names) * (len(peers) + 1)) as advance:
 

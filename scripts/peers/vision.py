@@ -192,15 +192,21 @@ NETWORKS = {
 }
 
 
+def photo_folder() -> Path:
+    """The development data's photos. Raises RequestError where there are none."""
+    folder = SHARED / "data" / "imagenet" / "nips17"
+    if not (folder / "labels.csv").is_file():
+        raise RequestError(f"no photos at {folder}; set ZOO_SHARED to the folder that holds data/imagenet/nips17")
+    return folder
+
+
 def photos(limit: int) -> tuple[Array, Array]:
     """(pixels uint8 [n, VIEWS, 224, 224, 3], labels int64 [n]) of the first `limit` photos; the first view is the
     middle.
     """
     from PIL import Image
 
-    folder = SHARED / "data" / "imagenet" / "nips17"
-    if not (folder / "labels.csv").is_file():
-        raise RequestError(f"no photos at {folder}; set ZOO_SHARED to the folder that holds data/imagenet/nips17")
+    folder = photo_folder()
     with (folder / "labels.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))[:limit]
     pixels = np.empty((len(rows), VIEWS, SIZE, SIZE, 3), np.uint8)

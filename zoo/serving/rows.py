@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from zoo.clicks.logs import LIST, open_log
 from zoo.clicks.predict import ClickPipeline
 from zoo.serving import answers
 from zoo.serving.messages import Answer, Job
-from zoo.serving.services import RUN, Parsed, Service
+from zoo.serving.services import RUN, Parsed, Service, json_of
 from zoo.wide_deep.predict import CriteoPipeline
 
 TEXT = ("text/tab-separated-values", "text/csv", "text/plain")
@@ -122,30 +123,27 @@ def _objects(body: bytes, headerless: bool) -> pa.Table | io.BytesIO:
     """JSON rows, [{column: value}, ...] or {"rows": [...]}, as CSV, which is read several times as quickly as a table;
     as one where text has no header, or a header would be read otherwise.
     """
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is no JSON: {error}") from error
-    rows = found.get("rows") if isinstance(found, dict) else found
+    rows = json_of(body, "rows")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise RequestError('the body must be {"rows": [{column: value, ...}, ...]} with at least one row')
     names = dict.fromkeys(name for row in rows for name in row)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    if not headerless and _header_says(text.getvalue(), names):
+    if not headerless and _header_says(text.getvalue(), tuple(names)):
         writer.writerows([_text(row.get(name)) for name in names] for row in rows)
         return io.BytesIO(text.getvalue().encode())
     return pa.table({name: pa.array([_text(row.get(name)) for row in rows], pa.string()) for name in names})
 
 
-def _header_says(line: str, names: Collection[str]) -> bool:
+@lru_cache(64)  # of requests most have the same columns
+def _header_says(line: str, names: tuple[str, ...]) -> bool:
     """Whether the header of a text is read as these names."""
     try:
         log = open_log(io.BytesIO(line.encode()))
     except RequestError:
         return False
-    return log.kind == "csv" and log.columns == tuple(names) and line.count("\n") == 1
+    return log.kind == "csv" and log.columns == names and line.count("\n") == 1
 
 
 def _text(value: Any) -> str | None:

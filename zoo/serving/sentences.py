@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import orjson
 
 from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError, ZooError
 from zoo.serving import answers
 from zoo.serving.messages import Answer, Job
-from zoo.serving.services import INFER, Service, failed
+from zoo.serving.services import INFER, Service, failed, json_of, lines_of
 from zoo.transformer_mt.decode import Hypothesis
 from zoo.transformer_mt.predict import Line, TranslationPipeline
 
@@ -285,17 +284,9 @@ def _number(options: Mapping[str, str], name: str, most: int, default: int) -> i
 
 def _texts(job: Job) -> list[str]:
     if job.kind == answers.JSON:
-        try:
-            found = orjson.loads(job.body)
-        except orjson.JSONDecodeError as error:
-            raise RequestError(f"the body is no JSON: {error}") from error
-        if isinstance(found, dict):
-            found = found.get("sentences")
+        found = json_of(job.body, "sentences")
         found = [found] if isinstance(found, str) else found
         if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
             raise RequestError('the body must be {"sentences": [text, ...]}')
         return found
-    try:
-        return job.body.decode().removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise RequestError("the body is not UTF-8") from error
+    return lines_of(job.body)

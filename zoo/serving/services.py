@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch, joined
@@ -24,6 +25,23 @@ from zoo.serving.messages import Answer, Job
 INFER, RUN = "infer", "run"
 logger = logging.getLogger(__name__)
 WRONG, FAILED = 400, 500
+
+
+def lines_of(body: bytes) -> list[str]:
+    """The lines of a body of text. Raises RequestError for another one."""
+    try:
+        return body.decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise RequestError("the body is not UTF-8") from error
+
+
+def json_of(body: bytes, key: str) -> Any:
+    """A body of JSON, or of an object what it has under `key`. Raises RequestError for another one."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is no JSON: {error}") from error
+    return found.get(key) if isinstance(found, dict) else found
 
 
 class Parsed(NamedTuple):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-import orjson
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from zoo.serving import answers
 from zoo.serving.messages import Job
-from zoo.serving.services import Parsed, Service
+from zoo.serving.services import Parsed, Service, json_of, lines_of
 from zoo.texts.predict import TextPipeline
 
 EXAMPLES = 5  # texts that are shown to users
@@ -52,17 +51,8 @@ class Texts(Service):
 
     def _texts(self, job: Job) -> list[tuple[str, ...]]:
         if job.kind != answers.JSON:
-            try:
-                lines = job.body.decode().removesuffix("\n").split("\n")
-            except UnicodeDecodeError as error:
-                raise RequestError("the body is not UTF-8") from error
-            return [tuple(each.split("\t")) if self.pipeline.COUNT > 1 else (each,) for each in lines]
-        try:
-            found = orjson.loads(job.body)
-        except orjson.JSONDecodeError as error:
-            raise RequestError(f"the body is no JSON: {error}") from error
-        if isinstance(found, dict):
-            found = found.get("texts")
+            return [tuple(each.split("\t")) if self.pipeline.COUNT > 1 else (each,) for each in lines_of(job.body)]
+        found = json_of(job.body, "texts")
         if not isinstance(found, list):
             raise RequestError(f"the body must be {self._wanted}")
         texts = [tuple(each) if isinstance(each, list) else (each,) for each in found]

@@ -141,11 +141,7 @@ def benchmark(
         configurations = []
         for precision in precisions:
             chosen = [kind.quickest(folder, precision, batch, threads) if each == "auto" else each for each in names]
-            usable = [
-                each
-                for each in dict.fromkeys(chosen)
-                if computes(each, precision) and (each != "native" or precision == "int8")
-            ]
+            usable = _usable(chosen, precision)
             usable = usable or (chosen if precision == BF16 else [])  # which is refused
             configurations += [_configuration(folder, precision, each) for each in usable]
         if cores:
@@ -263,6 +259,12 @@ def _configuration(folder: ModelFolder, precision: str, engine: str) -> Configur
     return Configuration(engine, precision, folder.path, f"{__name__}:{WholePipeline.__name__}")
 
 
+def _usable(engines: Sequence[str], precision: str) -> list[str]:
+    """Those of the engines that have a precision: the native kernels int8 alone."""
+    found = dict.fromkeys(engines)
+    return [each for each in found if computes(each, precision) and (each != "native" or precision == "int8")]
+
+
 def _scenario(
     folder: ModelFolder,
     precisions: Sequence[str],
@@ -277,12 +279,10 @@ def _scenario(
     if data is None:
         raise RequestError("a scenario is run on images; give them with --data FOLDER")
     kind = folder.entry.part("pipeline")
-    pipelines = [
-        kind(folder, precision, engine, threads, 1)
-        for precision in precisions
-        for engine in engines
-        if (engine, precision) != ("native", "fp32") or len(precisions) == 1  # int8 alone has such a form
-    ]
+    usable = {precision: _usable(engines, precision) for precision in precisions}
+    if not any(usable.values()):
+        usable = {precision: list(engines) for precision in precisions}  # which are refused
+    pipelines = [kind(folder, precision, each, threads, 1) for precision in precisions for each in usable[precision]]
     found = folder.entry.part("harness")(pipelines, data, **more)
     names = [Path(str(each)).name for each in listed(data)]
     return {"model": folder.card.name, "data": names, **found, "environment": machine.environment(threads=threads)}
