@@ -17,8 +17,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from pipelines.core.errors import RequestError, ZooError
 
 logger = logging.getLogger(__name__)
@@ -115,6 +113,8 @@ def _sweep(target: Path) -> None:
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     """Hold the lock file `path`, one process at a time; who waits logs `what`. Raises OSError where not writable."""
+    import filelock  # slow to import, and an answer from caches needs none
+
     lock = filelock.FileLock(path)
     try:
         lock.acquire(timeout=PATIENCE)

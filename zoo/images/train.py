@@ -21,9 +21,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
-from pipelines.core.progress import console, progress
+from pipelines.core.progress import progress
 from pipelines.graph import edit, io
 from zoo.images import qat
 from zoo.images.augment import Views
