@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PAD = 64  # bytes that the parser may read behind the data
 PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
+MOST = 1 << 16  # rows that are parsed into one array
 LOWEST, HIGHEST = -16, 16384  # whole numbers whose encoding is looked up
 BOM, _FEED = b"\xef\xbb\xbf", ord("\n")
 
@@ -40,6 +41,55 @@ class Parsed(NamedTuple):
     labels: NDArray[np.float32] | None
     weights: NDArray[np.float32] | None
     times: NDArray[np.float64] | None
+
+
+class Room:
+    """Memory that rows are parsed into until there are `rows` of them, at most `MOST`: to join pieces later would copy
+    what is in no cache any more. shape: columns of ids, numbers and scales.
+    """
+
+    def __init__(self, rows: int, shape: tuple[int, int, int]) -> None:
+        self.rows, self.shape = min(rows, MOST), shape
+        self._begin(())
+
+    def _begin(self, left: Sequence[NDArray[Any]]) -> None:
+        kinds = zip((np.int32, np.float32, np.float32), self.shape, strict=True)
+        self._arrays = [np.empty((self.rows + self.rows // 4, width), kind) for kind, width in kinds]
+        self.count = len(left[0]) if left else 0
+        for array, rows in zip(self._arrays, left, strict=False):
+            array[: self.count] = rows
+        self._others: tuple[list[Any], ...] = ([], [], [])  # labels, weights and times of each piece
+
+    @property
+    def free(self) -> list[NDArray[Any]]:
+        """The rows of its arrays that are not written yet."""
+        return [each[self.count :] for each in self._arrays]
+
+    def add(self, parsed: Parsed) -> Iterator[Parsed]:
+        """Take a piece, which stands in the first of `free` or in memory of its own; gives what is whole then."""
+        if parsed.ids.base is not self._arrays[0]:
+            yield from self.rest()
+            yield parsed
+            return
+        self.count += len(parsed.ids)
+        for others, each in zip(self._others, parsed[3:], strict=True):
+            others.append(each)
+        if self.count >= self.rows:
+            arrays, count, others = self._arrays, self.count, self._joined()
+            self._begin([each[self.rows : count] for each in arrays])
+            for kept, each in zip(self._others, others, strict=True):
+                kept.append(None if each is None else each[self.rows :])
+            yield Parsed(*(None if each is None else each[: self.rows] for each in (*arrays, *others)))  # type: ignore[arg-type]
+
+    def rest(self) -> Iterator[Parsed]:
+        """What is there, if anything."""
+        if self.count:
+            arrays, count, others = self._arrays, self.count, self._joined()
+            self._begin(())
+            yield Parsed(*(each[:count] for each in arrays), *others)
+
+    def _joined(self) -> list[Any]:
+        return [None if each[0] is None else np.concatenate(each) for each in self._others]
 
 
 @lru_cache(64)
@@ -99,8 +149,11 @@ class NativeReader:
                 parser.real(places[column.name], column.unit or column.kind)
         return cls(features, log, names, parser)
 
-    def batches(self, bad: Bad | None, seconds: defaultdict[str, float]) -> Iterator[Parsed | pa.RecordBatch]:
-        """All rows in order, parsed, or as `Log.batches` gives them where there may be a fault.
+    def batches(
+        self, bad: Bad | None, seconds: defaultdict[str, float], rows: int
+    ) -> Iterator[Parsed | pa.RecordBatch]:
+        """All rows in order, parsed and mostly `rows` at a time, or as `Log.batches` gives them where there may be a
+        fault.
 
         seconds["read"] counts the time in which the file gave its bytes.
         """
@@ -117,7 +170,7 @@ class NativeReader:
             seconds["read"] += time.perf_counter() - begin
             return buffer, end
 
-        buffers = [np.empty(0, np.uint8)] * 2  # by turns
+        buffers, room = [np.empty(0, np.uint8)] * 2, Room(rows, self.features.shape)  # buffers by turns
         with self.log.reading():
             stream = self.log.stream()
             buffer, end = read(0)
@@ -132,26 +185,29 @@ class NativeReader:
                 last = following_end == left
                 stop = end + (last and buffer[end - 1] != _FEED)  # a row may end with the file
                 buffer[end:stop] = _FEED
-                taken, met, arrays = self.parser.parse(buffer[begin:], stop - begin)
-                parsed = None if arrays is None else self._parsed(arrays)
+                taken, met, arrays = self.parser.parse(buffer[begin:], stop - begin, *room.free)
+                parsed = None if arrays is None else self._parsed(arrays, room.free)
                 if last and taken < stop - begin:  # a quote that nothing closes
                     taken, parsed = left, None
                 elif not taken and left >= 3 * logs.BLOCK:  # a quote inside a value, or a row that is longer
+                    yield from room.rest()
                     yield from self._again(bad, records - self.log.header, kept)
                     return
                 taken = min(taken, left)
                 if parsed is None:
+                    yield from room.rest()
                     text = b"\n" + buffer[begin : begin + taken].tobytes()  # the empty line keeps a BOM from being one
                     for batch in csv_batches(self.log, text, self.names, bad, records):
                         kept += batch.num_rows
                         yield batch
                 elif len(parsed.ids):
                     kept += len(parsed.ids)
-                    yield parsed
+                    yield from room.add(parsed)
                 records += met
                 rest = buffer[begin + taken : end]
                 buffer, begin, end = following, left - len(rest), following_end
                 buffer[begin:left] = rest
+            yield from room.rest()
 
     def _again(self, bad: Bad | None, rows: int, kept: int) -> Iterator[pa.RecordBatch]:
         """The rest of the log by `Log.batches`, behind its first `rows`, of which `kept` were given."""
@@ -176,10 +232,12 @@ class NativeReader:
             return None
         return end if _names(line, self.log.delimiter) == self.log.columns else None
 
-    def _parsed(self, arrays: Any) -> Parsed:
-        """The arrays, with the numbers that the parser left."""
-        *found, places, columns, values = arrays
-        parsed = Parsed(*found)
+    def _parsed(self, arrays: Any, free: Sequence[NDArray[Any]]) -> Parsed:
+        """The arrays, with the numbers that the parser left; `free`: what it may have written into."""
+        count, *found, places, columns, values = arrays
+        parsed = Parsed(
+            *(each[:count] if own is None else own for own, each in zip(found, free, strict=False)), *found[3:]
+        )
         if len(places):
             scaled = self.features.scaled_mixed(columns, values).astype(np.float32)
             scaled[np.isnan(scaled)] = 0
