@@ -30,10 +30,10 @@ from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
 from zoo.clicks.experts import MergeExperts
 from zoo.clicks.expressions import (
     Crossed,
+    Curved,
     Dots,
     Expression,
     Factorization,
-    Leaky,
     Linear,
     Numbers,
     Product,
@@ -392,7 +392,7 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
     found = {type(each): each for each in below(result)}
     terms = [term for term, _ in result.terms] if isinstance(result, Total) else []
     deep = [
-        any(isinstance(each, Leaky) or (isinstance(each, Linear) and each.relu) for each in below(term))
+        any(isinstance(each, Curved) or (isinstance(each, Linear) and each.relu) for each in below(term))
         for term in terms
     ]
     if isinstance(product := found.get(Product), Product):
