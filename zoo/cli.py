@@ -841,6 +841,8 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
         if not equals:
             raise click.UsageError(f"--set {text!r} is not NAME=VALUE")
         settings[name.strip().replace("-", "_")] = value
+    if options.pop("tune_communication"):
+        settings["tune_communication"] = "true"
     settings |= {name: str(options[name]) for name in NAMED if options[name] is not None}
     left = {name: value for name, value in options.items() if name not in NAMED}
     output = left.pop("output")
