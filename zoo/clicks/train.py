@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.plain import from_plain, to_plain
-from pipelines.core.progress import console, progress, silent
+from pipelines.core.progress import progress, silent
 from pipelines.graph import edit, io
 from pipelines.models.hub import CARD
 from zoo.clicks.features import Features

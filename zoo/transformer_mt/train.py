@@ -20,9 +20,10 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import zoo
+from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import replacing, sha256, write_json
-from pipelines.core.progress import console, progress
+from pipelines.core.progress import progress
 from zoo.training import (
     Processes,
     choose_precision,

@@ -17,9 +17,9 @@ import zoo
 from pipelines.compression import search
 from pipelines.compression import strategy as strategies
 from pipelines.compression.strategy import Step, Strategy
+from pipelines.core.console import console
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, replacing, require_place, write_json
-from pipelines.core.progress import console
 from pipelines.engines.timing import measure
 from pipelines.models import stages
 from pipelines.models.hub import CARD
