@@ -32,6 +32,7 @@ from zoo.training import (
     plot_curves,
     processes,
     require_output,
+    save_weights,
 )
 from zoo.transformer_mt.averages import average, groups, weights_after
 from zoo.transformer_mt.data import (
@@ -451,11 +452,7 @@ def _write(
     data: Any,
 ) -> None:
     config = trainer.config
-    with replacing(output / MODEL) as temporary:
-        torch.save(
-            {"state_dict": {name: each.cpu().contiguous() for name, each in trainer.model.state_dict().items()}},
-            temporary,
-        )
+    save_weights(output / MODEL, trainer.model.state_dict())
     with replacing(output / VOCABULARY) as temporary:
         temporary.write_bytes(text.vocabulary.content)
     count = min(CALIBRATION_SENTENCES, len(text.train))
