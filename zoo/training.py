@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import math
@@ -67,6 +68,29 @@ def _claim(output: Path) -> None:
         ) from error
     except OSError:
         return  # a cache that cannot be written keeps nobody from training
+
+
+_KEEPERS: list[Callable[[Path], None]] = []
+
+
+@contextlib.contextmanager
+def keeping(keep: Callable[[Path], None]) -> Iterator[None]:
+    """Call `keep` with the output folder after every checkpoint of a training in several processes, in each of them."""
+    _KEEPERS.append(keep)
+    try:
+        yield
+    finally:
+        _KEEPERS.remove(keep)
+
+
+def checkpointed(output: Path) -> None:
+    """To be called by all processes after the first has written a checkpoint into `output`; see `keeping`."""
+    for keep in _KEEPERS:
+        keep(output)
+
+
+class LostProcess(ZooError):
+    """Another process of a training ended."""
 
 
 def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]) -> None:
@@ -287,7 +311,7 @@ class Workers:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Raise ZooError where another process ended."""
+        """Raise LostProcess where another process ended."""
         import tensorflow as tf
 
         try:
@@ -296,7 +320,7 @@ class Workers:
             if self.count == 1:
                 raise
             said = one_line(error)
-            raise ZooError(
+            raise LostProcess(
                 f"lost another process ({said}); start all of them again, with --resume where a checkpoint is"
             ) from error
 
@@ -328,22 +352,8 @@ class Processes:
         return values[0]
 
     def checkpointed(self, output: Path) -> None:
-        """To be called by all processes after the first has written a checkpoint into `output`; see `keeping`."""
-        for keep in _KEEPERS:
-            keep(output)
-
-
-_KEEPERS: list[Callable[[Path], None]] = []
-
-
-@contextlib.contextmanager
-def keeping(keep: Callable[[Path], None]) -> Iterator[None]:
-    """Call `keep` with the output folder after every checkpoint of torch's trainings, in every process."""
-    _KEEPERS.append(keep)
-    try:
-        yield
-    finally:
-        _KEEPERS.remove(keep)
+        """See `checkpointed`."""
+        checkpointed(output)
 
 
 @contextlib.contextmanager
@@ -406,6 +416,18 @@ def load_checkpoint(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
     require_same_run(path, kept, run)
     return state
+
+
+def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
+    """Write {"state_dict": `state`} as torch does; the same weights give the same bytes, which a file's own name, that
+    torch puts into it, would keep them from.
+    """
+    import torch
+
+    stream = io.BytesIO()
+    torch.save({"state_dict": {name: each.detach().cpu().contiguous() for name, each in state.items()}}, stream)
+    with replacing(path) as temporary:
+        temporary.write_bytes(stream.getbuffer())
 
 
 def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str | Path) -> None:

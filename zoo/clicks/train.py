@@ -41,6 +41,7 @@ from zoo.training import (
     plot_curves,
     processes,
     require_output,
+    save_weights,
 )
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
@@ -355,8 +356,7 @@ def _write(
     samples: dict[str, Any] = {name: rows[name].numpy() for name in features.inputs}
     trainer._set(trainer.average)
     categories.settle(trainer.model)
-    with replacing(output / MODEL) as temporary:
-        torch.save({"state_dict": trainer.model.state_dict()}, temporary)
+    save_weights(output / MODEL, trainer.model.state_dict())
     with replacing(output / "calibration.npz") as temporary:
         np.savez(temporary, **samples)
     features.schema.save(output / "schema.json")

@@ -17,27 +17,36 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import distributed, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from pipelines.compression.channels import resize
 from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import read_json, replacing, sha256, write_json
+from pipelines.core.files import replacing, sha256, write_json
 from pipelines.core.progress import progress
-from pipelines.graph import edit, io
+from zoo.communication import Communication, tuned
 from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
 from zoo.images.metrics import class_metrics, rank
 from zoo.images.plots import plot_confusion
 from zoo.images.settings import Settings
-from zoo.training import Processes, choose_precision, fill, load_checkpoint, plot_curves, processes, require_output
+from zoo.images.start import MODEL, about_of, fill_from
+from zoo.images.teaching import Normalize, Teacher, teacher_of
+from zoo.training import (
+    Processes,
+    choose_precision,
+    load_checkpoint,
+    plot_curves,
+    processes,
+    require_output,
+    save_weights,
+)
 
-MODEL, STATE = "model.pt", "checkpoint/state.pt"
+STATE = "checkpoint/state.pt"
 CALIBRATION_IMAGES = 256
 LARGE = 224
-BUCKETS = (4.0, 16.0, 64.0)  # MB of gradients that are reduced at once: what is tried
+SOFT = 0.5  # share of the loss that a teacher's soft labels are, where nothing else is asked of it
 # Pixels minus 128, an integer: the zero point of a uint8 input then takes the subtraction over, and zero padding stays
 # exact.
 PREPROCESSING = {"interpolation": "bilinear", "mean": [128 / 255] * 3, "std": [0.25] * 3, "channels": "RGB"}
@@ -84,7 +93,7 @@ def jensen_shannon(logits: torch.Tensor) -> torch.Tensor:
 class Trainer:
     """A network in training, its optimizer and the running average of its weights: all that a checkpoint holds."""
 
-    teacher: nn.Module | None = None  # the float network that `Settings.distillation` is about
+    teacher: Teacher | None = None  # see `Settings.teacher`
 
     def __init__(self, model: nn.Module, config: Settings, features: dict[str, Any], group: Processes) -> None:
         self.config, self.group = config, group
@@ -98,48 +107,49 @@ class Trainer:
         self.optimizer = torch.optim.SGD(
             groups, config.learning_rate, config.momentum, nesterov=config.momentum > 0, foreach=True
         )
-        shape = (1, 3, 1, 1)
-        self.swap = features["channels"] == "BGR"
-        order = slice(None, None, -1 if self.swap else 1)  # features are of R, G, B
-        self.mean = 255 * torch.tensor(features["mean"][order], device=group.device).view(shape)
-        self.scale = 1 / (255 * torch.tensor(features["std"][order], device=group.device).view(shape))
+        self.normalize = Normalize(features, group.device)
         self.bf16, self.steps = config.precision == "bf16", 0
         self.parallel: nn.Module = self.model
 
     def choose(self, size: int, batch: int) -> dict[str, Any]:
-        """How this machine trains fastest, by timing steps on noise: {"precision", "bucket_cap_mb"}. All processes
-        agree.
+        """How this machine trains fastest, by timing steps on noise: {"precision"}, with tune_communication also what
+        `communication.tuned` gives. All processes agree.
         """
-        precision, bucket = self.config.precision, None
+        config, group = self.config, self.group
+        precision, bf16 = config.precision, config.precision == "bf16"
         if precision == "auto":
-            precision = choose_precision(self.group, lambda bf16: self._time(self.model, size, batch, bf16))
-        if self.group.count > 1:
-            seconds = {
-                cap: self._time(self._wrapped(copy.deepcopy(self.model), cap), size, batch, precision == "bf16")
-                for cap in BUCKETS
-            }
-            bucket = self.group.same(min(seconds, key=seconds.__getitem__))
-        return {"precision": precision, "bucket_cap_mb": bucket}
+            precision = choose_precision(group, lambda bf16: self._time(size, batch, bf16))
+            bf16 = precision == "bf16"
+        found: dict[str, Any] = {}
+        if config.tune_communication and group.count > 1:
+            x, y = self._noise(size, -(-batch // config.accumulate))
+
+            def step(model: nn.Module) -> None:
+                torch.autograd.backward(self.loss(model, x, y, 1, bf16)[0])
+                model.zero_grad(set_to_none=True)
+
+            about = f"{tuple(x.shape)} {precision} {config.accumulate}"
+            found = tuned(self.model, group, step, self._communication(), about=about, whole=config.accumulate == 1)
+        return {"precision": precision, **found}
 
     def use(self, chosen: dict[str, Any]) -> None:
         """Train as `choose` found."""
         self.bf16 = chosen["precision"] == "bf16"
         if self.group.count > 1:
-            self.parallel = self._wrapped(self.model, chosen["bucket_cap_mb"] or BUCKETS[1])
+            found = chosen.get("communication")
+            self.parallel = (Communication(**found) if found else self._communication()).wrap(self.model, self.group)
 
-    def _wrapped(self, model: nn.Module, bucket: float) -> nn.Module:
-        device = [self.group.device] if self.group.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=device, bucket_cap_mb=bucket, gradient_as_bucket_view=True)
-        if self.config.compress:
-            # by its own name torch's hook is refused wherever nccl is not, though gloo adds bf16 as well
-            wrapped.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
-        return wrapped
+    def _communication(self) -> Communication:
+        return Communication("bf16" if self.config.compress else "", gradient_as_bucket_view=True)
 
-    def _time(self, model: nn.Module, size: int, batch: int, bf16: bool) -> float:
-        """Seconds of a forward and a backward pass, the better of two; leaves weights and statistics as they are."""
-        weights = {name: each.clone() for name, each in model.state_dict().items()}
+    def _noise(self, size: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.randint(256, (batch, 3, size, size), dtype=torch.uint8, device=self.group.device)
-        y = torch.zeros(batch, dtype=torch.int64, device=self.group.device)
+        return x, torch.zeros(batch, dtype=torch.int64, device=self.group.device)
+
+    def _time(self, size: int, batch: int, bf16: bool) -> float:
+        """Seconds of a forward and a backward pass, the better of two; leaves weights and statistics as they are."""
+        model, (x, y) = self.model, self._noise(size, batch)
+        weights = {name: each.clone() for name, each in model.state_dict().items()}
         times = []
         for _ in range(3):
             start = time.perf_counter()
@@ -153,15 +163,8 @@ class Trainer:
 
     def logits(self, model: nn.Module, x: torch.Tensor, bf16: bool) -> torch.Tensor:
         """uint8 [n, 3, size, size] -> float32 [n, classes]."""
-        pixels = (
-            (x.flip(1) if self.swap else x)
-            .float()
-            .sub_(self.mean)
-            .mul_(self.scale)
-            .contiguous(memory_format=torch.channels_last)
-        )
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-            return model(pixels).float()  # type: ignore[no-any-return]
+            return model(self.normalize(x)).float()  # type: ignore[no-any-return]
 
     def loss(
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, views: int, bf16: bool
@@ -172,9 +175,7 @@ class Trainer:
         logits = self.logits(model, x, bf16).view(views, len(y), -1)
         loss = F.cross_entropy(logits[0], y, label_smoothing=self.config.label_smoothing)
         if self.teacher is not None:
-            with torch.no_grad():
-                wanted = self.logits(self.teacher, x[: len(y)], bf16)
-            loss = torch.lerp(loss, qat.distillation_loss(logits[0], wanted), self.config.distillation)
+            loss = self.teacher.teach(loss, logits[0], x[: len(y)], bf16)
         if views > 1:
             loss = loss + self.config.jsd * jensen_shannon(logits)
         return loss, logits[0]
@@ -185,9 +186,18 @@ class Trainer:
             each["lr"] = self.config.rate(self.steps, epoch_steps)
         if self.config.qat and self.steps >= (1 - qat.FROZEN) * self.config.epochs * epoch_steps:
             qat.freeze_ranges(self.model)
-        loss, logits = self.loss(self.parallel, x, y, views, self.bf16)
         self.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
+        whole, right, stacked = 0.0, 0, x.unflatten(0, (views, len(y)))
+        parts = torch.arange(len(y)).chunk(self.config.accumulate)
+        for part in parts:  # gradients are exchanged with the last
+            alone = self.group.count > 1 and part is not parts[-1]
+            with self.parallel.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
+                loss, logits = self.loss(self.parallel, stacked[:, part].flatten(0, 1), y[part], views, self.bf16)
+                loss = loss * (len(part) / len(y))
+                torch.autograd.backward(loss)
+            whole, right = whole + loss.item(), right + int((logits.argmax(1) == y[part]).sum())
+        for some in self.optimizer.param_groups[2:]:  # of adapters, which say nothing of the student's own norm
+            nn.utils.clip_grad_norm_(some["params"], self.config.clip, foreach=True)
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
         self.optimizer.step()
         self.steps += 1
@@ -197,7 +207,7 @@ class Trainer:
         torch._foreach_lerp_([means[name] for name in floats], [values[name] for name in floats], 1 - keep)
         for name in values.keys() - floats:  # counts
             means[name].copy_(values[name])
-        return loss.item(), int((logits.argmax(1) == y).sum())
+        return whole, right
 
     def predict(self, images: Images, features: dict[str, Any], workers: int) -> npt.NDArray[np.float32]:
         """Logits [n, classes] of the averaged weights; every process computes a part, all get the whole."""
@@ -220,19 +230,25 @@ class Trainer:
             distributed.all_reduce(outputs)
         return outputs.cpu().numpy()
 
+    def listen(self, teacher: Teacher) -> None:
+        """Learn from `teacher`, with what fits the student's features to its."""
+        self.teacher = teacher
+        if own := list(teacher.adapters.parameters()):
+            self.optimizer.add_param_group({"params": own, "weight_decay": 0.0})
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        parts = {"model": self.model, "average": self.average, "optimizer": self.optimizer}
+        return parts if self.teacher is None else parts | {"adapters": self.teacher.adapters}
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
-        parts = {
-            "model": self.model.state_dict(),
-            "average": self.average.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
-        return {**parts, "steps": self.steps}
+        return {**{name: each.state_dict() for name, each in self._parts.items()}, "steps": self.steps}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to `state`."""
-        for name in ("model", "average", "optimizer"):
-            getattr(self, name).load_state_dict(state[name])
+        for name, each in self._parts.items():
+            each.load_state_dict(state[name])
         self.steps = state["steps"]
 
 
@@ -340,11 +356,11 @@ def fit(
                 f"found batch_size {config.batch_size}, wanted at least one image for each of {group.count} processes"
             )
         images = open_images(data, held_out=config.validation, seed=config.seed, on_error=on_error)
-        about: dict[str, Any] = _about(Path(start_from)) if start_from is not None else {"features": PREPROCESSING}
+        about: dict[str, Any] = about_of(Path(start_from)) if start_from is not None else {"features": PREPROCESSING}
         config = replace(config, **{name: about[name] for name in ("arch", "width") if name in about})
         torch.manual_seed(config.seed)
-        model = build(config, len(images.classes))
-        start = _fill(model, about, images.classes) if start_from is not None else None
+        model = resize(build(config, len(images.classes)), about.get("shapes", {}))
+        start = fill_from(model, about, list(images.classes)) if start_from is not None else None
         features = dict(about["features"])
         large = images.train.pixels is None
         size = config.image_size or features.get("size", LARGE if large else SMALL)
@@ -352,11 +368,17 @@ def fit(
         if size != features.get("size"):  # of a photo the border is cut off, of a small image nothing
             features |= {"size": size, "resize": round(size * 8 / 7) if large else size}
         start_model = model
+        if config.teacher and not config.distilled:
+            config = replace(config, distillation=SOFT)
         if config.qat:
             config = qat.settled(config, start, about.get("classes") == list(images.classes), group.count)
             model = qat.prepare(model, features)
         trainer = Trainer(model, config, features, group)
-        trainer.teacher = start_model.to(group.device).eval() if config.distillation else None
+        if config.distilled:
+            network, seen = (
+                (start_model, features) if not config.teacher else teacher_of(config.teacher, images.classes)
+            )
+            trainer.listen(Teacher(network.to(group.device), seen, trainer.model, config, group.device))
         run = {
             "config": asdict(config) | {"progressive": list(config.progressive)},
             "data": images.digest,
@@ -382,6 +404,7 @@ def fit(
         metrics = _metrics(logits, images.held_out.labels)
         if group.rank == 0:
             record = {
+                **({"shapes": about["shapes"]} if "shapes" in about else {}),
                 "rows": {
                     "train": len(images.train),
                     "held_out": len(images.held_out),
@@ -431,51 +454,6 @@ def _line(history: Sequence[dict[str, Any]], config: Settings) -> str:
     )
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    """What is known of a model folder to start from: "source" of its weights, "features", and "arch", "width",
-    "classes" if they are.
-    """
-    source = folder / MODEL
-    if (folder / "train.json").is_file():
-        about = read_json(folder / "train.json")
-    else:  # published, or trained here and shipped without model.pt
-        card, source = read_json(folder / "card.json"), folder / "fp32.onnx"
-        about = {
-            **card.get("training", {}).get("config", {}),
-            **card,
-            **card.get("weights", {}),
-            "features": card.get("preprocessing"),
-        }
-    if not about.get("features") or not source.is_file():
-        raise RequestError(f"found no image model in {folder}; start from one that zoo train or zoo download wrote")
-    return {key: about[key] for key in ("arch", "width", "classes", "features") if key in about} | {"source": source}
-
-
-def _fill(model: nn.Module, about: dict[str, Any], classes: Sequence[str]) -> str:
-    """Fill `model` with the weights of the folder that `_about` looked at; returns their digest.
-
-    The head, the network's last linear layer, is left as it is where that folder's classes are not `classes`.
-    """
-    source: Path = about["source"]
-    own = model.state_dict()
-    if source.name == MODEL:
-        state = torch.load(source, map_location="cpu", weights_only=True)["state_dict"]
-    else:
-        loaded = io.load(source)
-        edit.expand_fp16(loaded)
-        values = {name: each.const_value for name, each in loaded.graph.initializers.items()}
-        state = {
-            name: torch.from_numpy(each.numpy().copy())
-            for name, each in values.items()
-            if name in own and each is not None
-        }
-    head = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]
-    if about.get("classes") != list(classes):
-        state |= {name: own[name] for name in own if name.startswith(f"{head}.")}
-    fill(model, state, source)
-    return sha256(source)
-
-
 # ------------------------------------------------------------------------------------------------------------- results
 
 
@@ -492,11 +470,9 @@ def _write(
     data: Any,
 ) -> None:
     state = qat.weights(trainer.average) if config.qat else trainer.average.state_dict()
-    weights = {name: each.detach().cpu().contiguous() for name, each in state.items()}
     if config.qat:
         qat.save_ranges(trainer.average, features, output)
-    with replacing(output / MODEL) as temporary:
-        torch.save({"state_dict": weights}, temporary)
+    save_weights(output / MODEL, state)
     count = min(CALIBRATION_IMAGES, len(images.train))
     chosen = np.sort(np.random.default_rng(config.seed).choice(len(images.train), count, replace=False))
     samples = np.stack([prepare(images.train.image(int(i)), features).transpose(2, 0, 1) for i in chosen])

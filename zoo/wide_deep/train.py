@@ -26,7 +26,17 @@ from pipelines.core.progress import progress, silent
 from pipelines.graph import edit, io
 from zoo.clicks.metrics import click_metrics
 from zoo.clicks.reading import timed
-from zoo.training import BELOW_1, FROM_0, SEED, Workers, plot_curves, require_output, require_same_run, require_settings
+from zoo.training import (
+    BELOW_1,
+    FROM_0,
+    SEED,
+    Workers,
+    checkpointed,
+    plot_curves,
+    require_output,
+    require_same_run,
+    require_settings,
+)
 from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Rows
 from zoo.wide_deep.features import Features
 from zoo.wide_deep.fitting import fit
@@ -324,6 +334,7 @@ def _fit(
             )
             line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
         saved.save(path, trainer)
+        checkpointed(output)
         if workers.rank == 0:
             console.print(line, highlight=False, soft_wrap=True)
     return list(trainer.average.get_weights())
