@@ -211,7 +211,9 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
     if as_json:
         _print(report, True, lambda: None)
     elif sys.stderr.isatty() or output != "-":
-        click.echo(zoo.entry_of(model).summary.format(**report), err=True)
+        entry = zoo.entry_of(model)
+        own = [each.summary for each in entry.run_options if each.name in given and each.summary]
+        click.echo((own or [entry.summary])[0].format(**report), err=True)
 
 
 @cli.command()

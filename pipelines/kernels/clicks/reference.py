@@ -101,7 +101,8 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
             case steps.Tanh():
                 x = of[step.x]
                 e = exponential(np.float32(-2) * np.abs(x))
-                of[step.out] = np.copysign((1 - e) / (1 + e), x)
+                size = (1 - e) / (1 + e)
+                of[step.out] = np.where(x < 0, -size, size)
             case steps.Mixture():
                 gates = of[step.gates]
                 weights, total = exponential(gates - gates.max(axis=1, keepdims=True)), np.zeros((n, 1), np.float32)
