@@ -99,12 +99,9 @@ def scored(ranker: Ranker, rows: list[dict[str, Any]]) -> NDArray[np.float32]:
     return np.asarray(session.run(["probability"], ranker.features.encode(read_rows))[0])
 
 
+RECHUB = ("deepfm", "deepfm-places", "wide-deep", "dcn", "dcn-v2", "dcn-v2-mixture", "two-tower", "two-tower-prelu")
 EXPORTS = [
-    *(("torch-rechub", packages.torch_rechub, name) for name in ("deepfm", "wide-deep", "dcn-v2", "two-tower")),
-    *(
-        ("torch-rechub", packages.torch_rechub, name)
-        for name in ("deepfm-places", "dcn", "dcn-v2-mixture", "two-tower-prelu")
-    ),
+    *(("torch-rechub", packages.torch_rechub, name) for name in RECHUB),
     *(("deepctr", packages.deepctr, name) for name in ("deepfm", "wide-deep", "dcn", "dcn-v2")),
     *(("fuxictr", packages.fuxictr, name) for name in ("deepfm", "wide-deep", "dcn-v2")),
 ]
