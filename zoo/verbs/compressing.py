@@ -111,6 +111,8 @@ def _config(folder: stages.ModelFolder, step: Step, settings: Mapping[str, str])
 
     entry, defaults = folder.entry, folder.entry.part("finetune_settings")
     values = {"epochs": str(step.epochs), **({"qat": "true"} if step.qat else {})}
+    if hasattr(defaults, "refit"):
+        values["refit"] = "false"  # who has learned the held-out rows cannot be judged by them
     if step.distil is not None:
         named = {
             "weight": getattr(defaults, "SOFT", "distillation"),
@@ -178,6 +180,7 @@ class _Run:
                 shutil.rmtree(place)
             console.print(f"step {step.name}: {step.epochs} epochs", highlight=False)
             train = self.start.entry.part("train")
+            previous.ensure("fp32.onnx")
             train(self.data, place, config=config, resume=resume, start_from=previous.path, on_error=self.on_error)
             write_trained_card(place, self.start.entry.name, f"{self.start.card.name}, step {step.name} of a strategy")
         folder = zoo.load(place)
