@@ -115,6 +115,8 @@ def train(
         known = Categories(features, store, split, config.min_count)
         shares = known.new(store.parts(split, len(store))).clamp(config.unknown, MOST_NEW)
 
+        told: list[str] = []
+
         def fresh(rows: int, l2: float) -> Trainer:
             torch.manual_seed(config.seed)
             model = build(features, config)
@@ -123,6 +125,10 @@ def train(
             trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group)
             if start_from:
                 trainer.hold()
+            if trainer.lazy and not told and group.rank == 0:
+                heights = ", ".join(f"{len(each.weight):,}" for each in trainer.lazy.values())
+                told.append(f"tables of {heights} rows: a step changes the rows of its batch alone")
+                console.print(told[0], highlight=False, soft_wrap=True)
             return trainer
 
         saved = load_checkpoint(output / STATE, run) if resume else None

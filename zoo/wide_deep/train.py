@@ -33,6 +33,7 @@ from zoo.training import (
     SEED,
     SHARE,
     Workers,
+    checkpointed,
     plot_curves,
     require_output,
     require_same_run,
@@ -343,6 +344,7 @@ def _fit(
             )
             line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
         saved.save(path, trainer)
+        checkpointed(output)
         if workers.rank == 0:
             console.print(line, highlight=False, soft_wrap=True)
     return list(trainer.average.get_weights())
