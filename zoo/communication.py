@@ -84,7 +84,7 @@ class Communication:
 @functools.cache
 def _with_threads(threads: int, world: Any) -> Any:
     """One group of all processes for each number of gloo's threads, as long as these are joined."""
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._threads = threads
     return distributed.new_group(backend="gloo", pg_options=options)
 

@@ -34,6 +34,7 @@ from zoo.clicks.metrics import EPSILON, click_metrics, logloss
 from zoo.clicks.model import Embeddings
 from zoo.clicks.schema import Column, Schema
 from zoo.clicks.store import Categories, Store
+from zoo.clicks.teaching import Teacher
 from zoo.clicks.trainer import TrainConfig, Trainer
 from zoo.training import (
     fill,
@@ -299,6 +300,7 @@ def _fit(
     trainer = fresh(rows, l2)
     search, group = state["phase"] == "search", trainer.group
     categories = Categories(features, store, rows, config.min_count)
+    teacher = Teacher(config.teacher, features.to_json(), config.distillation) if config.teacher else None
     if state.get("trainer"):
         trainer.restore(state["trainer"])
     while state["epoch"] < epochs:
@@ -314,6 +316,9 @@ def _fit(
             for begin in range(0, rows, config.batch_size):
                 batch = store.rows(order[begin : begin + config.batch_size])
                 total = max(float(batch["weight"].sum()), 1e-12)
+                if teacher is not None:
+                    arrays = {name: each.numpy() for name, each in batch.items()}
+                    batch["label"] = torch.from_numpy(teacher.labels(arrays, arrays["label"]))
                 batch["ids"] = categories.forget(batch["ids"], shares, random)
                 mine = slice(group.rank, None, group.count)
                 loss += trainer.step({name: each[mine] for name, each in batch.items()}, total)

@@ -15,13 +15,14 @@ from torch.nn import functional
 from zoo.clicks.lazy_rows import LazyRows
 from zoo.clicks.model import Embeddings, Scalars
 from zoo.clicks.store import Categories
-from zoo.training import BELOW_1, FROM_0, SEED, Processes, Range, require_settings
+from zoo.training import BELOW_1, FROM_0, SEED, SHARE, Processes, Range, require_settings
 
 RANGES = {
     "seed": SEED,
     "dropout": BELOW_1,
     "ema": BELOW_1,
     "unknown": BELOW_1,
+    "distillation": SHARE,
     **dict.fromkeys(("l2_embeddings", "l2_scalars", "l2_layers", "min_delta"), FROM_0),
 }
 FEWEST = 100_000  # rows that a prior is weighed against: of fewer it would silence the network
@@ -44,7 +45,8 @@ class TrainConfig:
     it helps: the sparser the categories, the more. unknown: the least share of each column's categories that training
     replaces by the unknown one, which stands for all that were rarer than min_count and for those to come; a column
     with more new values than that among the held-out rows, such as users where new ones keep coming, has as many
-    replaced. Raises RequestError for values out of range.
+    replaced. teacher: a model whose probabilities are the share `distillation` of each label (`zoo.clicks.teaching`).
+    Raises RequestError for values out of range.
     """
 
     embedding_size: int = 16
@@ -63,6 +65,8 @@ class TrainConfig:
     min_delta: float = 0.0001
     held_out: float = 0.1
     refit: bool = True
+    teacher: str = ""
+    distillation: float = 0.5
     seed: int = 0
 
     ranges: ClassVar[dict[str, Range]] = {}  # of a family's own settings, where they are not numbers above 0

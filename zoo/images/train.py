@@ -187,7 +187,7 @@ class Trainer:
         if self.config.qat and self.steps >= (1 - qat.FROZEN) * self.config.epochs * epoch_steps:
             qat.freeze_ranges(self.model)
         self.optimizer.zero_grad(set_to_none=True)
-        whole, right, stacked = 0.0, 0, x.unflatten(0, (views, len(y)))
+        whole, right, stacked = 0.0, 0, x.view(views, len(y), *x.shape[1:])
         parts = torch.arange(len(y)).chunk(self.config.accumulate)
         for part in parts:  # gradients are exchanged with the last
             alone = self.group.count > 1 and part is not parts[-1]

@@ -61,8 +61,9 @@ def cut(pipeline: Pipeline, inputs: Sequence[str]) -> list[Part]:
     Text that has rows is read once. Raises RequestError for what cannot be read.
     """
     if pipeline.PARTS == "files":
-        images = [image for each in inputs for image in (_remote_images(each) if places.is_url(each) else listed(each))]
-        images = [str(each) for each in images]
+        images = [
+            str(image) for each in inputs for image in (_remote_images(each) if places.is_url(each) else listed(each))
+        ]
         return [Part("\n".join(images[at : at + FILES]), "files") for at in range(0, len(images), FILES)]
     parts: list[Part] = []
     counted = pipeline.PARTS == "rows"
