@@ -3,6 +3,8 @@
 import concurrent.futures
 import http.client
 import json
+import os
+import signal
 import socket
 import statistics
 import time
@@ -118,3 +120,18 @@ def test_rows_are_answered_beside_sentences_without_end(shared: Server, lines: l
         for each in asked:
             each.result()
     assert statistics.median(times) < 0.1
+
+
+def test_an_access_log_that_nobody_reads_stops_no_request(start: Callable[..., Server]) -> None:
+    server = start("multi30k-en-de", "--workers", "1", "--access-log")
+    read = server.process.stdout.readline
+    found = server.ask(MT, LONG[:5000], "text/plain", accept="application/x-ndjson")[2]
+    streamed = json.loads(read())
+    assert (streamed["status"], streamed["bytes"]) == (200, len(found))
+    server.process.stdout.close()
+    for _ in range(20):
+        assert server.ask("/v2/health/live")[0] == 200
+    wait_until(lambda: any("access log" in each for each in server.said))
+    assert sum("access log" in each for each in server.said) == 1
+    os.kill(server.process.pid, signal.SIGTERM)
+    assert server.process.wait(20) == 0
