@@ -221,11 +221,10 @@ class Front:
             begin = loop_time()
             held = 0
             try:
-                deadline = self._deadline(request)
+                wanted = Wanted(self.dispatcher, self._deadline(request))
                 held = self._hold(request)
                 body = await self._body(request)
                 read = loop_time() - begin
-                wanted = Wanted(self.dispatcher, deadline)
                 job = _job(request, verb, body)
                 try:
                     pending = submit(model, job, wanted.answered)
@@ -288,7 +287,7 @@ class Front:
         given = request.header("timeout-ms")
         if given is None:
             return self.settings.deadline
-        if not (given.isascii() and given.isdigit() and 1 <= int(given[:12]) <= LONGEST):
+        if not (given.isascii() and given.isdigit() and len(given) < 19 and 1 <= int(given) <= LONGEST):
             raise Refused(400, f"found timeout-ms {given[:40]!r}, wanted whole milliseconds, 1 to {LONGEST:,}")
         return int(given) / 1e3
 
@@ -384,6 +383,7 @@ class Wanted:
         loop = asyncio.get_running_loop()
         watching: list[asyncio.Task[None]] = []
         self._pending = pending
+        end = loop.call_at(self._end, self._refuse, 504, "the deadline passed")
         # most are answered before a look at the client would pay
         timer = loop.call_later(PATIENCE, lambda: watching.append(loop.create_task(self._watch(request))))
         try:
@@ -392,29 +392,32 @@ class Wanted:
             self._dispatcher.drop(pending)
             raise
         finally:
+            end.cancel()
             timer.cancel()
             for task in watching:
                 task.cancel()
 
     async def _watch(self, request: Request) -> None:
-        refused = Refused(499, "the client left")
-        try:
-            async with asyncio.timeout_at(self._end):
-                await request.gone()
-        except TimeoutError:
-            refused = Refused(504, "the deadline passed")
+        await request.gone()
+        self._refuse(499, "the client left")
+
+    def _refuse(self, status: int, text: str) -> None:
         if not self._future.done():
-            self._future.set_exception(refused)
+            self._future.set_exception(Refused(status, text))
 
     async def pieces(self, first: Answer) -> AsyncGenerator[bytes, None]:
-        """All pieces of the answer; at the deadline they end, and where nobody takes them any more."""
+        """All pieces of the answer, until nobody takes them any more; at the deadline the last one says so."""
         assert self._more is not None and self._pending is not None
         try:
             yield first.body
-            async with asyncio.timeout_at(self._end):
-                while not first.last:
-                    first = await self._more.get()
-                    yield first.body
+            while not first.last:
+                try:
+                    async with asyncio.timeout_at(self._end):
+                        first = await self._more.get()
+                except TimeoutError:
+                    yield fault("the deadline passed") + b"\n"
+                    return
+                yield first.body
         finally:
             self._dispatcher.drop(self._pending)
 
