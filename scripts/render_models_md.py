@@ -329,12 +329,56 @@ def _servers(found: list[Mapping[str, Any]]) -> str:
     return markdown.table([*columns, "MB with what it requires"], rows)
 
 
+def smaller() -> str:
+    """Models before and after they were cut, and several contexts of one opened model."""
+    parts = []
+    for report in markdown.reports(PEERS, "smaller"):
+        for found in report.content["models"]:
+            before, after = found["quality"]
+            rows = [
+                [name, *(f"{each[key]['median']:.3f}" for key in ("before_ms", "after_ms")), f"{each['times']:.2f}x"]
+                for name, each in found["engines"].items()
+            ]
+            parts.append(
+                f"{found['model']}, batches of {found['batch_size']}, int8: {found['metric']} {before:.4f} -> {after:.4f}, "
+                f"{found['bytes'][0] / 1e6:.2f} -> {found['bytes'][1] / 1e6:.2f} MB, by `scripts/smaller.py` "
+                f"({markdown.source(report, BENCHMARKS)}); peer: onnxruntime's own quantizer.\n\n"
+                f"{markdown.table(['', 'before, ms', 'after, ms', 'times as fast'], rows)}"
+            )
+    for report in markdown.reports(PEERS, "contexts"):
+        rows = [
+            [
+                each["model"],
+                each["engine"],
+                f"{each['batch_size']}",
+                f"{each['times']:.2f}x",
+                f"{each['megabytes']:+.1f}",
+            ]
+            for each in report.content["models"]
+        ]
+        parts.append(
+            f"Two contexts beside one of an opened model, by `scripts/contexts.py` "
+            f"({markdown.source(report, BENCHMARKS)}).\n\n"
+            f"{markdown.table(['', 'engine', 'batch size', 'batches a second', 'MB more'], rows)}"
+        )
+    return "\n".join(["## Smaller, and several at once\n", *parts]) if parts else ""
+
+
 def benchmarks_page() -> str:
     parts = [module.benchmarks(names) for module, names in families().items() if hasattr(module, "benchmarks")]
     return "\n".join(
         filter(
             None,
-            [BENCHMARKS_HEAD, *parts, recommenders(BENCHMARKS), own_models(), serving(), clusters(), environments()],
+            [
+                BENCHMARKS_HEAD,
+                *parts,
+                recommenders(BENCHMARKS),
+                own_models(),
+                serving(),
+                clusters(),
+                smaller(),
+                environments(),
+            ],
         )
     )
 
