@@ -301,6 +301,23 @@ def clusters() -> str:
             f"`scripts/peers/serving_on_ray.py` ({markdown.source(report, BENCHMARKS)}). {found.get('note', '')}\n\n"
             f"{markdown.table(head, rows)}"
         )
+    for report in markdown.reports(PEERS, "communication"):
+        rows = []
+        for model in report.content["models"]:
+            for each in model["links"]:
+                before, left = each["samples"] / each["seconds"], {at["machines"]: at for at in each["efficiency"]}
+                rates = [f"{before:.1f}", f"{before * each['speedup']:.1f} ({each['speedup']:.2f}x)"]
+                shares = [f"{share:.0%}" for share in each["share"]]
+                paper = [f"{left[count][way]:.0%}" for count in (8, 128) for way in ("default", "tuned")]
+                rows.append([model["model"], each["link"], *rates, *shares, *paper])
+        head = ["", "link", "samples/s, default", "tuned", "exchange, share of a step", "tuned"]
+        head += ["with 8 machines, default", "tuned", "with 128, default", "tuned"]
+        parts.append(
+            "Gradients of two processes, one core each, over links that `tc` and a relay shape, by "
+            f"`scripts/peers/communication.py` ({markdown.source(report, BENCHMARKS)}). With more machines, on paper: "
+            "the share of their own speed that is left, each with the same batch, where as much of the exchange lies "
+            f"beside the backward pass as here.\n\n{markdown.table(head, rows)}"
+        )
     return "\n".join(["## Several processes, and Ray\n", *parts]) if parts else ""
 
 
