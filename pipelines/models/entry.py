@@ -75,6 +75,8 @@ class Entry:
         card, files that came): an ONNX model of other libraries with the schema of its log, the same way; "" for a
         model without one
     importer: a module's `Importer`, which reads models of other toolkits; "" for a family without one
+    shortlist(folder, data) -> (what the card's preprocessing says of it, {name: bytes} of its files): which words a
+        result may have, read or learned from `data`; "" for a family without one
     harness(pipelines, data, *, scenario, count, least, price_per_hour) -> figures: the quality, then the time from raw
         input to results, one sample after the other or in a stream; "" for a model without one
     report_sections(name) -> Markdown: the part of MODELS.md on the model `name`; "" for a family without one. Its
@@ -107,6 +109,7 @@ class Entry:
     recipe: QuantRecipe = field(default_factory=QuantRecipe)
     native: str = ""
     importer: str = ""
+    shortlist: str = ""
     harness: str = ""
     from_graph: str = ""
     from_onnx: str = ""
@@ -130,7 +133,15 @@ class Entry:
             self.evaluate,
             self.pipeline,
         )
-        optional = (self.native, self.importer, self.harness, self.from_graph, self.from_onnx, self.report_sections)
+        optional = (
+            self.native,
+            self.importer,
+            self.shortlist,
+            self.harness,
+            self.from_graph,
+            self.from_onnx,
+            self.report_sections,
+        )
         for part in (*parts, *filter(None, optional)):
             if part.count(":") != 1:
                 raise ValueError(f"{self.name}: {part!r} is not 'module:attribute'")
