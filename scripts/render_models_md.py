@@ -216,8 +216,9 @@ def _reading(report: markdown.Report) -> str:
 def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
     """How much quicker the native kernels are than the quickest engine of others, and which that is."""
     (over,) = (r["over"] for r in model["ratios"] if (r["engine"], r["batch_size"]) == ("zoo-native", size))
-    peer = min(over, key=over.__getitem__)
-    return float(over[peer]), peer
+    known = {peer: ratio for peer, ratio in over.items() if ratio is not None}  # null: never timed
+    peer = min(known, key=known.__getitem__)
+    return float(known[peer]), peer
 
 
 SERVING = """`zoo serve` beside other servers, by `scripts/peers/serving.py`: the server on one core, the load (wrk, 64 connections, one row of

@@ -13,7 +13,7 @@ class Network:
     """(float model, feeds of `count` samples) of a family; fields: (rows, columns, pooling) each.
 
     As other libraries have it: vectors: numbers are multiplied by a vector each; beside: cross layers add their bias
-    after the product; relu: towers end in a ReLU.
+    after the product, of a rank of -1: they are x_0 (w . x); relu: towers end in a ReLU; activation: instead of ReLU.
     """
 
     def __init__(
@@ -30,7 +30,9 @@ class Network:
         vectors=False,
         beside=False,
         relu=False,
+        activation="Relu({})",
     ):
+        self.activation = activation
         self.vectors, self.beside, self.relu = vectors, beside, relu
         self.rng = np.random.default_rng(seed)
         self.family, self.fields, self.width, self.hidden, self.numbers = family, fields, width, hidden, numbers
@@ -112,7 +114,7 @@ class Network:
         b = self._weight(f"b{y}", outputs, scale=0.1)
         self._add(f"{y}{'_' if relu else ''} = Gemm<transB=1>({x}, {w}, {b})")
         if relu:
-            self._add(f"{y} = Relu({y}_)")
+            self._add(f"{y} = {self.activation.format(f'{y}_')}")
         return y
 
     def _mlp(self, x, prefix, inputs, outputs=1, sizes=None, last_relu=False):
@@ -174,7 +176,11 @@ class Network:
         x0, _ = self._x0()
         x, size = x0, self._total
         for level in range(self.crosses):
-            if self.rank:
+            if self.rank < 0:
+                u = self._weight(f"V{level}", size, 1, scale=1 / size**0.5)
+                self._add(f"t{level} = MatMul({x}, {u})")
+                u = f"t{level}"
+            elif self.rank:
                 v = self._weight(f"V{level}", size, self.rank, scale=1 / size**0.5)
                 self._add(f"t{level} = MatMul({x}, {v})")
                 u = self._gemm(f"t{level}", f"u{level}", self.rank, size, scale=0.7)

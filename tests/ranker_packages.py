@@ -34,26 +34,30 @@ def randomize(model: torch.nn.Module) -> None:
 
 
 def torch_rechub(name: str, path: Path, pool: str = "mean") -> None:
-    """ "deepfm", "wide-deep", "dcn-v2" or "dssm" (two towers) with a pooled list."""
+    """ "deepfm", "wide-deep", "dcn", "dcn-v2", "two-tower" (DSSM), and as its examples have it "two-tower-prelu", with a
+    pooled list; "deepfm-places": all of its places count, as they do where no row is that of padding.
+    """
     pytest.importorskip("torch_rechub")
     from torch_rechub.basic.features import DenseFeature, SequenceFeature, SparseFeature
     from torch_rechub.models.matching import DSSM
-    from torch_rechub.models.ranking import DCNv2, DeepFM, WideDeep
+    from torch_rechub.models.ranking import DCN, DCNv2, DeepFM, WideDeep
     from torch_rechub.utils.onnx_export import ONNXExporter
 
     sparse = [SparseFeature(each, rows, SIZE) for each, rows in (("user", USERS), ("country", COUNTRIES))]
     item = SparseFeature("item", ITEMS, SIZE)
-    history = SequenceFeature("history", ITEMS, SIZE, pooling=pool, padding_idx=0)
+    padding = None if name.endswith("-places") else 0
+    history = SequenceFeature("history", ITEMS, SIZE, pooling=pool, padding_idx=padding)
     dense = [DenseFeature("age"), DenseFeature("price")]
-    mlp = {"dims": list(HIDDEN), "dropout": 0.2, "activation": "relu"}
+    mlp = {"dims": list(HIDDEN), "dropout": 0.2, "activation": "prelu" if name.endswith("-prelu") else "relu"}
     every = [*sparse, item, history]
     model = {
         "deepfm": lambda: DeepFM([*every, *dense], every, mlp),
         "wide-deep": lambda: WideDeep([*sparse, item], [*every, *dense], mlp),
         "dcn-v2": lambda: DCNv2([*every, *dense], 2, mlp, use_low_rank_mixture=False),
         "dcn-v2-mixture": lambda: DCNv2([*every, *dense], 2, mlp, low_rank=4, num_experts=2),
+        "dcn": lambda: DCN([*every, *dense], 2, mlp),
         "two-tower": lambda: DSSM([*sparse, history], [item], mlp, mlp),
-    }[name]()
+    }[name.removesuffix("-places").removesuffix("-prelu")]()
     randomize(model)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -61,7 +65,7 @@ def torch_rechub(name: str, path: Path, pool: str = "mean") -> None:
 
 
 def deepctr(name: str, path: Path, dynamo: bool = False, pool: str = "mean") -> None:
-    """ "deepfm", "wide-deep", "dcn-v2" or "xdeepfm", whose input is one matrix of floats."""
+    """ "deepfm", "wide-deep", "dcn", "dcn-v2" or "xdeepfm", whose input is one matrix of floats."""
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.importorskip("deepctr_torch")
     from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
@@ -75,6 +79,7 @@ def deepctr(name: str, path: Path, dynamo: bool = False, pool: str = "mean") -> 
     model = {
         "deepfm": lambda: DeepFM(columns, columns, **options),
         "wide-deep": lambda: WDL(columns, columns, dnn_use_bn=True, **options),
+        "dcn": lambda: DCN(columns, columns, **options),
         "dcn-v2": lambda: DCN(columns, columns, cross_num=2, cross_parameterization="matrix", **options),
         "xdeepfm": lambda: xDeepFM(columns, columns, cin_layer_size=(8, 8), **options),
     }[name]()

@@ -14,7 +14,18 @@ HEAVY = {"torch", "tensorflow", "keras", "datasets", "tf2onnx", "matplotlib"}
 MAY_BE_HEAVY = {"train.py", "trainer.py", "store.py", "freeze.py", "model.py", "qat.py"}
 # packages of pipelines/: each imports those before it, never one behind it; a file joins its package's place by lying
 # there
-PACKAGES = ("core", "graph", "rewrites", "quantization", "kernels", "engines", "data", "analysis", "models")
+PACKAGES = (
+    "core",
+    "graph",
+    "rewrites",
+    "quantization",
+    "kernels",
+    "engines",
+    "data",
+    "analysis",
+    "models",
+    "compression",
+)
 
 
 def imports(path: Path, top: bool) -> set[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import math
@@ -406,6 +407,18 @@ def load_checkpoint(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
     require_same_run(path, kept, run)
     return state
+
+
+def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
+    """Write {"state_dict": `state`} as torch does; the same weights give the same bytes, which a file's own name, that
+    torch puts into it, would keep them from.
+    """
+    import torch
+
+    stream = io.BytesIO()
+    torch.save({"state_dict": {name: each.detach().cpu().contiguous() for name, each in state.items()}}, stream)
+    with replacing(path) as temporary:
+        temporary.write_bytes(stream.getbuffer())
 
 
 def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: str | Path) -> None:

@@ -9,14 +9,13 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import filelock
 
 from pipelines.core.errors import RequestError, ZooError
 
@@ -114,6 +113,8 @@ def _sweep(target: Path) -> None:
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     """Hold the lock file `path`, one process at a time; who waits logs `what`. Raises OSError where not writable."""
+    import filelock  # slow to import, and an answer from caches needs none
+
     lock = filelock.FileLock(path)
     try:
         lock.acquire(timeout=PATIENCE)
@@ -134,8 +135,18 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> Path:
-    """Write `value` as indented JSON with a final newline, whole or not at all; key order is kept."""
-    return write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Write `value` as indented JSON with a final newline, whole or not at all; key order is kept, and a number that is
+    not finite, which JSON does not have, becomes null.
+    """
+    return write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -7,7 +7,6 @@ import ctypes
 import functools
 import gc
 import hashlib
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -90,11 +89,13 @@ def caches() -> dict[str, int]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a figure depends on."""
+    from importlib import metadata  # slow to import, and an answer needs none
+
     installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            installed[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
+            installed[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
             continue
     return installed
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING
 
 from pipelines.core import deadline
 from pipelines.core.errors import plain
 
-SECONDS = 30.0  # between lines
+if TYPE_CHECKING:
+    from rich.console import Console
 
-console = Console(stderr=True, markup=False, highlight=False)
+SECONDS = 30.0  # between lines
 
 
 @contextlib.contextmanager
@@ -25,9 +25,18 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
     TimeIsUp inside a `deadline.limit` that has passed.
     """
     title = plain(title)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         yield _checked(_lines(title, total))
         return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -35,9 +44,15 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[[float
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=_console(), transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield _checked(lambda amount: bar.advance(task, amount))
+
+
+def _console() -> Console:
+    from pipelines.core.console import console  # importing rich takes longer than a first photo
+
+    return console
 
 
 def _checked(advance: Callable[[float], None]) -> Callable[[float], None]:
@@ -63,7 +78,7 @@ def _lines(title: str, total: float | None) -> Callable[[float], None]:
             of = "" if total is None else f" of {total:,.0f}"
             left = (now - begin) * (total - done) / done if total is not None and done else 0
             about = f", about {left:.0f} s left" if left > 0 else ""
-            console.print(f"{title}: {done:,.0f}{of}, {now - begin:.0f} s{about}", soft_wrap=True)
+            _console().print(f"{title}: {done:,.0f}{of}, {now - begin:.0f} s{about}", soft_wrap=True)
 
     return advance
 

@@ -79,6 +79,11 @@ class Entry:
         result may have, read or learned from `data`; "" for a family without one
     harness(pipelines, data, *, scenario, count, least, price_per_hour) -> figures: the quality, then the time from raw
         input to results, one sample after the other or in a stream; "" for a model without one
+    network(folder) -> ({"features": the preprocessing, "classes", ...}, the trained network in torch) of an image
+        classifier's folder with fp32.onnx; "" for a family that is none
+    prune(folder, data, *, config, importance, on_error, like) -> a `pipelines.compression.search.Prunable` that also
+        has metric, the name of what `quality(folder)` gives of an int8 model on the held-out data, drop, how much of it
+        may be lost, and batch_size, of which the time counts; "" for a family that cannot be pruned
     report_sections(name) -> Markdown: the part of MODELS.md on the model `name`; "" for a family without one. Its
         module may also have overview(name) -> {column: cell} for the table above, headline(name) -> lines of README and
         benchmarks(names) -> Markdown for docs/benchmarks.md
@@ -114,6 +119,8 @@ class Entry:
     from_graph: str = ""
     from_onnx: str = ""
     report_sections: str = ""
+    network: str = ""
+    prune: str = ""
     files: tuple[str, ...] = ()
     run_options: tuple[RunOption, ...] = ()
     processes: str = ""
@@ -133,16 +140,9 @@ class Entry:
             self.evaluate,
             self.pipeline,
         )
-        optional = (
-            self.native,
-            self.importer,
-            self.shortlist,
-            self.harness,
-            self.from_graph,
-            self.from_onnx,
-            self.report_sections,
-        )
-        for part in (*parts, *filter(None, optional)):
+        optional = (self.native, self.importer, self.harness, self.from_graph, self.from_onnx, self.report_sections)
+        late = (self.network, self.prune, self.shortlist)
+        for part in (*parts, *filter(None, optional + late)):
             if part.count(":") != 1:
                 raise ValueError(f"{self.name}: {part!r} is not 'module:attribute'")
 

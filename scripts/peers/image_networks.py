@@ -200,11 +200,14 @@ def first_calls(work: images.Work) -> dict[str, Any]:
     if (path := images.target_of(work, "openvino-int8")).is_file():
         ways["openvino-nncf"] = str(path), "nncf"
     core = str(max(os.sched_getaffinity(0)))
+    kept = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }  # pip's packages are compiled
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(FIRST_CALLS):
         for name, way in ways.items():
             command = ["taskset", "-c", core, sys.executable, "-c", FIRST, *way]
-            said = subprocess.run(command, check=True, capture_output=True, env=os.environ | common.ONE_THREAD)
+            said = subprocess.run(command, check=True, capture_output=True, env=kept | common.ONE_THREAD)
             found[name].append(json.loads(said.stdout))
     return {
         name: {key: common.median([each[key] for each in runs], 1) for key in ("ms", "process_ms", "megabytes")}

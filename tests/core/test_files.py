@@ -120,6 +120,11 @@ def test_json_round_trip(tmp_path):
     assert list(json.loads(text)) == ["z", "a"] and "ü" in text and text.endswith("}\n")
 
 
+def test_numbers_that_json_lacks_become_null(tmp_path):
+    path = files.write_json(tmp_path / "v.json", {"a": [float("nan"), (float("-inf"), 1.5)], "b": {"c": float("inf")}})
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {"a": [None, [None, 1.5]], "b": {"c": None}}
+
+
 def test_a_value_that_is_no_json_leaves_nothing(tmp_path):
     with pytest.raises(TypeError):
         files.write_json(tmp_path / "v.json", {"a": object()})

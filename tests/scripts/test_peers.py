@@ -3,6 +3,7 @@ runs with.
 """
 
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -148,6 +149,15 @@ def test_onnxruntimes_quantizer_writes_int8(
     peers.stock_quantize(frozen, tmp_path / "stock.onnx", [batch])
     kinds = {each.data_type for each in onnx.load(tmp_path / "stock.onnx").graph.initializer}
     assert {TensorProto.INT8, TensorProto.UINT8} <= kinds
+
+
+def test_a_turn_without_its_core_is_one_call(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "TURN_SECONDS", 0.0)
+    engine = object.__new__(peers.Engine)
+    engine.inputs, engine.run = itertools.repeat(1), lambda _: None
+    taken, share = engine.turn()
+    assert taken.size == 1
+    assert np.isfinite([peers.summary(1, [(taken, share)])["samples_per_second"], taken[0]]).all()
 
 
 def test_ratios_pair_the_turns_of_a_round(peers: ModuleType) -> None:

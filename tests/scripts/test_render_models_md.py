@@ -1,5 +1,6 @@
 """MODELS.md, docs/benchmarks.md and README's figures are what the cards and the report files hold."""
 
+import json
 import re
 import subprocess
 import sys
@@ -49,6 +50,13 @@ def test_every_report_file_is_linked_above_and_in_the_table_of_reports() -> None
     listed = {(render.BENCHMARKS.parent / link).resolve() for link in LINK.findall(table)}
     assert files == listed
     assert files <= linked
+    for each in files:
+        json.loads(each.read_text(), parse_constant=pytest.fail)  # NaN is no JSON
+
+
+def test_a_peer_that_was_never_timed_is_not_the_best() -> None:
+    over = {"engine": "zoo-native", "batch_size": 1, "over": {"a": None, "b": 3.0, "c": 2.0}}
+    assert render._over_best({"ratios": [over]}, 1) == (2.0, "c")
 
 
 @pytest.mark.parametrize("name", render.SHIPPED.names())

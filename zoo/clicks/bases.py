@@ -279,11 +279,27 @@ class Writer:
         places = flat[:, 0] - columns[0].first  # type: ignore[union-attr]
         if (places < 0).any() or (places >= len(own)).any() or not np.array_equal(flat, own[places]):
             return None
+        return (self._pool_of(field, table, op).first + places).reshape(x.shape[:-1])
+
+    def _scaled(self, entries: Array, factor: float) -> Array | None:
+        """Sums over lists, times a number, which their tables take: a mean over places that all count, say."""
+        if any(each.pool is None or each.count is not None for each in self.bases_of(entries)):
+            return None
+
+        def change(base: Base) -> Base:
+            assert base.pool is not None
+            field, table = base.pool
+            scaled = self._derived("scaled", [table], lambda t: (t * factor).astype(np.float32), factor)
+            return self._pool_of(field, scaled, "ReduceSum")
+
+        return self._by_base(entries, change)
+
+    def _pool_of(self, field: Field, table: Array, op: str) -> Base:
         key = f"pool {op}", field.start, id(table)
         if key not in self._tables:
-            base = self._pool(field, table, op)
-            self._tables[key] = np.array(base.first)
-        return (int(self._tables[key]) + places).reshape(x.shape[:-1])
+            self._kept.append(table)
+            self._tables[key] = np.array(self._pool(field, table, op).first)
+        return self.of(self._tables[key])
 
     def _pool(self, field: Field, table: Array, op: str) -> Base:
         others = np.delete(table, [0, field.last], axis=0)  # no item is 0, see `Field`
@@ -329,6 +345,16 @@ class Writer:
         return self._by_base(total, change)
 
     # --- tables of ids
+
+    def _same(self, entries: Array) -> Array | None:
+        """Entries that are the same for all ids, as an array; None where one is not."""
+        values = []
+        for entry in entries.ravel():
+            base = self.of(entry)
+            if base.table is None or not base.code or (base.table != base.table[:1]).any():
+                return None
+            values.append(base.table[0, entry - base.first])
+        return np.array(values).reshape(entries.shape) if values else None
 
     def _of_codes(self, op: str, shape: tuple[int, ...], known: Sequence[Layout | Array | None]) -> Array | None:
         """What is computed from one id, or from the sum of one looked up row, and constants; None for anything else."""

@@ -68,6 +68,15 @@ class Linear(Expression):
 
 
 @dataclass(frozen=True, eq=False)
+class Leaky(Expression):
+    """x, times `slope`, float64 [width], where it is below 0."""
+
+    x: Linear
+    slope: Array
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
 class Crossed(Expression):
     """x_l of a cross network: x_0 (1 + sum_l u_l).
 
@@ -170,7 +179,7 @@ class Means(Expression):
 
 def is_value(x: Expression) -> bool:
     """Whether `x` is one of the values that layers read."""
-    return isinstance(x, Numbers | Field | Concat | Linear | Crossed | Dots | Unit)
+    return isinstance(x, Numbers | Field | Concat | Linear | Leaky | Crossed | Dots | Unit)
 
 
 def joined(parts: Sequence[Expression]) -> Expression:
@@ -281,6 +290,18 @@ def total_of(x: Expression) -> Total | None:
         return None if x.sigmoid else x
     known = isinstance(x, Linear | Field | Factorization | Product | Numbers) and not (isinstance(x, Linear) and x.relu)
     return Total(1, [(x, 1.0)], 0.0) if known and x.width == 1 else None
+
+
+def sum_of_layers(x: Expression, value: str) -> Linear | None:
+    """A value of one column as one layer; value: its name. None where it is another sum."""
+    total = total_of(x)
+    layers = [(layer_of(term), factor) for term, factor in total.terms] if total is not None else []
+    known = [(each, factor) for each, factor in layers if each is not None and not each.relu]
+    if total is None or not known or len(known) < len(layers):
+        return None
+    weight = np.concatenate([each.weight * factor for each, factor in known])
+    bias = np.array([total.bias + sum(float(each.bias[0]) * factor for each, factor in known)])
+    return Linear(1, joined([each.x for each, _ in known]), weight, bias, False, value)
 
 
 def added(x: Expression, y: Expression, sign: float) -> Expression | None:

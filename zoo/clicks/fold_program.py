@@ -17,7 +17,7 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.clicks import program as steps
 from pipelines.kernels.clicks.from_graph import program_node
 from pipelines.kernels.clicks.operators import COLUMNS
-from pipelines.kernels.clicks.program import CODES, SLACK, ClickProgram
+from pipelines.kernels.clicks.program import CODES, ClickProgram
 from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.scales import activation_qparams
@@ -27,6 +27,7 @@ from zoo.clicks.expressions import (
     Expression,
     Factorization,
     Field,
+    Leaky,
     Linear,
     Numbers,
     Product,
@@ -35,8 +36,9 @@ from zoo.clicks.expressions import (
     parts_of,
 )
 from zoo.clicks.fold import FINEST
-from zoo.clicks.integer_layers import dense_layer, largest, mixed_layer, positive
-from zoo.clicks.program_plan import HEADROOM, Group, Plan
+from zoo.clicks.integer_layers import dense_layer, mixed_layer, positive
+from zoo.clicks.program_codes import Codes
+from zoo.clicks.program_plan import HEADROOM, Group
 from zoo.clicks.reader import Reader
 
 Array = NDArray[Any]
@@ -89,10 +91,7 @@ def fold_program(
     return result, {"fold": True, "reason": reason, "layers": layers, "refused": {}}
 
 
-Key = tuple[int, int, str, int]  # column, count, pooling, mean of a field
-
-
-class Compiler(Plan):
+class Compiler(Codes):
     """Expressions to a `ClickProgram`. coarse: large layers and tables may be in bytes.
 
     Raises RequestError for what it has no step for.
@@ -100,11 +99,7 @@ class Compiler(Plan):
 
     def __init__(self, reader: Reader, table: CalibrationTable, caches: Mapping[str, int], coarse: bool = True) -> None:
         super().__init__(reader, table, caches, coarse)
-        self.slots: list[tuple[str, int]] = []
-        self.steps: list[steps.Step] = []
-        self._at: dict[Expression, tuple[int, float]] = {}  # (position, scale) among the codes
-        self._numbers_at = 0
-        self._orders: dict[Linear, Array] = {}
+        self._orders: dict[Expression, Array] = {}
         self._made: dict[tuple[Any, str], tuple[int, float]] = {}
 
     def compile(self, outputs: Sequence[Expression]) -> ClickProgram:
@@ -125,86 +120,7 @@ class Compiler(Plan):
                 rows[span] = np.where(rows[span] == 0, height, np.minimum(rows[span], height))
         return ClickProgram(rows, *self._widths(), tuple(self.slots), tuple(self.steps), tuple(slots))
 
-    # --- the codes
-
-    def _lay_out(self) -> None:
-        """Positions and scales of everything that stands among the codes, and the steps that look them up."""
-        numbers, _ = self._widths()
-        order = {part: i for i, group in reversed(list(enumerate(self.groups.values()))) for part in group.parts}
-        wanted = {part for group in self.groups.values() for part in group.parts if part not in group.folded}
-        keys: dict[Key, list[Field]] = {}
-        for part in sorted(self.raw, key=lambda each: order[each] if each in wanted else len(self.groups)):
-            keys.setdefault((part.column, part.count, part.pool, part.mean), []).append(part)
-        even = max((self._reach(each) for each in self.even), default=0.0) / CODES
-        scale = {each: even for each in self.even}
-        position = 0
-        before = self._before_numbers(keys)
-        for number, fields in enumerate(keys.values()):
-            if number == before:
-                self._numbers_at, position = position, position + numbers
-            for each in fields:
-                self._at[each] = (position, scale.get(each) or positive(self._reach(each) / CODES))
-                position += each.width
-        if before == len(keys):
-            self._numbers_at, position = position, position + numbers
-        for piece in (*self.spread, *self._ordered_pieces()):
-            self._at[piece] = (position, scale.get(piece) or positive(self._reach(piece) / CODES))
-            position += piece.width
-        self.x = self._slot("i2", max(position, 1))
-        self._codes_width = position
-        keyed = list(keys.items())
-        for key, fields in keyed[:before]:
-            self._gather(*key, fields)
-        if numbers and self.numbers:
-            value = self.reader.numbers
-            assert value is not None
-            step = positive(HEADROOM * self._range(str(value.name)) / CODES)
-            self._number_scale = step
-            own = np.arange(numbers, dtype=np.int32)
-            self.steps.append(steps.Numbers(self.x, self._numbers_at, own, np.full(numbers, 1 / step, np.float32)))
-        for key, fields in keyed[before:]:
-            self._gather(*key, fields)
-        if self.spread:
-            columns = np.concatenate([each.columns for each in self.spread]).astype(np.int32)
-            factor = np.concatenate([each.factor / self._at[each][1] for each in self.spread]).astype(np.float32)
-            self.steps.append(steps.Numbers(self.x, self._at[next(iter(self.spread))][0], columns, factor))
-
-    def _before_numbers(self, keys: Mapping[Key, Sequence[Field]]) -> int:
-        """How many of the lookups stand before the numbers: those that the first layers alone read, so that a layer of
-        others, which multiplies all codes between its first and its last, passes over them.
-        """
-        first, *others = [set(group.parts) - set(group.folded) for group in self.groups.values()] or [set()]
-        alone = first.difference(*others) if others else set()
-        return sum(alone.issuperset(fields) for fields in keys.values())
-
-    def _ordered_pieces(self) -> list[Expression]:
-        """Layers before what is computed of them."""
-        return sorted(self.pieces, key=lambda each: isinstance(each, Dots))
-
-    def _gather(self, column: int, count: int, pool: str, mean: int, fields: list[Field]) -> None:
-        factor = 1.0
-        if pool in ("sum", "mean"):  # codes of the table are finer than those of the result
-            factor = max(largest(each.table) / (CODES * self._at[each][1]) for each in fields)
-            factor = min(max(factor, 1e-6), 1.0)
-        height, width = len(fields[0].table), sum(each.width for each in fields)
-        if any(len(each.table) != height for each in fields):
-            raise RequestError(f"tables of column {column} differ in their rows")
-        codes = np.zeros((height, width), np.int16)
-        start = 0
-        for each in fields:
-            step = self._at[each][1] * factor
-            codes[:, start : start + each.width] = np.clip(np.rint(each.table / step), -CODES, CODES)
-            start += each.width
-        table = np.concatenate([codes.ravel(), np.zeros(SLACK, np.int16)])
-        self.steps.append(
-            steps.Gather(self.x, self._at[fields[0]][0], table, height, width, width, column, count, pool, factor, mean)
-        )
-
     # --- steps
-
-    def _slot(self, kind: str, width: int) -> int:
-        self.slots.append((kind, width))
-        return len(self.slots) - 1
 
     def _output(self, x: Expression) -> int:
         if isinstance(x, Total):
@@ -225,7 +141,7 @@ class Compiler(Plan):
                     for part in parts_of(term.x):
                         rows = term.weight[start : start + part.width, 0] * factor
                         start += part.width
-                        if isinstance(part, Linear) and self.forms[part] & {"u1", "i2"}:
+                        if isinstance(part, Linear | Leaky) and self.forms[part] & {"u1", "i2"}:
                             terms.append((self._hidden_term(part, rows), 1.0))
                         elif isinstance(part, Crossed):
                             terms.append((self._cross_total(part, rows), 1.0))
@@ -283,9 +199,9 @@ class Compiler(Plan):
             self._piece(before)
         self._made[part, "piece"] = (self.x, 1.0)
         position, scale = self._at[part]
-        if isinstance(part, Linear):
-            slot = self._result(part, "f4")[0]
-            self.steps.append(steps.Quantize(slot, self.x, position, 1 / scale, part.relu))
+        if isinstance(part, Linear | Leaky):
+            relu = isinstance(part, Linear) and part.relu
+            self.steps.append(steps.Quantize(self._floats(part), self.x, position, 1 / scale, relu))
         elif isinstance(part, Dots):
             for vector in part.vectors:
                 self._piece(vector)
@@ -307,17 +223,25 @@ class Compiler(Plan):
                 self.steps.append(steps.Normalize(slot, out, x.epsilon, x.least, relu))
                 self._made[x, "f4"] = (out, 1.0)
             return self._made[x, "f4"][0]
-        assert isinstance(x, Linear)
+        assert isinstance(x, Linear | Leaky)
         return self._result(x, "f4")[0]
 
-    def _result(self, x: Linear, form: str) -> tuple[int, float]:
+    def _result(self, x: Linear | Leaky, form: str) -> tuple[int, float]:
         """(buffer, scale) of a layer's result; before its Relu in the form "f4"."""
-        if (x, form) not in self._made:
+        if (x, form) not in self._made and isinstance(x, Leaky):
+            if form == "f4":
+                out, unit = self._slot(form, x.width), 1.0
+                self.steps.append(steps.Leaky(self._floats(x.x), out, x.slope.astype(np.float32)))
+            else:
+                floats, out, unit = self._floats(x), self._slot(form, x.width), self._unit(x, form)
+                self.steps.append(steps.Quantize(floats, out, 0, 1 / unit))
+            self._made[x, form] = (out, unit)
+        elif (x, form) not in self._made and isinstance(x, Linear):
             parts = parts_of(x.x)
             single = parts[0] if len(parts) == 1 else None
             if isinstance(single, Linear) and single.relu and self._coarse(x):
                 self._dense(x, single, form)
-            elif isinstance(single, Linear):
+            elif isinstance(single, Linear | Leaky):
                 slot, scale = self._result(single, "i2")
                 rows = [(at, scale, row) for at, row in enumerate(self._order(single).tolist())]
                 self._mixed([x], slot, rows, [])
@@ -325,17 +249,18 @@ class Compiler(Plan):
                 self._group(self.groups[tuple(map(id, parts))])
         return self._made[x, form]
 
-    def _order(self, x: Linear) -> Array:
+    def _order(self, x: Linear | Leaky) -> Array:
         """Which unit of a layer stands where in its buffers: of a hidden one those first that weigh most in what reads
         it. Units that training gave up stand together then, and kernels pass over zeros by twos and fours.
         """
         if x not in self._orders:
-            hidden = x in self.readers and self.forms[x] <= {"u1", "i2"}
-            weights = sum(np.abs(each).sum(axis=1) for each in self.readers[x]) if hidden else np.zeros(x.width)
+            hidden = isinstance(x, Linear) and self.forms[x] <= {"u1", "i2"}
+            read = self.readers.get(x, []) if hidden and isinstance(x, Linear) else []
+            weights = sum((np.abs(each).sum(axis=1) for each in read), np.zeros(x.width))
             self._orders[x] = np.argsort(-weights, kind="stable")
         return self._orders[x]
 
-    def _unit(self, x: Linear, form: str) -> float:
+    def _unit(self, x: Linear | Leaky, form: str) -> float:
         """The scale of a layer's result in this form."""
         if form == "u1":
             observed = self.table.tensors.get(x.value)
@@ -357,7 +282,7 @@ class Compiler(Plan):
         self.steps.append(steps.Dense(slot, out, dense_layer(weight[:, order], x.bias[order], scale, unit, form)))
         self._made[x, form] = (out, unit)
 
-    def _hidden_term(self, part: Linear, rows: Floats) -> int:
+    def _hidden_term(self, part: Linear | Leaky, rows: Floats) -> int:
         """A hidden layer's share of the logit."""
         rows = rows[self._order(part)]
         if "i2" in self.forms[part]:

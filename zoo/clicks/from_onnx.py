@@ -26,11 +26,13 @@ from pipelines.rewrites import driver
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.fuse_linear import FuseLinear
+from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
 from zoo.clicks.expressions import (
     Crossed,
     Dots,
     Expression,
     Factorization,
+    Leaky,
     Linear,
     Numbers,
     Product,
@@ -53,7 +55,7 @@ CALIBRATION_ROWS = 4096
 AGREES = 1e-6  # of probabilities
 PLAIN = {  # the operators of the families
     *("Gather", "Slice", "Concat", "Reshape", "Gemm", "MatMul", "Add", "Sum", "Relu", "Mul", "Sub", "ReduceSum"),
-    *("ReduceMax", "Sigmoid", "Max", "Sqrt", "Div", "Transpose", "Identity"),
+    *("ReduceMax", "Sigmoid", "Max", "Sqrt", "Div", "Transpose", "Identity", "PRelu", "LeakyRelu"),
 }
 
 
@@ -91,7 +93,7 @@ def read(
     where columns, ids or rows do not fit, or the result is no probability.
     """
     model = io.load(path)
-    driver.rewrite(model, [FoldConstants()])
+    driver.rewrite(model, [FoldConstants(), RemoveDeadBranches()])
     output = _output(model, output_node, path)
     del model.graph.outputs[:]
     model.graph.outputs.append(output)
@@ -388,7 +390,10 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
         return GENERIC, f"mapped as any graph: {error}", features
     found = {type(each): each for each in below(result)}
     terms = [term for term, _ in result.terms] if isinstance(result, Total) else []
-    deep = [any(isinstance(each, Linear) and each.relu for each in below(term)) for term in terms]
+    deep = [
+        any(isinstance(each, Leaky) or (isinstance(each, Linear) and each.relu) for each in below(term))
+        for term in terms
+    ]
     if isinstance(product := found.get(Product), Product):
         if isinstance(product.x, Unit) and isinstance(product.y, Unit):
             features = _with_towers(model, features, reader, [product.x, product.y])

@@ -8,6 +8,7 @@ whatever the old graph computed it by: casts, masks, rows times masks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -94,7 +95,8 @@ class Rewriter(Writer):
             shape = self.shape(node.outputs[0])
             if entries.shape != shape:
                 raise RequestError(f"{query.label(node)} ({node.op_type}) mixes the rows of a batch")
-            self.layouts[node.outputs[0]] = Layout(np.asarray(entries))
+            same = self._same(entries)
+            self.layouts[node.outputs[0]] = Layout(np.asarray(entries)) if same is None else same[None]
         else:
             self.layouts[node.outputs[0]] = entries
 
@@ -149,7 +151,7 @@ class Rewriter(Writer):
             return _sliced(x, layouts[1:])
         if op == "Gather":
             return self._gather(node, known)
-        if op in ("Gemm", "MatMul"):
+        if op in ("Gemm", "MatMul") or _is_product(node):
             return self._matrix(node, known)
         if op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2") and x is not None:
             return self._reduced(node, x)
@@ -269,7 +271,13 @@ class Rewriter(Writer):
         gemm = node.op_type == "Gemm"
         turned = gemm and bool(node.attributes.get_int("transB", 0))
         shape = self.shape(node.outputs[0])
+        if isinstance(b, Layout) and isinstance(a, np.ndarray) and b.entries.ndim == 2 and (a == 1).all() and not gemm:
+            return self._sum(b.entries, (0,), node)[None] if a.shape == (1, 1, len(b.entries)) else None
         if isinstance(a, Layout) and isinstance(b, Layout) and not gemm:
+            if a.entries.shape[1:] == (1,) and b.entries.shape == (1, 1):  # a vector times a number
+                x, y = a.entries.ravel(), b.entries.ravel()
+                product = self.base(x.shape, lambda: self.node("Mul", [self.written(x), self.written(y)], "mul"))
+                return product.entries().reshape(a.entries.shape)
             if a.entries.ndim == 2 and b.entries.ndim == 2:  # a mask times the rows of a list
                 products = self._of_rows("Mul", a.entries[:, :, None], b.entries[None])
                 return None if products is None else self._sum(products, (1,), node)
@@ -321,6 +329,10 @@ class Rewriter(Writer):
             neutral = op in ("Add", "Mul", "Sub", "Div") and (constant == (op in ("Mul", "Div"))).all()
             if neutral and (op in ("Add", "Mul") or x is a):
                 return np.broadcast_to(x.entries, shape)
+            if op in ("Mul", "Div") and constant.size == 1 and (op == "Mul" or x is a):
+                factor = float(constant.item()) if op == "Mul" else 1 / float(constant.item())
+                if (pooled := self._scaled(x.entries, factor)) is not None:
+                    return np.broadcast_to(pooled, shape)
             if constant.size == 1 and (count := self._items(x.entries)) is not None:
                 value = float(constant.item())
                 if (op == "Add" and 0 <= value <= TINY) or (op == "Max" and 0 < value <= 1):
@@ -439,6 +451,14 @@ class Rewriter(Writer):
             return self.node("ReduceSum", [self.written(stack), axis], "sum", keepdims=0)
 
         return self.base((len(flat),), make).entries().reshape(shape)
+
+
+def _is_product(node: ir.Node) -> bool:
+    """Whether an Einsum is a MatMul of matrices."""
+    if node.op_type != "Einsum":
+        return False
+    equation = node.attributes["equation"].as_string().replace(" ", "")
+    return re.fullmatch(r"(\w)(\w),\2(\w)->\1\3", equation) is not None
 
 
 def _transposed(x: Layout, perm: Sequence[int] | None) -> Layout:

@@ -18,6 +18,7 @@ from zoo.clicks.expressions import (
     Expression,
     Factorization,
     Field,
+    Leaky,
     Linear,
     Numbers,
     Product,
@@ -56,7 +57,7 @@ class Plan:
         self.reader, self.table, self.caches, self.coarse = reader, table, caches, coarse
         self.decisions: dict[str, Decision] = {}
         self.groups: dict[tuple[int, ...], Group] = {}
-        self.forms: dict[Linear, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
+        self.forms: dict[Linear | Leaky, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
         self.raw: dict[Field, None] = {}  # whose codes are needed, in order
         self.even: dict[Expression, None] = {}  # vectors whose codes share one scale
         self.pieces: dict[Expression, None] = {}  # computed vectors that stand among the codes
@@ -66,6 +67,7 @@ class Plan:
         self.crossed: dict[tuple[int, ...], Crossed] = {}
         self.readers: dict[Linear, list[Floats]] = {}  # rows of the weights of layers that read a layer
         self._seen: set[Expression] = set()
+        self._terms: set[Expression] = set()  # of logits
         self._wide = False  # folded rows are int16
         self._uses: dict[Crossed, set[str]] = {}
 
@@ -86,6 +88,7 @@ class Plan:
         match x:
             case Total():
                 for term, _ in x.terms:
+                    self._terms.add(term)
                     if isinstance(term, Field):
                         self.raw[term] = None
                     self._visit(term)
@@ -119,6 +122,8 @@ class Plan:
                     self.pieces[x] = None
             case Unit():
                 self._visit_float(x.x, unit=True)
+            case Leaky():
+                self._visit_float(x.x)
             case Product():
                 self._visit_float(x.x)
                 self._visit_float(x.y)
@@ -132,7 +137,7 @@ class Plan:
                 self.raw[x] = None
             case Numbers():
                 self.spread[x] = None
-            case Linear():
+            case Linear() | Leaky():
                 self.forms.setdefault(x, set()).add("piece")
                 self.pieces[x] = None
             case _:
@@ -144,32 +149,36 @@ class Plan:
             if x.relu and not unit:
                 raise RequestError(f"{x.value} is read as floats after a Relu")
             self.forms.setdefault(x, set()).add("f4")
-        elif not isinstance(x, Unit):
+        elif not isinstance(x, Unit | Leaky):
             raise RequestError("a product of other than layers' results")
         self._visit(x)
 
     def _visit_layer(self, x: Linear) -> None:
         parts = parts_of(x.x)
         single, start = parts[0] if len(parts) == 1 else None, 0
+        term = x in self._terms
         for part in parts:
             form = ""
-            if isinstance(part, Linear):
+            if isinstance(part, Leaky):
+                form = "i2" if single is part or term else "piece"
+                self.forms.setdefault(part, set()).add(form)
+            elif isinstance(part, Linear):
                 self.readers.setdefault(part, []).append(x.weight[start : start + part.width])
-                hidden = part.relu and (single is part or x.width == 1)
-                own = hidden or (single is part and x.width > 1)
+                hidden = part.relu and (single is part or term)
+                own = hidden or (single is part and not term)
                 form = "piece" if not own else "u1" if hidden and self._coarse(x) else "i2"
                 self.forms.setdefault(part, set()).add(form)
             if form == "piece":
                 self.pieces[part] = None
             elif isinstance(part, Crossed):
-                self._uses.setdefault(part, set()).add("codes" if x.width > 1 else "total")
-            elif isinstance(part, Field) and x.width == 1:
+                self._uses.setdefault(part, set()).add("total" if term else "codes")
+            elif isinstance(part, Field) and term:
                 self.raw[part] = None
-            elif not isinstance(part, Field | Numbers | Dots | Linear):
+            elif not isinstance(part, Field | Numbers | Dots | Linear | Leaky):
                 raise RequestError(f"the layer {x.value} reads what has no codes")
             start += part.width
             self._visit(part)
-        if x.width > 1 and not isinstance(single, Linear):
+        if not term and not isinstance(single, Linear | Leaky):
             if any(isinstance(part, Crossed) for part in parts) and single is None:
                 raise RequestError(f"the layer {x.value} reads a cross network and more")
             key = tuple(map(id, parts))
@@ -256,7 +265,7 @@ class Plan:
         if isinstance(x, Numbers) and not x.value:
             assert self.reader.numbers is not None
             return HEADROOM * self._range(str(self.reader.numbers.name)) * float(np.abs(x.factor).max())
-        assert isinstance(x, Linear | Dots | Numbers)
+        assert isinstance(x, Linear | Leaky | Dots | Numbers)
         return HEADROOM * self._range(x.value)
 
     def _range(self, value: str) -> float:

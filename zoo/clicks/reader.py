@@ -17,6 +17,7 @@ from zoo.clicks.expressions import (
     Expression,
     Factorization,
     Field,
+    Leaky,
     Linear,
     Means,
     Numbers,
@@ -37,6 +38,7 @@ from zoo.clicks.expressions import (
     shifted,
     square_of,
     stacked,
+    sum_of_layers,
     times,
     total_of,
     unshifted,
@@ -266,6 +268,19 @@ class Reader:
         x = layer_of(self.read(node.inputs[0]))
         return replace(x, relu=True, value=str(value.name)) if x is not None and not x.relu else None
 
+    def _leakyrelu(self, node: ir.Node, value: ir.Value) -> Expression | None:
+        return self._leaky(node, value, np.array(node.attributes.get_float("alpha", 0.01)))
+
+    def _prelu(self, node: ir.Node, value: ir.Value) -> Expression | None:
+        slope = query.constant(node.inputs[1])
+        return None if slope is None else self._leaky(node, value, slope.astype(np.float64).ravel())
+
+    def _leaky(self, node: ir.Node, value: ir.Value, slope: Array) -> Expression | None:
+        x = layer_of(self.read(node.inputs[0]))
+        if x is None or x.relu or slope.size not in (1, x.width):
+            return None
+        return Leaky(x.width, x, np.broadcast_to(slope, x.width), str(value.name))
+
     def _sigmoid(self, node: ir.Node, value: ir.Value) -> Expression | None:
         x = total_of(self.read(node.inputs[0]))
         return replace(x, sigmoid=True) if x is not None else None
@@ -333,6 +348,10 @@ class Reader:
                 if not isinstance(part, Field) or part.pool != "sum":
                     return None
                 return replace(part, pool="mean", mean=mean.column, value=str(value.name))
+        for at, vector, single in ((1, x, y), (0, y, x)):  # x_0 (w . x), a cross layer with a vector
+            if single.width == 1 < vector.width and (layer := sum_of_layers(single, str(node.inputs[at].name))):  # type: ignore[union-attr]
+                same = np.ones((1, vector.width))
+                return times(vector, Linear(vector.width, layer, same, np.zeros(vector.width), False, layer.value))
         return times(x, y) if x.width == y.width else None
 
     def _pow(self, node: ir.Node, value: ir.Value) -> Expression | None:

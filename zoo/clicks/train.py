@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.plain import from_plain, to_plain
-from pipelines.core.progress import console, progress, silent
+from pipelines.core.progress import progress, silent
 from pipelines.graph import edit, io
 from pipelines.models.hub import CARD
 from zoo.clicks.features import Features
@@ -40,6 +41,7 @@ from zoo.training import (
     plot_curves,
     processes,
     require_output,
+    save_weights,
 )
 
 MODEL, STATE = "model.pt", "checkpoint/state.pt"
@@ -348,8 +350,7 @@ def _write(
     samples: dict[str, Any] = {name: rows[name].numpy() for name in features.inputs}
     trainer._set(trainer.average)
     categories.settle(trainer.model)
-    with replacing(output / MODEL) as temporary:
-        torch.save({"state_dict": trainer.model.state_dict()}, temporary)
+    save_weights(output / MODEL, trainer.model.state_dict())
     with replacing(output / "calibration.npz") as temporary:
         np.savez(temporary, **samples)
     features.schema.save(output / "schema.json")

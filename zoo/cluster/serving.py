@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.core import machine
+from pipelines.core.console import console
 from pipelines.core.errors import RequestError
-from pipelines.core.progress import console
 from zoo.cluster.connection import connect, counts_of, library
 from zoo.paths import Model
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import zoo
+from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.files import require_place
-from pipelines.core.progress import console
 from zoo import training
 from zoo.cluster.connection import connect, counts_of
 from zoo.paths import Model

@@ -25,4 +25,6 @@ def entry(name: str, title: str, family: str, key: str) -> Entry:
         harness="zoo.images.harness:harness",
         summary="{images:,} images, {skipped:,} left out, {images_per_second:,.0f} images/s, {precision} in {engine}",
         report_sections="zoo.images.report_sections:sections",
+        network=f"zoo.{family}.train:network",
+        prune="zoo.images.prune:PrunableImages",
     )

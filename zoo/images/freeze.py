@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipelines.compression.channels import resize
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import read_json
 from pipelines.data.preprocess import Preprocess
@@ -38,7 +39,7 @@ def freeze(
         file, kind, arch = folder / about["file"], about["format"], about["arch"]
         preprocess = Preprocess.from_json(about["preprocessing"])
         options = {"width": float(about["width"])} if "width" in about else {}
-        model = build(arch, int(about["classes"]), **options)
+        model = resize(build(arch, int(about["classes"]), **options), about.get("shapes", {}))
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(
             f"{folder} does not say what network it holds ({error!r}); train or download the model again"
@@ -58,10 +59,10 @@ def freeze(
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """file, format, arch, classes (their number), preprocessing and, where it has one, width."""
+    """file, format, arch, classes (their number), preprocessing and, where it has them, width and shapes."""
     if (folder / "train.json").is_file():
         trained = read_json(folder / "train.json")
-        known = {key: trained[key] for key in ("arch", "width") if key in trained}
+        known = {key: trained[key] for key in ("arch", "width", "shapes") if key in trained}
         return {
             **known,
             "file": CHECKPOINT,

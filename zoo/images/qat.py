@@ -49,7 +49,7 @@ def settled(config: Settings, start: Any, same_classes: bool, processes: int) ->
         raise RequestError(
             "found precision bf16 with qat, wanted fp32 (or auto): bfloat16 has no room for the steps of 8 bits"
         )
-    if config.distillation and not same_classes:
+    if config.distilled and not config.teacher and not same_classes:
         raise RequestError(
             "found distillation from a model of other classes; fine-tune without qat first, then that model with it"
         )

@@ -16,6 +16,7 @@ RANGES = {
     **dict.fromkeys(("ema", "momentum", "label_smoothing", "validation"), BELOW_1),
     **dict.fromkeys(("progressive_epochs", "augmix", "distillation"), SHARE),
     **dict.fromkeys(("image_size", "weight_decay", "randaugment_n", "jsd", "warmup_epochs", "workers"), FROM_0),
+    **dict.fromkeys(("features", "fsp"), FROM_0),
 }
 
 
@@ -43,8 +44,10 @@ class Settings:
     workers: processes that decode large images.
     qat: fine-tune with the rounding of int8 (`zoo.images.qat`), whose ranges the model then keeps; in fp32, in one
     process, and where the classes stay the same at a tenth of the learning rate.
-    distillation: with qat, share of the loss that is the difference from the float model that it starts from (Hinton et
-    al. 2015). Raises RequestError for values out of range.
+    teacher: a model of the same classes to learn from; "" with distillation: the float model that it starts from.
+    distillation: share of the loss that is the difference from the teacher's soft labels (Hinton et al. 2015), at
+    `temperature`. features, fsp: as many times is added how far the student's feature maps are from the teacher's, and
+    the flow between them (`zoo.images.teaching`). Raises RequestError for values out of range.
     """
 
     arch: str = ""
@@ -70,13 +73,24 @@ class Settings:
     validation: float = 0.1
     workers: int = 2
     qat: bool = False
+    teacher: str = ""
     distillation: float = 0.0
+    temperature: float = 1.0
+    features: float = 0.0
+    fsp: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         require_settings(asdict(self), RANGES)
-        if self.distillation and not self.qat:
-            raise RequestError(f"found distillation {self.distillation} without qat, to which it belongs; set both")
+        if self.distilled and not (self.qat or self.teacher):
+            raise RequestError(
+                "found distillation without a teacher or qat, to which it belongs; name a model with --teacher"
+            )
+
+    @property
+    def distilled(self) -> bool:
+        """Whether a teacher is listened to."""
+        return bool(self.distillation or self.features or self.fsp)
 
     def size(self, epoch: int) -> int:
         """Pixels a side in `epoch`, counted from 0."""

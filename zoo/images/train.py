@@ -21,21 +21,33 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from pipelines.compression.channels import resize
+from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import read_json, replacing, sha256, write_json
-from pipelines.core.progress import console, progress
-from pipelines.graph import edit, io
+from pipelines.core.files import replacing, sha256, write_json
+from pipelines.core.progress import progress
 from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
 from zoo.images.metrics import class_metrics, rank
 from zoo.images.plots import plot_confusion
 from zoo.images.settings import Settings
-from zoo.training import Processes, choose_precision, fill, load_checkpoint, plot_curves, processes, require_output
+from zoo.images.start import MODEL, about_of, fill_from
+from zoo.images.teaching import Normalize, Teacher, teacher_of
+from zoo.training import (
+    Processes,
+    choose_precision,
+    load_checkpoint,
+    plot_curves,
+    processes,
+    require_output,
+    save_weights,
+)
 
-MODEL, STATE = "model.pt", "checkpoint/state.pt"
+STATE = "checkpoint/state.pt"
 CALIBRATION_IMAGES = 256
 LARGE = 224
+SOFT = 0.5  # share of the loss that a teacher's soft labels are, where nothing else is asked of it
 BUCKETS = (4.0, 16.0, 64.0)  # MB of gradients that are reduced at once: what is tried
 # Pixels minus 128, an integer: the zero point of a uint8 input then takes the subtraction over, and zero padding stays
 # exact.
@@ -83,7 +95,7 @@ def jensen_shannon(logits: torch.Tensor) -> torch.Tensor:
 class Trainer:
     """A network in training, its optimizer and the running average of its weights: all that a checkpoint holds."""
 
-    teacher: nn.Module | None = None  # the float network that `Settings.distillation` is about
+    teacher: Teacher | None = None  # see `Settings.teacher`
 
     def __init__(self, model: nn.Module, config: Settings, features: dict[str, Any], group: Processes) -> None:
         self.config, self.group = config, group
@@ -97,11 +109,7 @@ class Trainer:
         self.optimizer = torch.optim.SGD(
             groups, config.learning_rate, config.momentum, nesterov=config.momentum > 0, foreach=True
         )
-        shape = (1, 3, 1, 1)
-        self.swap = features["channels"] == "BGR"
-        order = slice(None, None, -1 if self.swap else 1)  # features are of R, G, B
-        self.mean = 255 * torch.tensor(features["mean"][order], device=group.device).view(shape)
-        self.scale = 1 / (255 * torch.tensor(features["std"][order], device=group.device).view(shape))
+        self.normalize = Normalize(features, group.device)
         self.bf16, self.steps = config.precision == "bf16", 0
         self.parallel: nn.Module = self.model
 
@@ -152,15 +160,8 @@ class Trainer:
 
     def logits(self, model: nn.Module, x: torch.Tensor, bf16: bool) -> torch.Tensor:
         """uint8 [n, 3, size, size] -> float32 [n, classes]."""
-        pixels = (
-            (x.flip(1) if self.swap else x)
-            .float()
-            .sub_(self.mean)
-            .mul_(self.scale)
-            .contiguous(memory_format=torch.channels_last)
-        )
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-            return model(pixels).float()  # type: ignore[no-any-return]
+            return model(self.normalize(x)).float()  # type: ignore[no-any-return]
 
     def loss(
         self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, views: int, bf16: bool
@@ -171,9 +172,7 @@ class Trainer:
         logits = self.logits(model, x, bf16).view(views, len(y), -1)
         loss = F.cross_entropy(logits[0], y, label_smoothing=self.config.label_smoothing)
         if self.teacher is not None:
-            with torch.no_grad():
-                wanted = self.logits(self.teacher, x[: len(y)], bf16)
-            loss = torch.lerp(loss, qat.distillation_loss(logits[0], wanted), self.config.distillation)
+            loss = self.teacher.teach(loss, logits[0], x[: len(y)], bf16)
         if views > 1:
             loss = loss + self.config.jsd * jensen_shannon(logits)
         return loss, logits[0]
@@ -187,6 +186,8 @@ class Trainer:
         loss, logits = self.loss(self.parallel, x, y, views, self.bf16)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
+        for some in self.optimizer.param_groups[2:]:  # of adapters, which say nothing of the student's own norm
+            nn.utils.clip_grad_norm_(some["params"], self.config.clip, foreach=True)
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
         self.optimizer.step()
         self.steps += 1
@@ -219,19 +220,25 @@ class Trainer:
             distributed.all_reduce(outputs)
         return outputs.cpu().numpy()
 
+    def listen(self, teacher: Teacher) -> None:
+        """Learn from `teacher`, with what fits the student's features to its."""
+        self.teacher = teacher
+        if own := list(teacher.adapters.parameters()):
+            self.optimizer.add_param_group({"params": own, "weight_decay": 0.0})
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        parts = {"model": self.model, "average": self.average, "optimizer": self.optimizer}
+        return parts if self.teacher is None else parts | {"adapters": self.teacher.adapters}
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
-        parts = {
-            "model": self.model.state_dict(),
-            "average": self.average.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
-        return {**parts, "steps": self.steps}
+        return {**{name: each.state_dict() for name, each in self._parts.items()}, "steps": self.steps}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to `state`."""
-        for name in ("model", "average", "optimizer"):
-            getattr(self, name).load_state_dict(state[name])
+        for name, each in self._parts.items():
+            each.load_state_dict(state[name])
         self.steps = state["steps"]
 
 
@@ -339,11 +346,11 @@ def fit(
                 f"found batch_size {config.batch_size}, wanted at least one image for each of {group.count} processes"
             )
         images = open_images(data, held_out=config.validation, seed=config.seed, on_error=on_error)
-        about: dict[str, Any] = _about(Path(start_from)) if start_from is not None else {"features": PREPROCESSING}
+        about: dict[str, Any] = about_of(Path(start_from)) if start_from is not None else {"features": PREPROCESSING}
         config = replace(config, **{name: about[name] for name in ("arch", "width") if name in about})
         torch.manual_seed(config.seed)
-        model = build(config, len(images.classes))
-        start = _fill(model, about, images.classes) if start_from is not None else None
+        model = resize(build(config, len(images.classes)), about.get("shapes", {}))
+        start = fill_from(model, about, list(images.classes)) if start_from is not None else None
         features = dict(about["features"])
         large = images.train.pixels is None
         size = config.image_size or features.get("size", LARGE if large else SMALL)
@@ -351,11 +358,17 @@ def fit(
         if size != features.get("size"):  # of a photo the border is cut off, of a small image nothing
             features |= {"size": size, "resize": round(size * 8 / 7) if large else size}
         start_model = model
+        if config.teacher and not config.distilled:
+            config = replace(config, distillation=SOFT)
         if config.qat:
             config = qat.settled(config, start, about.get("classes") == list(images.classes), group.count)
             model = qat.prepare(model, features)
         trainer = Trainer(model, config, features, group)
-        trainer.teacher = start_model.to(group.device).eval() if config.distillation else None
+        if config.distilled:
+            network, seen = (
+                (start_model, features) if not config.teacher else teacher_of(config.teacher, images.classes)
+            )
+            trainer.listen(Teacher(network.to(group.device), seen, trainer.model, config, group.device))
         run = {
             "config": asdict(config) | {"progressive": list(config.progressive)},
             "data": images.digest,
@@ -381,6 +394,7 @@ def fit(
         metrics = _metrics(logits, images.held_out.labels)
         if group.rank == 0:
             record = {
+                **({"shapes": about["shapes"]} if "shapes" in about else {}),
                 "rows": {
                     "train": len(images.train),
                     "held_out": len(images.held_out),
@@ -430,51 +444,6 @@ def _line(history: Sequence[dict[str, Any]], config: Settings) -> str:
     )
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    """What is known of a model folder to start from: "source" of its weights, "features", and "arch", "width",
-    "classes" if they are.
-    """
-    source = folder / MODEL
-    if (folder / "train.json").is_file():
-        about = read_json(folder / "train.json")
-    else:  # published, or trained here and shipped without model.pt
-        card, source = read_json(folder / "card.json"), folder / "fp32.onnx"
-        about = {
-            **card.get("training", {}).get("config", {}),
-            **card,
-            **card.get("weights", {}),
-            "features": card.get("preprocessing"),
-        }
-    if not about.get("features") or not source.is_file():
-        raise RequestError(f"found no image model in {folder}; start from one that zoo train or zoo download wrote")
-    return {key: about[key] for key in ("arch", "width", "classes", "features") if key in about} | {"source": source}
-
-
-def _fill(model: nn.Module, about: dict[str, Any], classes: Sequence[str]) -> str:
-    """Fill `model` with the weights of the folder that `_about` looked at; returns their digest.
-
-    The head, the network's last linear layer, is left as it is where that folder's classes are not `classes`.
-    """
-    source: Path = about["source"]
-    own = model.state_dict()
-    if source.name == MODEL:
-        state = torch.load(source, map_location="cpu", weights_only=True)["state_dict"]
-    else:
-        loaded = io.load(source)
-        edit.expand_fp16(loaded)
-        values = {name: each.const_value for name, each in loaded.graph.initializers.items()}
-        state = {
-            name: torch.from_numpy(each.numpy().copy())
-            for name, each in values.items()
-            if name in own and each is not None
-        }
-    head = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]
-    if about.get("classes") != list(classes):
-        state |= {name: own[name] for name in own if name.startswith(f"{head}.")}
-    fill(model, state, source)
-    return sha256(source)
-
-
 # ------------------------------------------------------------------------------------------------------------- results
 
 
@@ -491,11 +460,9 @@ def _write(
     data: Any,
 ) -> None:
     state = qat.weights(trainer.average) if config.qat else trainer.average.state_dict()
-    weights = {name: each.detach().cpu().contiguous() for name, each in state.items()}
     if config.qat:
         qat.save_ranges(trainer.average, features, output)
-    with replacing(output / MODEL) as temporary:
-        torch.save({"state_dict": weights}, temporary)
+    save_weights(output / MODEL, state)
     count = min(CALIBRATION_IMAGES, len(images.train))
     chosen = np.sort(np.random.default_rng(config.seed).choice(len(images.train), count, replace=False))
     samples = np.stack([prepare(images.train.image(int(i)), features).transpose(2, 0, 1) for i in chosen])

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from zoo.images import start
 from zoo.images import train as images
 from zoo.images.settings import FINETUNE, Settings
 from zoo.mobilenet.model import build
@@ -27,3 +28,8 @@ def train(data: Any, output: str | Path, *, config: Settings = V1, **options: An
         return build(settings.arch, classes, settings.width)
 
     return images.fit(network, data, output, config=config, **options)
+
+
+def network(folder: Path) -> tuple[dict[str, Any], nn.Module]:
+    """The trained network of a model folder; see `zoo.images.start.network`."""
+    return start.network(folder, build)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import zoo
+from pipelines.core.console import console
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
-from pipelines.core.progress import console
 from pipelines.graph import edit, io, query
 from zoo.training import fill
 from zoo.transformer_mt.data import Vocabulary

@@ -20,9 +20,10 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import zoo
+from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import replacing, sha256, write_json
-from pipelines.core.progress import console, progress
+from pipelines.core.progress import progress
 from zoo.training import (
     Processes,
     choose_precision,
@@ -31,6 +32,7 @@ from zoo.training import (
     plot_curves,
     processes,
     require_output,
+    save_weights,
 )
 from zoo.transformer_mt.averages import average, groups, weights_after
 from zoo.transformer_mt.data import (
@@ -428,11 +430,7 @@ def _write(
     data: Any,
 ) -> None:
     config = trainer.config
-    with replacing(output / MODEL) as temporary:
-        torch.save(
-            {"state_dict": {name: each.cpu().contiguous() for name, each in trainer.model.state_dict().items()}},
-            temporary,
-        )
+    save_weights(output / MODEL, trainer.model.state_dict())
     with replacing(output / VOCABULARY) as temporary:
         temporary.write_bytes(text.vocabulary.content)
     count = min(CALIBRATION_SENTENCES, len(text.train))

@@ -50,11 +50,11 @@ def train(
         raise RequestError(f"{entry.name} takes no --{next(iter(options))}; these families do: {able}")
     if not resume and is_first():
         require_free(Path(output))  # before the seconds that importing a framework takes
-    config = _configured(entry.name, entry.part("settings"), settings or {})
+    config = configured(entry.name, entry.part("settings"), settings or {})
     result: dict[str, Any] = entry.part("train")(
         data, Path(output), config=config, resume=resume, on_error=on_error, **options
     )
-    _write_trained_card(Path(output), entry.name, f"{entry.title}; trained by its user")
+    write_trained_card(Path(output), entry.name, f"{entry.title}; trained by its user")
     return result
 
 
@@ -74,11 +74,15 @@ def finetune(
     settings: Mapping[str, str] | None = None,
     resume: bool = False,
     on_error: str = "raise",
+    prune: str | None = None,
+    strategy: Model | None = None,
+    drop: float | None = None,
 ) -> dict[str, Any]:
     """Go on training from a model's weights on own data; `output` becomes a model folder. See `train`.
 
-    The setting qat trains image classifiers with the rounding of int8 (`zoo.images.qat`); `build` then takes the ranges
-    so trained.
+    The setting qat trains with the rounding of int8 (`zoo.images.qat`); `build` then takes the ranges so trained.
+    prune: "1.5x" or "ratio=.3", see `pipelines.compression.strategy.goal`. strategy: a file that says what is done when
+    (`zoo.verbs.compressing.compress`). drop: by how much int8's metric may fall in either.
     """
     folder = zoo.load(model)
     if "from" in folder.card.details.get("weights", {}):
@@ -86,15 +90,23 @@ def finetune(
             f"{folder.card.name} came as a graph (zoo freeze --from-pb or --from-onnx), which cannot be "
             "trained; start with: zoo train"
         )
+    if prune is not None or strategy is not None:
+        from zoo.verbs import compressing
+
+        own = dict(settings or {})
+        planned = compressing.plan(folder, prune, strategy, drop, own)
+        return compressing.compress(folder, data, Path(output), planned, settings=own, resume=resume, on_error=on_error)
+    if drop is not None:
+        raise RequestError("--drop is of --prune or --strategy; name one of them")
     if not resume and is_first():
         require_free(Path(output))
     folder.ensure("fp32.onnx")
     entry = folder.entry
-    config = _configured(entry.name, entry.part("finetune_settings"), settings or {})
+    config = configured(entry.name, entry.part("finetune_settings"), settings or {})
     result: dict[str, Any] = entry.part("train")(
         data, Path(output), config=config, resume=resume, start_from=folder.path, on_error=on_error
     )
-    _write_trained_card(Path(output), entry.name, f"{folder.card.name} fine-tuned by its user")
+    write_trained_card(Path(output), entry.name, f"{folder.card.name} fine-tuned by its user")
     return result
 
 
@@ -232,7 +244,7 @@ def _readers() -> list[str]:
     return [name for name, entry in zoo.entries().items() if entry.from_graph]
 
 
-def _configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
+def configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
     """`defaults` of a family (a dataclass instance) with `settings`, given as text, converted to the types of the
     defaults.
     """
@@ -253,14 +265,15 @@ def _convert(name: str, text: str, like: Any) -> Any:
         raise RequestError(f"setting {name} is {text!r}; wanted a value like {like!r}") from None
 
 
-def _write_trained_card(folder: Path, entry: str, description: str) -> None:
+def write_trained_card(folder: Path, entry: str, description: str) -> None:
+    """Write the card of a folder that a training left."""
     if not is_first():
         return
     trained = read_json(folder / "train.json")
     details = {
         "preprocessing": trained["features"],
         "training": {key: trained[key] for key in ("rows", "metrics", "config") if key in trained},
-        **{key: trained[key] for key in ("classes",) if key in trained},
+        **{key: trained[key] for key in ("classes", "shapes") if key in trained},
     }
     write_card(folder, entry, description, details)
 

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, sha256, write_json
-from pipelines.core.progress import console, progress, silent
+from pipelines.core.progress import progress, silent
 from pipelines.graph import edit, io
 from zoo.clicks.metrics import click_metrics
 from zoo.clicks.reading import timed

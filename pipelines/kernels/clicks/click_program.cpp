@@ -279,6 +279,18 @@ class ClickProgram {
         });
     }
 
+    void leaky(int x, int out, const Array &slope) {
+        const Slot from = slot(x, Kind::kFloats, "leaky"), to = slot(out, Kind::kFloats, "leaky");
+        const auto *values = data_of<float>(slope, "slope", 1);
+        require(from.width == to.width && static_cast<int64_t>(slope.shape(0)) == from.width, "leaky");
+        auto slopes = std::make_shared<Buffer<float>>(from.stride);
+        std::fill_n(slopes->data(), from.stride, 0.0f), std::copy_n(values, from.width, slopes->data());
+        const auto *kernels = &kernels_;
+        steps_.push_back([=](const Block &b) {
+            kernels->leaky(b.at<float>(from), from.stride, slopes->data(), from.width, b.n, b.at<float>(to));
+        });
+    }
+
     void product(int x, int y, int out) {
         const Slot a = slot(x, Kind::kFloats, "product"), b = slot(y, Kind::kFloats, "product"), to = slot(out, Kind::kFloats, "product");
         require(a.width == b.width, "product");
@@ -457,6 +469,7 @@ void bind_click_program(nb::module_ &module) {
         .def("dots", &ClickProgram::dots, "x"_a, "out"_a, "position"_a, "positions"_a, "width"_a, "factor"_a)
         .def("weighted", &ClickProgram::weighted, "x"_a, "first"_a, "weight"_a, "out"_a)
         .def("normalize", &ClickProgram::normalize, "x"_a, "out"_a, "epsilon"_a, "least"_a, "relu"_a)
+        .def("leaky", &ClickProgram::leaky, "x"_a, "out"_a, "slope"_a)
         .def("product", &ClickProgram::product, "x"_a, "y"_a, "out"_a)
         .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)
         .def("outputs", &ClickProgram::outputs, "slots"_a)

@@ -90,6 +90,8 @@ def click_program(program: steps.ClickProgram, isa: str = "") -> Any:
                 )
             case steps.Normalize():
                 made.normalize(step.x, step.out, step.epsilon, step.least, step.relu)
+            case steps.Leaky():
+                made.leaky(step.x, step.out, contiguous(step.slope))
             case steps.Product():
                 made.product(step.x, step.y, step.out)
             case steps.Total():

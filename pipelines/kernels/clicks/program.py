@@ -312,6 +312,22 @@ class Normalize:
 
 
 @dataclass(frozen=True, eq=False)
+class Leaky:
+    """out_j = x_j, times slope_j where it is below 0 (a leaky ReLU, or PReLU). slope: float32 [width]."""
+
+    x: int
+    out: int
+    slope: Array
+
+    def check(self, program: ClickProgram, slots: _Slots) -> None:
+        """See `Step`."""
+        width = slots.read(self, self.x, "f4")
+        _fits(self, slots.write(self, self.out, "f4") == width)
+        require("Leaky", "slope", self.slope, np.float32, (width,))
+        _finite(self, self.slope)
+
+
+@dataclass(frozen=True, eq=False)
 class Product:
     """out = sum_j x_j y_j."""
 
@@ -376,6 +392,7 @@ STEPS: dict[str, type] = {
         Dots,
         Weighted,
         Normalize,
+        Leaky,
         Product,
         Total,
     )

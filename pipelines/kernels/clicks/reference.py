@@ -94,6 +94,9 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
                 x = np.where(of[step.x] < 0, np.float32(0), of[step.x]) if step.relu else of[step.x]
                 squares = np.maximum(lane_sum(x * x) + np.float32(step.epsilon), np.float32(step.least))
                 of[step.out] = x / np.sqrt(squares)[:, None]
+            case steps.Leaky():
+                x = of[step.x]
+                of[step.out] = np.where(x < 0, x * step.slope, x)
             case steps.Product():
                 of[step.out][:, 0] = lane_sum(of[step.x] * of[step.y])
             case steps.Total():

@@ -8,7 +8,8 @@
 #include <mutex>
 #include <numeric>
 #include <stdexcept>
-#include <thread>
+
+#include "isa/threads.h"
 
 namespace zoo {
 namespace {
@@ -478,7 +479,7 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
     const auto each = std::max<int64_t>(static_cast<int64_t>(pieces.size()), 1);
     const SampleArena common(arena_);
     Pieces alone(apart), shared((n - apart) * each);
-    const auto work = [&] {
+    on_threads(threads, [&](bool) {
         if (apart) {
             const SampleArena own(arena_);
             for (int64_t i; (i = alone.take([](int64_t) { return 0; })) >= 0;)
@@ -490,11 +491,7 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
             const int64_t i = apart + at / each;
             compute(steps_[piece.step], {common.data(), input(i), out + i * results_}, piece.begin, piece.end);
         }
-    };
-    std::vector<std::thread> others;
-    for (int64_t t = 1; t < threads; ++t) others.emplace_back(work);
-    work();
-    for (std::thread &each : others) each.join();
+    });
 }
 
 std::vector<double> Network::time_steps(const void *x, double seconds) const {

@@ -382,11 +382,19 @@ void normalize(const float *x, int64_t stride, int64_t width, float epsilon, flo
     }
 }
 
+void leaky(const float *x, int64_t stride, const float *slope, int64_t width, int64_t n, float *out) {
+    for (int64_t s = 0; s < n; ++s, x += stride, out += stride)
+        for (int64_t j = 0; j < width; j += kVecLanes) {
+            const Vec value = load_float<Vec>(x + j), scaled = value * load_float<Vec>(slope + j);
+            store_float(out + j, value < Vec{} ? scaled : value);
+        }
+}
+
 void product(const float *x, const float *y, int64_t stride, int64_t width, int64_t n, float *out, int64_t out_stride) {
     for (int64_t s = 0; s < n; ++s, x += stride, y += stride) out[s * out_stride] = dot_floats(x, y, width);
 }
 
-constexpr ClickKernels kClickKernels = {kVecLanes, mixed, gather, numbers, quantize, factorization, cross, dots, weighted, normalize, product};
+constexpr ClickKernels kClickKernels = {kVecLanes, mixed, gather, numbers, quantize, factorization, cross, dots, weighted, normalize, leaky, product};
 
 }  // namespace
 }  // namespace zoo

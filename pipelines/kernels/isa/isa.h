@@ -190,6 +190,8 @@ struct ClickKernels {
     // sum_j x_j weight_j
     void (*weighted)(const int16_t *x, int64_t x_stride, const float *weight, int64_t width, int64_t n, float *out, int64_t out_stride);
     void (*normalize)(const float *x, int64_t stride, int64_t width, float epsilon, float least, bool relu, int64_t n, float *out);
+    // x_j, times slope_j where it is below 0; slopes are readable up to the next whole vector
+    void (*leaky)(const float *x, int64_t stride, const float *slope, int64_t width, int64_t n, float *out);
     void (*product)(const float *x, const float *y, int64_t stride, int64_t width, int64_t n, float *out, int64_t out_stride);
 };
 

@@ -7,7 +7,8 @@
 #include <cmath>
 #include <exception>
 #include <mutex>
-#include <thread>
+
+#include "isa/threads.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -110,7 +111,7 @@ void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int
     std::atomic<int64_t> next{0};
     std::exception_ptr error;
     std::mutex error_mutex;
-    const auto work = [&] {
+    on_threads(std::min(threads, number), [&](bool) {
         try {
             Encoding memory;
             std::vector<float> x, y;
@@ -124,14 +125,7 @@ void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int
             const std::lock_guard<std::mutex> locked(error_mutex);
             error = std::current_exception();
         }
-    };
-    std::vector<std::thread> others;
-    try {
-        for (int64_t i = 1; i < std::min(threads, number); ++i) others.emplace_back(work);
-    } catch (...) {  // no more threads: those that are there do the work
-    }
-    work();
-    for (auto &thread : others) thread.join();
+    });
     if (error) std::rethrow_exception(error);
 }
 

@@ -16,6 +16,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "isa/threads.h"
 #include "transformer/beam_search.h"
 
 namespace nb = nanobind;
@@ -56,7 +57,7 @@ std::vector<Hypotheses> beam_search(const Decoder &decoder, std::shared_ptr<cons
     SentenceList queue(sources);
     std::exception_ptr error;
     std::mutex error_mutex;
-    const auto work = [&](bool main_thread) {
+    on_threads(std::min(threads, sources->count), [&](bool main_thread) {
         try {
             BeamSearch(decoder, options, queue).run(main_thread ? check_signals : nullptr);
         } catch (...) {
@@ -64,14 +65,7 @@ std::vector<Hypotheses> beam_search(const Decoder &decoder, std::shared_ptr<cons
             const std::lock_guard<std::mutex> locked(error_mutex);
             if (!error || main_thread) error = std::current_exception();  // Ctrl-C above all
         }
-    };
-    std::vector<std::thread> others;
-    try {
-        for (int64_t i = 1; i < std::min(threads, sources->count); ++i) others.emplace_back(work, false);
-    } catch (...) {  // no more threads: those that are there do the work
-    }
-    work(true);
-    for (auto &thread : others) thread.join();
+    });
     if (error) std::rethrow_exception(error);
     return std::move(queue.found);
 }

@@ -21,6 +21,7 @@ from pipelines.kernels.clicks.program import (
     Dots,
     Factorization,
     Gather,
+    Leaky,
     Mixed,
     Normalize,
     Numbers,
@@ -271,6 +272,23 @@ def test_vectors_of_length_one(isa, width):
     )
     for count in (0, 1, 6, 65):
         check(program(slots, steps, [3, 4, 8]), isa, *feeds(count))
+
+
+@needs_kernels
+@pytest.mark.parametrize("width", [1, 16, 30])
+def test_slopes_below_zero(isa, width):
+    slots, steps = looked_up(
+        4,
+        mixed(0, 19, [(1, width, False)]),
+        Leaky(1, 2, floats(width)),
+        Quantize(2, 3, 0, 1000.0),
+        Weighted(3, 0, floats(width), 4),
+        extra=[("f4", width)] * 2 + [("i2", width), ("f4", 1)],
+    )
+    for count in (0, 1, 6, 65):
+        check(program(slots, steps, [2, 4]), isa, *feeds(count))
+    with pytest.raises(RequestError, match="Leaky"):
+        program(slots, [*steps[:-3], Leaky(1, 2, floats(width + 1)), *steps[-2:]], [2])
 
 
 @needs_kernels

@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.kernels.clicks import reference
 from pipelines.kernels.clicks.from_graph import click_program
-from pipelines.kernels.clicks.program import Dense, Gather, Mixed, Numbers
+from pipelines.kernels.clicks.program import Dense, Gather, Leaky, Mixed, Numbers
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
@@ -102,8 +102,23 @@ def test_biases_beside_the_products_of_cross_layers(crosses, rank):
     near("dcn-v2", crosses=crosses, rank=rank, beside=True)
 
 
+@pytest.mark.parametrize("rewritten", [False, True])
+@pytest.mark.parametrize(("rank", "beside"), [(1, False), (-1, False), (-1, True)])
+def test_cross_layers_with_a_vector(rank, beside, rewritten):
+    near("dcn-v2", crosses=3, rank=rank, beside=beside, rewritten=rewritten)
+
+
 def test_towers_that_end_in_a_relu():
     near("two-tower", relu=True)
+
+
+@pytest.mark.parametrize("fine", [0, 2**16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_slopes_below_zero(family, fine, monkeypatch):
+    monkeypatch.setattr(folding, "FINE", fine)
+    program, _ = near(family, activation="LeakyRelu<alpha=0.2>({})", relu=True)
+    assert any(isinstance(each, Leaky) for each in program.steps)
+    assert not any(isinstance(each, Dense) for each in program.steps)  # their layers read no bytes
 
 
 @pytest.mark.parametrize("family", ["wide-deep", "deepfm", "dcn-v2"])
@@ -233,7 +248,7 @@ TAIL = " l = Gemm(h, U) y = Sigmoid(l) }"
     ("middle", "said"),
     [
         ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) h = Tanh(g)", "Tanh"),
-        ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) h = LeakyRelu(g)", "LeakyRelu"),
+        ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) h = Elu(g)", "Elu"),
         (
             "d = Gather(E, ids) s = ReduceMean<axes=[1], keepdims=0>(d) v = Concat<axis=1>(s, numbers) g = Gemm(v, W) h = Relu(g)",
             "ReduceMean",

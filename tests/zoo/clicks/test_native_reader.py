@@ -62,6 +62,20 @@ def outcome(reader, path, labelled):
     return found
 
 
+def unordered(found):
+    """What `outcome` gives without the order of its messages: pyarrow splits a block before the one in front of it is
+    judged, so that of two faults in small blocks either may be met first.
+    """
+    return [
+        each.partition("; first: ")[0]
+        if isinstance(each, str)
+        else sorted(map(str, each))
+        if isinstance(each, list)
+        else each
+        for each in found
+    ]
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """Asserts that bytes read the same natively and without; returns what they give. isa, block: see the reader."""
@@ -78,7 +92,7 @@ def both(tmp_path_factory):
             patch.setattr(NativeReader, "of", lambda *arguments: None)
             plain = outcome(reader, path, labelled)
         if block == logs.BLOCK or "straddling" not in str(plain):  # a row longer than the block
-            assert quick == plain
+            assert unordered(quick) == unordered(plain) if block < logs.BLOCK else quick == plain
         return quick
 
     return compare

@@ -1,0 +1,245 @@
+"""Strategies with a schedule: which of distillation, pruning and QAT, from which epoch to which, with which goals.
+
+    {"epochs": 12, "drop": 0.005, "strategies": [
+        {"kind": "distil", "from": 0, "to": 12, "teacher": "resnet26d-cifar10", "temperature": 4},
+        {"kind": "prune", "from": 2, "to": 8, "goal": "1.5x", "schedule": "iterative", "times": 3},
+        {"kind": "qat", "from": 9, "to": 12}]}
+
+or {"preset": "distil-prune-qat", "epochs": 12, "goal": "1.5x"}. A schedule becomes steps, each a training of its own
+that goes on from the one before: a step begins wherever a strategy begins, ends or cuts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from pipelines.core import files
+from pipelines.core.errors import RequestError
+
+SCHEDULES = ("once", "iterative", "during")
+IMPORTANCES = ("taylor", "activation")
+PRESET = "distil-prune-qat"
+_FROM_0 = {"type": "number", "minimum": 0}
+_EPOCH = {"type": "integer", "minimum": 0}
+_SPAN = {"kind": {}, "from": _EPOCH, "to": _EPOCH}
+_GOAL = {"type": "string"}
+_PRUNE = {
+    "goal": _GOAL,
+    "schedule": {"enum": list(SCHEDULES)},
+    "times": {"type": "integer", "minimum": 1},
+    "importance": {"enum": list(IMPORTANCES)},
+    "layers": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+}
+_DISTIL = {
+    "teacher": {"type": "string"},
+    "weight": {"type": "number", "minimum": 0, "maximum": 1},
+    "temperature": {"type": "number", "exclusiveMinimum": 0},
+    "features": _FROM_0,
+    "fsp": _FROM_0,
+}
+_KINDS: dict[str, dict[str, Any]] = {"distil": _DISTIL, "prune": _PRUNE, "qat": {}}
+_EPOCHS = {"type": "integer", "minimum": 1}
+
+
+def _object(properties: Mapping[str, Any], *required: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+_COMMON = {"epochs": _EPOCHS, "drop": _FROM_0}
+_WHOLE = _object(_COMMON | {"strategies": {"type": "array", "items": {}, "minItems": 1}}, "epochs", "strategies")
+_BY_PRESET = _object(
+    _COMMON
+    | {"preset": {"enum": [PRESET]}}
+    | {name: _PRUNE[name] for name in _PRUNE}
+    | {"teacher": {"type": "string"}},
+    "preset",
+    "epochs",
+    "goal",
+)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is cut: until int8 runs `speed` times as fast on this machine, or the share `ratio` of all channels."""
+
+    speed: float = 0.0
+    ratio: float = 0.0
+
+    def share(self, done: float) -> Goal:
+        """The goal after the share `done` of all cuts."""
+        return Goal(self.speed**done if self.speed else 0.0, self.ratio * done)
+
+    def __str__(self) -> str:
+        return f"{self.speed:.4g}x" if self.speed else f"ratio={self.ratio:.3g}"
+
+
+def goal(text: str) -> Goal:
+    """ "1.5x" or "ratio=.3". Raises RequestError for another, and for what nobody can reach."""
+    if match := re.fullmatch(r"(\d*\.?\d+)x", text.strip()):
+        if float(match[1]) > 1:
+            return Goal(speed=float(match[1]))
+        raise RequestError(f"found the goal {text}, wanted one above 1x: how many times as fast int8 is to be")
+    if match := re.fullmatch(r"ratio=(\d*\.?\d+)", text.strip()):
+        if 0 < float(match[1]) < 1:
+            return Goal(ratio=float(match[1]))
+        raise RequestError(f"found the goal {text}, wanted a ratio above 0, below 1: the share of channels to cut")
+    raise RequestError(f"found the goal {text!r}, wanted a speed as 1.5x, or a share of channels as ratio=.3")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A pruning: up to `goal`, by an importance of `IMPORTANCES`, in layers whose names match one of `layers`."""
+
+    goal: Goal
+    importance: str = "taylor"
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A cut, if any, and the training after it: `epochs`, with what settings of a teacher, with int8's rounding or
+    not."""
+
+    name: str
+    epochs: int
+    cut: Cut | None = None
+    distil: Mapping[str, Any] | None = None
+    qat: bool = False
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A schedule. drop: by how much int8's metric may fall, in its own units. strategies: as in the file."""
+
+    epochs: int
+    strategies: tuple[Mapping[str, Any], ...]
+    drop: float | None = None
+    source: str = field(default="the strategy", compare=False)
+
+    def __post_init__(self) -> None:
+        for each in self.strategies:
+            first, last = each.get("from", 0), each.get("to", self.epochs)
+            if not 0 <= first < last <= self.epochs:
+                raise RequestError(
+                    f"{self.source}: {each['kind']} is from epoch {first} to {last}, wanted a span within 0 to "
+                    f"{self.epochs}"
+                )
+            if each["kind"] == "prune":
+                goal(each["goal"])
+        kinds = [each["kind"] for each in self.strategies]
+        if twice := {kind for kind in kinds if kinds.count(kind) > 1} & {"prune", "qat"}:
+            raise RequestError(f"{self.source}: found {min(twice)} twice, wanted it once")
+        cuts, qat = self._cuts(), self._of("qat")
+        if qat and cuts and max(cuts) > qat.get("from", 0):
+            raise RequestError(
+                f"{self.source}: prune cuts in epoch {max(cuts)}, after qat began in epoch {qat.get('from', 0)}; "
+                "ranges are trained for the channels that stay, so let prune end before"
+            )
+        spans = sorted((each.get("from", 0), each.get("to", self.epochs)) for each in self._all("distil"))
+        if any(one[1] > other[0] for one, other in itertools.pairwise(spans)):
+            raise RequestError(f"{self.source}: found two teachers in one epoch, wanted one at a time")
+
+    def _all(self, kind: str) -> list[Mapping[str, Any]]:
+        return [each for each in self.strategies if each["kind"] == kind]
+
+    def _of(self, kind: str) -> Mapping[str, Any]:
+        return next(iter(self._all(kind)), {})
+
+    def _cuts(self) -> dict[int, Cut]:
+        """{epoch before which is cut: how}."""
+        if not (prune := self._of("prune")):
+            return {}
+        first, last = prune.get("from", 0), prune.get("to", self.epochs)
+        schedule = prune.get("schedule", "once")
+        times = {"once": 1, "iterative": prune.get("times", 3), "during": last - first}[schedule]
+        if times > last - first:
+            raise RequestError(
+                f"{self.source}: prune cuts {times} times from epoch {first} to {last}, wanted at most once an epoch"
+            )
+        whole = goal(prune["goal"])
+        how = {"importance": prune.get("importance", "taylor"), "layers": tuple(prune.get("layers", ()))}
+        at = [first + (last - first) * i // times for i in range(times)]
+        return {epoch: Cut(whole.share((i + 1) / times), **how) for i, epoch in enumerate(at)}
+
+    def steps(self) -> list[Step]:
+        """The trainings, in order."""
+        cuts = self._cuts()
+        ends = {
+            each.get(name, default) for each in self.strategies for name, default in (("from", 0), ("to", self.epochs))
+        }
+        marks = sorted({0, self.epochs, *cuts, *ends})
+        found: list[Step] = []
+        for begin, end in itertools.pairwise(marks):
+            on = [
+                each
+                for each in self.strategies
+                if each.get("from", 0) <= begin < each.get("to", self.epochs) and each["kind"] != "prune"
+            ]
+            teacher = next((each for each in on if each["kind"] == "distil"), None)
+            distil = None if teacher is None else {key: teacher[key] for key in _DISTIL if key in teacher}
+            qat = any(each["kind"] == "qat" for each in on)
+            parts = [*(["prune"] if begin in cuts else []), *(["distil"] if teacher else []), *(["qat"] if qat else [])]
+            name = f"{len(found) + 1}-{'-'.join(parts) or 'train'}"
+            found.append(Step(name, end - begin, cuts.get(begin), distil, qat))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the file."""
+        drop = {} if self.drop is None else {"drop": self.drop}
+        return {"epochs": self.epochs, **drop, "strategies": [dict(each) for each in self.strategies]}
+
+
+def preset(
+    epochs: int, goal: str, *, teacher: str = "", qat: bool = True, distil: bool = True, **options: Any
+) -> Strategy:
+    """distil -> prune -> QAT in `epochs`: a cut after the first quarter (of one to three epochs: at once), QAT in the
+    last quarter, the teacher (the model itself unless named) all along. options: drop, source, and those of prune."""
+    own = {name: options.pop(name) for name in ("drop", "source") if name in options}
+    quarter = epochs // 4
+    cut, rest = (quarter if distil else 0), epochs - (max(1, quarter) if qat else 0)
+    if qat and epochs < 2:
+        raise RequestError(f"found {epochs} epoch for prune and qat, wanted one for each; set --epochs 2 or more")
+    strategies: list[dict[str, Any]] = []
+    if distil:
+        strategies.append({"kind": "distil", "from": 0, "to": epochs, "teacher": teacher})
+    strategies.append({"kind": "prune", "from": cut, "to": rest, "goal": goal, **options})
+    if qat:
+        strategies.append({"kind": "qat", "from": rest, "to": epochs})
+    return Strategy(epochs, tuple(strategies), **own)
+
+
+def read(path: str | Path) -> Strategy:
+    """The strategy in a JSON file. Raises RequestError for a file that is none, naming the place of the first fault."""
+    found = files.read_json(Path(path))
+    by_preset = isinstance(found, dict) and "preset" in found
+    _require(found, _BY_PRESET if by_preset else _WHOLE, path)
+    if by_preset:
+        found.pop("preset")
+        return preset(found.pop("epochs"), found.pop("goal"), source=str(path), **found)
+    for i, each in enumerate(found["strategies"]):
+        place = f"strategies[{i}]"
+        _require(
+            each, {"type": "object", "properties": {"kind": {"enum": list(_KINDS)}}, "required": ["kind"]}, path, place
+        )
+        needed = ("goal",) if each["kind"] == "prune" else ()
+        _require(each, _object(_SPAN | _KINDS[each["kind"]], *needed), path, place)
+    return Strategy(found["epochs"], tuple(found["strategies"]), found.get("drop"), str(path))
+
+
+def _require(value: Any, schema: Mapping[str, Any], path: str | Path, place: str = "") -> None:
+    fault = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
+    if fault is not None:
+        where = ".".join(filter(None, (place, *map(str, fault.absolute_path)))) or "the file"
+        raise RequestError(f"{path}: {where}: {fault.message}; see docs/smaller.md for what a strategy may say")
