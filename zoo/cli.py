@@ -360,7 +360,7 @@ def finetune(
 )
 @click.option("--schema", default=None, help="With --from-onnx: what the log's columns are (zoo schema).")
 @click.option("--data", multiple=True, help="With --from-...: rows of the log; the first 4,096 calibrate.")
-@click.option("-o", "--output", default=None, help="With --from-...: folder for the model.")
+@click.option("-o", "--output", default=None, help="With --from-... and --shortlist: folder for the model.")
 @click.option(
     "--columns",
     type=Words(),
@@ -371,13 +371,19 @@ def finetune(
 @click.option(
     "--output-node", default=None, metavar="NAME", help="With --from-...: the probability, where there are several."
 )
+@click.option(
+    "--shortlist",
+    default=None,
+    metavar="DATA",
+    help="Translation: as zoo import's, or a text one of Marian (lex.s2t); with -o for a copy of MODEL.",
+)
 @together(on_error, as_json)
 def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Turn the checkpoint of MODEL into fp32.onnx; or a graph from elsewhere into an int8 model.
 
-    That is one made of tf.feature_column, or a ranker in ONNX with a schema of its log. Rows of the former are tab
-    separated: label (0 or 1; optional), the numbers, the categories; one value a column, empty where missing. A missing
-    number counts as what the graph's ParseExample says, else 0; a missing category looks nothing up.
+    Such a graph is one made of tf.feature_column, or a ranker in ONNX with a schema of its log. Rows of the former are
+    tab separated: label (0 or 1; optional), the numbers, the categories; one value a column, empty where missing. A
+    missing number counts as what the graph's ParseExample says, else 0; a missing category looks nothing up.
     """
     from zoo import verbs
 

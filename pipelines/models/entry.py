@@ -76,6 +76,8 @@ class Entry:
         card, files that came): an ONNX model of other libraries with the schema of its log, the same way; "" for a
         model without one
     importer: a module's `Importer`, which reads models of other toolkits; "" for a family without one
+    shortlist(folder, data) -> (what the card's preprocessing says of it, {name: bytes} of its files): which words a
+        result may have, read or learned from `data`; "" for a family without one
     harness(pipelines, data, *, scenario, count, least, price_per_hour) -> figures: the quality, then the time from raw
         input to results, one sample after the other or in a stream; "" for a model without one
     network(folder) -> ({"features": the preprocessing, "classes", ...}, the trained network in torch) of an image
@@ -113,6 +115,7 @@ class Entry:
     recipe: QuantRecipe = field(default_factory=QuantRecipe)
     native: str = ""
     importer: str = ""
+    shortlist: str = ""
     harness: str = ""
     from_graph: str = ""
     from_onnx: str = ""
@@ -139,7 +142,7 @@ class Entry:
             self.pipeline,
         )
         optional = (self.native, self.importer, self.harness, self.from_graph, self.from_onnx, self.report_sections)
-        late = (self.network, self.prune)
+        late = (self.network, self.prune, self.shortlist)
         for part in (*parts, *filter(None, optional + late)):
             if part.count(":") != 1:
                 raise ValueError(f"{self.name}: {part!r} is not 'module:attribute'")

@@ -15,6 +15,7 @@ ENTRY = Entry(
     evaluate="zoo.transformer_mt.metrics:evaluate",
     pipeline="zoo.transformer_mt.predict:TranslationPipeline",
     importer="zoo.transformer_mt.importing:IMPORTER",
+    shortlist="zoo.transformer_mt.shortlist:for_model",
     checkpoint="model.pt",
     processes="torch",
     # the MatMuls of attention are small: int8 would cost more than it saves

@@ -132,7 +132,8 @@ class TranslationPipeline(Pipeline):
                     raise
                 self._engine = "onnxruntime"
                 logger.warning("%s; onnxruntime translates instead", error)
-        if not self.rules.own and self._engine == "onnxruntime":
+        own = self.rules.own and "shortlist" not in self.folder.preprocessing
+        if not own and self._engine == "onnxruntime":
             self._stepping = step_sessions(self.folder, model, self._engine, self.threads, self.precision)
             machine.trim()
             return

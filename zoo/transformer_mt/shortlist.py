@@ -8,11 +8,19 @@ import struct
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from zoo.transformer_mt.data import UNKNOWN, tidy
+from zoo.transformer_mt.reading import lines, open_lines, read_pairs
+from zoo.transformer_mt.vocabularies import open_vocabulary
+
+if TYPE_CHECKING:
+    from pipelines.models.stages import ModelFolder
 
 SHORTLIST = "shortlist.npz"
 MAGIC = 0xF11A48D5013417F5  # what a binary one begins with
@@ -85,6 +93,35 @@ class Shortlist:
             raise RequestError(f"{SHORTLIST} is not what zoo import writes; import the model again") from error
         first, shared = int(parts.pop("first")), bool(parts.pop("shared"))
         return Shortlist(first, **parts, shared=shared)
+
+
+def for_model(folder: ModelFolder, data: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What a model's card says of the shortlist of `of_data`, and its file: (preprocessing, {name: content}). Raises
+    RequestError where `data` gives none.
+    """
+    found = of_data(data, open_vocabulary(folder.path, folder.preprocessing, folder.verify))
+    return {"shortlist": SHORTLIST}, {SHORTLIST: found.to_bytes()}
+
+
+def of_data(data: str, vocabulary: Any) -> Shortlist:
+    """The shortlist for a vocabulary (see `zoo.transformer_mt.vocabularies.open_vocabulary`): that of a text one, a
+    file with .s2t in its name, plain or .gz (`read_text`), or `learned` of parallel text (`read_pairs`). Raises
+    RequestError where it is neither, or too little.
+    """
+    pieces = vocabulary.source_pieces, vocabulary.pieces
+    shared = pieces[0] == pieces[1]
+    try:
+        if ".s2t" in Path(data).name and Path(data).is_file():
+            source, target = ({piece: token for token, piece in enumerate(each) if piece} for each in pieces)
+            with open_lines(Path(data)) as file:
+                text = (line or "" for line in lines(file, data))
+                return read_text(text, source, target, (UNKNOWN, UNKNOWN), shared=shared)
+        pairs = [(tidy(source), tidy(target)) for source, target in read_pairs(data)]
+        sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+        tokens = vocabulary.encode(sources), vocabulary.encode_target(targets)
+        return learned(*tokens, (vocabulary.sources, len(vocabulary)), shared=shared)
+    except ValueError as error:
+        raise RequestError(f"{data}: {error}; wanted some thousand sentences and their translations") from error
 
 
 def read_binary(content: bytes, sources: int, words: int, shared: bool) -> Shortlist:

@@ -95,6 +95,11 @@ class ImportedVocabulary:
         return len(self.framing.before) + len(self.framing.after)
 
     @property
+    def source_pieces(self) -> list[str]:
+        """The text of every token of the source, "" where it has none."""
+        return [piece or "" for piece in self._source]
+
+    @property
     def pieces(self) -> list[str]:
         """The text of every token of the target, "" where it has none."""
         return [piece or "" for piece in self._target]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import zoo
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json, require_place, write_json
+from pipelines.core.files import read_json, replacing, require_place, sha256, write_json
 from pipelines.graph import io, query
 from pipelines.models import stages
 from pipelines.models.entry import Entry
@@ -19,6 +20,8 @@ from pipelines.models.hub import CARD, Card, CardFile
 from zoo.paths import Model, listed, required
 from zoo.training import is_first, require_free
 from zoo.verbs.models import run_stage
+
+NOT_COPIED = ("checkpoint", "reports", ".*")  # of a model folder, into one with a shortlist
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +120,7 @@ def freeze(
     output: Model | None = None,
     columns: Sequence[str] | None = None,
     output_node: str | None = None,
+    shortlist: str | None = None,
     on_error: str = "raise",
 ) -> dict[str, Any]:
     """Checkpoint -> frozen inference graph, fp32.onnx; returns node counts and sizes.
@@ -128,7 +132,15 @@ def freeze(
 
     from_onnx: likewise an ONNX export of a ranker of another library, see `zoo.clicks.from_onnx.read`. schema: of its
     log. columns: those that feed its inputs, in order.
+
+    shortlist: of a translation model: parallel text that tells which words the translation of a sentence may have, or a
+    text shortlist of Marian (`zoo.transformer_mt.shortlist.of_data`). It stays with the model, which is copied to
+    `output` where that is given, as it must be for one of the zoo's by its name.
     """
+    if shortlist is not None:
+        if any(each is not None for each in (from_pb, from_onnx, schema, data, columns, output_node)):
+            raise RequestError("--shortlist is for a translation model, which takes no other option but -o")
+        return run_stage(_with_shortlist(model, shortlist, output), "fp32.onnx")
     if from_onnx is not None:
         if from_pb is not None:
             raise RequestError("found --from-pb and --from-onnx; a model is made of one graph")
@@ -195,6 +207,31 @@ def import_ranker(
     details["recipe"] = dataclasses.replace(recipe, keep_float=kept).to_json()  # the family's, of operators it has
     write_card(target, found, f"{zoo.entry(found).title}; from the graph {Path(path).name}", details, files)
     return zoo.load(target)
+
+
+def _with_shortlist(model: Model, data: str, output: Model | None) -> Path:
+    """The folder of a model that has the shortlist of `data`: its own, or its copy `output`."""
+    folder = zoo.load(model)
+    name = folder.card.name
+    if not folder.entry.shortlist:
+        raise RequestError(f"{name} takes no shortlist; that is for translation")
+    if output is None and not Path(model).is_dir():
+        raise RequestError(f"{name} stays as its card lists it; name a folder for the one with a shortlist: -o FOLDER")
+    target = folder.path if output is None else Path(output)
+    if output is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RequestError(f"found {target} in use, wanted a new or empty folder; choose another")
+    require_place(target / CARD)
+    said, made = folder.entry.part("shortlist")(folder, data)
+    if output is not None:
+        shutil.copytree(folder.path, target, ignore=shutil.ignore_patterns(CARD, *NOT_COPIED), dirs_exist_ok=True)
+    for each, content in made.items():
+        with replacing(target / each) as temporary:
+            temporary.write_bytes(content)
+    files = {each.name: each for each in folder.card.files}
+    files |= {each: CardFile(each, len(content), sha256(target / each), None) for each, content in made.items()}
+    details = {**folder.card.details, "preprocessing": {**folder.preprocessing, **said}}
+    write_card(target, folder.entry.name, folder.card.description, details, [*files.values()])
+    return target
 
 
 def _is_criteo(data: Any) -> bool:

@@ -1,8 +1,13 @@
-"""Shortlists learned from translated sentences."""
+"""Shortlists learned from translated sentences, or read, for models of the zoo."""
 
 import numpy as np
 import pytest
 
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json
+from pipelines.kernels import extension
+from zoo import cli
 from zoo.transformer_mt.data import END
 from zoo.transformer_mt.shortlist import MISSED, MULTIPLE, Shortlist, learned
 
@@ -54,3 +59,64 @@ def test_too_little_text_is_refused():
     sources, targets = text(9, np.random.default_rng(3))
     with pytest.raises(ValueError, match="9 pairs"):
         learned(sources, targets, (WORDS, WORDS))
+
+
+@pytest.fixture
+def listed(translator, language, tmp_path):
+    """A translator with the shortlist of sentences whose translations are of one word alone."""
+    word = language.pairs(1)[0][1].split()[0]
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"{source}\t{word}\n" for source, _ in language.pairs(40)))
+    report = zoo.freeze(translator, shortlist=str(pairs), output=tmp_path / "listed")
+    assert report["path"] == str(tmp_path / "listed" / "fp32.onnx")
+    return tmp_path / "listed"
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", *(["native"] if extension.isas() else [])])
+def test_a_frozen_model_says_only_the_words_of_its_shortlist(translator, listed, language, engine):
+    texts = [source for source, _ in language.pairs(12, seed=5)]
+    found, whole = (zoo.pipeline(each, "int8", engine) for each in (listed, translator))
+    allowed = [{*found.shortlist.allowed(each.tolist()).tolist()} for each in found.vocabulary.encode(texts)]
+    said, unlisted = ([each[0].tokens for each in p.translate(p.vocabulary.encode(texts))] for p in (found, whole))
+    assert all({*tokens} <= words for tokens, words in zip(said, allowed, strict=True))
+    assert not all({*tokens} <= words for tokens, words in zip(unlisted, allowed, strict=True))
+
+
+def test_what_is_known_of_a_model_names_its_shortlist(listed, translator, tmp_path):
+    info = zoo.info(listed)
+    assert info["preprocessing"]["shortlist"] == "shortlist.npz" in info["files"]
+    assert "shortlist" not in zoo.info(translator)["preprocessing"]
+    (listed / "shortlist.npz").write_bytes(b"other")
+    with pytest.raises(RequestError, match="not the file that its card lists"):
+        zoo.pipeline(listed, "fp32")
+
+
+def test_a_model_takes_a_text_shortlist_in_place(listed, tmp_path):
+    pieces = zoo.pipeline(listed, "fp32").vocabulary.pieces
+    lex = tmp_path / "lex.s2t"
+    lex.write_text(f"{pieces[-1]} {pieces[-2]} 0.5\nNULL {pieces[-2]} 0.4\n")
+    before = read_json(listed / "card.json")["files"]["shortlist.npz"]["sha256"]
+    zoo.freeze(listed, shortlist=str(lex))
+    found = zoo.pipeline(listed, "fp32").shortlist
+    assert read_json(listed / "card.json")["files"]["shortlist.npz"]["sha256"] != before
+    assert len(pieces) - 1 in found.targets and found.first == min(100, len(pieces))
+
+
+def test_what_cannot_have_a_shortlist_is_refused(translator, tmp_path, capsys):
+    before = read_json(translator / "card.json")
+    (tmp_path / "pairs.tsv").write_text("one\tpair\n")
+    (tmp_path / "lex.s2t").write_text("no shortlist\n")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    for arguments, why in (
+        (["multi30k-en-de", "--shortlist", "pairs.tsv"], "-o FOLDER"),
+        ([translator, "--shortlist", tmp_path / "pairs.tsv"], "1 pairs are too few"),
+        ([translator, "--shortlist", tmp_path / "lex.s2t"], "line 1 is no target, source and probability"),
+        ([translator, "--shortlist", tmp_path / "pairs.tsv", "-o", tmp_path / "used"], "in use"),
+        ([translator, "--shortlist", tmp_path / "pairs.tsv", "--data", "x"], "no other option"),
+        ([translator, "--shortlist", tmp_path / "none.tsv"], "found no "),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            cli.call(["freeze", *map(str, arguments)])
+        assert why in (line := capsys.readouterr().err) and line.count("\n") == 1
+    assert read_json(translator / "card.json") == before and not (translator / "shortlist.npz").exists()

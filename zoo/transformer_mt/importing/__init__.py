@@ -16,9 +16,7 @@ from pipelines.core.files import replacing, require_place, sha256, write_json
 from pipelines.models.entry import Importer
 from pipelines.models.hub import CARD, CardFile
 from pipelines.models.stages import RANGES
-from zoo.transformer_mt.data import tidy
-from zoo.transformer_mt.reading import read_pairs
-from zoo.transformer_mt.shortlist import SHORTLIST, Shortlist, learned
+from zoo.transformer_mt.shortlist import SHORTLIST, of_data
 from zoo.transformer_mt.vocabularies import PIECES, SOURCE, TARGET, ImportedVocabulary
 
 FORMATS = {  # modules of this package; of two that recognize a folder the first reads it
@@ -52,8 +50,8 @@ def write(
     """Write the model of another toolkit into a folder: model.pt, the files of its vocabulary, train.json. Returns the
     details of its card and the files that came with it.
 
-    format: a key of `FORMATS`. shortlist: parallel text, see `zoo.transformer_mt.reading.read_pairs`, of which a
-    shortlist is learned; it takes the place of the model's own. Raises RequestError with all that is wrong with it;
+    format: a key of `FORMATS`. shortlist: what one is made of that takes the place of the model's own, see
+    `zoo.transformer_mt.shortlist.of_data`. Raises RequestError with all that is wrong with it;
     nothing is written then, and nothing of what is read is executed.
     """
     import torch
@@ -70,7 +68,7 @@ def write(
     files = {**found.files, PIECES: json.dumps(pieces, ensure_ascii=False).encode()}
     vocabulary = ImportedVocabulary(found.framing, files)  # raises, where they are none, before anything is written
     if shortlist:
-        files[SHORTLIST] = _learned(shortlist, vocabulary, len(found.pieces) == 1).to_bytes()
+        files[SHORTLIST] = of_data(shortlist, vocabulary).to_bytes()
     features = {
         "form": found.form.to_json(),
         "pre_norm": found.pre_norm,
@@ -100,17 +98,6 @@ def write(
     }
     write_json(output / "train.json", about)
     return {"preprocessing": features, "imported": dict(found.about)}, [_listed(output / name) for name in files]
-
-
-def _learned(data: str, vocabulary: ImportedVocabulary, shared: bool) -> Shortlist:
-    """The shortlist of parallel text. Raises RequestError where there is too little of it."""
-    pairs = [(tidy(source), tidy(target)) for source, target in read_pairs(data)]
-    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-    sizes = vocabulary.sources, len(vocabulary)
-    try:
-        return learned(vocabulary.encode(sources), vocabulary.encode_target(targets), sizes, shared=shared)
-    except ValueError as error:
-        raise RequestError(f"{data}: {error}; wanted some thousand sentences and their translations") from error
 
 
 def _ranges(graph: Any, magnitudes: Mapping[str, float]) -> dict[str, float]:
