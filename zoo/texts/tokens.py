@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError, one_line
 
 FILE = "tokenizer.json"
 CHARACTERS = 100  # a token has fewer: what is behind so many for each token of a text is not looked at
-FEWEST = 0.9  # of the embeddings' rows, that a tokenizer's vocabulary has at least
+FEWEST = 0.97  # of the embeddings' rows, that a tokenizer's vocabulary has at least: some are padded to a round number
 Ints = NDArray[np.int32]
 
 
