@@ -84,6 +84,19 @@ def test_int8_is_near_fp32_in_every_engine(encoder):
         assert (fp32 * found.of_texts([(each,) for each in TEXTS])).sum(axis=1).min() > 0.9, engine  # of random weights
 
 
+@pytest.mark.parametrize("labels", [1, 2])
+@pytest.mark.parametrize("kind", text_models.CONFIGS)
+def test_a_calibrated_reranker_of_any_kind_runs_natively(tmp_path, kind, labels):
+    folder, _ = folder_of(tmp_path, kind=kind, labels=labels)
+    zoo.import_model(folder, tmp_path / "ours")
+    (tmp_path / "pairs.tsv").write_text("\n".join("\t".join(each) for each in PAIRS * 10))
+    zoo.calibrate(tmp_path / "ours", str(tmp_path / "pairs.tsv"), samples=8)
+    found = zoo.pipeline(tmp_path / "ours", "int8")
+    assert found.engine == "native"
+    exact = zoo.pipeline(tmp_path / "ours", "fp32").of_texts(PAIRS)
+    assert np.abs(found.of_texts(PAIRS) - exact).max() < 0.1
+
+
 def test_the_pipeline_takes_texts_and_padded_arrays(encoder):
     opened = zoo.pipeline(encoder)
     results = opened(TEXTS)
