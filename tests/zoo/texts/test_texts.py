@@ -97,6 +97,31 @@ def test_a_calibrated_reranker_of_any_kind_runs_natively(tmp_path, kind, labels)
     assert np.abs(found.of_texts(PAIRS) - exact).max() < 0.1
 
 
+def test_names_of_no_files_are_no_texts(encoder, reranker, tmp_path):
+    from click.testing import CliRunner
+
+    from zoo.cli import cli
+
+    texts, missing = tmp_path / "texts.txt", tmp_path / "missing.txt"
+    texts.write_text("the cat\n")
+    for model in (encoder, reranker):
+        for names in ([str(missing)], [str(missing), str(missing)]):
+            result = CliRunner().invoke(cli, ["run", str(model), *names, "-o", str(tmp_path / "v.jsonl")])
+            assert isinstance(result.exception, RequestError), names
+            assert str(result.exception).startswith(f"found no file {missing}")
+    with pytest.raises(RequestError, match=r"found files and .*missing.txt', which is none, in one list"):
+        zoo.run(encoder, [str(texts), str(missing)], tmp_path / "v.jsonl")
+    assert not (tmp_path / "v.jsonl").exists()
+
+
+def test_half_a_surrogate_pair_is_a_fault_of_its_row(encoder, tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"text": "the cat"}\n{"text": "bad \\ud83d"}\n')
+    report = zoo.run(encoder, tmp_path / "t.jsonl", tmp_path / "v.npy")
+    assert (report["texts"], report["skipped"]) == (1, 1)
+    with pytest.raises(RequestError, match="text 1 holds half a surrogate pair"):
+        zoo.pipeline(encoder)(["\ud800 x"])
+
+
 def test_the_pipeline_takes_texts_and_padded_arrays(encoder):
     opened = zoo.pipeline(encoder)
     results = opened(TEXTS)
