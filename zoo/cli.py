@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -207,7 +208,9 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
     if as_json and output == "-":
         raise click.UsageError("--json prints a summary on stdout, where the results would go; add -o FILE")
     given = {name: value for name, value in options.items() if value is not None}
-    report = verbs.run(model, list(inputs) or ["-"], output, **given)
+    # what names no file is no text: paths, but for stdin and URLs
+    files = [each if each == "-" or "://" in each else Path(each) for each in inputs]
+    report = verbs.run(model, files or ["-"], output, **given)
     if as_json:
         _print(report, True, lambda: None)
     elif sys.stderr.isatty() or output != "-":

@@ -84,6 +84,44 @@ def test_int8_is_near_fp32_in_every_engine(encoder):
         assert (fp32 * found.of_texts([(each,) for each in TEXTS])).sum(axis=1).min() > 0.9, engine  # of random weights
 
 
+@pytest.mark.parametrize("labels", [1, 2])
+@pytest.mark.parametrize("kind", text_models.CONFIGS)
+def test_a_calibrated_reranker_of_any_kind_runs_natively(tmp_path, kind, labels):
+    folder, _ = folder_of(tmp_path, kind=kind, labels=labels)
+    zoo.import_model(folder, tmp_path / "ours")
+    (tmp_path / "pairs.tsv").write_text("\n".join("\t".join(each) for each in PAIRS * 10))
+    zoo.calibrate(tmp_path / "ours", str(tmp_path / "pairs.tsv"), samples=8)
+    found = zoo.pipeline(tmp_path / "ours", "int8")
+    assert found.engine == "native"
+    exact = zoo.pipeline(tmp_path / "ours", "fp32").of_texts(PAIRS)
+    assert np.abs(found.of_texts(PAIRS) - exact).max() < 0.1
+
+
+def test_names_of_no_files_are_no_texts(encoder, reranker, tmp_path):
+    from click.testing import CliRunner
+
+    from zoo.cli import cli
+
+    texts, missing = tmp_path / "texts.txt", tmp_path / "missing.txt"
+    texts.write_text("the cat\n")
+    for model in (encoder, reranker):
+        for names in ([str(missing)], [str(missing), str(missing)]):
+            result = CliRunner().invoke(cli, ["run", str(model), *names, "-o", str(tmp_path / "v.jsonl")])
+            assert isinstance(result.exception, RequestError), names
+            assert str(result.exception).startswith(f"found no file {missing}")
+    with pytest.raises(RequestError, match=r"found files and .*missing.txt', which is none, in one list"):
+        zoo.run(encoder, [str(texts), str(missing)], tmp_path / "v.jsonl")
+    assert not (tmp_path / "v.jsonl").exists()
+
+
+def test_half_a_surrogate_pair_is_a_fault_of_its_row(encoder, tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"text": "the cat"}\n{"text": "bad \\ud83d"}\n')
+    report = zoo.run(encoder, tmp_path / "t.jsonl", tmp_path / "v.npy")
+    assert (report["texts"], report["skipped"]) == (1, 1)
+    with pytest.raises(RequestError, match="text 1 holds half a surrogate pair"):
+        zoo.pipeline(encoder)(["\ud800 x"])
+
+
 def test_the_pipeline_takes_texts_and_padded_arrays(encoder):
     opened = zoo.pipeline(encoder)
     results = opened(TEXTS)
