@@ -208,8 +208,8 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
     if as_json and output == "-":
         raise click.UsageError("--json prints a summary on stdout, where the results would go; add -o FILE")
     given = {name: value for name, value in options.items() if value is not None}
-    # what names no file is no text: paths, but for stdin and URLs
-    files = [each if each == "-" or "://" in each else Path(each) for each in inputs]
+    # what names no file is no text: paths, but for stdin, URLs and rows
+    files = [each if each == "-" or "://" in each or "\t" in each else Path(each) for each in inputs]
     report = verbs.run(model, files or ["-"], output, **given)
     if as_json:
         _print(report, True, lambda: None)

@@ -68,7 +68,7 @@ def _are_files(data: Sequence[Any], width: int) -> bool:
     """Whether a list is of files: paths, or strings that name some. Raises RequestError where only part of it is."""
     if any(isinstance(each, os.PathLike) for each in data):  # what does not exist is a fault of its own
         if other := [each for each in data if not isinstance(each, os.PathLike) and each != STDIN]:
-            raise RequestError(f"found files and {other[0]!r:.60} in one list; wanted files, or texts")
+            raise RequestError(f"found files and {other[0]!r:.200} in one list; wanted files, or texts")
         return True
     strings = [each for each in data if isinstance(each, str)]
     if width > 1:  # a row of texts is no string
@@ -76,7 +76,7 @@ def _are_files(data: Sequence[Any], width: int) -> bool:
     found = [each for each in strings if each == STDIN or _is_file(each)]
     if found and len(found) < len(data):
         other = next(each for each in data if each not in found)
-        raise RequestError(f"found files and {other!r:.60}, which is none, in one list; wanted files, or texts")
+        raise RequestError(f"found files and {other!r:.200}, which is none, in one list; wanted files, or texts")
     return bool(found)
 
 
