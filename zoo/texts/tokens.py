@@ -73,8 +73,14 @@ class Tokenizer:
             np.fromiter((i for each in found for i in each.ids), np.int32, int(lengths.sum())),
             np.fromiter((i for each in found for i in each.type_ids), np.int32, int(lengths.sum())),
         ]
-        cut = np.array([bool(each.overflowing) for each in found], bool)
+        cut = np.array(
+            [bool(each.overflowing) or self._trims(text) for each, text in zip(found, texts, strict=True)], bool
+        )
         return Tokens(flat[0], flat[1], lengths, cut)
+
+    def _trims(self, text: str | tuple[str, str]) -> bool:
+        parts = [text] if isinstance(text, str) else text
+        return any(each[CHARACTERS * self.longest + 1 :].strip() for each in parts)
 
     def _trimmed(self, text: str | tuple[str, str]) -> str | tuple[str, str]:
         if not isinstance(text, str):

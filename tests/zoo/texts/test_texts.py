@@ -122,6 +122,11 @@ def test_half_a_surrogate_pair_is_a_fault_of_its_row(encoder, tmp_path):
         zoo.pipeline(encoder)(["\ud800 x"])
 
 
+def test_what_is_not_looked_at_counts_as_cut(encoder, tmp_path):
+    (tmp_path / "t.txt").write_text("the cat" + " " * 100_000 + "sat\nthe cat" + " " * 100_000 + "\nthe cat sat\n")
+    assert zoo.run(encoder, tmp_path / "t.txt", tmp_path / "v.npy")["cut"] == 1
+
+
 def test_the_pipeline_takes_texts_and_padded_arrays(encoder):
     opened = zoo.pipeline(encoder)
     results = opened(TEXTS)
@@ -143,7 +148,11 @@ def test_run_keeps_rows_counts_what_is_none_and_cuts_what_is_long(encoder, tmp_p
     found = np.load(tmp_path / "v.npy")
     assert found.shape == (len(lines), 32) and found.dtype == np.float32
     assert [i for i, row in enumerate(found) if not row.any()] == [1, 2]
-    assert (report["texts"], report["skipped"], report["cut"]) == (6, 2, 1)
+    assert (report["texts"], report["skipped"], report["cut"]) == (
+        6,
+        2,
+        2,
+    )  # the million letters are not looked at to their end
     with pytest.raises(RequestError, match="line 2 is empty"):
         zoo.run(encoder, str(tmp_path / "texts.txt"), tmp_path / "w.npy", on_error="raise")
     assert not (tmp_path / "w.npy").exists()
