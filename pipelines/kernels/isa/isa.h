@@ -267,6 +267,8 @@ struct ImageKernels {
     void (*quantize)(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out);
     // three planes of n bytes and a constant, interleaved
     void (*interleave)(const uint8_t *const *planes, uint8_t fill, int64_t n, uint8_t *out);
+    // table[each of n bytes]
+    void (*lookup)(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n);
     // `rounds` of exact products in registers alone, which no kernel outruns: returns how many products they were
     int64_t (*products)(int64_t rounds);
 };
