@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import zlib
 
+import filelock
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -178,13 +179,13 @@ def test_a_complete_folder_may_be_read_only(folder, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages.files.filelock.FileLock, "acquire", lambda lock, **_: refuse(lock.lock_file))
+        patch.setattr(filelock.FileLock, "acquire", lambda lock, **_: refuse(lock.lock_file))
         with pytest.raises(
             RequestError, match=r"cannot write .*model: Permission denied; copy the model to a folder you may write"
         ):
             build(folder)
     build(folder)
-    monkeypatch.setattr(stages.files.filelock.FileLock, "acquire", lambda lock, **_: refuse(lock.lock_file))
+    monkeypatch.setattr(filelock.FileLock, "acquire", lambda lock, **_: refuse(lock.lock_file))
     assert outcome(folder) == "kkkk" and folder.ensure("int8.onnx").is_file()
 
 
@@ -377,7 +378,7 @@ def test_one_process_at_a_time_writes_the_record(folder, monkeypatch):
     """What changes build.json holds the lock while it does."""
     held = []
     write = stages.files.write_json
-    lock = stages.files.filelock.FileLock(folder.path / ".build.lock")
+    lock = filelock.FileLock(folder.path / ".build.lock")
 
     def watched(path, value):
         if path.name == stages.RECORD:
@@ -385,7 +386,7 @@ def test_one_process_at_a_time_writes_the_record(folder, monkeypatch):
                 lock.acquire(timeout=0)
                 lock.release()
                 held.append(False)
-            except stages.files.filelock.Timeout:
+            except filelock.Timeout:
                 held.append(True)
         return write(path, value)
 

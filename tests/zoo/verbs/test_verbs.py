@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -14,7 +15,7 @@ from rewriting import model
 
 import zoo
 from pipelines.analysis.judge import Unjudged
-from pipelines.core import files, machine
+from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io
 from pipelines.models import stages
@@ -315,7 +316,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_run(
     def refuse(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(files.filelock.FileLock, "acquire", refuse)
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
     monkeypatch.setattr(io, "save", refuse)
     found = zoo.run(NAMES[0], str(path / "sample.tsv.gz"), tmp_path / "scores.csv", engine="onnxruntime")
     assert found["rows"] == 10_000 and not (path / "fp32.onnx").exists()
