@@ -301,6 +301,23 @@ def clusters() -> str:
             f"`scripts/peers/serving_on_ray.py` ({markdown.source(report, BENCHMARKS)}). {found.get('note', '')}\n\n"
             f"{markdown.table(head, rows)}"
         )
+    for report in markdown.reports(PEERS, "communication"):
+        rows = []
+        for model in report.content["models"]:
+            for each in model["links"]:
+                before, left = each["samples"] / each["seconds"], {at["machines"]: at for at in each["efficiency"]}
+                rates = [f"{before:.1f}", f"{before * each['speedup']:.1f} ({each['speedup']:.2f}x)"]
+                shares = [f"{share:.0%}" for share in each["share"]]
+                paper = [f"{left[count][way]:.0%}" for count in (8, 128) for way in ("default", "tuned")]
+                rows.append([model["model"], each["link"], *rates, *shares, *paper])
+        head = ["", "link", "samples/s, default", "tuned", "exchange, share of a step", "tuned"]
+        head += ["with 8 machines, default", "tuned", "with 128, default", "tuned"]
+        parts.append(
+            "Gradients of two processes, one core each, over links that `tc` and a relay shape, by "
+            f"`scripts/peers/communication.py` ({markdown.source(report, BENCHMARKS)}). With more machines, on paper: "
+            "the share of their own speed that is left, each with the same batch, where as much of the exchange lies "
+            f"beside the backward pass as here.\n\n{markdown.table(head, rows)}"
+        )
     return "\n".join(["## Several processes, and Ray\n", *parts]) if parts else ""
 
 
@@ -329,12 +346,56 @@ def _servers(found: list[Mapping[str, Any]]) -> str:
     return markdown.table([*columns, "MB with what it requires"], rows)
 
 
+def smaller() -> str:
+    """Models before and after they were cut, and several contexts of one opened model."""
+    parts = []
+    for report in markdown.reports(PEERS, "smaller"):
+        for found in report.content["models"]:
+            before, after = found["quality"]
+            rows = [
+                [name, *(f"{each[key]['median']:.3f}" for key in ("before_ms", "after_ms")), f"{each['times']:.2f}x"]
+                for name, each in found["engines"].items()
+            ]
+            parts.append(
+                f"{found['model']}, batches of {found['batch_size']}, int8: {found['metric']} {before:.4f} -> {after:.4f}, "
+                f"{found['bytes'][0] / 1e6:.2f} -> {found['bytes'][1] / 1e6:.2f} MB, by `scripts/smaller.py` "
+                f"({markdown.source(report, BENCHMARKS)}); peer: onnxruntime's own quantizer.\n\n"
+                f"{markdown.table(['', 'before, ms', 'after, ms', 'times as fast'], rows)}"
+            )
+    for report in markdown.reports(PEERS, "contexts"):
+        rows = [
+            [
+                each["model"],
+                each["engine"],
+                f"{each['batch_size']}",
+                f"{each['times']:.2f}x",
+                f"{each['megabytes']:+.1f}",
+            ]
+            for each in report.content["models"]
+        ]
+        parts.append(
+            f"Two contexts beside one of an opened model, by `scripts/contexts.py` "
+            f"({markdown.source(report, BENCHMARKS)}).\n\n"
+            f"{markdown.table(['', 'engine', 'batch size', 'batches a second', 'MB more'], rows)}"
+        )
+    return "\n".join(["## Smaller, and several at once\n", *parts]) if parts else ""
+
+
 def benchmarks_page() -> str:
     parts = [module.benchmarks(names) for module, names in families().items() if hasattr(module, "benchmarks")]
     return "\n".join(
         filter(
             None,
-            [BENCHMARKS_HEAD, *parts, recommenders(BENCHMARKS), own_models(), serving(), clusters(), environments()],
+            [
+                BENCHMARKS_HEAD,
+                *parts,
+                recommenders(BENCHMARKS),
+                own_models(),
+                serving(),
+                clusters(),
+                smaller(),
+                environments(),
+            ],
         )
     )
 

@@ -29,7 +29,7 @@ from pipelines.core import files
 from pipelines.core.machine import environment
 
 MODEL, PATH = "wide-deep-criteo", "/v1/models/wide-deep-criteo:run"
-CONNECTIONS, BODY_LIMIT = 32, 1_000_000
+CONNECTIONS, BODY_LIMIT = 64, 1_000_000
 KILL_EVERY, SAMPLE_EVERY = 20.0, 5.0
 SETTLE = 60.0  # seconds before slopes count
 
@@ -189,7 +189,7 @@ class Soak:
             given = 0
             while (now := time.monotonic()) < self.end:
                 due = int(rate * (now - begin))
-                for _ in range(min(due - given, CONNECTIONS * 4 - tickets.qsize())):
+                for _ in range(due - given):  # what the server does not keep up with is asked later
                     tickets.put_nowait(0)
                 given = due
                 await asyncio.sleep(0.002)
@@ -200,7 +200,10 @@ class Soak:
         return {
             "minutes": minutes,
             "greatest_rate": round(greatest, 1),
+            "wanted_rate": round(rate, 1),
             "rate": round(self.counts["200"] / (time.monotonic() - begin), 1),
+            "of_greatest": round(self.counts["200"] / (time.monotonic() - begin) / greatest, 3),
+            "never_asked": tickets.qsize(),
             "counts": dict(sorted(self.counts.items())),
             "workers_killed": len(self.killed),
             "faults": self.faults[:20],

@@ -48,7 +48,8 @@ def torch_rechub(name: str, path: Path, pool: str = "mean") -> None:
     padding = None if name.endswith("-places") else 0
     history = SequenceFeature("history", ITEMS, SIZE, pooling=pool, padding_idx=padding)
     dense = [DenseFeature("age"), DenseFeature("price")]
-    mlp = {"dims": list(HIDDEN), "dropout": 0.2, "activation": "prelu" if name.endswith("-prelu") else "relu"}
+    activation = next((each for each in ("prelu", "dice") if name.endswith(f"-{each}")), "relu")
+    mlp = {"dims": list(HIDDEN), "dropout": 0.2, "activation": activation}
     every = [*sparse, item, history]
     model = {
         "deepfm": lambda: DeepFM([*every, *dense], every, mlp),
@@ -57,7 +58,7 @@ def torch_rechub(name: str, path: Path, pool: str = "mean") -> None:
         "dcn-v2-mixture": lambda: DCNv2([*every, *dense], 2, mlp, low_rank=4, num_experts=2),
         "dcn": lambda: DCN([*every, *dense], 2, mlp),
         "two-tower": lambda: DSSM([*sparse, history], [item], mlp, mlp),
-    }[name.removesuffix("-places").removesuffix("-prelu")]()
+    }[name.removesuffix("-places").removesuffix(f"-{activation}")]()
     randomize(model)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")

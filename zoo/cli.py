@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -207,11 +208,15 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
     if as_json and output == "-":
         raise click.UsageError("--json prints a summary on stdout, where the results would go; add -o FILE")
     given = {name: value for name, value in options.items() if value is not None}
-    report = verbs.run(model, list(inputs) or ["-"], output, **given)
+    # what names no file is no text: paths, but for stdin, URLs and rows
+    files = [each if each == "-" or "://" in each or "\t" in each else Path(each) for each in inputs]
+    report = verbs.run(model, files or ["-"], output, **given)
     if as_json:
         _print(report, True, lambda: None)
     elif sys.stderr.isatty() or output != "-":
-        click.echo(zoo.entry_of(model).summary.format(**report), err=True)
+        entry = zoo.entry_of(model)
+        own = [each.summary for each in entry.run_options if each.name in given and each.summary]
+        click.echo((own or [entry.summary])[0].format(**report), err=True)
 
 
 @cli.command()
@@ -873,6 +878,8 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
         if not equals:
             raise click.UsageError(f"--set {text!r} is not NAME=VALUE")
         settings[name.strip().replace("-", "_")] = value
+    if options.pop("tune_communication"):
+        settings["tune_communication"] = "true"
     settings |= {name: str(options[name]) for name in NAMED if options[name] is not None}
     left = {name: value for name, value in options.items() if name not in NAMED}
     output = left.pop("output")

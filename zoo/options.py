@@ -168,6 +168,11 @@ training = together(
         metavar="NAME=VALUE",
         help="Any other setting of the model's recipe; may be repeated.",
     ),
+    click.option(
+        "--tune-communication",
+        is_flag=True,
+        help="Time first how processes exchange gradients fastest here; remembered. Translation, images.",
+    ),
     click.option("--on", type=click.Choice(["ray"]), default=None, help="Train on a Ray cluster, in processes."),
     click.option(
         "--address", default=None, help="With --on ray: the cluster's, or auto. [default: one of this machine]"

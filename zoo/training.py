@@ -70,6 +70,29 @@ def _claim(output: Path) -> None:
         return  # a cache that cannot be written keeps nobody from training
 
 
+_KEEPERS: list[Callable[[Path], None]] = []
+
+
+@contextlib.contextmanager
+def keeping(keep: Callable[[Path], None]) -> Iterator[None]:
+    """Call `keep` with the output folder after every checkpoint of a training in several processes, in each of them."""
+    _KEEPERS.append(keep)
+    try:
+        yield
+    finally:
+        _KEEPERS.remove(keep)
+
+
+def checkpointed(output: Path) -> None:
+    """To be called by all processes after the first has written a checkpoint into `output`; see `keeping`."""
+    for keep in _KEEPERS:
+        keep(output)
+
+
+class LostProcess(ZooError):
+    """Another process of a training ended."""
+
+
 def require_same_run(path: Path, kept: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     """Raise RequestError, naming what differs, unless the checkpoint at `path` is of this run: {"config": settings,
     "data", "start"}.
@@ -288,7 +311,7 @@ class Workers:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Raise ZooError where another process ended."""
+        """Raise LostProcess where another process ended."""
         import tensorflow as tf
 
         try:
@@ -297,7 +320,7 @@ class Workers:
             if self.count == 1:
                 raise
             said = one_line(error)
-            raise ZooError(
+            raise LostProcess(
                 f"lost another process ({said}); start all of them again, with --resume where a checkpoint is"
             ) from error
 
@@ -329,22 +352,8 @@ class Processes:
         return values[0]
 
     def checkpointed(self, output: Path) -> None:
-        """To be called by all processes after the first has written a checkpoint into `output`; see `keeping`."""
-        for keep in _KEEPERS:
-            keep(output)
-
-
-_KEEPERS: list[Callable[[Path], None]] = []
-
-
-@contextlib.contextmanager
-def keeping(keep: Callable[[Path], None]) -> Iterator[None]:
-    """Call `keep` with the output folder after every checkpoint of torch's trainings, in every process."""
-    _KEEPERS.append(keep)
-    try:
-        yield
-    finally:
-        _KEEPERS.remove(keep)
+        """See `checkpointed`."""
+        checkpointed(output)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ import numpy as np
 
 from pipelines.core.batches import Batch, length, share_axis
 from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.power import Meter
 from pipelines.core.progress import progress
 from pipelines.engines.catalog import load
 from pipelines.engines.session import Runnable
@@ -81,24 +82,29 @@ def benchmark(
     Returns per configuration {"engine", "precision", "batch_size", "threads", "instances": 1, "samples_per_second"
     (median of the rounds), "spread" (5th and 95th percentile of the same), "latency_ms": {"p50", "p95", "p99"} of
     single calls, "split_ms": {"preprocess", "model", "postprocess"} (medians; raw rows to results), "memory_mb": peak
-    resident memory of a process of its own that loads and runs it}.
+    resident memory of a process of its own that loads and runs it}, and where RAPL can be read "samples_per_joule" of
+    all that the packages used meanwhile.
     """
     size = length(batch)
     sessions = [each.open(threads) for each in configurations]
     calls = [_calls(session, batch) for session in sessions]
     turns: list[list[float]] = [[] for _ in sessions]  # seconds a call, one value a round
     singles: list[list[float]] = [[] for _ in sessions]
+    meter, joules = Meter(), [0.0 for _ in sessions]
     with progress(f"benchmark, batch {size}", rounds) as advance:
         for _ in range(rounds):
-            for session, count, turn, single in zip(sessions, calls, turns, singles, strict=True):
+            for index, (session, count, turn, single) in enumerate(zip(sessions, calls, turns, singles, strict=True)):
                 session.run(batch)  # caches warm again after the others' turns
+                used = 0.0 if meter.fault else meter.joules()
                 taken = [_seconds(session, batch) for _ in range(count)]
+                joules[index] += 0.0 if meter.fault else meter.joules() - used
                 turn.append(sum(taken) / count)
                 single += taken
             advance(1)
     results = []
-    for each, session, turn, single in zip(configurations, sessions, turns, singles, strict=True):
+    for each, session, turn, single, used in zip(configurations, sessions, turns, singles, joules, strict=True):
         rate = size / np.array(turn)
+        power = {"samples_per_joule": round(size * len(single) / used, 1)} if used else {}
         p50, p95, p99 = np.percentile(np.array(single) * 1e3, [50, 95, 99])
         results.append(
             {
@@ -112,6 +118,7 @@ def benchmark(
                 "latency_ms": {"p50": round(float(p50), 5), "p95": round(float(p95), 5), "p99": round(float(p99), 5)},
                 "split_ms": _split(session, stages, rounds) if stages is not None else {"model": round(float(p50), 5)},
                 "memory_mb": memory_mb(each, batch, threads),
+                **power,
             }
         )
     return results

@@ -20,6 +20,7 @@ from pipelines.core import forks
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.engines import stock
+from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.quickest import Option
 from pipelines.engines.session import BatchError, Executed, Port, Session
 from pipelines.graph import io
@@ -100,7 +101,7 @@ class ClickGraph(_Opened):
         self.rest, self.rest_inputs = _rest(model, first)
 
 
-class ProgramSession:
+class ProgramSession(Asynchronous):
     """A click program, in one call of the native kernels."""
 
     engine = "native"
@@ -126,7 +127,7 @@ class ProgramSession:
         return [Executed(f"{i}", f"{step} {graph.program.isa}", "s16") for i, step in enumerate(graph.steps)]
 
 
-class NativeSession:
+class NativeSession(Asynchronous):
     """The whole network in native kernels. Raises RequestError where its layers have no such form."""
 
     engine = "native"
@@ -146,7 +147,7 @@ class NativeSession:
         return [Executed(EMBEDDING, f"{EMBEDDING} {isa}", "u8"), Executed("rest", f"Linear {isa}", "u8")]
 
 
-class MixedSession:
+class MixedSession(Asynchronous):
     """`ParallelEmbedding` in native kernels, the layers after it in a stock engine.
 
     The engine's uint8 input is the kernel's output buffer: nothing is copied in between.

@@ -13,6 +13,7 @@ from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.derived import derived
 from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.quickest import Option
 from pipelines.engines.session import BatchError, Executed, Port
 from pipelines.kernels import extension, program_file
@@ -55,7 +56,7 @@ def form(path: Path) -> dict[str, Any]:
     return {"steps": {kind: steps.count(kind) for kind in dict.fromkeys(steps)}}
 
 
-class ImageSession:
+class ImageSession(Asynchronous):
     """An image classifier, in one call of the native kernels a batch. Threads may share it, and forked processes."""
 
     engine = "native"

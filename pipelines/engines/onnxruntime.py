@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
+from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.session import Executed, Port, brief
 
 _ORT_TYPES = {
@@ -28,7 +29,7 @@ _ORT_TYPES = {
 _SHORT = {"float": "f32", "uint8": "u8", "int8": "s8", "int32": "s32", "int64": "s64"}
 
 
-class OnnxRuntimeSession:
+class OnnxRuntimeSession(Asynchronous):
     """onnxruntime's CPU provider, every optimization on. `model`: the serialized model, where `path` only names it.
     Threads may share a session.
     """

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipelines.core import settings
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.openvino_functions import read_exact_results
 from pipelines.engines.session import BF16, Executed, Port, brief
 
@@ -56,7 +57,7 @@ class Requests:
             self._idle.append(request)
 
 
-class OpenVinoSession:
+class OpenVinoSession(Asynchronous):
     """OpenVINO's CPU plugin. Shapes are compiled static, one compilation a batch size, since dynamic ones cost it a
     third of its speed.
 

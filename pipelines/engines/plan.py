@@ -28,6 +28,7 @@ from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
 from pipelines.engines.agreement import require_alike, require_right_as_opened
+from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.openvino import OpenVinoSession, Requests, library
 from pipelines.engines.session import Executed, Port, Session
@@ -221,7 +222,7 @@ def stale(path: str | Path, found: Mapping[str, Any]) -> str:
     return ""
 
 
-class PlannedSession:
+class PlannedSession(Asynchronous):
     """A plan file, ready to run: every batch in the profile of the next larger batch size, longer ones cut to the
     largest.
 

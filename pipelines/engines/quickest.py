@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.batches import MOST, Batch, length
 from pipelines.core.errors import ZooError
+from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.session import Executed, Port, Session
 from pipelines.engines.timing import choose, size_class
 
@@ -25,7 +26,7 @@ class Option(NamedTuple):
     smallest: int = 1
 
 
-class QuickestSession:
+class QuickestSession(Asynchronous):
     """Times its options on the first batch of every size class and remembers the choice, see `timing.choose`.
 
     digest: what names the model that all options compute. A batch smaller than those before it runs in the engine

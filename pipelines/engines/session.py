@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,6 +63,9 @@ class Session(Runnable, Protocol):
     @property
     def inputs(self) -> dict[str, Port]:
         """dtype and shape of every input of the graph."""
+
+    def submit(self, batch: Batch) -> Future[dict[str, NDArray[Any]]]:
+        """`run` in a context of its own, see `pipelines.engines.contexts.Asynchronous`."""
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Run once with the engine's own profiler on and say what ran."""

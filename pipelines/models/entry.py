@@ -21,13 +21,14 @@ class RunOption:
     """An option of `zoo run` that only this family has: passed to `Pipeline.run` as `name` where the user gives it.
 
     kind: int, float, str, or bool for a flag. default: what `run` takes without it; the help tells it, unless it is
-    None or False.
+    None or False. summary: the line that `zoo run` ends with where it is given, instead of the entry's.
     """
 
     name: str
     kind: type
     default: Any
     help: str
+    summary: str = ""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.kind not in (int, float, str, bool):

@@ -10,6 +10,7 @@ import abc
 import functools
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -264,6 +265,15 @@ class GraphPipeline(Pipeline):
         if self._check(batch) <= self.batch_size:
             return self._session.run(batch)
         return joined([self._session.run(each) for each in cut(batch, self.batch_size)])
+
+    def submit(self, batch: Batch) -> Future[dict[str, NDArray[Any]]]:
+        """`predict` in a context of its own, for a batch of up to `batch_size` samples; see
+        `pipelines.engines.contexts.Asynchronous`, whose `contexts` are set on `session`. Raises RequestError for a
+        longer one, and as `predict`.
+        """
+        if self._check(batch) > self.batch_size:
+            raise RequestError(f"found more than the batch size of {self.batch_size} samples in one call; cut them")
+        return self._session.submit(batch)
 
 
 @dataclass(frozen=True)

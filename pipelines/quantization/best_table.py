@@ -167,7 +167,7 @@ def best_table(
     def judge(table: CalibrationTable) -> float:
         return score(quantize(model, recipe, table)[0])
 
-    smoothing = smoothing_factors(equalized(model, factors), fitting) if recipe.correct else {}
+    smoothing = smoothing_factors(equalized(model, factors), recipe, fitting) if recipe.correct else {}
     tables = _tables(model, recipe, observation, clip, factors, {})
     if smoothing:
         smoothed = observe(equalized(model, factors, smoothing), samples, total, max_memory=max_memory)

@@ -53,7 +53,7 @@ def make_table(
     RequestError as `calibrate` and `correct_layers` do.
     """
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
-    smoothing = smoothing_factors(equalized(model, factors), samples) if recipe.smooth else {}
+    smoothing = smoothing_factors(equalized(model, factors), recipe, samples) if recipe.smooth else {}
     table = equalized_table(model, recipe, samples, factors, total, max_memory=max_memory, smoothing=smoothing)
     table = replace(table, clip=clip)
     table = within_bound(model, recipe, table, samples) if recipe.bound else table
@@ -80,9 +80,13 @@ def equalized_table(
     return replace(table, graph=io.digest(model), equalization=factors, smoothing=smoothing or {})
 
 
-def smoothing_factors(model: ir.Model, samples: Iterable[Batch]) -> Factors:
-    """The factors of `find_smoothing`, by the statistics of `samples`."""
-    widths = {str(x.name): outputs_first(nodes[0]).shape[1] for x, nodes in smoothable(model.graph).items()}
+def smoothing_factors(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]) -> Factors:
+    """The factors of `find_smoothing`, by statistics of `samples`, of what layers read that `recipe` quantizes."""
+    widths = {
+        str(x.name): outputs_first(nodes[0]).shape[1]
+        for x, nodes in smoothable(model.graph).items()
+        if not all(recipe.keeps_float(str(node.name)) for node in nodes)
+    }
     return find_smoothing(model, channel_statistics(model, samples, linear=widths)) if widths else {}
 
 

@@ -77,6 +77,23 @@ class Leaky(Expression):
 
 
 @dataclass(frozen=True, eq=False)
+class Tanh(Expression):
+    """tanh(x)."""
+
+    x: Linear
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
+class Gated(Expression):
+    """x in slices, each times its part of softmax(gates): what a mixture of experts sums."""
+
+    x: Tanh
+    gates: Linear
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
 class Crossed(Expression):
     """x_l of a cross network: x_0 (1 + sum_l u_l).
 
@@ -171,15 +188,26 @@ class SquareSum(Expression):
 
 
 @dataclass(frozen=True, eq=False)
+class Softmax(Expression):
+    """softmax(x), each entry so many times."""
+
+    x: Linear
+    times: int = 1
+
+
+@dataclass(frozen=True, eq=False)
 class Means(Expression):
     """A column of `scales`."""
 
     column: int
 
 
+Curved = Leaky | Tanh | Gated  # computed as floats, entry by entry, from layers
+
+
 def is_value(x: Expression) -> bool:
     """Whether `x` is one of the values that layers read."""
-    return isinstance(x, Numbers | Field | Concat | Linear | Leaky | Crossed | Dots | Unit)
+    return isinstance(x, Numbers | Field | Concat | Linear | Leaky | Tanh | Gated | Crossed | Dots | Unit)
 
 
 def joined(parts: Sequence[Expression]) -> Expression:
@@ -230,7 +258,7 @@ def below(x: Expression) -> Iterator[Expression]:
     waiting, met = [x], {x}
     while waiting:
         yield (x := waiting.pop())
-        for name in ("x", "y", "parts", "vectors", "changes", "terms"):
+        for name in ("x", "y", "gates", "parts", "vectors", "changes", "terms"):
             found = getattr(x, name, ())
             for each in found if isinstance(found, list) else [found]:
                 inner = each[0] if isinstance(each, tuple) and each else each

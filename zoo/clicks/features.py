@@ -281,7 +281,7 @@ class Features:
         count = start = 0
         for log in logs:
             positions = Positions(start)
-            for rows in self._encoded(log, positions, errors, seconds, labelled, tower):
+            for rows in self._encoded(log, positions, errors, seconds, labelled, tower, size):
                 parts.append(rows)
                 count += len(rows)
                 if count >= size:
@@ -303,6 +303,7 @@ class Features:
         seconds: defaultdict[str, float],
         labelled: bool,
         tower: str,
+        size: int,
     ) -> Iterator[Rows]:
         kinds = (*FEATURES, "timestamp", *(("label", "weight") if labelled else ()))
         known = [each for each in self.schema.of(*kinds) if each.kind not in FEATURES or tower in ("", each.tower)]
@@ -315,7 +316,9 @@ class Features:
 
         tell = None if errors is None else bad
         reader = None if tower else NativeReader.of(self, log, names)
-        batches = timed(log.batches(names, tell), seconds, "read") if reader is None else reader.batches(tell, seconds)
+        batches = (
+            timed(log.batches(names, tell), seconds, "read") if reader is None else reader.batches(tell, seconds, size)
+        )
         for batch in batches:
             if isinstance(batch, Parsed):
                 columns, rows = {}, _placed(batch, positions.take(len(batch.ids)))

@@ -23,14 +23,17 @@ from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.scales import activation_qparams
 from zoo.clicks.expressions import (
     Crossed,
+    Curved,
     Dots,
     Expression,
     Factorization,
     Field,
+    Gated,
     Leaky,
     Linear,
     Numbers,
     Product,
+    Tanh,
     Total,
     Unit,
     parts_of,
@@ -141,7 +144,7 @@ class Compiler(Codes):
                     for part in parts_of(term.x):
                         rows = term.weight[start : start + part.width, 0] * factor
                         start += part.width
-                        if isinstance(part, Linear | Leaky) and self.forms[part] & {"u1", "i2"}:
+                        if isinstance(part, Linear | Curved) and self.forms[part] & {"u1", "i2"}:
                             terms.append((self._hidden_term(part, rows), 1.0))
                         elif isinstance(part, Crossed):
                             terms.append((self._cross_total(part, rows), 1.0))
@@ -199,7 +202,7 @@ class Compiler(Codes):
             self._piece(before)
         self._made[part, "piece"] = (self.x, 1.0)
         position, scale = self._at[part]
-        if isinstance(part, Linear | Leaky):
+        if isinstance(part, Linear | Curved):
             relu = isinstance(part, Linear) and part.relu
             self.steps.append(steps.Quantize(self._floats(part), self.x, position, 1 / scale, relu))
         elif isinstance(part, Dots):
@@ -223,15 +226,14 @@ class Compiler(Codes):
                 self.steps.append(steps.Normalize(slot, out, x.epsilon, x.least, relu))
                 self._made[x, "f4"] = (out, 1.0)
             return self._made[x, "f4"][0]
-        assert isinstance(x, Linear | Leaky)
+        assert isinstance(x, Linear | Curved)
         return self._result(x, "f4")[0]
 
-    def _result(self, x: Linear | Leaky, form: str) -> tuple[int, float]:
+    def _result(self, x: Linear | Curved, form: str) -> tuple[int, float]:
         """(buffer, scale) of a layer's result; before its Relu in the form "f4"."""
-        if (x, form) not in self._made and isinstance(x, Leaky):
+        if (x, form) not in self._made and isinstance(x, Curved):
             if form == "f4":
-                out, unit = self._slot(form, x.width), 1.0
-                self.steps.append(steps.Leaky(self._floats(x.x), out, x.slope.astype(np.float32)))
+                out, unit = self._curved(x), 1.0
             else:
                 floats, out, unit = self._floats(x), self._slot(form, x.width), self._unit(x, form)
                 self.steps.append(steps.Quantize(floats, out, 0, 1 / unit))
@@ -241,7 +243,7 @@ class Compiler(Codes):
             single = parts[0] if len(parts) == 1 else None
             if isinstance(single, Linear) and single.relu and self._coarse(x):
                 self._dense(x, single, form)
-            elif isinstance(single, Linear | Leaky):
+            elif isinstance(single, Linear | Curved):
                 slot, scale = self._result(single, "i2")
                 rows = [(at, scale, row) for at, row in enumerate(self._order(single).tolist())]
                 self._mixed([x], slot, rows, [])
@@ -249,7 +251,21 @@ class Compiler(Codes):
                 self._group(self.groups[tuple(map(id, parts))])
         return self._made[x, form]
 
-    def _order(self, x: Linear | Leaky) -> Array:
+    def _curved(self, x: Curved) -> int:
+        """The buffer of a vector that is computed as floats, entry by entry."""
+        source = self._floats(x.x)
+        gates = self._floats(x.gates) if isinstance(x, Gated) else -1
+        out = self._slot("f4", x.width)
+        match x:
+            case Leaky():
+                self.steps.append(steps.Leaky(source, out, x.slope.astype(np.float32)))
+            case Tanh():
+                self.steps.append(steps.Tanh(source, out))
+            case Gated():
+                self.steps.append(steps.Mixture(source, gates, out))
+        return out
+
+    def _order(self, x: Linear | Curved) -> Array:
         """Which unit of a layer stands where in its buffers: of a hidden one those first that weigh most in what reads
         it. Units that training gave up stand together then, and kernels pass over zeros by twos and fours.
         """
@@ -260,13 +276,15 @@ class Compiler(Codes):
             self._orders[x] = np.argsort(-weights, kind="stable")
         return self._orders[x]
 
-    def _unit(self, x: Linear | Leaky, form: str) -> float:
+    def _unit(self, x: Linear | Curved, form: str) -> float:
         """The scale of a layer's result in this form."""
         if form == "u1":
             observed = self.table.tensors.get(x.value)
             if observed is None or observed.low < 0:
                 raise RequestError(f"no calibrated range from 0 on for {x.value}")
             return float(activation_qparams(observed)[0])
+        if isinstance(x, Tanh | Gated) and form != "f4":
+            return 1 / CODES  # within [-1, 1]
         return 1.0 if form == "f4" else positive(HEADROOM * self._range(x.value) / CODES)
 
     def _dense(self, x: Linear, hidden: Linear, form: str) -> None:
@@ -282,7 +300,7 @@ class Compiler(Codes):
         self.steps.append(steps.Dense(slot, out, dense_layer(weight[:, order], x.bias[order], scale, unit, form)))
         self._made[x, form] = (out, unit)
 
-    def _hidden_term(self, part: Linear | Leaky, rows: Floats) -> int:
+    def _hidden_term(self, part: Linear | Curved, rows: Floats) -> int:
         """A hidden layer's share of the logit."""
         rows = rows[self._order(part)]
         if "i2" in self.forms[part]:

@@ -27,12 +27,13 @@ from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
+from zoo.clicks.experts import MergeExperts
 from zoo.clicks.expressions import (
     Crossed,
+    Curved,
     Dots,
     Expression,
     Factorization,
-    Leaky,
     Linear,
     Numbers,
     Product,
@@ -55,7 +56,7 @@ CALIBRATION_ROWS = 4096
 AGREES = 1e-6  # of probabilities
 PLAIN = {  # the operators of the families
     *("Gather", "Slice", "Concat", "Reshape", "Gemm", "MatMul", "Add", "Sum", "Relu", "Mul", "Sub", "ReduceSum"),
-    *("ReduceMax", "Sigmoid", "Max", "Sqrt", "Div", "Transpose", "Identity", "PRelu", "LeakyRelu"),
+    *("ReduceMax", "Sigmoid", "Max", "Sqrt", "Div", "Transpose", "Identity", "PRelu", "LeakyRelu", "Tanh", "Softmax"),
 }
 
 
@@ -288,7 +289,7 @@ def _written(
     try:
         rewriter = Rewriter(model, features, fed, few)
         made = rewriter.rewrite(output)
-        driver.rewrite(made, [FoldConstants(), FoldBatchNorm(), FuseLinear()])
+        driver.rewrite(made, [FoldConstants(), FoldBatchNorm(), FuseLinear(), MergeExperts()])
         difference = _difference(made, rows, truth)
         if difference > AGREES:
             why = f"written again it differs by {difference:.1e}"
@@ -391,7 +392,7 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
     found = {type(each): each for each in below(result)}
     terms = [term for term, _ in result.terms] if isinstance(result, Total) else []
     deep = [
-        any(isinstance(each, Leaky) or (isinstance(each, Linear) and each.relu) for each in below(term))
+        any(isinstance(each, Curved) or (isinstance(each, Linear) and each.relu) for each in below(term))
         for term in terms
     ]
     if isinstance(product := found.get(Product), Product):

@@ -21,6 +21,7 @@ from pipelines.graph import edit, query
 from zoo.clicks.bases import OF_CODES, TINY, Array, Base, Layout, Writer
 from zoo.clicks.features import Features, Field
 from zoo.clicks.fed import Fed, feeds, known_ids, run
+from zoo.clicks.views import gathered, sliced, transposed
 
 RUNS = (3, 5)  # batch sizes by which shapes are told
 UNARY = ("Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Neg", "Abs", "Erf", "Softplus", "LeakyRelu", "Elu", "Selu")
@@ -41,6 +42,7 @@ class Rewriter(Writer):
         self.old, self.fed = model, fed
         self.runs = [run(model, feeds(fed, {name: x[:n] for name, x in samples.items()}, features)) for n in RUNS]
         self._constants: dict[ir.Value, Array] = {}
+        self._softmaxes: set[Base] = set()
         self.layouts: dict[ir.Value, Layout | Array | None] = {}  # None: sizes, which differ from batch to batch
 
     def rewrite(self, output: ir.Value) -> ir.Model:
@@ -131,9 +133,9 @@ class Rewriter(Writer):
         if node.domain not in ("", "ai.onnx"):
             return None
         if op == "Transpose" and isinstance(first, Layout):
-            return _transposed(first, node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
+            return transposed(first, node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
         if op == "GatherND" and isinstance(first, Layout) and isinstance(known[1], np.ndarray):
-            return _gathered(first, known[1], node.attributes.get_int("batch_dims", 0))
+            return gathered(first, known[1], node.attributes.get_int("batch_dims", 0))
         if any(isinstance(each, Layout) and each.batch for each in known):
             raise RequestError(f"{query.label(node)} ({op}) computes with the batch turned to another axis")
         layouts = [each.entries if isinstance(each, Layout) else each for each in known]
@@ -148,7 +150,7 @@ class Rewriter(Writer):
             axis = node.attributes.get_int("axis", 0) % (x.ndim + 1) if x is not None else 0
             return np.concatenate([each for each in layouts if each is not None], axis - 1) if axis else None
         if op == "Slice" and x is not None:
-            return _sliced(x, layouts[1:])
+            return sliced(x, layouts[1:])
         if op == "Gather":
             return self._gather(node, known)
         if op in ("Gemm", "MatMul") or _is_product(node):
@@ -159,6 +161,9 @@ class Rewriter(Writer):
             return self._of_codes(op, self.shape(node.outputs[0]), known)
         if op == "Clip" and x is not None:
             return self._clipped(node, x, layouts)
+        if op == "Softmax" and x is not None:
+            axis = node.attributes.get_int("axis", -1) % (x.ndim + 1)
+            return self._softmax(x) if axis and x.shape[axis - 1] == x.size else None
         if op in UNARY or (op == "BatchNormalization" and x is not None and x.ndim == 1):
             return self._elementwise(node, known[:1], layouts[1:])
         if op in BINARY and len(known) == 2 and all(each is not None for each in known):
@@ -278,6 +283,8 @@ class Rewriter(Writer):
                 x, y = a.entries.ravel(), b.entries.ravel()
                 product = self.base(x.shape, lambda: self.node("Mul", [self.written(x), self.written(y)], "mul"))
                 return product.entries().reshape(a.entries.shape)
+            if a.entries.ndim == 2 and b.entries.shape == (a.entries.shape[1], 1) and self._is_softmax(b.entries):
+                return self._weighted(a.entries, b.entries.ravel())[:, None]
             if a.entries.ndim == 2 and b.entries.ndim == 2:  # a mask times the rows of a list
                 products = self._of_rows("Mul", a.entries[:, :, None], b.entries[None])
                 return None if products is None else self._sum(products, (1,), node)
@@ -318,6 +325,30 @@ class Rewriter(Writer):
             return self.node("Gemm", inputs, "layer", transB=int(turned), **more)
 
         return self.base((w.shape[0 if turned else 1],), make).entries().reshape(shape)
+
+    def _softmax(self, x: Array) -> Array:
+        """Of the one axis that is longer than 1."""
+        made = self.base((x.size,), lambda: self.node("Softmax", [self.written(x.ravel())], "softmax", axis=1))
+        self._softmaxes.add(made)
+        return made.entries().reshape(x.shape)
+
+    def _is_softmax(self, x: Array) -> bool:
+        return self.of(x.ravel()[0]) in self._softmaxes
+
+    def _weighted(self, vectors: Array, weights: Array) -> Array:
+        """Vectors side by side, [width, vectors], times a number each, summed."""
+
+        def make() -> ir.Value:
+            terms = [
+                self.node("Mul", [self.written(vector), self.written(weight.reshape(1))], "expert")
+                for vector, weight in zip(vectors.T, weights, strict=True)
+            ]
+            total = terms[0]
+            for each in terms[1:]:
+                total = self.node("Add", [total, each], "experts")
+            return total
+
+        return self.base((len(vectors),), make).entries()
 
     def _arithmetic(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
         """Two operands, entry by entry."""
@@ -459,30 +490,3 @@ def _is_product(node: ir.Node) -> bool:
         return False
     equation = node.attributes["equation"].as_string().replace(" ", "")
     return re.fullmatch(r"(\w)(\w),\2(\w)->\1\3", equation) is not None
-
-
-def _transposed(x: Layout, perm: Sequence[int] | None) -> Layout:
-    rank = x.entries.ndim + 1
-    order = list(range(rank))[::-1] if perm is None else [each % rank for each in perm]
-    turned = [each - (each > x.batch) for each in order if each != x.batch]
-    return Layout(np.transpose(x.entries, turned), order.index(x.batch))
-
-
-def _gathered(x: Layout, at: Array, batch_dims: int) -> Layout | None:
-    """GatherND of places on the first axes, which are not the batch."""
-    depth = at.shape[-1]
-    if batch_dims or x.batch < depth:
-        return None
-    return Layout(x.entries[tuple(np.moveaxis(at, -1, 0))], x.batch - depth + at.ndim - 1)
-
-
-def _sliced(x: Array, known: Sequence[Any]) -> Array | None:
-    if len(known) < 3 or any(not isinstance(each, np.ndarray) for each in known):
-        return None
-    starts, ends, axes, *rest = (each.ravel().tolist() for each in known)
-    steps = rest[0] if rest else [1] * len(axes)
-    cut = [slice(None)] * (x.ndim + 1)
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        cut[axis] = slice(start, end if abs(end) < 2**31 - 1 else None, step)
-    whole = cut[0] in (slice(None), slice(0, None, 1))
-    return x[tuple(cut[1:])] if whole else None

@@ -15,7 +15,8 @@ from zoo.clicks.features import Features, Field
 
 class Embeddings(nn.Module):
     """One vector a field, side by side: float32 [n, fields * size]. All tables lie in one parameter, one below the
-    other; a list's vectors are summed, averaged or their largest values taken, as the schema says.
+    other; a list's vectors are summed, averaged or their largest values taken, as the schema says. sparse: gradients
+    hold the rows of a batch alone.
     """
 
     offsets: torch.Tensor
@@ -23,7 +24,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, fields: Sequence[Field], size: int, spread: float = 0.01) -> None:
         super().__init__()
-        self.fields, self.size = tuple(fields), size
+        self.fields, self.size, self.sparse = tuple(fields), size, False
         starts = torch.tensor([0, *(each.rows for each in fields)]).cumsum(0)
         self.weight = nn.Parameter(torch.randn(int(starts[-1]), size) * spread)
         self.starts = starts.tolist()
@@ -54,7 +55,7 @@ class Embeddings(nn.Module):
 
     def forward(self, ids: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """ids int32 [n, columns of all fields of the log], scales float32 [n, lists of mean pooling]."""
-        rows = functional.embedding(ids[:, self.columns] + self.offsets, self.weight)
+        rows = functional.embedding(ids[:, self.columns] + self.offsets, self.weight, sparse=self.sparse)
         parts, at = [], 0
         for each in self.fields:
             some = rows[:, at : at + each.width]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PAD = 64  # bytes that the parser may read behind the data
 PIECE = 1 << 19  # bytes parsed at once: they and their arrays stay in the cache
+MOST = 1 << 16  # rows that are parsed into one array
 LOWEST, HIGHEST = -16, 16384  # whole numbers whose encoding is looked up
 BOM, _FEED = b"\xef\xbb\xbf", ord("\n")
 
@@ -40,6 +41,69 @@ class Parsed(NamedTuple):
     labels: NDArray[np.float32] | None
     weights: NDArray[np.float32] | None
     times: NDArray[np.float64] | None
+
+
+Left = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]  # places, columns and values of numbers
+
+
+class Room:
+    """Memory that rows are parsed into until there are `rows` of them, at most `MOST`: to join pieces later would copy
+    what is in no cache any more. shape: columns of ids, numbers and scales. finish: called with rows and the numbers
+    that the parser left, by their flat places.
+    """
+
+    def __init__(self, rows: int, shape: tuple[int, int, int], finish: Callable[[Parsed, Left], None]) -> None:
+        self.rows, self.shape, self.finish = min(rows, MOST), shape, finish
+        self._begin()
+
+    def _begin(self) -> None:
+        kinds = zip((np.int32, np.float32, np.float32), self.shape, strict=True)
+        self._arrays = [np.empty((self.rows + self.rows // 4, width), kind) for kind, width in kinds]
+        self.count = 0
+        self._others: list[tuple[Any, ...]] = []  # labels, weights and times of each piece
+        self._left: list[Left] = []
+
+    @property
+    def free(self) -> list[NDArray[Any]]:
+        """The rows of its arrays that are not written yet."""
+        return [each[self.count :] for each in self._arrays]
+
+    def add(self, arrays: Any) -> Iterator[Parsed]:
+        """Take what the parser made of a piece, given `free`; gives what is whole then."""
+        count, ids, numbers, scales, *others, places, columns, values = arrays
+        if ids is not None:  # in memory of its own
+            yield from self.rest()
+            parsed = Parsed(ids, numbers, scales, *others)
+            self.finish(parsed, (places, columns, values))
+            yield parsed
+            return
+        if len(places):
+            self._left.append((places + self.count * self.shape[1], columns, values))
+        self._others.append(tuple(others))
+        self.count += count
+        if self.count >= self.rows:
+            parsed = self._finished()
+            self._begin()
+            for array, each in zip(self._arrays, parsed[:3], strict=True):
+                array[: len(each) - self.rows] = each[self.rows :]
+            self.count = len(parsed.ids) - self.rows
+            self._others.append(tuple(None if each is None else each[self.rows :] for each in parsed[3:]))
+            yield Parsed(*(None if each is None else each[: self.rows] for each in parsed))  # type: ignore[arg-type]
+
+    def rest(self) -> Iterator[Parsed]:
+        """What is there, if anything."""
+        if self.count:
+            parsed = self._finished()
+            self._begin()
+            yield parsed
+
+    def _finished(self) -> Parsed:
+        others = [None if each[0] is None else np.concatenate(each) for each in zip(*self._others, strict=True)]
+        parsed = Parsed(*(each[: self.count] for each in self._arrays), *others)
+        none = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        left: Any = tuple(map(np.concatenate, zip(*self._left, strict=True))) if self._left else none
+        self.finish(parsed, left)
+        return parsed
 
 
 @lru_cache(64)
@@ -99,8 +163,11 @@ class NativeReader:
                 parser.real(places[column.name], column.unit or column.kind)
         return cls(features, log, names, parser)
 
-    def batches(self, bad: Bad | None, seconds: defaultdict[str, float]) -> Iterator[Parsed | pa.RecordBatch]:
-        """All rows in order, parsed, or as `Log.batches` gives them where there may be a fault.
+    def batches(
+        self, bad: Bad | None, seconds: defaultdict[str, float], rows: int
+    ) -> Iterator[Parsed | pa.RecordBatch]:
+        """All rows in order, parsed and mostly `rows` at a time, or as `Log.batches` gives them where there may be a
+        fault.
 
         seconds["read"] counts the time in which the file gave its bytes.
         """
@@ -117,7 +184,7 @@ class NativeReader:
             seconds["read"] += time.perf_counter() - begin
             return buffer, end
 
-        buffers = [np.empty(0, np.uint8)] * 2  # by turns
+        buffers, room = [np.empty(0, np.uint8)] * 2, Room(rows, self.features.shape, self._finish)  # buffers by turns
         with self.log.reading():
             stream = self.log.stream()
             buffer, end = read(0)
@@ -132,26 +199,28 @@ class NativeReader:
                 last = following_end == left
                 stop = end + (last and buffer[end - 1] != _FEED)  # a row may end with the file
                 buffer[end:stop] = _FEED
-                taken, met, arrays = self.parser.parse(buffer[begin:], stop - begin)
-                parsed = None if arrays is None else self._parsed(arrays)
+                taken, met, arrays = self.parser.parse(buffer[begin:], stop - begin, *room.free)
                 if last and taken < stop - begin:  # a quote that nothing closes
-                    taken, parsed = left, None
+                    taken, arrays = left, None
                 elif not taken and left >= 3 * logs.BLOCK:  # a quote inside a value, or a row that is longer
+                    yield from room.rest()
                     yield from self._again(bad, records - self.log.header, kept)
                     return
                 taken = min(taken, left)
-                if parsed is None:
+                if arrays is None:
+                    yield from room.rest()
                     text = b"\n" + buffer[begin : begin + taken].tobytes()  # the empty line keeps a BOM from being one
                     for batch in csv_batches(self.log, text, self.names, bad, records):
                         kept += batch.num_rows
                         yield batch
-                elif len(parsed.ids):
-                    kept += len(parsed.ids)
-                    yield parsed
+                elif arrays[0]:
+                    kept += arrays[0]
+                    yield from room.add(arrays)
                 records += met
                 rest = buffer[begin + taken : end]
                 buffer, begin, end = following, left - len(rest), following_end
                 buffer[begin:left] = rest
+            yield from room.rest()
 
     def _again(self, bad: Bad | None, rows: int, kept: int) -> Iterator[pa.RecordBatch]:
         """The rest of the log by `Log.batches`, behind its first `rows`, of which `kept` were given."""
@@ -176,19 +245,13 @@ class NativeReader:
             return None
         return end if _names(line, self.log.delimiter) == self.log.columns else None
 
-    def _parsed(self, arrays: Any) -> Parsed:
-        """The arrays, with the numbers that the parser left."""
-        *found, places, columns, values = arrays
-        parsed = Parsed(*found)
+    def _finish(self, parsed: Parsed, left: Left) -> None:
+        """Numbers that the parser left, and missing values where columns are not read."""
+        places, columns, values = left
         if len(places):
             scaled = self.features.scaled_mixed(columns, values).astype(np.float32)
             scaled[np.isnan(scaled)] = 0
             parsed.numbers.reshape(-1)[places] = scaled
-        self._without(parsed)
-        return parsed
-
-    def _without(self, parsed: Parsed) -> None:
-        """Missing values where columns are not read."""
         features = self.features
         fields, numbers = self._unread
         for field in fields:

@@ -14,14 +14,17 @@ from pipelines.quantization.calibrate import CalibrationTable
 from zoo.clicks.expressions import (
     Concat,
     Crossed,
+    Curved,
     Dots,
     Expression,
     Factorization,
     Field,
+    Gated,
     Leaky,
     Linear,
     Numbers,
     Product,
+    Tanh,
     Total,
     Unit,
     parts_of,
@@ -57,7 +60,7 @@ class Plan:
         self.reader, self.table, self.caches, self.coarse = reader, table, caches, coarse
         self.decisions: dict[str, Decision] = {}
         self.groups: dict[tuple[int, ...], Group] = {}
-        self.forms: dict[Linear | Leaky, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
+        self.forms: dict[Linear | Curved, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
         self.raw: dict[Field, None] = {}  # whose codes are needed, in order
         self.even: dict[Expression, None] = {}  # vectors whose codes share one scale
         self.pieces: dict[Expression, None] = {}  # computed vectors that stand among the codes
@@ -122,8 +125,11 @@ class Plan:
                     self.pieces[x] = None
             case Unit():
                 self._visit_float(x.x, unit=True)
-            case Leaky():
+            case Leaky() | Tanh():
                 self._visit_float(x.x)
+            case Gated():
+                self._visit_float(x.x)
+                self._visit_float(x.gates)
             case Product():
                 self._visit_float(x.x)
                 self._visit_float(x.y)
@@ -137,7 +143,7 @@ class Plan:
                 self.raw[x] = None
             case Numbers():
                 self.spread[x] = None
-            case Linear() | Leaky():
+            case Linear() | Leaky() | Tanh() | Gated():
                 self.forms.setdefault(x, set()).add("piece")
                 self.pieces[x] = None
             case _:
@@ -149,7 +155,7 @@ class Plan:
             if x.relu and not unit:
                 raise RequestError(f"{x.value} is read as floats after a Relu")
             self.forms.setdefault(x, set()).add("f4")
-        elif not isinstance(x, Unit | Leaky):
+        elif not isinstance(x, Unit | Curved):
             raise RequestError("a product of other than layers' results")
         self._visit(x)
 
@@ -159,7 +165,7 @@ class Plan:
         term = x in self._terms
         for part in parts:
             form = ""
-            if isinstance(part, Leaky):
+            if isinstance(part, Curved):
                 form = "i2" if single is part or term else "piece"
                 self.forms.setdefault(part, set()).add(form)
             elif isinstance(part, Linear):
@@ -174,11 +180,11 @@ class Plan:
                 self._uses.setdefault(part, set()).add("total" if term else "codes")
             elif isinstance(part, Field) and term:
                 self.raw[part] = None
-            elif not isinstance(part, Field | Numbers | Dots | Linear | Leaky):
+            elif not isinstance(part, Field | Numbers | Dots | Linear | Curved):
                 raise RequestError(f"the layer {x.value} reads what has no codes")
             start += part.width
             self._visit(part)
-        if not term and not isinstance(single, Linear | Leaky):
+        if not term and not isinstance(single, Linear | Curved):
             if any(isinstance(part, Crossed) for part in parts) and single is None:
                 raise RequestError(f"the layer {x.value} reads a cross network and more")
             key = tuple(map(id, parts))
@@ -265,7 +271,7 @@ class Plan:
         if isinstance(x, Numbers) and not x.value:
             assert self.reader.numbers is not None
             return HEADROOM * self._range(str(self.reader.numbers.name)) * float(np.abs(x.factor).max())
-        assert isinstance(x, Linear | Leaky | Dots | Numbers)
+        assert isinstance(x, Linear | Curved | Dots | Numbers)
         return HEADROOM * self._range(x.value)
 
     def _range(self, value: str) -> float:

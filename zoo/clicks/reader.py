@@ -17,13 +17,16 @@ from zoo.clicks.expressions import (
     Expression,
     Factorization,
     Field,
+    Gated,
     Leaky,
     Linear,
     Means,
     Numbers,
     Product,
     Shifted,
+    Softmax,
     SquareSum,
+    Tanh,
     Times,
     Total,
     Unit,
@@ -252,6 +255,10 @@ class Reader:
     def _matmul(self, node: ir.Node, value: ir.Value) -> Expression | None:
         weight = query.constant(node.inputs[1])
         x = self.read(node.inputs[0])
+        if weight is not None and isinstance(x, Softmax):
+            times_ = len(weight.T) // x.width if weight.ndim == 2 else 0
+            same = x.times == 1 and times_ and np.array_equal(weight, np.repeat(np.eye(x.width), times_, axis=1))
+            return Softmax(x.width * times_, x.x, times_) if same else None
         if weight is not None and weight.ndim == 2 and query.rank(value) == 2:
             return self._layer(x, weight.astype(np.float64), np.zeros(weight.shape[1]), value)
         turned = stacked(self.read(node.inputs[1]), "turned") if weight is None else None
@@ -280,6 +287,15 @@ class Reader:
         if x is None or x.relu or slope.size not in (1, x.width):
             return None
         return Leaky(x.width, x, np.broadcast_to(slope, x.width), str(value.name))
+
+    def _tanh(self, node: ir.Node, value: ir.Value) -> Expression | None:
+        x = layer_of(self.read(node.inputs[0]))
+        return Tanh(x.width, x, str(value.name)) if x is not None and not x.relu else None
+
+    def _softmax(self, node: ir.Node, value: ir.Value) -> Expression | None:
+        x = layer_of(self.read(node.inputs[0]))
+        last = query.rank(value) == 2 and node.attributes.get_int("axis", -1) in (1, -1)
+        return Softmax(x.width, x) if x is not None and not x.relu and last else None
 
     def _sigmoid(self, node: ir.Node, value: ir.Value) -> Expression | None:
         x = total_of(self.read(node.inputs[0]))
@@ -348,6 +364,9 @@ class Reader:
                 if not isinstance(part, Field) or part.pool != "sum":
                     return None
                 return replace(part, pool="mean", mean=mean.column, value=str(value.name))
+        for part, weights in ((x, y), (y, x)):
+            if isinstance(weights, Softmax) and isinstance(part, Tanh) and part.width == weights.width:
+                return Gated(part.width, part, weights.x, str(value.name))
         for at, vector, single in ((1, x, y), (0, y, x)):  # x_0 (w . x), a cross layer with a vector
             if single.width == 1 < vector.width and (layer := sum_of_layers(single, str(node.inputs[at].name))):  # type: ignore[union-attr]
                 same = np.ones((1, vector.width))

@@ -70,9 +70,14 @@ class Positions:
 
     def take(self, count: int) -> NDArray[np.int64]:
         """The positions of the next rows that stay in, int64 [count]."""
+        if not self._left_out:
+            index: NDArray[np.int64] = np.arange(self._next, self._next + count)
+            self._next += count
+            self.end = max(self.end, self._next) if count else self.end
+            return index
         out, rows = np.array(self._left_out, np.int64), np.arange(count)
         in_front = out - np.arange(len(out)) - self._next  # of each one left out: rows that stay
-        index: NDArray[np.int64] = self._next + rows + np.searchsorted(in_front, rows, side="right")
+        index = self._next + rows + np.searchsorted(in_front, rows, side="right")
         if count:
             self._next = int(index[-1]) + 1
             self._left_out = out[out >= self._next].tolist()

@@ -34,6 +34,7 @@ from zoo.clicks.metrics import EPSILON, click_metrics, logloss
 from zoo.clicks.model import Embeddings
 from zoo.clicks.schema import Column, Schema
 from zoo.clicks.store import Categories, Store
+from zoo.clicks.teaching import Teacher
 from zoo.clicks.trainer import TrainConfig, Trainer
 from zoo.training import (
     fill,
@@ -114,6 +115,8 @@ def train(
         known = Categories(features, store, split, config.min_count)
         shares = known.new(store.parts(split, len(store))).clamp(config.unknown, MOST_NEW)
 
+        told: list[str] = []
+
         def fresh(rows: int, l2: float) -> Trainer:
             torch.manual_seed(config.seed)
             model = build(features, config)
@@ -122,6 +125,10 @@ def train(
             trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group)
             if start_from:
                 trainer.hold()
+            if trainer.lazy and not told and group.rank == 0:
+                heights = ", ".join(f"{len(each.weight):,}" for each in trainer.lazy.values())
+                told.append(f"tables of {heights} rows: a step changes the rows of its batch alone")
+                console.print(told[0], highlight=False, soft_wrap=True)
             return trainer
 
         saved = load_checkpoint(output / STATE, run) if resume else None
@@ -293,6 +300,7 @@ def _fit(
     trainer = fresh(rows, l2)
     search, group = state["phase"] == "search", trainer.group
     categories = Categories(features, store, rows, config.min_count)
+    teacher = Teacher(config.teacher, features.to_json(), config.distillation) if config.teacher else None
     if state.get("trainer"):
         trainer.restore(state["trainer"])
     while state["epoch"] < epochs:
@@ -308,6 +316,9 @@ def _fit(
             for begin in range(0, rows, config.batch_size):
                 batch = store.rows(order[begin : begin + config.batch_size])
                 total = max(float(batch["weight"].sum()), 1e-12)
+                if teacher is not None:
+                    arrays = {name: each.numpy() for name, each in batch.items()}
+                    batch["label"] = torch.from_numpy(teacher.labels(arrays, arrays["label"]))
                 batch["ids"] = categories.forget(batch["ids"], shares, random)
                 mine = slice(group.rank, None, group.count)
                 loss += trainer.step({name: each[mine] for name, each in batch.items()}, total)

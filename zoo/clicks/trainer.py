@@ -12,18 +12,21 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 
+from zoo.clicks.lazy_rows import LazyRows
 from zoo.clicks.model import Embeddings, Scalars
 from zoo.clicks.store import Categories
-from zoo.training import BELOW_1, FROM_0, SEED, Processes, Range, require_settings
+from zoo.training import BELOW_1, FROM_0, SEED, SHARE, Processes, Range, require_settings
 
 RANGES = {
     "seed": SEED,
     "dropout": BELOW_1,
     "ema": BELOW_1,
     "unknown": BELOW_1,
+    "distillation": SHARE,
     **dict.fromkeys(("l2_embeddings", "l2_scalars", "l2_layers", "min_delta"), FROM_0),
 }
 FEWEST = 100_000  # rows that a prior is weighed against: of fewer it would silence the network
+LARGE = 2**17  # rows of tables beyond which a step changes those of its batch alone
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class TrainConfig:
     it helps: the sparser the categories, the more. unknown: the least share of each column's categories that training
     replaces by the unknown one, which stands for all that were rarer than min_count and for those to come; a column
     with more new values than that among the held-out rows, such as users where new ones keep coming, has as many
-    replaced. Raises RequestError for values out of range.
+    replaced. teacher: a model whose probabilities are the share `distillation` of each label (`zoo.clicks.teaching`).
+    Raises RequestError for values out of range.
     """
 
     embedding_size: int = 16
@@ -61,6 +65,8 @@ class TrainConfig:
     min_delta: float = 0.0001
     held_out: float = 0.1
     refit: bool = True
+    teacher: str = ""
+    distillation: float = 0.5
     seed: int = 0
 
     ranges: ClassVar[dict[str, Range]] = {}  # of a family's own settings, where they are not numbers above 0
@@ -72,13 +78,20 @@ class TrainConfig:
 class Trainer:
     """A model in training on `rows` rows, its optimizer and the running average of its weights: all that a checkpoint
     holds. With several processes each takes a share of every batch, and all apply the same sum of gradients.
+
+    Of tables of more than `LARGE` rows a step changes the rows of its batch alone, see `LazyRows`; of others all. lazy:
+    the large ones, by their place among the weights.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig, rows: int, group: Processes) -> None:
         self.model, self.config, self.group = model, config, group
         self.weights = list(model.parameters())
         self.average = [each.detach().clone() for each in self.weights]
-        self.start = [torch.zeros_like(each) for each in self.weights]
+        large = [m for m in model.modules() if isinstance(m, Embeddings) and len(m.weight) > LARGE]
+        for module in large:
+            module.sparse = True
+        lazy = {id(m.weight): m.padding for m in large}
+        self.start = [torch.zeros(()) if id(each) in lazy else torch.zeros_like(each) for each in self.weights]
         kinds = {
             id(m.weight): config.l2_scalars if isinstance(m, Scalars) else config.l2_embeddings[0]
             for m in model.modules()
@@ -88,8 +101,17 @@ class Trainer:
             kinds.get(id(each), config.l2_layers if each.ndim > 1 and each.numel() > 1 else 0.0) * 2 / max(rows, FEWEST)
             for each in self.weights
         ]
-        self.padded = [m for m in model.modules() if isinstance(m, Embeddings) and m.padding]
-        self.optimizer = torch.optim.Adam(self.weights, config.learning_rate, foreach=True)
+        self.lazy = {
+            place: LazyRows(each, config.learning_rate, self.strength[place], config.ema, lazy[id(each)])
+            for place, each in enumerate(self.weights)
+            if id(each) in lazy
+        }
+        self.dense = [place for place in range(len(self.weights)) if place not in self.lazy]
+        dense = [m for m in model.modules() if isinstance(m, Embeddings) and not m.sparse]
+        self.padded = [m for m in dense if m.padding]
+        self.optimizer = torch.optim.Adam(
+            [self.weights[place] for place in self.dense], config.learning_rate, foreach=True
+        )
         self.steps = 0
 
     def hold(self) -> None:
@@ -105,21 +127,26 @@ class Trainer:
         torch.autograd.backward(loss / total)
         summed = loss.detach()
         if self.group.count > 1:
-            for each in self.weights:
+            for place in self.dense:
+                each = self.weights[place]
                 each.grad = torch.zeros_like(each) if each.grad is None else each.grad
                 distributed.all_reduce(each.grad)
             distributed.all_reduce(summed)
         with torch.no_grad():
-            for weight, start, strength in zip(self.weights, self.start, self.strength, strict=True):
+            for place in self.dense:
+                weight, strength = self.weights[place], self.strength[place]
                 if strength and weight.grad is not None:
-                    weight.grad.add_(weight - start, alpha=strength)
+                    weight.grad.add_(weight - self.start[place], alpha=strength)
             for module in self.padded:
                 if module.weight.grad is not None:
                     module.weight.grad[module.padding] = 0
             self.optimizer.step()
             self.steps += 1
             keep = min(self.config.ema, (1 + self.steps) / (10 + self.steps))  # forget the first weights quickly
-            torch._foreach_lerp_(self.average, [each.detach() for each in self.weights], 1 - keep)
+            weights = [self.weights[place].detach() for place in self.dense]
+            torch._foreach_lerp_([self.average[place] for place in self.dense], weights, 1 - keep)
+            for place, rows in self.lazy.items():
+                rows.step(self.steps, self.start[place], self.average[place], self.group)
         return float(summed)
 
     def losses(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -134,6 +161,7 @@ class Trainer:
     @contextlib.contextmanager
     def averaged(self) -> Iterator[nn.Module]:
         """The model with the averaged weights, in evaluation."""
+        self.settle()
         own = [each.detach().clone() for each in self.weights]
         self._set(self.average)
         self.model.eval()
@@ -158,8 +186,14 @@ class Trainer:
                 labels.append(part["label"].numpy())
         return np.concatenate(scores), np.concatenate(labels)
 
+    def settle(self) -> None:
+        """Make up for what happened to the rows of large tables since they were in a batch."""
+        for place, rows in self.lazy.items():
+            rows.settle(self.steps, self.start[place], self.average[place])
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
+        self.settle()
         optimizer = self.optimizer.state_dict()
         return {
             "model": self.model.state_dict(),
@@ -167,6 +201,7 @@ class Trainer:
             "start": self.start,
             "optimizer": optimizer,
             "steps": self.steps,
+            "lazy": {place: rows.state() for place, rows in self.lazy.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -174,6 +209,8 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.average, self.start, self.steps = list(state["average"]), list(state["start"]), state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])
+        for place, rows in self.lazy.items():
+            rows.restore(state["lazy"][place])
 
 
 def _first(found: Any) -> Any:

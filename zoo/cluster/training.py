@@ -1,5 +1,5 @@
-"""Training on a Ray cluster: Ray Train starts the processes and joins them by gloo, the families' own trainings run in
-them as under torchrun, and checkpoints go to storage that all nodes reach.
+"""Training on a Ray cluster: Ray Train starts the processes and joins them by gloo, or tells them TensorFlow's
+TF_CONFIG; the families' own trainings run in them as by hand, and checkpoints go to storage that all nodes reach.
 
 Each worker trains in a folder of its own. After every checkpoint the first one copies the folder to the storage; where
 a worker is lost, new ones start from the last copy. A finished model comes from the storage into the output folder.
@@ -8,6 +8,7 @@ a worker is lost, new ones start from the last copy. A finished model comes from
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import shutil
@@ -61,18 +62,16 @@ def train_on_ray(
     if cores < 1:
         raise RequestError(f"found {cores} cores, wanted 1 or more for each worker")
     entry = trained_by(str(model), data, **options) if verb == "train" else zoo.entry_of(model)
-    if entry.processes != "torch":
-        why = (
-            "TensorFlow's: start one a machine with TF_CONFIG, see zoo train --help" if entry.processes else "one alone"
-        )
-        raise RequestError(f"found {entry.name}, wanted a family whose processes are torch's; those of this are {why}")
+    if not entry.processes:
+        raise RequestError(f"found {entry.name}, wanted a family that several processes train; this is one alone")
+    if entry.processes == "tensorflow" and not isinstance(count, int):
+        raise RequestError(f"found {workers} workers of {entry.name}, wanted a count: TensorFlow's cannot become more")
     folder = Path(output).absolute()
     training.require_free(folder)
     require_place(folder / "card.json")
     most = count if isinstance(count, int) else count[1]
     ray = connect(address, most * cores)
     from ray import train
-    from ray.train.torch import TorchConfig, TorchTrainer
 
     with _stored(storage, folder, resume) as (system, place), _heard(ray) as listener:
         told = {
@@ -84,10 +83,9 @@ def train_on_ray(
             "place": str(Path.cwd()),
             "options": options,
         }
-        trainer = TorchTrainer(
+        trainer = _trainer(entry.processes)(
             _work,
             train_loop_config=told,
-            torch_config=TorchConfig(backend="gloo"),
             scaling_config=train.ScalingConfig(num_workers=count, resources_per_worker={"CPU": cores}),
             run_config=train.RunConfig(
                 name=folder.name,
@@ -103,12 +101,23 @@ def train_on_ray(
     return dict(result.return_value)
 
 
+def _trainer(processes: str) -> Any:
+    if processes == "tensorflow":
+        from ray.train.tensorflow import TensorflowTrainer
+
+        return TensorflowTrainer
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    return functools.partial(TorchTrainer, torch_config=TorchConfig(backend="gloo"))
+
+
 def _work(told: Mapping[str, Any]) -> dict[str, Any]:
     """What each worker does. Returns the metrics."""
     from ray import train
 
     from zoo import verbs
 
+    os.environ.pop("TF_USE_LEGACY_KERAS", None)  # which Ray sets: another package than the families' Keras
     first = train.get_context().get_world_rank() == 0
     if first:
         console.file = cast("IO[str]", _Line(told["listener"]))
@@ -126,6 +135,8 @@ def _work(told: Mapping[str, Any]) -> dict[str, Any]:
             with training.keeping(keep):
                 verb = getattr(verbs, told["verb"])
                 metrics = verb(told["model"], told["data"], folder, resume=found is not None, **told["options"])
+        except training.LostProcess:
+            raise  # Ray starts all again
         except ZooError as error:
             raise Fault(str(error), error.exit_code) from error
         keep(folder)

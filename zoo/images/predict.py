@@ -189,7 +189,8 @@ class ImagePipeline(GraphPipeline):
         return ordered_map(lambda some: self.load(some, on_error), groups, self.workers)
 
     def run(self, inputs: Any, output: str | Path, on_error: str = "skip") -> dict[str, Any]:
-        """Classify images (see `pipelines.data.images.listed`) of any number in constant memory, in input order.
+        """Classify images (see `pipelines.data.images.listed`, or `Item`s) of any number in constant memory, in input
+        order.
 
         Writes the columns file, label, index, probability, label2, probability2, ... of the classes next in line, and
         error: what is wrong with an image that cannot be read, of which the others are empty. `workers` threads decode
@@ -211,7 +212,7 @@ class ImagePipeline(GraphPipeline):
         with (
             writing(output, columns, ("label", "probability", "file", "error")) as write,
             progress("classifying images") if not on_terminal(output) else nullcontext(lambda amount: None) as advance,
-            closing(self.stream(listed(inputs), on_error)) as batches,
+            closing(self.stream(_images(inputs), on_error)) as batches,
         ):
             start = time.perf_counter()
             for batch in batches:
@@ -326,6 +327,14 @@ def content(image: Path | Item) -> bytes:
         return image.read() if isinstance(image, Item) else image.read_bytes()
     except OSError as error:
         raise RequestError(f"cannot read {_name(image)}: {error.strerror or error}") from error
+
+
+def _images(inputs: Any) -> Iterator[Path | Item]:
+    for each in [inputs] if isinstance(inputs, str | os.PathLike | Item) else inputs:
+        if isinstance(each, Item):
+            yield each
+        else:
+            yield from listed(each)
 
 
 def _decoded(image: Path | Item, smallest: int) -> NDArray[np.uint8]:

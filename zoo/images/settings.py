@@ -39,7 +39,10 @@ class Settings:
     costs three.
     ema: momentum of the average of the weights over steps; the average is evaluated and kept.
     precision: auto, fp32 or bf16; auto takes bf16 on a GPU that has it, and times a step of each on a CPU that has it.
-    compress: send gradients in bf16 between processes.
+    compress: send gradients in bf16 between processes. tune_communication: time at the start how they are sent fastest
+    (`zoo.communication`).
+    accumulate: parts of a batch that are computed one after another, in that much less memory; processes exchange
+    gradients after the last. BatchNorm sees a part at a time.
     validation: share held out where the data has no test split.
     workers: processes that decode large images.
     qat: fine-tune with the rounding of int8 (`zoo.images.qat`), whose ranges the model then keeps; in fp32, in one
@@ -70,6 +73,8 @@ class Settings:
     ema: float = 0.998
     precision: str = "auto"
     compress: bool = True
+    tune_communication: bool = False
+    accumulate: int = 1
     validation: float = 0.1
     workers: int = 2
     qat: bool = False

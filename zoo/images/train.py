@@ -17,8 +17,6 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import distributed, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from pipelines.compression.channels import resize
@@ -26,6 +24,7 @@ from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import replacing, sha256, write_json
 from pipelines.core.progress import progress
+from zoo.communication import Communication, tuned
 from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
@@ -48,7 +47,6 @@ STATE = "checkpoint/state.pt"
 CALIBRATION_IMAGES = 256
 LARGE = 224
 SOFT = 0.5  # share of the loss that a teacher's soft labels are, where nothing else is asked of it
-BUCKETS = (4.0, 16.0, 64.0)  # MB of gradients that are reduced at once: what is tried
 # Pixels minus 128, an integer: the zero point of a uint8 input then takes the subtraction over, and zero padding stays
 # exact.
 PREPROCESSING = {"interpolation": "bilinear", "mean": [128 / 255] * 3, "std": [0.25] * 3, "channels": "RGB"}
@@ -114,39 +112,44 @@ class Trainer:
         self.parallel: nn.Module = self.model
 
     def choose(self, size: int, batch: int) -> dict[str, Any]:
-        """How this machine trains fastest, by timing steps on noise: {"precision", "bucket_cap_mb"}. All processes
-        agree.
+        """How this machine trains fastest, by timing steps on noise: {"precision"}, with tune_communication also what
+        `communication.tuned` gives. All processes agree.
         """
-        precision, bucket = self.config.precision, None
+        config, group = self.config, self.group
+        precision, bf16 = config.precision, config.precision == "bf16"
         if precision == "auto":
-            precision = choose_precision(self.group, lambda bf16: self._time(self.model, size, batch, bf16))
-        if self.group.count > 1:
-            seconds = {
-                cap: self._time(self._wrapped(copy.deepcopy(self.model), cap), size, batch, precision == "bf16")
-                for cap in BUCKETS
-            }
-            bucket = self.group.same(min(seconds, key=seconds.__getitem__))
-        return {"precision": precision, "bucket_cap_mb": bucket}
+            precision = choose_precision(group, lambda bf16: self._time(size, batch, bf16))
+            bf16 = precision == "bf16"
+        found: dict[str, Any] = {}
+        if config.tune_communication and group.count > 1:
+            x, y = self._noise(size, -(-batch // config.accumulate))
+
+            def step(model: nn.Module) -> None:
+                torch.autograd.backward(self.loss(model, x, y, 1, bf16)[0])
+                model.zero_grad(set_to_none=True)
+
+            about = f"{tuple(x.shape)} {precision} {config.accumulate}"
+            found = tuned(self.model, group, step, self._communication(), about=about, whole=config.accumulate == 1)
+        return {"precision": precision, **found}
 
     def use(self, chosen: dict[str, Any]) -> None:
         """Train as `choose` found."""
         self.bf16 = chosen["precision"] == "bf16"
         if self.group.count > 1:
-            self.parallel = self._wrapped(self.model, chosen["bucket_cap_mb"] or BUCKETS[1])
+            found = chosen.get("communication")
+            self.parallel = (Communication(**found) if found else self._communication()).wrap(self.model, self.group)
 
-    def _wrapped(self, model: nn.Module, bucket: float) -> nn.Module:
-        device = [self.group.device] if self.group.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=device, bucket_cap_mb=bucket, gradient_as_bucket_view=True)
-        if self.config.compress:
-            # by its own name torch's hook is refused wherever nccl is not, though gloo adds bf16 as well
-            wrapped.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
-        return wrapped
+    def _communication(self) -> Communication:
+        return Communication("bf16" if self.config.compress else "", gradient_as_bucket_view=True)
 
-    def _time(self, model: nn.Module, size: int, batch: int, bf16: bool) -> float:
-        """Seconds of a forward and a backward pass, the better of two; leaves weights and statistics as they are."""
-        weights = {name: each.clone() for name, each in model.state_dict().items()}
+    def _noise(self, size: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.randint(256, (batch, 3, size, size), dtype=torch.uint8, device=self.group.device)
-        y = torch.zeros(batch, dtype=torch.int64, device=self.group.device)
+        return x, torch.zeros(batch, dtype=torch.int64, device=self.group.device)
+
+    def _time(self, size: int, batch: int, bf16: bool) -> float:
+        """Seconds of a forward and a backward pass, the better of two; leaves weights and statistics as they are."""
+        model, (x, y) = self.model, self._noise(size, batch)
+        weights = {name: each.clone() for name, each in model.state_dict().items()}
         times = []
         for _ in range(3):
             start = time.perf_counter()
@@ -183,9 +186,16 @@ class Trainer:
             each["lr"] = self.config.rate(self.steps, epoch_steps)
         if self.config.qat and self.steps >= (1 - qat.FROZEN) * self.config.epochs * epoch_steps:
             qat.freeze_ranges(self.model)
-        loss, logits = self.loss(self.parallel, x, y, views, self.bf16)
         self.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
+        whole, right, stacked = 0.0, 0, x.view(views, len(y), *x.shape[1:])
+        parts = torch.arange(len(y)).chunk(self.config.accumulate)
+        for part in parts:  # gradients are exchanged with the last
+            alone = self.group.count > 1 and part is not parts[-1]
+            with self.parallel.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
+                loss, logits = self.loss(self.parallel, stacked[:, part].flatten(0, 1), y[part], views, self.bf16)
+                loss = loss * (len(part) / len(y))
+                torch.autograd.backward(loss)
+            whole, right = whole + loss.item(), right + int((logits.argmax(1) == y[part]).sum())
         for some in self.optimizer.param_groups[2:]:  # of adapters, which say nothing of the student's own norm
             nn.utils.clip_grad_norm_(some["params"], self.config.clip, foreach=True)
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip, foreach=True)
@@ -197,7 +207,7 @@ class Trainer:
         torch._foreach_lerp_([means[name] for name in floats], [values[name] for name in floats], 1 - keep)
         for name in values.keys() - floats:  # counts
             means[name].copy_(values[name])
-        return loss.item(), int((logits.argmax(1) == y).sum())
+        return whole, right
 
     def predict(self, images: Images, features: dict[str, Any], workers: int) -> npt.NDArray[np.float32]:
         """Logits [n, classes] of the averaged weights; every process computes a part, all get the whole."""

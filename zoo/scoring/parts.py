@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -16,10 +18,11 @@ import pyarrow.parquet as pq
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.progress import progress
-from pipelines.data.images import listed
+from pipelines.data.images import SUFFIXES, listed
 from pipelines.data.text import TextForm, pieces
 from pipelines.models.pipeline import Pipeline
 from zoo.clicks.predict import ClickPipeline
+from zoo.images.data import Item
 from zoo.scoring import places
 
 BYTES = 32 << 20  # of text, at least, in a part
@@ -58,9 +61,9 @@ def cut(pipeline: Pipeline, inputs: Sequence[str]) -> list[Part]:
     Text that has rows is read once. Raises RequestError for what cannot be read.
     """
     if pipeline.PARTS == "files":
-        if urls := [each for each in inputs if places.is_url(each)]:
-            raise RequestError(f"found {urls[0]}; images are read from paths: mount the bucket, or copy it")
-        images = [str(each) for each in listed(inputs)]
+        images = [
+            str(image) for each in inputs for image in (_remote_images(each) if places.is_url(each) else listed(each))
+        ]
         return [Part("\n".join(images[at : at + FILES]), "files") for at in range(0, len(images), FILES)]
     parts: list[Part] = []
     counted = pipeline.PARTS == "rows"
@@ -78,6 +81,16 @@ def cut(pipeline: Pipeline, inputs: Sequence[str]) -> list[Part]:
                 row += rows
                 advance(rows)
     return parts
+
+
+def _remote_images(place: str) -> list[str]:
+    """The images of a URL: what it names, in a folder those with the suffixes of images."""
+    found = places.expand([place])
+    if found == [place] or glob.has_magic(place):
+        return found
+    if not (images := [each for each in found if PurePosixPath(each).suffix.lower() in SUFFIXES]):
+        raise RequestError(f"found no images in {place}; wanted files with the suffixes {' '.join(SUFFIXES)}")
+    return images
 
 
 def _of_file(pipeline: Pipeline, place: str) -> list[tuple[Part, int]]:
@@ -127,7 +140,11 @@ def reading(part: Part) -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="zoo-part-") as folder:
         copy = Path(folder) / Path(part.place.splitlines()[0]).name
         if part.kind == "files":
-            yield [Path(each) for each in part.place.split("\n")]
+            names = part.place.split("\n")
+            yield [
+                Item(each, "", "", partial(places.content, each)) if places.is_url(each) else Path(each)
+                for each in names
+            ]
         elif part.kind == "bytes":
             yield places.copy(part.place, copy, part.head, part.begin, part.end)
         elif part.kind == "groups":

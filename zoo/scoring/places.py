@@ -97,6 +97,12 @@ def opened(place: str) -> Iterator[Any]:
         yield stream
 
 
+def content(place: str) -> bytes:
+    """The bytes of a file. Raises RequestError where it cannot be read."""
+    with opened(place) as stream, _telling(place):
+        return bytes(stream.read())
+
+
 def identity(place: str) -> dict[str, Any]:
     """What tells whether a file is still the same: {"bytes", "version" (time or tag)}."""
     if not is_url(place):

@@ -62,6 +62,8 @@ class Application:
         if self._dispatcher is not None:
             await self._dispatcher.drained()
             self._dispatcher.close()
+        if self._front is not None:
+            self._front.log.close(1.0)
 
     async def opened(self) -> Front:
         """What answers, its models open. Raises RequestError or ZooError for one that cannot be."""

@@ -21,6 +21,8 @@ from zoo.serving.messages import Answer, Job, packed, taken
 logger = logging.getLogger(__name__)
 
 RETRIES = 1  # times that a request is tried again whose worker died
+FAILURES = 5  # workers in a row that died before they were ready, after which it is given up where none is
+PAUSE, LONGEST = 0.1, 10.0  # seconds before the first of them is replaced, doubled each time, and at most
 
 
 class Full(Exception):
@@ -30,10 +32,11 @@ class Full(Exception):
 class Pending:
     """A request on its way. answered: called with every piece of its answer, the last one with `last`."""
 
-    __slots__ = ("answered", "created", "done", "job", "link", "model", "sent", "started", "tries")
+    __slots__ = ("answered", "created", "done", "job", "link", "model", "sent", "started", "streams", "tries")
 
     def __init__(self, model: str, job: Job, answered: Callable[[Answer], None]) -> None:
         self.model, self.job, self.answered = model, job, answered
+        self.streams = False  # whether the worker that has it answers it by and by
         self.created = time.perf_counter()
         self.sent = 0.0
         self.link: Link | None = None
@@ -48,13 +51,17 @@ class Pending:
 
 
 class Link(asyncio.Protocol):
-    """A worker as the front sees it: what it works on, and the channel."""
+    """A worker as the front sees it: what it works on, and the channel.
+
+    computing: of the requests it works on, those that it computes at one go. Streaming ones are under way beside them.
+    """
 
     def __init__(self, dispatcher: Dispatcher, index: int, generation: int) -> None:
         self.dispatcher, self.index, self.generation = dispatcher, index, generation
         self.ready = self.retiring = False
         self.pid = 0
         self.working: dict[int, Pending] = {}
+        self.computing = 0
         self._buffer = bytearray()
         self._transport: Any = None
 
@@ -78,13 +85,21 @@ class Link(asyncio.Protocol):
         """See asyncio."""
         self.dispatcher.lost(self)
 
-    def send(self, pending: Sequence[Pending]) -> None:
+    def send(self, pending: Sequence[Pending], streams: bool) -> None:
         """Give the worker some requests for one model."""
         now = time.perf_counter()
         for each in pending:
-            each.link, each.sent = self, now
+            each.link, each.sent, each.streams = self, now, streams
             self.working[each.job.number] = each
+            self.computing += not streams
         self._transport.write(packed((worker.JOBS, pending[0].model, [each.job for each in pending])))
+
+    def take(self, number: int) -> Pending | None:
+        """A request that it works on no longer."""
+        pending = self.working.pop(number, None)
+        if pending is not None:
+            self.computing -= not pending.streams
+        return pending
 
     def cancel(self, number: int) -> None:
         """Tell the worker that nobody waits for a request any more."""
@@ -122,7 +137,8 @@ class Dispatcher:
         self._turns = deque(models)
         self._pending: dict[int, Pending] = {}
         self._number = 0
-        self._generation = 0
+        self._generation = self._opened = 0  # the newest, and the newest of which a worker was ready
+        self._failures = 0  # workers since then that died before they were ready
         self._closing = False
         self._idle = asyncio.Event()
 
@@ -134,7 +150,10 @@ class Dispatcher:
         for index in range(self.workers):
             await self._spawn(index)
 
-    async def _spawn(self, index: int) -> None:
+    async def _spawn(self, index: int, pause: float = 0.0) -> None:
+        await asyncio.sleep(pause)
+        if self._closing:
+            return
         own, theirs = socket.socketpair()
         own.setblocking(False)
         with theirs:
@@ -151,6 +170,7 @@ class Dispatcher:
     def joined(self, link: Link, models: list[dict[str, Any]]) -> None:
         """A worker has opened its models."""
         self.models = {each["name"]: each for each in models}
+        self._opened, self._failures = max(self._opened, link.generation), 0
         for old in self.links:
             if old.generation < link.generation and not old.retiring:
                 old.retiring = True
@@ -159,6 +179,9 @@ class Dispatcher:
 
     def broken(self, link: Link, text: str, code: int) -> None:
         """A worker could not open its models."""
+        if link.generation <= self._opened:  # others could: it ends now, and is replaced
+            logger.warning("a worker cannot open the models: %s", text)
+            return
         link.retiring = True
         if self.ready:  # by files that were there before
             logger.warning("a worker cannot open the models, those open before are served on: %s", text)
@@ -168,7 +191,7 @@ class Dispatcher:
     def lost(self, link: Link) -> None:
         """A worker is gone: what it worked on is tried again by another, once; it is replaced."""
         self.links.remove(link)
-        lost, link.working = list(link.working.values()), {}
+        lost, link.working, link.computing = list(link.working.values()), {}, 0
         for each in lost:
             if each.done:
                 continue
@@ -180,12 +203,21 @@ class Dispatcher:
             else:
                 self.finish(each, Answer(each.job.number, 503, JSON, fault("the worker died; try again")))
         if not link.retiring and not self._closing:
-            self.restarts += 1
-            logger.warning("the worker %d (process %d) died and is replaced", link.index, link.pid)
-            task = asyncio.get_running_loop().create_task(self._spawn(link.index))
-            task.add_done_callback(_report)
+            self._replace(link)
         for other in self.links:
             self._pull(other)
+
+    def _replace(self, link: Link) -> None:
+        """Ask for another worker: at once, or later and later where they die before they are ready."""
+        self._failures += not link.ready
+        if self._failures >= FAILURES and not self.ready:
+            self._failed(f"{self._failures} workers in a row died before they were ready; see the log of the system", 1)
+            return
+        pause = min(PAUSE * 2 ** (self._failures - 1), LONGEST) if self._failures else 0.0
+        self.restarts += 1
+        logger.warning("the worker %d (process %d) died and is replaced", link.index, link.pid)
+        task = asyncio.get_running_loop().create_task(self._spawn(link.index, pause))
+        task.add_done_callback(_report)
 
     def _retire(self, link: Link) -> None:
         if not link.working:
@@ -197,15 +229,15 @@ class Dispatcher:
         """Give a request to an idle worker, or let it wait. Raises Full where too many wait."""
         self._number += 1
         pending = Pending(model, job._replace(number=self._number), answered)
-        for link in self.links:
-            if self._room(link, model):
-                link.send([pending])
-                break
-        else:
-            if self.waiting >= self.most:
-                raise Full
+        streams = self._streams(model)
+        free = [link for link in self.links if self._room(link, streams)]
+        if free and not self._queues[model]:  # what waits goes first
+            min(free, key=lambda link: len(link.working)).send([pending], streams)
+        elif self.waiting < self.most:
             self._queues[model].append(pending)
             self.waiting += 1
+        else:
+            raise Full
         self._pending[self._number] = pending
         return pending
 
@@ -215,8 +247,11 @@ class Dispatcher:
             return
         pending.done = True
         self._forget(pending)
-        if pending.link is not None:
-            pending.link.cancel(pending.job.number)
+        if (link := pending.link) is not None:
+            link.cancel(pending.job.number)
+            if pending.streams:  # the worker answers it no more; one that is computed at one go it does
+                link.take(pending.job.number)
+                self._settle(link)
         else:
             with contextlib.suppress(ValueError):
                 self._queues[pending.model].remove(pending)
@@ -236,21 +271,26 @@ class Dispatcher:
     def answered(self, link: Link, found: list[Answer]) -> None:
         """A worker has answered."""
         for answer in found:
-            working = link.working
-            pending = working.pop(answer.number, None) if answer.last else working.get(answer.number)
+            pending = link.take(answer.number) if answer.last else link.working.get(answer.number)
             if pending is not None:
                 self.finish(pending, answer)
+        self._settle(link)
+
+    def _settle(self, link: Link) -> None:
+        """A worker has less to do."""
         if link.retiring:
             self._retire(link)
         else:
             self._pull(link)
 
-    def _room(self, link: Link, model: str) -> bool:
+    def _streams(self, model: str) -> bool:
+        return bool(self.models and self.models[model]["streams"])
+
+    def _room(self, link: Link, streams: bool) -> bool:
+        """Whether a worker takes a request: of those computed at one go while there is none, whatever streams."""
         if not link.ready or link.retiring:
             return False
-        if self.models[model]["streams"]:
-            return len(link.working) < self.max_batch
-        return not link.working
+        return len(link.working) - link.computing < self.max_batch if streams else not link.computing
 
     def _pull(self, link: Link) -> None:
         """Give a worker what waits and it has room for, models in turn."""
@@ -259,16 +299,17 @@ class Dispatcher:
                 return
             model = self._turns[0]
             self._turns.rotate(-1)
-            queue = self._queues[model]
-            while queue and self._room(link, model):
+            queue, streams = self._queues[model], self._streams(model)
+            while queue and self._room(link, streams):
                 together = self._together(queue, model, link)
                 self.waiting -= len(together)
-                link.send(together)
+                link.send(together, streams)
 
     def _together(self, queue: deque[Pending], model: str, link: Link) -> list[Pending]:
         """The next requests of a queue that go together; one that is tried again goes alone."""
         described = self.models[model]
-        most = self.max_batch - len(link.working) if described["streams"] else min(self.max_batch, described["gathers"])
+        under_way = len(link.working) - link.computing
+        most = self.max_batch - under_way if described["streams"] else min(self.max_batch, described["gathers"])
         found = [queue.popleft()]
         while queue and len(found) < most and not found[0].tries and not queue[0].tries:
             found.append(queue.popleft())

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
-import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -16,8 +16,10 @@ from urllib.parse import parse_qsl, unquote
 import orjson
 
 from zoo.serving import openapi, static
+from zoo.serving.access import AccessLog
 from zoo.serving.answers import JSON, fault
 from zoo.serving.dispatch import Dispatcher, Full, Pending
+from zoo.serving.encoding import ENCODINGS, expanded
 from zoo.serving.messages import Answer, Job
 from zoo.serving.metrics import CONTENT_TYPE, STAGES, Metrics
 from zoo.serving.services import INFER, RUN
@@ -96,6 +98,7 @@ class Front:
     def __init__(self, settings: Settings, models: list[str], dispatcher: Dispatcher) -> None:
         self.settings, self.names, self.dispatcher = settings, models, dispatcher
         self.metrics = Metrics(lambda: dispatcher.models, dispatcher.state)
+        self.log = AccessLog()
         self.closing = False
         self._held = 0  # bytes of the bodies on their way
         self._free = {"/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs", *static.FILES}
@@ -111,15 +114,14 @@ class Front:
             **{path: {"GET": _static(path)} for path in static.FILES},
         }
         for name in models:
-            for base in (f"/v2/models/{name}", f"/v2/models/{name}/versions/"):
-                self._routes |= self._of_model(name, base)
+            self._routes |= self._of_model(name, f"/v2/models/{name}")
             self._routes[f"/v1/models/{name}:run"] = {"POST": self._computed(name, RUN)}
             self._routes[f"/v1/models/{name}"] = {"GET": self._model(name)}
 
     def _of_model(self, name: str, base: str) -> dict[str, dict[str, Handler]]:
         return {
             base: {"GET": self._metadata(name)},
-            f"{base}/ready": {"GET": self._ready},
+            f"{base}/ready": {"GET": self._model_ready(name)},
             f"{base}/infer": {"POST": self._computed(name, INFER)},
         }
 
@@ -139,8 +141,11 @@ class Front:
             self.metrics.refused[500] += 1
         if self.settings.origins:
             response = self._shared(request, response)
-        if self.settings.access_log:
-            self._log(request, response, time.perf_counter() - begin)
+        if not self.settings.access_log:
+            return response
+        if response.pieces is not None:
+            return response._replace(pieces=self._logged(request, response, begin))
+        self._log(request, response.status, len(response.body), begin)
         return response
 
     async def _routed(self, request: Request) -> Response:
@@ -197,18 +202,29 @@ class Front:
         ]
         return response._replace(headers=[*response.headers, *headers])
 
-    def _log(self, request: Request, response: Response, seconds: float) -> None:
+    async def _logged(self, request: Request, response: Response, begin: float) -> AsyncGenerator[bytes, None]:
+        """The pieces of a response, which is logged at their end."""
+        assert response.pieces is not None
+        size = 0
+        try:
+            async with contextlib.aclosing(response.pieces) as pieces:
+                async for piece in pieces:
+                    size += len(piece)
+                    yield piece
+        finally:
+            self._log(request, response.status, size, begin)
+
+    def _log(self, request: Request, status: int, size: int, begin: float) -> None:
         line = {
             "time": round(time.time(), 3),
             "client": request.client,
             "method": request.method,
             "path": request.path,
-            "status": response.status,
-            "bytes": len(response.body),
-            "ms": round(1e3 * seconds, 3),
+            "status": status,
+            "bytes": size,
+            "ms": round(1e3 * (time.perf_counter() - begin), 3),
         }
-        sys.stdout.buffer.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-        sys.stdout.buffer.flush()
+        self.log.add(line)
 
     # ----------------------------------------------------------------------------------------------------------- models
 
@@ -221,11 +237,13 @@ class Front:
             begin = loop_time()
             held = 0
             try:
-                deadline = self._deadline(request)
+                wanted = Wanted(self.dispatcher, self._deadline(request))
                 held = self._hold(request)
                 body = await self._body(request)
+                if (encoding := request.header("content-encoding")) is not None:
+                    body = await self._expanded(body, encoding.strip().lower())
+                    held += self._reserve(len(body))
                 read = loop_time() - begin
-                wanted = Wanted(self.dispatcher, deadline)
                 job = _job(request, verb, body)
                 try:
                     pending = submit(model, job, wanted.answered)
@@ -262,6 +280,9 @@ class Front:
             raise Refused(400, f"found Content-Length {length[:40]!r}, wanted a whole number")
         if size > self.settings.max_body:
             raise self._too_large(size)
+        return self._reserve(size)
+
+    def _reserve(self, size: int) -> int:
         if self._held + size > ROOM * self.settings.max_body:
             raise Refused(429, "too many bytes of other requests are held; try again", ("retry-after", "1"))
         self._held += size
@@ -283,12 +304,27 @@ class Front:
         except Gone:
             raise Refused(400, "the body ended before its Content-Length") from None
 
+    async def _expanded(self, body: bytes, encoding: str) -> bytes:
+        """A body as it was before its Content-Encoding."""
+        if encoding == "identity":
+            return body
+        if encoding not in ENCODINGS:
+            found = f"found Content-Encoding {encoding[:40]!r}, wanted one of {', '.join(ENCODINGS)}"
+            raise Refused(415, found, ("accept-encoding", ", ".join(ENCODINGS)))
+        try:
+            content = await asyncio.to_thread(expanded, body, self.settings.max_body)
+        except ValueError as error:
+            raise Refused(400, f"the body cannot be read as {encoding}: {error}") from None
+        if len(content) > self.settings.max_body:
+            raise self._too_large()
+        return content
+
     def _deadline(self, request: Request) -> float:
         """Seconds that a request may take."""
         given = request.header("timeout-ms")
         if given is None:
             return self.settings.deadline
-        if not (given.isascii() and given.isdigit() and 1 <= int(given[:12]) <= LONGEST):
+        if not (given.isascii() and given.isdigit() and len(given) < 19 and 1 <= int(given) <= LONGEST):
             raise Refused(400, f"found timeout-ms {given[:40]!r}, wanted whole milliseconds, 1 to {LONGEST:,}")
         return int(given) / 1e3
 
@@ -298,10 +334,20 @@ class Front:
         return _json({"live": True})
 
     async def _ready(self, request: Request) -> Response:
+        self._require_ready()
+        return _json({"ready": True})
+
+    def _model_ready(self, name: str) -> Handler:
+        async def handler(request: Request) -> Response:
+            self._require_ready()
+            return _json({"name": name, "ready": True})
+
+        return handler
+
+    def _require_ready(self) -> None:
         if self.closing or not self.dispatcher.ready:
             found = "the server ends" if self.closing else "the models are not open yet"
             raise Refused(503, found, ("retry-after", "1"))
-        return _json({"ready": True})
 
     async def _server(self, request: Request) -> Response:
         return _json({"name": "int8-zoo", "version": openapi.VERSION, "extensions": EXTENSIONS})
@@ -384,6 +430,7 @@ class Wanted:
         loop = asyncio.get_running_loop()
         watching: list[asyncio.Task[None]] = []
         self._pending = pending
+        end = loop.call_at(self._end, self._refuse, 504, "the deadline passed")
         # most are answered before a look at the client would pay
         timer = loop.call_later(PATIENCE, lambda: watching.append(loop.create_task(self._watch(request))))
         try:
@@ -392,29 +439,32 @@ class Wanted:
             self._dispatcher.drop(pending)
             raise
         finally:
+            end.cancel()
             timer.cancel()
             for task in watching:
                 task.cancel()
 
     async def _watch(self, request: Request) -> None:
-        refused = Refused(499, "the client left")
-        try:
-            async with asyncio.timeout_at(self._end):
-                await request.gone()
-        except TimeoutError:
-            refused = Refused(504, "the deadline passed")
+        await request.gone()
+        self._refuse(499, "the client left")
+
+    def _refuse(self, status: int, text: str) -> None:
         if not self._future.done():
-            self._future.set_exception(refused)
+            self._future.set_exception(Refused(status, text))
 
     async def pieces(self, first: Answer) -> AsyncGenerator[bytes, None]:
-        """All pieces of the answer; at the deadline they end, and where nobody takes them any more."""
+        """All pieces of the answer, until nobody takes them any more; at the deadline the last one says so."""
         assert self._more is not None and self._pending is not None
         try:
             yield first.body
-            async with asyncio.timeout_at(self._end):
-                while not first.last:
-                    first = await self._more.get()
-                    yield first.body
+            while not first.last:
+                try:
+                    async with asyncio.timeout_at(self._end):
+                        first = await self._more.get()
+                except TimeoutError:
+                    yield fault("the deadline passed") + b"\n"
+                    return
+                yield first.body
         finally:
             self._dispatcher.drop(self._pending)
 
@@ -423,14 +473,14 @@ def _job(request: Request, verb: str, body: bytes) -> Job:
     content = request.header("content-type") or ""
     options = dict(parse_qsl(request.query, keep_blank_values=True)) if request.query else {}
     header = request.header(HEADER_LENGTH)
-    if content.startswith("multipart/"):
-        options["content-type"] = content
     length = -1
     if header is not None:
         if not (header.isascii() and header.isdigit() and len(header) < 19):
             raise Refused(400, f"found Inference-Header-Content-Length {header[:40]!r}, wanted a whole number")
         length = int(header)
-    kind = content.partition(";")[0].strip().lower() if content else ""
+    kind = content.partition(";")[0].strip().lower()
+    if kind.startswith("multipart/"):
+        kind = content  # with the boundary, as it is
     return Job(0, verb, kind, request.header("accept") or "", options, length, body)
 
 

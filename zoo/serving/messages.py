@@ -18,7 +18,8 @@ PIECE = 1 << 20  # bytes received at once
 class Job(NamedTuple):
     """A request as a worker sees it.
 
-    number: the front's own. verb: "run" or "infer". kind, accept: Content-Type and Accept. options: of the query.
+    number: the front's own. verb: "run" or "infer". kind, accept: Content-Type, with its parameters
+    where it is multipart, and Accept. options: of the query.
     header: length of the JSON in front of binary tensors, -1 for none. body: its bytes, unread.
     """
 

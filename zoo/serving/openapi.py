@@ -21,6 +21,7 @@ _FAULTS = {
     408: "The body did not come in time.",
     411: "A body without Content-Length.",
     413: "The body is too large.",
+    415: "Another Content-Encoding than gzip or deflate.",
     429: "Too many requests wait; Retry-After says when to try again.",
     500: "The server failed.",
     503: "The models are not open, or the worker died twice.",

@@ -26,7 +26,7 @@ class Photos(Service):
 
     def parse(self, job: Job) -> tuple[Batch, Any]:
         """The pixels of the images, and their names."""
-        parts = _parts(job) if job.kind.startswith("multipart/") else [("", job.body)]
+        parts = _parts(job) if job.kind.lower().startswith("multipart/") else [("", job.body)]
         found = []
         for name, content in parts:
             try:
@@ -52,7 +52,7 @@ class Photos(Service):
 
 def _parts(job: Job) -> list[tuple[str, bytes]]:
     """Names and contents of the files in a multipart body."""
-    head = b"Content-Type: " + job.options["content-type"].encode("latin-1", "replace") + b"\r\n\r\n"
+    head = b"Content-Type: " + job.kind.encode("latin-1", "replace") + b"\r\n\r\n"
     message = BytesParser().parsebytes(head + job.body)
     if not message.is_multipart():
         raise RequestError("the body is no multipart/form-data: no part was found")

@@ -39,7 +39,7 @@ class Sentences(Service):
     """
 
     kinds: ClassVar[tuple[str, ...]] = (answers.TEXT, answers.JSON)
-    written: ClassVar[tuple[str, ...]] = (*answers.KINDS, answers.TEXT)
+    written: tuple[str, ...] = (*answers.KINDS, answers.TEXT)
     pipeline: TranslationPipeline
 
     def __init__(self, *arguments: Any) -> None:
@@ -283,6 +283,8 @@ def _number(options: Mapping[str, str], name: str, most: int, default: int) -> i
 
 
 def _texts(job: Job) -> list[str]:
+    if job.kind.lower().startswith("multipart/"):
+        raise RequestError(f"Content-Type is {job.kind[:100]!r}; wanted one of {', '.join(Sentences.kinds)}")
     if job.kind == answers.JSON:
         found = json_of(job.body, "sentences")
         found = [found] if isinstance(found, str) else found

@@ -101,6 +101,7 @@ class _Server:
                     await self.dispatcher.drained()
         finally:
             self.dispatcher.close()
+            front.log.close(1.0)
             for task in (reading, opening, watching, ending):
                 task.cancel()
         if self._problem is not None:

@@ -61,7 +61,7 @@ class Service:
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()  # of bodies that `run` takes, by Content-Type; none: infer alone
-    written: ClassVar[tuple[str, ...]] = answers.KINDS  # kinds of its answers
+    written: tuple[str, ...] = answers.KINDS  # kinds of its answers
 
     def __init__(self, name: str, version: str, pipeline: Pipeline) -> None:
         self.name, self.version, self.pipeline = name, version, pipeline
@@ -187,6 +187,8 @@ class Service:
                 request = inference.parse(job.body, job.header)
                 batch: Batch = request.inputs
                 return Parsed(job, batch, self.pipeline._check(batch), request)
+            if job.options:
+                raise RequestError(f"there is no option {next(iter(job.options))[:40]!r}; {self.name} takes none")
             answers.chosen(job.accept, self.written)  # before anything is computed for it
             batch, about = self.parse(job)
             return Parsed(job, batch, len(next(iter(batch.values()))), about)

@@ -21,8 +21,12 @@ class Texts(Service):
     """A vector for every text, or scores for every pair (a TAB between the two): a line each, or lists in JSON."""
 
     kinds: ClassVar[tuple[str, ...]] = (answers.TEXT, answers.JSON)
-    written: ClassVar[tuple[str, ...]] = (answers.JSON, answers.LINES, answers.ARROW)
     pipeline: TextPipeline
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if self.pipeline.COUNT == 1:  # a vector is no field of CSV
+            self.written = (answers.JSON, answers.LINES, answers.ARROW)
 
     def text(self) -> str:
         """A text, or pair, a line."""

@@ -56,7 +56,9 @@ def importer(scorer: bool) -> Importer:
         if not (path / CONFIG).is_file():
             return ""
         config = read_json(path / CONFIG)
-        known = isinstance(config, dict) and config.get("model_type") in {*KINDS, *UNFIT}
+        if not isinstance(config, dict) or not config.get("model_type"):
+            return ""
+        known = config["model_type"] in {*KINDS, *UNFIT} or (path / MODULES).is_file() or is_scorer(config)
         return name if known and is_scorer(config) == scorer else ""
 
     def write(path: Path, output: Path, *, format: str, pooling: str = "") -> tuple[dict[str, Any], list[CardFile]]:
@@ -116,8 +118,10 @@ def features_of(path: Path, config: Mapping[str, Any], scorer: bool, pooling: st
     pooling: of a folder that tells none. Raises RequestError for what no model here has.
     """
     kind = str(config["model_type"])
-    if kind in UNFIT:
-        raise RequestError(f"{kind} has {UNFIT[kind]}; known are {', '.join(KINDS)}")
+    if kind not in KINDS:
+        raise RequestError(
+            f"{kind} has {UNFIT.get(kind, 'parts that no encoder here has')}; known are {', '.join(KINDS)}"
+        )
     roberta = KINDS[kind] in ("roberta", "mpnet")
 
     def number(*keys: str, default: Any = None) -> Any:

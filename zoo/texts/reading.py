@@ -22,6 +22,7 @@ TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 COLUMNS = ("text", "sentence", "content", "query", "sentence1", "sentence2", "title", "score", "label")
 WANTED = "wanted text, a line each, or .csv, .tsv, .jsonl (also .gz) or .parquet"
 NOT_UTF8, EMPTY, NO_VALUE = "is not UTF-8", "is empty", "has no value"
+HALF = "holds half a surrogate pair"  # which no UTF-8 has: JSON's escapes can write it
 SHOWN = 5  # faults that are named
 
 
@@ -64,9 +65,19 @@ def items(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0) ->
 
 
 def _are_files(data: Sequence[Any], width: int) -> bool:
-    return bool(data) and all(
-        isinstance(each, os.PathLike) or (isinstance(each, str) and (each == STDIN or _is_file(each))) for each in data
-    )
+    """Whether a list is of files: paths, or strings that name some. Raises RequestError where only part of it is."""
+    if any(isinstance(each, os.PathLike) for each in data):  # what does not exist is a fault of its own
+        if other := [each for each in data if not isinstance(each, os.PathLike) and each != STDIN]:
+            raise RequestError(f"found files and {other[0]!r:.200} in one list; wanted files, or texts")
+        return True
+    strings = [each for each in data if isinstance(each, str)]
+    if width > 1:  # a row of texts is no string
+        return bool(data) and len(strings) == len(data)
+    found = [each for each in strings if each == STDIN or _is_file(each)]
+    if found and len(found) < len(data):
+        other = next(each for each in data if each not in found)
+        raise RequestError(f"found files and {other!r:.200}, which is none, in one list; wanted files, or texts")
+    return bool(found)
 
 
 def _is_file(name: str) -> bool:
@@ -77,6 +88,8 @@ def _is_file(name: str) -> bool:
 
 
 def _item(where: str, texts: Sequence[str], count: int) -> Item:
+    if any("\ud800" <= letter <= "\udfff" for each in texts if not each.isascii() for letter in each):
+        return Item(where, ("",) * len(texts), HALF)
     empty = any(not each.strip() for each in texts[:count])
     return Item(where, tuple(texts), EMPTY if empty else "")
 

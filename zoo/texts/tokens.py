@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError, one_line
 
 FILE = "tokenizer.json"
 CHARACTERS = 100  # a token has fewer: what is behind so many for each token of a text is not looked at
-FEWEST = 0.9  # of the embeddings' rows, that a tokenizer's vocabulary has at least
+FEWEST = 0.97  # of the embeddings' rows, that a tokenizer's vocabulary has at least: some are padded to a round number
 Ints = NDArray[np.int32]
 
 
@@ -73,8 +73,14 @@ class Tokenizer:
             np.fromiter((i for each in found for i in each.ids), np.int32, int(lengths.sum())),
             np.fromiter((i for each in found for i in each.type_ids), np.int32, int(lengths.sum())),
         ]
-        cut = np.array([bool(each.overflowing) for each in found], bool)
+        cut = np.array(
+            [bool(each.overflowing) or self._trims(text) for each, text in zip(found, texts, strict=True)], bool
+        )
         return Tokens(flat[0], flat[1], lengths, cut)
+
+    def _trims(self, text: str | tuple[str, str]) -> bool:
+        parts = [text] if isinstance(text, str) else text
+        return any(each[CHARACTERS * self.longest + 1 :].strip() for each in parts)
 
     def _trimmed(self, text: str | tuple[str, str]) -> str | tuple[str, str]:
         if not isinstance(text, str):

@@ -56,7 +56,7 @@ class Settings:
     warm_up: float = 0.1
     temperature: float = 0.05
     max_length: int = 128
-    checkpoint_steps: int = 200
+    checkpoint_steps: int = 25
     seed: int = 0
 
 
@@ -96,7 +96,7 @@ def train(
     require_output(output, STATE, resume)
     features = read_json(start_from / CARD)["preprocessing"]
     form = Form.from_json(features["form"])
-    pairs, labels = read_pairs(data, bool(form.labels), on_error)
+    pairs, labels = read_pairs(data, form.labels, on_error)
     if len(pairs) < config.batch_size:
         raise RequestError(f"found {len(pairs)} pairs, wanted at least the {config.batch_size} of a batch")
     longest = min(config.max_length or features["max_length"], features["max_length"])
@@ -116,8 +116,11 @@ def train(
     return {"loss": loss}
 
 
-def read_pairs(data: Any, scored: bool, on_error: str) -> tuple[Pairs, np.ndarray[Any, np.dtype[np.float32]] | None]:
-    """(pairs, their labels from 0 to 1 or whole numbers; None where there is no third column)."""
+def read_pairs(data: Any, classes: int, on_error: str) -> tuple[Pairs, np.ndarray[Any, np.dtype[np.float32]] | None]:
+    """(pairs, their labels from 0 on; None where there is no third column).
+
+    classes: of a cross-encoder, which needs labels, and where it has several, each a class; else 0.
+    """
     for extra in (1, 0):
         pairs: Pairs = []
         labels: list[float] = []
@@ -129,6 +132,10 @@ def read_pairs(data: Any, scored: bool, on_error: str) -> tuple[Pairs, np.ndarra
                     labels.append(float(each.texts[2]))
                 except ValueError:
                     fault = f"has the label {each.texts[2]!r:.40}, wanted a number"
+                else:
+                    fault = _label_fault(labels[-1], classes)
+                if fault:
+                    labels = labels[: len(pairs)]
             first = first or (f"{each.where} {fault}" if fault else "")
             if fault and not pairs:
                 break
@@ -136,17 +143,21 @@ def read_pairs(data: Any, scored: bool, on_error: str) -> tuple[Pairs, np.ndarra
                 raise RequestError(first)
             if not fault:
                 pairs.append((each.texts[0], each.texts[1]))
-        if pairs or scored:
+        if pairs or classes:
             break
     if not pairs:
-        wanted = "two texts and a number" if scored else "two texts, or two and a number"
+        wanted = "two texts and a number" if classes else "two texts, or two and a number"
         raise RequestError(f"found no pairs in {data}{f' ({first})' if first else ''}; wanted {wanted} a row")
-    if not labels:
-        return pairs, None
-    found = np.array(labels, np.float32)
-    if not np.isfinite(found).all():
-        raise RequestError("a label is no finite number")
-    return pairs, found
+    return pairs, np.array(labels, np.float32) if labels else None
+
+
+def _label_fault(label: float, classes: int) -> str:
+    if classes > 1:
+        whole = label.is_integer() and 0 <= label < classes
+        return "" if whole else f"has the label {label:g}, wanted a whole number from 0 to {classes - 1}"
+    if classes and label < 0:
+        return f"has the label {label:g}, wanted a number of 0 or more"
+    return "" if math.isfinite(label) else f"has the label {label:g}, wanted a finite number"
 
 
 def _digest(pairs: Pairs, labels: Any) -> str:

@@ -48,6 +48,8 @@ class Settings:
     clip: greatest norm of the gradient.
     average: epochs whose weights are averaged: the last and the best so many are tried, and the best epoch alone.
     precision: auto, fp32 or bf16; auto takes bf16 on a GPU that has it, and times a step of each on a CPU that has it.
+    tune_communication: time at the start how processes send gradients fastest (`zoo.communication`). accumulate: parts
+    of a batch that are computed one after another, in that much less memory; gradients are exchanged after the last.
     teacher: a model folder whose translations (beam `teacher_beam`) are trained on in place of the data's (Kim and Rush
     2016). inherit: its vocabulary is the student's, and its weights are where those of the student begin that bear the
     same name and have the same shape. frozen: of these the encoder's and the embeddings stay as they are: the decoder
@@ -80,6 +82,8 @@ class Settings:
     label_smoothing: float = 0.1
     average: int = 5
     precision: str = "auto"
+    tune_communication: bool = False
+    accumulate: int = 1
     teacher: str = ""
     teacher_beam: int = 4
     inherit: bool = False

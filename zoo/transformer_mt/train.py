@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import zoo
 from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import replacing, sha256, write_json
 from pipelines.core.progress import progress
+from zoo.communication import Communication, tuned
 from zoo.training import (
     Processes,
     choose_precision,
@@ -64,6 +64,7 @@ DECODED = 8192  # tokens, padded sources of a batch that is translated
 State = dict[str, torch.Tensor]
 
 
+PLAIN = Communication(gradient_as_bucket_view=True)
 TRAIN = Settings()
 # From a trained model: little data, few steps, a low rate that rises quickly.
 FINETUNE = Settings(epochs=10, patience=3, learning_rate=2e-4, warmup=200, average=3)
@@ -122,18 +123,33 @@ class Trainer:
         self.steps, self.bf16 = 0, config.precision == "bf16"
         self.parallel: nn.Module = self.model
 
-    def choose(self, data: Corpus, batch: NDArray[np.int64]) -> str:
-        """The precision in which this machine trains fastest, by timing steps on `batch`. All processes agree."""
-        if self.config.precision != "auto":
-            return self.config.precision
-        return choose_precision(self.group, lambda bf16: self._time(data, batch, bf16))
+    def choose(self, data: Corpus, batch: NDArray[np.int64]) -> dict[str, Any]:
+        """How this machine trains fastest, by timing steps on `batch`: {"precision"}, with tune_communication also what
+        `communication.tuned` gives. All processes agree.
+        """
+        config, group = self.config, self.group
+        precision = config.precision
+        if precision == "auto":
+            precision = choose_precision(group, lambda bf16: self._time(data, batch, bf16))
+        found: dict[str, Any] = {}
+        if config.tune_communication and group.count > 1:
+            part = np.array_split(batch, config.accumulate)[0]
 
-    def use(self, precision: str) -> None:
-        """Train in `precision`, together with the other processes."""
-        self.bf16 = precision == "bf16"
+            def step(model: nn.Module) -> None:
+                loss, *_ = self.loss(model, data, part, precision == "bf16", config.label_smoothing)
+                torch.autograd.backward(loss)
+                model.zero_grad(set_to_none=True)
+
+            about = f"{len(part)} {precision} {config.accumulate}"
+            found = tuned(self.model, group, step, PLAIN, about=about, whole=config.accumulate == 1)
+        return {"precision": precision, **found}
+
+    def use(self, chosen: Mapping[str, Any]) -> None:
+        """Train as `choose` found, together with the other processes."""
+        self.bf16 = chosen["precision"] == "bf16"
         if self.group.count > 1:
-            device = [self.group.device] if self.group.device.type == "cuda" else None
-            self.parallel = DistributedDataParallel(self.model, device, gradient_as_bucket_view=True)
+            found = chosen.get("communication")
+            self.parallel = (Communication(**found) if found else PLAIN).wrap(self.model, self.group)
 
     def _time(self, data: Corpus, batch: NDArray[np.int64], bf16: bool) -> float:
         """Seconds of a forward and a backward pass, the better of two."""
@@ -186,13 +202,19 @@ class Trainer:
         """
         for each in self.optimizer.param_groups:
             each["lr"] = self.config.rate(self.steps, epoch_steps)
-        loss, plain, tokens = self.loss(self.parallel, data, batch, self.bf16, self.config.label_smoothing)
         self.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss * (self.group.count / tokens))  # gradients are averaged over the processes
+        tokens, found = sum(len(data.pair(int(i))[1]) for i in batch), 0.0
+        parts = np.array_split(batch, min(self.config.accumulate, len(batch)))
+        for part in parts:  # gradients are exchanged with the last
+            alone = self.group.count > 1 and part is not parts[-1]
+            with self.parallel.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
+                loss, plain, _ = self.loss(self.parallel, data, part, self.bf16, self.config.label_smoothing)
+                torch.autograd.backward(loss * (self.group.count / tokens))  # they are averaged over the processes
+            found += float(plain)
         nn.utils.clip_grad_norm_(self.trained, self.config.clip, foreach=True)
         self.optimizer.step()
         self.steps += 1
-        return float(plain), tokens
+        return found, tokens
 
     def epoch(self, data: Corpus, epoch: int) -> dict[str, Any]:
         """Train on all pairs once; returns the epoch's line of the history so far."""
@@ -346,16 +368,16 @@ def train(
             trainer.restore(state)
         history: list[dict[str, Any]] = state["history"] if state else []
         order = batches(text.train, config.batch_size)
-        precision = state["precision"] if state else trainer.choose(text.train, order[len(order) // 2])
-        trainer.use(precision)
+        used = state["used"] if state else trainer.choose(text.train, order[len(order) // 2])
+        trainer.use(used)
         while not _stopped(history, config):
             history.append(trainer.epoch(text.train, len(history)) | trainer.validate(text))
             if group.rank == 0:
-                _keep(output, trainer, text, history, {"run": run, "precision": precision})
+                _keep(output, trainer, text, history, {"run": run, "used": used})
             group.checkpointed(output)
         metrics, chosen = _choose(output, trainer, text, history)
         if group.rank == 0:
-            record = {**chosen, "precision": precision, "processes": group.count}
+            record = {**chosen, **used, "processes": group.count}
             _write(output, trainer, text, history, metrics, record, data)
         group.same(None)  # the others wait for the files
     return metrics

@@ -25,7 +25,13 @@ ENTRY = Entry(
     processes="torch",
     schema=True,
     run_options=(
-        RunOption("items", str, None, "A log with the items' columns: find the best of them for every row's user."),
+        RunOption(
+            "items",
+            str,
+            None,
+            "A log with the items' columns: find the best of them for every row's user.",
+            "{rows:,} rows, the best of {items:,} items each, {rows_per_second:,.0f} rows/s, {precision} in {engine}",
+        ),
         RunOption("top", int, 10, "How many items are found for a user."),
         RunOption("faiss", str, None, "Look for them in an index of FAISS of this kind, as HNSW32: for millions."),
     ),

@@ -72,7 +72,6 @@ class TwoTowerPipeline(LogPipeline):
         wall = time.perf_counter() - start
         return {
             "rows": count,
-            "clicks": 0,
             "items": len(names),
             "skipped": errors.total,
             "seconds": round(wall, 3),

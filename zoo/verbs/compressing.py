@@ -24,7 +24,7 @@ from pipelines.engines.timing import measure
 from pipelines.models import stages
 from pipelines.models.hub import CARD
 from pipelines.models.pipeline import Pipeline, Predictor
-from zoo.paths import Model
+from zoo.paths import Model, listed
 from zoo.training import require_free
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,8 @@ def _config(folder: stages.ModelFolder, step: Step, settings: Mapping[str, str])
 
     entry, defaults = folder.entry, folder.entry.part("finetune_settings")
     values = {"epochs": str(step.epochs), **({"qat": "true"} if step.qat else {})}
+    if hasattr(defaults, "refit"):
+        values["refit"] = "false"  # who has learned the held-out rows cannot be judged by them
     if step.distil is not None:
         named = {
             "weight": getattr(defaults, "SOFT", "distillation"),
@@ -128,6 +130,7 @@ class _Run:
         self.start, self.data, self.output, self.strategy = start, data, output, strategy
         self.on_error, self.kind = on_error, start.entry.part("prune")
         self.base: Pipeline | None = None
+        self.batch: Any = None  # that is timed
         self.judge: Any = None  # the first model opened with its data, which judges all
         log = output / WORK / LOG
         self.log: dict[str, Any] = read_json(log) if log.is_file() else {"strategy": strategy.to_json(), "steps": []}
@@ -149,15 +152,19 @@ class _Run:
     def speed(self, folder: stages.ModelFolder, count: int) -> float:
         """How many times as fast as the model that all began with, both in turn, on `count` samples at once."""
         kind: type[Pipeline] = self.start.entry.part("pipeline")
-        engine = kind.engines(self.start)[-1]
         if self.base is None:
-            self.base = kind(self.start, "int8", engine, batch_size=count)
-        batch = self.base.preprocess(self.base.example(count))
-        both = [Predictor(self.base), Predictor(kind(folder, "int8", engine, batch_size=count))]
+            self.base = kind(self.start, "int8", kind.engines(self.start)[-1], batch_size=count)
+        if self.batch is None:
+            try:
+                raw = self.base.example(count)
+            except RequestError:  # a model that was trained here has no sample of its own
+                raw = self.base.example(count, listed(self.data)[0])
+            self.batch = self.base.preprocess(raw)
+        both = [Predictor(self.base), Predictor(kind(folder, "int8", kind.engines(folder)[-1], batch_size=count))]
         times: list[list[float]] = []
         begin = time.monotonic()
         while len(times) < 3 or time.monotonic() - begin < TIMED:
-            times.append(measure(both, batch))
+            times.append(measure(both, self.batch))
         before, after = np.min(times, axis=0)
         return float(before / after)
 
@@ -178,6 +185,7 @@ class _Run:
                 shutil.rmtree(place)
             console.print(f"step {step.name}: {step.epochs} epochs", highlight=False)
             train = self.start.entry.part("train")
+            previous.ensure("fp32.onnx")
             train(self.data, place, config=config, resume=resume, start_from=previous.path, on_error=self.on_error)
             write_trained_card(place, self.start.entry.name, f"{self.start.card.name}, step {step.name} of a strategy")
         folder = zoo.load(place)

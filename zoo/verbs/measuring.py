@@ -18,6 +18,7 @@ from pipelines.analysis.benchmark import instances as time_instances
 from pipelines.core import machine
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.power import Meter
 from pipelines.engines import catalog
 from pipelines.engines.plan import Candidate
 from pipelines.engines.plan import build as build_plan
@@ -154,7 +155,7 @@ def benchmark(
     return {
         "model": folder.card.name,
         "results": results,
-        "environment": machine.environment(threads=threads, rounds=rounds),
+        "environment": machine.environment(threads=threads, rounds=rounds, power=Meter().fault or "read"),
     }
 
 
@@ -208,7 +209,7 @@ def _benchmark_files(
             each["bytes"] = sizes[each["precision"]]
             each["speedup"] = round(each["samples_per_second"] / first[each["engine"]], 2)
         results += found_here
-    environment = machine.environment(threads=threads, rounds=rounds)
+    environment = machine.environment(threads=threads, rounds=rounds, power=Meter().fault or "read")
     return {
         "model": labels[0],
         "data": None if data is None else Path(data).name,

@@ -43,5 +43,6 @@ ENTRY = Entry(
     summary=SUMMARY,
     processes="tensorflow",
     by_schema="wide-deep-log",
+    prune="zoo.wide_deep.prune:PrunableRows",
     report_sections="zoo.clicks.report_sections:sections",
 )

@@ -26,7 +26,19 @@ from pipelines.core.progress import progress, silent
 from pipelines.graph import edit, io
 from zoo.clicks.metrics import click_metrics
 from zoo.clicks.reading import timed
-from zoo.training import BELOW_1, FROM_0, SEED, Workers, plot_curves, require_output, require_same_run, require_settings
+from zoo.clicks.teaching import Teacher
+from zoo.training import (
+    BELOW_1,
+    FROM_0,
+    SEED,
+    SHARE,
+    Workers,
+    checkpointed,
+    plot_curves,
+    require_output,
+    require_same_run,
+    require_settings,
+)
 from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Rows
 from zoo.wide_deep.features import Features
 from zoo.wide_deep.fitting import fit
@@ -42,6 +54,7 @@ CALIBRATION_ROWS = 4096
 CHECKPOINT_SECONDS = 300.0  # between checkpoints within an epoch
 RANGES = {
     "seed": SEED,
+    "distillation": SHARE,
     "dropout": BELOW_1,
     "ema": BELOW_1,
     **dict.fromkeys(("l2_embeddings", "l2_wide", "min_delta"), FROM_0),
@@ -58,8 +71,9 @@ class TrainConfig:
     many epochs as were best.
     ema: momentum of the average of the weights over training steps; the average is what is evaluated and kept. l2_*:
     weigh the squared distance of all table entries from 0 (in fine-tuning: from the starting weights) against the *sum*
-    of the rows' losses, as a Gaussian prior does, so that they hold for any number of rows. Raises RequestError for
-    values out of range.
+    of the rows' losses, as a Gaussian prior does, so that they hold for any number of rows. teacher: a model whose
+    probabilities are the share `distillation` of each label (`zoo.clicks.teaching`). Raises RequestError for values out
+    of range.
     """
 
     numeric: int = NUMERIC
@@ -78,6 +92,8 @@ class TrainConfig:
     min_delta: float = 0.001
     validation: float = 1500.0
     refit: bool = True
+    teacher: str = ""
+    distillation: float = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -213,7 +229,7 @@ def _train(
     workers.agreed(lambda: require_output(output, STATE, resume))
     asked = config or (FINETUNE if start_from else TRAIN)
     start, features, config = workers.together(
-        lambda: _start(Path(start_from), asked) if start_from else (None, None, asked)
+        lambda: started(Path(start_from), asked) if start_from else (None, None, asked)
     )
     tf.config.experimental.enable_op_determinism()
 
@@ -286,6 +302,7 @@ def _fit(
     Returns the average of the weights.
     """
     trainer = Trainer(features, config, rows, start, workers)
+    teacher = Teacher(config.teacher, features.to_json(), config.distillation) if config.teacher else None
     if saved.variables:
         trainer.restore(saved.variables)
     path = output / STATE if workers.rank == 0 else None
@@ -304,6 +321,9 @@ def _fit(
         with shown(f"{saved.phase}: epoch {epoch} of {epochs}", rows) as advance, contextlib.closing(batches):
             advance(saved.batch * config.batch_size)
             for batch, count in timed(batches, saved.seconds, "wait"):
+                if teacher is not None:
+                    ids, numbers, clicks = batch
+                    batch = ids, numbers, teacher.labels({"ids": ids, "numbers": numbers}, clicks)
                 with saved.clock("step"):
                     saved.loss += float(trainer.step(*batch, count))
                 saved.batch, saved.trained = saved.batch + 1, saved.trained + count
@@ -324,6 +344,7 @@ def _fit(
             )
             line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
         saved.save(path, trainer)
+        checkpointed(output)
         if workers.rank == 0:
             console.print(line, highlight=False, soft_wrap=True)
     return list(trainer.average.get_weights())
@@ -452,7 +473,7 @@ class _Checkpoint:
         return cls(**state, best_weights=lists[0], variables=lists[1])
 
 
-def _start(folder: Path, config: TrainConfig) -> tuple[dict[str, Any], Features, TrainConfig]:
+def started(folder: Path, config: TrainConfig) -> tuple[dict[str, Any], Features, TrainConfig]:
     """Weights, preprocessing and sizes of the model to start from."""
     own = folder / "train.json"
     features = Features.from_json(

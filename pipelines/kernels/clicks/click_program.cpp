@@ -291,6 +291,22 @@ class ClickProgram {
         });
     }
 
+    void hyperbolic(int x, int out) {
+        const Slot from = slot(x, Kind::kFloats, "tanh"), to = slot(out, Kind::kFloats, "tanh");
+        require(from.width == to.width, "tanh");
+        const auto *kernels = &kernels_;
+        steps_.push_back([=](const Block &b) { kernels->hyperbolic(b.at<float>(from), from.stride, from.width, b.n, b.at<float>(to)); });
+    }
+
+    void mixture(int x, int gates, int out) {
+        const Slot from = slot(x, Kind::kFloats, "mixture"), by = slot(gates, Kind::kFloats, "mixture"), to = slot(out, Kind::kFloats, "mixture");
+        require(from.width == to.width && from.width % by.width == 0, "mixture");
+        const auto *kernels = &kernels_;
+        steps_.push_back([=](const Block &b) {
+            kernels->mixture(b.at<float>(from), from.stride, b.at<float>(by), by.stride, by.width, from.width / by.width, b.n, b.at<float>(to));
+        });
+    }
+
     void product(int x, int y, int out) {
         const Slot a = slot(x, Kind::kFloats, "product"), b = slot(y, Kind::kFloats, "product"), to = slot(out, Kind::kFloats, "product");
         require(a.width == b.width, "product");
@@ -470,6 +486,8 @@ void bind_click_program(nb::module_ &module) {
         .def("weighted", &ClickProgram::weighted, "x"_a, "first"_a, "weight"_a, "out"_a)
         .def("normalize", &ClickProgram::normalize, "x"_a, "out"_a, "epsilon"_a, "least"_a, "relu"_a)
         .def("leaky", &ClickProgram::leaky, "x"_a, "out"_a, "slope"_a)
+        .def("tanh", &ClickProgram::hyperbolic, "x"_a, "out"_a)
+        .def("mixture", &ClickProgram::mixture, "x"_a, "gates"_a, "out"_a)
         .def("product", &ClickProgram::product, "x"_a, "y"_a, "out"_a)
         .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)
         .def("outputs", &ClickProgram::outputs, "slots"_a)

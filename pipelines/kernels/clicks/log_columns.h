@@ -105,19 +105,32 @@ struct Left {
     std::vector<double> values;
 };
 
+// The caller's memory for so many rows of ids, numbers and scales.
+struct Room {
+    int32_t *ids = nullptr;
+    float *numbers = nullptr, *scales = nullptr;
+    size_t rows = 0;
+};
+
 struct Parsed {
     size_t count = 0;    // rows
     size_t records = 0;  // met before the end, right or wrong
     size_t consumed = 0; // bytes of them
-    std::unique_ptr<int32_t[]> ids;
-    std::unique_ptr<float[]> numbers, scales, labels, weights;
+    int32_t *ids = nullptr; // where rows go: into the caller's room, or into memory of their own where there may be more
+    float *numbers = nullptr, *scales = nullptr;
+    std::unique_ptr<int32_t[]> own_ids;
+    std::unique_ptr<float[]> own_numbers, own_scales, labels, weights;
     std::unique_ptr<double[]> times;
     Left left; // numbers that are to be scaled
 
-    void reserve(const Schema &schema, size_t rows) {
-        ids.reset(new int32_t[rows * schema.ids]);
-        numbers.reset(new float[rows * schema.numbers]);
-        scales.reset(new float[rows * schema.scales]);
+    void reserve(const Schema &schema, size_t rows, const Room &room) {
+        if (rows <= room.rows)
+            ids = room.ids, numbers = room.numbers, scales = room.scales;
+        else {
+            own_ids.reset(ids = new int32_t[rows * schema.ids]);
+            own_numbers.reset(numbers = new float[rows * schema.numbers]);
+            own_scales.reset(scales = new float[rows * schema.scales]);
+        }
         labels.reset(schema.labels ? new float[rows] : nullptr);
         weights.reset(schema.weights ? new float[rows] : nullptr);
         times.reset(schema.times ? new double[rows] : nullptr);
@@ -284,10 +297,10 @@ template <class Find> ALWAYS_INLINE bool encode(const Schema &schema, Fields &fi
         case Kind::list:
             lists(
                 column, schema.missing, begins, lengths, rows, schema, &out.ids[row * schema.ids] + column.at,
-                out.scales.get() + row * schema.scales);
+                out.scales + row * schema.scales);
             break;
         case Kind::number:
-            numbers(column, begins, lengths, fields, schema.numbers, out.numbers.get() + row * schema.numbers, row, out.left);
+            numbers(column, begins, lengths, fields, schema.numbers, out.numbers + row * schema.numbers, row, out.left);
             break;
         case Kind::label:
         case Kind::weight: {

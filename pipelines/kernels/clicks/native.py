@@ -92,6 +92,10 @@ def click_program(program: steps.ClickProgram, isa: str = "") -> Any:
                 made.normalize(step.x, step.out, step.epsilon, step.least, step.relu)
             case steps.Leaky():
                 made.leaky(step.x, step.out, contiguous(step.slope))
+            case steps.Tanh():
+                made.tanh(step.x, step.out)
+            case steps.Mixture():
+                made.mixture(step.x, step.gates, step.out)
             case steps.Product():
                 made.product(step.x, step.y, step.out)
             case steps.Total():

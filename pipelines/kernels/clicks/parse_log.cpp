@@ -150,12 +150,12 @@ ALWAYS_INLINE int64_t unquote(const uint8_t *&begin, uint32_t &length, std::vect
 }
 
 // Rows of a block as quickly as it goes; false where there is anything unusual, which may be wrong rows or none.
-template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size_t size, const Schema &schema, Fields &fields, Parsed &out) {
+template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size_t size, const Schema &schema, const Room &room, Fields &fields, Parsed &out) {
     const size_t width = schema.width;
     const Counts all = count<Bits>(data, 0, size, schema.quotes);
     const bool quotes = all.quotes;
     out = {};
-    out.reserve(schema, std::min(all.feeds, size / width));
+    out.reserve(schema, std::min(all.feeds, size / width), room);
     Marks marks(width, fields.most);
     size_t waiting = 0, known_quotes = 0, returns = 0; // waiting: fields of the next row that were met before
     bool high = false, quoted = false;
@@ -245,11 +245,11 @@ template <class Bits> ALWAYS_INLINE bool parse_quickly(const uint8_t *data, size
 }
 
 // The same a byte at a time, as pyarrow does it: a return alone ends a row, empty lines are none, quotes begin only where a field does.
-template <class Bits> ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_t size, const Schema &schema, Fields &fields, Parsed &out) {
+template <class Bits> ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_t size, const Schema &schema, const Room &room, Fields &fields, Parsed &out) {
     const size_t width = schema.width;
     const Counts all = count<Bits>(data, 0, size, false);
     out = {};
-    out.reserve(schema, std::min(all.feeds + all.returns, size / width));
+    out.reserve(schema, std::min(all.feeds + all.returns, size / width), room);
     const uint8_t *const end = data + size;
     const uint8_t *p = data;
     bool right = true;
@@ -305,11 +305,11 @@ template <class Bits> ALWAYS_INLINE bool parse_slowly(const uint8_t *data, size_
     return right && encoded();
 }
 
-using Parse = bool (*)(const uint8_t *, size_t, const Schema &, Fields &, Parsed &);
+using Parse = bool (*)(const uint8_t *, size_t, const Schema &, const Room &, Fields &, Parsed &);
 
 #define VERSION(name, attributes, Bits)                                                                                                    \
-    attributes bool parse_##name(const uint8_t *data, size_t size, const Schema &schema, Fields &fields, Parsed &out) {                    \
-        return parse_quickly<Bits>(data, size, schema, fields, out) || parse_slowly<Bits>(data, size, schema, fields, out);                \
+    attributes bool parse_##name(const uint8_t *data, size_t size, const Schema &schema, const Room &room, Fields &fields, Parsed &out) {                    \
+        return parse_quickly<Bits>(data, size, schema, room, fields, out) || parse_slowly<Bits>(data, size, schema, room, fields, out);                \
     }
 
 VERSION(portable, , Bits)
@@ -325,6 +325,7 @@ constexpr clicks::Versions<Parse> versions{parse_portable};
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using Rows = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 class LogParser {
   public:
@@ -373,16 +374,20 @@ class LogParser {
             throw std::invalid_argument("found the kind " + kind + ", wanted label, weight, s, ms or text");
         schema_.columns.push_back({found, place});
     }
-    nb::tuple parse(Bytes data, size_t size) const {
+    nb::tuple parse(Bytes data, size_t size, Rows<int32_t> ids, Rows<float> numbers, Rows<float> scales) const {
         if (size > data.size() || data.size() - size < PAD || size > std::numeric_limits<uint32_t>::max() - PAD)
             throw std::invalid_argument("wanted 64 bytes behind the data, and fewer of them than 2^32");
+        const Room room{ids.data(), numbers.data(), scales.data(), ids.shape(0)};
+        if (ids.shape(1) != schema_.ids || numbers.shape(1) != schema_.numbers || scales.shape(1) != schema_.scales ||
+            numbers.shape(0) != room.rows || scales.shape(0) != room.rows)
+            throw std::invalid_argument("found room of other rows and columns than the outputs have");
         Parsed out;
         bool right;
         {
             const uint8_t *const bytes = data.data();
             nb::gil_scoped_release released;
             Fields fields(schema_.width);
-            right = parse_(bytes, size, schema_, fields, out);
+            right = parse_(bytes, size, schema_, room, fields, out);
         }
         if (!right)
             return nb::make_tuple(out.consumed, out.records, nb::none());
@@ -393,12 +398,12 @@ class LogParser {
             std::copy(from.begin(), from.end(), to.get());
             return owned(std::move(to), {from.size()});
         };
+        const auto apart = [&](auto &values, size_t width) { return values ? nb::cast(owned(std::move(values), {count, width})) : nb::none(); };
         const auto some = [&](auto &values) { return values ? nb::cast(owned(std::move(values), {count})) : nb::none(); };
         return nb::make_tuple(
             out.consumed, out.records,
             nb::make_tuple(
-                owned(std::move(out.ids), {count, schema_.ids}), owned(std::move(out.numbers), {count, schema_.numbers}),
-                owned(std::move(out.scales), {count, schema_.scales}), some(out.labels), some(out.weights), some(out.times), copy(out.left.places),
+                count, apart(out.own_ids, schema_.ids), apart(out.own_numbers, schema_.numbers), apart(out.own_scales, schema_.scales), some(out.labels), some(out.weights), some(out.times), copy(out.left.places),
                 copy(out.left.columns), copy(out.left.values)));
     }
 
@@ -461,9 +466,11 @@ void bind_parse_log(nb::module_ &module) {
             "(x - minus) / divisor, clipped, where scaling is standard or min-max; else they are left to the caller.")
         .def("real", &LogParser::real, nb::arg("place"), nb::arg("kind"), "A label, a weight, or a timestamp: s, ms or text.")
         .def(
-            "parse", &LogParser::parse, nb::arg("data"), nb::arg("size"),
+            "parse", &LogParser::parse, nb::arg("data"), nb::arg("size"), nb::arg("ids"), nb::arg("numbers"), nb::arg("scales"),
             "Whole records of data[:size], uint8 [size + 64 or more]: (bytes taken, records in them, arrays). arrays: None where pyarrow\n"
-            "refuses a record, or a label is neither 0 nor 1 or a weight below 0 or none; else ids int32 [n, ids], numbers float32 [n, numbers], scales float32 [n, scales], labels and weights\n"
-            "float32 [n] and times float64 [n] or None, and of what is left to the caller the flat places int64 [m] in\n"
+            "refuses a record, or a label is neither 0 nor 1 or a weight below 0 or none; else n, ids int32 [n, ids], numbers float32\n"
+            "[n, numbers] and scales float32 [n, scales], each None where the rows stand in the first n of the arrays given, as they do\n"
+            "where there can be no more of them; labels and weights float32 [n] and times float64 [n] or None; and of what is left to\n"
+            "the caller the flat places int64 [m] in\n"
             "the numbers, their columns int64 [m] and their values float64 [m].");
 }

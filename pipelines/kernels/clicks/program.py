@@ -328,6 +328,32 @@ class Leaky:
 
 
 @dataclass(frozen=True, eq=False)
+class Tanh:
+    """out_j = tanh(x_j), to 1e-7."""
+
+    x: int
+    out: int
+
+    def check(self, program: ClickProgram, slots: _Slots) -> None:
+        """See `Step`."""
+        _fits(self, slots.read(self, self.x, "f4") == slots.write(self, self.out, "f4"))
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Slices of x, each times the weight of its expert: out_ej = x_ej softmax(gates)_e."""
+
+    x: int
+    gates: int
+    out: int
+
+    def check(self, program: ClickProgram, slots: _Slots) -> None:
+        """See `Step`."""
+        width = slots.read(self, self.x, "f4")
+        _fits(self, width % slots.read(self, self.gates, "f4") == 0 and slots.write(self, self.out, "f4") == width)
+
+
+@dataclass(frozen=True, eq=False)
 class Product:
     """out = sum_j x_j y_j."""
 
@@ -393,6 +419,8 @@ STEPS: dict[str, type] = {
         Weighted,
         Normalize,
         Leaky,
+        Tanh,
+        Mixture,
         Product,
         Total,
     )

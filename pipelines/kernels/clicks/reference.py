@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pipelines.kernels.clicks import program as steps
 from pipelines.kernels.clicks.operators import COLUMNS, NUMBER_LIMIT, ZERO, EmbeddingLayer, LinearLayer
 from pipelines.kernels.clicks.program import ClickProgram
+from pipelines.kernels.transformer.reference import exponential
 
 
 def parallel_embedding(
@@ -97,6 +98,17 @@ def run(program: ClickProgram, ids: NDArray[Any], numbers: Any = None, scales: A
             case steps.Leaky():
                 x = of[step.x]
                 of[step.out] = np.where(x < 0, x * step.slope, x)
+            case steps.Tanh():
+                x = of[step.x]
+                e = exponential(np.float32(-2) * np.abs(x))
+                size = (1 - e) / (1 + e)
+                of[step.out] = np.where(x < 0, -size, size)
+            case steps.Mixture():
+                gates = of[step.gates]
+                weights, total = exponential(gates - gates.max(axis=1, keepdims=True)), np.zeros((n, 1), np.float32)
+                for each in weights.T:
+                    total += each[:, None]
+                of[step.out] = of[step.x] * np.repeat(weights / total, of[step.x].shape[1] // gates.shape[1], axis=1)
             case steps.Product():
                 of[step.out][:, 0] = lane_sum(of[step.x] * of[step.y])
             case steps.Total():

@@ -262,8 +262,9 @@ void Network::pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads
     require(at(known(x, true)).channels == at(known(out, false)).channels, "a pool");
     for (size_t side = 0; side < 4; ++side) require(pads[side] >= 0 && pads[side] < kernel[side % 2], "a pool");
     const Sides before = at(x).borders;
-    pad(x, kernel, strides, {1, 1}, pads, std::max(at(x).fill, 0), at(out).height, at(out).width);
-    tensors_[static_cast<size_t>(x)].borders = before;  // its windows are cut instead
+    const int32_t fill = at(x).fill;
+    pad(x, kernel, strides, {1, 1}, pads, std::max(fill, 0), at(out).height, at(out).width);
+    tensors_[static_cast<size_t>(x)].borders = before, tensors_[static_cast<size_t>(x)].fill = fill;  // its windows are cut instead
     step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
         const Tensor &from = at(x);
         for (int64_t y = begin; y < end; ++y) {
@@ -308,12 +309,11 @@ void Network::lookup(int64_t x, int64_t out, const uint8_t *table) {
     std::array<uint8_t, 256> of{};
     std::copy_n(table, 256, of.begin());
     step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const bool joined = at(x).pitch == at(out).pitch;
         for (int64_t y = begin; y < end; ++y)
-            for (int64_t column = 0; column < at(out).width; ++column) {
-                const uint8_t *from = s.pixel(at(x), y, column);
-                uint8_t *to = s.pixel(at(out), y, column);
-                for (int64_t c = 0; c < at(out).channels; ++c) to[c] = of[from[c]];
-            }
+            for (int64_t column = 0; column < (joined ? 1 : at(out).width); ++column)
+                isa_.images->lookup(of.data(), s.pixel(at(x), y, column), s.pixel(at(out), y, column),
+                                    joined ? at(out).width * at(out).pitch : at(out).channels);
     });
 }
 

@@ -390,11 +390,34 @@ void leaky(const float *x, int64_t stride, const float *slope, int64_t width, in
         }
 }
 
+// (1 - e) / (1 + e) with e = exp(-2 |x|), and the sign of x.
+void hyperbolic(const float *x, int64_t stride, int64_t width, int64_t n, float *out) {
+    for (int64_t s = 0; s < n; ++s, x += stride, out += stride)
+        for (int64_t j = 0; j < width; j += kVecLanes) {
+            const Vec value = load_float<Vec>(x + j), down = value < Vec{} ? value : -value;
+            const Vec e = exponential(down * 2.0f), size = (1.0f - e) / (1.0f + e);
+            store_float(out + j, value < Vec{} ? -size : size);
+        }
+}
+
+// Slice e of x times softmax(gates)_e, sums from the first on.
+void mixture(const float *x, int64_t stride, const float *gates, int64_t gates_stride, int64_t experts, int64_t width, int64_t n,
+             float *out) {
+    auto *weights = static_cast<float *>(kernel_scratch(experts * 4));
+    for (int64_t s = 0; s < n; ++s, x += stride, gates += gates_stride, out += stride) {
+        float most = gates[0], sum = 0;
+        for (int64_t e = 1; e < experts; ++e) most = gates[e] > most ? gates[e] : most;
+        for (int64_t e = 0; e < experts; ++e) sum += weights[e] = exponential(broadcast<Vec>(gates[e] - most))[0];
+        for (int64_t e = 0; e < experts; ++e)
+            for (int64_t j = 0; j < width; ++j) out[e * width + j] = x[e * width + j] * (weights[e] / sum);
+    }
+}
+
 void product(const float *x, const float *y, int64_t stride, int64_t width, int64_t n, float *out, int64_t out_stride) {
     for (int64_t s = 0; s < n; ++s, x += stride, y += stride) out[s * out_stride] = dot_floats(x, y, width);
 }
 
-constexpr ClickKernels kClickKernels = {kVecLanes, mixed, gather, numbers, quantize, factorization, cross, dots, weighted, normalize, leaky, product};
+constexpr ClickKernels kClickKernels = {kVecLanes, mixed, gather, numbers, quantize, factorization, cross, dots, weighted, normalize, leaky, hyperbolic, mixture, product};
 
 }  // namespace
 }  // namespace zoo

@@ -351,6 +351,22 @@ void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
     }
 }
 
+// Sixteen bytes of the table at a time, for the bytes whose upper half names them.
+void lookup(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n) {
+    __m512i rows[16];
+    for (int64_t h = 0; h < 16; ++h) rows[h] = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table + 16 * h)));
+    const __m512i half = _mm512_set1_epi8(0x0F);
+    for (int64_t i = 0; i < n; i += 64) {
+        const __mmask64 there = n - i >= 64 ? ~0ull : (1ull << (n - i)) - 1;
+        const __m512i v = _mm512_maskz_loadu_epi8(there, x + i);
+        const __m512i low = _mm512_and_si512(v, half), high = _mm512_and_si512(_mm512_srli_epi16(v, 4), half);
+        __m512i found = _mm512_shuffle_epi8(rows[0], low);
+        for (int h = 1; h < 16; ++h)
+            found = _mm512_mask_shuffle_epi8(found, _mm512_cmpeq_epi8_mask(high, _mm512_set1_epi8(static_cast<char>(h))), rows[h], low);
+        _mm512_mask_storeu_epi8(out + i, there, found);
+    }
+}
+
 int64_t products(int64_t rounds) {
     constexpr int kSums = 12;  // more than the latency of a product
     __m512i sums[kSums];
@@ -366,7 +382,7 @@ int64_t products(int64_t rounds) {
 
 constexpr ImageKernels kImageKernels = {dense_bytes,    pack_dense, dense,     dense_floats, depthwise_bytes,
                                         pack_depthwise, depthwise,  sum_bytes, max_pool,     mean,
-                                        global_mean,    quantize_bytes, interleave, products};
+                                        global_mean,    quantize_bytes, interleave, lookup,       products};
 
 }  // namespace
 }  // namespace zoo

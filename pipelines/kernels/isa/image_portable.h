@@ -71,6 +71,10 @@ void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
         }
 }
 
+void lookup(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) out[i] = table[x[i]];
+}
+
 int64_t products(int64_t rounds) {
     int32_t a = 0, b = 0, c = 0, d = 0, x = 3;
     for (int64_t n = 0; n < rounds; ++n) {
@@ -83,7 +87,7 @@ int64_t products(int64_t rounds) {
 
 constexpr ImageKernels kImageKernels = {dense_bytes,    pack_dense, dense,     dense_floats, depthwise_bytes,
                                         pack_depthwise, depthwise,  sum_bytes, max_pool,     mean,
-                                        global_mean,    quantize_bytes, interleave, products};
+                                        global_mean,    quantize_bytes, interleave, lookup,       products};
 
 }  // namespace
 }  // namespace zoo

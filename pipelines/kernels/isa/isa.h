@@ -192,6 +192,11 @@ struct ClickKernels {
     void (*normalize)(const float *x, int64_t stride, int64_t width, float epsilon, float least, bool relu, int64_t n, float *out);
     // x_j, times slope_j where it is below 0; slopes are readable up to the next whole vector
     void (*leaky)(const float *x, int64_t stride, const float *slope, int64_t width, int64_t n, float *out);
+    // tanh(x_j)
+    void (*hyperbolic)(const float *x, int64_t stride, int64_t width, int64_t n, float *out);
+    // slices of x of this width, each times its part of the softmax of the gates
+    void (*mixture)(const float *x, int64_t stride, const float *gates, int64_t gates_stride, int64_t experts, int64_t width, int64_t n,
+                    float *out);
     void (*product)(const float *x, const float *y, int64_t stride, int64_t width, int64_t n, float *out, int64_t out_stride);
 };
 
@@ -262,6 +267,8 @@ struct ImageKernels {
     void (*quantize)(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out);
     // three planes of n bytes and a constant, interleaved
     void (*interleave)(const uint8_t *const *planes, uint8_t fill, int64_t n, uint8_t *out);
+    // table[each of n bytes]
+    void (*lookup)(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n);
     // `rounds` of exact products in registers alone, which no kernel outruns: returns how many products they were
     int64_t (*products)(int64_t rounds);
 };

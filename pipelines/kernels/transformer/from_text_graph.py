@@ -174,8 +174,14 @@ def _head(mapper: _TextMapper, value: ir.Value) -> list[Dense] | None:
         if query.is_op(node, "Gemm") and len(node.inputs) > 2:
             bias = mapper.constant(node.inputs[2])
         offset = np.zeros(len(weight), np.float32) if bias is None else np.asarray(bias, np.float32).ravel()
-        layers.append(Dense(np.ascontiguousarray(weight, np.float32), offset, activation))
-        activation, value = "", mapper.skip_qdq(node.inputs[0])
+        activation_after, activation, value = activation, "", mapper.skip_qdq(node.inputs[0])
+        before = value.producer()
+        if before is not None and query.is_op(before, "Mul"):  # smoothing, of a constant row
+            factors = mapper.constant(before.inputs[1])
+            if factors is None or factors.shape != weight.shape[1:]:
+                return None
+            weight, value = weight * factors, mapper.skip_qdq(before.inputs[0])
+        layers.append(Dense(np.ascontiguousarray(weight, np.float32), offset, activation_after))
     return None
 
 
@@ -191,6 +197,8 @@ def _pooling(mapper: _TextMapper, result: ir.Value) -> tuple[str, bool]:
     feed: dict[str, Any] = {HIDDEN: rows, MASK: np.ones((1, 7), np.int64)}
     session = reference_session.session(part, "mapping it needs")
     (found,) = reference_session.run(session, {str(x.name): feed[str(x.name)] for x in part.graph.inputs})
+    if found.shape != (1, width):
+        mapper.refuse(result, f"it has the shape {list(found.shape)}, wanted [1, {width}]: a row of those before it")
     errors = {}
     for pooling, row in zip(POOLINGS, (rows.mean(axis=1), rows[:, 0], rows.max(axis=1)), strict=True):
         errors[pooling, False] = float(np.abs(found - row).max() / np.abs(row).max())

@@ -23,10 +23,12 @@ from pipelines.kernels.clicks.program import (
     Gather,
     Leaky,
     Mixed,
+    Mixture,
     Normalize,
     Numbers,
     Product,
     Quantize,
+    Tanh,
     Total,
     Weighted,
 )
@@ -289,6 +291,28 @@ def test_slopes_below_zero(isa, width):
         check(program(slots, steps, [2, 4]), isa, *feeds(count))
     with pytest.raises(RequestError, match="Leaky"):
         program(slots, [*steps[:-3], Leaky(1, 2, floats(width + 1)), *steps[-2:]], [2])
+
+
+@needs_kernels
+@pytest.mark.parametrize(("experts", "width"), [(1, 3), (2, 16), (3, 11), (20, 2)])
+def test_a_mixture_of_experts(isa, experts, width):
+    size = experts * width
+    slots, steps = looked_up(
+        4,
+        mixed(0, 19, [(1, size, False), (2, experts, False)], spread=3.0),
+        Tanh(1, 3),
+        Mixture(3, 2, 4),
+        Quantize(4, 5, 0, 1000.0),
+        Weighted(5, 0, floats(size), 6),
+        extra=[("f4", size), ("f4", experts), ("f4", size), ("f4", size), ("i2", size), ("f4", 1)],
+    )
+    for count in (0, 1, 6, 65):
+        check(program(slots, steps, [3, 4, 6]), isa, *feeds(count))
+    found = reference.run(program(slots, steps, [1, 2, 3, 4]), *feeds(50))
+    np.testing.assert_allclose(found[2], np.tanh(found[0].astype(np.float64)), atol=3e-7)
+    weights = np.exp(found[1].astype(np.float64))
+    weights = np.repeat(weights / weights.sum(axis=1, keepdims=True), width, axis=1)
+    np.testing.assert_allclose(found[3], found[2] * weights, atol=1e-6)
 
 
 @needs_kernels

@@ -340,6 +340,7 @@ def test_what_does_not_fit_is_refused():
         new(2, ",", True, ["not a number"], 1, 1, 1)
     parser = new(2, ",", True, [], 3, 1, 1)
     table = np.zeros(4, np.float32)
+    room = np.zeros((5, 3), np.int32), np.zeros((5, 1), np.float32), np.zeros((5, 1), np.float32)
     for call in (
         lambda: parser.hashed(2, 0, 5),
         lambda: parser.hashed(0, 3, 5),
@@ -353,8 +354,10 @@ def test_what_does_not_fit_is_refused():
         lambda: parser.number(0, 0, 1, "log1p", 0, 1, table),
         lambda: parser.real(0, "year"),
         lambda: parser.real(2, "s"),
-        lambda: parser.parse(np.zeros(100, np.uint8), 37),
-        lambda: parser.parse(np.zeros(10, np.uint8), 11),
+        lambda: parser.parse(np.zeros(100, np.uint8), 37, *room),
+        lambda: parser.parse(np.zeros(10, np.uint8), 11, *room),
+        lambda: parser.parse(np.zeros(100, np.uint8), 36, room[0][:, :2].copy(), *room[1:]),
+        lambda: parser.parse(np.zeros(100, np.uint8), 36, *room[:2], room[2][:4]),
     ):
         with pytest.raises(ValueError, match="wanted|outside|found"):
             call()

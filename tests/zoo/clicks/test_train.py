@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from trainings import TwoProcesses
 
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.models import stages
+from zoo import cli
 from zoo.clicks.features import Features, Rows
 from zoo.clicks.infer import infer
 from zoo.clicks.logs import open_log
@@ -163,6 +165,9 @@ def test_users_alone_and_items_alone_are_enough_to_find_items(models, tmp_path):
         models["two-tower"], [str(tmp_path / "users.csv")], output, items=str(tmp_path / "items.csv"), top=20
     )
     assert report["items"] == 9 and len(output.read_text().splitlines()) == 9
+    asked = ["run", str(models["two-tower"]), str(tmp_path / "users.csv"), "--items", str(tmp_path / "items.csv")]
+    said = CliRunner().invoke(cli.cli, [*asked, "-o", str(output)])
+    assert said.exit_code == 0 and said.stderr.splitlines()[-1].startswith("1 rows, the best of 9 items each, ")
     with pytest.raises(RequestError, match="lacks the columns item_id"):
         zoo.run(models["two-tower"], [str(tmp_path / "users.csv")], output, items=str(tmp_path / "users.csv"))
 

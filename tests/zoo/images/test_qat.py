@@ -251,7 +251,7 @@ def test_what_cannot_be_done_is_said_in_one_line(pictures, start, tmp_path, monk
 
     assert "zoo finetune MODEL --qat" in said(("qat", "true"), verb="train", model="mobilenet-v1")
     assert "bf16" in said(("qat", "true"), ("precision", "bf16"))
-    assert "without qat" in said(("distillation", "0.5"))
+    assert "without a teacher or qat" in said(("distillation", "0.5"))
     others = write_images(tmp_path / "others", {"cyan": (60, 200, 200), "pink": (220, 120, 160)}, size=32)
     with pytest.raises(RequestError, match="other classes"):
         zoo.finetune(start, others, tmp_path / "x", settings={"qat": "true", "distillation": "0.5"})

@@ -152,6 +152,28 @@ def test_sentences_of_urls(tmp_path, monkeypatch):
     assert "".join(Path(each).read_text() for each in files) == (tmp_path / "one.txt").read_text()
 
 
+def test_images_of_urls(small, tmp_path):
+    from PIL import Image
+
+    fsspec = pytest.importorskip("fsspec")
+    for i in range(4):
+        noise = np.random.default_rng(i).integers(0, 256, (64, 64, 3), np.uint8)
+        Image.fromarray(noise).save(tmp_path / f"{i}.png")
+        fsspec.filesystem("memory").pipe(f"/photos/{i}.png", (tmp_path / f"{i}.png").read_bytes())
+    fsspec.filesystem("memory").pipe({"/photos/notes.txt": b"no image", "/photos/1b.png": b"no image"})
+    fsspec.filesystem("memory").pipe("/empty/notes.txt", b"no image")
+    run_shard("mobilenet-v1-cifar10", ["memory://photos/"], tmp_path / "out")
+    zoo.run("mobilenet-v1-cifar10", [str(tmp_path / f"{i}.png") for i in range(4)], tmp_path / "one.parquet")
+    found = check(tmp_path / "out")
+    assert found["images"] == 4 and found["skipped"] == 1
+    scored, one = union(found).to_pylist(), pq.read_table(tmp_path / "one.parquet").to_pylist()
+    assert [each["file"] for each in scored] == [f"memory:///photos/{name}.png" for name in ("0", "1", "1b", "2", "3")]
+    assert "is no image" in scored.pop(2)["error"]
+    assert [each | {"file": ""} for each in scored] == [each | {"file": ""} for each in one]
+    with pytest.raises(RequestError, match="found no images in memory://empty/"):
+        run_shard("mobilenet-v1-cifar10", ["memory://empty/"], tmp_path / "other")
+
+
 def test_images(small, tmp_path):
     from PIL import Image
 

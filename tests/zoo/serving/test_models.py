@@ -87,6 +87,7 @@ def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: C
         (f"{MT}?beam=2&n_best=3", b"A man.", "beam 2 and n-best 3"),
         (f"{MT}?output=/tmp/x", b"A man.", "no option 'output'"),
         (f"{MT}?target_language=fr", b"A man.", "none to choose from"),
+        (f"{SHOP}?beam=2", b"a,b\n1,2\n", "no option 'beam'"),
         (SHOP, b"a,b\n1,2\n", "lacks the columns"),
         (SHOP, b"\n\n", "empty"),
     ],
@@ -233,3 +234,8 @@ def test_the_front_is_an_asgi_application(home: Path, lines: list[bytes], monkey
 
     asyncio.run(run())
     wait_until(lambda: not any(each.name.startswith("zoo-worker") for each in threading.enumerate()))
+
+
+def test_a_form_is_no_text(both: Server) -> None:
+    status, _, text = both.ask(MT, b"--cut--", "multipart/form-data; boundary=cut")
+    assert status == 400 and "Content-Type is 'multipart/form-data; boundary=cut'; wanted one of" in text.decode()

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import csv
+import gzip
 import io
 import json
 import os
@@ -112,6 +113,8 @@ def test_a_client_of_the_protocol_works_as_it_is(server: Server, model: Any, lin
     name = "wide-deep-criteo"
     assert client.is_server_live() and client.is_server_ready() and client.is_model_ready(name)
     assert client.is_model_ready(name, "1") and not client.is_model_ready(name, "7")
+    assert server.json(f"/v2/models/{name}/ready") == {"name": name, "ready": True}
+    assert server.ask(f"/v2/models/{name}/versions//ready")[0] == 404
     assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
     about = client.get_model_metadata(name)
     assert {each["name"]: each["datatype"] for each in about["inputs"]} == {"ids": "INT32", "numbers": "FP32"}
@@ -125,9 +128,12 @@ def test_a_client_of_the_protocol_works_as_it_is(server: Server, model: Any, lin
             inputs[-1].set_data_from_numpy(array, binary_data=binary)
         output = client_of.InferRequestedOutput("probability", binary_data=binary)
         for outputs in ([output], None):
-            found = client.infer(name, inputs, outputs=outputs, request_id="mine")
-            np.testing.assert_array_equal(found.as_numpy("probability"), wanted)
-            assert found.get_response()["id"] == "mine"
+            for coding in (None, "gzip", "deflate"):
+                found = client.infer(
+                    name, inputs, outputs=outputs, request_id="mine", request_compression_algorithm=coding
+                )
+                np.testing.assert_array_equal(found.as_numpy("probability"), wanted)
+                assert found.get_response()["id"] == "mine"
     with pytest.raises(client_of.InferenceServerException, match="wanted int32"):
         client.infer(name, [*inputs[1:], _wrong(client_of)])
     client.close()
@@ -157,6 +163,11 @@ GOOD = (
         (RUN, b"ARROW1", {"content_type": "application/vnd.apache.arrow.stream"}, 400, "cannot be read"),
         (RUN, b"PAR1", {"content_type": "application/vnd.apache.parquet"}, 400, "cannot be read"),
         (RUN, b"x", {"content_type": "video/mp4"}, 400, "Content-Type"),
+        (RUN, b"x", {"content_encoding": "br"}, 415, "wanted one of gzip, deflate"),
+        (RUN, b"x", {"content_encoding": "gzip"}, 400, "cannot be read as gzip"),
+        (RUN, gzip.compress(b"a\tb")[:-1], {"content_encoding": "gzip"}, 400, "ends before or after"),
+        (RUN, gzip.compress(b"a\tb"), {"content_encoding": "gzip"}, 400, "found 2 columns"),
+        (RUN, gzip.compress(b"x" * 1_000_001), {"content_encoding": "gzip"}, 413, "wanted at most 1,000,000"),
         (RUN, b"x", {"accept": "image/png"}, 400, "Accept"),
         (RUN, b"x", {"timeout_ms": "soon"}, 400, "timeout-ms"),
         (INFER, b"[]", {}, 400, "inputs"),

@@ -1,5 +1,6 @@
 """Encoders of texts over the network, on tiny random models."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,12 @@ def test_scores_are_the_models_own(served: Server, folders: list[Path]) -> None:
     wanted = zoo.pipeline(folders[1], engine="native")([tuple(each) for each in PAIRS])
     found = ask(served, "texts-1", PAIRS)
     assert [each["score"] for each in found] == pytest.approx([each["score"] for each in wanted], abs=1e-7)
+    body = json.dumps(PAIRS).encode()
+    status, _, text = served.ask("/v1/models/texts-1:run", body, "application/json", accept="text/csv")
+    assert status == 200 and [float(each["score"]) for each in csv.DictReader(text.decode().splitlines())] == [
+        each["score"] for each in found
+    ]
+    assert served.ask("/v1/models/texts-0:run", b"a text", "text/plain", accept="text/csv")[0] == 400
 
 
 def test_a_text_is_never_a_files_name(served: Server, tmp_path: Path) -> None:

@@ -84,6 +84,49 @@ def test_int8_is_near_fp32_in_every_engine(encoder):
         assert (fp32 * found.of_texts([(each,) for each in TEXTS])).sum(axis=1).min() > 0.9, engine  # of random weights
 
 
+@pytest.mark.parametrize("labels", [1, 2])
+@pytest.mark.parametrize("kind", text_models.CONFIGS)
+def test_a_calibrated_reranker_of_any_kind_runs_natively(tmp_path, kind, labels):
+    folder, _ = folder_of(tmp_path, kind=kind, labels=labels)
+    zoo.import_model(folder, tmp_path / "ours")
+    (tmp_path / "pairs.tsv").write_text("\n".join("\t".join(each) for each in PAIRS * 10))
+    zoo.calibrate(tmp_path / "ours", str(tmp_path / "pairs.tsv"), samples=8)
+    found = zoo.pipeline(tmp_path / "ours", "int8")
+    assert found.engine == "native"
+    exact = zoo.pipeline(tmp_path / "ours", "fp32").of_texts(PAIRS)
+    assert np.abs(found.of_texts(PAIRS) - exact).max() < 0.1
+
+
+def test_names_of_no_files_are_no_texts(encoder, reranker, tmp_path):
+    from click.testing import CliRunner
+
+    from zoo.cli import cli
+
+    texts, missing = tmp_path / "texts.txt", tmp_path / "missing.txt"
+    texts.write_text("the cat\n")
+    for model in (encoder, reranker):
+        for names in ([str(missing)], [str(missing), str(missing)]):
+            result = CliRunner().invoke(cli, ["run", str(model), *names, "-o", str(tmp_path / "v.jsonl")])
+            assert isinstance(result.exception, RequestError), names
+            assert str(result.exception).startswith(f"found no file {missing}")
+    with pytest.raises(RequestError, match=r"found files and .*missing.txt', which is none, in one list"):
+        zoo.run(encoder, [str(texts), str(missing)], tmp_path / "v.jsonl")
+    assert not (tmp_path / "v.jsonl").exists()
+
+
+def test_half_a_surrogate_pair_is_a_fault_of_its_row(encoder, tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"text": "the cat"}\n{"text": "bad \\ud83d"}\n')
+    report = zoo.run(encoder, tmp_path / "t.jsonl", tmp_path / "v.npy")
+    assert (report["texts"], report["skipped"]) == (1, 1)
+    with pytest.raises(RequestError, match="text 1 holds half a surrogate pair"):
+        zoo.pipeline(encoder)(["\ud800 x"])
+
+
+def test_what_is_not_looked_at_counts_as_cut(encoder, tmp_path):
+    (tmp_path / "t.txt").write_text("the cat" + " " * 100_000 + "sat\nthe cat" + " " * 100_000 + "\nthe cat sat\n")
+    assert zoo.run(encoder, tmp_path / "t.txt", tmp_path / "v.npy")["cut"] == 1
+
+
 def test_the_pipeline_takes_texts_and_padded_arrays(encoder):
     opened = zoo.pipeline(encoder)
     results = opened(TEXTS)
@@ -105,7 +148,11 @@ def test_run_keeps_rows_counts_what_is_none_and_cuts_what_is_long(encoder, tmp_p
     found = np.load(tmp_path / "v.npy")
     assert found.shape == (len(lines), 32) and found.dtype == np.float32
     assert [i for i, row in enumerate(found) if not row.any()] == [1, 2]
-    assert (report["texts"], report["skipped"], report["cut"]) == (6, 2, 1)
+    assert (report["texts"], report["skipped"], report["cut"]) == (
+        6,
+        2,
+        2,
+    )  # the million letters are not looked at to their end
     with pytest.raises(RequestError, match="line 2 is empty"):
         zoo.run(encoder, str(tmp_path / "texts.txt"), tmp_path / "w.npy", on_error="raise")
     assert not (tmp_path / "w.npy").exists()

@@ -343,7 +343,7 @@ def test_bf16_is_taken_only_where_it_is_quicker(language, monkeypatch):
     monkeypatch.setattr(machine, "has_bf16", lambda: True)
     for quick in (True, False):
         monkeypatch.setattr(Trainer, "_time", lambda self, data, batch, bf16, quick=quick: 1.0 + (bf16 != quick))
-        assert trainer.choose(found, np.arange(4)) == ("bf16" if quick else "fp32")
+        assert trainer.choose(found, np.arange(4)) == {"precision": "bf16" if quick else "fp32"}
     monkeypatch.undo()
     before = {name: each.clone() for name, each in trainer.model.state_dict().items()}
     assert trainer._time(found, np.arange(4), False) > 0

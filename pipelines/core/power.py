@@ -1,0 +1,38 @@
+"""What the processor's packages used, in joules, by RAPL's counters, where the kernel shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+POWERCAP = Path("/sys/class/powercap")
+PACKAGES = "intel-rapl:[0-9]*"  # AMD's have the same name; a part of a package is called intel-rapl:0:0
+
+
+class Meter:
+    """Counts from when it is made. fault: why nothing can be read here, in one line; "" where it can."""
+
+    def __init__(self, root: Path = POWERCAP) -> None:
+        self._zones = [each for each in sorted(root.glob(PACKAGES)) if each.name.count(":") == 1]
+        self._total, self._last, self.fault = 0, {}, ""
+        if not self._zones:
+            self.fault = f"power cannot be read: no package of RAPL in {root}"
+            return
+        try:
+            self._ranges = [int((each / "max_energy_range_uj").read_text()) for each in self._zones]
+            self._last = self._read()
+        except (OSError, ValueError) as error:
+            self.fault = f"power cannot be read: {error}"
+
+    def _read(self) -> dict[Path, int]:
+        return {each: int((each / "energy_uj").read_text()) for each in self._zones}
+
+    def joules(self) -> float:
+        """Of all packages since the meter was made. To be asked at least once a minute, within which a counter begins
+        anew at most once. Raises OSError where it could be read before and cannot be now.
+        """
+        now = self._read()
+        for zone, most in zip(self._zones, self._ranges, strict=True):
+            gone = now[zone] - self._last[zone]
+            self._total += gone if gone >= 0 else gone + most
+        self._last = now
+        return self._total / 1e6

@@ -1,0 +1,142 @@
+"""A model before and after `zoo finetune --prune`: quality of int8, its time in each engine, size of its file, memory.
+
+    python scripts/smaller.py BEFORE AFTER --log DIR/compression.json [--data RAW] [--batch-size 1] [-o FILE]
+
+BEFORE and AFTER are models of one family, by name or folder. Times are of int8 with one thread, all engines and both
+models in turn in one process, medians; "times" is before beside after, the median over the rounds. "megabytes": what a
+process of its own takes at most that loads and runs it. The qualities are those that the strategy's log holds, or
+`--quality BEFORE,AFTER` where it was measured elsewhere. "peer": what onnxruntime's own quantizer (MinMax, per channel)
+makes of the same float network, in onnxruntime, as torch-pruning with onnxruntime would have it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
+
+import common
+
+import zoo
+from pipelines.analysis.benchmark import Configuration, memory_mb
+from pipelines.core import machine
+from pipelines.core.files import read_json
+from pipelines.core.power import Meter
+from pipelines.engines.catalog import load
+from pipelines.engines.timing import measure
+from pipelines.models.pipeline import Predictor
+from pipelines.models.stages import SAMPLES, read_arrays
+
+
+def quantized_by_onnxruntime(folder: Any, samples: Path, path: Path) -> Path:
+    """The float network through onnxruntime.quantization, on the model's own samples."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    arrays = read_arrays(samples)
+    count = min(128, len(next(iter(arrays.values()))))
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = iter([{name: each[i : i + 1] for name, each in arrays.items()} for i in range(count)])
+
+        def get_next(self) -> Any:
+            return next(self.left, None)
+
+    types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+    source = folder.ensure("rewritten.onnx")
+    quantize_static(source, path, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, **types)
+    return path
+
+
+def measured(models: list[str], size: int, rounds: int, data: str | None, scratch: Path) -> dict[str, Any]:
+    """Times, bytes and megabytes of both models in each engine."""
+    folders = [zoo.load(each) for each in models]
+    kind = folders[0].entry.part("pipeline")
+    engines = [each for each in kind.engines(folders[0]) if each in kind.engines(folders[1])]
+    pipelines = {
+        (engine, i): kind(each, "int8", engine, 1, size) for engine in engines for i, each in enumerate(folders)
+    }
+    first = next(iter(pipelines.values()))
+    batch = first.preprocess(first.example(size, data))
+    runs = {key: Predictor(each) for key, each in pipelines.items()}
+    left_out = {}
+    try:
+        for i, folder in enumerate(folders):
+            own = folder.path / SAMPLES
+            samples = own if own.is_file() else folders[1].path / SAMPLES
+            made = quantized_by_onnxruntime(folder, samples, scratch / f"{i}.onnx")
+            runs["peer", i] = load(made, "onnxruntime", 1)
+    except Exception as error:  # whatever the peer's quantizer raises
+        left_out["peer"] = common.why(error)
+        runs = {key: each for key, each in runs.items() if key[0] != "peer"}
+    times = np.array([measure(list(runs.values()), batch) for _ in range(rounds)])
+    columns = dict(zip(runs, times.T, strict=True))
+    found = {}
+    for engine in dict.fromkeys(key[0] for key in runs):
+        before, after = columns[engine, 0], columns[engine, 1]
+        found[engine] = {
+            "before_ms": common.median(list(before), 4),
+            "after_ms": common.median(list(after), 4),
+            "times": round(float(np.median(before / after)), 3),
+        }
+    memory = {
+        engine: [memory_mb(Configuration(engine, "int8", each.ensure("int8.onnx")), batch, 1) for each in folders]
+        for engine in engines
+        if engine != "native" or not folders[0].entry.native
+    }
+    sizes = [each.ensure("int8.onnx").stat().st_size for each in folders]
+    return {"engines": found, "bytes": sizes, "megabytes": memory, "left_out": left_out}
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The results as text."""
+    (found,) = report["models"]
+    before, after = found["quality"]
+    lines = [f"{found['metric']} {before:.4f} -> {after:.4f}; {found['bytes'][0]:,} -> {found['bytes'][1]:,} bytes"]
+    for engine, each in found["engines"].items():
+        memory = found["megabytes"].get(engine)
+        shown = f", {memory[0]:.0f} -> {memory[1]:.0f} MB" if memory else ""
+        times = f"{each['before_ms']['median']:.3f} -> {each['after_ms']['median']:.3f} ms, {each['times']:.2f}x"
+        lines.append(f"  {engine}: {times}{shown}")
+    return "\n".join([*lines, *(f"  {name}: {why}" for name, why in found["left_out"].items())])
+
+
+def main() -> None:
+    parser = common.Parser(__doc__)
+    parser.add_argument("models", nargs=2, metavar="MODEL")
+    parser.add_argument("--log", required=True, help="compression.json of the strategy")
+    parser.add_argument("--quality", metavar="BEFORE,AFTER", help="instead of those in the log")
+    parser.add_argument("--note", default="", help="what was done beside the strategy")
+    parser.add_argument("--data", help="raw input that is timed; by default the model's sample")
+    parser.add_argument("--metric", default="top1")
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    with common.one_line("smaller"):
+        args = parser.parse_args()
+        log = read_json(Path(args.log))
+        best = next(each for each in log["steps"] if each["step"] == log["best"])
+        quality = [each["metrics"][args.metric] for each in (log["base"], best)]
+        if args.quality:
+            quality = [float(each) for each in args.quality.split(",")]
+        facts = machine.environment(threads=1, rounds=args.rounds, power=Meter().fault or "read")
+        names = [zoo.load(each).card.name for each in args.models]
+
+        def one(_: Any) -> Any:
+            with tempfile.TemporaryDirectory() as scratch:
+                told = measured(args.models, args.batch_size, args.rounds, args.data, Path(scratch))
+            about = {"model": names[0], "batch_size": args.batch_size, "metric": args.metric, "quality": quality}
+            return about | told | {"strategy": log["strategy"], "steps": log["steps"], "note": args.note}
+
+        report = common.gather("models", [names[0]], one, args.output, facts)
+        common.show(report, table, args.json)
+
+
+if __name__ == "__main__":
+    main()

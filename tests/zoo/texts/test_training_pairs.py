@@ -1,0 +1,54 @@
+"""Labels of pairs to train on, and folders of encoders that have no network here."""
+
+import json
+
+import pytest
+
+import zoo
+from pipelines.core.errors import RequestError
+
+train = pytest.importorskip("zoo.texts.train", reason="needs the train extra", exc_type=ImportError)
+read_pairs, Settings = train.read_pairs, train.Settings
+
+
+def pairs(tmp_path, *labels: str):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"one {i}\ttwo {i}\t{label}\n" for i, label in enumerate(labels)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("classes", "label", "told"),
+    [
+        (2, "2", "pairs.tsv:3 has the label 2, wanted a whole number from 0 to 1"),
+        (2, ".7", "has the label 0.7, wanted a whole number"),
+        (1, "-3", "has the label -3, wanted a number of 0 or more"),
+        (0, "inf", "has the label inf, wanted a finite number"),
+    ],
+)
+def test_labels_that_no_loss_takes_are_named(tmp_path, classes, label, told):
+    with pytest.raises(RequestError) as error:
+        read_pairs(pairs(tmp_path, "0", "1", label), classes, "raise")
+    assert told.removeprefix("pairs.tsv:3 ") in str(error.value)
+    kept, labels = read_pairs(pairs(tmp_path, "0", label, "1"), classes, "skip")
+    assert len(kept) == 2 and labels.tolist() == [0, 1]
+
+
+def test_a_cosine_may_be_negative(tmp_path):
+    assert read_pairs(pairs(tmp_path, "-1", "1"), 0, "raise")[1].tolist() == [-1, 1]
+
+
+def test_an_epoch_of_5000_pairs_leaves_checkpoints():
+    assert 5000 // Settings().batch_size >= 4 * Settings().checkpoint_steps
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("nomic_bert", "gated feed-forward"), ("electra", "electra has parts that no encoder here has")]
+)
+def test_encoders_without_a_network_here_are_refused_by_name(tmp_path, kind, why):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps({"model_type": kind, "architectures": ["SomeModel"]}))
+    (tmp_path / "model/modules.json").write_text("[]")
+    with pytest.raises(RequestError, match=why):
+        zoo.import_model(tmp_path / "model", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,162 @@
+"""The mixture of experts of DCN V2's cross layers (Wang et al. 2021, section 3.3) as layers of all experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.graph import edit, query
+from pipelines.rewrites.driver import Rewrite
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """x weight + bias: [inputs, outputs] and [outputs]."""
+
+    x: ir.Value
+    weight: Array
+    bias: Array
+
+
+@dataclass(frozen=True)
+class Expert:
+    """x_0 (U tanh(C tanh(V x_l)) + b), and the entry of the softmax that it is multiplied by."""
+
+    x0: ir.Value
+    x: ir.Value
+    v: Array
+    c: Array
+    u: Array
+    bias: Array
+    weights: ir.Value
+    place: int
+
+    def beside(self, other: Expert) -> bool:
+        """Whether both read the same and are of one size and bias."""
+        same = self.x0 is other.x0 and self.x is other.x and self.weights is other.weights
+        return same and self.c.shape == other.c.shape and np.array_equal(self.bias, other.bias)
+
+
+class MergeExperts(Rewrite):
+    """sum_e softmax(G x)_e x_0 (U_e tanh(C_e tanh(V_e x)) + b) = x_0 (U (g tanh(C tanh(V x))) + b): V and U hold all
+    experts side by side, C them along its diagonal, g is each expert's weight once for each of its columns.
+
+    Weights of a softmax sum to 1, so that a bias that all experts share is added once. Does not fire where experts read
+    different values, have biases of their own, or are not all that the softmax weighs.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """Merge the experts of every such sum."""
+        return sum(self._merge(model, node) for node in list(model.graph) if node.op_type == "Add")
+
+    def _merge(self, model: ir.Model, node: ir.Node) -> int:
+        user = query.sole_user(node.outputs[0])
+        if user is not None and user.op_type == "Add" and any(map(_expert, user.inputs)):
+            return 0  # part of a longer sum
+        terms = _terms(node.outputs[0])
+        experts = [each for each in map(_expert, terms) if each is not None]
+        if len(experts) < len(terms) or len(experts) < 2:
+            return 0
+        first, gates = experts[0], _gates(experts[0].weights)
+        if gates is None or sorted(each.place for each in experts) != list(range(gates.weight.shape[1])):
+            self.refuse(node, "experts are not all that a softmax of layers weighs")
+            return 0
+        if gates.x is not first.x or any(not each.beside(first) for each in experts):
+            self.refuse(node, "experts read different values, or have biases or sizes of their own")
+            return 0
+        experts.sort(key=lambda each: each.place)
+        main, name, rank = model.graph, str(node.outputs[0].name), len(first.c)
+        taken = query.used_names(main)
+        diagonal = np.zeros((rank * len(experts),) * 2, np.float32)
+        for at, each in enumerate(experts):
+            diagonal[at * rank : (at + 1) * rank, at * rank : (at + 1) * rank] = each.c
+        made: list[ir.Node] = []
+
+        def add(op: str, inputs: Sequence[ir.Value], kind: str, **more: Any) -> ir.Value:
+            made.append(edit.node(op, list(inputs), f"{name}.{kind}", dtype=ir.DataType.FLOAT, taken=taken, **more))
+            return made[-1].outputs[0]
+
+        def weight(array: Array, kind: str) -> ir.Value:
+            return edit.initializer(main, f"{name}.{kind}", np.ascontiguousarray(array, np.float32), taken)
+
+        v, u = np.concatenate([each.v for each in experts], 1), np.concatenate([each.u for each in experts])
+        inner = add("Tanh", [add("MatMul", [first.x, weight(v, "V")], "down")], "down.tanh")
+        inner = add("Tanh", [add("MatMul", [inner, weight(diagonal, "C")], "inner")], "inner.tanh")
+        logits = [first.x, weight(gates.weight, "G"), weight(gates.bias, "gates.bias")]
+        shares = add("Softmax", [add("Gemm", logits, "gates")], "shares", axis=1)
+        spread = add("MatMul", [shares, weight(np.repeat(np.eye(len(experts)), rank, axis=1), "spread")], "weights")
+        gated = add("Mul", [inner, spread], "gated")
+        change = add("Gemm", [gated, weight(u, "U"), weight(first.bias, "bias")], "up")
+        result = add("Mul", [first.x0, change], "cross")
+        main.insert_before(node, made)
+        node.outputs[0].replace_all_uses_with(result)
+        return 1
+
+
+def _terms(value: ir.Value | None) -> list[ir.Value | None]:
+    node = value.producer() if value is not None else None
+    return [each for x in node.inputs for each in _terms(x)] if node is not None and node.op_type == "Add" else [value]
+
+
+def _made_by(value: ir.Value | None, op: str) -> ir.Node | None:
+    node = value.producer() if value is not None else None
+    return node if node is not None and query.is_op(node, op) else None
+
+
+def _layer(value: ir.Value | None) -> Layer | None:
+    node = _made_by(value, "Gemm") or _made_by(value, "MatMul")
+    weight = query.constant(node.inputs[1]) if node is not None else None
+    if node is None or weight is None or weight.ndim != 2 or node.inputs[0] is None:
+        return None
+    if node.attributes.get_int("transA", 0) or any(
+        node.attributes.get_float(key, 1.0) != 1 for key in ("alpha", "beta")
+    ):
+        return None
+    weight = weight.T if node.attributes.get_int("transB", 0) else weight
+    bias = query.constant(node.inputs[2]) if len(node.inputs) > 2 else np.zeros(weight.shape[1], np.float32)
+    return None if bias is None else Layer(node.inputs[0], weight, np.broadcast_to(bias.ravel(), weight.shape[1]))
+
+
+def _gates(value: ir.Value) -> Layer | None:
+    """What the softmax is of: layers of one column side by side, or one layer."""
+    node = _made_by(value, "Softmax")
+    joined = _made_by(node.inputs[0], "Concat") if node is not None else None
+    if node is None or joined is None:
+        return None if node is None else _layer(node.inputs[0])
+    layers = [each for each in map(_layer, joined.inputs) if each is not None]
+    if len(layers) < len(joined.inputs) or any(each.x is not layers[0].x for each in layers):
+        return None
+    return Layer(
+        layers[0].x, np.concatenate([each.weight for each in layers], 1), np.concatenate([each.bias for each in layers])
+    )
+
+
+def _expert(value: ir.Value | None) -> Expert | None:
+    product = _made_by(value, "Mul")
+    if product is None:
+        return None
+    for scaled, share in (product.inputs, reversed(product.inputs)):
+        entry, inner = _made_by(share, "Gather"), _made_by(scaled, "Mul")
+        place = query.constant(entry.inputs[1]) if entry is not None else None
+        if entry is None or inner is None or place is None or place.size != 1 or entry.inputs[0] is None:
+            continue
+        for x0, up in (inner.inputs, reversed(inner.inputs)):
+            u = _layer(up)
+            c = _behind_tanh(u)
+            v = _behind_tanh(c)
+            if x0 is None or u is None or c is None or v is None or c.bias.any() or v.bias.any():
+                continue
+            return Expert(x0, v.x, v.weight, c.weight, u.weight, u.bias, entry.inputs[0], int(place.item()))
+    return None
+
+
+def _behind_tanh(layer: Layer | None) -> Layer | None:
+    tanh = _made_by(layer.x, "Tanh") if layer is not None else None
+    return None if tanh is None else _layer(tanh.inputs[0])

@@ -1,0 +1,48 @@
+"""The access log: a line of JSON a request on the standard output, written by a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import threading
+from typing import Any
+
+import orjson
+
+MOST = 65536  # lines that wait to be written; more are left out
+
+logger = logging.getLogger(__name__)
+
+
+class AccessLog:
+    """Takes lines at once; who reads them slowly, or not at all, holds up no request."""
+
+    def __init__(self) -> None:
+        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue(MOST)
+        self._thread: threading.Thread | None = None
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Write a line, by and by."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="zoo-access-log", daemon=True)
+            self._thread.start()
+        if self._thread.is_alive() and not self._lines.full():
+            self._lines.put_nowait(line)
+
+    def close(self, seconds: float) -> None:
+        """Write what waits, for some seconds at most."""
+        if self._thread is not None:
+            if not self._lines.full():
+                self._lines.put_nowait(None)
+            self._thread.join(seconds)
+
+    def _write(self) -> None:
+        out = sys.stdout.buffer
+        try:
+            while (line := self._lines.get()) is not None:
+                out.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+                if self._lines.empty():
+                    out.flush()
+        except OSError as error:
+            logger.warning("the access log ends here: its reader is gone (%s)", error.strerror)
