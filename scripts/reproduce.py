@@ -34,6 +34,7 @@ from pipelines.engines.catalog import ENGINES, load
 from pipelines.models import hub, stages
 from pipelines.models.pipeline import model_file
 from zoo.clicks.metrics import click_metrics
+from zoo.transformer_mt.metrics import translation_metrics
 from zoo.wide_deep.data import Rows
 
 import synthesize_log  # isort: skip  # beside this file
@@ -431,6 +432,37 @@ def threads() -> None:
         report(f"threads-{cpu_slug()}", {**found, "environment": machine.environment(threads=2, rounds=ROUNDS)}, name)
 
 
+def students() -> None:
+    """Translation models that ship and the teacher each was trained by, in native code, int8, each with its own beam:
+    Multi30k's test set from text to text, in turn, one pinned thread.
+    """
+    source, target = test_set()
+    texts, references = (gzip.decompress(each.read_bytes()).decode().splitlines() for each in (source, target))
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    for name in translators():
+        training = files.read_json(zoo.SHIPPED / name / "card.json").get("training", {})
+        if not (teacher := training.get("config", {}).get("teacher")):
+            continue
+        opened: dict[str, Any] = {each: zoo.pipeline(each, engine="native") for each in (teacher, name)}
+        said = {each: [one["translation"] for one in opened[each](texts)] for each in opened}  # and warmed up
+        seconds: dict[str, list[float]] = {each: [] for each in opened}
+        for _ in range(ROUNDS):
+            for each, translate in opened.items():
+                start = time.process_time()
+                translate(texts)
+                seconds[each].append(time.process_time() - start)
+        found = {
+            "teacher": teacher,
+            "data": f"Multi30k test_2016_flickr ({len(texts):,} sentences)",
+            "beams": {each: translate.beam for each, translate in opened.items()},
+            "metrics": {each: translation_metrics(said[each], references) for each in opened},
+            "sentences_per_second": {each: median([len(texts) / one for one in seconds[each]], 1) for each in opened},
+            "times_as_fast": median([a / b for a, b in zip(seconds[teacher], seconds[name], strict=True)]),
+        }
+        environment = machine.environment(threads=1, rounds=ROUNDS)
+        report(f"teacher-{cpu_slug()}", {**found, "environment": environment}, name)
+
+
 def steps() -> None:
     """scripts/translation_steps.py: what each rewrite of translation is worth in ms a step, fp32 and int8, one pinned
     thread.
@@ -439,8 +471,8 @@ def steps() -> None:
 
 
 def bleu() -> None:
-    """fp32 and int8, in onnxruntime and native code, of every translation model that ships on Multi30k's test set, beam
-    4; cards.
+    """fp32 and int8, in onnxruntime and native code, of every translation model that ships on Multi30k's test set, with
+    its own beam; cards.
     """
     source, target = test_set()
     for name in translators():
@@ -514,6 +546,7 @@ PARTS: dict[str, Callable[[], None]] = {
         bleu,
         translation,
         threads,
+        students,
         steps,
     )
 }

@@ -3,8 +3,9 @@
     python scripts/ship_model.py TRAINED_FOLDER NAME [FOLDER]
 
 FOLDER is the package's folder of models, zoo/weights unless named. What is common to all versions of a model
-(description, data, licence, ...) is read from FOLDER/NAME/card.json, so write that first; this script fills in files,
-preprocessing, training and calibration. Metrics come from reports: see scripts/render_models_md.py.
+(description, data, licence, ...; of a translation model how it searches, preprocessing.search) is read from
+FOLDER/NAME/card.json, so write that first; this script fills in files, preprocessing, training and calibration. Metrics
+come from reports: see scripts/render_models_md.py.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def ship(trained: Path, name: str, into: Path | None = None) -> Card:
     listed = [target / each for each in shipped if (target / each).is_file()]
     before = Card.read(target / CARD)
     details = {**before.details, **source.card.details, "calibration": calibration}
+    if search := before.details.get("preprocessing", {}).get("search"):
+        details["preprocessing"] = {**details["preprocessing"], "search": search}
     card = replace(
         before, files=tuple(CardFile(p.name, p.stat().st_size, files.sha256(p), None) for p in listed), details=details
     )

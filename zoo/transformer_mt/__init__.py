@@ -20,7 +20,7 @@ ENTRY = Entry(
     processes="torch",
     # the MatMuls of attention are small: int8 would cost more than it saves
     recipe=QuantRecipe(correct=False, keep_float=(r".*\.(products|found)",)),
-    files=("vocabulary.model",),
+    files=("vocabulary.model", "shortlist.npz"),
     run_options=(
         RunOption(
             "beam", int, None, "hypotheses followed at once; 1 is greedy search. [default: 4, or the model's own]"

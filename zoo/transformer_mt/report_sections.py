@@ -76,6 +76,8 @@ def sections(name: str) -> str:
     ]
     if qualities := reports(zoo.SHIPPED / name / "reports", "bleu"):
         parts.append(_quality(newest(qualities)))
+    if taught := reports(zoo.SHIPPED / name / "reports", "teacher"):
+        parts.append(_beside_teacher(name, newest(taught)))
     if text := _text_to_text(name):
         rates = {engine: f"{text.rate(engine):,.0f}" for engine in text.results}
         gain = {engine: f"{text.rate(engine) / text.rate('zoo-fp32'):.2f}x" for engine in OURS}
@@ -135,6 +137,18 @@ def _quality(report: Report) -> str:
         f"- **Quality** on {content['data']}, `{content['signatures']['bleu']}`; in brackets the "
         f"difference to fp32 and its 95% interval by paired bootstrap ({link(report.path, MODELS)}):\n\n"
         + table(["precision", "BLEU", "chrF", "same translation as fp32"], rows)
+    )
+
+
+def _beside_teacher(name: str, report: Report) -> str:
+    content = report.content
+    teacher, beams, metrics, times = (content[key] for key in ("teacher", "beams", "metrics", "times_as_fast"))
+    rates = {each: f"{rate['median']:,.0f}" for each, rate in content["sentences_per_second"].items()}
+    return (
+        f"- **Beside its teacher** {teacher}, int8 in native code, from text to text, in turn: {times['median']:.2f}x "
+        f"({times['spread'][0]:.2f} to {times['spread'][1]:.2f}) its sentences a second, {rates[name]} with beam "
+        f"{beams[name]} beside {rates[teacher]} with beam {beams[teacher]}; BLEU {metrics[name]['bleu']:.2f} beside "
+        f"{metrics[teacher]['bleu']:.2f} ({content['data']}; {source(report, MODELS)})"
     )
 
 
