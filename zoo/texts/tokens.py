@@ -73,12 +73,11 @@ class Tokenizer:
             np.fromiter((i for each in found for i in each.ids), np.int32, int(lengths.sum())),
             np.fromiter((i for each in found for i in each.type_ids), np.int32, int(lengths.sum())),
         ]
-        cut = np.array(
-            [bool(each.overflowing) or self._trims(text) for each, text in zip(found, texts, strict=True)], bool
-        )
+        longer = [bool(each.overflowing) or self._trims(text) for each, text in zip(found, texts, strict=True)]
+        cut = np.array(longer, np.bool_)
         return Tokens(flat[0], flat[1], lengths, cut)
 
-    def _trims(self, text: str | tuple[str, str]) -> bool:
+    def _trims(self, text: str | Sequence[str]) -> bool:
         parts = [text] if isinstance(text, str) else text
         return any(each[CHARACTERS * self.longest + 1 :].strip() for each in parts)
 
