@@ -14,7 +14,6 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -89,6 +88,13 @@ class Run(click.Command):
                 elif told not in (other.help or ""):
                     other.help = f"{other.help} {told}"
         return list(options.values())
+
+
+class Named(str):
+    """A name on the command line: what names no file is no text, but families may ask for strings."""
+
+    def __fspath__(self) -> str:
+        return str(self)
 
 
 class Once(logging.Filter):
@@ -208,8 +214,7 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
     if as_json and output == "-":
         raise click.UsageError("--json prints a summary on stdout, where the results would go; add -o FILE")
     given = {name: value for name, value in options.items() if value is not None}
-    # what names no file is no text: paths, but for stdin, URLs and rows
-    files = [each if each == "-" or "://" in each or "\t" in each else Path(each) for each in inputs]
+    files = [each if each == "-" or "://" in each or "\t" in each else Named(each) for each in inputs]
     report = verbs.run(model, files or ["-"], output, **given)
     if as_json:
         _print(report, True, lambda: None)
