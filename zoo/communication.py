@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
@@ -28,7 +29,6 @@ from zoo.training import Processes
 
 logger = logging.getLogger(__name__)
 
-HOOKS = ("", "fp16", "bf16", "powersgd")
 TRIED: dict[str, tuple[Any, ...]] = {  # in this order: what saves most first
     "hook": ("bf16", "fp16"),
     "bucket_cap_mb": (1.0, 4.0, 100.0),
@@ -79,6 +79,13 @@ class Communication:
             # by its own name torch's bf16 hook is refused wherever nccl is not, though gloo adds bf16 as well
             wrapped.register_comm_hook(wrapped.process_group, lambda group, bucket: hook(group, bucket))
         return wrapped
+
+
+def exchanging(model: nn.Module, now: bool) -> contextlib.AbstractContextManager[None]:
+    """Backward passes under it exchange gradients, or where not `now` keep them for one that does."""
+    if now or not isinstance(model, DistributedDataParallel):
+        return contextlib.nullcontext()
+    return model.no_sync()
 
 
 @functools.cache

@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from pipelines.core import machine, settings
 from pipelines.core.errors import RequestError, ZooError, one_line
-from pipelines.core.files import replacing, require_place
+from pipelines.core.files import read_json, replacing, require_place
+from pipelines.models.hub import CARD
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +88,21 @@ def checkpointed(output: Path) -> None:
     """To be called by all processes after the first has written a checkpoint into `output`; see `keeping`."""
     for keep in _KEEPERS:
         keep(output)
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    """What the training of a model folder left of itself: train.json, of a published one what its card holds of it."""
+    trained = folder / "train.json"
+    found: dict[str, Any] = read_json(trained) if trained.is_file() else read_json(folder / CARD).get("training", {})
+    return found
+
+
+def require_task(teacher: str | Path, task: str) -> None:
+    """Raise RequestError unless a teacher, a model by its name or folder, is of a student's task."""
+    import zoo
+
+    if (found := zoo.entry_of(teacher).task) != task:
+        raise RequestError(f"found the teacher {teacher} of the task {found}, wanted a model of the task {task}")
 
 
 class LostProcess(ZooError):

@@ -96,10 +96,10 @@ def _relayed(names: list[str], rate: float, delay: float) -> multiprocessing.Pro
         here = os.open("/proc/self/ns/net", os.O_RDONLY)
         for name in names:
             there = os.open(f"/run/netns/{name}", os.O_RDONLY)
-            os.setns(there) if hasattr(os, "setns") else _setns(there)
+            _setns(there)
             device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
             fcntl.ioctl(device, tun_set, struct.pack("16sH22x", b"zoo0", flags))
-            os.setns(here) if hasattr(os, "setns") else _setns(here)
+            _setns(here)
             devices.append(device)
     except OSError as error:
         raise RequestError(f"cannot make a network device ({error})") from error
@@ -179,8 +179,8 @@ def work(name: str) -> None:
             times += [communication.step_seconds(group, step, wrapped)] * (turn >= communication.WARM)
         if group.rank == 0:
             weights = sum(each.numel() for each in model.parameters())
-            print(json.dumps({"weights": weights, "samples": samples * group.count, "powersgd": powersgd, **found}
-                             | {"seconds": round(float(np.median(times)), 4)}), flush=True)  # fmt: skip
+            found |= {"weights": weights, "samples": samples * group.count, "powersgd": powersgd}
+            print(json.dumps(found | {"seconds": round(float(np.median(times)), 4)}), flush=True)
 
 
 def pair(name: str, spaces: list[str], folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 import zoo
 from pipelines.core.errors import RequestError
+from zoo.training import require_task
 
 
 class Teacher:
@@ -23,9 +24,7 @@ class Teacher:
     """
 
     def __init__(self, name: str, features: Mapping[str, Any], weight: float) -> None:
-        found = zoo.entry_of(name)
-        if found.task != "clicks":
-            raise RequestError(f"found the teacher {name} of the task {found.task}, wanted a model of the task clicks")
+        require_task(name, "clicks")
         self.weight, self.pipeline = weight, zoo.pipeline(name, "fp32", "onnxruntime", batch_size=4096)
         if self.pipeline.folder.preprocessing != dict(features):
             raise RequestError(f"found the teacher {name} of another preprocessing, wanted the student's own")

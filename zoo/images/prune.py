@@ -10,8 +10,7 @@ import numpy as np
 from pipelines.compression import channels
 from pipelines.compression.search import Widths
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json, replacing, write_json
-from pipelines.models.hub import CARD
+from pipelines.core.files import replacing, write_json
 from pipelines.models.stages import SAMPLES, ModelFolder
 from zoo.images.data import Images, LabelledImages, open_images, prepare
 from zoo.images.metrics import class_metrics, rank
@@ -19,11 +18,13 @@ from zoo.images.predict import INPUT, OUTPUT
 from zoo.images.settings import Settings
 from zoo.images.start import MODEL
 from zoo.images.teaching import Normalize
-from zoo.training import save_weights
+from zoo.training import record_of, save_weights
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from pipelines.models.pipeline import GraphPipeline
 
 HELD_OUT, SEEN, KEPT = 1000, 512, 256  # images of a loss, of importance, for calibration
 MEMORY = 1 << 28  # bytes of pixels of one of these, at most
@@ -126,20 +127,15 @@ class PrunableImages:
         save_weights(folder / MODEL, network.state_dict())
         with replacing(folder / SAMPLES) as temporary:
             np.savez(temporary, image=self._some(self.images.train, KEPT)[0].numpy())
-        trained = self.folder.path / "train.json"
-        before = read_json(trained) if trained.is_file() else read_json(self.folder.path / CARD).get("training", {})
+        before = record_of(self.folder.path)
         shapes = {**self.about.get("shapes", {}), **channels.shapes(network, self.network)}
         named = {key: self.about[key] for key in ("arch", "width") if key in self.about}
-        record = {key: before[key] for key in ("rows", "metrics", "config") if key in before}
+        record: dict[str, Any] = {key: before[key] for key in ("rows", "metrics", "config") if key in before}
         about = {**named, "shapes": shapes, "classes": self.classes, "features": self.features, **record}
         write_json(folder / "train.json", about)
 
-    def quality(self, folder: ModelFolder) -> dict[str, float]:
-        """{"top1", "top5"} of a folder's int8 model on all held-out images."""
-        from pipelines.models.pipeline import GraphPipeline
-
-        kind: type[GraphPipeline] = folder.entry.part("pipeline")
-        pipeline = kind(folder, "int8", kind.engines(folder)[-1])
+    def quality(self, pipeline: GraphPipeline) -> dict[str, float]:
+        """{"top1", "top5"} of an opened model on all held-out images."""
         held, parts = self.images.held_out, []
         for begin in range(0, len(held), 256):
             several = range(begin, min(begin + 256, len(held)))

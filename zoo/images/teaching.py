@@ -9,6 +9,7 @@ import zoo
 from pipelines.compression.losses import fsp_loss, l2
 from pipelines.core.errors import RequestError
 from pipelines.quantization.qat import distillation_loss
+from zoo.training import require_task
 
 if TYPE_CHECKING:
     import torch
@@ -39,12 +40,12 @@ class Normalize:
 def teacher_of(name: str, classes: Sequence[str]) -> tuple[nn.Module, dict[str, Any]]:
     """(the network of an image classifier by its name or folder, its preprocessing). Raises RequestError for a model
     of another task, or of other classes than those."""
-    found = zoo.entry_of(name)
-    if not found.network or found.task != "images":
-        raise RequestError(f"found the teacher {name} of the task {found.task}, wanted a model of the task images")
+    require_task(name, "images")
     folder = zoo.load(name)
+    if not folder.entry.network:
+        raise RequestError(f"found the teacher {name} of {folder.entry.name}, a family whose networks cannot be opened")
     folder.ensure("fp32.onnx")
-    about, network = found.part("network")(folder.path)
+    about, network = folder.entry.part("network")(folder.path)
     if (known := folder.card.details.get("classes")) != list(classes):
         told = f"{len(known)} classes" if isinstance(known, list) else f"{known} classes"
         raise RequestError(

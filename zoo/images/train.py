@@ -24,7 +24,7 @@ from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import replacing, sha256, write_json
 from pipelines.core.progress import progress
-from zoo.communication import Communication, tuned
+from zoo.communication import Communication, exchanging, tuned
 from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
@@ -116,16 +116,15 @@ class Trainer:
         `communication.tuned` gives. All processes agree.
         """
         config, group = self.config, self.group
-        precision, bf16 = config.precision, config.precision == "bf16"
+        precision = config.precision
         if precision == "auto":
             precision = choose_precision(group, lambda bf16: self._time(size, batch, bf16))
-            bf16 = precision == "bf16"
         found: dict[str, Any] = {}
         if config.tune_communication and group.count > 1:
             x, y = self._noise(size, -(-batch // config.accumulate))
 
             def step(model: nn.Module) -> None:
-                torch.autograd.backward(self.loss(model, x, y, 1, bf16)[0])
+                torch.autograd.backward(self.loss(model, x, y, 1, precision == "bf16")[0])
                 model.zero_grad(set_to_none=True)
 
             about = f"{tuple(x.shape)} {precision} {config.accumulate}"
@@ -189,9 +188,8 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         whole, right, stacked = 0.0, 0, x.view(views, len(y), *x.shape[1:])
         parts = torch.arange(len(y)).chunk(self.config.accumulate)
-        for part in parts:  # gradients are exchanged with the last
-            alone = self.group.count > 1 and part is not parts[-1]
-            with self.parallel.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
+        for part in parts:
+            with exchanging(self.parallel, part is parts[-1]):
                 loss, logits = self.loss(self.parallel, stacked[:, part].flatten(0, 1), y[part], views, self.bf16)
                 loss = loss * (len(part) / len(y))
                 torch.autograd.backward(loss)

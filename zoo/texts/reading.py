@@ -88,7 +88,10 @@ def _is_file(name: str) -> bool:
 
 
 def _item(where: str, texts: Sequence[str], count: int) -> Item:
-    if any("\ud800" <= letter <= "\udfff" for each in texts if not each.isascii() for letter in each):
+    try:
+        for each in texts:
+            each.encode()
+    except UnicodeEncodeError:
         return Item(where, ("",) * len(texts), HALF)
     empty = any(not each.strip() for each in texts[:count])
     return Item(where, tuple(texts), EMPTY if empty else "")

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from torch import distributed, nn
 
 import zoo
+from pipelines.compression.losses import l2
 from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import replacing, sha256, write_json
 from pipelines.core.progress import progress
-from zoo.communication import Communication, tuned
+from zoo.communication import Communication, exchanging, tuned
 from zoo.training import (
     Processes,
     choose_precision,
@@ -193,7 +194,7 @@ class Trainer:
             loss = (1 - self.config.soft) * loss + self.config.soft * soft
             for own, wanted in zip(own_layers or (), layers or (), strict=True):
                 own, wanted = (each.flatten(0, 1)[kept].float() for each in (own, wanted))
-                loss = loss + self.config.hints * len(kept) * (own - wanted).square().mean() / wanted.square().mean()
+                loss = loss + self.config.hints * len(kept) * l2(own, wanted)
         return loss, plain, sum(len(pair[1]) for pair in pairs)
 
     def step(self, data: Corpus, batch: NDArray[np.int64], epoch_steps: int) -> tuple[float, int]:
@@ -205,9 +206,8 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         tokens, found = sum(len(data.pair(int(i))[1]) for i in batch), 0.0
         parts = np.array_split(batch, min(self.config.accumulate, len(batch)))
-        for part in parts:  # gradients are exchanged with the last
-            alone = self.group.count > 1 and part is not parts[-1]
-            with self.parallel.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
+        for part in parts:
+            with exchanging(self.parallel, part is parts[-1]):
                 loss, plain, _ = self.loss(self.parallel, data, part, self.bf16, self.config.label_smoothing)
                 torch.autograd.backward(loss * (self.group.count / tokens))  # they are averaged over the processes
             found += float(plain)

@@ -25,7 +25,7 @@ from pipelines.models import stages
 from pipelines.models.hub import CARD
 from pipelines.models.pipeline import Pipeline, Predictor
 from zoo.paths import Model, listed
-from zoo.training import require_free
+from zoo.training import require_free, require_task
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,8 @@ def plan(
         found = strategies.preset(epochs, prune or "", teacher=teacher, qat="qat" in given, distil=bool(teacher))
     for step in found.steps():
         name = (step.distil or {}).get("teacher") or folder.path
-        if step.distil is not None and (other := zoo.entry_of(name)).task != folder.entry.task:
-            raise RequestError(
-                f"found the teacher {name} of the task {other.task}, wanted a model of the task {folder.entry.task}"
-            )
+        if step.distil is not None:
+            require_task(name, folder.entry.task)
         own, known = (zoo.load(each).card.details.get("classes") for each in (folder.path, name))
         if own != known:
             told = f"{len(known)} classes" if isinstance(known, list) else f"{known} classes"
@@ -142,8 +140,14 @@ class _Run:
         return opened
 
     def _judged(self, folder: stages.ModelFolder, config: Any) -> dict[str, float]:
-        found: dict[str, float] = (self.judge or self._open(self.start, config)).quality(folder)
+        judge = self.judge or self._open(self.start, config)
+        found: dict[str, float] = judge.quality(self._int8(folder))
         return found
+
+    def _int8(self, folder: stages.ModelFolder, **options: Any) -> Pipeline:
+        """A model of the family in its quickest form: the last of its engines."""
+        kind: type[Pipeline] = self.start.entry.part("pipeline")
+        return kind(folder, "int8", kind.engines(folder)[-1], **options)
 
     def _note(self, **found: Any) -> None:
         self.log |= found
@@ -151,16 +155,15 @@ class _Run:
 
     def speed(self, folder: stages.ModelFolder, count: int) -> float:
         """How many times as fast as the model that all began with, both in turn, on `count` samples at once."""
-        kind: type[Pipeline] = self.start.entry.part("pipeline")
         if self.base is None:
-            self.base = kind(self.start, "int8", kind.engines(self.start)[-1], batch_size=count)
+            self.base = self._int8(self.start, batch_size=count)
         if self.batch is None:
             try:
                 raw = self.base.example(count)
             except RequestError:  # a model that was trained here has no sample of its own
                 raw = self.base.example(count, listed(self.data)[0])
             self.batch = self.base.preprocess(raw)
-        both = [Predictor(self.base), Predictor(kind(folder, "int8", kind.engines(folder)[-1], batch_size=count))]
+        both = [Predictor(self.base), Predictor(self._int8(folder, batch_size=count))]
         times: list[list[float]] = []
         begin = time.monotonic()
         while len(times) < 3 or time.monotonic() - begin < TIMED:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.compression.search import Widths
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json, replacing, write_json
-from pipelines.models.hub import CARD
+from pipelines.core.files import replacing, write_json
 from pipelines.models.stages import SAMPLES, ModelFolder
 from zoo.clicks.metrics import click_metrics, logloss
+from zoo.training import record_of
 from zoo.wide_deep.data import Counts, Rows
 from zoo.wide_deep.row_store import RowStore
+
+if TYPE_CHECKING:
+    from pipelines.models.pipeline import GraphPipeline
 
 EMBEDDING = "embedding"
 SEEN, KEPT = 8192, 4096  # rows of importance, for calibration
@@ -131,7 +134,7 @@ class PrunableRows:
         from dataclasses import asdict, replace
 
         from zoo.wide_deep.model import assign, build_model
-        from zoo.wide_deep.train import WEIGHTS
+        from zoo.wide_deep.train import save_network
 
         tables, wide, kernels, biases = self._cut(widths)
         hidden = tuple(len(each) for each in biases[:-1])
@@ -143,24 +146,17 @@ class PrunableRows:
         model = build_model(self.features, config)
         assign(model, weights)
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
-            model.save_weights(Path(scratch) / WEIGHTS)
-            (Path(scratch) / WEIGHTS).replace(folder / WEIGHTS)
+        save_network(model, folder)
         seen = self._seen(KEPT)
         with replacing(folder / SAMPLES) as temporary:
             np.savez(temporary, ids=seen.ids, numbers=seen.numbers)
-        trained = self.folder.path / "train.json"
-        before = read_json(trained) if trained.is_file() else read_json(self.folder.path / CARD).get("training", {})
+        before = record_of(self.folder.path)
         known = {key: before[key] for key in ("rows", "metrics") if key in before}
         settings = asdict(config) | {"hidden": list(hidden)}
         write_json(folder / "train.json", {**known, "config": settings, "features": self.features.to_json()})
 
-    def quality(self, folder: ModelFolder) -> dict[str, float]:
-        """{"auc", "logloss", "accuracy"} of a folder's int8 model on the held-out rows."""
-        from pipelines.models.pipeline import GraphPipeline
-
-        kind: type[GraphPipeline] = folder.entry.part("pipeline")
-        pipeline = kind(folder, "int8", kind.engines(folder)[-1])
+    def quality(self, pipeline: GraphPipeline) -> dict[str, float]:
+        """{"auc", "logloss", "accuracy"} of an opened model on the held-out rows."""
         found = pipeline.predict({"ids": self.held.ids, "numbers": self.held.numbers})["probability"]
         return click_metrics(self.held.labels, found[:, 0])
 

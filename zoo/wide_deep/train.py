@@ -361,9 +361,7 @@ def _write(
     names = [os.fspath(each) for each in sources if isinstance(each, str | os.PathLike)]
     files = [Path(name) for name in names if "\t" not in name and Path(name).is_file()]  # not raw rows, not a hub id
     sort_neurons(model, samples)
-    with tempfile.TemporaryDirectory(dir=output, prefix=".") as scratch:  # Keras insists on the ending .weights.h5
-        model.save_weights(Path(scratch) / WEIGHTS)
-        (Path(scratch) / WEIGHTS).replace(output / WEIGHTS)
+    save_network(model, output)
     with replacing(output / "calibration.npz") as temporary:
         np.savez(temporary, **samples)
     loss, auc = (
@@ -384,6 +382,13 @@ def _write(
         },
     }
     write_json(output / "train.json", record | about)
+
+
+def save_network(model: Any, folder: Path) -> None:
+    """Write the weights of a network of Keras into a folder, whole or not at all."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:  # Keras insists on the ending .weights.h5
+        model.save_weights(Path(scratch) / WEIGHTS)
+        (Path(scratch) / WEIGHTS).replace(folder / WEIGHTS)
 
 
 STATES = (

@@ -56,7 +56,7 @@ def write(
     """
     import torch
 
-    from zoo.training import fill
+    from zoo.training import fill, save_weights
     from zoo.transformer_mt.freeze import export
     from zoo.transformer_mt.model import Transformer
     from zoo.transformer_mt.networks import MODEL
@@ -88,8 +88,7 @@ def write(
     for name, content in files.items():
         with replacing(output / name) as temporary:
             temporary.write_bytes(content)
-    with replacing(output / MODEL) as temporary:
-        torch.save({"state_dict": model.state_dict()}, temporary)
+    save_weights(output / MODEL, model.state_dict())
     about = {
         "features": features,
         "form": dataclasses.asdict(found.form),
