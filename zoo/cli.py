@@ -27,6 +27,7 @@ from zoo.options import (
     Words,
     as_json,
     batch_size,
+    columns,
     correct,
     engine,
     max_memory,
@@ -334,9 +335,17 @@ def train(family: str, as_json: bool, held_out: float | None, **options: Any) ->
     default=None,
     help="With --prune or --strategy: how much of its metric int8 may lose. [default: .005 top-1, .001 AUC, .3 BLEU]",
 )
+@together(columns)
 @training
 def finetune(
-    model: str, qat: bool, as_json: bool, prune: str | None, strategy: str | None, drop: float | None, **options: Any
+    model: str,
+    qat: bool,
+    as_json: bool,
+    columns: Sequence[str],
+    prune: str | None,
+    strategy: str | None,
+    drop: float | None,
+    **options: Any,
 ) -> None:
     """Go on training MODEL on own data; or make it smaller, by --prune or a --strategy."""
     from zoo import verbs
@@ -348,6 +357,8 @@ def finetune(
 
     if qat:
         options["settings"] += ("qat=true",)
+    if columns:
+        options["settings"] += (f"columns={','.join(columns)}",)
     _trained(verbs.finetune, model, as_json, **options)
 
 
@@ -412,6 +423,12 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
     "translation of a sentence may have: the quicker, the larger the vocabulary.",
 )
 @click.option("--pooling", default=None, help="Sentence encoders whose folder tells none: mean, cls or max.")
+@click.option(
+    "--normalize",
+    is_flag=True,
+    default=None,
+    help="Sentence encoders whose folder does not say so: vectors of length 1.",
+)
 @as_json
 def import_model(source: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Turn a model of another toolkit into a model folder.
@@ -481,7 +498,7 @@ def one_or_list(values: tuple[str, ...]) -> str | list[str] | None:
     help="How many samples to use. [default: all for an .onnx file; 256 images, 4096 rows, 256 sentences]",
 )
 @max_memory
-@together(observer, correct, search, preprocess, on_error, as_json)
+@together(columns, observer, correct, search, preprocess, on_error, as_json)
 def calibrate(model: str, data: tuple[str, ...], output: str | None, as_json: bool, **options: Any) -> None:
     """Choose the activation ranges of MODEL or of an .onnx file."""
     from zoo import verbs
@@ -577,7 +594,7 @@ def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **op
     show_default=True,
     help="What is compared with fp32.",
 )
-@together(engine, threads, batch_size, on_error, as_json)
+@together(columns, engine, threads, batch_size, on_error, as_json)
 def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Quality of fp32 and int8 (or bf16) on the same samples, and their difference."""
     from zoo import verbs
@@ -596,6 +613,9 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
             ]
             rows += [[key, "", "", f"{value:.6f}", ""] for key, value in difference.items() if key not in a]
             _table([f"{report['samples']:,} samples", fp32, name, f"{name} - {fp32}", "95% interval"], rows)
+        if kept := report.get("kept"):
+            shares = ", ".join(f"{share:.1%} in {dtype}" for dtype, share in kept.items())
+            click.echo(f"--output-dtype: of the ten nearest texts by float32 stay {shares}")
 
     _print(report, as_json, show)
 

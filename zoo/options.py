@@ -110,6 +110,13 @@ on_error = click.option(
     show_default=True,
     help="Stop at a bad row, or leave it out and count it.",
 )
+columns = click.option(
+    "--column",
+    "columns",
+    type=Words(),
+    default=(),
+    help="Encoders of texts: of a table, those of the texts and the label, e.g. query,text,label. [default: by name]",
+)
 observer = click.option(
     "--observer",
     default=None,

@@ -338,12 +338,17 @@ def read_once(path: Any, batch_size: int = 256) -> Samples:
 
 
 def raw_samples(
-    folder: ModelFolder, data: Any, option: str, count: int | None = None, on_error: str = "raise"
+    folder: ModelFolder,
+    data: Any,
+    option: str,
+    count: int | None = None,
+    on_error: str = "raise",
+    columns: Sequence[str] = (),
 ) -> Samples:
     """Calibration samples of a zoo model: up to `count` of raw `data` (None: `Pipeline.CALIBRATION`), or all that its
     training kept.
 
-    option: by which a user gives data. Raises RequestError for none.
+    option: by which a user gives data. columns: of tables of texts. Raises RequestError for none.
     """
     if data is None:
         if not (folder.path / stages.SAMPLES).is_file():
@@ -352,6 +357,8 @@ def raw_samples(
             )
         return read_once(folder.ensure(stages.SAMPLES))
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
+    if columns:
+        opened.read_columns(columns)
     batch = opened.calibration(data, count or opened.CALIBRATION, on_error)
     return Samples(lambda: [batch], length(batch))
 

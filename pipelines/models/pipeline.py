@@ -117,6 +117,12 @@ class Pipeline(abc.ABC):
         """The engine that "auto" takes for a batch of this size."""
         return cls(folder, precision, "auto", threads).engine
 
+    def read_columns(self, names: Sequence[str]) -> None:
+        """Take samples from these columns of tables. Raises RequestError for a family whose input has no names to
+        choose.
+        """
+        raise RequestError(f"--column is of encoders of texts; {self.folder.card.name} is a {self.folder.entry.name}")
+
     @property
     def path(self) -> Path:
         """The folder with the model's files."""

@@ -21,7 +21,7 @@ ENTRY = Entry(
     recipe=QuantRecipe(keep_float=(r".*\.(products|found)",), smooth=True),
     files=("tokenizer.json", "config.json"),
     run_options=(
-        RunOption("column", str, None, "of CSV, TSV, JSON lines or Parquet that holds the text. [default: the first]"),
+        RunOption("column", str, None, "of CSV, TSV, JSON lines or Parquet that holds the text. [default: text, ...]"),
         RunOption("output_dtype", str, "float32", "of the vectors: float32, float16, int8 or binary."),
         RunOption("prompt", str, None, "put before each text: one of the model's names, such as query, or a text."),
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json, replacing, require_place, sha256
+from pipelines.core.files import read_json, replacing, require_place, sha256, write_json
 from pipelines.models.entry import Importer
 from pipelines.models.hub import CARD, CardFile
 from zoo.texts import tokens, weights
@@ -61,13 +61,17 @@ def importer(scorer: bool) -> Importer:
         known = config["model_type"] in {*KINDS, *UNFIT} or (path / MODULES).is_file() or is_scorer(config)
         return name if known and is_scorer(config) == scorer else ""
 
-    def write(path: Path, output: Path, *, format: str, pooling: str = "") -> tuple[dict[str, Any], list[CardFile]]:
-        return _write(path, output, scorer, pooling)
+    def write(
+        path: Path, output: Path, *, format: str, pooling: str = "", normalize: bool = False
+    ) -> tuple[dict[str, Any], list[CardFile]]:
+        return _write(path, output, scorer, pooling, normalize)
 
-    return Importer({name: what}, recognize, write, ("pooling",), PATTERNS)
+    return Importer({name: what}, recognize, write, ("pooling", "normalize"), PATTERNS)
 
 
-def _write(path: Path, output: Path, scorer: bool, pooling: str) -> tuple[dict[str, Any], list[CardFile]]:
+def _write(
+    path: Path, output: Path, scorer: bool, pooling: str, normalize: bool
+) -> tuple[dict[str, Any], list[CardFile]]:
     """The details of the card of the model in the folder `path`, and its files, copied to `output` as they are.
 
     Raises RequestError with all that is wrong with it; nothing is written then.
@@ -78,7 +82,7 @@ def _write(path: Path, output: Path, scorer: bool, pooling: str) -> tuple[dict[s
     faults: list[str] = []
     features: dict[str, Any] = {}
     try:
-        features = features_of(path, config, scorer, pooling)
+        features = features_of(path, config, scorer, pooling, normalize)
     except RequestError as error:
         faults.append(str(error))
     source = path / weights.FILE
@@ -112,10 +116,13 @@ def _write(path: Path, output: Path, scorer: bool, pooling: str) -> tuple[dict[s
     return {"preprocessing": features, "weights": {"file": weights.FILE}}, files
 
 
-def features_of(path: Path, config: Mapping[str, Any], scorer: bool, pooling: str = "") -> dict[str, Any]:
+def features_of(
+    path: Path, config: Mapping[str, Any], scorer: bool, pooling: str = "", normalize: bool = False
+) -> dict[str, Any]:
     """What a card says of the model in the folder `path`: form, max_length, lower, prompts, activation.
 
-    pooling: of a folder that tells none. Raises RequestError for what no model here has.
+    pooling, normalize: of a folder that tells none, and whether vectors get length 1 though it does not say so.
+    Raises RequestError for what no model here has.
     """
     kind = str(config["model_type"])
     if kind not in KINDS:
@@ -136,9 +143,9 @@ def features_of(path: Path, config: Mapping[str, Any], scorer: bool, pooling: st
     labels = 0
     if scorer:
         labels = len(config.get("id2label") or {}) or int(number("num_labels", default=2))
-        pooled, normalize = "cls", False
+        pooled, unit = "cls", False
     else:
-        pooled, normalize = _pooling(path, modules, pooling)
+        pooled, unit = _pooling(path, modules, pooling)
     form = Form(
         kind=KINDS[kind],
         layers=number("num_hidden_layers", "n_layers"),
@@ -153,7 +160,7 @@ def features_of(path: Path, config: Mapping[str, Any], scorer: bool, pooling: st
         epsilon=float(number("layer_norm_eps", default=1e-12)),
         buckets=number("relative_attention_num_buckets", default=32) if kind == "mpnet" else 0,
         pooling=pooled,
-        normalize=normalize,
+        normalize=unit or (normalize and not scorer),
         labels=labels,
     )
     about = _json(path / _folder(modules, "Transformer") / "sentence_bert_config.json")
@@ -214,6 +221,21 @@ def _pooling(path: Path, modules: list[tuple[str, str]], told: str) -> tuple[str
     if len(found) != 1 or found[0] not in POOLINGS:
         raise RequestError(f"its pooling is {' and '.join(found) or 'none'}; wanted one of {', '.join(POOLINGS)}")
     return found[0], normalize
+
+
+def write_modules(folder: Path, form: Form, max_length: int, lower: bool) -> None:
+    """What sentence-transformers, and an import, read beside the network: how a text's vector is made of it."""
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if form.normalize else [])]
+    modules = [
+        {"idx": i, "name": str(i), "path": place, "type": f"sentence_transformers.models.{kind}"}
+        for i, (place, kind) in enumerate(kinds)
+    ]
+    (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
+    pooling: dict[str, Any] = {"word_embedding_dimension": form.width}
+    pooling |= {f"pooling_mode_{key}": form.pooling == mode for key, mode in MODES.items()}
+    write_json(folder / "1_Pooling" / CONFIG, pooling)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": lower})
+    write_json(folder / MODULES, modules)
 
 
 def _longest(path: Path, form: Form, about: Mapping[str, Any]) -> int:

@@ -74,12 +74,12 @@ def overlap(one: NDArray[np.float32], other: NDArray[np.float32], count: int = N
 def read_pairs(
     pipeline: TextPipeline, data: Any, on_error: str
 ) -> tuple[list[tuple[str, str]], NDArray[np.float64], int]:
-    """(pairs of texts, their labels, rows that are none) of files with two texts and a number in their first columns.
+    """(pairs of texts, their labels, rows that are none) of files with two texts and a number a row.
 
     Raises RequestError where there are none, or, for on_error "raise", at the first row that is none.
     """
     pairs, labels, faults = [], [], reading.Faults()
-    for each in reading.items(data, 2, extra=1):
+    for each in reading.items(data, 2, pipeline.columns, extra=1):
         fault, label = each.fault, float("nan")
         if not fault:
             try:
@@ -109,6 +109,11 @@ def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "
     pairs, labels, skipped = read_pairs(first, data, on_error)
     queries = list(dict.fromkeys(query for query, _ in pairs))
     ranked = len(pairs) >= RANKED * len(queries)
+    if (labels.max() <= 0) if ranked else (len(pairs) < 2 or np.ptp(labels) == 0):
+        raise RequestError(
+            f"found {len(pairs)} pairs, all with the label {labels[0]:g}; wanted "
+            + ("relevant texts among them, with a label above 0" if ranked else "pairs of different similarity")
+        )
     if first.COUNT == 2:
         return {"samples": len(pairs), "skipped": skipped, **_of_scores(pipelines, pairs, labels, ranked)}
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))

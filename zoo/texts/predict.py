@@ -60,6 +60,7 @@ class TextPipeline(Pipeline):
     RESULT: ClassVar[str]  # the graph's output
     COUNT: ClassVar[int]  # texts of a sample
     NOTHING: ClassVar[float] = 0.0  # the numbers of what is no sample
+    columns: Sequence[str] = ()  # of tables, where they are told
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         features = folder.preprocessing
@@ -133,9 +134,13 @@ class TextPipeline(Pipeline):
         pair = isinstance(raw, tuple) and self.COUNT == 2 and len(raw) == 2
         return [raw] if pair and all(isinstance(each, str) for each in raw) else raw
 
-    def items(self, data: Any, columns: Sequence[str] = (), extra: int = 0) -> Iterator[reading.Item]:
+    def read_columns(self, names: Sequence[str]) -> None:
+        """See `Pipeline.read_columns`."""
+        self.columns = tuple(names)
+
+    def items(self, data: Any, columns: Sequence[str] = ()) -> Iterator[reading.Item]:
         """The samples in files or lists; see `zoo.texts.reading.items`."""
-        return reading.items(data, self.COUNT, columns, extra)
+        return reading.items(data, self.COUNT, columns or self.columns)
 
     def tokenize(self, texts: Sequence[tuple[str, ...]]) -> Tokens:
         """The tokens of samples."""

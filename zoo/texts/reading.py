@@ -5,12 +5,12 @@ Everything streams, in order; what is no text is an item of its own, with what i
 
 from __future__ import annotations
 
+import collections
 import csv
 import gzip
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,12 @@ from pipelines.core.errors import RequestError, one_line
 
 STDIN = "-"
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
-COLUMNS = ("text", "sentence", "content", "query", "sentence1", "sentence2", "title", "score", "label")
+# What columns of texts, of what they are compared with, and of labels are called: a header is known by one of them, and
+# where no column is named they are taken in this order.
+TEXTS = ("text", "sentence", "content", "body", "sentence1", "text1", "query", "question", "anchor", "premise", "title")
+OTHERS = ("sentence2", "text2", "passage", "document", "answer", "positive", "hypothesis", "text", "content", "body")
+LABELS = ("score", "label", "similarity", "relevance")
+COLUMNS = frozenset((*TEXTS, *OTHERS, *LABELS))
 WANTED = "wanted text, a line each, or .csv, .tsv, .jsonl (also .gz) or .parquet"
 NOT_UTF8, EMPTY, NO_VALUE = "is not UTF-8", "is empty", "has no value"
 HALF = "holds half a surrogate pair"  # which no UTF-8 has: JSON's escapes can write it
@@ -34,7 +39,11 @@ class Item(NamedTuple):
     fault: str = ""
 
 
-class Faults(Counter[str]):
+class NoColumnsError(RequestError):
+    """A table has not the columns that are wanted."""
+
+
+class Faults(collections.Counter[str]):
     """How often each thing was wrong."""
 
 
@@ -46,9 +55,10 @@ def suffix(name: str) -> str:
 def items(data: Any, count: int, columns: Sequence[str] = (), extra: int = 0) -> Iterator[Item]:
     """The rows of files, of stdin ("-"), or of a list of texts or of tuples of them.
 
-    count: texts of a row, 1 or 2, and of further columns `extra`, such as a score. columns: names of them, in order;
-    without them the first ones: of a table without a header those by place. Raises RequestError for what is no file, a
-    table without these columns, or a list of something else.
+    count: texts of a row, 1 or 2, and of further columns `extra`, such as a score. columns: names of them, in order, or
+    of CSV without a header their places from 1 on; without them those that are called as such columns are (`COLUMNS`),
+    else the first ones that hold text. Raises RequestError for what is no file, a table without these columns, or a
+    list of something else.
     """
     width = count + extra
     if isinstance(data, str | os.PathLike) or (isinstance(data, list | tuple) and _are_files(data, width)):
@@ -120,7 +130,10 @@ def _lines(name: str) -> Iterator[bytes]:
             yield from (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
             return
         with gzip.open(name) if name.lower().endswith(".gz") else Path(name).open("rb") as file:
-            yield from (line.rstrip(b"\r\n") for line in file)
+            for number, line in enumerate(file):
+                if number == 0 and line.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" in line:
+                    raise RequestError(f"{name} is UTF-16; wanted UTF-8: iconv -f UTF-16 -t UTF-8 {name} > texts.txt")
+                yield line.rstrip(b"\r\n")
     except (OSError, EOFError) as error:
         raise RequestError(f"cannot read {name}: {one_line(error)}") from error
 
@@ -144,53 +157,107 @@ def _of_lines(name: str, width: int) -> Iterator[Item]:
             yield _item(where, parts[:width], min(width, 2))
 
 
+class _Rows:
+    """The lines of a table for csv.reader, which takes all that follows a quote that nothing closes: they can be read
+    anew.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._lines, self._again = _lines(name), collections.deque[str]()
+        self.read: list[str] = []  # since the last row
+        self.number = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if self._again:
+            text = self._again.popleft()
+        else:
+            line = next(self._lines)
+            text = (line if self.number else line.removeprefix(b"\xef\xbb\xbf")).decode(
+                "utf-8", "surrogateescape"
+            ) + "\n"
+        self.number += 1
+        self.read.append(text)
+        return text
+
+    def back(self) -> None:
+        """Only the first line that was read since the last row is no row: read the others again."""
+        self._again.extendleft(reversed(self.read[1:]))
+        self.number -= len(self.read) - 1
+
+
 def _of_csv(name: str, width: int, columns: Sequence[str], delimiter: str) -> Iterator[Item]:
     """Rows of CSV or TSV. The first is a header where it names `columns`, or, without these, one of `COLUMNS`."""
     csv.field_size_limit(2**31 - 1)
-
-    def decoded() -> Iterator[str]:
-        for number, line in enumerate(_lines(name), 1):
-            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            yield text.decode("utf-8", "surrogateescape") + "\n"
-
+    lines, nothing = _Rows(name), ("",) * width
     rows = csv.reader(
-        decoded(), delimiter=delimiter, quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+        lines,
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL,
+        strict=True,
     )
     places: list[int] = []
-    number = 0
     while True:
+        lines.read.clear()
         try:
             row = next(rows, None)
         except csv.Error as error:
-            yield Item(f"{name}, line {rows.line_num}", ("",) * width, f"is no row of CSV ({one_line(error)})")
+            lines.back()
+            yield Item(f"{name}, line {lines.number}", nothing, f"is no row of CSV ({one_line(error)})")
             continue
         if row is None:
             return
-        number += 1
-        where = f"{name}, line {rows.line_num}"
-        if number == 1:
+        where = f"{name}, line {lines.number}"
+        if not places:
             header = [each.strip() for each in row]
-            if columns or {each.lower() for each in header} & set(COLUMNS):
+            by_place = bool(columns) and all(each.isdecimal() and each not in header for each in columns)
+            if not by_place and (columns or {each.lower() for each in header} & COLUMNS):
                 places = _places(name, header, columns, width)
                 continue
-            places = list(range(width))
+            if by_place and (
+                len(columns) != width or not 1 <= min(map(int, columns)) <= max(map(int, columns)) <= len(row)
+            ):
+                raise NoColumnsError(f"{name} has {len(row)} columns; name {width} of them with --column, from 1 on")
+            if width == 1 < len(row) and not by_place:
+                raise RequestError(
+                    f"{name} has {len(row)} columns, none of which is called {', '.join(TEXTS[:3])} or the like; "
+                    "name one with --column, or say its place, such as --column 2"
+                )
+            places = [int(each) - 1 for each in columns] if by_place else list(range(width))
         if len(row) <= max(places):
             fault = EMPTY if not any(row) else f"has {len(row)} columns, wanted {max(places) + 1}"
-            yield Item(where, ("",) * width, fault)
+            yield Item(where, nothing, fault)
             continue
         texts = [row[at] for at in places]
         strange = any("\udc80" <= letter <= "\udcff" for each in texts for letter in each)
-        yield Item(where, ("",) * width, NOT_UTF8) if strange else _item(where, texts, min(width, 2))
+        yield Item(where, nothing, NOT_UTF8) if strange else _item(where, texts, min(width, 2))
 
 
-def _places(name: str, header: Sequence[str], columns: Sequence[str], width: int) -> list[int]:
-    """Where in the header the columns stand. Raises RequestError where they do not."""
-    wanted = list(columns) or (header[:width] if len(header) >= width else [])
-    if not columns and width == 1:
-        wanted = next(([each] for each in header if each.lower() in COLUMNS), wanted)
+def _places(
+    name: str, header: Sequence[str], columns: Sequence[str], width: int, texts: Sequence[str] | None = None
+) -> list[int]:
+    """Where in the header the columns stand. texts: those that hold text; None: all. Raises RequestError where they do
+    not.
+    """
+    wanted = list(columns) or _usual(header, width, header if texts is None else texts)
     if len(wanted) != width or any(each not in header for each in wanted):
-        raise RequestError(f"{name} has the columns {', '.join(header) or 'none'}; name {width} of them with --column")
+        raise NoColumnsError(
+            f"{name} has the columns {', '.join(header) or 'none'}; name {width} of them with --column"
+        )
     return [list(header).index(each) for each in wanted]
+
+
+def _usual(header: Sequence[str], width: int, texts: Sequence[str]) -> list[str]:
+    """The columns that are meant where none is named."""
+    found: list[str] = []
+    for names in (TEXTS, OTHERS, LABELS)[:width]:
+        found += [each for name in names for each in header if each.lower() == name and each not in found][:1]
+    if len(found) == width:
+        return found
+    first = list(texts[: min(width, 2)])
+    return first + [each for each in header if each not in first][: max(width - 2, 0)]
 
 
 def _of_json(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
@@ -207,12 +274,10 @@ def _of_json(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]:
         if not isinstance(row, dict):
             yield Item(where, ("",) * width, "is no JSON object")
             continue
-        if not wanted:
-            header = list(row)
-            wanted = [header[at] for at in _places(name, header, (), width)]
+        if number == 1 or not wanted:
+            header, strings = list(row), [key for key, value in row.items() if isinstance(value, str)]
+            wanted = [header[at] for at in _places(name, header, columns, width, strings)]
         values = [row.get(each) for each in wanted]
-        if number == 1 and columns and any(each not in row for each in wanted):
-            _places(name, list(row), columns, width)
         yield _valued(where, values, width)
 
 
@@ -223,7 +288,9 @@ def _of_parquet(name: str, width: int, columns: Sequence[str]) -> Iterator[Item]
     try:
         with parquet.ParquetFile(name) as file:
             header = file.schema_arrow.names
-            wanted = [header[at] for at in _places(name, header, columns, width)]
+            kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)
+            strings = [each.name for each in file.schema_arrow if any(kind(each.type) for kind in kinds)]
+            wanted = [header[at] for at in _places(name, header, columns, width, strings)]
             number = 0
             for batch in file.iter_batches(batch_size=1024, columns=list(dict.fromkeys(wanted))):
                 rows = [batch.column(each).to_pylist() for each in wanted]

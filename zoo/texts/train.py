@@ -27,7 +27,7 @@ from pipelines.models.hub import CARD
 from pipelines.models.stages import SAMPLES
 from zoo.texts import reading, tokens
 from zoo.texts.form import Form
-from zoo.texts.importing import CONFIG
+from zoo.texts.importing import CONFIG, write_modules
 from zoo.texts.predict import CALIBRATION_LENGTH, IDS, MASK, TYPES, packed
 from zoo.texts.tokens import Tokenizer
 from zoo.texts.weights import FILE
@@ -57,6 +57,7 @@ class Settings:
     temperature: float = 0.05
     max_length: int = 128
     checkpoint_steps: int = 25
+    columns: str = ""
     seed: int = 0
 
 
@@ -96,7 +97,8 @@ def train(
     require_output(output, STATE, resume)
     features = read_json(start_from / CARD)["preprocessing"]
     form = Form.from_json(features["form"])
-    pairs, labels = read_pairs(data, form.labels, on_error)
+    columns = [each for each in config.columns.split(",") if each]
+    pairs, labels = read_pairs(data, form.labels, on_error, columns)
     if len(pairs) < config.batch_size:
         raise RequestError(f"found {len(pairs)} pairs, wanted at least the {config.batch_size} of a batch")
     longest = min(config.max_length or features["max_length"], features["max_length"])
@@ -116,33 +118,40 @@ def train(
     return {"loss": loss}
 
 
-def read_pairs(data: Any, classes: int, on_error: str) -> tuple[Pairs, np.ndarray[Any, np.dtype[np.float32]] | None]:
+def read_pairs(
+    data: Any, classes: int, on_error: str, columns: Sequence[str] = ()
+) -> tuple[Pairs, np.ndarray[Any, np.dtype[np.float32]] | None]:
     """(pairs, their labels from 0 on; None where there is no third column).
 
-    classes: of a cross-encoder, which needs labels, and where it has several, each a class; else 0.
+    classes: of a cross-encoder, which needs labels, and where it has several, each a class; else 0. columns: see
+    `zoo.texts.reading.items`.
     """
-    for extra in (1, 0):
+    for extra in (len(columns) - 2,) if len(columns) in (2, 3) else (1, 0):
         pairs: Pairs = []
         labels: list[float] = []
         first = ""
-        for each in reading.items(data, 2, extra=extra):
-            fault = each.fault
-            if not fault and extra:
-                try:
-                    labels.append(float(each.texts[2]))
-                except ValueError:
-                    fault = f"has the label {each.texts[2]!r:.40}, wanted a number"
-                else:
-                    fault = _label_fault(labels[-1], classes)
-                if fault:
-                    labels = labels[: len(pairs)]
-            first = first or (f"{each.where} {fault}" if fault else "")
-            if fault and not pairs:
-                break
-            if fault and on_error == "raise":
-                raise RequestError(first)
-            if not fault:
-                pairs.append((each.texts[0], each.texts[1]))
+        try:
+            for each in reading.items(data, 2, columns, extra):
+                fault = each.fault
+                if not fault and extra:
+                    try:
+                        labels.append(float(each.texts[2]))
+                    except ValueError:
+                        fault = f"has the label {each.texts[2]!r:.40}, wanted a number"
+                    else:
+                        fault = _label_fault(labels[-1], classes)
+                    if fault:
+                        labels = labels[: len(pairs)]
+                first = first or (f"{each.where} {fault}" if fault else "")
+                if fault and not pairs:
+                    break
+                if fault and on_error == "raise":
+                    raise RequestError(first)
+                if not fault:
+                    pairs.append((each.texts[0], each.texts[1]))
+        except reading.NoColumnsError:
+            if not extra or classes or columns:
+                raise
         if pairs or classes:
             break
     if not pairs:
@@ -298,6 +307,8 @@ def _write(
     for name in KEPT:
         with replacing(output / name) as temporary:
             shutil.copyfile(start_from / name, temporary)
+    if not trainer.form.labels:
+        write_modules(output, trainer.form, features["max_length"], bool(features.get("lower")))
     count = 8 * CALIBRATION_ROWS
     some: Any = pairs[:count] if trainer.form.labels else list(dict.fromkeys(text for pair in pairs for text in pair))
     inputs = (IDS, MASK, *([TYPES] if trainer.form.labels and trainer.form.types > 1 else []))

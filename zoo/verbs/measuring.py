@@ -43,6 +43,7 @@ def evaluate(
     engine: str = "auto",
     threads: int = 1,
     batch_size: int | None = None,
+    columns: Sequence[str] = (),
     on_error: str = "raise",
 ) -> dict[str, Any]:
     """Quality of fp32 and int8 on the same labelled samples, int8 - fp32 with paired bootstrap intervals, and the
@@ -50,6 +51,7 @@ def evaluate(
 
     precisions: those compared with fp32, which is always measured. "difference" is of the first of them, what is said
     of each further one stands under "others". The engine native has no fp32, which then runs in what "auto" chooses.
+    columns: of tables that hold texts and their label, see `zoo.texts.reading.items`.
     """
     folder = zoo.load(model)
     kind = folder.entry.part("pipeline")
@@ -57,6 +59,8 @@ def evaluate(
     for each in dict.fromkeys(("fp32", *precisions)):
         chosen = "auto" if each == "fp32" and engine == "native" else engine
         pipelines[each] = kind(folder, each, chosen, threads, batch_size)
+        if columns:
+            pipelines[each].read_columns(columns)
     if len(pipelines) < 2:
         raise RequestError("fp32 alone compares nothing; add int8 or bf16")
     found: dict[str, Any] = folder.entry.part("evaluate")(pipelines, data, on_error)

@@ -74,6 +74,7 @@ class _Calibration:
     preprocess: Model | None = None
     on_error: str = "raise"
     seconds: float | None = None
+    columns: Sequence[str] = ()
 
     def table(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
         """The calibration table of `float_model` on `samples`."""
@@ -102,6 +103,7 @@ def calibrate(
     max_memory: str | int = MEMORY,
     time_budget: float | None = None,
     preprocess: Model | None = None,
+    columns: Sequence[str] = (),
     on_error: str = "raise",
 ) -> dict[str, Any]:
     """Choose the ranges of a model's tensors on `data`: raw input for a zoo model (its training samples if None).
@@ -111,14 +113,17 @@ def calibrate(
     for an ONNX file, else `Pipeline.CALIBRATION`.
     max_memory: see `pipelines.quantization.calibrate.Observation`. correct, search: what else to find on the samples,
     see `QuantRecipe`; None: as the recipe has it. time_budget: seconds that the corrections may take, None for as many
-    as they need. Writes calibration.json into the model's folder, or `output`; returns
+    as they need. columns: of tables of texts, see `zoo.texts.reading.items`.
+    Writes calibration.json into the model's folder, or `output`; returns
     {"observer", "samples", "path"}.
     """
     if samples is not None and samples < 1:
         raise RequestError(f"samples is {samples}; calibration needs at least 1")
     changes = {"observer": observer, "correct": correct, "search": search}
-    calibration = _Calibration(data, samples, max_memory, preprocess, on_error, time_budget)
+    calibration = _Calibration(data, samples, max_memory, preprocess, on_error, time_budget, columns)
     if is_file(model):
+        if columns:
+            raise RequestError("--column is of encoders of texts; an ONNX file takes arrays or images")
         table, path = _calibrate_file(model, output, changes, calibration)
     else:
         table, path = _calibrate_folder(open_model(model, preprocess), output, changes, calibration)
@@ -157,7 +162,7 @@ def _calibrate_folder(
         raise RequestError(
             f"{name} has the ranges of its training ({stages.TRAINED}); for others give --data FILE or --observer NAME"
         )
-    samples = raw_samples(folder, data, "--data", calibration.count, calibration.on_error)
+    samples = raw_samples(folder, data, "--data", calibration.count, calibration.on_error, calibration.columns)
     recipe = _changed(folder.recipe, changes)
     table = calibration.table(io.load(folder.ensure("rewritten.onnx")), recipe, samples)
     table = stages.with_given_ranges(folder, table)

@@ -277,7 +277,46 @@ def test_fine_tuning_goes_on_after_an_interruption_to_the_same_weights(tmp_path,
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut", "ours")]
     assert weights[0] == weights[1] != weights[2]
     zoo.build(tmp_path / "cut")
-    assert zoo.pipeline(tmp_path / "cut").of_texts(PAIRS if scored else [("the cat",)]).shape[0]
+    texts = PAIRS if scored else [("the cat",)]
+    found = zoo.pipeline(tmp_path / "cut", "fp32", "onnxruntime").of_texts(texts)
+    zoo.import_model(tmp_path / "cut", tmp_path / "again")  # a folder as others write theirs
+    assert np.array_equal(zoo.pipeline(tmp_path / "again", "fp32", "onnxruntime").of_texts(texts), found)
+
+
+def test_pairs_come_from_columns_by_name(tmp_path):
+    folder, _ = folder_of(tmp_path)
+    zoo.import_model(folder, tmp_path / "ours")
+    rows = [{"id": i, "question": a, "answer": b, "how": i % 3} for i, (a, b) in enumerate(PAIRS * 2)]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    (tmp_path / "qa.csv").write_text("question,answer\n" + "".join(f'"{a}","{b}"\n' for a, b in PAIRS))
+    from zoo.texts import train
+
+    assert train.read_pairs(str(tmp_path / "qa.csv"), 0, "raise") == (PAIRS, None)
+    pairs, labels = train.read_pairs(str(tmp_path / "t.parquet"), 0, "raise", ("question", "answer", "how"))
+    assert pairs == PAIRS * 2 and labels.tolist() == [each["how"] for each in rows]
+    from click.testing import CliRunner
+
+    from zoo.cli import cli
+
+    data = ["--data", str(tmp_path / "t.parquet"), "--column"]
+    for verb, names in (("calibrate", "answer"), ("evaluate", "question,answer,how")):
+        result = CliRunner().invoke(cli, [verb, str(tmp_path / "ours"), *data, names])
+        assert result.exit_code == 0, result.output
+    assert "of the ten nearest texts by float32 stay" in result.output
+    columns = ("question", "answer", "how")
+    assert zoo.evaluate(tmp_path / "ours", str(tmp_path / "t.parquet"), columns=columns)["samples"] == len(rows)
+    with pytest.raises(RequestError, match="--column is of encoders of texts"):
+        zoo.evaluate("wide-deep-criteo", str(tmp_path / "qa.csv"), columns=columns)
+
+
+@pytest.mark.parametrize("label", [0, 3])
+def test_an_evaluation_that_says_nothing_is_refused(encoder, tmp_path, label):
+    (tmp_path / "t.tsv").write_text("".join(f"{a}\t{b}\t{label}\n" for a, b in PAIRS))
+    with pytest.raises(RequestError, match="wanted pairs of different similarity"):
+        zoo.evaluate(encoder, str(tmp_path / "t.tsv"))
+    (tmp_path / "r.tsv").write_text("".join(f"{q}\t{d}\t0\n" for q in TEXTS[:3] for d in TEXTS))
+    with pytest.raises(RequestError, match="wanted relevant texts among them"):
+        zoo.evaluate(encoder, str(tmp_path / "r.tsv"))
 
 
 def damaged(folder, what):
@@ -353,6 +392,13 @@ def test_a_folder_without_pooling_is_told_it(tmp_path):
     zoo.import_model(folder, tmp_path / "ours", pooling="cls")
     found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").of_texts([(each,) for each in TEXTS])
     assert np.abs(found - text_models.expected(model, TEXTS, "cls")).max() < 1e-5
+
+
+def test_a_folder_that_says_nothing_of_length_is_told_it(tmp_path):
+    folder, model = folder_of(tmp_path, normalize=False)
+    zoo.import_model(folder, tmp_path / "ours", normalize=True)
+    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").of_texts([(each,) for each in TEXTS])
+    assert np.abs(found - text_models.expected(model, TEXTS, "mean", True)).max() < 1e-5
 
 
 def test_an_encoder_with_parts_that_none_here_has_is_refused_by_them(tmp_path):
