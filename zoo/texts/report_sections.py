@@ -12,6 +12,7 @@ ROOT = zoo.SHIPPED.parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 MODELS = ROOT / "MODELS.md"
 PEERS = ROOT / "scripts" / "peers" / "reports"
+OURS = ("zoo", "zoo-two-threads")
 BESIDE = """The same weights and texts, one thread and core, in turn, medians, by `scripts/peers/texts.py`:
 milliseconds of one text alone, texts/s of a stream in batches of 32, in the given order and sorted by length (the
 native encoder takes any lengths and sorts nothing). "tokens given": without tokenization. Cosine: mean of the vectors
@@ -21,14 +22,23 @@ to those of fp32. Memory: of a process that opened the finished files.
 
 def overview(name: str) -> dict[str, str]:
     """The model's cells in the overview, by column."""
-    measured = reports(zoo.SHIPPED / name / "reports", "quality")
-    if not measured:
-        return {}
-    metrics = newest(measured).content["metrics"]
-    return {
-        "quality, fp32 / int8": " / ".join(f"{metrics[each]['spearman']:.4f}" for each in ("fp32", "int8"))
-        + " Spearman, STS-B"
-    }
+    cells, measured = {}, reports(zoo.SHIPPED / name / "reports", "quality")
+    if measured:
+        metrics = newest(measured).content["metrics"]
+        spearman = " / ".join(f"{metrics[each]['spearman']:.4f}" for each in ("fp32", "int8"))
+        cells["quality, fp32 / int8"] = f"{spearman} Spearman, STS-B"
+    if beside := reports(PEERS, "texts"):
+        rate, peer, _ = _stream(newest(beside), "mixed", "onnxruntime-fp32")
+        cells["speed-up"] = f"{rate / peer:.2f}x: {rate:,.0f} texts/s, native"
+    return cells
+
+
+def _stream(report: Report, load: str, *others: str) -> tuple[float, float, str]:
+    """(texts/s of the zoo in a stream, those of the best of `others`, or of all, sorted by length, its name)."""
+    (found,) = (each["results"]["sorted"] for each in report.content["loads"] if each["load"] == load)
+    rates = {name: each["median"] for name, each in found.items()}
+    best = max((each for each in rates if each in others or (not others and each not in OURS)), key=rates.__getitem__)
+    return rates["zoo"], rates[best], best
 
 
 def sections(name: str) -> str:
@@ -51,6 +61,13 @@ def sections(name: str) -> str:
         f"- **Stored smaller**: of the ten nearest texts by float32 stay {kept['float16']:.1%} in float16, "
         f"{kept['int8']:.1%} in int8, {kept['binary']:.1%} in binary",
     ]
+    if beside := reports(PEERS, "texts"):
+        newer = newest(beside)
+        parts = []
+        for load in ("sentences", "paragraphs", "mixed"):
+            rate, peer, best = _stream(newer, load)
+            parts.append(f"{load} {rate:,.0f} texts/s, {rate / peer:.2f}x {best}")
+        lines.append(f"- **Speed** ({link(newer.path, MODELS)}, one thread, all sorted by length): {'; '.join(parts)}")
     return "\n".join([*lines, ""])
 
 
