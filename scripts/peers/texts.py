@@ -456,7 +456,8 @@ def main() -> None:
             for name, worker in workers.items():
                 ways[name]["memory_mb"] = worker.ask("memory")
                 worker.close()
-            report |= {"ways": ways, "left_out": left_out}
+            sizes = {name: zoo.load(MODEL).ensure(f"{name}.onnx").stat().st_size for name in ("fp32", "int8")}
+            report |= {"ways": ways, "left_out": left_out, "bytes": sizes}
             if options.output:
                 from pipelines.core import files
 

@@ -30,6 +30,8 @@ def overview(name: str) -> dict[str, str]:
     if beside := reports(PEERS, "texts"):
         rate, peer, _ = _stream(newest(beside), "mixed", "onnxruntime-fp32")
         cells["speed-up"] = f"{rate / peer:.2f}x: {rate:,.0f} texts/s, native"
+        sizes = newest(beside).content.get("bytes", {})
+        cells["MB, fp32 / int8"] = " / ".join(f"{sizes[each] / 1e6:.1f}" for each in sizes)
     return cells
 
 
