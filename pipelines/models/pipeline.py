@@ -75,6 +75,7 @@ class Pipeline(abc.ABC):
     # what input is cut into by `zoo run --shard`: "file" (each whole), "files" (images), "lines" or "rows", which have
     # positions
     PARTS: ClassVar[str] = "file"
+    in_parts: bool = False  # whether `run` gets parts of an input: that nothing in one is good is no error then
     TUNED: ClassVar[tuple[str, ...]] = tuple(stock.STOCK)  # those of them that compute any int8 form of its graph
 
     def __init__(

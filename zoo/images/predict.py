@@ -199,7 +199,7 @@ class ImagePipeline(GraphPipeline):
         Returns {"images" (that were classified), "skipped", "seconds", "images_per_second", "split_ms", "engine",
         "precision"}. split_ms: milliseconds an image spent to "decode", "preprocess" (both per thread), in the "model",
         in "postprocess" with writing, and the "wall" clock's; these overlap where threads decode. Raises RequestError,
-        and makes no file, where not one image could be read.
+        and makes no file, where not one image could be read (and they are no part of more).
         """
         some = range(2, min(TOP, self.classes) + 1)
         more: dict[str, Any] = {
@@ -229,13 +229,13 @@ class ImagePipeline(GraphPipeline):
                 count, skipped = count + len(batch.pixels), skipped + len(bad)
                 advance(len(batch.names))
             seconds["wall"] = time.perf_counter() - start
-            report_faults(skipped, count, faults)
+            report_faults(skipped, count, faults, self.in_parts)
         return {
             "images": count,
             "skipped": skipped,
             "seconds": round(seconds["wall"], 3),
             "images_per_second": round(count / seconds["wall"], 2),
-            "split_ms": {name: round(1e3 * each / count, 4) for name, each in seconds.items()},
+            "split_ms": {name: round(1e3 * each / max(count, 1), 4) for name, each in seconds.items()},
             "engine": self.engine,
             "precision": self.precision,
         }
@@ -374,12 +374,14 @@ def _text(name: str) -> str:
     return name.encode("utf-8", "replace").decode()
 
 
-def report_faults(skipped: int, count: int, faults: Sequence[str]) -> None:
-    """Warn which images could not be read. Raises RequestError where that is all of them, or there were none."""
+def report_faults(skipped: int, count: int, faults: Sequence[str], in_parts: bool = False) -> None:
+    """Warn which images could not be read. Raises RequestError where that is all of them (not of a part), or there were
+    none.
+    """
     some = "; ".join(faults[:SHOWN]) + (f"; and {skipped - SHOWN} more" if skipped > SHOWN else "")
-    if not count and skipped:
+    if not count and skipped and not in_parts:
         raise RequestError(f"none of {skipped} images could be read: {some}")
-    if not count:
+    if not count and not skipped:
         raise RequestError("found no images; give files, folders, or their paths on stdin")
     if skipped:
         logger.warning("%d of %d images could not be read: %s", skipped, skipped + count, some)

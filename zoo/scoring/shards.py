@@ -101,6 +101,7 @@ class Work:
             "format": suffix,
             "inputs": list(inputs) if kind.PARTS == "files" else [places.absolute(each) for each in inputs],
         }
+        self.pipeline.in_parts = True
         self.plan = self._planned(asked)
         self.parts = [Part(**each) for each in self.plan["parts"]]
 

@@ -227,7 +227,7 @@ class TextPipeline(Pipeline):
                 write(results, np.arange(count + 1, count + len(window) + 1))
                 count += len(window)
                 advance(len(window))
-            if count == faults.total():
+            if count == faults.total() and not (count and self.in_parts):
                 raise RequestError(
                     f"found no texts in {', '.join(map(str, names))}" + (f"; {count:,} rows are none" if count else "")
                 )

@@ -180,10 +180,12 @@ def test_images(small, tmp_path):
     for i in range(5):
         noise = np.random.default_rng(i).integers(0, 256, (64, 64, 3), np.uint8)
         Image.fromarray(noise).save(tmp_path / f"{i}.png")
+    for i in (2, 3):  # a part of them
+        (tmp_path / f"{i}.png").write_bytes(b"no image")
     run_shard("mobilenet-v1-cifar10", [str(tmp_path)], tmp_path / "out", engine="onnxruntime", batch_size=1)
     zoo.run("mobilenet-v1-cifar10", [str(tmp_path)], tmp_path / "one.parquet", engine="onnxruntime", batch_size=1)
     found = check(tmp_path / "out")
-    assert found["parts"] == 3 and found["images"] == 5
+    assert found["parts"] == 3 and found["images"] == 3 and found["skipped"] == 2
     assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
 
 
