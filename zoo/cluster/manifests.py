@@ -29,7 +29,12 @@ INSTANCES = {  # x86-64 with AVX512-VNNI: Sapphire Rapids, on Azure Ice Lake or 
 }
 REGIONS = {"aws": "us-west-2", "gcp": "us-west1", "azure": "westus2"}
 ARM = {"aws": r"[a-z]+\d+g[a-z]*\.|a1\.", "gcp": r"t2a-|c4a-|n4a-", "azure": r"Standard_[A-Z]+\d+p"}
+AUTH = "RAY_AUTH_MODE"
 VNNI = "feature.node.kubernetes.io/cpu-cpuid.AVX512VNNI"  # which node-feature-discovery sets
+TOKEN = "~/.ray/auth_token"  # where Ray looks for one
+ASK = (
+    f"grep -qs {AUTH} ~/.bashrc || echo 'export {AUTH}=token' >> ~/.bashrc"  # which every command of the launcher reads
+)
 GIB = 4  # of memory for each core of a pod
 BOOT_GB = 128
 
@@ -123,7 +128,8 @@ def _launcher(cloud: str, name: str, workers: int, instance: str | None, package
         "provider": {},
         "auth": {},
         "docker": {"image": IMAGE, "container_name": "ray"},
-        "setup_commands": [f"pip install '{package}' ray=={RAY}"],
+        "file_mounts": {TOKEN: TOKEN},
+        "setup_commands": [f"pip install '{package}' ray=={RAY}", ASK],
         "head_start_ray_commands": [
             "ray stop",
             "ulimit -n 65536; ray start --head --port=6379 --dashboard-host=127.0.0.1 "
@@ -212,8 +218,10 @@ def _commands(cloud: str, path: str, name: str, package: str, command: str | Non
         run = f"{forward} & {submit} --runtime-env-json '{environment}' -- {asked}" if command is None else ""
         run = run or f"kubectl logs --follow job/{name}"
         return {"start": f"kubectl apply -f {path}", "run": run, "stop": f"kubectl delete {kind} {name}"}
-    run = f"ray dashboard {path} & {submit} -- {asked}"
-    return {"start": f"ray up --yes {path}", "run": run, "stop": f"ray down --yes {path}"}
+    run = f"ray dashboard {path} & {AUTH}=token {submit} -- {asked}"
+    first = "RAY_UP_enable_autoscaler_v2=0 " if cloud == "local" else ""  # of own machines the new one starts no worker
+    start = f"ray get-auth-token --generate > /dev/null; {first}ray up --yes {path}"
+    return {"start": start, "run": run, "stop": f"ray down --yes {path}"}
 
 
 def _text(found: dict[str, Any], told: dict[str, str]) -> str:

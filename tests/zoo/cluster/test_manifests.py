@@ -84,7 +84,11 @@ def test_the_launcher_takes_what_is_written(cloud, spot, tmp_path):
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     validate_config(prepare_config(found))  # with the defaults, as `ray up` does
-    assert told["start"] == f"ray up --yes {tmp_path / 'cluster.yaml'}"
+    assert told["start"].startswith("ray get-auth-token --generate") and "RAY_AUTH_MODE=token" in told["run"]
+    assert told["start"].endswith(f"ray up --yes {tmp_path / 'cluster.yaml'}")
+    assert ("RAY_UP_enable_autoscaler_v2=0" in told["start"]) == (cloud == "local")
+    assert found["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+    assert "export RAY_AUTH_MODE=token" in found["setup_commands"][-1]
     assert "--dashboard-host=127.0.0.1" in found["head_start_ray_commands"][-1]
     if cloud != "local":
         assert found["available_node_types"]["worker"]["min_workers"] == 2
