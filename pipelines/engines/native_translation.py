@@ -161,12 +161,14 @@ class TranslationStream:
 def _arrays(sources: Sequence[NDArray[np.int32]], limits: Sequence[int] | NDArray[np.int64]) -> tuple[Any, ...]:
     """Tokens, lengths and limits. Raises RequestError for others than integers of 32 bits."""
     tokens = np.concatenate([np.asarray(each).ravel() for each in sources]) if len(sources) else np.zeros(0, np.int32)
-    if tokens.dtype.kind not in "iu" or (tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < 2**31):
-        raise RequestError(
-            f"the native translator takes tokens, integers of 32 bits from 0 on; found others, or {tokens.dtype}"
-        )
+    if tokens.dtype != np.int32:  # of those the kernels check the range
+        if tokens.dtype.kind not in "iu" or (tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < 2**31):
+            raise RequestError(
+                f"the native translator takes tokens, integers of 32 bits from 0 on; found others, or {tokens.dtype}"
+            )
+        tokens = tokens.astype(np.int32)
     lengths = np.array([len(each) for each in sources], np.int64)
-    return tokens.astype(np.int32), lengths, np.ascontiguousarray(limits, np.int64)
+    return tokens, lengths, np.ascontiguousarray(limits, np.int64)
 
 
 def _rules(rules: Mapping[str, Any] | None) -> dict[str, Any]:

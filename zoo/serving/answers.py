@@ -97,8 +97,11 @@ def _values(column: NDArray[Any] | Sequence[Any]) -> Sequence[Any]:
     """Plain values; a float32 as the shortest number that means it."""
     if not isinstance(column, np.ndarray):
         return column
-    if column.dtype == np.float32:
-        return column.astype(str).astype(np.float64).tolist() if len(column) > 1 else [float(str(column[0]))]
+    if column.dtype == np.float32 and np.isfinite(column).all():
+        shortest: list[float] = orjson.loads(
+            orjson.dumps(np.ascontiguousarray(column), option=orjson.OPT_SERIALIZE_NUMPY)
+        )
+        return shortest
     plain: list[Any] = column.tolist()
     return plain
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from pipelines.core.errors import RequestError, ZooError
 from zoo.serving.dispatch import Dispatcher
-from zoo.serving.front import Front, Gone, Response, TooLarge
+from zoo.serving.exchange import Gone, Response, TooLarge
+from zoo.serving.front import Front
 from zoo.serving.opening import Opening
 from zoo.serving.settings import Settings
 from zoo.serving.worker import Worker
@@ -113,7 +114,7 @@ async def _send(response: Response, send: Any, head: bool) -> None:
 
 
 class _Request:
-    """See `zoo.serving.front.Request`."""
+    """See `zoo.serving.exchange.Request`."""
 
     def __init__(self, scope: dict[str, Any], receive: Any) -> None:
         self._scope, self._receive = scope, receive

@@ -74,7 +74,7 @@ class Link(asyncio.Protocol):
         self._buffer += data
         for what, *more in taken(self._buffer):
             if what == worker.ANSWERS:
-                self.dispatcher.answered(self, *more)
+                self.dispatcher.answered(self, [Answer._make(each) for each in more[0]])
             elif what == worker.READY:
                 self.pid, self.ready = more[0], True
                 self.dispatcher.joined(self, more[1])
@@ -92,7 +92,7 @@ class Link(asyncio.Protocol):
             each.link, each.sent, each.streams = self, now, streams
             self.working[each.job.number] = each
             self.computing += not streams
-        self._transport.write(packed((worker.JOBS, pending[0].model, [each.job for each in pending])))
+        self._transport.write(packed((worker.JOBS, pending[0].model, [tuple(each.job) for each in pending])))
 
     def take(self, number: int) -> Pending | None:
         """A request that it works on no longer."""

@@ -9,8 +9,8 @@ import contextlib
 import hmac
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 import orjson
@@ -18,74 +18,20 @@ import orjson
 from zoo.serving import openapi, static
 from zoo.serving.access import AccessLog
 from zoo.serving.answers import JSON, fault
-from zoo.serving.dispatch import Dispatcher, Full, Pending
+from zoo.serving.dispatch import Dispatcher, Full
 from zoo.serving.encoding import ENCODINGS, expanded
-from zoo.serving.messages import Answer, Job
+from zoo.serving.exchange import Gone, Refused, Request, Response, TooLarge
+from zoo.serving.messages import Job
 from zoo.serving.metrics import CONTENT_TYPE, STAGES, Metrics
 from zoo.serving.services import INFER, RUN
 from zoo.serving.settings import Settings, digest
+from zoo.serving.wanted import Wanted
 
 EXTENSIONS = ["binary_tensor_data"]
-PATIENCE = 0.25  # seconds after which it is looked whether the client is still there
 LONGEST = 86_400_000  # milliseconds of a deadline
 ROOM = 16  # bodies of the greatest size that may be held at once
 SENT = "authorization, content-type, x-api-key, timeout-ms, timing"  # headers that pages may send
 HEADER_LENGTH = "inference-header-content-length"
-
-
-class Request(Protocol):
-    """A request as an HTTP server has it. `header` takes names in lower case."""
-
-    @property
-    def method(self) -> str:
-        """In upper case."""
-
-    @property
-    def path(self) -> str:
-        """Of the URL, escapes and all."""
-
-    @property
-    def query(self) -> str:
-        """Of the URL, without the question mark."""
-
-    @property
-    def client(self) -> str:
-        """Where it comes from."""
-
-    def header(self, name: str) -> str | None:
-        """The value of a header."""
-
-    async def read(self, most: int) -> bytes:
-        """The body. Raises TooLarge where it is longer than `most`, Gone where it ends before its length."""
-
-    async def gone(self) -> None:
-        """Returns when the client has left."""
-
-
-class Response(NamedTuple):
-    """What is answered: a body, or pieces of one as they come."""
-
-    status: int
-    kind: str
-    body: bytes
-    headers: Sequence[tuple[str, str]] = ()
-    pieces: AsyncGenerator[bytes, None] | None = None
-
-
-class TooLarge(Exception):
-    """A body has more bytes than may be."""
-
-
-class Gone(Exception):
-    """The client has left."""
-
-
-class Refused(Exception):
-    """A request that is answered at once with what is wrong."""
-
-    def __init__(self, status: int, text: str, *headers: tuple[str, str]) -> None:
-        super().__init__(text)
-        self.response = Response(status, JSON, fault(text), list(headers))
 
 
 logger = logging.getLogger(__name__)
@@ -235,11 +181,11 @@ class Front:
 
         async def handler(request: Request) -> Response:
             begin = loop_time()
-            held = 0
+            held, wanted = 0, None
             try:
-                wanted = Wanted(self.dispatcher, self._deadline(request))
                 held = self._hold(request)
-                body = await self._body(request)
+                wanted = Wanted(self.dispatcher, request, self._deadline(request), self.settings.read_timeout)
+                body = await self._body(wanted)
                 if (encoding := request.header("content-encoding")) is not None:
                     body = await self._expanded(body, encoding.strip().lower())
                     held += self._reserve(len(body))
@@ -250,12 +196,14 @@ class Front:
                 except Full:
                     found = f"{self.dispatcher.most} requests wait already; try again"
                     raise Refused(429, found, ("retry-after", "1")) from None
-                answer = await wanted.first(pending, request)
+                answer = await wanted.first(pending)
             except Refused as error:
                 series.add(error.response.status, loop_time() - begin, (), 0, 0)
                 return error.response
             finally:
                 self._held -= held
+                if wanted is not None:
+                    wanted.close()
             wait = max(loop_time() - begin - read - sum(answer.split), 0.0)
             split = (read, wait, *answer.split)
             headers = [(HEADER_LENGTH, str(answer.header))] if answer.header >= 0 else []
@@ -292,15 +240,11 @@ class Front:
         found = "more" if size is None else f"{size:,}"
         return Refused(413, f"found {found} bytes, wanted at most {self.settings.max_body:,}", ("connection", "close"))
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, wanted: Wanted) -> bytes:
         try:
-            async with asyncio.timeout(self.settings.read_timeout):
-                return await request.read(self.settings.max_body)
+            return await wanted.body(self.settings.max_body)
         except TooLarge:
             raise self._too_large() from None
-        except TimeoutError:
-            found = f"the body did not come within {self.settings.read_timeout:g} seconds"
-            raise Refused(408, found, ("connection", "close")) from None
         except Gone:
             raise Refused(400, "the body ended before its Content-Length") from None
 
@@ -402,71 +346,6 @@ class Front:
     async def _docs(self, request: Request) -> Response:
         about = [self._about(name) or {"name": name} for name in self.names]
         return Response(200, "text/html; charset=utf-8", openapi.page(openapi.described(about)), static.HEADERS)
-
-
-class Wanted:
-    """The answer to one request, which a client waits for until its deadline."""
-
-    __slots__ = ("_dispatcher", "_end", "_future", "_more", "_pending")
-
-    def __init__(self, dispatcher: Dispatcher, deadline: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._dispatcher, self._end = dispatcher, loop.time() + deadline
-        self._future: asyncio.Future[Answer] = loop.create_future()
-        self._more: asyncio.Queue[Answer] | None = None
-        self._pending: Pending | None = None
-
-    def answered(self, answer: Answer) -> None:
-        """A piece of the answer has come."""
-        if self._more is not None:
-            self._more.put_nowait(answer)
-        elif not self._future.done():
-            if not answer.last:
-                self._more = asyncio.Queue()
-            self._future.set_result(answer)
-
-    async def first(self, pending: Pending, request: Request) -> Answer:
-        """The answer, or its first piece. Raises Refused at the deadline, or where the client leaves."""
-        loop = asyncio.get_running_loop()
-        watching: list[asyncio.Task[None]] = []
-        self._pending = pending
-        end = loop.call_at(self._end, self._refuse, 504, "the deadline passed")
-        # most are answered before a look at the client would pay
-        timer = loop.call_later(PATIENCE, lambda: watching.append(loop.create_task(self._watch(request))))
-        try:
-            return await self._future
-        except BaseException:
-            self._dispatcher.drop(pending)
-            raise
-        finally:
-            end.cancel()
-            timer.cancel()
-            for task in watching:
-                task.cancel()
-
-    async def _watch(self, request: Request) -> None:
-        await request.gone()
-        self._refuse(499, "the client left")
-
-    def _refuse(self, status: int, text: str) -> None:
-        if not self._future.done():
-            self._future.set_exception(Refused(status, text))
-
-    async def pieces(self, first: Answer) -> AsyncGenerator[bytes, None]:
-        """All pieces of the answer, until nobody takes them any more; at the deadline the last one says so."""
-        assert self._more is not None and self._pending is not None
-        try:
-            yield first.body
-            while not first.last:
-                try:
-                    async with asyncio.timeout_at(self._end):
-                        first = await self._more.get()
-                except TimeoutError:
-                    yield fault("the deadline passed") + b"\n"
-                    return
-                yield first.body
-        finally:
-            self._dispatcher.drop(self._pending)
 
 
 def _job(request: Request, verb: str, body: bytes) -> Job:

@@ -7,7 +7,8 @@ from typing import Any
 
 from granian.rsgi import ProtocolClosed, ProtocolError
 
-from zoo.serving.front import Front, Gone
+from zoo.serving.exchange import Gone
+from zoo.serving.front import Front
 
 
 class Application:
@@ -33,7 +34,7 @@ class Application:
 
 
 class _Request:
-    """See `zoo.serving.front.Request`."""
+    """See `zoo.serving.exchange.Request`."""
 
     __slots__ = ("_protocol", "_scope", "header", "method", "path")
 

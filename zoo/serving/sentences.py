@@ -93,17 +93,16 @@ class Sentences(Service):
     def _asked(self, job: Job) -> Asked:
         """A request with its body read. Raises RequestError for another one."""
         begin = time.perf_counter()
-        pipeline, apart = _with(self.pipeline, job.options)
+        pipeline = _with(self.pipeline, job.options) if job.options else self.pipeline
         kind = answers.chosen(job.accept, self.written)
         texts = _texts(job)
         if not 1 <= len(texts) <= MOST:
             raise RequestError(f"the body has {len(texts)} lines; wanted 1 to {MOST}")
-        pipeline.apart = apart
         lines = [pipeline.line(f"line {i}", text, split=True) for i, text in enumerate(texts, 1)]
         if not any(line.parts for line in lines):
             fault = next((line for line in lines if line.fault), None)
             raise RequestError(f"{fault.where} {fault.fault}" if fault else "the body holds no sentence")
-        tokens = pipeline.vocabulary.encode([part for line in lines for part in line.parts])
+        tokens = [part for line in lines for part in line.parts]
         now = time.perf_counter()
         return Asked(job, kind, pipeline, lines, tokens, now - begin, now)
 
@@ -257,14 +256,9 @@ class Variant:
         return [Answer(asked.job.number, 200, asked.kind, body, split, last - first, len(self._asked) + 1, last=whole)]
 
 
-def _with(pipeline: TranslationPipeline, options: Mapping[str, str]) -> tuple[TranslationPipeline, bool]:
-    """The pipeline with the options of a query, and whether the sentences of a line are translated one by one.
-
-    Raises RequestError for others.
-    """
+def _with(pipeline: TranslationPipeline, options: Mapping[str, str]) -> TranslationPipeline:
+    """The pipeline with the options of a query. Raises RequestError for others."""
     chosen = copy.copy(pipeline)
-    if not options:
-        return chosen, False
     if unknown := [name for name in options if name not in OPTIONS]:
         raise RequestError(f"there is no option {unknown[0][:40]!r}; wanted {', '.join(OPTIONS)}")
     chosen.beam = _number(options, "beam", WIDEST, pipeline.beam)
@@ -274,7 +268,8 @@ def _with(pipeline: TranslationPipeline, options: Mapping[str, str]) -> tuple[Tr
     )
     if "max_tokens" in options:
         chosen.rules = replace(pipeline.rules, most=_number(options, "max_tokens", 1 << 20, 1))
-    return chosen, options.get("sentences", "false").lower() in ("", "1", "true", "yes")
+    chosen.apart = options.get("sentences", "false").lower() in ("", "1", "true", "yes")
+    return chosen
 
 
 def _number(options: Mapping[str, str], name: str, most: int, default: int) -> int:

@@ -42,8 +42,8 @@ class Worker:
                 for service in self._services.values():
                     service.cancel(*more)
 
-    def _answer(self, model: str, jobs: list[Job]) -> None:
-        service = self._services[model]
+    def _answer(self, model: str, found: list[tuple[Any, ...]]) -> None:
+        service, jobs = self._services[model], [Job._make(each) for each in found]
         try:
             if service.streams:
                 service.begin(jobs, self._send_answers)
@@ -55,9 +55,9 @@ class Worker:
             self._send_answers([failed(job, error) for job in jobs])
 
     def _send_answers(self, found: list[Answer]) -> None:
-        self._send((ANSWERS, found))
+        self._send((ANSWERS, [tuple(each) for each in found]))
 
-    def _send(self, message: tuple[Any, ...] | tuple[str, list[Answer]]) -> None:
+    def _send(self, message: tuple[Any, ...]) -> None:
         data = packed(message)
         with self._sending:
             self._channel.sendall(data)

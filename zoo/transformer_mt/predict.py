@@ -71,13 +71,13 @@ logger = logging.getLogger(__name__)
 
 class Line(NamedTuple):
     """A line of input: where it stands, its text, what is wrong with it, "" if nothing, and the sentences that it is
-    translated in.
+    translated in, as tokens.
     """
 
     where: str
     text: str
     fault: str
-    parts: tuple[str, ...]
+    parts: tuple[Tokens, ...]
 
 
 class TranslationPipeline(Pipeline):
@@ -190,7 +190,7 @@ class TranslationPipeline(Pipeline):
             raise RequestError("found no sentences; give at least one")
         if faulty := next((each for each in found if each.fault), None):
             raise RequestError(f"{faulty.where} {faulty.fault}")
-        return {"source": padded(self.vocabulary.encode([each.text for each in found]))}
+        return {"source": padded([each.parts[0] if each.parts else self.vocabulary.encode([""])[0] for each in found])}
 
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """{"source": int64 [n, s]} -> {"tokens": int64 [n, best, t], padded with `PAD`, "scores": float32 [n, best]},
@@ -325,34 +325,29 @@ class TranslationPipeline(Pipeline):
         if text is None:
             return Line(where, "", "is not UTF-8", ())
         text = tidy(text)
-        parts: tuple[str, ...] = (text,) if text else ()
-        foreign = strange(text)
-        fault = foreign or self._unfit(text)
-        if (
-            split
-            and (fault or self.apart)
-            and not foreign
-            and len(sentences := split_sentences(text, self._language())) > 1
-        ):
-            parts, fault = (
-                tuple(sentences),
-                next((f"holds a sentence that {why}" for why in map(self._unfit, sentences) if why), ""),
-            )
+        if not text or (foreign := strange(text)):
+            return Line(where, text, foreign if text else "", ())
+        tokens, fault = self._cut(text)
+        parts = (tokens,)
+        if split and (fault or self.apart) and len(sentences := split_sentences(text, self._language())) > 1:
+            parts, faults = zip(*map(self._cut, sentences), strict=True)
+            fault = next((f"holds a sentence that {why}" for why in faults if why), "")
         return Line(where, text, fault, () if fault else parts)
 
     def _language(self) -> str:
         """That of the text, "" where nobody said."""
         return self.vocabulary.source_language or str(self.folder.preprocessing.get("languages", "")).partition("-")[0]
 
-    def _unfit(self, text: str) -> str:
-        """Why the model cannot translate a sentence, "" if it can."""
+    def _cut(self, text: str) -> tuple[Tokens, str]:
+        """The tokens of a sentence, and why the model cannot translate it, "" if it can."""
         if len(text) > CHARACTERS * self.max_length:
-            return f"has {len(text):,} characters, the model takes {self.max_length} tokens; split it"
+            most = f"has {len(text):,} characters, the model takes {self.max_length} tokens; split it"
+            return np.zeros(0, np.int32), most
         tokens = self.vocabulary.encode([text])[0]
         if len(tokens) > self.max_length:
-            return f"has {len(tokens)} tokens, the model takes {self.max_length}; split it"
-        unknown = text and 2 * int((tokens == UNKNOWN).sum()) >= len(tokens) - 1
-        return "is in a script or language that the model does not know" if unknown else ""
+            return tokens, f"has {len(tokens)} tokens, the model takes {self.max_length}; split it"
+        unknown = 2 * np.count_nonzero(tokens == UNKNOWN) >= len(tokens) - 1
+        return tokens, "is in a script or language that the model does not know" if unknown else ""
 
     def run(
         self,
@@ -391,7 +386,7 @@ class TranslationPipeline(Pipeline):
             found = self._read(names, split=True)
             while window := list(itertools.islice(found, AT_ONCE * self.batch_size)):
                 self._note(window, faults, on_error)
-                translated = self.translate(self.vocabulary.encode([part for each in window for part in each.parts]))
+                translated = self.translate([part for each in window for part in each.parts])
                 ends = list(itertools.accumulate(len(each.parts) for each in window))
                 rows = [
                     (count["lines"] + i, *self.joined([each[k] for each in translated[end - len(line.parts) : end]]))

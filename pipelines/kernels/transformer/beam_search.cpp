@@ -40,7 +40,9 @@ void BeamSearch::run(void (*between)()) {
             if (advance(*sentence, row)) finish(std::move(sentence));
             row += beams;
         }
-        live_.erase(std::remove(live_.begin(), live_.end(), nullptr), live_.end());
+        const auto left = std::remove(live_.begin(), live_.end(), nullptr);
+        if (left != live_.end()) queue_.step_over();
+        live_.erase(left, live_.end());
         if (between && std::chrono::steady_clock::now() - checked >= kInterval) {
             between();
             checked = std::chrono::steady_clock::now();

@@ -54,6 +54,8 @@ class SentenceQueue {
     // for some, no more.
     virtual Taken take(int64_t most, int64_t live) = 0;
     virtual void done(int64_t number, Hypotheses hypotheses) = 0;
+    // A step is over in which sentences were done: who waits for them is woken once for all.
+    virtual void step_over() {}
     // Whether nobody wants a sentence any more; looked at only where `leaving`.
     virtual bool unwanted(int64_t) { return false; }
     std::atomic<bool> stop{false}, leaving{false};

@@ -204,9 +204,9 @@ std::vector<Translation> translate(const Decoder &decoder, const Encoder *encode
     return translations;
 }
 
-// A busy search lets a few sentences wait for others for some steps: they are encoded together, at a lower price.
+// A busy search lets a few sentences wait for others for a step: they are encoded together, at a lower price.
 constexpr int64_t kTogether = 8;  // fewer than one of so many live ones are few
-constexpr int64_t kPatience = 3;
+constexpr int64_t kPatience = 1;
 
 // Translations of sentences that come at any time: they join the batch of a thread between two steps. Numbers name them, from 0 on.
 class TranslationStream {
@@ -297,6 +297,7 @@ class TranslationStream {
         explicit Desk(TranslationStream &owner) : stream(owner) {}
         Taken take(int64_t most, int64_t live) override { return stream.take(*this, most, live); }
         void done(int64_t number, Hypotheses hypotheses) override { stream.done(*this, number, plain(std::move(hypotheses)), ""); }
+        void step_over() override { stream.finish_.notify_one(); }
         bool unwanted(int64_t number) override {
             const std::lock_guard<std::mutex> locked(stream.mutex_);
             return !taken.count(number);
@@ -336,7 +337,6 @@ class TranslationStream {
         const std::lock_guard<std::mutex> locked(mutex_);
         if (!desk.taken.erase(number)) return;  // cancelled
         finished_.emplace_back(number, std::move(translation), error);
-        finish_.notify_one();
     }
 
     void work(Desk &desk) {
@@ -349,6 +349,7 @@ class TranslationStream {
                     return desk.taken;
                 }();
                 for (const int64_t number : lost) done(desk, number, {}, error.what());
+                desk.step_over();
             }
         }
     }

@@ -27,8 +27,12 @@ class Ends:
         self.channels.append(theirs.dup())
         self.channels[-1].setblocking(False)
 
-    def say(self, i: int, *message: Any) -> None:
-        self.channels[i].sendall(packed(message))
+    def say(self, i: int, what: str, *message: Any) -> None:
+        plain = [
+            [tuple(part) for part in each] if isinstance(each, list) and what == worker.ANSWERS else each
+            for each in message
+        ]
+        self.channels[i].sendall(packed((what, *plain)))
 
     def told(self, i: int) -> list[Any]:
         """The messages that a worker has got since."""
@@ -40,7 +44,7 @@ class Ends:
 
     def numbers(self, i: int) -> list[int]:
         """The requests that it has got since."""
-        return [job.number for what, *more in self.told(i) if what == worker.JOBS for job in more[1]]
+        return [job[0] for what, *more in self.told(i) if what == worker.JOBS for job in more[1]]
 
 
 @contextlib.asynccontextmanager
