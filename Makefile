@@ -68,7 +68,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: $(BUILT) | $(VENV)/bin/python
-	$(INSTALL) -e .
+	$(INSTALL) -e ".[openvino]"
 	touch $@
 
 $(VENV)/.development: $(BUILT) | $(VENV)/bin/python

@@ -1,6 +1,7 @@
 """Put a trained model into the package: weights rounded to float16, int8 built from them, a card with the digests.
 
     python scripts/ship_model.py TRAINED_FOLDER NAME [FOLDER]
+    python scripts/ship_model.py    # the public addresses in all cards of zoo/weights anew
 
 FOLDER is the package's folder of models, zoo/weights unless named. What is common to all versions of a model
 (description, data, licence, ...; of a translation model how it searches, preprocessing.search) is read from
@@ -23,6 +24,11 @@ from pipelines.graph import edit, io
 from pipelines.models import stages
 from pipelines.models.hub import CARD, Card, CardFile
 
+# Where the weights of releases will lie, each at NAME/FILE as in zoo/weights: the one place that says so. The project
+# has no address yet (RFC 2606 keeps .example free); with one, change it here and run: python scripts/ship_model.py
+PUBLIC = "https://int8-zoo.example/weights/1"
+# the float weights that wheels leave out (pyproject.toml, wheel.exclude) and that are fetched when a stage needs them
+LARGE = 6_000_000  # bytes
 SHIPPED_FILES = (stages.HALF, "calibration.json", "int8.onnx", "quantization.json")
 
 
@@ -57,11 +63,27 @@ def ship(trained: Path, name: str, into: Path | None = None) -> Card:
     card = replace(
         before, files=tuple(CardFile(p.name, p.stat().st_size, files.sha256(p), None) for p in listed), details=details
     )
-    files.write_json(target / CARD, card.to_json())
+    files.write_json(target / CARD, (card := with_addresses(card)).to_json())
     return card
 
 
+def with_addresses(card: Card) -> Card:
+    """The card with a public address for its float weights where these are too large for a wheel."""
+
+    def addressed(file: CardFile) -> CardFile:
+        if file.name != stages.HALF:
+            return file
+        return replace(file, url=f"{PUBLIC}/{card.name}/{file.name}" if (file.size or 0) > LARGE else None)
+
+    return replace(card, files=tuple(map(addressed, card.files)))
+
+
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        for path in sorted(zoo.SHIPPED.glob(f"*/{CARD}")):
+            if (card := with_addresses(Card.read(path))) != Card.read(path):
+                files.write_json(path, card.to_json())
+        sys.exit()
     try:
         for file in ship(Path(sys.argv[1]), sys.argv[2], *map(Path, sys.argv[3:4])).files:
             print(f"{file.name}: {file.size} bytes, sha256 {file.sha256}")

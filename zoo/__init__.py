@@ -166,15 +166,22 @@ def _entries() -> dict[str, str]:
 def load(model: str | Path) -> ModelFolder:
     """The folder of a pretrained model (by name; downloaded if need be) or of one that a verb wrote (by path).
 
-    The float graphs of a pretrained model are made from its float16 weights beside them, the first time, where the
-    cache can be written. Raises RequestError for an unknown name or a folder that holds no model.
+    The float graphs of a pretrained model are made from its float16 weights, the first time, where the cache can be
+    written; where neither package nor cache has these weights and the model ships as int8, they are fetched when a
+    stage needs them. Raises RequestError for an unknown name or a folder that holds no model.
     """
     from pipelines.core.errors import ZooError
-    from pipelines.models.stages import build, open_folder
+    from pipelines.models.stages import HALF, build, open_folder
 
     if Path(model).is_dir():
         return open_folder(model, entry)
-    folder = open_folder(hub().fetch(str(model)), entry)
+    known, name = hub(), str(model)
+    ships_int8 = any(file.name == "int8.onnx" for file in known.card(name).files)
+    folder = open_folder(
+        known.fetch(name, later=[HALF] if ships_int8 else []), entry, lambda file: known.fetch(name, [file])
+    )
+    if ships_int8 and folder.given(HALF) and not (folder.path / HALF).is_file():
+        return folder
     try:
         build(folder, until="rewritten.onnx")
     except (OSError, ZooError) as error:  # int8 runs without them; who needs them is told

@@ -42,7 +42,7 @@ from pipelines.core.progress import progress
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.openvino import OpenVinoSession
 from pipelines.engines.session import Runnable
-from pipelines.engines.stock import available
+from pipelines.engines.stock import available, require_installed
 from pipelines.engines.timing import measure, time_each
 from pipelines.graph import io
 from pipelines.quantization import ptq
@@ -223,6 +223,7 @@ def tune(
     machine.require_threads(threads)
     if not 0 <= seconds < math.inf:
         raise RequestError(f"the time budget is {seconds} seconds; give 0 (one trial) or more, such as 20m")
+    require_installed(engine)
     engines = available() if engines is None else engines
     if engine != "auto" and engine not in engines:
         raise RequestError(f"unknown or missing engine {engine!r}; choose auto, {' or '.join(engines)}")

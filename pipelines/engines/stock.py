@@ -24,6 +24,14 @@ def available() -> list[str]:
     return [name for name in STOCK if importlib.util.find_spec(name) is not None]
 
 
+def require_installed(*engines: str) -> None:
+    """Raise RequestError where one of these is a stock engine whose library is not installed."""
+    for engine in engines:
+        if engine in STOCK and engine not in available():
+            wanted = "int8-zoo[openvino]" if engine == "openvino" else engine  # the one comes as an extra
+            raise RequestError(f"the engine {engine} is not installed; run: pip install '{wanted}'")
+
+
 def exact(engine: str) -> bool:
     """Whether an engine sums int8 products without saturating on this CPU, whatever the weights: without VNNI, OpenVINO
     does not.
@@ -37,13 +45,17 @@ def computes(engine: str, precision: str) -> bool:
 
 
 def require_precision(precision: str, engine: str = "openvino") -> None:
-    """Raise RequestError where the engine or this CPU does not compute in `precision`."""
+    """Raise RequestError where the engine or this CPU does not compute in `precision`, or the engine that does is not
+    installed.
+    """
     if not computes(engine, precision):
         raise RequestError(f"the engine {engine} does not compute in {precision}; choose openvino, or fp32 or int8")
     if precision == BF16 and not machine.has_bf16():
         raise RequestError(
             f"{machine.cpu()['name']} does not compute in bf16 (no avx512_bf16, no amx_bf16); choose fp32 or int8"
         )
+    if precision == BF16:
+        require_installed(engine)
 
 
 def open_session(
@@ -57,8 +69,7 @@ def open_session(
     """
     if engine not in STOCK:
         raise RequestError(f"unknown engine {engine!r}; choose auto, {' or '.join(STOCK)}")
-    if engine not in available():
-        raise RequestError(f"{engine} is not installed; run: pip install {engine}")
+    require_installed(engine)
     machine.require_threads(threads)
     if not Path(path).is_file():
         raise RequestError(f"no model file at {path}")

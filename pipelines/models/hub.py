@@ -171,14 +171,15 @@ class Hub:
         """The model's working folder, which `fetch` fills: home()/models/NAME/<12 digits of the card's digest>."""
         return home() / "models" / name / self.card(name).digest()[:12]
 
-    def fetch(self, name: str, files: Iterable[str] | None = None) -> Path:
-        """The model's working folder with card.json and all files of the card, or those named.
+    def fetch(self, name: str, files: Iterable[str] | None = None, later: Iterable[str] = ()) -> Path:
+        """The model's working folder with card.json and all files of the card, or those named; of `later` those alone
+        that are on this machine.
 
         Size and SHA-256 are checked at every call: a file that does not match is deleted, named in the log and fetched
-        anew. A file comes from the first source that has it right: the folder itself, the package, ZOO_MIRROR, the
-        card's URL. Others in the folder stay. Raises RequestError for an unknown model or file, one that no source has
-        or that ZOO_OFFLINE keeps away, and a disk that refuses to write; ZooError where the network failed or brought
-        something else, or the disk is full.
+        anew. A file comes from the first source that has it right: the folder itself, the package, ZOO_MIRROR (its
+        sub-folder NAME, or flat in it), the card's URL. Others in the folder stay. Raises RequestError for an unknown
+        model or file, one that no source has or that ZOO_OFFLINE keeps away, and a disk that refuses to write; ZooError
+        where the network failed or brought something else, or the disk is full.
         """
         card = self.card(name)
         known = {file.name: file for file in card.files}
@@ -188,18 +189,23 @@ class Hub:
         folder = self.folder(name)
         _ship(self.shipped(name) / CARD, folder / CARD)
         for file in (known[key] for key in wanted):
+            if file.name in later and not (folder / file.name).is_file() and not self._here(card, file):
+                continue
             _ensure(folder / file.name, file.size, file.sha256, functools.partial(self._obtain, card, file))
         return folder
 
+    def _here(self, card: Card, file: CardFile) -> bool:
+        """Whether the package has a file, or a mirror that is a folder."""
+        base = mirror()
+        places = [self.shipped(card.name) / file.name, *(_mirrored(base, card, file) if base else [])]
+        return any(isinstance(each, Path) and each.is_file() and not file.fault(each) for each in places)
+
     def _obtain(self, card: Card, file: CardFile, target: Path) -> None:
         """Put `file` at `target` from the first source that has it right."""
-        sources: list[Path | str] = [self.shipped(card.name) / file.name]
-        if base := mirror():
-            sources.append(
-                f"{base.rstrip('/')}/{file.name}" if _matches(_URL, base) else Path(base).expanduser() / file.name
-            )
-        if file.url:
-            sources.append(file.url)
+        base = mirror()
+        mirrored = _mirrored(base, card, file) if base else []
+        public = [file.url] if file.url else []
+        sources: list[Path | str] = [self.shipped(card.name) / file.name, *mirrored, *public]
         found: list[str] = []  # what was wrong with the sources that had something
         for source in sources:
             try:
@@ -216,7 +222,8 @@ class Hub:
             except disk.DiskFull:
                 raise  # no fault of the source
             except ZooError as error:
-                found.append(str(error))
+                if not (isinstance(error, _Refused) and source in mirrored[:-1]):  # its files may lie flat
+                    found.append(str(error))
         remote = any(isinstance(source, str) for source in sources)
         what = f"{file.name} of {card.name}"
         if remote and offline():
@@ -226,7 +233,9 @@ class Hub:
                 f"run `zoo download {card.name}` without ZOO_OFFLINE, or set ZOO_MIRROR to a folder that holds the file"
             )
         if file.url:
-            raise ZooError(f"cannot fetch {what}: {'; '.join(found)}")
+            raise ZooError(
+                f"cannot fetch {what}: {'; '.join(found)}; ZOO_MIRROR may name a folder or address that holds it"
+            )
         why = "; ".join(found) or f"not in the package{f', not in ZOO_MIRROR={base}' if base else ''}"
         raise RequestError(
             f"cannot find {what}: {why}, and its card has no url; set ZOO_MIRROR to a folder or http(s) address that "
@@ -260,6 +269,10 @@ def download(url: str, path: str | os.PathLike[str], *, size: int | None = None,
 
 class _Transient(Exception):
     """The server failed in a way that another attempt may mend."""
+
+
+class _Refused(ZooError):
+    """The server answered, and does not give the file."""
 
 
 class _Partial:
@@ -361,7 +374,7 @@ def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) 
             partial.drop()
             raise _Transient(f"{answer} to a request for bytes from {start}")
         if not fits:
-            raise ZooError(f"{url} {answer}")
+            raise _Refused(f"{url} {answer}")
         resumed = status == 206 and start > 0
         done = start if resumed else 0
         total = int(length) if length.isdigit() else size
@@ -386,6 +399,15 @@ def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) 
     if total is not None and done < total:
         raise _Transient(f"the body ended after {done} of {total} bytes")
     return resumed
+
+
+def _mirrored(base: str, card: Card, file: CardFile) -> list[Path | str]:
+    """Where a mirror may have a file: in the model's own sub-folder, or flat in it; of a folder the one that is."""
+    if _matches(_URL, base):
+        return [f"{base.rstrip('/')}/{part}{file.name}" for part in (f"{card.name}/", "")]
+    folder = Path(base).expanduser()
+    own = folder / card.name / file.name
+    return [own if own.is_file() else folder / file.name]
 
 
 def _copy(source: Path, target: Path, file: CardFile) -> bool:

@@ -16,7 +16,7 @@ import logging
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +58,14 @@ QUANTIZATION = "quantization.json"
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder with a model's files, its card, and the entry that knows what to do with them."""
+    """A folder with a model's files, its card, the entry that knows what to do with them, and, of a pretrained model,
+    what brings a file of its card that is not there yet.
+    """
 
     path: Path
     card: Card
     entry: Entry
+    fetch: Callable[[str], object] | None = field(default=None, compare=False)
 
     @property
     def preprocessing(self) -> dict[str, Any]:
@@ -169,7 +172,9 @@ def _recipe(kept: Any) -> QuantRecipe | None:
         return None
 
 
-def open_folder(path: str | Path, entries: Callable[[str], Entry]) -> ModelFolder:
+def open_folder(
+    path: str | Path, entries: Callable[[str], Entry], fetch: Callable[[str], object] | None = None
+) -> ModelFolder:
     """Open a model folder. Raises RequestError where it has no valid card or the entry is unknown."""
     path = Path(path)
     if not (path / CARD).is_file():
@@ -185,7 +190,7 @@ def open_folder(path: str | Path, entries: Callable[[str], Entry]) -> ModelFolde
         raise RequestError(
             f"{path / CARD}: preprocessing is {found!r}; wanted an object; train or download the model again"
         )
-    return ModelFolder(path, card, entries(card.entry))
+    return ModelFolder(path, card, entries(card.entry), fetch)
 
 
 def build(folder: ModelFolder, *, until: str = ROAD[-1], force: bool = False) -> dict[str, str]:
@@ -289,6 +294,9 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
 
 def _make(folder: ModelFolder, stage: str) -> None:
     start = time.perf_counter()
+    for name in _inputs(folder, stage):
+        if folder.fetch and folder.given(name) and not (folder.path / name).is_file():
+            folder.fetch(name)
     _digests(folder, stage)  # says what is missing
     match stage:
         case "fp32.onnx":

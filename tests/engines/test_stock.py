@@ -229,7 +229,9 @@ def test_openvino_says_which_batch_size_a_model_cannot_have(tmp_path):
 def test_an_engine_that_is_not_installed(mixed, monkeypatch):
     monkeypatch.setattr(stock, "available", lambda: ["onnxruntime"])
     refused(
-        RequestError, lambda: catalog.load(mixed, "openvino"), "openvino is not installed; run: pip install openvino"
+        RequestError,
+        lambda: catalog.load(mixed, "openvino"),
+        "openvino is not installed; run: pip install 'int8-zoo[openvino]'",
     )
 
 

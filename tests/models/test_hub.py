@@ -709,7 +709,34 @@ def test_http_mirror_comes_before_the_public_address(server, shipped, monkeypatc
     server.bodies["/mirror/int8.onnx"] = BODY
     monkeypatch.setenv("ZOO_MIRROR", f"{server.base}/mirror{tail}")
     assert (Hub(shipped).fetch("toy") / "int8.onnx").read_bytes() == BODY
-    assert [path for path, *_ in server.asked] == ["/mirror/int8.onnx"]
+    assert [path for path, *_ in server.asked] == ["/mirror/toy/int8.onnx", "/mirror/int8.onnx"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "address"])
+def test_a_mirror_may_hold_a_folder_a_model(server, shipped, tmp_path, monkeypatch, kind, caplog):
+    """As zoo/weights does, so that files of one name lie apart."""
+    publish(shipped, {"model.bin": record(BODY)})
+    (tmp_path / "mirror" / "toy").mkdir(parents=True)
+    (tmp_path / "mirror" / "toy" / "model.bin").write_bytes(BODY)
+    (tmp_path / "mirror" / "model.bin").write_bytes(OTHER)  # of another model
+    server.bodies = {"/mirror/toy/model.bin": BODY, "/mirror/model.bin": OTHER}
+    monkeypatch.setenv("ZOO_MIRROR", str(tmp_path / "mirror") if kind == "folder" else f"{server.base}/mirror")
+    assert (Hub(shipped).fetch("toy") / "model.bin").read_bytes() == BODY
+    assert not caplog.text
+
+
+def test_files_for_later_are_taken_only_where_they_are(server, shipped, tmp_path, monkeypatch):
+    publish(shipped, {"a": record(BODY, f"{server.base}/model.bin"), "b": record(OTHER)})
+    (shipped / "toy" / "b").write_bytes(OTHER)
+    working = Hub(shipped).fetch("toy", later=["a", "b"])
+    assert visible(working) == ["b", "card.json"] and not server.asked
+    (tmp_path / "mirror").mkdir()
+    (tmp_path / "mirror" / "a").write_bytes(BODY)
+    with monkeypatch.context() as patch:
+        patch.setenv("ZOO_MIRROR", str(tmp_path / "mirror"))
+        assert visible(Hub(shipped).fetch("toy", later=["a"])) == ["a", "b", "card.json"]
+    (working / "a").write_bytes(OTHER)  # damaged: it was there, and is fetched anew
+    assert (Hub(shipped).fetch("toy", later=["a"]) / "a").read_bytes() == BODY and server.full == 1
 
 
 def test_a_mirror_serves_files_without_url(server, shipped, monkeypatch):

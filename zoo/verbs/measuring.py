@@ -23,7 +23,7 @@ from pipelines.engines import catalog
 from pipelines.engines.plan import Candidate
 from pipelines.engines.plan import build as build_plan
 from pipelines.engines.session import BF16
-from pipelines.engines.stock import available, computes, require_precision
+from pipelines.engines.stock import available, computes, require_installed, require_precision
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.models.pipeline import PRECISIONS, GraphPipeline, Pipeline, choose_engine, graph_file, model_file
@@ -182,6 +182,7 @@ def _benchmark_files(
     files = [Path(each) for each in paths if is_file(each) or _not_a_file(each)]
     native = all(_native(each, AS_IT_IS, there) for each in files)
     names = list(dict.fromkeys(engines or (there if native else available())))
+    require_installed(*names)
     if wrong := [each for each in names if each not in there]:
         raise RequestError(f"unknown or missing engine {', '.join(wrong)}; an ONNX file runs in {', '.join(there)}")
     machine.require_threads(threads)
@@ -340,6 +341,7 @@ def plan(
     names = list(engines or (*available(), "native"))
     if unknown := [each for each in names if each not in catalog.ENGINES]:
         raise RequestError(f"unknown engine {', '.join(unknown)}; choose among {', '.join(catalog.ENGINES)}")
+    require_installed(*names)
     if is_file(model):
         path = Path(model)
         target = Path(output) if output is not None else path.with_suffix(".plan")

@@ -112,8 +112,11 @@ def doctor(speed: bool = False) -> dict[str, Any]:
         "vnni": machine.has_vnni(),
         "advice": machine.VNNI if machine.has_vnni() else machine.NO_VNNI,
         "versions": machine.versions(),
-        "engines": {name: _check_engine(name) if name in available() else "not installed" for name in STOCK},
-        "kernels": f"{reason}; until then onnxruntime and openvino compute all"
+        "engines": {
+            name: _check_engine(name) if name in available() else "not installed (pip install 'int8-zoo[openvino]')"
+            for name in STOCK
+        },
+        "kernels": f"{reason}; until then {' and '.join(available())} compute all"
         if (reason := extension.missing())
         else f"ok: {', '.join(extension.isas())}",
         "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": settings.offline(), "ZOO_MIRROR": settings.mirror()},
