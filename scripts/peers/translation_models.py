@@ -129,9 +129,9 @@ def copied(model: str, folder: Path, steps: int) -> None:
 
 
 def listed(pieces: int) -> Shortlist:
-    """A shortlist for random weights, of drawn words: so many as `LISTED` says."""
+    """A shortlist for random weights, see `LISTED`: of words drawn as often as words are used (Zipf's law)."""
     first, each = LISTED
     random = np.random.default_rng(1)
-    words = END + 1 + random.integers(pieces - END - 1, size=(pieces, each))
     order = np.concatenate([[END], random.permutation(np.delete(np.arange(pieces), END))])
-    return Shortlist(first, order, np.arange(pieces + 1) * each, np.sort(words, 1).ravel(), shared=True)
+    words = order[(pieces ** random.random((pieces, each))).astype(np.int64) - 1]
+    return Shortlist(first, order, np.arange(pieces + 1) * each, words.ravel(), shared=True)
