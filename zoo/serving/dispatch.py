@@ -202,7 +202,8 @@ class Dispatcher:
                 self.waiting += 1
             else:
                 self.finish(each, Answer(each.job.number, 503, JSON, fault("the worker died; try again")))
-        if not link.retiring and not self._closing:
+        newer = any(other.generation > link.generation for other in self.links)  # those take its place
+        if not link.retiring and not self._closing and not newer:
             self._replace(link)
         for other in self.links:
             self._pull(other)

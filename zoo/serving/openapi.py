@@ -107,7 +107,8 @@ def page(document: Mapping[str, Any]) -> bytes:
 <meta name="color-scheme" content="light dark"><title>int8-zoo: routes</title>
 <style>body {{ font: 1rem/1.5 system-ui; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }}
 table {{ border-collapse: collapse; display: block; overflow-x: auto }}
-td, th {{ text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0 }}</style></head><body>
+td, th {{ text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0 }}
+td:nth-child(3) {{ min-width: 16rem }}</style></head><body>
 <h1>Routes</h1><p>The same for programs: <a href="/openapi.json">/openapi.json</a>.</p>
 <table><tr><th></th><th>path</th><th></th><th>takes</th><th>answers</th></tr>{"".join(rows)}</table>
 <h2>Headers</h2><table>{headers}</table>
