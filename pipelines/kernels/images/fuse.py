@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipelines.kernels.images.program import Addition, Concatenation, Convolution, Pixels, Shape, Step
+from pipelines.kernels.images.program import Addition, Concatenation, Convolution, Lookup, Pixels, Shape, Step
+
+
+def drop_unread(steps: list[Step]) -> None:
+    """Leave out tables whose results went into other tables."""
+    for step in steps[::-1]:
+        if isinstance(step, Lookup) and not any(step.out in _reads(each) for each in steps):
+            steps.remove(step)
 
 
 def fuse_sums(steps: list[Step]) -> None:

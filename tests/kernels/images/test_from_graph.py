@@ -120,6 +120,44 @@ def test_a_pool_and_a_convolution_may_pad_the_same_tensor(tmp_path: Path) -> Non
         np.testing.assert_allclose(found, results(path, samples), atol=1e-4)  # of one step of int8 they hang by 0.01
 
 
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "pad"), [(8, 3, 2, 0), (7, 2, 2, 0), (9, 3, 2, 1), (6, 2, 3, 0), (5, 2, 2, 1)]
+)
+def test_pools_in_ceil_mode(kind: str, size: int, kernel: int, stride: int, pad: int, tmp_path: Path) -> None:
+    g = Graph()
+    more: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+    pooled = g.add(kind, [g.quantize("image", 0.02, 120)], ceil_mode=1, **more)
+    path = g.save(tmp_path / "m.onnx", [3, size, size + 1], g.quantize(pooled, 0.02, 120))
+    samples = g.rng.normal(0, 1, (2, 3, size, size + 1)).astype(np.float32)
+    program, wanted = image_program(io.load(path)), results(path, samples)
+    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(
+        found, wanted, atol=0 if kind == "MaxPool" else 0.0201
+    )  # a mean may round to its neighbour
+    for isa in extension.isas():
+        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(found.shape), found)
+
+
+@pytest.mark.parametrize("function", ["Sigmoid", "HardSigmoid", "Tanh"])
+@pytest.mark.parametrize("zero", [0, 97, 255])
+def test_a_product_with_a_function_of_the_same_tensor_is_a_table(function: str, zero: int, tmp_path: Path) -> None:
+    g = Graph()
+    x = g.quantize("image", 0.04, 120)
+    gate = g.quantize(
+        g.add(function, [x]), 1 / 255 if function != "Tanh" else 2 / 255, 0 if function != "Tanh" else 128
+    )
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], g.quantize(g.add("Mul", [x, gate]), 0.021, zero))
+    samples = (np.resize(np.arange(256), (1, 3, 16, 16)).astype(np.float32) - 120) * np.float32(0.04)
+    program = image_program(io.load(path))
+    assert sum(isinstance(step, Lookup) for step in program.steps) == 1
+    found = reference.run(program, samples[0]).reshape(1, *program.result_shape)
+    assert np.array_equal(found, results(path, samples))
+    for isa in extension.isas():
+        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(found.shape), found)
+
+
 @pytest.mark.skipif(not extension.isas(), reason="no native kernels")
 @pytest.mark.parametrize("name", ["mobilenet-v1-cifar10", "resnet26d-cifar10"])
 def test_a_shipped_network_has_the_bits_of_onnxruntime(name: str) -> None:
@@ -148,7 +186,11 @@ def _unknown(g: Graph, x: str) -> str:
 
 
 def _ceiling(g: Graph, x: str) -> str:
-    return g.add("AveragePool", [x], kernel_shape=[2, 2], ceil_mode=1)
+    return g.add("AveragePool", [x], kernel_shape=[2, 2], ceil_mode=1, count_include_pad=1)
+
+
+def _product(g: Graph, x: str) -> str:
+    return g.add("Mul", [x, g.quantize(g.layer("Conv", x, (3, 3, 1, 1), 0.02), 0.1, 120)])
 
 
 def _other_transpose(g: Graph, x: str) -> str:
@@ -162,6 +204,7 @@ def _other_transpose(g: Graph, x: str) -> str:
         (_float_layer, "weights that are not symmetric int8"),
         (_unknown, "LRN.*has no form in the image kernels"),
         (_ceiling, "ceil mode"),
+        (_product, "no two functions of one tensor's single values"),
         (_other_transpose, "transposes to"),
     ],
 )
