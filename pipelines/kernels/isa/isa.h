@@ -81,11 +81,12 @@ struct TopK {
 
 using Float16 = uint16_t;  // the bits of an IEEE half
 
-// Keys and values of attention, float32 or float16: keys transposed, [width, count rounded up to 16], values [count, stride].
+// Keys and values of attention, float32 or float16: keys transposed, [width, count rounded up to 16], values [count, stride], those of a
+// head `next` after those of the head before.
 template <class T>
 struct KeysValues {
     const T *keys, *values;
-    int64_t count, stride;
+    int64_t count, stride, next;
 };
 
 enum class Activation { kSwish, kGelu, kTanh };
