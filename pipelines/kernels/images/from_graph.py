@@ -1,4 +1,4 @@
-"""A quantized classifier's ONNX graph as an `ImageProgram`, by structure: QDQ around Conv, Gemm, MatMul, Add, pools and
+"""A quantized classifier's ONNX graph as an `ImageProgram`, by structure: QDQ around Conv, Gemm, MatMul, Add, Mul, pools and
 Concat, with Relu, Clip or any other function of one value between, and Flatten, Reshape and Transpose.
 """
 
@@ -23,6 +23,7 @@ from pipelines.kernels.images.program import (
     ImageProgram,
     Lookup,
     MaxPool,
+    Product,
     Shape,
     Sum,
     windows,
@@ -36,6 +37,7 @@ from pipelines.kernels.images.qdq import (
     quantized,
     refused,
 )
+from pipelines.kernels.images.reference import product
 from pipelines.kernels.images.walk import Bytes, Input, Pending, Walk
 
 FUNCTIONS = (
@@ -331,19 +333,27 @@ class _Mapping(Walk):
         self.values[node.outputs[0]] = replace(found, low=least, high=most)
 
     def _mul(self, node: ir.Node) -> None:
-        """A product of two functions of the same tensor's single values, as x sigmoid(x) is."""
+        """A product of two functions of the same tensor's single values, as x sigmoid(x) is; or of a tensor with one
+        pixel of as many channels, as squeeze-and-excitation has it.
+        """
         a, b = self._read(node, 0), self._read(node, 1)
+        if self.tensors[a.tensor][:2] == (1, 1):
+            a, b = b, a
         (base, of_a), (other, of_b) = (self._function_of(each.tensor) for each in (a, b))
-        if base != other or (a.last, a.flat) != (b.last, b.flat):
-            raise refused(node, "multiplies what are no two functions of one tensor's single values")
-        factors = [
-            (table.astype(np.float32) - np.float32(each.zero)) * np.float32(each.scale or 0)
-            for each, table in ((a, of_a), (b, of_b))
-        ]
+        same = base == other and (a.last, a.flat) == (b.last, b.flat)
+        if not same and (a.flat or b.flat or self.tensors[b.tensor] != (1, 1, self.tensors[a.tensor][2])):
+            raise refused(node, "multiplies neither functions of one tensor's single values nor a tensor with a pixel")
+        assert a.scale is not None
+        assert b.scale is not None
+        scales = a.scale * b.scale
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
-            table = np.clip(quantized(factors[0] * factors[1], scale, zero), low, high).astype(np.uint8)
-            return self._lookup(base, table)
+            if same:
+                factors = [table.astype(np.int32) - each.zero for each, table in ((a, of_a), (b, of_b))]
+                return self._lookup(base, product(*factors, scales / scale, zero, low, high))
+            out = self._new(self.tensors[a.tensor])
+            self.steps.append(Product(a.tensor, b.tensor, out, a.zero, b.zero, float(scales / scale), zero, low, high))
+            return out
 
         self.values[node.outputs[0]] = Pending(emit, last=a.last, flat=a.flat)
 

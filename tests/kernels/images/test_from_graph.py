@@ -16,7 +16,7 @@ from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.images import native, reference
 from pipelines.kernels.images.from_graph import image_program
-from pipelines.kernels.images.program import Addition, Convolution, Lookup
+from pipelines.kernels.images.program import Addition, Convolution, Lookup, Product
 
 WEIGHTS = Path(zoo.__file__).parent / "weights"
 
@@ -158,6 +158,27 @@ def test_a_product_with_a_function_of_the_same_tensor_is_a_table(function: str, 
         assert np.array_equal(native.pack(program, isa).open()(samples).reshape(found.shape), found)
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("channels", [3, 16, 35])
+def test_squeeze_and_excitation(channels: int, first: bool, tmp_path: Path) -> None:
+    g = Graph(channels)
+    x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (channels, 3, 1, 1), 0.02), 0.1, 110)
+    means = g.quantize(g.add("GlobalAveragePool", [x]), 0.05, 120)
+    gate = g.quantize(g.layer("Conv", means, (channels, channels, 1, 1), 0.05), 0.2, 100)
+    gate = g.quantize(g.add("HardSigmoid", [gate]), 1 / 255, 0)
+    product = g.add("Mul", [x, gate] if first else [gate, x])
+    path = g.save(tmp_path / "m.onnx", [3, 9, 7], g.quantize(g.add("Relu", [product]), 0.03, 0))
+    samples = g.rng.normal(0, 1, (2, 3, 9, 7)).astype(np.float32)
+    program, wanted = image_program(io.load(path)), results(path, samples)
+    assert any(isinstance(step, Product) for step in program.steps)
+    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
+    assert np.array_equal(found, wanted) and np.ptp(found) > 0.1
+    for isa in extension.isas():
+        for threads in (1, 2):
+            native_found = native.pack(program, isa).open()(samples, threads)
+            assert np.array_equal(native_found.reshape(found.shape), found)
+
+
 @pytest.mark.skipif(not extension.isas(), reason="no native kernels")
 @pytest.mark.parametrize("name", ["mobilenet-v1-cifar10", "resnet26d-cifar10"])
 def test_a_shipped_network_has_the_bits_of_onnxruntime(name: str) -> None:
@@ -204,7 +225,7 @@ def _other_transpose(g: Graph, x: str) -> str:
         (_float_layer, "weights that are not symmetric int8"),
         (_unknown, "LRN.*has no form in the image kernels"),
         (_ceiling, "ceil mode"),
-        (_product, "no two functions of one tensor's single values"),
+        (_product, "neither functions of one tensor's single values nor"),
         (_other_transpose, "transposes to"),
     ],
 )
