@@ -349,8 +349,8 @@ class _Mapping(Walk):
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             if same:
-                factors = [table.astype(np.int32) - each.zero for each, table in ((a, of_a), (b, of_b))]
-                return self._lookup(base, product(*factors, scales / scale, zero, low, high))
+                first, second = of_a.astype(np.int32) - a.zero, of_b.astype(np.int32) - b.zero
+                return self._lookup(base, product(first, second, scales / scale, zero, low, high))
             out = self._new(self.tensors[a.tensor])
             self.steps.append(Product(a.tensor, b.tensor, out, a.zero, b.zero, float(scales / scale), zero, low, high))
             return out

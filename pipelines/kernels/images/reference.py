@@ -90,11 +90,9 @@ def run(program: ImageProgram, x: Array) -> Array:
             case Addition():
                 tensors[step.out] = _sum(step.sum, tensors[step.a], tensors[step.b])
             case Product():
-                factors = (
-                    tensors[tensor].astype(np.int32) - zero
-                    for tensor, zero in ((step.x, step.x_zero), (step.gate, step.gate_zero))
-                )
-                tensors[step.out] = product(*factors, np.float32(step.ratio), step.zero, step.low, step.high)
+                a = tensors[step.x].astype(np.int32) - step.x_zero
+                b = tensors[step.gate].astype(np.int32) - step.gate_zero
+                tensors[step.out] = product(a, b, np.float32(step.ratio), step.zero, step.low, step.high)
             case MaxPool():
                 tensors[step.out] = np.max(
                     [np.where(inside, taps, 0) for taps, inside in _taps(step, tensors[step.x])], 0
