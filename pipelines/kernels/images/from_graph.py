@@ -1,5 +1,5 @@
-"""A quantized classifier's ONNX graph as an `ImageProgram`, by structure: QDQ around Conv, Gemm, MatMul, Add, Mul, pools
-and Concat, with Relu, Clip or any other function of one value between, and Flatten, Reshape and Transpose.
+"""A quantized classifier's ONNX graph as an `ImageProgram`, by structure: QDQ around Conv, Gemm, MatMul, Add, Mul,
+pools and Concat, with Relu, Clip or any other function of one value between, and Flatten, Reshape and Transpose.
 """
 
 from __future__ import annotations
