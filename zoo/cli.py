@@ -678,9 +678,12 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
         for each in report["results"]:
             figures = [each["engine"], each["precision"], str(each["batch_size"]), f"{each['latency_ms']['p50']:.3f}"]
             figures += [f"{each['latency_ms']['p95']:.3f}", f"{each['samples_per_second']:,.1f}"]
-            rows.append([*figures, f"{each['speedup']:.2f}x", f"{each['bytes'] / 1e6:.2f}", f"{each['memory_mb']:.0f}"])
+            rows.append(
+                [*figures, _number(each["speedup"], 2), f"{each['bytes'] / 1e6:.2f}", f"{each['memory_mb']:.0f}"]
+            )
         speedup = f"vs {report['model']}"
         _table(["engine", "file", "batch", "p50 ms", "p95 ms", "samples/s", speedup, "file MB", "peak MB"], rows)
+        _left_out(report)
         click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) an instance")
 
     def show_scenario() -> None:
@@ -847,8 +850,17 @@ def plan(model: str, output: str | None, as_json: bool, **options: Any) -> None:
             times = [f"{each['milliseconds']:.3f}", f"{each['samples_per_second']:,.0f}"]
             rows.append([*map(str, key), *times, "chosen" if key in chosen else ""])
         _table(["engine", "precision", "threads", "batch", "ms", "samples/s", ""], rows)
-        for problem in report["failed"]:
-            click.echo(f"left out: {problem}", err=True)
+        _left_out(report)
+        for each in report["profiles"]:
+            others = [
+                other
+                for other in report["timings"]
+                if other["batch_size"] == each["batch_size"] and other["engine"] != each["engine"]
+            ]
+            if others:
+                best = max(others, key=lambda other: other["samples_per_second"])
+                gain = each["samples_per_second"] / best["samples_per_second"]
+                click.echo(f"batch {each['batch_size']}: {each['engine']}, {gain:.2f}x {best['engine']}")
         click.echo(report["path"])
 
     _print(report, as_json, show)
@@ -924,6 +936,12 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
         _fail("interrupted; the same command with --resume goes on from the last checkpoint", INTERRUPTED)
     if is_first():
         _show(report, as_json)
+
+
+def _left_out(report: Mapping[str, Any]) -> None:
+    """Say what was not timed, and why."""
+    for problem in report["failed"]:
+        click.echo(f"left out: {problem}", err=True)
 
 
 def _percent(share: float | None) -> str:

@@ -24,6 +24,7 @@ from pipelines.kernels import extension
 
 Columns = Mapping[str, NDArray[Any] | Sequence[Any]]
 FORMATS = (".csv", ".csv.gz", ".jsonl", ".parquet")
+GROUP = 1 << 16  # rows of a row group of Parquet, at least
 
 
 def on_terminal(output: str | Path) -> bool:
@@ -66,8 +67,8 @@ def writing(
         if name.endswith(".parquet"):
             import pyarrow.parquet as parquet
 
-            with parquet.ParquetWriter(temporary, schema) as writer:
-                yield lambda rows: writer.write_batch(_batch(rows, schema))
+            with parquet.ParquetWriter(temporary, schema) as writer, _gathered(writer, schema) as write:
+                yield write
         elif name.endswith(".jsonl"):
             with temporary.open("w", encoding="utf-8") as lines:
                 yield lambda rows: lines.writelines(_json(columns, row) for row in _rows(rows, columns))
@@ -78,6 +79,27 @@ def writing(
                 _csv(sink, schema, columns) as write,
             ):
                 yield write
+
+
+@contextlib.contextmanager
+def _gathered(writer: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
+    """Rows to row groups of `GROUP` rows or some more: a group a call would be slow to write and to read."""
+    import pyarrow as pa
+
+    waiting: list[Any] = []
+
+    def flush() -> None:
+        if waiting:
+            writer.write_table(pa.Table.from_batches(waiting, schema))
+            waiting.clear()
+
+    def write(rows: Columns) -> None:
+        waiting.append(_batch(rows, schema))
+        if sum(len(each) for each in waiting) >= GROUP:
+            flush()
+
+    yield write
+    flush()
 
 
 def _packing(file: Any) -> Any:

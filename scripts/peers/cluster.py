@@ -1,15 +1,16 @@
-"""Score 20,000,000 rows in 20 Parquet files: one process, two shards, two actors of Ray, the same with actors killed,
-and Ray Data with onnxruntime, each from its start to its end.
+"""Score 20,000,000 rows in 20 Parquet files: one process, two shards, two actors of Ray with a cluster of their own and
+on one that runs, the same with actors killed, and Ray Data with onnxruntime, each from its start to its end.
 
-    python scripts/peers/cluster.py [-n 20000000] [--part 2000000] [--folder DIR] [-o FILE]
+    python scripts/peers/cluster.py [-n 20000000] [--folder DIR] [-o FILE]
 
-Rows come from scripts/synthesize_log.py; each file holds the same ones in an order of its own. Ray Data scores the
-first `--part` rows, with pandas and onnxruntime as log_obvious.py does, each distinct value looked up once a block.
-The folder keeps the rows for the next time.
+Rows come from scripts/synthesize_log.py; each file holds the same ones in an order of its own. Ray Data scores with
+pandas and onnxruntime as log_obvious.py does, each distinct value looked up once a block. The folder keeps the rows for
+the next time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,33 @@ def digests(folder: Path) -> list[str]:
     return [files.sha256(each) for each in sorted(folder.glob("part-*.parquet"))]
 
 
-def on_ray(run: list[Any], rows: list[str], out: Path, kills: Sequence[float] = ()) -> dict[str, Any]:
-    """`timed`, with "worker_mb"; actors are killed when these shares of the parts are done."""
+HELD = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": int(sys.argv[1]), "include_dashboard": False})
+print("address", cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[str]:
+    """The address of a cluster that runs meanwhile."""
+    command = [sys.executable, "-c", HELD, str(WORKERS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as held:
+        assert held.stdin is not None and held.stdout is not None
+        told = next((each for each in held.stdout if each.startswith(b"address ")), b"")
+        if not told:
+            raise ZooError("no cluster of Ray could be started here")
+        yield told.decode().split()[1]
+        held.stdin.close()
+
+
+def on_ray(
+    run: list[Any], rows: list[str], out: Path, kills: Sequence[float] = (), address: str | None = None
+) -> dict[str, Any]:
+    """`timed`, with "worker_mb"; actors are killed when these shares of the parts are done. address: of the cluster."""
     workers: dict[int, int] = {}
     waiting = list(kills)
 
@@ -115,7 +141,8 @@ def on_ray(run: list[Any], rows: list[str], out: Path, kills: Sequence[float] = 
             os.kill(found[0], signal.SIGKILL)
             waiting.pop(0)
 
-    found = timed([[*run, *rows, "-o", out, "--on", "ray", "--workers", str(WORKERS)]], watch)
+    where = [] if address is None else ["--address", address]
+    found = timed([[*run, *rows, "-o", out, "--on", "ray", "--workers", str(WORKERS), *where]], watch)
     if waiting:
         raise ZooError("the run ended before its actors were killed")
     return {**found, "worker_mb": round(max(workers.values()) / 1e6), "killed": len(kills)}
@@ -147,12 +174,11 @@ class Obvious:
         return chunk[["probability"]]
 
 
-def obvious(folder: str, out: str, *rows: str) -> None:
+def obvious(address: str, folder: str, out: str, *rows: str) -> None:
     """Ray Data as its documents show it."""
     import ray
 
-    os.environ["PYTHONPATH"] = str(HERE.parents[1])
-    ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
+    ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": str(HERE.parents[1])}})
     data = ray.data.read_parquet(list(rows))
     scored = data.map_batches(
         Obvious,
@@ -165,14 +191,13 @@ def obvious(folder: str, out: str, *rows: str) -> None:
     scored.write_parquet(out)
 
 
-def compare(count: int, part: int, folder: Path) -> dict[str, Any]:
+def compare(count: int, folder: Path) -> dict[str, Any]:
     """All ways, one after the other."""
-    if count < FILES or part * FILES < count:
-        raise RequestError(f"found {count} rows, part {part}; wanted one row a file or more, and a part of one file")
+    if count < FILES:
+        raise RequestError(f"found {count} rows; wanted one a file or more")
     model = zoo.load(MODEL)
     model.ensure("int8.onnx")
     rows = prepare(folder, count)
-    some = rows[: part * FILES // count]
     run = [sys.executable, "-m", "zoo", "run", MODEL]
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -184,23 +209,21 @@ def compare(count: int, part: int, folder: Path) -> dict[str, Any]:
         ]
         results["two shards"] = timed(shards)
         results["ray"] = on_ray(run, rows, scratch / "ray")
+        with cluster() as address:
+            results["ray, a running cluster"] = on_ray(run, rows, scratch / "running", address=address)
+            naive = [sys.executable, Path(__file__).resolve(), "--obvious", address, model.path, scratch / "naive"]
+            results["ray data, onnxruntime, a running cluster"] = timed([[*naive, *rows]])
         results["ray, two actors killed"] = on_ray(run, rows, scratch / "killed", (1 / 3, 2 / 3))
         wanted = digests(one)
         for way, place in (
             ("two shards", two),
             ("ray", scratch / "ray"),
+            ("ray, a running cluster", scratch / "running"),
             ("ray, two actors killed", scratch / "killed"),
         ):
             results[way]["equal"] = bool(wanted) and digests(place) == wanted
-        start = timed([[*run, some[0], "-o", scratch / "small", "--on", "ray", "--workers", str(WORKERS)]])
-        results["ray, one file"] = start
-        naive = [sys.executable, Path(__file__).resolve(), "--obvious", model.path, scratch / "naive", *some]
-        results["ray data, onnxruntime"] = timed([naive])
-        for way, each in results.items():
-            each["rows"] = {"ray, one file": count // FILES, "ray data, onnxruntime": len(some) * (count // FILES)}.get(
-                way, count
-            )
-            each["rows_per_second"] = round(each["rows"] / each["seconds"])
+        for each in results.values():
+            each |= {"rows": count, "rows_per_second": round(count / each["seconds"])}
     return {
         "model": MODEL,
         "rows": count,
@@ -216,10 +239,9 @@ def main() -> None:
         return
     parser = common.Parser(__doc__)
     parser.add_argument("-n", "--rows", type=int, default=20_000_000)
-    parser.add_argument("--part", type=int, default=2_000_000)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "zoo-cluster-rows")
     args = parser.parse_args()
-    found = compare(args.rows, args.part, args.folder)
+    found = compare(args.rows, args.folder)
     if args.output:
         files.write_json(args.output, found)
     for way, each in found["results"].items():

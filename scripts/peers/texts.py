@@ -43,7 +43,7 @@ from scripts.peers import common
 
 BATCH, LONGEST = 32, 256
 CALIBRATION = 256  # texts that peers are calibrated on
-STREAM, SINGLE = 64, 16  # texts of a measurement
+SENTENCES, STREAM, SINGLE = 512, 64, 16  # texts of a measurement: short ones, others, alone
 SLOW, FEW = 4, 3  # a way that takes so many times as long as the quickest has so few rounds
 MODEL = "minilm-l6"
 Batch = dict[str, Any]
@@ -358,7 +358,7 @@ def loads(texts: Sequence[str], tokenizer: Any, seed: int = 0) -> dict[str, list
     tokenizer.no_truncation()
     rng = np.random.default_rng(seed)
     order = [texts[i] for i in rng.permutation(len(texts))]
-    sentences, rest, paragraphs = order[:STREAM], iter(order[STREAM:]), []
+    sentences, rest, paragraphs = order[:SENTENCES], iter(order[SENTENCES:]), []
     while len(paragraphs) < STREAM:
         wanted, parts, length = int(rng.integers(100, 300)), [], 2
         while length < wanted:

@@ -27,6 +27,7 @@ from zoo.scoring import places
 
 BYTES = 32 << 20  # of text, at least, in a part
 ROWS = 1 << 19  # of row groups, at least, in a part
+PLAIN: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}  # read once, soon
 FILES = 512  # images in a part
 
 
@@ -151,7 +152,7 @@ def reading(part: Part) -> Iterator[Any]:
             with (
                 places.opened(part.place) as stream,
                 pq.ParquetFile(stream) as file,
-                pq.ParquetWriter(copy, file.schema_arrow, compression="none") as writer,
+                pq.ParquetWriter(copy, file.schema_arrow, **PLAIN) as writer,
             ):
                 for batch in file.iter_batches(row_groups=range(part.begin, part.end)):
                     writer.write_batch(batch)

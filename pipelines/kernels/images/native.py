@@ -21,6 +21,7 @@ from pipelines.kernels.images.program import (
     Lookup,
     MaxPool,
     Pixels,
+    Product,
     Sum,
 )
 
@@ -100,6 +101,9 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
                 calls.append(("convolution", (step.x, step.out, packed, *geometry, step.fill, bytes_of, *sums)))
             case Addition():
                 calls.append(("addition", (step.a, step.b, step.out, _sum(step.sum))))
+            case Product():
+                numbers = (step.x_zero, step.gate_zero, step.ratio, step.zero, step.low, step.high)
+                calls.append(("product", (step.x, step.gate, step.out, numbers)))
             case MaxPool():
                 calls.append(("max_pool", (step.x, step.out, step.kernel, step.strides, step.pads)))
             case AveragePool():

@@ -152,6 +152,32 @@ class Addition:
 
 
 @dataclass(frozen=True)
+class Product:
+    """clip(rint((x - x_zero) (gate - gate_zero) ratio + zero), low, high) of every pixel of x with the one of `gate`:
+    products of integers, one float32 multiplication and addition, as onnxruntime computes it.
+    """
+
+    x: int
+    gate: int
+    out: int
+    x_zero: int
+    gate_zero: int
+    ratio: float
+    zero: int
+    low: int = 0
+    high: int = 255
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        shape = program.read(self, self.x, written)
+        _fits(self, program.read(self, self.gate, written) == (1, 1, shape[2]))
+        _fits(self, program.write(self, self.out, written) == shape)
+        _fits(self, bool(np.isfinite(np.float32(self.ratio))))
+        for each in (self.x_zero, self.gate_zero, self.zero, self.low, self.high):
+            _bytes(self, each)
+
+
+@dataclass(frozen=True)
 class MaxPool:
     """The largest byte of each window; what lies outside does not count."""
 
@@ -265,6 +291,7 @@ STEPS = {
         Pixels,
         Convolution,
         Addition,
+        Product,
         MaxPool,
         AveragePool,
         GlobalAverage,

@@ -151,34 +151,41 @@ void narrow(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int6
         }
 }
 
-// Epilogue of a tile of `count` rows and 64 columns.
-inline void apply_epilogue(const Linear &l, const RowEpilogue &epilogue, const __m512i (&sums)[6][4], int count, int64_t first,
-                           int64_t column, void *out, int64_t out_stride) {
-    const __m512i zero_point = _mm512_set1_epi32(l.zero_point), lowest = _mm512_set1_epi32(l.low);
-    for (int i = 0; i < 4; ++i) {
-        const int64_t j = column + 16 * i, left = l.outputs - j;
-        if (left <= 0) return;
-        const __mmask16 mask = left >= 16 ? 0xFFFF : static_cast<__mmask16>((1 << left) - 1);
-        const __m512i bias = load(l.bias + j);
-        const __m512 scale = _mm512_loadu_ps(l.scale + j);
-        for (int r = 0; r < count; ++r) {
+// Epilogue of a tile's `Count` rows and sixteen columns from `j` on; sums of a row each, in registers.
+template <int Count>
+[[gnu::always_inline]] inline void finish(const Linear &l, const RowEpilogue &epilogue, int64_t first, int64_t j, void *out, int64_t out_stride,
+                                          __m512i s0, __m512i s1, __m512i s2, __m512i s3, __m512i s4, __m512i s5) {
+    const int64_t left = l.outputs - j;
+    if (left <= 0) return;
+    const __m512i sums[6] = {s0, s1, s2, s3, s4, s5};
+    const __mmask16 mask = left >= 16 ? 0xFFFF : static_cast<__mmask16>((1 << left) - 1);
+    const __m512i bias = load(l.bias + j);
+    const __m512 scale = _mm512_loadu_ps(l.scale + j);
+    if (epilogue.scale) {
+        const __m512 row_bias = _mm512_loadu_ps(epilogue.bias + j), zero = _mm512_setzero_ps();
+#pragma GCC unroll 6
+        for (int r = 0; r < Count; ++r) {
             const int64_t row = first + r;
-            __m512 value = _mm512_cvtepi32_ps(_mm512_add_epi32(sums[r][i], bias));
-            if (epilogue.scale) {
-                value = _mm512_mul_ps(value, _mm512_mul_ps(_mm512_set1_ps(epilogue.scale[row]), scale));
-                value = _mm512_add_ps(value, _mm512_loadu_ps(epilogue.bias + j));
-                if (epilogue.relu) value = _mm512_max_ps(_mm512_setzero_ps(), value);  // in this order NaN stays
-                if (epilogue.residual)
-                    value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, epilogue.residual + row * epilogue.residual_stride + j));
-            } else {
-                value = _mm512_mul_ps(value, scale);
-            }
-            if (l.float_output) {
-                _mm512_mask_storeu_ps(static_cast<float *>(out) + row * out_stride + j, mask, value);
-            } else {
-                const __m512i rounded = _mm512_max_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(value), zero_point), lowest);
-                _mm512_mask_cvtusepi32_storeu_epi8(static_cast<uint8_t *>(out) + row * out_stride + j, mask, rounded);
-            }
+            __m512 value = _mm512_cvtepi32_ps(_mm512_add_epi32(sums[r], bias));
+            value = _mm512_mul_ps(value, _mm512_mul_ps(_mm512_set1_ps(epilogue.scale[row]), scale));
+            value = _mm512_add_ps(value, row_bias);
+            if (epilogue.relu) value = _mm512_max_ps(zero, value);  // in this order NaN stays
+            if (epilogue.residual)
+                value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, epilogue.residual + row * epilogue.residual_stride + j));
+            _mm512_mask_storeu_ps(static_cast<float *>(out) + row * out_stride + j, mask, value);
+        }
+        return;
+    }
+    const __m512i zero_point = _mm512_set1_epi32(l.zero_point), lowest = _mm512_set1_epi32(l.low);
+#pragma GCC unroll 6
+    for (int r = 0; r < Count; ++r) {
+        const int64_t at = (first + r) * out_stride + j;
+        const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sums[r], bias)), scale);
+        if (l.float_output) {
+            _mm512_mask_storeu_ps(static_cast<float *>(out) + at, mask, value);
+        } else {
+            const __m512i rounded = _mm512_max_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(value), zero_point), lowest);
+            _mm512_mask_cvtusepi32_storeu_epi8(static_cast<uint8_t *>(out) + at, mask, rounded);
         }
     }
 }
@@ -206,10 +213,10 @@ inline int64_t active_groups(const uint8_t *x, int64_t x_stride, int64_t rows, i
 }
 
 // A tile of Count rows, from `first` on, and 64 columns of the result, all sums in registers: named ones, since gcc 12 keeps arrays of them
-// in memory. A row or two alternate between two sets of sums, for the latency of vpdpbusd.
+// in memory. A row or two alternate between two sets of sums, for the latency of vpdpbusd. ahead: what comes into L2 meanwhile.
 template <int Count>
-void tile(const Linear &l, const RowEpilogue &epilogue, const int8_t *weight, int64_t first, int64_t column, const uint8_t *x,
-          int64_t x_stride, const int32_t *groups, int64_t count, void *out, int64_t out_stride) {
+void tile(const Linear &l, const RowEpilogue &epilogue, const int8_t *weight, const char *ahead, int64_t first, int64_t column,
+          const uint8_t *x, int64_t x_stride, const int32_t *groups, int64_t count, void *out, int64_t out_stride) {
 #define SUMS(r) __m512i s##r##0 = _mm512_setzero_si512(), s##r##1 = s##r##0, s##r##2 = s##r##0, s##r##3 = s##r##0;
     SUMS(0) SUMS(1) SUMS(2) SUMS(3) SUMS(4) SUMS(5)
 #undef SUMS
@@ -238,13 +245,17 @@ void tile(const Linear &l, const RowEpilogue &epilogue, const int8_t *weight, in
         s10 = _mm512_add_epi32(s10, s30), s11 = _mm512_add_epi32(s11, s31), s12 = _mm512_add_epi32(s12, s32),
         s13 = _mm512_add_epi32(s13, s33);
     } else {
-        for (int64_t i = 0; i < count; ++i) { LOAD(i) ROW(0, 0) ROW(1, 1) ROW(2, 2) ROW(3, 3) ROW(4, 4) ROW(5, 5) }
+        for (int64_t i = 0; i < count; ++i) {
+            _mm_prefetch(ahead + 64 * i, _MM_HINT_T1);
+            LOAD(i) ROW(0, 0) ROW(1, 1) ROW(2, 2) ROW(3, 3) ROW(4, 4) ROW(5, 5)
+        }
     }
 #undef ROW
 #undef LOAD
-    const __m512i sums[6][4] = {{s00, s01, s02, s03}, {s10, s11, s12, s13}, {s20, s21, s22, s23},
-                                {s30, s31, s32, s33}, {s40, s41, s42, s43}, {s50, s51, s52, s53}};
-    apply_epilogue(l, epilogue, sums, Count, first, column, out, out_stride);
+    finish<Count>(l, epilogue, first, column, out, out_stride, s00, s10, s20, s30, s40, s50);
+    finish<Count>(l, epilogue, first, column + 16, out, out_stride, s01, s11, s21, s31, s41, s51);
+    finish<Count>(l, epilogue, first, column + 32, out, out_stride, s02, s12, s22, s32, s42, s52);
+    finish<Count>(l, epilogue, first, column + 48, out, out_stride, s03, s13, s23, s33, s43, s53);
 }
 
 void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
@@ -262,10 +273,12 @@ void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int6
         for (int64_t s = 0, i = 0; s < rows; s += kTile, ++i)
             counts[i] = active_groups(at(s), x_stride, tile_rows(rows - s), groups, lists + i * room);
         const auto *weight = static_cast<const int8_t *>(l.weight);
+        // Each tile of rows brings a fourth of the next 64 columns' weights, or of what lies behind them, often the next layer's: the first
+        // tile would wait for memory else, and all others find them in L2.
         for (int64_t column = 0; column < l.outputs; column += 64, weight += 256 * groups)
             for (int64_t s = 0, i = 0; s < rows; s += kTile, ++i)
-                tiles[tile_rows(rows - s)](l, epilogue, weight, first + s, column, at(s), x_stride, lists + i * room, counts[i], out,
-                                           out_stride);
+                tiles[tile_rows(rows - s)](l, epilogue, weight, reinterpret_cast<const char *>(weight) + 256 * groups + i % 4 * 64 * groups,
+                                           first + s, column, at(s), x_stride, lists + i * room, counts[i], out, out_stride);
     }
 }
 

@@ -31,6 +31,15 @@ void sum_bytes(const ByteSum &s, const uint8_t *a, const uint8_t *b, uint8_t *ou
     }
 }
 
+void multiply_bytes(const ByteProduct &p, const uint8_t *x, const uint8_t *gate, uint8_t *out, int64_t count) {
+    const int32_t x_zero = p.x_zero, gate_zero = p.gate_zero, low = p.low, high = p.high;
+    const float ratio = p.ratio, zero = static_cast<float>(p.zero);
+    for (int64_t i = 0; i < count; ++i) {
+        const float product = static_cast<float>((x[i] - x_zero) * (gate[i] - gate_zero)) * ratio;
+        out[i] = static_cast<uint8_t>(to_byte(product + zero, low, high));
+    }
+}
+
 void max_pool(const Window &w, uint8_t *out, int64_t count) {
     for (int64_t begin = 0; begin < count; begin += 16) {
         uint8_t most[16] = {};

@@ -16,7 +16,7 @@ from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.images import native, reference
 from pipelines.kernels.images.from_graph import image_program
-from pipelines.kernels.images.program import Addition, Convolution, Lookup
+from pipelines.kernels.images.program import Addition, Convolution, Lookup, Product
 
 WEIGHTS = Path(zoo.__file__).parent / "weights"
 
@@ -120,6 +120,65 @@ def test_a_pool_and_a_convolution_may_pad_the_same_tensor(tmp_path: Path) -> Non
         np.testing.assert_allclose(found, results(path, samples), atol=1e-4)  # of one step of int8 they hang by 0.01
 
 
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "pad"), [(8, 3, 2, 0), (7, 2, 2, 0), (9, 3, 2, 1), (6, 2, 3, 0), (5, 2, 2, 1)]
+)
+def test_pools_in_ceil_mode(kind: str, size: int, kernel: int, stride: int, pad: int, tmp_path: Path) -> None:
+    g = Graph()
+    more: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+    pooled = g.add(kind, [g.quantize("image", 0.02, 120)], ceil_mode=1, **more)
+    path = g.save(tmp_path / "m.onnx", [3, size, size + 1], g.quantize(pooled, 0.02, 120))
+    samples = g.rng.normal(0, 1, (2, 3, size, size + 1)).astype(np.float32)
+    program, wanted = image_program(io.load(path)), results(path, samples)
+    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(
+        found, wanted, atol=0 if kind == "MaxPool" else 0.0201
+    )  # a mean may round to its neighbour
+    for isa in extension.isas():
+        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(found.shape), found)
+
+
+@pytest.mark.parametrize("function", ["Sigmoid", "HardSigmoid", "Tanh"])
+@pytest.mark.parametrize("zero", [0, 97, 255])
+def test_a_product_with_a_function_of_the_same_tensor_is_a_table(function: str, zero: int, tmp_path: Path) -> None:
+    g = Graph()
+    x = g.quantize("image", 0.04, 120)
+    gate = g.quantize(
+        g.add(function, [x]), 1 / 255 if function != "Tanh" else 2 / 255, 0 if function != "Tanh" else 128
+    )
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], g.quantize(g.add("Mul", [x, gate]), 0.021, zero))
+    samples = (np.resize(np.arange(256), (1, 3, 16, 16)).astype(np.float32) - 120) * np.float32(0.04)
+    program = image_program(io.load(path))
+    assert sum(isinstance(step, Lookup) for step in program.steps) == 1
+    found = reference.run(program, samples[0]).reshape(1, *program.result_shape)
+    assert np.array_equal(found, results(path, samples))
+    for isa in extension.isas():
+        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(found.shape), found)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("channels", [3, 16, 35])
+def test_squeeze_and_excitation(channels: int, first: bool, tmp_path: Path) -> None:
+    g = Graph(channels)
+    x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (channels, 3, 1, 1), 0.02), 0.1, 110)
+    means = g.quantize(g.add("GlobalAveragePool", [x]), 0.05, 120)
+    gate = g.quantize(g.layer("Conv", means, (channels, channels, 1, 1), 0.05), 0.2, 100)
+    gate = g.quantize(g.add("HardSigmoid", [gate]), 1 / 255, 0)
+    product = g.add("Mul", [x, gate] if first else [gate, x])
+    path = g.save(tmp_path / "m.onnx", [3, 9, 7], g.quantize(g.add("Relu", [product]), 0.03, 0))
+    samples = g.rng.normal(0, 1, (2, 3, 9, 7)).astype(np.float32)
+    program, wanted = image_program(io.load(path)), results(path, samples)
+    assert any(isinstance(step, Product) for step in program.steps)
+    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
+    assert np.array_equal(found, wanted) and np.ptp(found) > 0.1
+    for isa in extension.isas():
+        for threads in (1, 2):
+            native_found = native.pack(program, isa).open()(samples, threads)
+            assert np.array_equal(native_found.reshape(found.shape), found)
+
+
 @pytest.mark.skipif(not extension.isas(), reason="no native kernels")
 @pytest.mark.parametrize("name", ["mobilenet-v1-cifar10", "resnet26d-cifar10"])
 def test_a_shipped_network_has_the_bits_of_onnxruntime(name: str) -> None:
@@ -148,7 +207,11 @@ def _unknown(g: Graph, x: str) -> str:
 
 
 def _ceiling(g: Graph, x: str) -> str:
-    return g.add("AveragePool", [x], kernel_shape=[2, 2], ceil_mode=1)
+    return g.add("AveragePool", [x], kernel_shape=[2, 2], ceil_mode=1, count_include_pad=1)
+
+
+def _product(g: Graph, x: str) -> str:
+    return g.add("Mul", [x, g.quantize(g.layer("Conv", x, (3, 3, 1, 1), 0.02), 0.1, 120)])
 
 
 def _other_transpose(g: Graph, x: str) -> str:
@@ -162,6 +225,7 @@ def _other_transpose(g: Graph, x: str) -> str:
         (_float_layer, "weights that are not symmetric int8"),
         (_unknown, "LRN.*has no form in the image kernels"),
         (_ceiling, "ceil mode"),
+        (_product, "neither functions of one tensor's single values nor"),
         (_other_transpose, "transposes to"),
     ],
 )
