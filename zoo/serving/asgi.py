@@ -105,12 +105,18 @@ async def _send(response: Response, send: Any, head: bool) -> None:
     if response.pieces is None:
         headers.append(("content-length", str(len(response.body))))
     plain = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
-    await send({"type": "http.response.start", "status": response.status, "headers": plain})
-    if response.pieces is not None and not head:
-        async with contextlib.aclosing(response.pieces) as pieces:
-            async for piece in pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b"" if response.pieces is not None else response.body})
+    start = {"type": "http.response.start", "status": response.status, "headers": plain}
+    if response.pieces is None:
+        await send(start)
+        await send({"type": "http.response.body", "body": b"" if head else response.body})
+        return
+    async with contextlib.aclosing(response.pieces) as pieces:
+        first = await anext(pieces)  # begun, it ends rightly even where the client has left already
+        await send(start)
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 class _Request:

@@ -28,7 +28,9 @@ class Application:
                 protocol.response_bytes(response.status, headers, response.body)
                 return
             async with contextlib.aclosing(response.pieces) as pieces:
+                first = await anext(pieces)  # begun, it ends rightly even where the client has left already
                 stream = protocol.response_stream(response.status, headers)
+                await stream.send_bytes(first)
                 async for piece in pieces:
                     await stream.send_bytes(piece)
 
