@@ -125,7 +125,7 @@ class _Request:
     def __init__(self, scope: dict[str, Any], receive: Any) -> None:
         self._scope, self._receive = scope, receive
         self._headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        self.header = self._headers.get
+        self.header, self.unread = self._headers.get, True
         self.method = str(scope["method"])
 
     @property
@@ -143,6 +143,7 @@ class _Request:
         return ":".join(map(str, self._scope.get("client") or ()))
 
     async def read(self, most: int) -> bytes:
+        self.unread = False
         parts, size, more = [], 0, True
         while more:
             message = await self._receive()

@@ -38,11 +38,11 @@ class Application:
 class _Request:
     """See `zoo.serving.exchange.Request`."""
 
-    __slots__ = ("_protocol", "_scope", "header", "method", "path")
+    __slots__ = ("_protocol", "_scope", "header", "method", "path", "unread")
 
     def __init__(self, scope: Any, protocol: Any) -> None:
         self._scope, self._protocol = scope, protocol
-        self.header = scope.headers.get
+        self.header, self.unread = scope.headers.get, True
         self.method, self.path = scope.method, scope.path
 
     @property
@@ -54,6 +54,7 @@ class _Request:
         return str(self._scope.client)
 
     async def read(self, most: int) -> bytes:
+        self.unread = False
         try:
             return bytes(await self._protocol())  # no more than its Content-Length says
         except (ProtocolClosed, ProtocolError):

@@ -203,6 +203,20 @@ def talk(server: Server, data: bytes, seconds: float = 10.0) -> bytes:
         return b"".join(parts)
 
 
+@pytest.mark.parametrize(("path", "header"), [(RUN, "timeout-ms: soon"), ("/nothing", "x: y"), ("/v1/models", "x: y")])
+def test_a_refused_request_leaves_its_connection_to_the_next(server: Server, path: str, header: str) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\n{header}\r\ncontent-length: 3\r\n\r\n".encode())
+        time.sleep(0.1)  # its body comes after what is wrong was seen
+        client.sendall(b"abcGET /v2/health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        client.settimeout(10)
+        parts = []
+        while part := client.recv(1 << 16):
+            parts.append(part)
+    assert b"".join(parts).count(b"HTTP/1.1 4") == b"".join(parts).count(b'{"live":true}') == 1
+
+
 def test_deadlines_full_queues_and_clients_that_leave(server: Server, lines: list[bytes]) -> None:
     with stopped(server), concurrent.futures.ThreadPoolExecutor(300) as clients:
         begin = time.monotonic()

@@ -119,6 +119,22 @@ def test_workers_are_pinned_side_by_side(mixed: Server) -> None:
     assert sorted(map(list, found)) == sorted([have[i % len(have)]] for i in range(2))
 
 
+def test_threads_hurry_unless_many_requests_are_on_their_way(mixed: Server, lines: list[bytes]) -> None:
+    def policies() -> set[int]:
+        threads = [
+            each for pid in (mixed.process.pid, *mixed.workers()) for each in Path(f"/proc/{pid}/task").iterdir()
+        ]
+        return {os.sched_getscheduler(int(each.name)) for each in threads}
+
+    wait_until(lambda: policies() == {os.SCHED_OTHER})
+    with concurrent.futures.ThreadPoolExecutor(16) as clients:
+        with stopped(mixed):
+            asked = [clients.submit(mixed.ask, RUN, each, TSV) for each in lines[:16]]
+            wait_until(lambda: policies() == {os.SCHED_BATCH})
+        assert {each.result()[0] for each in asked} == {200}
+    wait_until(lambda: policies() == {os.SCHED_OTHER})
+
+
 def killed(server: Server) -> None:
     """The worker that has something to do is killed, and another is ready."""
     (pid,) = server.workers()
