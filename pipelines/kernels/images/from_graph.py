@@ -345,14 +345,15 @@ class _Mapping(Walk):
             raise refused(node, "multiplies neither functions of one tensor's single values nor a tensor with a pixel")
         assert a.scale is not None
         assert b.scale is not None
-        scales = a.scale * b.scale
+        a_scale, b_scale = a.scale, b.scale
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             if same:
                 first, second = of_a.astype(np.int32) - a.zero, of_b.astype(np.int32) - b.zero
-                return self._lookup(base, product(first, second, scales / scale, zero, low, high))
+                return self._lookup(base, product(first, second, [a_scale, b_scale, scale], zero, low, high))
             out = self._new(self.tensors[a.tensor])
-            self.steps.append(Product(a.tensor, b.tensor, out, a.zero, b.zero, float(scales / scale), zero, low, high))
+            of = (a.zero, b.zero, float(a_scale), float(b_scale), float(scale), zero, low, high)
+            self.steps.append(Product(a.tensor, b.tensor, out, *of))
             return out
 
         self.values[node.outputs[0]] = Pending(emit, last=a.last, flat=a.flat)
@@ -362,7 +363,7 @@ class _Mapping(Walk):
         table: Array = np.arange(256, dtype=np.uint8)
         tables = {step.out: step for step in self.steps if isinstance(step, Lookup)}
         while tensor in tables:
-            table, tensor = tables[tensor].table[table], tables[tensor].x
+            table, tensor = table[tables[tensor].table], tables[tensor].x
         return tensor, table
 
     def _function(self, node: ir.Node) -> None:

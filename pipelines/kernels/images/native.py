@@ -102,7 +102,8 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
             case Addition():
                 calls.append(("addition", (step.a, step.b, step.out, _sum(step.sum))))
             case Product():
-                numbers = (step.x_zero, step.gate_zero, step.ratio, step.zero, step.low, step.high)
+                scales = (step.x_scale, step.gate_scale, step.scale)
+                numbers = (step.x_zero, step.gate_zero, *scales, step.zero, step.low, step.high)
                 calls.append(("product", (step.x, step.gate, step.out, numbers)))
             case MaxPool():
                 calls.append(("max_pool", (step.x, step.out, step.kernel, step.strides, step.pads)))

@@ -153,8 +153,10 @@ class Addition:
 
 @dataclass(frozen=True)
 class Product:
-    """clip(rint((x - x_zero) (gate - gate_zero) ratio + zero), low, high) of every pixel of x with the one of `gate`:
-    products of integers, one float32 multiplication and addition, as onnxruntime computes it.
+    """Every pixel of x times the one of `gate`, as onnxruntime computes it: with a = x - x_zero, b = gate - gate_zero
+
+    clip(rint(float32(a b) ((x_scale gate_scale) / scale) + zero), 0, 255)                     without bounds
+    clip(rint((float32(a) x_scale) (float32(b) gate_scale) / scale) + zero, low, high)         with a Relu or Clip
     """
 
     x: int
@@ -162,7 +164,9 @@ class Product:
     out: int
     x_zero: int
     gate_zero: int
-    ratio: float
+    x_scale: float
+    gate_scale: float
+    scale: float
     zero: int
     low: int = 0
     high: int = 255
@@ -172,7 +176,9 @@ class Product:
         shape = program.read(self, self.x, written)
         _fits(self, program.read(self, self.gate, written) == (1, 1, shape[2]))
         _fits(self, program.write(self, self.out, written) == shape)
-        _fits(self, bool(np.isfinite(np.float32(self.ratio))))
+        scales = np.array([self.x_scale, self.gate_scale, self.scale], np.float32)
+        _fits(self, bool(np.isfinite(scales).all() and (scales > 0).all()))
+        _fits(self, bool(np.isfinite(scales[0] * scales[1] / scales[2])))
         for each in (self.x_zero, self.gate_zero, self.zero, self.low, self.high):
             _bytes(self, each)
 

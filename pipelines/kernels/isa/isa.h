@@ -212,10 +212,10 @@ struct ByteSum {
     int32_t low, high;
 };
 
-// clip(rint((x - x_zero) (gate - gate_zero) ratio + zero), low, high)
+// A quantized product of bytes, see Product in images/program.py.
 struct ByteProduct {
     int32_t x_zero, gate_zero;
-    float ratio;
+    float x_scale, gate_scale, scale;
     int32_t zero, low, high;
 };
 
