@@ -21,7 +21,7 @@ pieces), `opus` (the same with 58,101), `small`, and `firefox` (6 + 2 layers wit
 zoo-shortlist: with logits of some 3,250 words of each sentence alone.
 
 What batches of 32 leave to gain, of `opus` (perf, AMD EPYC 25/17): products of int8 are four fifths of the time of
-zoo-native, at 85% (greedy) and 89% (beam 4) of the 236 G a second that `zoo doctor --speed` finds to be the limit of the
+zoo-native, at 85% (greedy) and 89% (beam 4) of the 236 G a second that `zoo doctor --speed` gives as the limit of the
 instructions. Attention takes 10% and 7%, top-k 6% and 7%. Fewer products, by a shortlist, gain more than all of these.
 """
 REWRITES = """Milliseconds a decoding step with the rewrite / without it (how many times as long without), in
