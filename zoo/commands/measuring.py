@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from zoo.commands.show import emit, left_out, number, percent, table
+from zoo.commands.show import emit, interval, left_out, number, percent, table
 from zoo.options import Numbers, Share, Words, as_json, batch_size, columns, engine, on_error, threads, together
 
 
@@ -33,9 +33,9 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
         a = report["metrics"][fp32]
         for name in others:
             b, compared = report["metrics"][name], report.get("others", {}).get(name, report)
-            difference, interval = compared["difference"], compared.get("interval", {})
+            difference, bounds = compared["difference"], compared.get("interval", {})
             rows = [
-                [key, f"{a[key]:.5f}", f"{b[key]:.5f}", f"{difference[key]:+.6f}", interval(interval.get(key))]
+                [key, f"{a[key]:.5f}", f"{b[key]:.5f}", f"{difference[key]:+.6f}", interval(bounds.get(key))]
                 for key in a
             ]
             rows += [[key, "", "", f"{value:.6f}", ""] for key, value in difference.items() if key not in a]
