@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -223,8 +224,8 @@ def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
 
 SERVING = """`zoo serve` beside other servers, by `scripts/peers/serving.py`: the server on one core, the load (wrk, 64 connections, one row of
 wide-deep-criteo a request by the Open Inference Protocol) on the other, servers in turn, each started anew in every round; medians, least to
-most. The others compute the same int8.onnx in onnxruntime by the obvious code of their documentation (`scripts/peers/servers/`). Ended: exit
-code of SIGTERM and processes that outlived it. Figures compare within a table alone: other work shared the machine while the layers were measured.
+most. The others compute the same int8.onnx in onnxruntime by the obvious code of their documentation (`scripts/peers/servers/`). Ended: what
+SIGTERM led to, and processes that outlived it. Figures compare within a table alone: other work shared the machine while the layers were measured.
 
 """
 LAYERS = "One native session behind each HTTP layer, answered on the server's own thread ({source}):"
@@ -237,7 +238,12 @@ def serving() -> str:
         source = markdown.source(report, BENCHMARKS)
         for part in report.content["parts"]:
             found = part["found"]
-            if isinstance(found, list):
+            if part["part"] == "workers":
+                each = ", ".join(f"{one['workers']}: {one['memory_mb']} MB" for one in found)
+                parts.append(
+                    f"Memory of all processes (PSS) that serve wide-deep-criteo and multi30k-en-de, by workers: {each} ({source}).\n"
+                )
+            elif isinstance(found, list):
                 title = LAYERS.format(source=source) if part["part"] == "layers" else f"One row a request ({source}):"
                 parts.append(f"{title}\n\n{_servers(found)}")
             elif part["part"] == "rows":
@@ -325,6 +331,12 @@ def _tail(found: Mapping[str, Any]) -> str:
     return f"{found['p99']['median']:.1f} ms, {found['p99_by_median']['median']:.1f} times the median"
 
 
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "not within 10 s"
+    return f"exit {code}" if code >= 0 else f"by {signal.Signals(-code).name} itself"
+
+
 def _servers(found: list[Mapping[str, Any]]) -> str:
     rows = []
     for each in found:
@@ -338,7 +350,7 @@ def _servers(found: list[Mapping[str, Any]]) -> str:
                 f"{rate['median']:,.0f} ({rate['spread'][0]:,.0f} to {rate['spread'][1]:,.0f})",
                 *(f"{each[key]['median']:.2f}" for key in ("p50_ms", "p99_ms", "lone_p50_ms", "ready_seconds")),
                 f"{each['memory_mb']['median']:.0f}",
-                f"{stop['exit']}, {stop['left']} left",
+                f"{_ended(stop['exit'])}, {stop['left']} left",
                 f"{each['package_mb']:.0f}",
             ]
         )

@@ -406,7 +406,14 @@ def translation() -> None:
     """scripts/peers/translation.py: the same weights and sentences in CTranslate2, OpenVINO, torch and here, in turn,
     one pinned core.
     """
-    measure_together("translation", ",".join(["base", "opus", "small", "firefox", *translators()]))
+    measure_together("translation", ",".join(["base", "small", *translators()]))
+
+
+def imported() -> None:
+    """The same of the shapes that are imported, of Marian's format beside Marian itself, with shortlists, too."""
+    peers = "zoo-native,zoo-shortlist,ctranslate2-int8,marian-int8,marian-fp32"
+    arguments = "base,opus,firefox", "--tasks", "steps", "--rounds", "5", "--peers", peers
+    measure_together("translation-imported", *arguments, path=ROOT / "scripts" / "peers" / "translation.py")
 
 
 def threads() -> None:
@@ -545,6 +552,7 @@ PARTS: dict[str, Callable[[], None]] = {
         quantizers,
         bleu,
         translation,
+        imported,
         threads,
         students,
         steps,

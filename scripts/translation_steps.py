@@ -43,7 +43,7 @@ from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
 from pipelines.rewrites.driver import rewrite
 from scripts.peers import common
-from scripts.peers.translation_engines import RANDOM, copied
+from scripts.peers.translation_models import RANDOM, copied
 from zoo.transformer_mt import cache, loop, step_graph
 from zoo.transformer_mt.cache import Incremental, cached_step, incremental
 from zoo.transformer_mt.data import END, START, VOCABULARY, Vocabulary, padded

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ import onnx_ir as ir
 from pipelines.analysis import report
 from pipelines.core.batches import Batch
 from pipelines.core.errors import ZooError
+from pipelines.engines import catalog
 from pipelines.engines.agreement import why_wrong
 from pipelines.engines.session import Runnable
 from pipelines.engines.stock import available
@@ -123,12 +125,14 @@ def _speed(
 ) -> tuple[dict[str, float], str | None, dict[str, str]]:
     """({engine: how many times as fast int8 is}, the engine where int8 is quickest, {engine: how it is wrong}).
 
-    The two models are timed in turn on `batch`.
+    The two models are timed in turn on `batch`. The native kernels have no float: where they compute int8, it is
+    against the float model in the engine that is quickest with that.
     """
     from pipelines.analysis.tune import open_stock
 
     speed: dict[str, float] = {}
     milliseconds: dict[str, float] = {}
+    floats: dict[float, Runnable] = {}
     wrong: dict[str, str] = {}
     reference: Runnable | None = None
     with tempfile.TemporaryDirectory() as folder:
@@ -149,6 +153,14 @@ def _speed(
             except ZooError:
                 continue  # an engine that does not run it
             speed[engine], milliseconds[engine] = round(exact / ms, 3), ms
+            floats[exact] = sessions[0]
+        with contextlib.suppress(ZooError):  # a graph that these kernels do not compute
+            native = catalog.load(paths[1], "native", threads)
+            if reference is not None and (why := why_wrong("native", native, reference, batch)):
+                wrong["native"] = why
+            elif floats:
+                exact, ms = measure([floats[min(floats)], native], batch)
+                speed["native"], milliseconds["native"] = round(exact / ms, 3), ms
     return speed, min(milliseconds, key=milliseconds.__getitem__, default=None), wrong
 
 

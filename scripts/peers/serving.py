@@ -1,13 +1,13 @@
 """Requests a second and their tail: `zoo serve` beside the servers that users know, in turn, the server on one core.
 
     python scripts/peers/serving.py --make ENVIRONMENTS      # each server in an environment of its own, they conflict
-    python scripts/peers/serving.py ENVIRONMENTS [--parts layers,peers,rows,lone,sentences] [-o report.json]
+    python scripts/peers/serving.py ENVIRONMENTS [--parts layers,peers,rows,lone,sentences,workers] [-o report.json]
 
 Parts: "layers", one native session behind each HTTP layer; "peers", int8.onnx in onnxruntime behind KServe, LitServe,
 Ray Serve and MLServer beside `zoo serve`, one row a request; "rows", 500 rows a request as TSV beside `zoo run`'s rate
 in a process; "lone", what a server adds to one row and one photo; "sentences", 32 clients of a translation model beside
-batches in a process. Load comes from wrk (Debian's package) or, where a rate or single times count, from
-`serving_load.py`, on the other core. `servers/` has the code of each server.
+batches in a process; "workers", the memory of one to four of them. Load comes from wrk (Debian's package) or, where a
+rate or single times count, from `serving_load.py`, on the other core. `servers/` has the code of each server.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Server:
     def command(self, environments: Path, port: int) -> list[str]:
         """The process on its core."""
         if not self.environment:
-            words = [sys.executable, "-m", "zoo.cli", "serve", *self.arguments, "--port", str(port), "--workers", "1"]
+            words = [sys.executable, "-m", "zoo.cli", "serve", *self.arguments, "--port", str(port)]
+            if "--workers" not in words:
+                words += ["--workers", "1"]
         else:
             file, *rest = self.arguments
             words = [str(environments / self.environment / "bin/python"), str(SERVERS / file), str(port), *rest]
@@ -395,12 +397,29 @@ def sentences(environments: Path, rounds: int, seconds: float) -> dict[str, Any]
     }
 
 
+def workers(environments: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """What processes that share one copy of two models hold: PSS of all of them, after requests to each."""
+    found = []
+    row = zoo.pipeline(CLICKS, engine="native").example(1)[0].rstrip(b"\n") + b"\n"
+    text = zoo.pipeline(TRANSLATION, engine="native").example(1)[0].encode()
+    for count in (1, 2, 4):
+        server = dataclasses.replace(ZOO, arguments=(CLICKS, TRANSLATION, "--workers", str(count)))
+        with running(server, environments, RUN, TSV, row) as live:
+            wrk(live.port, RUN, TSV, row, 16, 1)
+            wrk(live.port, f"/v1/models/{TRANSLATION}:run", TEXT, text, 4 * count, 2)
+            time.sleep(0.5)
+            memory = round(sum(map(_pss, _members(live.process.pid))))
+        found.append({"workers": count, "memory_mb": memory})
+    return found
+
+
 PARTS: dict[str, Callable[[Path, int, float], Any]] = {
     "layers": lambda where, rounds, seconds: in_turn(LAYERS, where, rounds, seconds),
     "peers": lambda where, rounds, seconds: in_turn(PEERS, where, rounds, seconds),
     "rows": rows,
     "lone": lone,
     "sentences": sentences,
+    "workers": workers,
 }
 
 
@@ -409,7 +428,7 @@ def table(report: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for part in report["parts"]:
         lines.append(f"{part['part']}:")
-        if not isinstance(part["found"], list):
+        if not isinstance(part["found"], list) or part["part"] == "workers":
             lines.append(f"  {json.dumps(part['found'])}")
             continue
         for each in part["found"]:

@@ -17,7 +17,8 @@ turn, all the same sentences. Seconds are of processor time; "core_share" is its
 others were at work, and the figures are rough. "search" leaves the tokenization out, "whole" has it. Memory is the
 process's: the peak while timed, and by shares (PSS) after it. This project's int8 comes in both forms: "zoo-native"
 decodes in the native kernels, "zoo-int8" has the whole search in the graph of int8.onnx, as "zoo-fp32" has it in float,
-both in onnxruntime. CTranslate2 is told to use AVX-512 where an AMD CPU has it, which it does not by itself;
+both in onnxruntime; "zoo-shortlist" (random weights) is "zoo-native" with a shortlist of drawn words, over 3,000 of
+them for each sentence. CTranslate2 is told to use AVX-512 where an AMD CPU has it, which it does not by itself;
 "ctranslate2-default" (task text) is not told how large a batch is, and makes one of all sentences. OpenVINO has a
 decoder with its state inside and weights in int8, by NNCF, the beam search in Python; torch likewise, in float32,
 "torch-naive" without any cache. An engine that cannot be opened is left out, and the report says why. Needs the `train`
@@ -46,20 +47,8 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from scripts.peers import common
-from scripts.peers.translation_engines import (
-    FIREFOX,
-    FIREFOX_LENGTH,
-    LENGTHS,
-    PEERS,
-    RANDOM,
-    Case,
-    System,
-    Work,
-    copied,
-    drawn,
-    isa,
-    make,
-)
+from scripts.peers.translation_engines import PEERS, Case, System, isa, make
+from scripts.peers.translation_models import FIREFOX, FIREFOX_LENGTH, LENGTHS, RANDOM, Work, copied, drawn
 from zoo.transformer_mt.data import tidy
 from zoo.transformer_mt.metrics import signatures, translation_metrics
 from zoo.transformer_mt.reading import read_pairs

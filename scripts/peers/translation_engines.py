@@ -5,30 +5,22 @@ called.
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import zoo
-from pipelines.core import files, machine
+from pipelines.core import machine
 from pipelines.core.errors import RequestError
-from pipelines.models.hub import CARD, Card
 from scripts.peers import marian_export
-from zoo.transformer_mt.data import END, PAD, POSITIONS, START, VOCABULARY, Tokens, Vocabulary, by_tokens, padded
+from scripts.peers.translation_models import FIREFOX, FIREFOX_LENGTH, RANDOM, Work, listed
+from zoo.transformer_mt.data import END, PAD, POSITIONS, START, VOCABULARY, Tokens, by_tokens, padded
 from zoo.transformer_mt.decode import Step, beam_search, limit, naive_step
-from zoo.transformer_mt.vocabularies import ImportedVocabulary, open_vocabulary
 
 Array = NDArray[Any]
-RANDOM = {"base": ("base", 32000), "opus": ("base", 58_101), "small": ("tiny", 8000)}  # preset, pieces
-FIREFOX, FIREFOX_PIECES, FIREFOX_LENGTH = "firefox", 32000, 20  # random weights in Marian's format; tokens of a source
-LENGTHS = (8, 32)  # tokens of a sentence of task steps; a batch of the longest is one batch for all engines
-CALIBRATION = 16  # sentences that calibrate random weights
 AVERAGE = 32  # tokens of a sentence in a batch, padding included, on the average, at most
 NO_TOKEN = -1
 
@@ -45,113 +37,6 @@ class Case(NamedTuple):
     def limits(self, sentences: Sequence[Tokens]) -> Array:
         """Most tokens of each, int64 [n]."""
         return np.array([self.steps or limit(len(each), POSITIONS) for each in sentences])
-
-
-@dataclass(frozen=True)
-class Work:
-    """What every process is given: a copy of the model's folder, and beside it what was made for the peers."""
-
-    folder: Path
-
-    def made(self, name: str) -> Path:
-        """Where a peer's model is."""
-        return self.folder.parent / name
-
-    @property
-    def vocabulary(self) -> Vocabulary | ImportedVocabulary:
-        """The pieces."""
-        return open_vocabulary(self.folder, files.read_json(self.folder / CARD)["preprocessing"])
-
-
-# -------------------------------------------------------------------------------------------------------------- models
-
-
-def made_up(size: int, marian: bool = False) -> bytes:
-    """A sentencepiece model of so many pieces that no text has. marian: without padding and start, the end first."""
-    from sentencepiece import sentencepiece_model_pb2 as proto
-
-    found = proto.ModelProto()
-    kinds = proto.ModelProto.SentencePiece
-    names = ["</s>", "<unk>"] if marian else ["<pad>", "<unk>", "<s>", "</s>"]
-    for name in names:
-        found.pieces.add(piece=name, score=0, type=kinds.UNKNOWN if name == "<unk>" else kinds.CONTROL)
-    for index in range(len(found.pieces), size):
-        found.pieces.add(piece=f"▁w{index}", score=-float(index), type=kinds.NORMAL)
-    spec = found.trainer_spec
-    spec.model_type, spec.vocab_size = spec.UNIGRAM, size
-    spec.unk_id, spec.eos_id = 1, names.index("</s>")
-    spec.pad_id, spec.bos_id = (-1, -1) if marian else (PAD, START)
-    return bytes(found.SerializeToString())
-
-
-def untrained(arch: str, pieces: int, folder: Path) -> None:
-    """Write a model folder of random weights and biases, as a training leaves it. No sentence ends with padding: its
-    logit is 0.
-    """
-    import torch
-
-    from zoo.transformer_mt.model import build
-
-    torch.manual_seed(0)
-    model = build(arch, pieces)
-    with torch.no_grad():
-        model.embedding.weight[PAD] = 0
-        for each in model.modules():
-            if isinstance(each, torch.nn.Linear):
-                each.bias.normal_(std=0.02)  # a layer without bias would be quicker than any that was trained
-    folder.mkdir(parents=True)
-    torch.save({"state_dict": model.state_dict()}, folder / "model.pt")
-    (folder / VOCABULARY).write_bytes(made_up(pieces))
-    features = {"arch": arch, "pre_norm": True, "languages": "en-de", "max_length": 128}
-    files.write_json(folder / "train.json", {"features": features})
-    card = Card(f"random-{arch}", "transformer-mt", "random weights", (), {"preprocessing": features})
-    files.write_json(folder / CARD, card.to_json())
-    sources = drawn(pieces, CALIBRATION)
-    np.savez(
-        folder / "calibration.npz", source=padded(sources), target=padded([[START, *each[:-1]] for each in sources])
-    )
-
-
-def imported(steps: int, folder: Path) -> None:
-    """Write random weights in Marian's format, and the model folder that is imported of them. All its translations have
-    so many tokens, those of sources of `FIREFOX_LENGTH`.
-    """
-    original = folder.parent / FIREFOX
-    content = made_up(FIREFOX_PIECES, marian=True)
-    marian_export.random_model(original, content, FIREFOX_PIECES, steps / FIREFOX_LENGTH)
-    zoo.import_model(original, folder)
-    vocabulary = Work(folder).vocabulary
-    text = folder.parent / "calibration.txt"
-    sources = drawn(len(vocabulary), CALIBRATION, (FIREFOX_LENGTH, FIREFOX_LENGTH))
-    text.write_text("".join(f"{line}\n" for line in vocabulary.decode([each[:-1].tolist() for each in sources])))
-    zoo.calibrate(folder, data=text)
-
-
-def drawn(pieces: int, count: int, lengths: tuple[int, int] = LENGTHS) -> list[Tokens]:
-    """So many sentences of random tokens, `END` last. lengths: the least and the greatest."""
-    random = np.random.default_rng(0)
-    sizes = random.integers(lengths[0], lengths[1] + 1, count)
-    return [np.array([*random.integers(END + 1, pieces, size - 1), END], np.int32) for size in sizes.tolist()]
-
-
-def copied(model: str, folder: Path, steps: int) -> None:
-    """Random weights, or a copy of a model's folder: what is derived of it for a benchmark is no use to others. steps:
-    of task steps.
-
-    Built here, so that no engine has in its memory what building takes.
-    """
-    if model in RANDOM:
-        untrained(*RANDOM[model], folder)
-    elif model == FIREFOX:
-        imported(steps, folder)
-    else:
-        found = zoo.load(model)
-        if found.card.entry != "transformer-mt":
-            raise RequestError(
-                f"{model} is a {found.card.entry} model; wanted a transformer-mt one, {', '.join(RANDOM)} or {FIREFOX}"
-            )
-        shutil.copytree(found.path, folder, ignore=shutil.ignore_patterns("checkpoint", "reports", ".build.lock"))
-    zoo.build(folder)
 
 
 def make_ctranslate2(work: Work, quantization: str) -> None:
@@ -282,14 +167,19 @@ def force_steps(steps: int, engine: str) -> None:
             setattr(module, name, value)
 
 
-def open_zoo(precision: str, engine: str) -> Callable[[Work, Case], System]:
-    """This project's pipeline, with its checks of what it is given."""
+def open_zoo(precision: str, engine: str, shortlist: bool = False) -> Callable[[Work, Case], System]:
+    """This project's pipeline, with its checks of what it is given. shortlist: with one that is drawn for it."""
 
     def open_pipeline(work: Work, case: Case) -> System:
         if case.steps and case.model != FIREFOX:
             force_steps(case.steps, engine)
         opened: Any = zoo.pipeline(work.folder, precision, engine, 1, case.batch_size)
         opened.beam = case.beam
+        if shortlist:
+            if case.model not in (*RANDOM, FIREFOX):
+                raise RequestError("a shortlist is drawn for random weights alone")
+            opened.shortlist = listed(len(opened.vocabulary))
+            opened._native.share_words(opened.shortlist.everywhere.astype(np.int32))
         return System(
             lambda sentences: {"source": padded(sentences)},
             opened.preprocess,
@@ -477,6 +367,7 @@ class Peer(NamedTuple):
 
 PEERS = {
     "zoo-native": Peer(open_zoo("int8", "native")),
+    "zoo-shortlist": Peer(open_zoo("int8", "native", shortlist=True)),
     "zoo-int8": Peer(open_zoo("int8", "onnxruntime")),
     "zoo-fp32": Peer(open_zoo("fp32", "onnxruntime")),
     "ctranslate2-int8": Peer(

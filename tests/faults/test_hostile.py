@@ -23,6 +23,7 @@ from pipelines.core.errors import RequestError, ZooError, plain
 from pipelines.models import hub, stages
 from zoo import __main__, cli
 from zoo.clicks import sources
+from zoo.commands import show
 from zoo.wide_deep import data
 
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -116,7 +117,7 @@ def test_progress_and_errors_speak_to_no_terminal(capsys, monkeypatch):
     with progress.progress("\x1b]0;title\x07 x[/b]", 2) as advance:
         advance(1)
     with pytest.raises(SystemExit):
-        cli._fail("no \x1b[2Jmodel", 2)
+        show.fail("no \x1b[2Jmodel", 2)
     err = capsys.readouterr().err
     assert "\x1b" not in err and "\x07" not in err
     assert "x[/b]: 1 of 2" in err and r"no \x1b[2Jmodel" in err

@@ -16,6 +16,7 @@ from pipelines.models.stages import open_folder
 from scripts import translation_steps as steps
 from scripts.peers import common, translation
 from scripts.peers import translation_engines as engines
+from scripts.peers import translation_models as models
 from zoo.transformer_mt import report_sections
 from zoo.transformer_mt.data import END, PAD, POSITIONS, START, Vocabulary
 from zoo.transformer_mt.decode import Hypothesis, limit
@@ -48,7 +49,7 @@ def exporter() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    return Vocabulary(engines.made_up(PIECES))
+    return Vocabulary(models.made_up(PIECES))
 
 
 def sharpened(torch, pre_norm: bool, ends: float):
@@ -73,7 +74,7 @@ def folder(torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     FORMS["little"] = Form(2, 1, 32, 64, 4)
     found = tmp_path_factory.mktemp("peers") / "model"
-    engines.untrained("little", PIECES, found)
+    models.untrained("little", PIECES, found)
     return found
 
 
@@ -87,7 +88,7 @@ def folder(torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_ctranslate2_finds_what_this_search_finds(torch, exporter, vocabulary, pre_norm, penalty, tmp_path) -> None:
     network = sharpened(torch, pre_norm, 3.0 if pre_norm else 1.5)
-    sentences = [each[-2 - i % 5 :] for i, each in enumerate(engines.drawn(PIECES, 40))]
+    sentences = [each[-2 - i % 5 :] for i, each in enumerate(models.drawn(PIECES, 40))]
     found = exporter.check(
         network, vocabulary, exporter.export(network, vocabulary, tmp_path / "made"), sentences, length_penalty=penalty
     )
@@ -135,7 +136,7 @@ def test_all_faults_of_a_model_are_told_at_once(torch, exporter, vocabulary, tmp
     with pytest.raises(RequestError, match=r"layer normalizations of several epsilons.*encoder\.0\.feed\.inner\.bias"):
         exporter.export(network, vocabulary, tmp_path / "made")
     with pytest.raises(RequestError, match="50 pieces for 40 embeddings"):
-        exporter.export(sharpened(torch, True, 0.0), Vocabulary(engines.made_up(50)), tmp_path / "made")
+        exporter.export(sharpened(torch, True, 0.0), Vocabulary(models.made_up(50)), tmp_path / "made")
     assert not list(tmp_path.iterdir())
 
 
@@ -164,31 +165,39 @@ def test_comparing_counts_translations_lists_and_scores(exporter) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["zoo-native", "zoo-int8", "zoo-fp32", "torch-fp32", "torch-naive", "ctranslate2-fp32"]
+    "name", ["zoo-native", "zoo-shortlist", "zoo-int8", "zoo-fp32", "torch-fp32", "torch-naive", "ctranslate2-fp32"]
 )
 @pytest.mark.parametrize("beam", [1, 3])
 def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monkeypatch) -> None:
     if name.startswith("ctranslate2"):
         pytest.importorskip("ctranslate2", reason="needs the peers extra")
-    if name == "zoo-native" and not extension.isas():
+    if name in ("zoo-native", "zoo-shortlist") and not extension.isas():
         pytest.skip("needs the native kernels")
+    monkeypatch.setitem(models.RANDOM, "little", ("one", PIECES))
     from zoo.transformer_mt import decode, loop, predict
 
     changed = [(decode, "limit"), (predict, "END"), (predict, "GROWTH"), (loop, "search"), (loop, "FORM")]
     for module, each in changed:  # what `force_steps` changes comes back
         monkeypatch.setattr(module, each, getattr(module, each))
-    work = engines.Work(folder)
+    work = models.Work(folder)
     engines.make(name, work)
     opened = engines.PEERS[name].open(work, engines.Case("little", "steps", 4, beam, 7))
-    sentences = engines.drawn(PIECES, 4)
+    sentences = models.drawn(PIECES, 4)
     assert [len(each) for each in opened.tokens(opened.search(opened.given(sentences)))] == [7] * 4
 
 
 def test_drawn_sentences_end_and_fit_into_one_batch() -> None:
-    found = engines.drawn(PIECES, 300)
-    assert {len(each) for each in found} == set(range(engines.LENGTHS[0], engines.LENGTHS[1] + 1))
+    found = models.drawn(PIECES, 300)
+    assert {len(each) for each in found} == set(range(models.LENGTHS[0], models.LENGTHS[1] + 1))
     assert all(each[-1] == END and (each[:-1] > END).all() and (each < PIECES).all() for each in found)
-    assert engines.LENGTHS[1] <= engines.AVERAGE
+    assert models.LENGTHS[1] <= engines.AVERAGE
+
+
+def test_a_drawn_shortlist_has_the_end_and_so_many_words() -> None:
+    pieces, (first, each) = 8000, models.LISTED
+    found = [models.listed(pieces).allowed(sentence.tolist()) for sentence in models.drawn(pieces, 20)]
+    assert all(END in one and first < len(one) <= first + models.LENGTHS[1] * (each + 1) + 7 for one in found)
+    assert len({len(one) for one in found}) > 10
 
 
 def test_a_made_up_vocabulary_has_its_size_and_special_tokens(vocabulary: Vocabulary) -> None:
@@ -245,7 +254,7 @@ def test_random_weights_have_no_text_to_translate() -> None:
 
 
 def test_every_turn_of_all_engines_has_whole_batches(folder: Path) -> None:
-    found = translation.inputs_of(engines.Case("small", "steps", 32, 4, 30), engines.Work(folder), [])
+    found = translation.inputs_of(engines.Case("small", "steps", 32, 4, 30), models.Work(folder), [])
     assert [len(each) for each in found] == [32] * (translation.POOL // 32)
 
 

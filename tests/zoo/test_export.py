@@ -17,6 +17,7 @@ from zoo.verbs.exporting import triton
 
 NAME = "wide-deep-criteo"
 # https://github.com/openvinotoolkit/model_server, docs/parameters.md: the options of a model in config.json
+KINDS = {"tensor(uint8)": 2, "tensor(int32)": 8, "tensor(int64)": 9, "tensor(float)": 11}  # Triton's enum DataType
 OVMS_OPTIONS = {
     "name",
     "base_path",
@@ -46,29 +47,32 @@ def graph(tmp_path: Path, text: str) -> Any:
     return io.load(path)
 
 
-def test_triton_reads_the_config_and_its_tensors_are_the_graphs(tmp_path: Path) -> None:
-    report = verbs.export(NAME, "triton", tmp_path, threads=3)
+@pytest.mark.parametrize("name", [NAME, "mobilenet-v1-cifar10", "multi30k-en-de"])
+def test_triton_reads_the_config_and_its_tensors_are_the_graphs(tmp_path: Path, name: str) -> None:
+    report = verbs.export(name, "triton", tmp_path, threads=3)
     config = config_of(Path(report["config"]).read_text())
-    file = tmp_path / NAME / "1" / config.default_model_filename
+    file = tmp_path / name / "1" / config.default_model_filename
     session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
     for ports, found in ((session.get_inputs(), config.input), (session.get_outputs(), config.output)):
         assert [each.name for each in found] == [each.name for each in ports]
-        assert [list(each.dims) for each in found] == [each.shape[1:] for each in ports]
-    assert config.name == NAME == file.parents[1].name  # Triton refuses another name than the folder's
+        for each, port in zip(found, ports, strict=True):
+            assert list(each.dims) == [size if isinstance(size, int) else -1 for size in port.shape[1:]]
+            assert each.data_type == KINDS[port.type]
+    assert config.name == name == file.parents[1].name  # Triton refuses another name than the folder's
     assert config.max_batch_size > 1
     assert config.parameters["intra_op_thread_count"].string_value == "3"
-    assert config.input[0].data_type == 8  # TYPE_INT32
 
 
-def test_ovms_reads_the_config(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [NAME, "mobilenet-v1-cifar10", "multi30k-en-de"])
+def test_ovms_reads_the_config(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({"model_config_list": [{"config": {"name": "other", "base_path": "/models/other"}}]})
     )
-    verbs.export(NAME, "ovms", tmp_path)
-    verbs.export(NAME, "ovms", tmp_path)  # again: nothing is named twice
+    verbs.export(name, "ovms", tmp_path)
+    verbs.export(name, "ovms", tmp_path)  # again: nothing is named twice
     found = json.loads((tmp_path / "config.json").read_text())
     configs = [each["config"] for each in found["model_config_list"]]
-    assert [each["name"] for each in configs] == ["other", NAME]
+    assert [each["name"] for each in configs] == ["other", name]
     assert all(each.keys() <= OVMS_OPTIONS for each in configs)
     folder = tmp_path / configs[1]["base_path"]  # relative to config.json
     assert [each.name for each in folder.iterdir()] == ["1"]

@@ -1,7 +1,8 @@
 """Serving: the models of a zoo over HTTP (`zoo serve`), by the Open Inference Protocol and by the tasks' own road.
 
     server    granian before a front, signals, `--watch`; asgi: the front for another HTTP server (`app`)
-    front     routes, keys, limits, deadlines; dispatch: queues, idle workers, what goes together
+    front     routes, keys, limits; exchange: requests and responses; wanted: what a client waits for, and how long
+    dispatch  queues, idle workers, what goes together; scheduling: how threads share their processors
     keeper    opens the models and forks the workers; worker: bodies to arrays to answers by a service (`rows`,
               `photos`, `sentences`, `texts`)
     inference the protocol's bodies; answers: JSON, CSV, Arrow; metrics, openapi, static (the page)

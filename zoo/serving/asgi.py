@@ -105,12 +105,18 @@ async def _send(response: Response, send: Any, head: bool) -> None:
     if response.pieces is None:
         headers.append(("content-length", str(len(response.body))))
     plain = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
-    await send({"type": "http.response.start", "status": response.status, "headers": plain})
-    if response.pieces is not None and not head:
-        async with contextlib.aclosing(response.pieces) as pieces:
-            async for piece in pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b"" if response.pieces is not None else response.body})
+    start = {"type": "http.response.start", "status": response.status, "headers": plain}
+    if response.pieces is None:
+        await send(start)
+        await send({"type": "http.response.body", "body": b"" if head else response.body})
+        return
+    async with contextlib.aclosing(response.pieces) as pieces:
+        first = await anext(pieces)  # begun, it ends rightly even where the client has left already
+        await send(start)
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 class _Request:
@@ -119,7 +125,7 @@ class _Request:
     def __init__(self, scope: dict[str, Any], receive: Any) -> None:
         self._scope, self._receive = scope, receive
         self._headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        self.header = self._headers.get
+        self.header, self.unread = self._headers.get, True
         self.method = str(scope["method"])
 
     @property
@@ -137,6 +143,7 @@ class _Request:
         return ":".join(map(str, self._scope.get("client") or ()))
 
     async def read(self, most: int) -> bytes:
+        self.unread = False
         parts, size, more = [], 0, True
         while more:
             message = await self._receive()

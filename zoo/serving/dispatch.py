@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import time
 from collections import deque
@@ -17,11 +18,14 @@ from typing import Any
 from zoo.serving import worker
 from zoo.serving.answers import JSON, fault
 from zoo.serving.messages import Answer, Job, packed, taken
+from zoo.serving.scheduling import unhurried
 
 logger = logging.getLogger(__name__)
 
 RETRIES = 1  # times that a request is tried again whose worker died
 FAILURES = 5  # workers in a row that died before they were ready, after which it is given up where none is
+MANY = 8  # requests on their way that make threads unhurried
+LOOK = 0.05  # seconds between two looks at how many there are
 PAUSE, LONGEST = 0.1, 10.0  # seconds before the first of them is replaced, doubled each time, and at most
 
 
@@ -139,7 +143,7 @@ class Dispatcher:
         self._number = 0
         self._generation = self._opened = 0  # the newest, and the newest of which a worker was ready
         self._failures = 0  # workers since then that died before they were ready
-        self._closing = False
+        self._closing = self._many = False
         self._idle = asyncio.Event()
 
     # --------------------------------------------------------------------------------------------------------- workers
@@ -175,6 +179,8 @@ class Dispatcher:
             if old.generation < link.generation and not old.retiring:
                 old.retiring = True
                 self._retire(old)
+        if self._many and link.pid != os.getpid():
+            unhurried(link.pid, True)
         self._pull(link)
 
     def broken(self, link: Link, text: str, code: int) -> None:
@@ -202,7 +208,8 @@ class Dispatcher:
                 self.waiting += 1
             else:
                 self.finish(each, Answer(each.job.number, 503, JSON, fault("the worker died; try again")))
-        if not link.retiring and not self._closing:
+        newer = any(other.generation > link.generation for other in self.links)  # those take its place
+        if not link.retiring and not self._closing and not newer:
             self._replace(link)
         for other in self.links:
             self._pull(other)
@@ -239,7 +246,20 @@ class Dispatcher:
         else:
             raise Full
         self._pending[self._number] = pending
+        if not self._many and len(self._pending) >= MANY:
+            self._look()
         return pending
+
+    def _look(self) -> None:
+        """Threads hurry where few requests are on their way, and do not where many are."""
+        many = len(self._pending) >= MANY and not self._closing
+        if many != self._many:
+            self._many = many
+            workers = {link.pid for link in self.links if link.ready}
+            for pid in set() if os.getpid() in workers else {os.getpid(), *workers}:  # not of a process of others
+                unhurried(pid, many)
+        if many:
+            asyncio.get_running_loop().call_later(LOOK, self._look)
 
     def drop(self, pending: Pending) -> None:
         """Nobody waits for the answer any more."""

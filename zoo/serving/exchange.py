@@ -9,7 +9,9 @@ from zoo.serving.answers import JSON, fault
 
 
 class Request(Protocol):
-    """A request as an HTTP server has it. `header` takes names in lower case."""
+    """A request as an HTTP server has it. `header` takes names in lower case. unread: nobody has asked for its body."""
+
+    unread: bool
 
     @property
     def method(self) -> str:

@@ -29,6 +29,7 @@ from zoo.serving.wanted import Wanted
 
 EXTENSIONS = ["binary_tensor_data"]
 LONGEST = 86_400_000  # milliseconds of a deadline
+SHORT = 100_000  # bytes of a body that is read though its request was refused
 ROOM = 16  # bodies of the greatest size that may be held at once
 SENT = "authorization, content-type, x-api-key, timeout-ms, timing"  # headers that pages may send
 HEADER_LENGTH = "inference-header-content-length"
@@ -79,7 +80,7 @@ class Front:
         try:
             response = await self._routed(request)
         except Refused as error:
-            response = error.response
+            response = await self._unread(request, error.response)
             self.metrics.refused[response.status] += 1
         except Exception:
             logger.exception("a request for %s failed", request.path)
@@ -93,6 +94,22 @@ class Front:
             return response._replace(pieces=self._logged(request, response, begin))
         self._log(request, response.status, len(response.body), begin)
         return response
+
+    async def _unread(self, request: Request, response: Response) -> Response:
+        """What is answered to a request that was refused: a short body that is still to come is read first, for a
+        client in the midst of it would not see the answer; with a longer one the connection ends.
+        """
+        length = request.header("content-length") or "0"
+        if not request.unread or length == "0":
+            return response
+        if length.isascii() and length.isdigit() and len(length) < len(str(SHORT)):
+            with contextlib.suppress(TooLarge, Gone, TimeoutError):
+                async with asyncio.timeout(self.settings.read_timeout):
+                    await request.read(SHORT)
+                    return response
+        if any(name == "connection" for name, _ in response.headers):
+            return response
+        return response._replace(headers=[*response.headers, ("connection", "close")])
 
     async def _routed(self, request: Request) -> Response:
         methods = self._routes.get(request.path) or self._found(request.path)
@@ -199,7 +216,7 @@ class Front:
                 answer = await wanted.first(pending)
             except Refused as error:
                 series.add(error.response.status, loop_time() - begin, (), 0, 0)
-                return error.response
+                return await self._unread(request, error.response)
             finally:
                 self._held -= held
                 if wanted is not None:

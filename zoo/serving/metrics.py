@@ -90,7 +90,7 @@ class Metrics:
 
     def collect(self) -> Iterable[Any]:
         """See prometheus_client."""
-        labels = ("model", "verb")
+        labels, models = ("model", "engine", "verb"), self._models()
         requests = CounterMetricFamily("zoo_requests", "Requests answered, by status.", labels=(*labels, "status"))
         samples = CounterMetricFamily("zoo_samples", "Rows, images or lines answered.", labels=labels)
         seconds = HistogramMetricFamily(
@@ -103,19 +103,20 @@ class Metrics:
             labels=(*labels, "stage"),
         )
         for (model, verb), series in self._series.items():
+            of = (model, str(models.get(model, {}).get("engine", "")), verb)
             for status, count in series.statuses.items():
-                requests.add_metric((model, verb, str(status)), count)
-            samples.add_metric((model, verb), series.samples)
-            seconds.add_metric((model, verb), series.seconds.buckets(), series.seconds.total)
-            together.add_metric((model, verb), series.together.buckets(), series.together.total)
+                requests.add_metric((*of, str(status)), count)
+            samples.add_metric(of, series.samples)
+            seconds.add_metric(of, series.seconds.buckets(), series.seconds.total)
+            together.add_metric(of, series.together.buckets(), series.together.total)
             for stage, histogram in zip(STAGES, series.stages, strict=True):
-                stages.add_metric((model, verb, stage), histogram.buckets(), histogram.total)
+                stages.add_metric((*of, stage), histogram.buckets(), histogram.total)
         for status, count in self.refused.items():
-            requests.add_metric(("", "", str(status)), count)
+            requests.add_metric(("", "", "", str(status)), count)
         info = GaugeMetricFamily(
             "zoo_model_info", "The models served.", labels=("model", "version", "family", "engine", "precision")
         )
-        for name, about in self._models().items():
+        for name, about in models.items():
             info.add_metric((name, *(str(about[key]) for key in ("version", "family", "engine", "precision"))), 1)
         state = self._state()
         yield from (requests, samples, seconds, together, stages, info)

@@ -18,6 +18,8 @@ _PARAMETERS = [
 _FAULTS = {
     400: "The request is wrong; the text says what was found and wanted.",
     401: "A key is wanted, and none of the server's was given.",
+    404: "There is no such model, version or route.",
+    405: "The route wants another method, which Allow says.",
     408: "The body did not come in time.",
     411: "A body without Content-Length.",
     413: "The body is too large.",
@@ -26,6 +28,22 @@ _FAULTS = {
     500: "The server failed.",
     503: "The models are not open, or the worker died twice.",
     504: "The deadline passed.",
+}
+# of a translation's query
+_OPTIONS = {
+    "beam": ("integer", "Beams of the search, 1 for a greedy one."),
+    "n_best": ("integer", "Translations of each line, the best first."),
+    "source_language": ("string", "Of a model of several languages."),
+    "target_language": ("string", "Of a model of several languages."),
+    "max_tokens": ("integer", "The longest translation."),
+    "sentences": ("boolean", "Whether the sentences of a line are translated one by one."),
+}
+_VERSION = {
+    "name": "version",
+    "in": "path",
+    "required": True,
+    "description": "The one that is served; it counts what --watch has found.",
+    "schema": {"type": "string"},
 }
 _TENSOR = {
     "type": "object",
@@ -46,6 +64,7 @@ def described(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "/v2/health/live": {"get": _told("Whether the server lives.")},
         "/v2/health/ready": {"get": _told("Whether all models are open.", 503)},
         "/v2": {"get": _told("The server's name, version and extensions.")},
+        "/v2/repository/index": {"post": _told("The models, their versions and whether they are open.")},
         "/v1/models": {"get": _told("What is known of all models.")},
         "/metrics": {"get": _told("Figures for Prometheus.", kind="text/plain")},
     }
@@ -54,9 +73,12 @@ def described(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if model.get("run"):
             paths[f"/v1/models/{name}:run"] = {"post": _run(model)}
         paths[f"/v1/models/{name}"] = {"get": _told(f"What is known of {name}.", 503)}
-        paths[f"/v2/models/{name}"] = {"get": _told(f"Inputs and outputs of {name}.", 503)}
-        paths[f"/v2/models/{name}/ready"] = {"get": _told(f"Whether {name} is open.", 503)}
-        paths[f"/v2/models/{name}/infer"] = {"post": _infer(model)}
+        for base in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{{version}}"):
+            of_version: dict[str, Any] = {"parameters": [_VERSION]} if base.endswith("}") else {}
+            faults = (404, 503) if of_version else (503,)
+            paths[base] = {"get": _told(f"Inputs and outputs of {name}.", *faults), **of_version}
+            paths[f"{base}/ready"] = {"get": _told(f"Whether {name} is open.", *faults), **of_version}
+            paths[f"{base}/infer"] = {"post": _infer(model), **of_version}
     return {
         "openapi": "3.1.0",
         "info": {"title": "int8-zoo", "version": VERSION, "description": "Models of the zoo over HTTP."},
@@ -71,8 +93,8 @@ def described(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def page(document: Mapping[str, Any]) -> bytes:
     """The document as one HTML page."""
     rows = []
-    for path, methods in document["paths"].items():
-        for method, about in methods.items():
+    for path, found in document["paths"].items():
+        for method, about in ((each, found[each]) for each in ("get", "post") if each in found):
             takes = ", ".join(about.get("requestBody", {}).get("content", {}))
             gives = ", ".join(about["responses"]["200"]["content"])
             cells = [f"<code>{method.upper()}</code>", f"<code>{html.escape(path)}</code>"]
@@ -85,7 +107,8 @@ def page(document: Mapping[str, Any]) -> bytes:
 <meta name="color-scheme" content="light dark"><title>int8-zoo: routes</title>
 <style>body {{ font: 1rem/1.5 system-ui; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }}
 table {{ border-collapse: collapse; display: block; overflow-x: auto }}
-td, th {{ text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0 }}</style></head><body>
+td, th {{ text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0 }}
+td:nth-child(3) {{ min-width: 16rem }}</style></head><body>
 <h1>Routes</h1><p>The same for programs: <a href="/openapi.json">/openapi.json</a>.</p>
 <table><tr><th></th><th>path</th><th></th><th>takes</th><th>answers</th></tr>{"".join(rows)}</table>
 <h2>Headers</h2><table>{headers}</table>
@@ -119,6 +142,10 @@ def _computed(summary: str, kinds: Sequence[str]) -> dict[str, Any]:
 
 def _run(model: Mapping[str, Any]) -> dict[str, Any]:
     about = _computed(f"{model['name']}: {model['description']}", model["answers"])
+    about["parameters"] += [
+        {"name": name, "in": "query", "description": _OPTIONS[name][1], "schema": {"type": _OPTIONS[name][0]}}
+        for name in model.get("options", ())
+    ]
     return {**about, "requestBody": {"required": True, "content": {kind: {} for kind in model["run"]}}}
 
 

@@ -28,7 +28,9 @@ class Application:
                 protocol.response_bytes(response.status, headers, response.body)
                 return
             async with contextlib.aclosing(response.pieces) as pieces:
+                first = await anext(pieces)  # begun, it ends rightly even where the client has left already
                 stream = protocol.response_stream(response.status, headers)
+                await stream.send_bytes(first)
                 async for piece in pieces:
                     await stream.send_bytes(piece)
 
@@ -36,11 +38,11 @@ class Application:
 class _Request:
     """See `zoo.serving.exchange.Request`."""
 
-    __slots__ = ("_protocol", "_scope", "header", "method", "path")
+    __slots__ = ("_protocol", "_scope", "header", "method", "path", "unread")
 
     def __init__(self, scope: Any, protocol: Any) -> None:
         self._scope, self._protocol = scope, protocol
-        self.header = scope.headers.get
+        self.header, self.unread = scope.headers.get, True
         self.method, self.path = scope.method, scope.path
 
     @property
@@ -52,6 +54,7 @@ class _Request:
         return str(self._scope.client)
 
     async def read(self, most: int) -> bytes:
+        self.unread = False
         try:
             return bytes(await self._protocol())  # no more than its Content-Length says
         except (ProtocolClosed, ProtocolError):

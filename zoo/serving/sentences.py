@@ -219,9 +219,12 @@ class Variant:
                         asked, send, place = self._asked.pop(number)
                         ready = done.setdefault(id(send), (send, []))[1]
                         ready += self._finished(asked, place, translations, error)
-            for send, ready in done.values():
-                if ready:
-                    send(ready)
+            try:
+                for send, ready in done.values():
+                    if ready:
+                        send(ready)
+            except OSError:  # the front is gone, and so will be this process
+                return
 
     def _finished(self, asked: Asked, place: int, translations: list[Any], error: str) -> list[Answer]:
         """What can be answered now that a sentence is done."""

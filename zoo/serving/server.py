@@ -36,9 +36,6 @@ def serve(settings: Settings, openings: Sequence[Opening]) -> None:
     settings = replace(settings, port=_free_port(settings.host, settings.port))
     if not settings.local and not settings.api_keys:
         logger.warning("everyone who reaches %s may use it: there is no --api-key-file", settings.url)
-    # a thread that has work interrupts no other at once: it finds several requests when its turn comes
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     channel = keeper.start(openings)
     import uvloop  # only now: no thread may run before the keeper is there
 

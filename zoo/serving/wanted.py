@@ -101,7 +101,7 @@ class Wanted:
                 except TimeoutError:
                     yield fault("the deadline passed") + b"\n"
                     return
-                yield first.body
+                yield first.body if first.status == 200 else first.body + b"\n"
         finally:
             self._dispatcher.drop(self._pending)
 

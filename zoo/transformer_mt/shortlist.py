@@ -120,6 +120,8 @@ def of_data(data: str, vocabulary: Any) -> Shortlist:
         sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
         tokens = vocabulary.encode(sources), vocabulary.encode_target(targets)
         return learned(*tokens, (vocabulary.sources, len(vocabulary)), shared=shared)
+    except RequestError:
+        raise
     except ValueError as error:
         raise RequestError(f"{data}: {error}; wanted some thousand sentences and their translations") from error
 

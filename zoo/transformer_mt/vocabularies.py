@@ -136,7 +136,8 @@ class ImportedVocabulary:
         if name not in languages:
             found = f"found the {side} language {name}" if name else f"found no {side} language"
             raise RequestError(
-                f"{found}; choose it with --{side}-language, one of: {', '.join(sorted(languages)) or 'none'}"
+                f"{found}; choose it with --{side}-language of zoo run or, for all, of zoo import, one of: "
+                f"{', '.join(sorted(languages)) or 'none'}"
             )
         return languages[name]
 

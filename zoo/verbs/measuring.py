@@ -102,9 +102,11 @@ def benchmark(
     returned. A pipeline that calls its graph many times for a result (translation) is timed whole; its samples are
     sentences.
 
-    An ONNX file is timed as it is, beside `others` with the same inputs, such as its int8 form, in all stock engines;
-    data is then an .npz of its inputs, which are random otherwise (batch size 1 unless named). Its results also have
-    "bytes" of the file, and "speedup": its median throughput over that of `model` in the same engine.
+    An ONNX file is timed as it is, beside `others` with the same inputs, such as its int8 form, in all stock engines,
+    and in native what that computes; why not the others stands under "failed". data is then an .npz of its inputs,
+    which are random otherwise (batch size 1 unless named). Its results also have "bytes" of the file, and "speedup":
+    its median throughput over that of `model` in the same engine, or in its quickest one where native computes not
+    that.
     """
     if is_file(model):
         if scenario is not None:
@@ -172,16 +174,13 @@ def _benchmark_files(
     rounds: int,
     instances: int,
 ) -> dict[str, Any]:
-    """ONNX files in turn, in stock engines and, where all of them have such a form, in the engine native; see
-    `benchmark`.
-    """
+    """ONNX files in turn, in stock engines and those that have such a form in the engine native; see `benchmark`."""
     if min(*batch_sizes, rounds, threads, instances) < 1:
         found = f"batch sizes {list(batch_sizes)}, rounds {rounds}, threads {threads} and instances {instances}"
         raise RequestError(f"{found} must all be 1 or more")
     there = [*available(), *(["native"] if extension.isas() else [])]
     files = [Path(each) for each in paths if is_file(each) or _not_a_file(each)]
-    native = all(_native(each, AS_IT_IS, there) for each in files)
-    names = list(dict.fromkeys(engines or (there if native else available())))
+    names = list(dict.fromkeys(engines or there))
     require_installed(*names)
     if wrong := [each for each in names if each not in there]:
         raise RequestError(f"unknown or missing engine {', '.join(wrong)}; an ONNX file runs in {', '.join(there)}")
@@ -196,10 +195,16 @@ def _benchmark_files(
             raise RequestError(f"{path} has the inputs {found}; wanted those of {paths[0]}, {wanted}")
     labels = [Path(each).name for each in paths]
     labels = labels if len(set(labels)) == len(labels) else [str(each) for each in paths]
-    pairs = list(zip(labels, paths, strict=True))
+    pairs = list(zip(labels, files, strict=True))
+    asked = {label: _native(path, AS_IT_IS, names) for label, path in pairs}
+    failed = [f"{label}: {each}" for label, (_, why) in asked.items() for each in why]
+    if set(names) == {"native"} and len(failed) == len(files):
+        raise RequestError(failed[0])
+    stock = [each for each in names if each != "native"]
     if engines is None:
-        names = _that_run(names, paths, batches[0], threads)
-    configurations = [Configuration(engine, label, Path(path)) for label, path in pairs for engine in names]
+        stock = _that_run(stock, paths, batches[0], threads)
+    configurations = [Configuration(engine, label, path) for label, path in pairs for engine in stock]
+    configurations += [Configuration("native", label, path) for label, path in pairs if asked[label][0]]
     sizes = {label: Path(path).stat().st_size for label, path in pairs}
     cores = pinned(instances, threads) if instances > 1 else []
     results = []
@@ -212,13 +217,15 @@ def _benchmark_files(
         first = {each["engine"]: each["samples_per_second"] for each in found_here if each["precision"] == labels[0]}
         for each in found_here:
             each["bytes"] = sizes[each["precision"]]
-            each["speedup"] = round(each["samples_per_second"] / first[each["engine"]], 2)
+            base = first.get(each["engine"], max(first.values(), default=None))
+            each["speedup"] = None if base is None else round(each["samples_per_second"] / base, 2)
         results += found_here
     environment = machine.environment(threads=threads, rounds=rounds, power=Meter().fault or "read")
     return {
         "model": labels[0],
         "data": None if data is None else Path(data).name,
         "results": results,
+        "failed": failed,
         "environment": environment,
     }
 
@@ -349,9 +356,9 @@ def plan(
         batches = examples_of(io.load(path), data, batch_sizes or (1,))
         named = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
         candidates = _candidates(dict.fromkeys(named, path), names)
-        candidates += _native(path, AS_IT_IS, names)
-        found = build_plan(candidates, batches, threads, target, catalog.load)
-        return {"model": path.name, "path": str(target), **found}
+        native, failed = _native(path, AS_IT_IS, names)
+        found = build_plan([*candidates, *native], batches, threads, target, catalog.load)
+        return {"model": path.name, "path": str(target), **found, "failed": [*found["failed"], *failed]}
     folder = zoo.load(model)
     kind: type[Pipeline] = folder.entry.part("pipeline")
     if not issubclass(kind, GraphPipeline):
@@ -365,25 +372,26 @@ def plan(
     batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
     precisions = precisions or ("int8",)
     candidates = _candidates({each: folder.ensure(PRECISIONS[each]) for each in precisions}, names)
+    failed = []
     if "int8" in precisions:
-        candidates += _native(lambda: graph_file(folder, "int8", "native"), "int8", names)
+        native, failed = _native(lambda: graph_file(folder, "int8", "native"), "int8", names)
+        candidates += native
     for each, count, batch in itertools.product(precisions, threads, batches):
         choose_engine(folder, each, batch, count, fresh=True)
     found = build_plan(candidates, batches, threads, target, catalog.load)
-    return {"model": folder.card.name, "path": str(target), **found}
+    return {"model": folder.card.name, "path": str(target), **found, "failed": [*found["failed"], *failed]}
 
 
-def _native(path: Path | Callable[[], Path], precision: str, names: Sequence[str]) -> list[Candidate]:
-    """The native kernels, where they are asked for and there, and compute the file."""
-    if "native" not in names or not extension.isas():
-        return []
+def _native(path: Path | Callable[[], Path], precision: str, names: Sequence[str]) -> tuple[list[Candidate], list[str]]:
+    """(the native kernels, where they are asked for and compute the file; why they do not)."""
+    if "native" not in names:
+        return [], []
     try:
         path = path if isinstance(path, Path) else path()
         catalog.native_options(path, 1)
     except ZooError as error:
-        logger.info("%s", error)
-        return []
-    return [Candidate("native", precision, path)]
+        return [], [f"native: {error}"]
+    return [Candidate("native", precision, path)], []
 
 
 def _candidates(paths: dict[str, Path], names: Sequence[str]) -> list[Candidate]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ from pipelines.kernels import extension
 from pipelines.kernels.images.native import product_limit
 from pipelines.models import stages
 from pipelines.models.pipeline import PRECISIONS
-from zoo.paths import Model, listed, spare, used
+from zoo.paths import Model, is_file, listed, spare, used
 
 logger = logging.getLogger(__name__)
 
 
 def info(model: Model) -> dict[str, Any]:
-    """What is known of a model: its card, the files of its folder, what the stages reported, how its operators run.
-    Downloads nothing.
+    """What is known of a model: its card, the files of its folder, what the stages reported, how its operators run; of
+    an ONNX file its ports, operators and whether the native kernels compute it. Downloads nothing.
     """
+    if is_file(model):
+        return _of_file(Path(model))
     if Path(model).is_dir():
         folder = zoo.load(model)
         card, path = folder.card, folder.path
@@ -54,6 +57,25 @@ def info(model: Model) -> dict[str, Any]:
             except RequestError as error:
                 raise RequestError(f"{error}; make it anew with: zoo build {model} --force") from error
     return found
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    from pipelines.engines import native_images
+    from pipelines.graph import io
+
+    graph = io.load(path).graph
+    ports = {
+        kind: {str(each.name): f"{each.dtype} {each.shape}" for each in values if each.name not in graph.initializers}
+        for kind, values in (("inputs", graph.inputs), ("outputs", graph.outputs))
+    }
+    operators = dict(Counter(node.op_type for node in graph.all_nodes()).most_common())
+    return {
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        **ports,
+        "operators": operators,
+        "native": native_images.form(path),
+    }
 
 
 def download(model: str) -> Path:

@@ -1,5 +1,5 @@
-"""A quantized classifier's ONNX graph as an `ImageProgram`, by structure: QDQ around Conv, Gemm, MatMul, Add, pools and
-Concat, with Relu, Clip or any other function of one value between, and Flatten, Reshape and Transpose.
+"""A quantized classifier's ONNX graph as an `ImageProgram`, by structure: QDQ around Conv, Gemm, MatMul, Add, Mul,
+pools and Concat, with Relu, Clip or any other function of one value between, and Flatten, Reshape and Transpose.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
-from pipelines.kernels.images.fuse import fuse_sums, renumbered
+from pipelines.kernels.images.fuse import drop_unread, fuse_sums, renumbered
 from pipelines.kernels.images.program import (
     Addition,
     AveragePool,
@@ -21,7 +21,9 @@ from pipelines.kernels.images.program import (
     Dequantize,
     GlobalAverage,
     ImageProgram,
+    Lookup,
     MaxPool,
+    Product,
     Shape,
     Sum,
     windows,
@@ -35,6 +37,7 @@ from pipelines.kernels.images.qdq import (
     quantized,
     refused,
 )
+from pipelines.kernels.images.reference import product
 from pipelines.kernels.images.walk import Bytes, Input, Pending, Walk
 
 FUNCTIONS = (
@@ -81,6 +84,7 @@ class _Mapping(Walk):
                     break
                 self._map(node)
         result_shape = self._end(softmax.inputs[0] if softmax is not None else found, softmax)
+        drop_unread(self.steps)
         fuse_sums(self.steps)
         tensors, steps = renumbered(self.tensors, self.steps)
         return ImageProgram(
@@ -241,14 +245,19 @@ class _Mapping(Walk):
     def _window(self, node: ir.Node, x: Bytes) -> tuple[Any, Any, Any, tuple[int, int]]:
         """Kernel, strides and pads of a pool, and how many windows there are."""
         ints, dilations = node.attributes.get_ints, node.attributes.get_ints("dilations", [1, 1])
-        if node.attributes.get_int("ceil_mode", 0) != 0 or set(dilations) != {1} or len(ints("kernel_shape", [])) != 2:
-            raise refused(node, "has a ceil mode, dilations or no two axes")
+        if set(dilations) != {1} or len(ints("kernel_shape", [])) != 2:
+            raise refused(node, "has dilations, or no two axes")
         if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or x.last or x.flat:
             raise refused(node, "is not over [n, C, H, W], or pads by itself")
         kernel, strides, pads = (
             tuple(ints(key, default)) for key, default in (("kernel_shape", []), ("strides", [1, 1]), ("pads", [0] * 4))
         )
-        return kernel, strides, pads, windows(self.tensors[x.tensor], kernel, strides, pads)
+        shape = self.tensors[x.tensor]
+        if node.attributes.get_int("ceil_mode", 0) != 0:
+            if node.attributes.get_int("count_include_pad", 0) != 0:
+                raise refused(node, "counts pads, and has a ceil mode")
+            pads = _up_to_the_last_window(shape, kernel, strides, pads)
+        return kernel, strides, pads, windows(shape, kernel, strides, pads)
 
     def _maxpool(self, node: ir.Node) -> None:
         x = self.values[given(node)]
@@ -323,6 +332,40 @@ class _Mapping(Walk):
         least, most = clipped
         self.values[node.outputs[0]] = replace(found, low=least, high=most)
 
+    def _mul(self, node: ir.Node) -> None:
+        """A product of two functions of the same tensor's single values, as x sigmoid(x) is; or of a tensor with one
+        pixel of as many channels, as squeeze-and-excitation has it.
+        """
+        a, b = self._read(node, 0), self._read(node, 1)
+        if self.tensors[a.tensor][:2] == (1, 1):
+            a, b = b, a
+        (base, of_a), (other, of_b) = (self._function_of(each.tensor) for each in (a, b))
+        same = base == other and (a.last, a.flat) == (b.last, b.flat)
+        if not same and (a.flat or b.flat or self.tensors[b.tensor] != (1, 1, self.tensors[a.tensor][2])):
+            raise refused(node, "multiplies neither functions of one tensor's single values nor a tensor with a pixel")
+        assert a.scale is not None
+        assert b.scale is not None
+        a_scale, b_scale = a.scale, b.scale
+
+        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+            if same:
+                first, second = of_a.astype(np.int32) - a.zero, of_b.astype(np.int32) - b.zero
+                return self._lookup(base, product(first, second, [a_scale, b_scale, scale], zero, low, high))
+            out = self._new(self.tensors[a.tensor])
+            of = (a.zero, b.zero, float(a_scale), float(b_scale), float(scale), zero, low, high)
+            self.steps.append(Product(a.tensor, b.tensor, out, *of))
+            return out
+
+        self.values[node.outputs[0]] = Pending(emit, last=a.last, flat=a.flat)
+
+    def _function_of(self, tensor: int) -> tuple[int, Array]:
+        """(the tensor of whose single values this one is a function, the function as a table)."""
+        table: Array = np.arange(256, dtype=np.uint8)
+        tables = {step.out: step for step in self.steps if isinstance(step, Lookup)}
+        while tensor in tables:
+            table, tensor = table[tables[tensor].table], tables[tensor].x
+        return tensor, table
+
     def _function(self, node: ir.Node) -> None:
         """A function of single values between two quantizations: a table, of what onnxruntime computes."""
         found = self.values[given(node)]
@@ -336,3 +379,17 @@ class _Mapping(Walk):
             return self._lookup(found.tensor, table)
 
         self.values[node.outputs[0]] = Pending(emit, last=found.last, flat=found.flat)
+
+
+def _up_to_the_last_window(
+    shape: Shape, kernel: tuple[int, ...], strides: tuple[int, ...], pads: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The pads of a pool in ceil mode, so that its last windows are whole: they begin in the tensor, or before it."""
+    found = list(pads)
+    for axis in range(2):
+        covered = shape[axis] + pads[axis] + pads[axis + 2]
+        count = -(-(covered - kernel[axis]) // strides[axis]) + 1
+        if (count - 1) * strides[axis] >= shape[axis] + pads[axis]:
+            count -= 1
+        found[axis + 2] += max((count - 1) * strides[axis] + kernel[axis] - covered, 0)
+    return tuple(found)

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipelines.kernels.images.program import Addition, Concatenation, Convolution, Pixels, Shape, Step
+from pipelines.kernels.images.program import Addition, Concatenation, Convolution, Lookup, Pixels, Product, Shape, Step
+
+
+def drop_unread(steps: list[Step]) -> None:
+    """Leave out tables whose results went into other tables."""
+    for step in steps[::-1]:
+        if isinstance(step, Lookup) and not any(step.out in _reads(each) for each in steps):
+            steps.remove(step)
 
 
 def fuse_sums(steps: list[Step]) -> None:
@@ -39,7 +46,7 @@ def renumbered(tensors: Sequence[Shape], steps: Sequence[Step]) -> tuple[tuple[S
     found = []
     for step in steps:
         fields: dict[str, Any] = {
-            key: order[getattr(step, key)] for key in ("x", "a", "b", "out", "other") if hasattr(step, key)
+            key: order[getattr(step, key)] for key in ("x", "a", "b", "gate", "out", "other") if hasattr(step, key)
         }
         if isinstance(step, Concatenation):
             fields["xs"] = tuple(order[x] for x in step.xs)
@@ -51,6 +58,8 @@ def _reads(step: Step) -> tuple[int, ...]:
     match step:
         case Addition():
             return step.a, step.b
+        case Product():
+            return step.x, step.gate
         case Concatenation():
             return step.xs
         case Pixels():

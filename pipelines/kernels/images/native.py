@@ -21,6 +21,7 @@ from pipelines.kernels.images.program import (
     Lookup,
     MaxPool,
     Pixels,
+    Product,
     Sum,
 )
 
@@ -100,6 +101,10 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
                 calls.append(("convolution", (step.x, step.out, packed, *geometry, step.fill, bytes_of, *sums)))
             case Addition():
                 calls.append(("addition", (step.a, step.b, step.out, _sum(step.sum))))
+            case Product():
+                scales = (step.x_scale, step.gate_scale, step.scale)
+                numbers = (step.x_zero, step.gate_zero, *scales, step.zero, step.low, step.high)
+                calls.append(("product", (step.x, step.gate, step.out, numbers)))
             case MaxPool():
                 calls.append(("max_pool", (step.x, step.out, step.kernel, step.strides, step.pads)))
             case AveragePool():

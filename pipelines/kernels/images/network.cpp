@@ -257,6 +257,17 @@ void Network::addition(int64_t a, int64_t b, int64_t out, const ByteSum &sum) {
     });
 }
 
+void Network::product(int64_t x, int64_t gate, int64_t out, const ByteProduct &product) {
+    require(at(known(x, true)).height == at(known(out, false)).height && at(x).width == at(out).width, "a product");
+    require(at(x).channels == at(out).channels && at(known(gate, true)).channels == at(x).channels, "a product");
+    require(at(gate).height == 1 && at(gate).width == 1, "a product");
+    step(out, {x, gate}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        for (int64_t y = begin; y < end; ++y)
+            for (int64_t column = 0; column < at(out).width; ++column)
+                isa_.images->product(product, s.pixel(at(x), y, column), s.pixel(at(gate), 0, 0), s.pixel(at(out), y, column), at(out).channels);
+    });
+}
+
 void Network::pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads,
                    std::function<void(const Window &, int64_t, uint8_t *, int64_t)> of) {
     require(at(known(x, true)).channels == at(known(out, false)).channels, "a pool");

@@ -56,6 +56,7 @@ class Network {
     // packed: see ConvolutionShape::pack; it must live as long as this. out -1: the results
     void convolution(int64_t x, int64_t out, const ConvolutionShape &, const uint8_t *packed, int64_t bytes, Pair strides, Sides pads,
                      Pair dilations, int32_t fill, Requantization, const SumArguments *);
+    void product(int64_t x, int64_t gate, int64_t out, const ByteProduct &);
     void addition(int64_t a, int64_t b, int64_t out, const ByteSum &);
     void max_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads);
     void average_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads, Mean, bool padded);

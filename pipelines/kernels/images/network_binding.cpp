@@ -19,6 +19,7 @@ using namespace nb::literals;
 namespace zoo {
 namespace {
 
+using ProductTuple = std::tuple<int32_t, int32_t, float, float, float, int32_t, int32_t, int32_t>;
 using SumTuple = std::tuple<float, float, float, int32_t, int32_t>;
 
 ByteSum sum_of(const SumTuple &s) { return {std::get<0>(s), std::get<1>(s), std::get<2>(s), std::get<3>(s), std::get<4>(s)}; }
@@ -99,6 +100,9 @@ void bind_image_network(nb::module_ &module) {
         .def("convolution", convolution, "x"_a, "out"_a, "packed"_a, "weight"_a, "groups"_a, "pitch"_a, "strides"_a, "pads"_a, "dilations"_a,
              "fill"_a, "bytes"_a, "sum"_a.none(), "other"_a, "other_first"_a)
         .def("addition", [](BoundNetwork &n, int64_t a, int64_t b, int64_t out, const SumTuple &s) { n.addition(a, b, out, sum_of(s)); })
+        .def("product", [](BoundNetwork &n, int64_t x, int64_t gate, int64_t out, const ProductTuple &p) {
+            n.product(x, gate, out, std::apply([](auto... numbers) { return ByteProduct{numbers...}; }, p));
+        })
         .def("max_pool", &BoundNetwork::max_pool)
         .def("average_pool", [](BoundNetwork &n, int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads, float x_scale, int32_t x_zero,
                                 float scale, float zero, bool padded) {

@@ -152,6 +152,38 @@ class Addition:
 
 
 @dataclass(frozen=True)
+class Product:
+    """Every pixel of x times the one of `gate`, as onnxruntime computes it: with a = x - x_zero, b = gate - gate_zero
+
+    clip(rint(float32(a b) ((x_scale gate_scale) / scale) + zero), 0, 255)                     without bounds
+    clip(rint((float32(a) x_scale) (float32(b) gate_scale) / scale) + zero, low, high)         with a Relu or Clip
+    """
+
+    x: int
+    gate: int
+    out: int
+    x_zero: int
+    gate_zero: int
+    x_scale: float
+    gate_scale: float
+    scale: float
+    zero: int
+    low: int = 0
+    high: int = 255
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        shape = program.read(self, self.x, written)
+        _fits(self, program.read(self, self.gate, written) == (1, 1, shape[2]))
+        _fits(self, program.write(self, self.out, written) == shape)
+        scales = np.array([self.x_scale, self.gate_scale, self.scale], np.float32)
+        _fits(self, bool(np.isfinite(scales).all() and (scales > 0).all()))
+        _fits(self, bool(np.isfinite(scales[0] * scales[1] / scales[2])))
+        for each in (self.x_zero, self.gate_zero, self.zero, self.low, self.high):
+            _bytes(self, each)
+
+
+@dataclass(frozen=True)
 class MaxPool:
     """The largest byte of each window; what lies outside does not count."""
 
@@ -265,6 +297,7 @@ STEPS = {
         Pixels,
         Convolution,
         Addition,
+        Product,
         MaxPool,
         AveragePool,
         GlobalAverage,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from pipelines.kernels.images.program import (
     Lookup,
     MaxPool,
     Pixels,
+    Product,
     Sum,
     windows,
 )
@@ -88,6 +89,11 @@ def run(program: ImageProgram, x: Array) -> Array:
                 tensors[step.out] = found
             case Addition():
                 tensors[step.out] = _sum(step.sum, tensors[step.a], tensors[step.b])
+            case Product():
+                a = tensors[step.x].astype(np.int32) - step.x_zero
+                b = tensors[step.gate].astype(np.int32) - step.gate_zero
+                scales = [np.float32(each) for each in (step.x_scale, step.gate_scale, step.scale)]
+                tensors[step.out] = product(a, b, scales, step.zero, step.low, step.high)
             case MaxPool():
                 tensors[step.out] = np.max(
                     [np.where(inside, taps, 0) for taps, inside in _taps(step, tensors[step.x])], 0
@@ -147,6 +153,16 @@ def _taps(step: MaxPool | AveragePool, x: Array) -> Iterator[tuple[Array, NDArra
         for j in range(step.kernel[1]):
             cut = slice(i, None, step.strides[0]), slice(j, None, step.strides[1])
             yield padded[cut][:rows, :columns], inside[cut][:rows, :columns]
+
+
+def product(a: Array, b: Array, scales: Sequence[np.float32], zero: int, low: int, high: int) -> NDArray[np.uint8]:
+    """`Product`, of factors less their zero points."""
+    a_scale, b_scale, scale = scales
+    if (low, high) == (0, 255):
+        ratio = (a_scale * b_scale) / scale
+        return _bytes(np.rint((a * b).astype(np.float32) * ratio + np.float32(zero)))
+    real = (a.astype(np.float32) * a_scale) * (b.astype(np.float32) * b_scale)
+    return _bytes(np.rint(real / scale) + np.float32(zero), low, high)
 
 
 def _sum(of: Sum, a: Array, b: Array) -> NDArray[np.uint8]:

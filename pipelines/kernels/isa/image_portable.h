@@ -86,7 +86,7 @@ int64_t products(int64_t rounds) {
 }
 
 constexpr ImageKernels kImageKernels = {dense_bytes,    pack_dense, dense,     dense_floats, depthwise_bytes,
-                                        pack_depthwise, depthwise,  sum_bytes, max_pool,     mean,
+                                        pack_depthwise, depthwise,  sum_bytes, multiply_bytes, max_pool, mean,
                                         global_mean,    quantize_bytes, interleave, lookup,       products};
 
 }  // namespace

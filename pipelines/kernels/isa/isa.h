@@ -81,11 +81,12 @@ struct TopK {
 
 using Float16 = uint16_t;  // the bits of an IEEE half
 
-// Keys and values of attention, float32 or float16: keys transposed, [width, count rounded up to 16], values [count, stride].
+// Keys and values of attention, float32 or float16: keys transposed, [width, count rounded up to 16], values [count, stride], those of a
+// head `next` after those of the head before.
 template <class T>
 struct KeysValues {
     const T *keys, *values;
-    int64_t count, stride;
+    int64_t count, stride, next;
 };
 
 enum class Activation { kSwish, kGelu, kTanh };
@@ -211,6 +212,13 @@ struct ByteSum {
     int32_t low, high;
 };
 
+// A quantized product of bytes, see Product in images/program.py.
+struct ByteProduct {
+    int32_t x_zero, gate_zero;
+    float x_scale, gate_scale, scale;
+    int32_t zero, low, high;
+};
+
 // A convolution, of which every output pixel reads a window: `stretches` of `stretch` bytes, whole fours, each at its offset.
 struct Dense {
     int64_t stretches, stretch, outputs;  // outputs: whole 16
@@ -259,6 +267,7 @@ struct ImageKernels {
     void (*depthwise)(const Depthwise &, const uint8_t *x, uint8_t *out, int64_t n);
 
     void (*sum)(const ByteSum &, const uint8_t *a, const uint8_t *b, uint8_t *out, int64_t count);
+    void (*product)(const ByteProduct &, const uint8_t *x, const uint8_t *gate, uint8_t *out, int64_t count);
     // count: whole 16 channels
     void (*max_pool)(const Window &, uint8_t *out, int64_t count);
     void (*mean)(const Window &, const Mean &, uint8_t *out, int64_t count);

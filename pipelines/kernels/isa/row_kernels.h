@@ -188,7 +188,7 @@ void attention_tile(const float *q, int64_t q_stride, const KeysValues<T> &kv, i
         matmul_rows<Count>(q + h * size, q_stride, size, kv.keys + h * size * room, room, room, ones, scores, room);
         float inverse_sums[Count];
         for (int row = 0; row < Count; ++row) inverse_sums[row] = softmax(scores + row * room, kv.count);
-        matmul_rows<Count>(scores, room, kv.count, kv.values + h * size, kv.stride, size, inverse_sums, out + h * size, out_stride);
+        matmul_rows<Count>(scores, room, kv.count, kv.values + h * kv.next, kv.stride, size, inverse_sums, out + h * size, out_stride);
     }
 }
 

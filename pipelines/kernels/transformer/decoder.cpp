@@ -56,6 +56,7 @@ void Decoder::cross_attention(int64_t in, const Array &weight, const Array &scal
                               int64_t heads, int64_t out) {
     Operation &operation = attention(Kind::kCrossAttention, in, 1, heads, out, "cross-attention");
     operation.layer = static_cast<int64_t>(kv_projections_.size());
+    head_sizes_.push_back(operation.size);
     kv_projections_.push_back(add_linear(weight, scale, bias, qparams, false, memory_width_, "cross-attention"));
     if (!(kv_projections_.back()->qparams() == kv_projections_.front()->qparams()))
         refuse("cross-attention", "another quantizes the memory otherwise");
@@ -79,7 +80,7 @@ void Decoder::fill_cross_kv(Workspace &work, const std::vector<std::unique_ptr<S
     for (const auto &sentence : sentences) n += sentence->source_length, sentence->cross_kv.resize(kv_projections_.size());
     if (!kv_projections_.empty()) isa_.rows->quantize_rows(memory, memory.stride, kv_projections_[0]->qparams(), n);
     for (size_t i = 0; i < kv_projections_.size(); ++i) {
-        const int64_t width = kv_projections_[i]->outputs() / 2;
+        const int64_t width = kv_projections_[i]->outputs() / 2, size = head_sizes_[i];
         work.keys_values.size(n, 2 * width);
         const int64_t stride = work.keys_values.stride;
         kv_projections_[i]->run(memory, n, false, nullptr, 0, work.keys_values.values.data(), stride);
@@ -90,8 +91,10 @@ void Decoder::fill_cross_kv(Workspace &work, const std::vector<std::unique_ptr<S
             const int64_t rows = sentence->source_length, keys = width * round_up(rows, 16);
             sentence->cross_kv[i].reserve(keys + width * rows, work.arena);
             transpose(from, stride, rows, width, sentence->cross_kv[i].data());
-            for (int64_t r = 0; r < rows; ++r, from += stride)
-                std::copy_n(from + width, width, sentence->cross_kv[i].data() + keys + r * width);
+            Float16 *values = sentence->cross_kv[i].data() + keys;
+            for (int64_t j = 0; j < width; j += size)  // head by head, as they are read
+                for (int64_t r = 0; r < rows; ++r, values += size) std::copy_n(from + r * stride + width + j, size, values);
+            from += rows * stride;
         }
     }
 }
@@ -143,7 +146,7 @@ void Decoder::run_cross_attention(const Operation &operation, const Rows &in, co
         const Float16 *keys = sentence.cross_kv[static_cast<size_t>(operation.layer)].data();
         const int64_t r = static_cast<int64_t>(i), rows = sentence.source_length;
         isa_.rows->attention_float16(in.values + r * in.stride, in.stride, sentence.beams,
-                                     {keys, keys + operation.width * round_up(rows, 16), rows, operation.width}, operation.heads,
+                                     {keys, keys + operation.width * round_up(rows, 16), rows, operation.size, rows * operation.size}, operation.heads,
                                      operation.size, out.values + r * out.stride, out.stride);
         i += static_cast<size_t>(sentence.beams);
     }

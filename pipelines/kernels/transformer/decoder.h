@@ -20,7 +20,7 @@ struct Sentence {
     bool top_ended = false;  // the best continuation of a step was the end
     std::vector<Float16 *> pages;           // of the KV cache of self-attention
     Buffer<float> cells;                    // of all recurrences after this position and the one before, [position % 2][slot][columns]
-    std::vector<Part<Float16>> cross_kv;    // of each cross-attention the keys, transposed, then the values; see KeysValues
+    std::vector<Part<Float16>> cross_kv;    // of each cross-attention the keys, transposed, then the values of one head after the other; see KeysValues
     std::vector<uint8_t> ancestors, next_ancestors;  // [beam, limit]
     std::vector<int32_t> tokens;                     // fed at every position, [limit, beam]
     std::vector<double> scores;                      // [beams]
@@ -101,6 +101,7 @@ class Decoder : public Layers {
     std::vector<int64_t> kv_offsets_;  // of each self-attention in the float16s of one position and slot, then the size of these
     std::vector<int64_t> cell_offsets_;  // of each recurrence in the floats of one beam, then the size of these
     std::vector<const RowLinear *> kv_projections_;  // of each cross-attention
+    std::vector<int64_t> head_sizes_;                // of each cross-attention
     std::vector<int32_t> shared_words_;
     std::vector<bool> is_shared_;  // of each word of the vocabulary
     std::unique_ptr<RowLinear> shared_layer_;

@@ -48,7 +48,7 @@ Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first
             }
             work.keys.reserve(operation.width * round_up(rows, 16));
             transpose(from + operation.width, in.stride, rows, operation.width, work.keys.data());
-            const KeysValues<float> kv{work.keys.data(), from + 2 * operation.width, rows, in.stride};
+            const KeysValues<float> kv{work.keys.data(), from + 2 * operation.width, rows, in.stride, operation.size};
             isa_.rows->attention(from, in.stride, rows, kv, operation.heads, operation.size, to, out.stride);
         }
     });

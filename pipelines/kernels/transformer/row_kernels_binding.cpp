@@ -75,7 +75,7 @@ struct AttentionCall {
     void run(Attention function, const T *rows) {
         Buffer<T> keys(in.width * round_up(kv.n, 16));
         transpose(rows, kv.stride, kv.n, in.width, keys.data());
-        function(in.values.data(), in.stride, in.n, {keys.data(), rows + in.width, kv.n, kv.stride}, heads, size, out.data(), in.width);
+        function(in.values.data(), in.stride, in.n, {keys.data(), rows + in.width, kv.n, kv.stride, size}, heads, size, out.data(), in.width);
     }
     nb::object result() const { return array_of(out.data(), in.n, in.width, in.width); }
 };

@@ -109,6 +109,20 @@ def test_an_old_worker_ends_when_the_last_client_of_its_stream_has_left() -> Non
     asyncio.run(run())
 
 
+def test_an_old_worker_that_dies_is_not_replaced_where_newer_ones_open() -> None:
+    async def run() -> None:
+        async with dispatched(workers=2) as (found, ends):
+            await found.start()
+            ends.channels[0].close()
+            await settled()
+            for i in (2, 3):
+                ends.say(i, worker.READY, 200 + i, MODELS)
+            await settled()
+            assert sorted(link.pid for link in found.links) == [202, 203] and len(ends.channels) == 4
+
+    asyncio.run(run())
+
+
 def test_rows_do_not_wait_for_streams_but_for_rows() -> None:
     async def run() -> None:
         async with dispatched() as (found, ends):
@@ -203,3 +217,42 @@ def test_a_worker_that_cannot_open_what_others_could_is_replaced(monkeypatch: py
             assert found.state()["workers"] == 2
 
     asyncio.run(run())
+
+
+def test_a_stream_ends_where_its_client_left_before_it_began() -> None:
+    from granian.rsgi import ProtocolClosed
+
+    from zoo.serving import asgi, rsgi
+    from zoo.serving.exchange import Response
+
+    ended: list[str] = []
+
+    async def pieces(server: str) -> AsyncIterator[bytes]:
+        try:
+            yield b"a line"
+            yield b"another"
+        finally:
+            ended.append(server)
+
+    class Left:
+        """A front's answer, and a client that is gone."""
+
+        proto, method, path, headers = "http", "POST", "/", {}
+
+        async def answer(self, request: Any) -> Response:
+            return Response(200, "application/x-ndjson", b"", (), pieces("rsgi"))
+
+        def response_stream(self, status: int, headers: Any) -> Any:
+            raise ProtocolClosed
+
+    async def send(message: Any) -> None:
+        raise OSError("the client left")
+
+    async def run() -> None:
+        left = Left()
+        await rsgi.Application(left).__rsgi__(left, left)
+        with contextlib.suppress(OSError):
+            await asgi._send(Response(200, "application/x-ndjson", b"", (), pieces("asgi")), send, head=False)
+
+    asyncio.run(run())
+    assert ended == ["rsgi", "asgi"]

@@ -45,6 +45,7 @@ class Wrong:
             self.multipart,
             self.texts,
             self.any,
+            self.headers,
         ]
         while True:
             yield self.random.choice(kinds)()
@@ -253,6 +254,26 @@ class Wrong:
                 ["application/x-strange", "application/vnd.apache.parquet", "application/vnd.apache.arrow.stream"]
             )
         return Request("changed", path, {"Content-Type": kind}, self._flipped(body), wrong=False)
+
+    def headers(self) -> Request:
+        """A right row under a header that is wrong, or is what nobody reads."""
+        digits = ["-1", "+1", "1.5", "1e3", " 1 2", "0" * 300 + "1", "9" * 400, "\xb2", "\xbd", "0x10", ""]
+        strange = "".join(
+            chr(self.random.choice([*range(32, 127), *range(160, 256)])) for _ in range(self.random.randrange(400))
+        )
+        name, values, wrong = self.random.choice(
+            [
+                ("timeout-ms", [*digits, "0", "86400001"], True),
+                ("content-encoding", ["gzip", "deflate", "br", "gzip, gzip", "\xff"], True),
+                (LENGTH, [*digits, "999999999"], False),
+                ("accept", ["image/png", "text/csv;q=x", ";;,", "a/b;q=\xff"], False),
+                *((each, [], False) for each in ("authorization", "origin", "timing", "x-api-key", "cookie")),
+            ]
+        )
+        value = self.random.choice([*values, *([] if wrong else [strange])])
+        # what is no ASCII is no header for the HTTP server
+        headers = {"Content-Type": TSV, name: value}
+        return Request("headers", f"/v1/models/{ROWS}:run", headers, self.row, wrong and value.isascii())
 
 
 @pytest.fixture(scope="module")

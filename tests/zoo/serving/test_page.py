@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from .conftest import Server, wait_until
@@ -17,14 +18,32 @@ pytestmark = [
 ]
 QUIET = ["background-networking", "component-update", "sync", "quic", "gpu", "dev-shm-usage", "default-apps"]
 PHONE, DESK = (360, 740), (1200, 900)
+PHOTOS = "mobilenet-v1-cifar10"
 ENTER, TAB, SPACE, CONTROL, HOME, DOWN = "\ue007", "\ue004", " ", "\ue009", "\ue011", "\ue015"
 
 
 @pytest.fixture(scope="module")
 def served(start: Callable[..., Server]) -> Server:
-    return start(
-        "wide-deep-criteo", "wide-deep-criteo@fp32", "multi30k-en-de", "mobilenet-v1-cifar10", "--workers", "1"
-    )
+    return start("wide-deep-criteo", "wide-deep-criteo@fp32", "multi30k-en-de", PHOTOS, "--workers", "1")
+
+
+@pytest.fixture(scope="module")
+def texts(start: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """A sentence encoder and a cross-encoder, tiny and random."""
+    pytest.importorskip("torch", reason="needs the train extra")
+    pytest.importorskip("transformers", reason="needs the test extra")
+    from .test_texts import made
+
+    return start(*(made(tmp_path_factory.mktemp("texts"), labels) for labels in (0, 1)), "--workers", "1")
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from PIL import Image
+
+    found = tmp_path_factory.mktemp("photo") / "photo.png"
+    Image.radial_gradient("L").convert("RGB").save(found)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +94,27 @@ class Page:
     def fault(self) -> str:
         return str(self.one("#fault").text)
 
+    def write(self, selector: str, text: str) -> None:
+        """Into a field, in place of what is there."""
+        self.one(selector).clear()
+        self.one(selector).send_keys(text)
+
+    def rows(self) -> list[list[str]]:
+        """The cells of the table that is shown, as soon as there is one."""
+        wait_until(lambda: self.all(".split"))
+        return [[cell.text for cell in row.find_elements("css selector", "td")] for row in self.all("tbody tr")]
+
+    def use(self, name: str, photo: Path) -> None:
+        """Try a model as its view has it."""
+        self.choose(name)
+        if name == PHOTOS:
+            self.one("#files").send_keys(str(photo))
+        else:
+            if self.all("#query"):
+                self.write("#query", "the zoo")
+            self.one("#work button").click()
+        wait_until(lambda: self.all(".split"))
+
 
 def test_sentences_are_translated_as_they_are_typed(browser: Any, served: Server) -> None:
     page = Page(browser, served)
@@ -110,18 +150,43 @@ def test_rows_are_scored_by_the_keyboard_alone_in_both_precisions(
     assert "fp32" in page.all("h2")[1].text
 
 
-def test_a_photo_gets_labels(browser: Any, served: Server, tmp_path: Path) -> None:
-    from PIL import Image
-
-    photo = tmp_path / "photo.png"
-    Image.radial_gradient("L").convert("RGB").save(photo)
+def test_a_photo_gets_labels(browser: Any, served: Server, photo: Path) -> None:
     page = Page(browser, served)
-    page.choose("mobilenet-v1-cifar10")
+    page.choose(PHOTOS)
     page.one("#files").send_keys(str(photo))
     wait_until(lambda: page.all("tbody tr"))
-    wanted = served.json("/v1/models/mobilenet-v1-cifar10:run", photo.read_bytes(), "image/png")["results"][0]
+    wanted = served.json(f"/v1/models/{PHOTOS}:run", photo.read_bytes(), "image/png")["results"][0]
     assert page.one("tbody td").text == str(wanted["label"])
     assert page.script("return document.querySelector('.photo img').naturalWidth") == 256
+
+
+def test_texts_are_found_by_their_vectors(browser: Any, texts: Server) -> None:
+    given = ["the cat", "a zebra, a zoo", "b c d e f g"]
+    page = Page(browser, texts)
+    page.choose("texts-0")
+    page.write("#text", "\n".join(given))
+    page.write("#query", "the zoo" + ENTER)
+    found = page.rows()
+    answers = texts.json("/v1/models/texts-0:run", "\n".join(["the zoo", *given]).encode(), "text/plain")["results"]
+    asked, *vectors = np.array([each["embedding"] for each in answers])
+    cosines = vectors @ asked / np.linalg.norm(vectors, axis=1) / np.linalg.norm(asked)
+    order = np.argsort(-cosines)
+    assert [row[0] for row in found] == [given[i] for i in order]
+    assert [float(row[-1]) for row in found] == pytest.approx(cosines[order].tolist(), abs=6e-5)
+
+
+def test_texts_are_ranked_by_a_cross_encoder(browser: Any, texts: Server) -> None:
+    given = ["the cat", "a zebra, a zoo", "b c d e f g"]
+    page = Page(browser, texts)
+    page.choose("texts-1")
+    page.write("#text", "\n".join(given))
+    page.write("#query", "the zoo" + ENTER)
+    found = page.rows()
+    pairs = "\n".join(f"the zoo\t{each}" for each in given).encode()
+    scores = [each["score"] for each in texts.json("/v1/models/texts-1:run", pairs, "text/plain")["results"]]
+    order = sorted(range(3), key=lambda i: -scores[i])
+    assert [row[0] for row in found] == [given[i] for i in order]
+    assert [float(row[1]) for row in found] == pytest.approx([scores[i] for i in order], abs=6e-5)
 
 
 def test_what_is_wrong_is_said(browser: Any, served: Server) -> None:
@@ -144,11 +209,13 @@ def test_what_is_typed_never_becomes_html(browser: Any, served: Server) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_in_light_and_dark(browser: Any, served: Server, scheme: str) -> None:
-    page = Page(browser, served, PHONE, scheme)
-    page.choose("wide-deep-criteo")
-    page.one("#work button").click()
-    wait_until(lambda: page.all("tbody tr"))
+@pytest.mark.parametrize("name", ["wide-deep-criteo", "multi30k-en-de", PHOTOS, "texts-0", "texts-1"])
+def test_it_fits_a_phone_in_light_and_dark(
+    browser: Any, request: pytest.FixtureRequest, photo: Path, name: str, scheme: str
+) -> None:
+    server = request.getfixturevalue("texts" if name.startswith("texts") else "served")
+    page = Page(browser, server, PHONE, scheme)
+    page.use(name, photo)
     over = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.script(over) == 0
     ground = page.script("return getComputedStyle(document.body).backgroundColor")

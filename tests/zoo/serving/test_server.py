@@ -76,7 +76,7 @@ def test_clients_at_once_each_get_what_the_model_alone_gives(
             os.kill(pid, signal.SIGCONT)
         found = [each.result() for each in asked]
     assert found == [[{"row": 0, "probability": each}] for each in probabilities * 4]
-    name = 'zoo_batch_size_{}{{model="wide-deep-criteo",verb="run"}}'
+    name = 'zoo_batch_size_{}{{engine="native",model="wide-deep-criteo",verb="run"}}'
     assert figure(server, name.format("sum")) > 1.5 * figure(server, name.format("count"))  # some went together
 
 
@@ -203,6 +203,20 @@ def talk(server: Server, data: bytes, seconds: float = 10.0) -> bytes:
         return b"".join(parts)
 
 
+@pytest.mark.parametrize(("path", "header"), [(RUN, "timeout-ms: soon"), ("/nothing", "x: y"), ("/v1/models", "x: y")])
+def test_a_refused_request_leaves_its_connection_to_the_next(server: Server, path: str, header: str) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\n{header}\r\ncontent-length: 3\r\n\r\n".encode())
+        time.sleep(0.1)  # its body comes after what is wrong was seen
+        client.sendall(b"abcGET /v2/health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        client.settimeout(10)
+        parts = []
+        while part := client.recv(1 << 16):
+            parts.append(part)
+    assert b"".join(parts).count(b"HTTP/1.1 4") == b"".join(parts).count(b'{"live":true}') == 1
+
+
 def test_deadlines_full_queues_and_clients_that_leave(server: Server, lines: list[bytes]) -> None:
     with stopped(server), concurrent.futures.ThreadPoolExecutor(300) as clients:
         begin = time.monotonic()
@@ -243,14 +257,23 @@ def test_the_split_of_time_and_the_pages_are_told(server: Server, lines: list[by
     assert list(split) == ["read", "wait", "parse", "model", "write"] and all(
         float(each) >= 0 for each in split.values()
     )
-    assert server.json("/openapi.json")["paths"].keys() >= {RUN, INFER, "/v2/health/ready"}
+    paths = server.json("/openapi.json")["paths"]
+    for path, about in paths.items():
+        if "get" in about:
+            assert server.ask(path.replace("{version}", "1"))[0] == 200, path
+        else:
+            assert server.ask(path.replace("{version}", "1"))[0] == 405, path
+    assert {RUN, INFER, INFER.replace("/infer", "/versions/{version}/infer"), "/v2/repository/index"} <= paths.keys()
+    assert {"404", "405", "429", "503"} <= paths[RUN]["post"]["responses"].keys()
     for page in ("/", "/docs"):
         status, headers, _ = server.ask(page)
         assert status == 200 and headers["content-type"].startswith("text/html")
     (about,) = server.json("/v1/models")["models"]
     assert (about["name"], about["engine"], about["precision"]) == ("wide-deep-criteo", "native", "int8")
     text = server.ask("/metrics")[2].decode()
-    assert 'zoo_stage_seconds_bucket{le="0.001",model="wide-deep-criteo",stage="model",verb="run"}' in text
+    assert (
+        'zoo_stage_seconds_bucket{engine="native",le="0.001",model="wide-deep-criteo",stage="model",verb="run"}' in text
+    )
     assert 'zoo_model_info{engine="native",family="wide-deep",model="wide-deep-criteo"' in text
 
 
@@ -304,9 +327,9 @@ def test_keys_tls_and_origins(start: Callable[..., Server], tmp_path: Path, line
     assert server.url.startswith("https://")
     context = ssl.create_default_context(cafile=str(cert))
 
-    def ask(path: str, **headers: str) -> tuple[int, Any]:
+    def ask(path: str, method: str = "GET", **headers: str) -> tuple[int, Any]:
         request = urllib.request.Request(
-            server.url + path, headers={k.replace("_", "-"): v for k, v in headers.items()}
+            server.url + path, headers={k.replace("_", "-"): v for k, v in headers.items()}, method=method
         )
         try:
             with urllib.request.urlopen(request, context=context) as found:
@@ -320,6 +343,12 @@ def test_keys_tls_and_origins(start: Callable[..., Server], tmp_path: Path, line
     status, headers = ask("/v1/models", authorization="Bearer second-key-of-the-tests", origin="https://page.example")
     assert status == 200 and headers["access-control-allow-origin"] == "https://page.example"
     assert "access-control-allow-origin" not in ask("/v2", origin="https://other.example")[1]
+    asking = {"access_control_request_method": "POST", "access_control_request_headers": "authorization,timing"}
+    status, headers = ask(RUN, "OPTIONS", origin="https://page.example", **asking)  # a browser asks without the key
+    assert status == 204 and headers["access-control-allow-origin"] == "https://page.example"
+    assert "POST" in headers["access-control-allow-methods"]
+    assert {"authorization", "content-type", "timing"} <= set(headers["access-control-allow-headers"].split(", "))
+    assert "access-control-allow-origin" not in ask(RUN, "OPTIONS", origin="https://other.example", **asking)[1]
     assert server.end() == 0
     logged = [json.loads(line) for line in server.process.stdout.read().splitlines()]
     assert [each["status"] for each in logged[:3]] == [200, 200, 401] and logged[0]["path"] == "/v2/health/live"
@@ -349,6 +378,26 @@ def test_what_cannot_be_served_is_said_in_one_line(
         cli.call(["serve", *arguments])
     error = capsys.readouterr().err
     assert end.value.code == 2 and says in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("host", "keys", "warned"), [("0.0.0.0", 0, 1), ("0.0.0.0", 1, 0), ("127.0.0.1", 0, 0)])
+def test_a_server_for_everyone_without_keys_is_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, host: str, keys: int, warned: int
+) -> None:
+    from zoo.serving import keeper
+    from zoo.serving import server as serving
+    from zoo.serving.settings import Settings, digest
+
+    class Started(Exception):
+        pass
+
+    def started(openings: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr(keeper, "start", started)  # nothing listens
+    with pytest.raises(Started):
+        serving.serve(Settings(host=host, port=0, api_keys=frozenset([digest("a key of the tests")][:keys])), [])
+    assert sum("everyone who reaches" in each.message for each in caplog.records) == warned
 
 
 def test_a_port_that_is_taken_is_said(server: Server) -> None:

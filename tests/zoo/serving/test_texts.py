@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 pytest.importorskip("torch", reason="needs the train extra")
@@ -17,6 +18,8 @@ from text_models import TEXTS
 import zoo
 
 from .conftest import Server
+from .test_server import JSON
+from .test_together import Question, at_once
 
 pytestmark = pytest.mark.slow
 PAIRS = [[text, TEXTS[0]] for text in TEXTS]
@@ -85,3 +88,20 @@ def test_what_is_wrong_is_said(served: Server, name: str, body: Any) -> None:
     status, _, found = served.ask(f"/v1/models/{name}:run", json.dumps(body).encode(), "application/json")
     assert status == 400
     assert "texts" in json.loads(found)["error"] or "text 1" in json.loads(found)["error"]
+
+
+def test_clients_at_once_each_get_the_answer_to_their_own_text(served: Server, folders: list[Path]) -> None:
+    encoder, scorer = (zoo.pipeline(folder, engine="native") for folder in folders)
+    texts = [f"{text} {word}" for text in TEXTS for word in ("a", "zoo", "the cat sat", "b c d")]
+    questions = []
+    for text in texts:
+        body, pair = json.dumps([text]).encode(), json.dumps([[text, TEXTS[0]]]).encode()
+        questions.append(Question("/v1/models/texts-0:run", JSON, body, [_plain(encoder([text])[0])]))
+        questions.append(Question("/v1/models/texts-1:run", JSON, pair, [_plain(scorer([(text, TEXTS[0])])[0])]))
+    at_once(served, questions)
+
+
+def _plain(result: dict[str, Any]) -> dict[str, Any]:
+    """A result of the model alone as JSON has it."""
+    found: dict[str, Any] = orjson.loads(orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY))
+    return found

@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -242,7 +243,8 @@ def test_no_language_is_asked_for_where_there_is_one(originals, tmp_path):
     imported = tmp_path / "open"
     zoo.import_model(originals("nllb").path, imported)
     with pytest.raises(
-        RequestError, match="found no target language; choose it with --target-language, one of: deu_Latn"
+        RequestError,
+        match="found no target language; choose it with --target-language of zoo run or, .*, one of: deu_Latn",
     ):
         zoo.pipeline(imported, "fp32")("the man")
 
@@ -420,7 +422,7 @@ def wrong(originals, tmp_path):
 
 
 def refused(folder, capsys, *arguments):
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as stopped, warnings.catch_warnings(action="error"):
         cli.call(["import", str(folder), "-o", str(folder.parent / "out"), *arguments])
     said = capsys.readouterr().err
     assert stopped.value.code == 2

@@ -114,7 +114,7 @@ def test_what_cannot_have_a_shortlist_is_refused(translator, tmp_path, capsys):
         ([translator, "--shortlist", tmp_path / "lex.s2t"], "line 1 is no target, source and probability"),
         ([translator, "--shortlist", tmp_path / "pairs.tsv", "-o", tmp_path / "used"], "in use"),
         ([translator, "--shortlist", tmp_path / "pairs.tsv", "--data", "x"], "no other option"),
-        ([translator, "--shortlist", tmp_path / "none.tsv"], "found no "),
+        ([translator, "--shortlist", tmp_path / "none.tsv"], "zoo: found no "),
     ):
         with pytest.raises(SystemExit, match="2"):
             cli.call(["freeze", *map(str, arguments)])

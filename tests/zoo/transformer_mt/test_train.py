@@ -20,7 +20,8 @@ from zoo.transformer_mt import averages, data, networks, reading  # noqa: E402
 from zoo.transformer_mt import train as training  # noqa: E402
 from zoo.transformer_mt.model import FORMS, Form, build  # noqa: E402
 from zoo.transformer_mt.settings import Settings  # noqa: E402
-from zoo.transformer_mt.train import Trainer, train  # noqa: E402
+from zoo.transformer_mt.train import train  # noqa: E402
+from zoo.transformer_mt.trainer import Trainer  # noqa: E402
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[3]

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pipelines.analysis.judge import Unjudged
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io
+from pipelines.kernels import extension
 from pipelines.models import stages
 from pipelines.models.hub import Hub
 from pipelines.rewrites import driver
@@ -374,3 +376,43 @@ def test_evaluation_data_that_cannot_be_read_end_the_search(translator: Path, pa
     models = [judge.open(folder.path / name, "onnxruntime", 1) for name in ("rewritten.onnx", "int8.onnx")]
     with pytest.raises(Unjudged, match=r"one\.txt, line 1: no TAB"):
         judge(*models)
+
+
+# --- the native kernels beside engines
+
+
+@pytest.fixture
+def cnn(here: Path) -> Path:
+    """A folder with a small convolutional network, samples for it, and its int8 form."""
+    weight, bias = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((8, 3, 3, 3), 8))
+    text = """(float[n,3,16,16] x) => (float[n,8] y) {
+        c = Conv <pads = [1,1,1,1]> (x, w, b)
+        r = Relu(c)
+        p = GlobalAveragePool(r)
+        f = Flatten(p)
+        y = Gemm <transB = 1> (f, v, b)
+    }"""
+    io.save(model(text, w=weight / 5, b=bias, v=weight[:, 0, :, :].reshape(8, 9)[:, :8]), here / "cnn.onnx")
+    np.savez(here / "x.npz", x=np.random.default_rng(1).standard_normal((16, 3, 16, 16)).astype(np.float32))
+    zoo.quantize("cnn.onnx", "int8.onnx", calibration_data="x.npz")
+    return here
+
+
+@pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
+def test_the_native_kernels_are_timed_where_they_compute_a_file(cnn: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = zoo.benchmark("cnn.onnx", ["int8.onnx"], rounds=2)
+    native = [each["precision"] for each in found["results"] if each["engine"] == "native"]
+    assert native == ["int8.onnx"] and [each["speedup"] > 0 for each in found["results"]]
+    (failed,) = found["failed"]
+    assert failed.startswith("cnn.onnx: native: the operator") and "is not quantized" in failed
+    for name, there in (("cnn.onnx", False), ("int8.onnx", True)):
+        report = zoo.plan(name)
+        assert ("native" in {each["engine"] for each in report["timings"]}) == there
+        assert bool(report["failed"]) != there
+        assert ("steps" in zoo.info(name)["native"]) == there
+    cli.call(["plan", "int8.onnx"])
+    assert re.search(r"batch 1: \w+, \d\.\d\dx \w+", capsys.readouterr().out)
+    with pytest.raises(RequestError, match=r"cnn.onnx: native: .* is not quantized"):
+        zoo.benchmark("cnn.onnx", engines=["native"])
+    summary = zoo.quantize("cnn.onnx", "again.onnx", calibration_data="x.npz")["summary"]
+    assert "native" in summary["speed"]

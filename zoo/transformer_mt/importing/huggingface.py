@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -213,7 +214,8 @@ class _Reader(VocabularyFolder):
                 import safetensors.torch
 
                 return safetensors.torch.load_file(path)
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
+            with warnings.catch_warnings(action="ignore"):  # of pickles of another protocol
+                found = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
         except ModuleNotFoundError as error:
             self.faults.append(
                 f"{name} is read by {error.name}, which is not installed; run: pip install 'int8-zoo[import]'"

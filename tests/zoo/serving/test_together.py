@@ -1,0 +1,170 @@
+"""Models of several kinds on two workers: who asks at the same time changes no answer, and no memory but the model's own
+is there twice.
+"""
+
+import concurrent.futures
+import http.client
+import io
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import zoo
+
+from .conftest import Server, wait_until
+from .test_leaving import LONG
+from .test_models import CIFAR, MT, SENTENCES
+from .test_server import RUN, TSV, figure, stopped
+
+CLIENTS = 64
+
+
+class Question(NamedTuple):
+    """A request and what the model alone makes of it."""
+
+    path: str
+    kind: str
+    body: bytes
+    wanted: list[dict[str, Any]]
+
+
+def at_once(server: Server, questions: list[Question]) -> None:
+    """Each gets its own answer, where 64 clients ask before any worker goes on."""
+
+    def ask(each: Question) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = server.json(each.path, each.body, each.kind)["results"]
+        return found
+
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
+        with stopped(server):
+            asked = [clients.submit(ask, each) for each in questions * 3]
+            wait_until(lambda: figure(server, "zoo_queue_requests") + figure(server, "zoo_working_requests") == CLIENTS)
+        for question, each in zip(questions * 3, asked, strict=True):
+            for found, wanted in zip(each.result(), question.wanted, strict=True):
+                assert {key: found[key] for key in wanted} == wanted
+
+
+@pytest.fixture(scope="module")
+def mixed(start: Callable[..., Server]) -> Server:
+    return start("wide-deep-criteo", "multi30k-en-de", "mobilenet-v1-cifar10", "--engine", "native", "--workers", "2")
+
+
+@pytest.fixture(scope="module")
+def questions(home: Path, lines: list[bytes]) -> dict[str, list[Question]]:
+    """Of each model some whose answers differ."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZOO_HOME", str(home))
+        clicks, translation, images = (
+            zoo.pipeline(name, "int8", "native")
+            for name in ("wide-deep-criteo", "multi30k-en-de", "mobilenet-v1-cifar10")
+        )
+    rng, photos = np.random.default_rng(0), []
+    for _ in range(16):
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).resize((80, 90)).save(file, "PNG")
+        photos.append(file.getvalue())
+    shown = [images(each)[0] for each in photos]
+    rows = [b"\n".join(lines[i : i + 1 + i % 3]) for i in range(16)]
+    sentences = [f"{each[:-1]} {word}." for each in SENTENCES for word in ("today", "in the rain", "at night")]
+    found = {
+        "rows": [Question(RUN, TSV, each, _rounded(clicks(each.split(b"\n")))) for each in rows],
+        "images": [
+            Question(CIFAR, "image/png", photo, [{key: each[key] for key in ("label", "probability")}])
+            for photo, each in zip(photos, shown, strict=True)
+        ],
+        "sentences": [
+            Question(MT, "text/plain", each.encode(), [{"translation": translation([each])[0]["translation"]}])
+            for each in sentences
+        ],
+    }
+    for each in found.values():
+        assert len({json.dumps(question.wanted) for question in each}) > len(each) / 2
+    return found
+
+
+def _rounded(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Probabilities as JSON has them: the shortest numbers that mean a float32."""
+    return [{"probability": float(str(np.float32(each["probability"])))} for each in results]
+
+
+@pytest.mark.parametrize("kind", ["rows", "images", "sentences"])
+def test_clients_of_one_model_each_get_its_own_answer(
+    mixed: Server, questions: dict[str, list[Question]], kind: str
+) -> None:
+    at_once(mixed, (questions[kind] * 3)[:40])
+
+
+def test_clients_of_all_models_each_get_its_own_answer(mixed: Server, questions: dict[str, list[Question]]) -> None:
+    at_once(mixed, [each for some in zip(*questions.values(), strict=False) for each in some])
+
+
+def test_workers_share_what_their_keeper_opened(mixed: Server) -> None:
+    for pid in mixed.workers():
+        found = dict(re.findall(r"^(\w+): +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M))
+        own = sum(int(found[each]) for each in ("Private_Clean", "Private_Dirty"))
+        assert own < 0.4 * int(found["Rss"]), found
+
+
+def test_workers_are_pinned_side_by_side(mixed: Server) -> None:
+    have = sorted(os.sched_getaffinity(mixed.process.pid))
+    found = [os.sched_getaffinity(pid) for pid in mixed.workers()]
+    assert sorted(map(list, found)) == sorted([have[i % len(have)]] for i in range(2))
+
+
+def test_threads_hurry_unless_many_requests_are_on_their_way(mixed: Server, lines: list[bytes]) -> None:
+    def policies() -> set[int]:
+        threads = [
+            each for pid in (mixed.process.pid, *mixed.workers()) for each in Path(f"/proc/{pid}/task").iterdir()
+        ]
+        return {os.sched_getscheduler(int(each.name)) for each in threads}
+
+    wait_until(lambda: policies() == {os.SCHED_OTHER})
+    with concurrent.futures.ThreadPoolExecutor(16) as clients:
+        with stopped(mixed):
+            asked = [clients.submit(mixed.ask, RUN, each, TSV) for each in lines[:16]]
+            wait_until(lambda: policies() == {os.SCHED_BATCH})
+        assert {each.result()[0] for each in asked} == {200}
+    wait_until(lambda: policies() == {os.SCHED_OTHER})
+
+
+def killed(server: Server) -> None:
+    """The worker that has something to do is killed, and another is ready."""
+    (pid,) = server.workers()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: server.workers() not in ([], [pid]) and figure(server, "zoo_workers") == 1)
+
+
+@pytest.fixture(scope="module")
+def translating(start: Callable[..., Server]) -> Server:
+    return start("multi30k-en-de", "--workers", "1")
+
+
+def test_a_request_whose_workers_died_twice_is_told(translating: Server) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as client:
+        asked = client.submit(translating.ask, MT, LONG, "text/plain")
+        for _ in range(2):
+            wait_until(lambda: figure(translating, "zoo_working_requests") == 1)
+            killed(translating)
+        status, headers, text = asked.result()
+    assert (status, headers["retry-after"], json.loads(text)["error"]) == (503, "1", "the worker died; try again")
+    assert translating.ask(MT, SENTENCES[0].encode(), "text/plain")[0] == 200
+
+
+def test_a_stream_whose_worker_dies_says_so_in_its_last_line(translating: Server) -> None:
+    client = http.client.HTTPConnection(*translating.url.removeprefix("http://").split(":"))
+    client.request("POST", MT, LONG, {"content-type": "text/plain", "accept": "application/x-ndjson"})
+    response = client.getresponse()
+    first = response.readline()
+    killed(translating)
+    *done, last = map(json.loads, [first, *response.read().splitlines()])
+    client.close()
+    assert response.status == 200 and last == {"error": "the worker died; try again"}
+    assert 1 <= len(done) < 1500 and all("translation" in each for each in done)

@@ -1,0 +1,64 @@
+"""The commands that list, fetch, build and describe models."""
+
+from __future__ import annotations
+
+import click
+
+import zoo
+from zoo.commands.show import emit, show, table, tree
+from zoo.options import as_json
+
+
+@click.command("list")
+@as_json
+def list_models(as_json: bool) -> None:
+    """The pretrained models."""
+    hub = zoo.hub()
+    cards = [hub.card(name) for name in hub.names()]
+    models = [{"name": card.name, "entry": card.entry, "description": card.description} for card in cards]
+    emit(models, as_json, lambda: table(["name", "family", "what it is"], [list(each.values()) for each in models]))
+
+
+@click.command()
+@click.argument("model")
+@as_json
+def info(model: str, as_json: bool) -> None:
+    """What is known of MODEL: card, files, how it was built and quantized."""
+    from zoo import verbs
+
+    report = verbs.info(model)
+    emit(report, as_json, lambda: tree({key: value for key, value in report.items() if key != "quantization"}))
+
+
+@click.command()
+@click.argument("model")
+@as_json
+def download(model: str, as_json: bool) -> None:
+    """Fetch and verify the files of MODEL."""
+    from zoo import verbs
+
+    path = str(verbs.download(model))
+    emit({"model": model, "path": path}, as_json, lambda: click.echo(path))
+
+
+@click.command()
+@click.argument("model")
+@click.option("--force", is_flag=True, help="Make every file anew.")
+@as_json
+def build(model: str, force: bool, as_json: bool) -> None:
+    """Make every file of MODEL that is missing or stale, up to int8.onnx."""
+    from zoo import verbs
+
+    show(verbs.build(model, force=force), as_json)
+
+
+@click.command()
+@click.option(
+    "--speed", is_flag=True, help="Also how many int8 products a core makes in registers, the limit of layers."
+)
+@as_json
+def doctor(speed: bool, as_json: bool) -> None:
+    """What this machine can do: CPU, VNNI, versions, cache, and a check of int8 against float."""
+    from zoo import verbs
+
+    show(verbs.doctor(speed), as_json)

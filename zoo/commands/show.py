@@ -1,0 +1,81 @@
+"""What commands print: tables, trees, JSON, and the one line of what failed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import click
+
+from pipelines.core.errors import plain
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def show(report: Mapping[str, Any], as_json: bool) -> None:
+    """A report: as JSON, or as a tree."""
+    emit(report, as_json, lambda: tree(report))
+
+
+def emit(report: Any, as_json: bool, show: Callable[[], Any]) -> None:
+    """A report: as JSON on stdout, or by `show`."""
+    if as_json:
+        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        show()
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows of text under their columns."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*map(plain, row))
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 250).print(table)
+
+
+def tree(value: Mapping[str, Any], depth: int = 0) -> None:
+    """Names and values, nested ones indented."""
+    for key, each in value.items():
+        if isinstance(each, Mapping) and each:
+            click.echo(f"{'  ' * depth}{key}:")
+            tree(each, depth + 1)
+        else:
+            text = ", ".join(map(str, each)) if isinstance(each, list | tuple) else str(each)
+            click.echo(plain(f"{'  ' * depth}{key}: {text if len(text) < 400 else text[:400] + ' ...'}"))
+
+
+def left_out(report: Mapping[str, Any]) -> None:
+    """Say what was not timed, and why."""
+    for problem in report["failed"]:
+        click.echo(f"left out: {problem}", err=True)
+
+
+def percent(share: float | None) -> str:
+    """A share in percent; "" for none."""
+    return "" if share is None else f"{100 * share:.3f}%"
+
+
+def count(value: int | None) -> str:
+    """A count with commas; "" for none."""
+    return "" if value is None else f"{value:,}"
+
+
+def number(value: float | None, digits: int) -> str:
+    """A number with so many digits behind the point; "" for none."""
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def interval(bounds: Sequence[float] | None) -> str:
+    """A confidence interval; "" for none."""
+    return f"[{bounds[0]:+.6f}, {bounds[1]:+.6f}]" if bounds else ""
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End the process with one line on stderr."""
+    click.echo(plain(f"zoo: {' '.join(message.split())}"), err=True)
+    sys.exit(code)
