@@ -176,10 +176,11 @@ class Hub:
         that are on this machine.
 
         Size and SHA-256 are checked at every call: a file that does not match is deleted, named in the log and fetched
-        anew. A file comes from the first source that has it right: the folder itself, the package, ZOO_MIRROR (its
-        sub-folder NAME, or flat in it), the card's URL. Others in the folder stay. Raises RequestError for an unknown
-        model or file, one that no source has or that ZOO_OFFLINE keeps away, and a disk that refuses to write; ZooError
-        where the network failed or brought something else, or the disk is full.
+        anew. A file comes from the first source that has it right: the folder itself, the package, the source tree that
+        it was installed from, ZOO_MIRROR (its sub-folder NAME, or flat in it), the card's URL. Others in the folder
+        stay. Raises RequestError for an unknown model or file, one that no source has or that ZOO_OFFLINE keeps away,
+        and a disk that refuses to write; ZooError where the network failed or brought something else, or the disk is
+        full.
         """
         card = self.card(name)
         known = {file.name: file for file in card.files}
@@ -194,10 +195,16 @@ class Hub:
             _ensure(folder / file.name, file.size, file.sha256, functools.partial(self._obtain, card, file))
         return folder
 
+    def _packaged(self, card: Card, file: CardFile) -> list[Path]:
+        """Where the package has a file, and the source tree that it was installed from."""
+        place, tree = self.shipped(card.name), source_tree()
+        own = tree.joinpath(*place.parts[-3:], file.name) if tree else None
+        return [place / file.name, *([own] if own and own.is_file() else [])]
+
     def _here(self, card: Card, file: CardFile) -> bool:
-        """Whether the package has a file, or a mirror that is a folder."""
+        """Whether the package has a file, its source tree, or a mirror that is a folder."""
         base = mirror()
-        places = [self.shipped(card.name) / file.name, *(_mirrored(base, card, file) if base else [])]
+        places = [*self._packaged(card, file), *(_mirrored(base, card, file) if base else [])]
         return any(isinstance(each, Path) and each.is_file() and not file.fault(each) for each in places)
 
     def _obtain(self, card: Card, file: CardFile, target: Path) -> None:
@@ -205,7 +212,7 @@ class Hub:
         base = mirror()
         mirrored = _mirrored(base, card, file) if base else []
         public = [file.url] if file.url else []
-        sources: list[Path | str] = [self.shipped(card.name) / file.name, *mirrored, *public]
+        sources: list[Path | str] = [*self._packaged(card, file), *mirrored, *public]
         found: list[str] = []  # what was wrong with the sources that had something
         for source in sources:
             try:
@@ -399,6 +406,22 @@ def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) 
     if total is not None and done < total:
         raise _Transient(f"the body ended after {done} of {total} bytes")
     return resumed
+
+
+@functools.cache
+def source_tree() -> Path | None:
+    """The source tree on this machine that pip installed the package from (PEP 610), None for another origin."""
+    import importlib.metadata  # only where a file is missing
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        url = json.loads(importlib.metadata.distribution("int8-zoo").read_text("direct_url.json") or "{}").get(
+            "url", ""
+        )
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+    path = Path(unquote(urlsplit(url).path))
+    return path if url.startswith("file://") and path.is_dir() else None
 
 
 def _mirrored(base: str, card: Card, file: CardFile) -> list[Path | str]:

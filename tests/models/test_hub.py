@@ -725,6 +725,27 @@ def test_a_mirror_may_hold_a_folder_a_model(server, shipped, tmp_path, monkeypat
     assert not caplog.text
 
 
+def test_the_source_tree_of_an_installation_has_what_its_wheel_leaves_out(server, shipped, tmp_path, monkeypatch):
+    publish(shipped, {"model.bin": record(BODY, f"{server.base}/model.bin")})
+    tree = tmp_path / "a clone"
+    place = tree.joinpath(*(shipped / "toy").parts[-3:])
+    place.mkdir(parents=True)
+    (place / "model.bin").write_bytes(BODY)
+
+    class Installed:
+        def read_text(self, name):
+            return json.dumps({"url": tree.as_uri(), "dir_info": {}}) if name == "direct_url.json" else None
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Installed())
+    hub.source_tree.cache_clear()
+    try:
+        assert hub.source_tree() == tree
+        assert visible(Hub(shipped).fetch("toy", later=["model.bin"])) == ["card.json", "model.bin"]
+    finally:
+        hub.source_tree.cache_clear()
+    assert not server.asked
+
+
 def test_files_for_later_are_taken_only_where_they_are(server, shipped, tmp_path, monkeypatch):
     publish(shipped, {"a": record(BODY, f"{server.base}/model.bin"), "b": record(OTHER)})
     (shipped / "toy" / "b").write_bytes(OTHER)
