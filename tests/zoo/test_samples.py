@@ -21,7 +21,7 @@ from pipelines.data.preprocess import Preprocess
 from pipelines.engines.catalog import load as open_plan
 from pipelines.engines.session import Port
 from pipelines.graph import io
-from zoo import cli, samples
+from zoo import cli, options, samples
 
 TEXT = "(float[n,8] x) => (float[n,4] y) { h = MatMul(x, w) r = Relu(h) y = MatMul(r, v) }"
 
@@ -197,12 +197,12 @@ def test_plan_a_zoo_model(trained: Path, rows: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "share"), [("0.5%", 0.005), ("0.01", 0.01), ("0", 0.0)])
 def test_shares(text: str, share: float) -> None:
-    assert cli.Share().convert(text, None, None) == pytest.approx(share)
+    assert options.Share().convert(text, None, None) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("7", 7)])
 def test_durations(text: str, seconds: float) -> None:
-    assert cli.Duration().convert(text, None, None) == seconds
+    assert options.Duration().convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize(
