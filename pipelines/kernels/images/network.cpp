@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <ctime>
-#include <mutex>
 #include <numeric>
 #include <stdexcept>
 
@@ -395,86 +393,6 @@ void Network::compute(const Step &step, const Sample &sample, int64_t begin, int
     if (step.out >= 0) borders(sample, at(step.out), begin, end);
 }
 
-namespace {
-
-// Arenas that calls have done with, for the next ones: their pages have been touched.
-class SampleArena {
-  public:
-    explicit SampleArena(int64_t bytes) : bytes_(bytes) {
-        const std::lock_guard<std::mutex> hold(mutex());
-        for (size_t i = 0; i < spare().size(); ++i)
-            if (spare()[i].first == bytes) {
-                memory_ = std::move(spare()[i].second);
-                spare().erase(spare().begin() + static_cast<std::ptrdiff_t>(i));
-                return;
-            }
-        memory_ = Buffer<uint8_t>(bytes);
-        std::memset(memory_.data(), 0, static_cast<size_t>(bytes));
-    }
-    ~SampleArena() {
-        const std::lock_guard<std::mutex> hold(mutex());
-        if (spare().size() < kSpare) spare().emplace_back(bytes_, std::move(memory_));
-    }
-    uint8_t *data() const { return memory_.data(); }
-
-  private:
-    static constexpr size_t kSpare = 8;
-    static std::mutex &mutex() {
-        static std::mutex of;
-        return of;
-    }
-    static std::vector<std::pair<int64_t, Buffer<uint8_t>>> &spare() {
-        static std::vector<std::pair<int64_t, Buffer<uint8_t>>> of;
-        return of;
-    }
-    int64_t bytes_;
-    Buffer<uint8_t> memory_;
-};
-
-// Pieces of work in an order, which threads take as they come. A thread that the machine has taken off its core holds the others up only
-// while it holds a piece, and one that has nothing to do for long sleeps.
-class Pieces {
-  public:
-    explicit Pieces(int64_t count) : count_(count) {}
-    // The next piece, or -1 where none is left; begins when all of the first before(piece) pieces are done.
-    template <class Before>
-    int64_t take(const Before &before) {
-        for (int64_t spins = 0;;) {
-            int64_t piece = next_.load();
-            if (piece >= count_) return -1;
-            const int64_t wanted = before(piece);
-            if (done_.load() >= wanted) {
-                if (next_.compare_exchange_weak(piece, piece + 1)) return piece;
-            } else if (++spins < kSpins) {
-#ifdef __x86_64__
-                __builtin_ia32_pause();
-#endif
-            } else {
-                std::unique_lock<std::mutex> lock(mutex_);
-                ++asleep_;
-                woken_.wait(lock, [&] { return done_.load() >= wanted; });
-                --asleep_;
-                spins = 0;
-            }
-        }
-    }
-    void done() {
-        ++done_;
-        if (!asleep_.load()) return;
-        const std::lock_guard<std::mutex> lock(mutex_);
-        woken_.notify_all();
-    }
-
-  private:
-    static constexpr int64_t kSpins = 2000;  // some 50 us: longer than most steps
-    const int64_t count_;
-    std::atomic<int64_t> next_{0}, done_{0}, asleep_{0};
-    std::mutex mutex_;
-    std::condition_variable woken_;
-};
-
-}  // namespace
-
 void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
     const auto input = [&](int64_t i) { return static_cast<const uint8_t *>(x) + i * sample_ * (floats_ ? 4 : 1); };
     const int64_t apart = threads > 1 ? n / threads * threads : n;  // samples that a thread computes alone; all share the others
@@ -488,27 +406,27 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
         for (int64_t i = 0; i < count; ++i) pieces.push_back({s, rows * i / count, rows * (i + 1) / count, before});
     }
     const auto each = std::max<int64_t>(static_cast<int64_t>(pieces.size()), 1);
-    const SampleArena common(arena_);
+    const int64_t own = std::min(threads, apart);
+    const Arenas::Lent arenas(arenas_, own + (apart < n), arena_);
     Pieces alone(apart), shared((n - apart) * each);
+    std::atomic<int64_t> entered{0};
     on_threads(threads, [&](bool) {
-        if (apart) {
-            const SampleArena own(arena_);
+        if (const int64_t mine = entered++; mine < own)
             for (int64_t i; (i = alone.take([](int64_t) { return 0; })) >= 0;)
-                for (const Step &step : steps_) compute(step, {own.data(), input(i), out + i * results_}, 0, step.rows);
-        }
+                for (const Step &step : steps_) compute(step, {arenas[mine], input(i), out + i * results_}, 0, step.rows);
         const auto before = [&](int64_t at) { return at / each * each + pieces[static_cast<size_t>(at % each)].before; };
         for (int64_t at; (at = shared.take(before)) >= 0; shared.done()) {
             const Piece &piece = pieces[static_cast<size_t>(at % each)];
             const int64_t i = apart + at / each;
-            compute(steps_[piece.step], {common.data(), input(i), out + i * results_}, piece.begin, piece.end);
+            compute(steps_[piece.step], {arenas[own], input(i), out + i * results_}, piece.begin, piece.end);
         }
     });
 }
 
 std::vector<double> Network::time_steps(const void *x, double seconds) const {
-    const SampleArena arena(arena_);
+    const Arenas::Lent arena(arenas_, 1, arena_);
     std::vector<float> out(static_cast<size_t>(results_));
-    const Sample sample{arena.data(), x, out.data()};
+    const Sample sample{arena[0], x, out.data()};
     std::vector<double> spent(steps_.size());
     const double start = now();
     int64_t rounds = 0;

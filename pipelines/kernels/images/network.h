@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "images/arenas.h"
 #include "isa/arrays.h"
 #include "isa/dispatch.h"
 
@@ -109,6 +110,7 @@ class Network {
     const Isa &isa_;
     std::vector<Tensor> tensors_;
     std::vector<Step> steps_;
+    mutable Arenas arenas_;
     int64_t sample_ = 0, results_ = 0, arena_ = 0, found_ = 0;
     bool floats_ = false, finished_ = false;
 };

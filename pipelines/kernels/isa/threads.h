@@ -1,5 +1,6 @@
-// A call's work on several threads, none of which it waits for unless it has begun.
+// A call's work on several threads, none of which it waits for unless it has begun, and in pieces that they take as they come.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -40,5 +41,47 @@ inline void on_threads(int64_t threads, const std::function<void(bool main_threa
     call->over = true;
     call->left.wait(lock, [&] { return !call->inside; });
 }
+
+// Pieces of work in an order, which threads take as they come. A thread that the machine has taken off its core holds the others up only
+// while it holds a piece, and one that has nothing to do for long sleeps.
+class Pieces {
+  public:
+    explicit Pieces(int64_t count) : count_(count) {}
+    // The next piece, or -1 where none is left; begins when all of the first before(piece) pieces are done.
+    template <class Before>
+    int64_t take(const Before &before) {
+        for (int64_t spins = 0;;) {
+            int64_t piece = next_.load();
+            if (piece >= count_) return -1;
+            const int64_t wanted = before(piece);
+            if (done_.load() >= wanted) {
+                if (next_.compare_exchange_weak(piece, piece + 1)) return piece;
+            } else if (++spins < kSpins) {
+#ifdef __x86_64__
+                __builtin_ia32_pause();
+#endif
+            } else {
+                std::unique_lock<std::mutex> lock(mutex_);
+                ++asleep_;
+                woken_.wait(lock, [&] { return done_.load() >= wanted; });
+                --asleep_;
+                spins = 0;
+            }
+        }
+    }
+    void done() {
+        ++done_;
+        if (!asleep_.load()) return;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        woken_.notify_all();
+    }
+
+  private:
+    static constexpr int64_t kSpins = 2000;  // some 50 us: longer than most steps
+    const int64_t count_;
+    std::atomic<int64_t> next_{0}, done_{0}, asleep_{0};
+    std::mutex mutex_;
+    std::condition_variable woken_;
+};
 
 }  // namespace zoo

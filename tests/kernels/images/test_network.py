@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import numpy as np
@@ -194,3 +195,30 @@ def test_the_limit_of_products_is_more_than_any_network_reaches() -> None:
     limits = {isa: native.product_limit(isa) for isa in extension.isas()}
     assert min(limits.values()) > 0.01
     assert max(limits, key=limits.__getitem__) == extension.isas()[0]
+
+
+def test_a_call_touches_no_page_for_the_first_time() -> None:
+    """Also with many threads, and after calls of another network."""
+    rng = np.random.default_rng(0)
+
+    def network(size: int) -> Any:
+        layer = random_convolution(rng, 1, 2, 64, (3, 3), 64, pads=(1, 1, 1, 1))
+        steps = [Pixels(0), random_convolution(rng, 0, 1, 64, (1, 1), 3), layer]
+        shapes = [(size, size, 3), (size, size, 64), (size, size, 64), (1, 1, 64)]
+        steps += [GlobalAverage(2, 3, 0, 0.001, 0), Dequantize(3, 0.1, 0)]
+        return native.pack(program((3, size, size), shapes, steps, 64)).open()
+
+    opened = [(network(size), rng.integers(0, 256, (17, 3, size, size), dtype=np.uint8)) for size in (96, 48)]
+
+    def calls() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for threads in (8, 1):
+            for found, samples in opened:
+                found(samples, threads)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    for _ in range(3):
+        calls()
+    page = resource.getpagesize()
+    assert opened[0][0].arena > 256 * page
+    assert min(calls() for _ in range(5)) < opened[1][0].arena / page  # those of threads that begin, not of one arena
