@@ -9,10 +9,11 @@ again and again, in turn within one process pinned to one core, medians; of proc
 clock's with two, in a process of its own.
 
 "limit": products of int8 in registers alone, the same process (`zoo doctor --speed`); "share" of a network is its
-products a second beside it. "avx2": the same in kernels for AVX2 and in OpenVINO held to AVX2 by oneDNN's own switch;
-onnxruntime and LiteRT have none. "first call": load and one image in a fresh process, its files made before, the
-engine's libraries imported then; "process_ms" from the process's start. "megabytes": its proportional share (PSS) after
-some calls.
+products a second beside it. "labels": photos, and on how many the native label is onnxruntime's. "avx2": kernels for
+AVX2 and OpenVINO held to AVX2 by oneDNN's own switch, weights of 7 bits, both exact; "avx2_8_bits": of 8, where
+OpenVINO's products saturate; onnxruntime and LiteRT have no such switch. "first call": load and one image in a fresh
+process, its files made before, the engine's libraries imported then; "process_ms" from the process's start.
+"megabytes": its proportional share (PSS) after some calls.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,8 @@ import zoo
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
-from pipelines.data.images import labelled
+from pipelines.data.images import decode, labelled, prepare
+from pipelines.data.preprocess import Preprocess
 from pipelines.engines.catalog import load
 from pipelines.kernels.images.from_graph import image_program
 from pipelines.kernels.images.native import pack, product_limit
@@ -174,14 +177,46 @@ def alone(work: images.Work, rounds: int) -> dict[str, Any]:
 
 
 def held_to_avx2(work: images.Work, rounds: int) -> dict[str, Any]:
-    """One thread, AVX2 alone: OpenVINO and these kernels."""
+    """One thread, AVX2 alone, both on the same files: {"avx2": weights of 7 bits, "avx2_8_bits"}."""
     from pipelines.graph import io
 
-    program = image_program(io.load(zoo.load(work.model).ensure("int8.onnx")))
-    x = np.random.default_rng(0).integers(0, 256, (1, *program.shape), dtype=np.uint8)
-    theirs = {name: each for name, each in calls(work, 1, 1).items() if name.startswith("openvino")}
-    ours = {"native": functools.partial(pack(program, "avx2").open(), x, 1)}
-    return in_turn(ours | theirs, rounds, time.process_time, 1)
+    found = {}
+    for name, path in {"avx2": seven_bits(work), "avx2_8_bits": zoo.load(work.model).ensure("int8.onnx")}.items():
+        program, session = image_program(io.load(path)), load(path, "openvino", 1)
+        x = np.random.default_rng(0).integers(0, 256, (1, *program.shape), dtype=np.uint8)
+        both = {
+            "native": functools.partial(pack(program, "avx2").open(), x, 1),
+            "openvino": functools.partial(session.run, {next(iter(session.inputs)): x}),
+        }
+        found[name] = in_turn(both, rounds, time.process_time, 1)
+    return found
+
+
+def seven_bits(work: images.Work) -> Path:
+    """This project's file with weights of 7 bits, whose products are exact without VNNI."""
+    from pipelines.graph import io
+    from pipelines.quantization.calibrate import CalibrationTable
+    from pipelines.quantization.quantize import quantize
+
+    folder = zoo.load(work.model)
+    float_model, table = (
+        io.load(folder.ensure("rewritten.onnx")),
+        CalibrationTable.load(folder.ensure("calibration.json")),
+    )
+    int8, _ = quantize(float_model, replace(folder.own_recipe, reduced_range=True), table)
+    return io.save(int8, work.fp32.with_name("int8-7-bit.onnx"))
+
+
+def labels(work: images.Work, photos: Sequence[Path]) -> dict[str, int]:
+    """On how many photos the native label is onnxruntime's: the same integers."""
+    model = zoo.load(work.model)
+    sessions = [load(model.ensure("int8.onnx"), engine, 1) for engine in ("native", "onnxruntime")]
+    wanted, equal = Preprocess.from_json(model.preprocessing), 0
+    for photo in photos:
+        x = prepare(decode(photo), wanted)[None]
+        first, second = (next(iter(each.run({next(iter(each.inputs)): x}).values())) for each in sessions)
+        equal += int(first.argmax() == second.argmax())
+    return {"photos": len(photos), "equal": equal}
 
 
 def two_threads(work: images.Work, rounds: int) -> dict[str, Any]:
@@ -218,12 +253,13 @@ def first_calls(work: images.Work) -> dict[str, Any]:
 def measure(name: str, photos: Sequence[Path], rounds: int, scratch: Path, advance: Callable[[float], None]) -> Any:
     """Everything of one model."""
     cores = os.sched_getaffinity(0)
-    work, _, left_out = images.built(name, PEERS, photos, scratch, advance)
+    work, _, left_out = images.built(name, PEERS, photos[:300], scratch, advance)
     log = work.fp32.with_name("networks.log")
     one = {max(cores)}
     found = {"model": name, **images.apart(one, log, 0, alone, work, rounds)}
     advance(1)
-    found["avx2"] = images.apart(one, log, 0, held_to_avx2, work, rounds, environment=common.ONE_THREAD | AVX2)
+    found |= images.apart(one, log, 0, held_to_avx2, work, rounds, environment=common.ONE_THREAD | AVX2)
+    found["labels"] = images.apart(one, log, 0, labels, work, photos)
     found["first_call"] = first_calls(work)
     if len(cores) > 1:
         found["two_threads"] = images.apart(cores, log, 0, two_threads, work, rounds, environment={})
@@ -240,7 +276,7 @@ def table(report: Mapping[str, Any]) -> str:
             f"{model['limit_gmac_per_second']} GMAC/s: {model['share']:.2f}"
         )
         two = model.get("two_threads", {})
-        parts = {key: model[key] for key in ("batch_1", f"batch_{BATCH}", "avx2")}
+        parts = {key: model[key] for key in ("batch_1", f"batch_{BATCH}", "avx2", "avx2_8_bits")}
         for part, found in (parts | {f"two threads, {key}": each for key, each in two.items()}).items():
             figures = (f"{name} {each['ms']['median']:.3f} ms ({each['native_is']}x)" for name, each in found.items())
             lines.append(f"  {part}: {', '.join(figures)}")
@@ -267,7 +303,7 @@ def main() -> None:
         names = common.listed("model", args.models, zoo.names())
         if args.rounds < 1:
             raise RequestError(f"found {args.rounds} rounds, wanted 1 or more")
-        photos = labelled(vision.photo_folder()).paths[:300]
+        photos = labelled(vision.photo_folder()).paths
         facts = machine.environment(threads=1, rounds=args.rounds, peers=common.versions(*PACKAGES))
         with common.folder(args.work) as scratch, progress("measuring", len(names) * (len(PEERS) + 2)) as advance:
 

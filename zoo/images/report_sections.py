@@ -205,7 +205,8 @@ def _networks_alone(report: Report) -> str:
             "batch 16": model["batch_16"],
             "batch 1, two threads, by the clock": two.get("batch_1"),
             "batch 16, two threads, by the clock": two.get("batch_16"),
-            "batch 1, AVX2 alone": model["avx2"],
+            "batch 1, AVX2 alone, weights of 7 bits": model["avx2"],
+            "batch 1, AVX2 alone, of 8": model["avx2_8_bits"],
         }
         for part, found in parts.items():
             if found:
@@ -229,12 +230,17 @@ def _networks_alone(report: Report) -> str:
         f"({model['share']:.2f})"
         for model in report.content["models"]
     )
+    labels = "; ".join(
+        f"{model['model']} {model['labels']['equal']} of {model['labels']['photos']} photos"
+        for model in report.content["models"]
+    )
     return (
         "Milliseconds an image of this project's int8.onnx in native kernels, onnxruntime and OpenVINO, and of the "
         "peers' own quantized files; in brackets how many times as fast the native kernels are. In turn within one "
-        f"process, by `scripts/peers/image_networks.py` ({source(report, BENCHMARKS)}). Products a second beside those "
-        f"of int8 in registers alone, the limit of this core: {limits}. Held to AVX2, OpenVINO's products saturate "
-        "(`zoo doctor` says so); these are exact.\n\n" + table(["network", "what", "native", *engines], rows)
+        f"process, by `scripts/peers/image_networks.py` ({source(report, BENCHMARKS)}). Products a second beside "
+        f"those of int8 in registers alone, the limit of this core: {limits}. Labels equal to onnxruntime's: {labels}. Held "
+        "to AVX2, OpenVINO's products saturate unless weights have 7 bits (`zoo quantize --reduced-range`); these are "
+        "always exact.\n\n" + table(["network", "what", "native", *engines], rows)
     )
 
 

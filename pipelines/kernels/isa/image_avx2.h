@@ -2,87 +2,152 @@
 #pragma once
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "isa/image_kernels.h"
 
 namespace zoo {
 namespace {
 
-// int16 panels of 16 columns: weights [inputs / 2][16][2], bias int32 [16], scale float [16].
-int64_t dense_bytes(int64_t inputs, int64_t outputs) { return (2 * inputs + 8) * outputs; }
+// Panels of 16 columns: weights, bias int32 [16], scale float [16], form int16 [16]. Where no two weights side by side are so large that
+// vpmaddubsw saturates (those of a reduced range never are), the form is 1 and they are int8 [inputs / 4][16][4], else int16
+// [inputs / 2][16][2].
+int64_t dense_bytes(int64_t inputs, int64_t outputs) { return (2 * inputs + 10) * outputs; }
+constexpr int64_t panel_size(int64_t inputs) { return (inputs + 5) * 16; }  // words
 
 void pack_dense(const int8_t *weight, const int32_t *bias, const float *scale, int64_t inputs, int64_t outputs, void *packed) {
     auto *panel = static_cast<int16_t *>(packed);
-    for (int64_t first = 0; first < outputs; first += 16, panel += (inputs + 4) * 16) {
+    for (int64_t first = 0; first < outputs; first += 16, panel += panel_size(inputs)) {
+        const auto at = [&](int64_t k, int64_t j) -> int { return weight[k * outputs + first + j]; };
+        bool narrow = inputs % 4 == 0;
+        for (int64_t k = 0; k < inputs; k += 2)
+            for (int64_t j = 0; j < 16; ++j) {
+                const int a = at(k, j), b = at(k + 1, j);
+                narrow &= 255 * ((a > 0 ? a : 0) + (b > 0 ? b : 0)) <= 32767 && 255 * ((a < 0 ? a : 0) + (b < 0 ? b : 0)) >= -32768;
+            }
+        auto *bytes = reinterpret_cast<int8_t *>(panel);
         for (int64_t k = 0; k < inputs; ++k)
-            for (int64_t j = 0; j < 16; ++j) panel[k / 2 * 32 + 2 * j + k % 2] = weight[k * outputs + first + j];
+            for (int64_t j = 0; j < 16; ++j)
+                if (narrow) bytes[k / 4 * 64 + 4 * j + k % 4] = static_cast<int8_t>(at(k, j));
+                else panel[k / 2 * 32 + 2 * j + k % 2] = static_cast<int16_t>(at(k, j));
         std::memcpy(panel + 16 * inputs, bias + first, 64);
         std::memcpy(panel + 16 * (inputs + 2), scale + first, 64);
+        for (int64_t j = 0; j < 16; ++j) panel[16 * (inputs + 4) + j] = narrow;
     }
+}
+
+// Sixteen numbers, clipped, as bytes.
+inline __m128i to_bytes(__m256i first, __m256i second, int32_t low, int32_t high) {
+    const auto clip = [&](__m256i q) { return _mm256_min_epi32(_mm256_max_epi32(q, _mm256_set1_epi32(low)), _mm256_set1_epi32(high)); };
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(clip(first), clip(second)), 0xD8);
+    return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 
 // Sixteen sums as bytes.
 inline __m128i bytes_of(__m256i low, __m256i high, const float *scale, const Requantization &b) {
     const auto rounded = [&](__m256i sum, const float *by) {
         const __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(by)));
-        return _mm256_min_epi32(_mm256_max_epi32(_mm256_add_epi32(q, _mm256_set1_epi32(b.zero)), _mm256_set1_epi32(b.low)),
-                                _mm256_set1_epi32(b.high));
+        return _mm256_add_epi32(q, _mm256_set1_epi32(b.zero));
     };
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(rounded(low, scale), rounded(high, scale + 8)), 0xD8);
-    return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    return to_bytes(rounded(low, scale), rounded(high, scale + 8), b.low, b.high);
 }
 
-// The sums of Count pixels, widened to words [Count][inputs], and 16 columns.
-template <int Count, class Store>
-inline void dense_tile(const int16_t *panel, const int16_t *words, int64_t inputs, Store store) {
-    const int16_t *bias = panel + 16 * inputs;
-    const auto *scale = reinterpret_cast<const float *>(bias + 32);
-    const __m256i low = load(bias), high = load(bias + 16);
-    __m256i a0 = low, a1 = high, b0 = low, b1 = high, c0 = low, c1 = high, d0 = low, d1 = high;
-    for (int64_t k = 0; k < inputs; k += 2, panel += 32) {
-        const __m256i w0 = load(panel), w1 = load(panel + 16);
-        const auto add = [&](int64_t row, __m256i &first, __m256i &second) {
-            int32_t pair;
-            std::memcpy(&pair, words + row * inputs + k, 4);
-            const __m256i x = _mm256_set1_epi32(pair);
-            first = _mm256_add_epi32(first, _mm256_madd_epi16(x, w0));
-            second = _mm256_add_epi32(second, _mm256_madd_epi16(x, w1));
-        };
-        add(0, a0, a1);
-        if constexpr (Count > 1) add(1, b0, b1), add(2, c0, c1), add(3, d0, d1);
+// `sum_bytes` of sixteen.
+inline __m128i summed(const ByteSum &s, __m128i a, __m128i b) {
+    const auto half = [&](__m128i x, __m128i y) {
+        const auto floats = [](__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)); };
+        const __m256 inner = _mm256_fmadd_ps(floats(y), _mm256_set1_ps(s.b_ratio), _mm256_set1_ps(s.fixed));
+        const __m256 sum = _mm256_fmadd_ps(floats(x), _mm256_set1_ps(s.a_ratio), inner);
+        return _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(sum, _mm256_set1_ps(-1024)), _mm256_set1_ps(1024)));
+    };
+    return to_bytes(half(a, b), half(_mm_srli_si128(a, 8), _mm_srli_si128(b, 8)), s.low, s.high);
+}
+
+// Products of a pixel's inputs, as many as four bytes hold, and 16 columns, added to their sums.
+inline void add_products(const int16_t *words, const int16_t *panel, __m256i (&sums)[2]) {
+    int32_t pair;
+    std::memcpy(&pair, words, 4);
+    for (int half = 0; half < 2; ++half)
+        sums[half] = _mm256_add_epi32(sums[half], _mm256_madd_epi16(_mm256_set1_epi32(pair), load(panel + 16 * half)));
+}
+
+inline void add_products(const uint8_t *bytes, const int16_t *panel, __m256i (&sums)[2]) {
+    int32_t four;
+    std::memcpy(&four, bytes, 4);
+    for (int half = 0; half < 2; ++half) {
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi32(four), load(panel + 16 * half));
+        sums[half] = _mm256_add_epi32(sums[half], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
-    store(0, a0, a1, scale);
-    if constexpr (Count > 1) store(1, b0, b1, scale), store(2, c0, c1, scale), store(3, d0, d1, scale);
 }
 
-// store(pixel, column, sums, sums, scale) of all pixels and sixteen columns each.
-template <class Store>
-inline void each_tile(const Dense &d, const uint8_t *const *in, int64_t n, Store store) {
-    const int64_t inputs = d.stretches * d.stretch;
-    const int64_t room = (1 << 16) / (2 * inputs) / 4 * 4, most = room < 4 ? 4 : room > 64 ? 64 : room;  // pixels widened at a time
-    auto *words = static_cast<int16_t *>(kernel_scratch(most * inputs * 2 + 64));
-    for (int64_t first = 0; first < n; first += most) {
-        const int64_t count = n - first < most ? n - first : most;
-        for (int64_t p = 0; p < count; ++p)
-            for (int64_t s = 0; s < d.stretches; ++s) {
-                const uint8_t *at = in[first + p] + d.offsets[s];
-                int16_t *to = words + p * inputs + s * d.stretch;
-                for (int64_t k = 0; k < d.stretch; ++k) to[k] = at[k];
+// store(pixel, column, sums, sums, scale) of all pixels and the panels of one form, which takes inputs as Input. So many inputs at a time
+// that a panel's weights of them stay in L1 while the pixels pass, and so many pixels that their inputs and sums stay in L2.
+template <class Input, class Store>
+inline void each_tile_of(const Dense &d, const uint8_t *const *in, int64_t n, Store store) {
+    constexpr int64_t kInputs = 512, kPixels = 64, kStep = 4 / sizeof(Input), kPanel = 16 * sizeof(Input) / 2;  // words an input
+    const int64_t inputs = d.stretches * d.stretch, most = inputs < kInputs ? inputs : kInputs, pixels = n < kPixels ? n : kPixels;
+    const int64_t width = inputs > most ? d.outputs : 0;  // sums of a pixel that wait for more inputs
+    auto *waiting = static_cast<int32_t *>(kernel_scratch(pixels * (most * static_cast<int64_t>(sizeof(Input)) + width * 4) + 64));
+    auto *line = reinterpret_cast<Input *>(waiting + pixels * width);
+    for (int64_t begin = 0; begin < n; begin += pixels) {
+        const int64_t count = n - begin < pixels ? n - begin : pixels;
+        for (int64_t first = 0, some; first < inputs; first += some) {
+            some = inputs - first < most ? inputs - first : most;
+            for (int64_t p = 0; p < count; ++p)
+                for (int64_t k = 0, stretch; k < some; k += stretch) {
+                    const int64_t within = (first + k) % d.stretch;
+                    const uint8_t *at = in[begin + p] + d.offsets[(first + k) / d.stretch] + within;
+                    stretch = d.stretch - within < some - k ? d.stretch - within : some - k;
+                    for (int64_t i = 0; i < stretch; ++i) line[p * some + k + i] = at[i];
+                }
+            const auto *panel = static_cast<const int16_t *>(d.packed);
+            for (int64_t column = 0; column < d.outputs; column += 16, panel += panel_size(inputs)) {
+                const int16_t *bias = panel + 16 * inputs, *scale = bias + 32;
+                if ((scale[32] != 0) != (sizeof(Input) == 1)) continue;
+                const auto tile = [&](int64_t p, auto how_many) {
+                    constexpr int kCount = decltype(how_many)::value;
+                    __m256i sums[kCount][2];
+                    int32_t *kept = waiting + p * width + column;
+                    for (int r = 0; r < kCount; ++r)
+                        for (int half = 0; half < 2; ++half)
+                            sums[r][half] = first ? load(kept + r * width + 8 * half) : load(bias + 16 * half);
+                    const int16_t *weight = panel + first * kPanel;
+                    for (int64_t k = 0; k < some; k += kStep, weight += 32)
+                        for (int r = 0; r < kCount; ++r) add_products(line + (p + r) * some + k, weight, sums[r]);
+                    for (int r = 0; r < kCount; ++r) {
+                        if (first + some == inputs) {
+                            store(begin + p + r, column, sums[r][0], sums[r][1], reinterpret_cast<const float *>(scale));
+                        } else {
+                            for (int half = 0; half < 2; ++half) zoo::store(kept + r * width + 8 * half, sums[r][half]);
+                        }
+                    }
+                };
+                int64_t p = 0;
+                for (; p + 4 <= count; p += 4) tile(p, std::integral_constant<int, 4>());
+                for (; p + 2 <= count; p += 2) tile(p, std::integral_constant<int, 2>());
+                if (p < count) tile(p, std::integral_constant<int, 1>());
             }
-        const auto *panel = static_cast<const int16_t *>(d.packed);
-        for (int64_t column = 0; column < d.outputs; column += 16, panel += (inputs + 4) * 16) {
-            int64_t p = 0;
-            const auto to = [&](int r, __m256i low, __m256i high, const float *scale) { store(first + p + r, column, low, high, scale); };
-            for (; p + 4 <= count; p += 4) dense_tile<4>(panel, words + p * inputs, inputs, to);
-            for (; p < count; ++p) dense_tile<1>(panel, words + p * inputs, inputs, to);
         }
     }
 }
 
+template <class Store>
+inline void each_tile(const Dense &d, const uint8_t *const *in, int64_t n, Store store) {
+    const int64_t inputs = d.stretches * d.stretch;
+    bool some[2] = {};  // panels in words, in bytes
+    for (int64_t i = 0; i < d.outputs / 16; ++i) some[static_cast<const int16_t *>(d.packed)[i * panel_size(inputs) + 16 * (inputs + 4)] != 0] = true;
+    if (some[0]) each_tile_of<int16_t>(d, in, n, store);
+    if (some[1]) each_tile_of<uint8_t>(d, in, n, store);
+}
+
 void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
     each_tile(d, in, n, [&](int64_t p, int64_t column, __m256i low, __m256i high, const float *scale) {
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(out[p] + column), bytes_of(low, high, scale, d.bytes));
-        if (d.sum && d.other_first) sum_bytes(*d.sum, others[p] + column, out[p] + column, out[p] + column, 16);
-        if (d.sum && !d.other_first) sum_bytes(*d.sum, out[p] + column, others[p] + column, out[p] + column, 16);
+        __m128i bytes = bytes_of(low, high, scale, d.bytes);
+        if (d.sum) {
+            const __m128i other = _mm_loadu_si128(reinterpret_cast<const __m128i *>(others[p] + column));
+            bytes = d.other_first ? summed(*d.sum, other, bytes) : summed(*d.sum, bytes, other);
+        }
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(out[p] + column), bytes);
     });
 }
 

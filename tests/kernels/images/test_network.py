@@ -45,6 +45,7 @@ def random_convolution(
 ) -> Convolution:
     """A convolution whose bytes are spread over their range."""
     weight = rng.integers(-127, 128, (outputs, *kernel, inputs)).astype(np.int8)
+    weight[16 * rng.integers(3) :] //= 2  # 7 bits, which kernels may compute otherwise: all outputs, some or few
     spread = 128 * 74 * np.sqrt(weight[0].size)
     scale = (rng.uniform(0.5, 1.5, outputs) * 60 / spread).astype(np.float32)
     bias = rng.integers(-int(spread), int(spread), outputs).astype(np.int32)
