@@ -46,6 +46,7 @@ from pipelines.kernels.images.from_graph import image_program
 from pipelines.kernels.images.native import pack, product_limit
 from pipelines.kernels.images.program import Convolution, ImageProgram
 from scripts.peers import common, images, vision
+from scripts.peers.image_forms import Work, normalize
 
 Array = NDArray[Any]
 Call = Callable[[], Any]
@@ -121,7 +122,7 @@ def in_turn(calls: Mapping[str, Call], rounds: int, clock: Callable[[], float], 
     }
 
 
-def calls(work: images.Work, threads: int, batch: int) -> dict[str, Call]:
+def calls(work: Work, threads: int, batch: int) -> dict[str, Call]:
     """Every system's call on one batch. The peers' files take one image."""
     int8 = zoo.load(work.model).ensure("int8.onnx")
     x = np.random.default_rng(0).integers(0, 256, (batch, 3, work.spec.size, work.spec.size), dtype=np.uint8)
@@ -130,7 +131,7 @@ def calls(work: images.Work, threads: int, batch: int) -> dict[str, Call]:
         session = load(int8, engine, threads)
         found[engine] = functools.partial(session.run, {next(iter(session.inputs)): x})
     if batch == 1:
-        normalized = np.ascontiguousarray(images.normalize(x.transpose(0, 2, 3, 1), work.spec).transpose(0, 3, 1, 2))
+        normalized = np.ascontiguousarray(normalize(x.transpose(0, 2, 3, 1), work.spec).transpose(0, 3, 1, 2))
         path = images.target_of(work, "openvino-int8")
         if path.is_file():
             found["openvino-nncf"] = functools.partial(vision.openvino_session(path, threads), normalized)
@@ -141,7 +142,7 @@ def calls(work: images.Work, threads: int, batch: int) -> dict[str, Call]:
     return found
 
 
-def alone(work: images.Work, rounds: int) -> dict[str, Any]:
+def alone(work: Work, rounds: int) -> dict[str, Any]:
     """One thread: {"limit", "products" (1e6 an image), "share", "layers", "batch_1", "batch_16"}."""
     from pipelines.graph import io
 
@@ -176,7 +177,7 @@ def alone(work: images.Work, rounds: int) -> dict[str, Any]:
     }
 
 
-def held_to_avx2(work: images.Work, rounds: int) -> dict[str, Any]:
+def held_to_avx2(work: Work, rounds: int) -> dict[str, Any]:
     """One thread, AVX2 alone, both on the same files: {"avx2": weights of 7 bits, "avx2_8_bits"}."""
     from pipelines.graph import io
 
@@ -192,7 +193,7 @@ def held_to_avx2(work: images.Work, rounds: int) -> dict[str, Any]:
     return found
 
 
-def seven_bits(work: images.Work) -> Path:
+def seven_bits(work: Work) -> Path:
     """This project's file with weights of 7 bits, whose products are exact without VNNI."""
     from pipelines.graph import io
     from pipelines.quantization.calibrate import CalibrationTable
@@ -207,7 +208,7 @@ def seven_bits(work: images.Work) -> Path:
     return io.save(int8, work.fp32.with_name("int8-7-bit.onnx"))
 
 
-def labels(work: images.Work, photos: Sequence[Path]) -> dict[str, int]:
+def labels(work: Work, photos: Sequence[Path]) -> dict[str, int]:
     """On how many photos the native label is onnxruntime's: the same integers."""
     model = zoo.load(work.model)
     sessions = [load(model.ensure("int8.onnx"), engine, 1) for engine in ("native", "onnxruntime")]
@@ -219,7 +220,7 @@ def labels(work: images.Work, photos: Sequence[Path]) -> dict[str, int]:
     return {"photos": len(photos), "equal": equal}
 
 
-def two_threads(work: images.Work, rounds: int) -> dict[str, Any]:
+def two_threads(work: Work, rounds: int) -> dict[str, Any]:
     """Two threads, by the clock, and this project's own with one beside them."""
     found = {}
     for batch in (1, BATCH):
@@ -228,7 +229,7 @@ def two_threads(work: images.Work, rounds: int) -> dict[str, Any]:
     return found
 
 
-def first_calls(work: images.Work) -> dict[str, Any]:
+def first_calls(work: Work) -> dict[str, Any]:
     """Fresh processes in turn: {system: {"ms", "megabytes"}}, medians."""
     int8 = str(zoo.load(work.model).ensure("int8.onnx"))
     ways = {engine: (int8, engine) for engine in OURS}

@@ -238,9 +238,9 @@ def _networks_alone(report: Report) -> str:
         "Milliseconds an image of this project's int8.onnx in native kernels, onnxruntime and OpenVINO, and of the "
         "peers' own quantized files; in brackets how many times as fast the native kernels are. In turn within one "
         f"process, by `scripts/peers/image_networks.py` ({source(report, BENCHMARKS)}). Products a second beside "
-        f"those of int8 in registers alone, the limit of this core: {limits}. Labels equal to onnxruntime's: {labels}. Held "
-        "to AVX2, OpenVINO's products saturate unless weights have 7 bits (`zoo quantize --reduced-range`); these are "
-        "always exact.\n\n" + table(["network", "what", "native", *engines], rows)
+        f"those of int8 in registers alone, the limit of this core: {limits}. Labels equal to onnxruntime's: {labels}. "
+        "Held to AVX2, OpenVINO's products saturate unless weights have 7 bits (`zoo quantize --reduced-range`); these "
+        "are always exact.\n\n" + table(["network", "what", "native", *engines], rows)
     )
 
 

@@ -28,6 +28,7 @@ from zoo.communication import Communication, exchanging, tuned
 from zoo.images import qat
 from zoo.images.augment import Views
 from zoo.images.data import SMALL, Images, LabelledImages, one_source, open_images, prepare
+from zoo.images.depthwise import spare_depthwise
 from zoo.images.metrics import class_metrics, rank
 from zoo.images.plots import plot_confusion
 from zoo.images.settings import Settings
@@ -55,32 +56,6 @@ PREPROCESSING = {"interpolation": "bilinear", "mean": [128 / 255] * 3, "std": [0
 # ------------------------------------------------------------------------------------------------------------ one step
 
 
-class _Depthwise(nn.Conv2d):
-    """A depthwise convolution on a CPU, kept from two forms for which oneDNN's backward pass is ten times slower: bf16
-    with a stride, and
-    images smaller than the kernel."""
-
-    def _conv_forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        strided, small = max(self.stride) > 1, min(x.shape[2:]) < max(self.kernel_size)
-        padding = self.padding
-        if small:
-            assert not isinstance(padding, str)
-            x, padding = F.pad(x, (padding[1], padding[1], padding[0], padding[0])), (0, 0)
-        with torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu") and not strided):
-            x = x.float() if strided else x
-            return F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)
-
-
-def _spare_depthwise(model: nn.Module) -> None:
-    for module in model.modules():
-        if (
-            type(module) is nn.Conv2d
-            and module.groups == module.in_channels > 1
-            and not isinstance(module.padding, str)
-        ):
-            module.__class__ = _Depthwise
-
-
 def jensen_shannon(logits: torch.Tensor) -> torch.Tensor:
     """Mean divergence of the views' predictions from their mixture (Hendrycks et al. 2020, eq. 2-3): [views, n,
     classes] -> scalar.
@@ -99,7 +74,7 @@ class Trainer:
         self.config, self.group = config, group
         self.model = model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if group.device.type == "cpu":
-            _spare_depthwise(self.model)
+            spare_depthwise(self.model)
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
         decayed = [each for each in self.model.parameters() if each.ndim > 1]
         plain = [each for each in self.model.parameters() if each.ndim <= 1]

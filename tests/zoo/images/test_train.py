@@ -15,6 +15,7 @@ from pipelines.core.files import read_json
 from zoo.images.settings import FINETUNE, Settings
 
 training = pytest.importorskip("zoo.images.train", reason="needs the train extra")
+spare_depthwise = pytest.importorskip("zoo.images.depthwise").spare_depthwise
 torch = pytest.importorskip("torch")
 nn = torch.nn
 fit = training.fit
@@ -245,7 +246,7 @@ def test_norms_and_biases_do_not_decay():
 def test_depthwise_convolutions_are_spared_slow_forms_and_nothing_else(size, stride):
     plain = nn.Conv2d(6, 6, 3, stride, 1, groups=6)
     spared = nn.Sequential(copy.deepcopy(plain))
-    training._spare_depthwise(spared)
+    spare_depthwise(spared)
     assert type(spared[0]) is not nn.Conv2d
     x = torch.randn(2, 6, size, size, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(spared(x), plain(x))
