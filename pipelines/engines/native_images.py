@@ -22,7 +22,7 @@ from pipelines.kernels.images.native import PackedProgram, pack
 from pipelines.kernels.images.program import ImageProgram
 
 # Of what `store` makes of a graph: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 4
+VERSION = 5
 SUFFIX = ".zoo"
 CLASSES = {PackedProgram.__name__: PackedProgram}
 
@@ -81,7 +81,9 @@ class ImageSession(Asynchronous):
             given = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
             raise BatchError(f"the native kernels cannot run {self.path} on {given}; wanted {wanted}")
         found = self._network(contiguous(x), self.threads)
-        if program.softmax:
+        if program.ending == "Sigmoid":
+            found = 1 / (1 + np.exp(-found))
+        if program.ending == "Softmax":
             powers = np.exp(found - found.max(axis=1, keepdims=True))
             found = powers / powers.sum(axis=1, keepdims=True)
         return {program.output: found.reshape(len(x), *program.result_shape)}

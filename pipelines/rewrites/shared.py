@@ -1,5 +1,6 @@
 """`SHARED`: the passes that need no knowledge of the model, in order; what users' own files get."""
 
+from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
@@ -17,5 +18,5 @@ from pipelines.rewrites.widen_half import WidenHalf
 # finished layers.
 SHARED = (
     *(WidenHalf, RemoveDeadBranches, FoldConstants, FoldIndexWrap, ReshapeChains, PushTransposes, SimplifyConcat),
-    *(FuseActivations, FoldPad, FoldBatchNorm, FuseLinear, MergeSiblings),
+    *(FuseActivations, FoldPad, FoldBatchNorm, AffineToDepthwise, FuseLinear, MergeSiblings),
 )

@@ -1,5 +1,6 @@
 """A quantized classifier's ONNX graph as an `ImageProgram`, by structure: QDQ around Conv, Gemm, MatMul, Add, Mul,
-pools and Concat, with Relu, Clip or any other function of one value between, and Flatten, Reshape and Transpose.
+pools and Concat, with Relu, Clip or any other function of single values between, and what lays values out otherwise:
+Flatten, Reshape and Transpose, also as a shuffle of channels, Split and Slice.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.fuse import drop_unread, fuse_sums, renumbered
 from pipelines.kernels.images.program import (
+    ENDINGS,
     Addition,
     AveragePool,
     Convolution,
@@ -40,18 +42,11 @@ from pipelines.kernels.images.qdq import (
 from pipelines.kernels.images.reference import product
 from pipelines.kernels.images.walk import Bytes, Input, Pending, Walk
 
-FUNCTIONS = (
-    "HardSwish",
-    "HardSigmoid",
-    "Sigmoid",
-    "LeakyRelu",
-    "Elu",
-    "Tanh",
-    "Softplus",
-    "Gelu",
-    "Relu",
-    "Clip",
-)
+FUNCTIONS = {
+    *("HardSwish", "HardSigmoid", "Sigmoid", "LeakyRelu", "PRelu", "ThresholdedRelu", "Elu", "Celu", "Selu", "Tanh"),
+    *("Softplus", "Softsign", "Gelu", "Mish", "Swish", "Erf", "Exp", "Log", "Sqrt", "Pow", "Abs", "Neg"),
+    *("Reciprocal", "Add", "Sub", "Mul", "Div", "Min", "Max", "Relu", "Clip"),
+}
 
 
 def image_program(model: ir.Model) -> ImageProgram:
@@ -76,14 +71,14 @@ class _Mapping(Walk):
         self.floats = self.given.dtype == ir.DataType.FLOAT
         last = self.shape[2] <= 4 < self.shape[0]  # as few channels as images have
         self.values[self.given] = Input(last, last)
-        softmax = None
+        ending = None
         for node in self.main:
             if any(value in self.values for value in node.inputs if value is not None):
-                if node.op_type == "Softmax" and node.outputs[0] is found:
-                    softmax = node
+                if node.op_type in ENDINGS and node.outputs[0] is found:
+                    ending = node
                     break
                 self._map(node)
-        result_shape = self._end(softmax.inputs[0] if softmax is not None else found, softmax)
+        result_shape = self._end(ending.inputs[0] if ending is not None else found, ending)
         drop_unread(self.steps)
         fuse_sums(self.steps)
         tensors, steps = renumbered(self.tensors, self.steps)
@@ -95,7 +90,7 @@ class _Mapping(Walk):
             tensors,
             steps,
             result_shape,
-            softmax is not None,
+            "" if ending is None else ending.op_type,
         )
 
     def _map(self, node: ir.Node) -> None:
@@ -103,7 +98,7 @@ class _Mapping(Walk):
             raise refused(node, f"of {node.domain} has no form in the image kernels")
         handler = getattr(self, f"_{node.op_type.lower()}", None)
         try:
-            if handler is not None:
+            if handler is not None and not self._is_function(node):
                 handler(node)
             elif node.op_type in FUNCTIONS:
                 self._function(node)
@@ -114,7 +109,7 @@ class _Mapping(Walk):
                 raise
             raise refused(node, str(error)) from error
 
-    def _end(self, value: ir.Value | None, softmax: ir.Node | None) -> tuple[int, ...]:
+    def _end(self, value: ir.Value | None, ending: ir.Node | None) -> tuple[int, ...]:
         """The last step; the shape of a sample's results."""
         found = None if value is None else self.values.get(value)
         if isinstance(found, Pending) and found.result is not None and (found.low, found.high) == (-np.inf, np.inf):
@@ -127,9 +122,9 @@ class _Mapping(Walk):
             shape = (height * width * channels,) if found.flat else shape
         else:
             raise RequestError(f"the output {self.main.outputs[0].name} is no layer's result, nor a dequantized tensor")
-        axis = -1 if softmax is None else softmax.attributes.get_int("axis", -1)
-        if softmax is not None and not (len(shape) == 1 and axis in (1, -1)):
-            raise refused(softmax, "is not over the classes")
+        softmax = ending is not None and ending.op_type == "Softmax"
+        if ending is not None and softmax and (len(shape) != 1 or ending.attributes.get_int("axis", -1) not in (1, -1)):
+            raise refused(ending, "is not over the classes")
         return shape
 
     # ---------------------------------------------------------------------------------------------------------- layers
@@ -305,7 +300,13 @@ class _Mapping(Walk):
             self.steps.append(GlobalAverage(x.tensor, out, x.zero, float(factor), zero))
             return self._clipped(out, low, high)
 
-        self.values[node.outputs[0]] = Pending(emit, last=x.last, flat=flat)
+        def result() -> tuple[int, ...]:
+            assert x.scale is not None
+            factor = x.scale / np.float32(height * width)
+            self.steps.append(GlobalAverage(x.tensor, -1, x.zero, float(factor), 0))
+            return (channels,) if flat else (1, 1, channels) if x.last else (channels, 1, 1)
+
+        self.values[node.outputs[0]] = Pending(emit, last=x.last, flat=flat, result=result)
 
     def _clipped(self, tensor: int, low: int, high: int) -> int:
         if (low, high) == (0, 255):
@@ -324,7 +325,7 @@ class _Mapping(Walk):
         self._bounded(node, -np.inf if low is None else low, np.inf if high is None else high)
 
     def _bounded(self, node: ir.Node, low: float, high: float) -> None:
-        found = self.values[given(node)]
+        found = self.values.get(given(node))
         if not isinstance(found, Pending):
             self._function(node)
             return
@@ -366,19 +367,39 @@ class _Mapping(Walk):
             table, tensor = table[tables[tensor].table], tables[tensor].x
         return tensor, table
 
-    def _function(self, node: ir.Node) -> None:
-        """A function of single values between two quantizations: a table, of what onnxruntime computes."""
-        found = self.values[given(node)]
+    def _is_function(self, node: ir.Node) -> bool:
+        """Whether a sum or product is a function of one value: it has a constant, or a function not yet quantized."""
+        if node.op_type not in ("Add", "Mul"):
+            return False
+        inputs = [None if value is None else self.values.get(value) for value in node.inputs]
+        return any(each is None or (isinstance(each, Pending) and each.curve is not None) for each in inputs)
+
+    def _curve(self, node: ir.Node, value: ir.Value) -> tuple[int, Array, Bytes | Pending]:
+        """(the tensor of whose bytes a value is a function, its float32 for each byte, the value)."""
+        found = self.values[value]
+        if isinstance(found, Pending) and found.curve is not None:
+            base, values = found.curve
+            return base, np.clip(values, np.float32(found.low), np.float32(found.high)), found
         if not isinstance(found, Bytes) or not found.real or found.scale is None:
             raise refused(node, "reads what is not quantized")
-        real = (np.arange(256, dtype=np.float32) - np.float32(found.zero)) * found.scale
-        values = evaluated(self.model, node, real)
+        base, table = self._function_of(found.tensor)
+        return base, (table.astype(np.float32) - np.float32(found.zero)) * found.scale, found
+
+    def _function(self, node: ir.Node) -> None:
+        """A function of single values between two quantizations: a table, of what onnxruntime computes."""
+        curves = [self._curve(node, value) for value in node.inputs if value is not None and value in self.values]
+        (base, _, found), shapes = curves[0], {(each[0], each[2].last, each[2].flat) for each in curves}
+        if len(shapes) != 1:
+            raise refused(node, "is of several tensors")
+        real = iter([each[1] for each in curves])
+        arguments = [next(real) if value is not None and value in self.values else value for value in node.inputs]
+        values = evaluated(self.model, node, arguments, self.tensors[base][2])
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
-            table = np.clip(quantized(values, scale, zero), low, high).astype(np.uint8)
-            return self._lookup(found.tensor, table)
+            return self._lookup(base, np.clip(quantized(values, scale, zero), low, high).astype(np.uint8))
 
-        self.values[node.outputs[0]] = Pending(emit, last=found.last, flat=found.flat)
+        curve = (base, values) if values.ndim == 1 else None
+        self.values[node.outputs[0]] = Pending(emit, last=found.last, flat=found.flat, curve=curve)
 
 
 def _up_to_the_last_window(

@@ -22,6 +22,7 @@ from pipelines.kernels.images.program import (
     MaxPool,
     Pixels,
     Product,
+    Selection,
     Sum,
 )
 
@@ -55,7 +56,7 @@ class PackedProgram:
     dtype: str
     shape: tuple[int, ...]
     result_shape: tuple[int, ...]
-    softmax: bool
+    ending: str
     calls: tuple[tuple[str, tuple[Any, ...]], ...]
 
     def open(self) -> Any:
@@ -116,6 +117,8 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
                 calls.append(("lookup", (step.x, step.out, np.ascontiguousarray(step.table))))
             case Concatenation():
                 calls.append(("concatenation", (list(step.xs), step.out)))
+            case Selection():
+                calls.append(("selection", (step.x, step.out, list(step.channels))))
             case Dequantize():
                 calls.append(("dequantize", (step.x, step.scale, step.zero, step.last)))
     calls.append(("finish", (program.results,)))
@@ -126,7 +129,7 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
         program.dtype,
         program.shape,
         program.result_shape,
-        program.softmax,
+        program.ending,
         tuple(calls),
     )
 

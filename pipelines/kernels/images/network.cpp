@@ -304,6 +304,20 @@ void Network::average_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Si
 }
 
 void Network::global_average(int64_t x, int64_t out, int32_t x_zero, float scale, int32_t zero) {
+    if (out < 0) {
+        found_ = 0;
+        const int64_t channels = at(known(x, true)).channels;
+        step(-1, {x}, 1, [=](const Sample &s, int64_t, int64_t) {
+            const Tensor &t = at(x);
+            std::vector<int64_t> sums(static_cast<size_t>(channels), -t.height * t.width * x_zero);
+            for (int64_t y = 0; y < t.height; ++y)
+                for (int64_t column = 0; column < t.width; ++column)
+                    for (int64_t c = 0; c < channels; ++c) sums[static_cast<size_t>(c)] += s.pixel(t, y, column)[c];
+            for (int64_t c = 0; c < channels; ++c) s.out[c] = static_cast<float>(sums[static_cast<size_t>(c)]) * scale;
+        });
+        found_ = channels;
+        return;
+    }
     require(at(known(out, false)).height == 1 && at(out).width == 1 && at(known(x, true)).channels == at(out).channels, "a mean");
     step(out, {x}, 1, [=](const Sample &s, int64_t, int64_t) {
         const Tensor &t = at(x);
@@ -312,11 +326,19 @@ void Network::global_average(int64_t x, int64_t out, int32_t x_zero, float scale
     });
 }
 
-void Network::lookup(int64_t x, int64_t out, const uint8_t *table) {
+void Network::lookup(int64_t x, int64_t out, const uint8_t *tables, int64_t count) {
     require(at(known(x, true)).height == at(known(out, false)).height && at(x).width == at(out).width, "a lookup");
-    require(at(x).channels == at(out).channels, "a lookup");
-    std::array<uint8_t, 256> of{};
-    std::copy_n(table, 256, of.begin());
+    require(at(x).channels == at(out).channels && (count == 1 || count == at(x).channels), "a lookup");
+    const std::vector<uint8_t> of(tables, tables + 256 * count);
+    if (count > 1)
+        return step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+            for (int64_t y = begin; y < end; ++y)
+                for (int64_t column = 0; column < at(out).width; ++column) {
+                    const uint8_t *from = s.pixel(at(x), y, column), *table = of.data();
+                    uint8_t *to = s.pixel(at(out), y, column);
+                    for (int64_t c = 0; c < count; ++c, table += 256) to[c] = table[from[c]];
+                }
+        });
     step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
         const bool joined = at(x).pitch == at(out).pitch;
         for (int64_t y = begin; y < end; ++y)
@@ -338,6 +360,30 @@ void Network::concatenation(const std::vector<int64_t> &xs, int64_t out) {
             for (int64_t column = 0; column < at(out).width; ++column) {
                 uint8_t *to = s.pixel(at(out), y, column);
                 for (int64_t x : xs) to = std::copy_n(s.pixel(at(x), y, column), at(x).channels, to);
+            }
+    });
+}
+
+void Network::selection(int64_t x, int64_t out, const std::vector<int64_t> &channels) {
+    require(at(known(x, true)).height == at(known(out, false)).height && at(x).width == at(out).width, "a selection");
+    require(static_cast<int64_t>(channels.size()) == at(out).channels, "a selection");
+    std::vector<Pair> runs;  // of channels that follow each other: the first, how many
+    for (int64_t c : channels) {
+        require(c >= 0 && c < at(x).channels, "a selection");
+        if (!runs.empty() && runs.back()[0] + runs.back()[1] == c) ++runs.back()[1];
+        else runs.push_back({c, 1});
+    }
+    const bool scattered = 4 * runs.size() > channels.size();
+    step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        for (int64_t y = begin; y < end; ++y)
+            for (int64_t column = 0; column < at(out).width; ++column) {
+                const uint8_t *from = s.pixel(at(x), y, column);
+                uint8_t *to = s.pixel(at(out), y, column);
+                if (scattered) {
+                    for (int64_t c : channels) *to++ = from[c];
+                } else {
+                    for (const auto &[first, count] : runs) to = std::copy_n(from + first, count, to);
+                }
             }
     });
 }

@@ -61,9 +61,10 @@ class Network {
     void addition(int64_t a, int64_t b, int64_t out, const ByteSum &);
     void max_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads);
     void average_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads, Mean, bool padded);
-    void global_average(int64_t x, int64_t out, int32_t x_zero, float scale, int32_t zero);
-    void lookup(int64_t x, int64_t out, const uint8_t *table);
+    void global_average(int64_t x, int64_t out, int32_t x_zero, float scale, int32_t zero);  // out -1: the results
+    void lookup(int64_t x, int64_t out, const uint8_t *tables, int64_t count);
     void concatenation(const std::vector<int64_t> &xs, int64_t out);
+    void selection(int64_t x, int64_t out, const std::vector<int64_t> &channels);
     void dequantize(int64_t x, float scale, int32_t zero, bool last);
     // No step follows: lays out the tensors.
     void finish(int64_t results);

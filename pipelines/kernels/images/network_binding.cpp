@@ -110,11 +110,12 @@ void bind_image_network(nb::module_ &module) {
         })
         .def("global_average", &BoundNetwork::global_average)
         .def("lookup", [](BoundNetwork &n, int64_t x, int64_t out, const Array &table) {
-            const uint8_t *data = data_of<uint8_t>(table, "table", 1);
-            if (table.size() != 256) throw nb::value_error("a lookup has a table of 256 bytes");
-            n.lookup(x, out, data);
+            const uint8_t *data = data_of<uint8_t>(table, "table", table.ndim());
+            if (table.size() == 0 || table.size() % 256 != 0) throw nb::value_error("a lookup has tables of 256 bytes");
+            n.lookup(x, out, data, static_cast<int64_t>(table.size() / 256));
         })
         .def("concatenation", &BoundNetwork::concatenation)
+        .def("selection", &BoundNetwork::selection)
         .def("dequantize", &BoundNetwork::dequantize)
         .def("finish", &BoundNetwork::finish)
         .def("time_steps", [](const BoundNetwork &n, const Array &x, double seconds) {

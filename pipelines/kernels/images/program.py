@@ -20,6 +20,7 @@ import numpy as np
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
 
+ENDINGS = ("", "Softmax", "Sigmoid")
 LARGEST = 2**16  # of a height, width or number of channels
 ELEMENTS = 2**28  # of a tensor
 Shape = tuple[int, int, int]  # height, width, channels
@@ -228,7 +229,8 @@ class AveragePool:
 class GlobalAverage:
     """The mean of each channel, [1, 1, channels]: clip(rint(float32(sum x - H W x_zero) scale) + zero, 0, 255).
 
-    scale = s_x / (s_y H W), in float32.
+    scale = s_x / (s_y H W), in float32. Where `out` is -1, float32(sum x - H W x_zero) scale as the program's result,
+    scale = s_x / (H W).
     """
 
     x: int
@@ -240,14 +242,17 @@ class GlobalAverage:
     def check(self, program: ImageProgram, written: set[int]) -> None:
         """See `Step`."""
         height, width, channels = program.read(self, self.x, written)
-        _fits(self, program.write(self, self.out, written) == (1, 1, channels))
+        if self.out < 0:
+            _fits(self, program.steps[-1] is self and program.results == channels)
+        else:
+            _fits(self, program.write(self, self.out, written) == (1, 1, channels))
         _fits(self, height * width < 2**23 and 0 < self.scale * height * width < 2**20)
         _bytes(self, self.x_zero, self.zero)
 
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """table[x], any function of a byte. table: uint8 [256]."""
+    """table[x], any function of a byte: uint8 [256], or [channels, 256], one of each channel."""
 
     x: int
     out: int
@@ -255,8 +260,9 @@ class Lookup:
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
         """See `Step`."""
-        require("Lookup", "table", self.table, np.uint8, (256,))
-        _fits(self, program.read(self, self.x, written) == program.write(self, self.out, written))
+        shape = program.read(self, self.x, written)
+        require("Lookup", "table", self.table, np.uint8, (256,) if self.table.ndim == 1 else (shape[2], 256))
+        _fits(self, shape == program.write(self, self.out, written))
 
 
 @dataclass(frozen=True)
@@ -272,6 +278,21 @@ class Concatenation:
         _fits(self, bool(shapes) and len({shape[:2] for shape in shapes}) == 1)
         whole = (*shapes[0][:2], sum(shape[2] for shape in shapes))
         _fits(self, program.write(self, self.out, written) == whole)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The channels of x at these places, in this order: a part, or all of them otherwise."""
+
+    x: int
+    out: int
+    channels: tuple[int, ...]
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        shape = program.read(self, self.x, written)
+        _fits(self, bool(self.channels) and min(self.channels) >= 0 and max(self.channels) < shape[2])
+        _fits(self, program.write(self, self.out, written) == (*shape[:2], len(self.channels)))
 
 
 @dataclass(frozen=True)
@@ -303,6 +324,7 @@ STEPS = {
         GlobalAverage,
         Lookup,
         Concatenation,
+        Selection,
         Dequantize,
     )
 }
@@ -313,8 +335,8 @@ class ImageProgram:
     """A classifier of images: the graph's input, uint8 or float32 `dtype` of `shape` a sample, to `results` float32.
 
     tensors: (height, width, channels) of each; every one is written once, before it is read. result_shape: of a
-    sample's results in the graph. softmax: whether a softmax over them ends the graph. Raises RequestError for steps
-    that do not fit.
+    sample's results in the graph. ending: the function of them that ends the graph, of `ENDINGS`. Raises RequestError
+    for steps that do not fit.
     """
 
     input: str
@@ -324,7 +346,7 @@ class ImageProgram:
     tensors: tuple[Shape, ...]
     steps: tuple[Step, ...]
     result_shape: tuple[int, ...]
-    softmax: bool = False
+    ending: str = ""
 
     def __post_init__(self) -> None:
         written: set[int] = set()
@@ -333,7 +355,8 @@ class ImageProgram:
             _fits(self, min(shape) >= 1 and max(shape) <= LARGEST and int(np.prod(shape, dtype=object)) <= ELEMENTS)
         _fits(self, isinstance(self.steps[0], Pixels) and min(self.result_shape) >= 1)
         last = self.steps[-1]
-        _fits(self, isinstance(last, Dequantize) or (isinstance(last, Convolution) and last.out < 0))
+        whole = isinstance(last, Convolution | GlobalAverage) and last.out < 0
+        _fits(self, (isinstance(last, Dequantize) or whole) and self.ending in ENDINGS)
         for step in self.steps:
             _fits(self, isinstance(step, Pixels) == (step is self.steps[0]))
             step.check(self, written)

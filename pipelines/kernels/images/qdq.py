@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -74,27 +75,47 @@ def int32_bias(node: ir.Node, bias: ir.Value | None, scales: Array, outputs: int
     return np.asarray(np.rint(given).ravel(), np.int64)
 
 
-def evaluated(model: ir.Model, node: ir.Node, x: NDArray[np.float32]) -> Array:
-    """What onnxruntime makes of x by a node of one input that is no constant."""
-    given = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([len(x)]))
-    rest = [
-        None if value is None else ir.Value(name=f"c{at}", const_value=value.const_value)
-        for at, value in enumerate(node.inputs[1:])
-    ]
-    if any(value is not None and value.const_value is None for value in rest):
-        raise refused(node, "has an argument that is no constant")
-    alone = ir.node(node.op_type, [given, *rest], attributes=dict(node.attributes), name="alone")
+def evaluated(
+    model: ir.Model, node: ir.Node, arguments: Sequence[NDArray[np.float32] | ir.Value | None], channels: int
+) -> Array:
+    """What onnxruntime makes of float32 [256] by a node whose other arguments are constants: [256], or where one of
+    these has a value for each channel, [channels, 256].
+    """
+    inputs: list[ir.Value | None] = []
+    constants, feeds = [], {}
+    own = any(_size(each) > 1 for each in arguments if isinstance(each, ir.Value))
+    for at, each in enumerate(arguments):
+        if isinstance(each, ir.Value):
+            constant = query.constant(each)
+            if constant is None or (_size(each) > 1 and (_size(each) != channels or max(constant.shape) != channels)):
+                raise refused(node, "has an argument that is no constant, nor one for each channel")
+            constant = constant.reshape((-1, 1) if _size(each) > 1 else ())
+            value = ir.Value(name=f"c{at}", const_value=ir.tensor(constant, name=f"c{at}"))
+            constants.append(value)
+            inputs.append(value)
+        elif each is None:
+            inputs.append(None)
+        else:
+            feeds[f"x{at}"] = np.broadcast_to(each, (channels, 256)).copy() if own else each
+            shape = ir.Shape(feeds[f"x{at}"].shape)
+            inputs.append(ir.Value(name=f"x{at}", type=ir.TensorType(ir.DataType.FLOAT), shape=shape))
+    alone = ir.node(node.op_type, inputs, attributes=dict(node.attributes), name="alone")
     alone.outputs[0].name, alone.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
     graph = ir.Graph(
-        [given],
+        [value for value in inputs if value is not None and value not in constants],
         alone.outputs,
         nodes=[alone],
-        initializers=[value for value in rest if value is not None],
+        initializers=constants,
         opset_imports=dict(model.graph.opset_imports),
         name="alone",
     )
     try:
         opened = reference_session.session(ir.Model(graph, ir_version=model.ir_version), "the image kernels")
-        return np.asarray(reference_session.run(opened, {"x": x})[0], np.float32)
+        return np.asarray(reference_session.run(opened, feeds)[0], np.float32)
     except ZooError as error:
         raise refused(node, f"cannot be computed alone: {error}") from error
+
+
+def _size(value: ir.Value) -> int:
+    constant = query.constant(value)
+    return 0 if constant is None else constant.size

@@ -21,6 +21,7 @@ from pipelines.kernels.images.program import (
     MaxPool,
     Pixels,
     Product,
+    Selection,
     Sum,
     windows,
 )
@@ -66,7 +67,7 @@ def _weighted(values: NDArray[np.uint8], first: NDArray[np.int64], weights: NDAr
 
 
 def run(program: ImageProgram, x: Array) -> Array:
-    """The results of an `ImageProgram` for one sample `x`, float32 [results], without the softmax."""
+    """The results of an `ImageProgram` for one sample `x`, float32 [results], without its ending."""
     tensors: dict[int, Array] = {}
     for step in program.steps:
         match step:
@@ -109,12 +110,18 @@ def run(program: ImageProgram, x: Array) -> Array:
             case GlobalAverage():
                 height, width, _ = tensors[step.x].shape
                 sums = tensors[step.x].sum(axis=(0, 1), dtype=np.int64) - height * width * step.x_zero
-                mean = np.rint(sums.astype(np.float32) * np.float32(step.scale)) + step.zero
-                tensors[step.out] = _bytes(mean)[None, None]
+                mean: Array = sums.astype(np.float32) * np.float32(step.scale)
+                if step.out < 0:
+                    return mean
+                tensors[step.out] = _bytes(np.rint(mean) + step.zero)[None, None]
             case Lookup():
-                tensors[step.out] = step.table[tensors[step.x]]
+                found = tensors[step.x]
+                own = step.table.ndim == 2
+                tensors[step.out] = step.table[np.arange(found.shape[2]), found] if own else step.table[found]
             case Concatenation():
                 tensors[step.out] = np.concatenate([tensors[each] for each in step.xs], axis=2)
+            case Selection():
+                tensors[step.out] = tensors[step.x][..., step.channels]
             case Dequantize():
                 real = (tensors[step.x].astype(np.float32) - np.float32(step.zero)) * np.float32(step.scale)
                 return (real if step.last else real.transpose(2, 0, 1)).ravel()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
-from pipelines.kernels.images.program import Concatenation, Lookup, Pixels, Shape, Step
+from pipelines.kernels.images.program import Concatenation, Lookup, Pixels, Selection, Shape, Step
 from pipelines.kernels.images.qdq import given, input_at, qparams, quantized, refused
 
 
@@ -35,6 +36,7 @@ class Bytes:
 class Pending:
     """A real value not yet quantized: `emit(scale, zero, low, high)` adds the step that makes bytes of it, and returns
     their tensor; low and high: what Relu and Clip left of the real line. result: adds the step that ends the program.
+    curve: where it is a function of single bytes, their tensor and its float32 for each of them.
     """
 
     emit: Callable[[np.float32, int, int, int], int]
@@ -43,6 +45,7 @@ class Pending:
     last: bool = False
     flat: bool = False
     result: Callable[[], tuple[int, ...]] | None = None
+    curve: tuple[int, NDArray[np.float32]] | None = None
 
 
 @dataclass(frozen=True)
@@ -214,8 +217,14 @@ class Walk:
         if isinstance(found, Input):
             raise refused(node, "reshapes the input")
         pixel = isinstance(found, Pending) or self.tensors[found.tensor][:2] == (1, 1)
+        if isinstance(found, Pending) and found.result is not None and (sizes is None or len(sizes) == 2):
+            self.values[node.outputs[0]] = replace(found, flat=True)
+            return
         if isinstance(found, Pending) or (alone and not pixel):
             raise refused(node, "reshapes what is not quantized, or larger than a pixel")
+        if sizes is not None and len(sizes) == 5:
+            self._shuffled(node, found, sizes)
+            return
         count = int(np.prod(self.tensors[found.tensor]))
         flat = sizes is None or (len(sizes) == 2 and sizes[1] in (-1, count))
         unflat = (
@@ -224,6 +233,77 @@ class Walk:
         if not flat and not unflat:
             raise refused(node, f"reshapes to {sizes}")
         self.values[node.outputs[0]] = replace(found, flat=flat, last=found.last and not unflat)
+
+    def _shuffled(self, node: ir.Node, found: Bytes, sizes: Sequence[int | str | None]) -> None:
+        """A shuffle of channels (ShuffleNet, Zhang et al. 2018): as [n, g, c, H, W], transposed to [n, c, g, H, W], and
+        as before.
+        """
+        height, width, channels = self.tensors[found.tensor]
+        transpose = _only_reader(node)
+        back = None if transpose is None else _only_reader(transpose)
+        groups, each = sizes[1:3]
+        if not isinstance(groups, int) or groups < 1 or channels % groups or each not in (-1, channels // groups):
+            raise refused(node, f"reshapes to {sizes}")
+        if found.last or found.flat or tuple(sizes[3:]) not in ((height, width), (height, -1), (-1, width)):
+            raise refused(node, f"reshapes to {sizes}")
+        whole = None if back is None else query.shape_elements(input_at(back, 1))
+        if (
+            transpose is None
+            or transpose.op_type != "Transpose"
+            or transpose.attributes.get_ints("perm", []) not in ([0, 2, 1, 3, 4], (0, 2, 1, 3, 4))
+            or back is None
+            or back.op_type != "Reshape"
+            or whole is None
+            or len(whole) != 4
+            or not all(
+                size in (-1, 0, wanted) for size, wanted in zip(whole[1:], (channels, height, width), strict=True)
+            )
+        ):
+            raise refused(node, f"reshapes to {sizes}, and not for a shuffle of channels")
+        order = np.arange(channels).reshape(groups, -1).T.ravel()
+        self.values[back.outputs[0]] = replace(found, tensor=self._selected(found.tensor, order))
+
+    def _selected(self, tensor: int, channels: Any) -> int:
+        out = self._new((*self.tensors[tensor][:2], len(channels)))
+        self.steps.append(Selection(tensor, out, tuple(map(int, channels))))
+        return out
+
+    def _part(self, node: ir.Node, axis: int) -> Bytes:
+        """The quantized value whose channels are cut along this axis."""
+        found = self.values[given(node)]
+        if not isinstance(found, Bytes) or (found.flat and self.tensors[found.tensor][:2] != (1, 1)):
+            raise refused(node, "cuts what is not quantized, or flat")
+        ranked = 2 if found.flat else 4
+        if axis % ranked != (3 if found.last and not found.flat else 1):
+            raise refused(node, "cuts another axis than that of the channels")
+        return found
+
+    def _slice(self, node: ir.Node) -> None:
+        bounds = [query.integers(node, name, at) for at, name in ((1, "starts"), (2, "ends"), (3, "axes"))]
+        steps = query.constant(input_at(node, 4))
+        starts, ends, axes = bounds
+        if starts is None or ends is None or axes is None or len(axes) != 1:
+            raise refused(node, "has bounds that are no constants, or cuts several axes")
+        found = self._part(node, axes[0])
+        cut = slice(starts[0], ends[0], 1 if steps is None else int(steps.item()))
+        channels = range(self.tensors[found.tensor][2])[cut]
+        if not channels:
+            raise refused(node, "leaves nothing")
+        self.values[node.outputs[0]] = replace(found, tensor=self._selected(found.tensor, channels))
+
+    def _split(self, node: ir.Node) -> None:
+        found = self._part(node, node.attributes.get_int("axis", 0))
+        channels, count = self.tensors[found.tensor][2], len(node.outputs)
+        sizes = query.integers(node, "split", 1)
+        if sizes is None:
+            each = -(-channels // count)
+            sizes = [*[each] * (count - 1), channels - each * (count - 1)]
+        if sum(sizes) != channels or min(sizes) < 1:
+            raise refused(node, f"splits {channels} channels into {sizes}")
+        ends = np.cumsum(sizes)
+        for output, size, end in zip(node.outputs, sizes, ends, strict=True):
+            part = self._selected(found.tensor, range(int(end) - size, int(end)))
+            self.values[output] = replace(found, tensor=part)
 
     def _transpose(self, node: ir.Node) -> None:
         found, order = self.values[given(node)], tuple(node.attributes.get_ints("perm", []))
@@ -239,3 +319,9 @@ class Walk:
         if not ((to_last and not found.last) or (to_first and found.last) or (pixel and order and order[0] == 0)):
             raise refused(node, f"transposes to {order}")
         self.values[node.outputs[0]] = replace(found, last=to_last)
+
+
+def _only_reader(node: ir.Node) -> ir.Node | None:
+    """The node that alone reads a node's output."""
+    uses = [use.node for use in node.outputs[0].uses()]
+    return uses[0] if len(uses) == 1 and not node.outputs[0].is_graph_output() else None

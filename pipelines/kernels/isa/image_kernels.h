@@ -48,16 +48,21 @@ void multiply_bytes(const ByteProduct &p, const uint8_t *x, const uint8_t *gate,
     }
 }
 
+template <int Width>
+inline void max_of(const Window &w, int64_t begin, uint8_t *out) {
+    uint8_t most[Width] = {};
+    for (int64_t y = 0; y < w.rows; ++y)
+        for (int64_t x = 0; x < w.columns; ++x) {
+            const uint8_t *at = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
+            for (int j = 0; j < Width; ++j) most[j] = at[j] > most[j] ? at[j] : most[j];
+        }
+    std::memcpy(out + begin, most, Width);
+}
+
 void max_pool(const Window &w, uint8_t *out, int64_t count) {
-    for (int64_t begin = 0; begin < count; begin += 16) {
-        uint8_t most[16] = {};
-        for (int64_t y = 0; y < w.rows; ++y)
-            for (int64_t x = 0; x < w.columns; ++x) {
-                const uint8_t *at = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
-                for (int j = 0; j < 16; ++j) most[j] = at[j] > most[j] ? at[j] : most[j];
-            }
-        std::memcpy(out + begin, most, 16);
-    }
+    int64_t begin = 0;
+    for (; begin + 64 <= count; begin += 64) max_of<64>(w, begin, out);
+    for (; begin < count; begin += 16) max_of<16>(w, begin, out);
 }
 
 void mean(const Window &w, const Mean &m, uint8_t *out, int64_t count) {
@@ -72,18 +77,25 @@ void mean(const Window &w, const Mean &m, uint8_t *out, int64_t count) {
     }
 }
 
-void global_mean(const Window &w, int32_t x_zero, float scale, int32_t zero, uint8_t *out, int64_t count) {
+// Total: wide enough for the bytes of all pixels.
+template <class Total, int Width>
+inline void global_mean_of(const Window &w, int32_t x_zero, float scale, int32_t zero, uint8_t *out, int64_t begin) {
     const auto shift = static_cast<int32_t>(w.rows * w.columns) * x_zero;
-    for (int64_t begin = 0; begin < count; begin += 16) {
-        int32_t total[16] = {};
-        for (int64_t y = 0; y < w.rows; ++y)
-            for (int64_t x = 0; x < w.columns; ++x) {
-                const uint8_t *at = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
-                for (int j = 0; j < 16; ++j) total[j] += at[j];
-            }
-        for (int j = 0; j < 16; ++j)
-            out[begin + j] = static_cast<uint8_t>(to_byte(static_cast<float>(total[j] - shift) * scale, -zero, 255 - zero) + zero);
-    }
+    Total total[Width] = {};
+    for (int64_t y = 0; y < w.rows; ++y)
+        for (int64_t x = 0; x < w.columns; ++x) {
+            const uint8_t *at = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
+            for (int j = 0; j < Width; ++j) total[j] = static_cast<Total>(total[j] + at[j]);
+        }
+    for (int j = 0; j < Width; ++j)
+        out[begin + j] = static_cast<uint8_t>(to_byte(static_cast<float>(total[j] - shift) * scale, -zero, 255 - zero) + zero);
+}
+
+void global_mean(const Window &w, int32_t x_zero, float scale, int32_t zero, uint8_t *out, int64_t count) {
+    int64_t begin = 0;
+    if (w.rows * w.columns <= 65535 / 255)
+        for (; begin + 64 <= count; begin += 64) global_mean_of<uint16_t, 64>(w, x_zero, scale, zero, out, begin);
+    for (; begin < count; begin += 16) global_mean_of<int32_t, 16>(w, x_zero, scale, zero, out, begin);
 }
 
 void quantize_bytes(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out) {

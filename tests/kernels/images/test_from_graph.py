@@ -15,7 +15,7 @@ from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.images import native, reference
 from pipelines.kernels.images.from_graph import image_program
-from pipelines.kernels.images.program import Addition, AveragePool, Convolution, Lookup, Product
+from pipelines.kernels.images.program import Addition, AveragePool, Convolution, Lookup, Product, Selection
 
 WEIGHTS = Path(zoo.__file__).parent / "weights"
 
@@ -44,7 +44,7 @@ def test_every_operator_at_once_computes_what_onnxruntime_does(dtype: Any, tmp_p
     path = g.save(tmp_path / "m.onnx", [3, 8, 6], out)
     samples = g.rng.normal(0, 1, (4, 3, 8, 6)).astype(np.float32)
     program = image_program(io.load(path))
-    assert program.softmax
+    assert program.ending == "Softmax"
     assert any(isinstance(step, Lookup) for step in program.steps)
     logits = np.stack([reference.run(program, each) for each in samples])
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -227,3 +227,87 @@ def test_a_float_graph_and_one_of_other_inputs_are_refused(tmp_path: Path) -> No
     g = Graph()
     with pytest.raises(RequestError, match="fixed sizes"):
         image_program(io.load(g.save(tmp_path / "m.onnx", [3], g.quantize("image", 0.1, 0))))
+
+
+def same_as_onnxruntime(g: Graph, out: str, shape: list[int], tmp_path: Path, atol: float = 0.0) -> list[Any]:
+    """The native results on every instruction set and the reference's are onnxruntime's; returns the steps."""
+    path = g.save(tmp_path / "m.onnx", shape, out)
+    samples = g.rng.normal(0, 1, (3, *shape)).astype(np.float32)
+    program, wanted = image_program(io.load(path)), results(path, samples)
+    found = np.stack([reference.run(program, each) for each in samples]).reshape(wanted.shape)
+    assert program.result_shape == wanted.shape[1:]
+    if not program.ending:
+        np.testing.assert_allclose(found, wanted, atol=atol)
+    for isa in extension.isas():
+        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(found.shape), found)
+    return list(program.steps)
+
+
+def layer(g: Graph, x: str, outputs: int, inputs: int, scale: float = 0.1) -> str:
+    return g.quantize(g.layer("Conv", x, (outputs, inputs, 1, 1), scale), 0.1, 120)
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("quantized", [True, False])
+def test_a_shuffle_of_channels(groups: int, quantized: bool, tmp_path: Path) -> None:
+    g = Graph(groups)
+    x = layer(g, g.quantize("image", 0.02, 120), 18, 3, 0.02)
+    apart = g.add("Reshape", [x, g.constant(np.array([-1, groups, 18 // groups, 5, 7]))])
+    shuffled = g.add("Transpose", [apart], perm=[0, 2, 1, 3, 4])
+    out = g.add("Reshape", [shuffled, g.constant(np.array([-1, 18, 5, 7]))])
+    out = layer(g, g.quantize(out, 0.1, 120) if quantized else out, 18, 18)
+    steps = same_as_onnxruntime(g, out, [3, 5, 7], tmp_path)
+    (selection,) = (each for each in steps if isinstance(each, Selection))
+    assert selection.channels[:3] == (0, 18 // groups, 36 // groups if groups > 2 else 1)
+
+
+def test_channels_cut_apart_and_joined(tmp_path: Path) -> None:
+    g = Graph()
+    x = layer(g, g.quantize("image", 0.02, 120), 20, 3, 0.02)
+    ends = [g.constant(np.array([at])) for at in (0, 9, 2**62, 1)]
+    first, rest = g.add("Slice", [x, ends[0], ends[1], ends[3]]), g.add("Slice", [x, ends[1], ends[2], ends[3]])
+    out = g.quantize(g.add("Concat", [layer(g, rest, 9, 11), first], axis=1), 0.1, 120)
+    steps = same_as_onnxruntime(g, out, [3, 4, 4], tmp_path)
+    assert sum(isinstance(each, Selection) for each in steps) == 2
+    with pytest.raises(RequestError, match="cuts another axis"):
+        row = g.add("Slice", [x, ends[0], ends[1], g.constant(np.array([2]))])
+        image_program(io.load(g.save(tmp_path / "rows.onnx", [3, 16, 4], row)))
+
+
+@pytest.mark.parametrize("form", ["gelu", "mish", "swish"])
+def test_a_function_of_several_operators_is_a_table(form: str, tmp_path: Path) -> None:
+    g = Graph()
+    x = layer(g, g.quantize("image", 0.02, 120), 16, 3, 0.02)
+    if form == "gelu":
+        erf = g.add("Erf", [g.add("Div", [x, g.constant(np.float32(1.4142135))])])
+        half = g.add("Mul", [x, g.add("Add", [erf, g.constant(np.float32(1))])])
+        y = g.add("Mul", [half, g.constant(np.float32(0.5))])
+    elif form == "mish":
+        y = g.add("Mul", [x, g.add("Tanh", [g.add("Softplus", [x])])])
+    else:
+        y = g.add("Relu", [g.add("Mul", [g.add("Sigmoid", [x]), x])])
+    steps = same_as_onnxruntime(g, g.quantize(y, 0.05, 20), [3, 6, 5], tmp_path)
+    assert sum(isinstance(each, Lookup) for each in steps) == 1
+
+
+@pytest.mark.parametrize("slopes", [1, 20])
+def test_a_slope_of_every_channel(slopes: int, tmp_path: Path) -> None:
+    g = Graph()
+    x = layer(g, g.quantize("image", 0.02, 120), 20, 3, 0.02)
+    slope = g.constant(g.rng.uniform(0.05, 0.9, (slopes, 1, 1)).astype(np.float32))
+    steps = same_as_onnxruntime(g, g.quantize(g.add("PRelu", [x, slope]), 0.08, 60), [3, 6, 5], tmp_path)
+    assert [each.table.ndim for each in steps if isinstance(each, Lookup)] == [2 if slopes > 1 else 1]
+
+
+@pytest.mark.parametrize("end", ["GlobalAveragePool", "ReduceMean", "Sigmoid"])
+def test_a_graph_may_end_with_a_mean_or_a_sigmoid(end: str, tmp_path: Path) -> None:
+    g = Graph()
+    x = layer(g, g.quantize("image", 0.02, 120), 10, 3, 0.02)
+    if end == "GlobalAveragePool":
+        out = g.flat = g.add("Flatten", [g.add("GlobalAveragePool", [x])])
+    elif end == "ReduceMean":
+        out = g.flat = g.add("ReduceMean", [x], axes=[2, 3], keepdims=0)
+    else:
+        flat = g.add("Reshape", [x, g.constant(np.array([0, -1]))])
+        out = g.flat = g.add("Sigmoid", [g.layer("Gemm", flat, (4, 10 * 30), 0.1, transB=1)])
+    same_as_onnxruntime(g, out, [3, 6, 5], tmp_path, atol=1e-5)

@@ -24,6 +24,7 @@ from pipelines.kernels.images.program import (
     Lookup,
     MaxPool,
     Pixels,
+    Selection,
     Sum,
     windows,
 )
@@ -144,7 +145,11 @@ def test_pools_sums_lookups_and_concatenations(data: st.DataObject) -> None:
     pads = tuple(draw(0, size - 1) for size in (*kernel, *kernel))
     counts = windows(shape, kernel, strides, pads)
     scale, x_scale = (float(np.float32(rng.uniform(0.01, 0.05))) for _ in range(2))
-    pooled, all_of = (*counts, channels), [(*shape, channels), *[(*counts, channels)] * 4, (*counts, 2 * channels)]
+    if draw(0, 1):
+        chosen = tuple(range(draw(0, channels), 2 * channels))
+    else:
+        chosen = tuple(draw(0, 2 * channels - 1) for _ in range(draw(1, 40)))
+    pooled = [*[(*counts, channels)] * 4, (*counts, 2 * channels), *[(*counts, len(chosen))] * 2]
     steps = [
         Pixels(0, last=True, scale=0.5, zero=draw(0, 255)),
         MaxPool(0, 1, kernel, strides, pads),
@@ -163,9 +168,12 @@ def test_pools_sums_lookups_and_concatenations(data: st.DataObject) -> None:
         Addition(1, 2, 3, Sum(0.3, 0.9, -10.5, draw(0, 9), draw(90, 255))),
         Lookup(3, 4, rng.integers(0, 256, 256, dtype=np.uint8)),
         Concatenation((4, 1), 5),
-        Dequantize(5, 0.1, draw(0, 255)),
+        Selection(5, 6, chosen),
+        Lookup(6, 7, rng.integers(0, 256, (len(chosen), 256), dtype=np.uint8)),
+        Dequantize(7, 0.1, draw(0, 255)),
     ]
-    found = program((*shape, channels), all_of, steps, 2 * int(np.prod(pooled)), dtype="float32")
+    tensors = [(*shape, channels), *pooled]
+    found = program((*shape, channels), tensors, steps, int(np.prod(pooled[-1])), dtype="float32")
     samples = rng.normal(0, 60, (2, *shape, channels)).astype(np.float32)
     samples.ravel()[:3] = np.nan, np.inf, -np.inf
     same_bits(found, samples)

@@ -1,0 +1,57 @@
+"""Batch normalization that no layer beside it can take becomes a depthwise convolution, which can be int8."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import edit, query
+from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.fold_batch_norm import Affine, as_affine
+
+
+class AffineToDepthwise(Rewrite):
+    """Turn scales and shifts of channels that are left into a Conv of 1 x 1 with as many groups: y_c = a_c x_c + s_c.
+
+    BatchNormalization over [n, C, H, W] that `FoldBatchNorm` could not fold, as before the first layer, after a Concat
+    or a sum (DenseNet; ResNets in their second form), and the Sub, Div, Mul and Add that normalize a float input before
+    a Conv which pads. An engine runs such operators in float between two quantizations; as a layer they are integer
+    arithmetic, and a weight that is its channel's only one loses nothing to int8. Computed in float64. Does not fire
+    where the number of channels is not known.
+    """
+
+    def rewrite(self, model: ir.Model) -> int:
+        """Turn every batch normalization, and what normalizes an input."""
+        return sum(self._turn(model.graph, each) for each in list(model.graph) if each.graph is not None)
+
+    def _turn(self, main: ir.Graph, first: ir.Node) -> int:
+        x = next((each for each in first.inputs if each is not None and query.constant(each) is None), None)
+        norm = query.is_op(first, "BatchNormalization")
+        sides = query.dimensions(x)
+        if x is None or not (norm or x.is_graph_input()) or sides is None or len(sides) != 4 or sides[1] is None:
+            return 0
+        nodes, whole = self._chain(first, x, sides[1])
+        last = nodes[-1].outputs[0] if nodes else x
+        if not nodes or not (norm or any(query.is_op(each, "Conv") for each in last.consumers())):
+            return 0
+        name = str(last.name)
+        weight = whole.scale.astype(np.float32).reshape(-1, 1, 1, 1)
+        values = [edit.initializer(main, f"{name}.scale", weight)]
+        values.append(edit.initializer(main, f"{name}.shift", whole.shift.astype(np.float32)))
+        attributes = [ir.AttrInt64("group", sides[1]), ir.AttrInt64s("kernel_shape", [1, 1])]
+        edit.substitute(nodes, ir.Node("", "Conv", [x, *values], attributes, num_outputs=1, name=nodes[-1].name))
+        return 1
+
+    def _chain(self, node: ir.Node, x: ir.Value, channels: int) -> tuple[list[ir.Node], Affine]:
+        """The operators from `node` on that scale and shift x, each the only reader of the one before; their whole."""
+        nodes: list[ir.Node] = []
+        whole, found = Affine(np.ones(channels), np.zeros(channels)), as_affine(node, x, channels, 4)
+        while found is not None:
+            nodes.append(node)
+            whole = Affine(whole.scale * found.scale, whole.shift * found.scale + found.shift)
+            x = node.outputs[0]
+            after = query.sole_user(x)
+            if after is None:
+                break
+            node, found = after, as_affine(after, x, channels, 4)
+        return nodes, whole
