@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ def _scorer(ray: Any) -> Any:
 
     @ray.remote(num_cpus=1)
     class Scorer:
-        def __init__(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        def open(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, str]:
+            """Open the model and the plan; the number of the process, and no fault."""
             self.work = Work(*arguments, **options)
+            return os.getpid(), ""
 
         def score(self, number: int) -> tuple[dict[str, Any] | None, str]:
             """The manifest of a part, or why it cannot be scored."""
@@ -38,11 +41,12 @@ def _scorer(ray: Any) -> Any:
             except ZooError as error:
                 return None, f"{error.exit_code} {error}"
 
-        def process(self) -> tuple[int, str]:
-            """The number of its process, once it is there, and no fault."""
-            return os.getpid(), ""
-
     return Scorer
+
+
+def _end(ray: Any, actors: deque[Any]) -> None:
+    while actors:
+        ray.kill(actors.popleft())
 
 
 def run_on_ray(
@@ -60,23 +64,31 @@ def run_on_ray(
     options: see `zoo.scoring.shards.Work`. Returns the sums of the summaries, with "parts", "kept", "workers" and
     "lost", how many times an actor was. Raises ZooError where a part was lost more often than `TRIES`.
     """
-    work = Work(model, inputs, output, **options)  # the plan, before the actors look for it
-    waiting = deque(number for number in range(len(work.parts)) if not work.done(number))
-    kept = len(work.parts) - len(waiting)
     if workers is not None and workers < 1:
         raise RequestError(f"found {workers} workers, wanted 1 or more")
-    ray = connect(address, workers)
-    count = min(workers or int(ray.cluster_resources().get("CPU", 1)), max(len(waiting), 1))
+    with ThreadPoolExecutor(1) as beside:  # a plan takes as long as processes take to begin
+        planning = beside.submit(Work, model, inputs, output, **options)
+        ray = connect(address, workers)
+        scorer = _scorer(ray)
+        begun = deque(scorer.remote() for _ in range(workers or int(ray.cluster_resources().get("CPU", 1))))
+        try:
+            work = planning.result()  # before the actors look for its plan
+        except BaseException:
+            _end(ray, begun)
+            raise
+    waiting = deque(number for number in range(len(work.parts)) if not work.done(number))
+    kept = len(work.parts) - len(waiting)
+    count = min(len(begun), max(len(waiting), 1))
     given = {**options, "engine": work.plan["engine"]}
     named = places.absolute(str(model)) if Path(model).is_dir() else str(model)
-    scorer, arguments = _scorer(ray), (named, work.plan["inputs"], places.absolute(str(output)))
+    arguments = (named, work.plan["inputs"], places.absolute(str(output)))
     lost, tries = 0, dict.fromkeys((*waiting, START), 0)
     idle: deque[Any] = deque()
     busy: dict[Any, tuple[Any, int]] = {}  # what an actor is asked: its part, or START
 
     def start() -> None:
-        actor = scorer.remote(arguments, given)
-        busy[actor.process.remote()] = actor, START  # it may wait for a node: parts go to those that live
+        actor = begun.popleft() if begun else scorer.remote()
+        busy[actor.open.remote(arguments, given)] = actor, START  # it may wait for a node: parts go to those that live
 
     def failed(number: int, error: Exception) -> None:
         tries[number] += 1
@@ -91,6 +103,7 @@ def run_on_ray(
         with progress("scoring parts", len(waiting)) as advance:
             for _ in range(count if waiting else 0):
                 start()
+            _end(ray, begun)
             while waiting or any(number != START for _, number in busy.values()):
                 while waiting and idle:
                     actor, number = idle.popleft(), waiting.popleft()
@@ -111,8 +124,7 @@ def run_on_ray(
                     tries[START] = 0
                     advance(1)
     finally:
-        for actor in (*idle, *(actor for actor, _ in busy.values())):
-            ray.kill(actor)
+        _end(ray, deque([*begun, *idle, *(actor for actor, _ in busy.values())]))
     found = merged([work.score(number) for number in range(len(work.parts))])
     about = {"model": work.plan["model"], "parts": len(work.parts), "kept": kept, "workers": count, "lost": lost}
     return {**about, **found}

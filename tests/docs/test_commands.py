@@ -1,0 +1,56 @@
+"""Every `zoo` command on a page is one that the command line has, with options that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import pytest
+from pages import PAGES, Command, commands
+
+from zoo import cli
+
+
+def parsed(words: Sequence[str]) -> None:
+    """Read the arguments of a command as the command line would, but for their values."""
+    group, rest = cli.cli, list(words)
+    context = click.Context(group, info_name="zoo")
+    while isinstance(group, click.Group):
+        context = click.Context(group, parent=context, info_name=group.name)
+        found = group.get_command(context, rest[0])
+        assert found is not None, f"zoo has no command {rest[0]}"
+        group, rest = found, rest[1:]  # type: ignore[assignment]
+    options, left, _ = group.make_parser(click.Context(group, parent=context)).parse_args(rest)
+    assert not left, f"the command takes no {left}"
+    wanted = [str(each.name) for each in group.params if isinstance(each, click.Argument) and each.required]
+    missing = [name for name in wanted if not isinstance(options.get(name), str | tuple | list) or not options[name]]
+    assert not missing, f"the command lacks {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_parse(page: Path) -> None:
+    for each in commands(page):
+        for words in each.words:
+            if words[:1] == ["zoo"] and len(words) > 1:
+                try:
+                    parsed(words[1:])
+                except (AssertionError, click.UsageError) as error:
+                    pytest.fail(f"{each.page}:{each.line}: {each.text}: {error}")
+
+
+def test_pages_hold_commands() -> None:
+    assert sum(len(commands(page)) for page in PAGES) > 80
+
+
+def test_a_command_is_read_with_its_pipes_comments_and_continuation(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Text\n\n    $ zoo run a 's3://b/*.x' -o - \\\n        --top 2 | head -2   # why\n    one\n    two\n"
+    )
+    (found,) = commands(page)
+    assert found == Command("page.md", 3, "zoo run a 's3://b/*.x' -o - --top 2 | head -2", ("one", "two"))
+    assert found.words == [["zoo", "run", "a", "s3://b/*.x", "-o", "-", "--top", "2"], ["head", "-2"]]
+    for wrong in (["run"], ["run", "a", "--tops", "2"], ["nothing"], ["cluster", "xml"]):
+        with pytest.raises((AssertionError, click.UsageError)):
+            parsed(wrong)
