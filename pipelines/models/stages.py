@@ -454,7 +454,8 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
     from pipelines.quantization.calibrate import calibrate
 
     values = [
-        value for node in model.graph if node.op_type != "DequantizeLinear" for value in node.outputs
+        *model.graph.inputs,
+        *(value for node in model.graph if node.op_type != "DequantizeLinear" for value in node.outputs),
     ]  # that is bytes already
     names = [str(value.name) for value in values if value.dtype == ir.DataType.FLOAT]
     if unknown := trained.tensors.keys() - set(names):

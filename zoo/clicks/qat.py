@@ -99,7 +99,7 @@ class Rounding:
         self.network.load_state_dict(weights(student))
         model = self.rewritten(self.network)
         trained = qat.table(student, self._example())
-        known = _results(model)
+        known = _results(model) | {str(value.name) for value in model.graph.inputs}
         seen = calibrate(model, list(read_npz(folder / SAMPLES)[0]), "minmax")
         tensors = {**seen.tensors, **trained.tensors}
         plain = {name: replace(tensors[name], histogram=None) for name in tensors if name in known}

@@ -111,6 +111,9 @@ def test_the_int8_model_of_the_road_computes_what_was_trained(tuned, starts, log
     assert len(found) >= 3
     assert_same_bytes(found, given)
     np.testing.assert_allclose(outputs["probability"], 1 / (1 + np.exp(-logits)), atol=1e-3)
+    native = zoo.pipeline(tuned(family), precision="int8", engine="native")
+    found = native.predict(native.encode(rows))["probability"]
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), atol=5e-3)
 
 
 @every_family
