@@ -58,9 +58,10 @@ def layer_by_layer(int8, given, **feeds):
         if name not in given:  # a layer rounded by what a Relu behind it gives
             name = node.outputs[0].consumers()[0].outputs[0].name
         array = given[name]
-        array = (
-            array[..., ::2, ::2] if array[0].size == 4 * np.prod(shape) else array
-        )  # a stride taken before the layer
+        if not all(isinstance(each, int) for each in shape):
+            shape = array.shape[1:]
+        if array[0].size == 4 * np.prod(shape):  # a stride taken before the layer
+            array = array[..., ::2, ::2]
         feeds[f"{value.name}.given"] = array.reshape(-1, *shape)  # a Flatten may stand between
         made[value.name] = name, array.reshape(-1, *shape)
         fed = ir.Value(name=f"{value.name}.given", type=ir.TensorType(ir.DataType.UINT8), shape=value.shape)

@@ -100,13 +100,17 @@ def record_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def require_qat(start: object, processes: int) -> None:
+def require_qat(start: object, processes: int, precision: str = "fp32") -> None:
     """Raise RequestError for what no quantization-aware training can do. start: None without a model to start from."""
     if start is None:
         raise RequestError("found qat without a trained model to start from; run: zoo finetune MODEL --qat")
     if processes > 1:
         raise RequestError(
             f"found {processes} processes, wanted one: qat does not train under torchrun; start it without"
+        )
+    if precision == "bf16":
+        raise RequestError(
+            "found precision bf16 with qat, wanted fp32 (or auto): bfloat16 has no room for the steps of 8 bits"
         )
 
 

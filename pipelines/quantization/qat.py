@@ -21,7 +21,7 @@ import copy
 import io
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
+from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
 from pipelines.graph import io as graph
 from pipelines.graph import query
-from pipelines.quantization.calibrate import CalibrationTable, TensorRange
+from pipelines.quantization.calibrate import CalibrationTable, TensorRange, calibrate
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.quantization.scales import LEAST_SCALE, activation_qparams
@@ -141,7 +142,7 @@ class Layer(nn.Module):
         weight, bias = self.folded()
         if self.active:
             scale = self.input_scale
-            weight = _rounded(weight, self.bits) if scale is None else _rounded(weight * scale, self.bits) / scale
+            weight = rounded(weight, self.bits) if scale is None else rounded(weight * scale, self.bits) / scale
         compute: Callable[..., Tensor] = (
             nn.functional.linear if isinstance(self.inner, nn.Linear) else self.inner._conv_forward
         )
@@ -159,7 +160,7 @@ class Layer(nn.Module):
         )
 
 
-def _rounded(weight: Tensor, bits: int) -> Tensor:
+def rounded(weight: Tensor, bits: int) -> Tensor:
     """Per-channel symmetric fake quantization on axis 0, as `scales.weight_qparams`; on the weight's device."""
     top = 2 ** (bits - 1) - 1
     reach = weight.detach().flatten(1).abs().amax(1)
@@ -257,6 +258,13 @@ def table(module: nn.Module, example: Example) -> CalibrationTable:
     first = next((each for each in _inputs(example) if each.is_floating_point() and each.numel()), None)
     samples = int(ranges[0].count) * len(first) // first.numel() if first is not None else 0
     return CalibrationTable("", "minmax", samples, "", {each.tensor: each.range() for each in ranges if each.tensor})
+
+
+def completed(trained: CalibrationTable, model: ir.Model, samples: Iterable[Batch]) -> CalibrationTable:
+    """The table of `model` that has the trained ranges, and of tensors without one what `samples` show."""
+    seen = calibrate(model, samples, trained.observer)
+    tensors = {name: replace(each, histogram=None) for name, each in seen.tensors.items()}
+    return replace(trained, samples=seen.samples, tensors=tensors | trained.tensors)
 
 
 def distillation_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:

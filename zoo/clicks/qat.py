@@ -23,7 +23,7 @@ import zoo
 from pipelines.models.stages import SAMPLES, TRAINED, ModelFolder, read_npz
 from pipelines.quantization import qat
 from pipelines.quantization.bounded import open_layers
-from pipelines.quantization.calibrate import CalibrationTable, calibrate
+from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.qat import Range
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
@@ -99,12 +99,8 @@ class Rounding:
         self.network.load_state_dict(weights(student))
         model = self.rewritten(self.network)
         trained = qat.table(student, self._example())
-        known = _results(model) | {str(value.name) for value in model.graph.inputs}
-        seen = calibrate(model, list(read_npz(folder / SAMPLES)[0]), "minmax")
-        tensors = {**seen.tensors, **trained.tensors}
-        plain = {name: replace(tensors[name], histogram=None) for name in tensors if name in known}
-        table = replace(trained, samples=seen.samples, tensors=plain, recipe=self.recipe(model).to_json())
-        table.save(folder / TRAINED)
+        table = qat.completed(trained, model, list(read_npz(folder / SAMPLES)[0]))
+        replace(table, recipe=self.recipe(model).to_json()).save(folder / TRAINED)
 
     def _example(self) -> tuple[torch.Tensor, ...]:
         kinds = (torch.int32, torch.float32, torch.float32)

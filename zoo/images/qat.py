@@ -38,11 +38,7 @@ def settled(config: Settings, start: Any, same_classes: bool, processes: int) ->
 
     start: None without a model to start from. same_classes: whether that model's are those of the data.
     """
-    require_qat(start, processes)
-    if config.precision == "bf16":
-        raise RequestError(
-            "found precision bf16 with qat, wanted fp32 (or auto): bfloat16 has no room for the steps of 8 bits"
-        )
+    require_qat(start, processes, config.precision)
     if config.distilled and not config.teacher and not same_classes:
         raise RequestError(
             "found distillation from a model of other classes; fine-tune without qat first, then that model with it"

@@ -305,6 +305,7 @@ class Transformer(nn.Module):
         if form.embedding_norm:
             self.source_norm, self.target_norm = (nn.LayerNorm(form.width, form.epsilon) for _ in range(2))
         self.dropout = nn.Dropout(dropout)
+        self.project: Callable[..., torch.Tensor] = F.linear  # to the logits
         self.encoder = nn.ModuleList(Layer(form, pre_norm, dropout, cross=False) for _ in range(form.encoder))
         self.decoder = nn.ModuleList(Layer(form, pre_norm, dropout, cross=True) for _ in range(form.decoder))
         final_norm = pre_norm if form.final_norm is None else form.final_norm
@@ -337,7 +338,7 @@ class Transformer(nn.Module):
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.embedding.weight if self.form.tied_output else self.output_weight
-        return F.linear(self.decoder_norm(x), weight, self.output_bias if self.form.output_bias else None)
+        return self.project(self.decoder_norm(x), weight, self.output_bias if self.form.output_bias else None)
 
     def encode(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Source tokens int64 [n, s] -> (memory [n, s, width], mask bool [n, 1, 1, s] of what is no padding)."""

@@ -58,7 +58,8 @@ class Settings:
     times is added how far each layer of the decoder is from the teacher's, its squared difference over the teacher's
     square (Romero et al. 2015). synthetic: so many sentences like those of the source are added, see
     `zoo.transformer_mt.synthesis`, for the teacher to translate. references: the data's own translations are trained on
-    beside the teacher's. Raises RequestError for values out of range.
+    beside the teacher's. qat: fine-tune with the rounding of int8 (`zoo.transformer_mt.qat`), whose ranges the model
+    then keeps; in fp32, in one process, at a tenth of the learning rate. Raises RequestError for values out of range.
     """
 
     arch: str = "tiny"
@@ -92,6 +93,7 @@ class Settings:
     hints: float = 0.0
     synthetic: int = 0
     references: bool = False
+    qat: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

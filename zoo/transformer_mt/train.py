@@ -25,6 +25,7 @@ from zoo.training import (
     require_output,
     save_weights,
 )
+from zoo.transformer_mt import qat
 from zoo.transformer_mt.averages import average, groups, weights_after
 from zoo.transformer_mt.data import (
     VOCABULARY,
@@ -122,11 +123,15 @@ def train(
             fill(model, state_of(about["source"], model), about["source"])
         elif config.inherit:
             inherit(model, network(config.teacher))
+        taught = teacher_of(config, model) if config.soft else None
+        if config.qat:
+            config = qat.settled(config, start, group.count)
+            qat.prepare(model, zoo.load(str(start_from)))
         run = {"config": asdict(config), "data": text.digest, "start": start}
         state = load_checkpoint(output / STATE, run) if resume else None
         if config.teacher:
             text.train = distilled(text, config, group, output)
-        trainer = Trainer(model, config, group, teacher_of(config, model) if config.soft else None)
+        trainer = Trainer(model, config, group, taught)
         if state:
             trainer.restore(state)
         history: list[dict[str, Any]] = state["history"] if state else []
@@ -142,6 +147,8 @@ def train(
         if group.rank == 0:
             record = {**chosen, **used, "processes": group.count}
             _write(output, trainer, text, history, metrics, record, data)
+            if config.qat:
+                qat.save_ranges(model, zoo.load(str(start_from)), output)
         group.same(None)  # the others wait for the files
     return metrics
 
@@ -215,7 +222,7 @@ def _write(
     data: Any,
 ) -> None:
     config = trainer.config
-    save_weights(output / MODEL, trainer.model.state_dict())
+    save_weights(output / MODEL, qat.weights(trainer.model) if config.qat else trainer.model.state_dict())
     with replacing(output / VOCABULARY) as temporary:
         temporary.write_bytes(text.vocabulary.content)
     count = min(CALIBRATION_SENTENCES, len(text.train))

@@ -17,8 +17,9 @@ from torch import distributed, nn
 from pipelines.compression.losses import l2
 from pipelines.core.errors import ZooError
 from pipelines.core.progress import progress
+from pipelines.quantization.qat import freeze_ranges
 from zoo.communication import Communication, exchanging, tuned
-from zoo.training import Processes, choose_precision
+from zoo.training import QAT_FROZEN, Processes, choose_precision
 from zoo.transformer_mt.data import PAD, START, Corpus, ParallelText, Tokens, batches, by_tokens, padded
 from zoo.transformer_mt.metrics import translation_metrics
 from zoo.transformer_mt.model import Transformer, translate
@@ -160,6 +161,8 @@ class Trainer:
         """
         for each in self.optimizer.param_groups:
             each["lr"] = self.config.rate(self.steps, epoch_steps)
+        if self.config.qat and self.steps >= (1 - QAT_FROZEN) * self.config.epochs * epoch_steps:
+            freeze_ranges(self.model)
         self.optimizer.zero_grad(set_to_none=True)
         tokens, found = sum(len(data.pair(int(i))[1]) for i in batch), 0.0
         parts = np.array_split(batch, min(self.config.accumulate, len(batch)))
