@@ -46,9 +46,9 @@ def train(family: str, as_json: bool, held_out: float | None, **options: Any) ->
 @click.option(
     "--qat",
     is_flag=True,
-    help="Train with the rounding of int8, and keep the ranges found so: image classifiers, best of the "
-    "classes that MODEL has, then at a "
-    "tenth of the learning rate. --set distillation=0.5 also learns from MODEL as it is in float.",
+    help="Train with the rounding of int8, at a tenth of the learning rate, and keep the ranges found so: translation, "
+    "click models of any log, and image classifiers, best of the classes that MODEL has (--set distillation=0.5 also "
+    "learns from MODEL as it is in float).",
 )
 @click.option(
     "--prune",

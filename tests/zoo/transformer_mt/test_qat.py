@@ -1,5 +1,7 @@
 """Quantization-aware fine-tuning of translation: what is trained is what the road makes of it."""
 
+import shutil
+
 import numpy as np
 import pytest
 from rounding import assert_same_bytes, bytes_of, layer_by_layer, one_thread  # noqa: F401
@@ -87,3 +89,32 @@ def test_what_cannot_be_done_is_said_in_one_line(translator, pairs, tmp_path):
     with pytest.raises(RequestError, match="found 2 processes, wanted one"):
         qat.settled(Settings(), "digest", 2)
     assert not (tmp_path / "x" / "model.pt").exists()
+
+
+@pytest.mark.slow
+def test_what_post_training_quantization_loses_is_won_back(translator, language, tmp_path):
+    """A channel of every normalization is made 100 times as large, and read as much less: the same network in float, of whose other
+    channels a scale for all leaves next to nothing.
+    """
+    more = str(language.write(tmp_path / "more.tsv", 1500, seed=3))
+    new = str(language.write(tmp_path / "new.tsv", 200, seed=4))
+    start, tuned = tmp_path / "start", tmp_path / "tuned"
+    shutil.copytree(translator, start)
+    kept = torch.load(start / "model.pt", weights_only=True)
+    state = kept["state_dict"]
+    for name in [each for each in state if each.endswith("norm.weight")]:
+        path, _, around = name.removesuffix(".norm.weight").rpartition(".around_")
+        readers = {"attention": ("query", "key", "value"), "cross": ("query",), "feed": ("inner",)}.get(around, ())
+        for reader in readers:
+            state[f"{path}.{around}.{reader}.weight"][:, 0] /= 100
+        if readers:
+            state[name][0] *= 100
+            state[name.replace("weight", "bias")][0] *= 100
+    torch.save(kept, start / "model.pt")
+    zoo.build(start)
+    settings = {**TUNED, "epochs": "6", "learning_rate": "0.01"}
+    zoo.finetune(start, more, tuned, settings=settings)
+    before, after = (zoo.evaluate(each, [new], engine="onnxruntime")["metrics"] for each in (start, tuned))
+    lost = before["fp32"]["bleu"] - before["int8"]["bleu"]
+    assert lost > 1
+    assert after["int8"]["bleu"] - before["int8"]["bleu"] > 0.8 * lost
