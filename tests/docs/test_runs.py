@@ -39,6 +39,8 @@ LACKS: Mapping[str, str] = {
     "--set synthetic=120000": "takes an hour",
     "graph.pb": "needs a graph of TensorFlow 1; tests/zoo/wide_deep/test_columns.py makes such",
     "zoo run my-model": "needs what graph.pb became",
+    "ranker.onnx": "needs a schema that a person wrote; tests/zoo/clicks/test_from_onnx.py has such",
+    "my-ranker": "needs what ranker.onnx became",
     "facebook/nllb": "needs a model of the hub; test_import_huggingface.py makes such folders",
     " nllb": "needs a model of the hub",
     " ende": "needs a model of Marian; test_import_marian.py makes such folders",
@@ -71,7 +73,7 @@ class Shell:
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.folder = folder
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        path = os.pathsep.join([str(Path(sys.executable).parent), str(folder / "bin"), os.environ["PATH"]])
         self.environment = os.environ | {"PATH": path, "ZOO_HOME": str(home), "ZOO_OFFLINE": "1", "NO_COLOR": "1"}
         self.serving: list[subprocess.Popen[str]] = []
 
@@ -138,6 +140,12 @@ def shell(tmp_path: Path, zoo_home: Path, monkeypatch: pytest.MonkeyPatch) -> It
         monkeypatch.setenv("ZOO_MIRROR", str(weights))
     for name in ("scripts", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
+    torchrun = (
+        tmp_path / "bin" / "torchrun"
+    )  # where torch is not installed beside this Python, its command is elsewhere
+    torchrun.parent.mkdir()
+    torchrun.write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+    torchrun.chmod(0o755)
     made = Shell(tmp_path, zoo_home)
     yield made
     made.end()
