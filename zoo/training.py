@@ -30,6 +30,9 @@ from pipelines.models.hub import CARD
 if TYPE_CHECKING:
     import torch
 
+QAT_FROZEN = 0.3  # the last share of the steps of QAT, in which ranges and the statistics of batch norms stand still
+QAT_RATE = 0.1  # share of fine-tuning's learning rate, where what is predicted stays the same
+
 Made = TypeVar("Made")
 _CLAIMED: dict[Path, filelock.BaseFileLock] = {}  # output folders of this process's trainings
 
@@ -95,6 +98,16 @@ def record_of(folder: Path) -> dict[str, Any]:
     trained = folder / "train.json"
     found: dict[str, Any] = read_json(trained) if trained.is_file() else read_json(folder / CARD).get("training", {})
     return found
+
+
+def require_qat(start: object, processes: int) -> None:
+    """Raise RequestError for what no quantization-aware training can do. start: None without a model to start from."""
+    if start is None:
+        raise RequestError("found qat without a trained model to start from; run: zoo finetune MODEL --qat")
+    if processes > 1:
+        raise RequestError(
+            f"found {processes} processes, wanted one: qat does not train under torchrun; start it without"
+        )
 
 
 def require_task(teacher: str | Path, task: str) -> None:

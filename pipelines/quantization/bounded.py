@@ -41,7 +41,7 @@ def within_bound(
     def within(kept: dict[str, str]) -> bool:
         return bool(np.abs(error(kept)).max() <= recipe.bound)
 
-    kept = {str(node.name): OPEN for node in _layers(named) if _is_open(node)}
+    kept = open_layers(named)
     if within(kept):
         return replace(table, keep_float=kept)
     report = quantize(model, recipe, replace(table, keep_float=kept))[1]
@@ -61,6 +61,11 @@ def within_bound(
         others = {other: why for other, why in left.items() if other != name}
         left = others if within(kept | others) else left
     return replace(table, keep_float=kept | left)
+
+
+def open_layers(model: ir.Model) -> dict[str, str]:
+    """{layer that reads nothing but columns of the graph's inputs: why it stays float32}."""
+    return {str(node.name): OPEN for node in _layers(model) if _is_open(node)}
 
 
 def _results(model: ir.Model, samples: list[Batch]) -> Array:

@@ -21,7 +21,7 @@ import copy
 import io
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,17 +175,21 @@ def prepare(
     *,
     momentum: float = 0.05,
     lower: Callable[[fx.GraphModule], Lowered] | None = None,
+    trace: Callable[[nn.Module], fx.GraphModule] = fx.symbolic_trace,
+    ranges: Mapping[str, TensorRange] | None = None,
 ) -> fx.GraphModule:
     """A trainable copy of `module` that computes as its int8 model will; `module` (a teacher, say) is left as it is.
 
     example: its inputs (float32, first axis = samples). recipe: the one that the exported model will be quantized by;
     its observer is not used. momentum: of the ranges. lower: from the copy to (the float graph that will be quantized,
-    {its tensor: `Range.index`}), for a model that is not written by `export`. Raises RequestError for a module that
+    {its tensor: `Range.index`}), for a model that is not written by `export`. trace: from a module to its graph, where
+    modules besides torch's own are one step of it. ranges: of a calibration table of the float graph, with which
+    training begins, in place of the first batch's own. Raises RequestError for a module that
     torch.fx cannot trace, or without anything to quantize.
     """
     recipe = recipe or QuantRecipe()
     try:
-        traced = fx.symbolic_trace(copy.deepcopy(module))
+        traced = trace(copy.deepcopy(module))
     except Exception as error:  # whatever the module's own code does with proxies
         raise RequestError(
             f"torch.fx cannot trace {type(module).__name__} ({one_line(error)}); prepare a part of it"
@@ -197,8 +201,17 @@ def prepare(
     with torch.no_grad():
         ShapeProp(traced.eval()).propagate(*_inputs(example))
     _wrap(traced, momentum, recipe)
-    _activate(traced, lower(traced) if lower is not None else _frozen(traced, example), recipe)
+    _activate(traced, lower(traced) if lower is not None else _frozen(traced, example), recipe, ranges or {})
+    start_ranges(traced, ranges or {})
     return traced.train(module.training)
+
+
+def start_ranges(module: nn.Module, tensors: Mapping[str, TensorRange]) -> None:
+    """Go on from the ranges of a calibration table, where it has them."""
+    for each in module.modules():
+        if isinstance(each, Range) and (known := tensors.get(each.tensor)) is not None and known.count:
+            each.ends.copy_(torch.tensor([known.low, known.high]))
+            each.count.fill_(known.count)
 
 
 def freeze_ranges(module: nn.Module) -> None:
@@ -241,8 +254,8 @@ def table(module: nn.Module, example: Example) -> CalibrationTable:
     ranges = [each for each in module.modules() if isinstance(each, Range)]
     if not ranges or not all(int(each.count) for each in ranges):
         raise RequestError("the module has no trained ranges; call prepare, then feed it batches in training mode")
-    first = _inputs(example)[0]
-    samples = int(ranges[0].count) * len(first) // first.numel()
+    first = next((each for each in _inputs(example) if each.is_floating_point() and each.numel()), None)
+    samples = int(ranges[0].count) * len(first) // first.numel() if first is not None else 0
     return CalibrationTable("", "minmax", samples, "", {each.tensor: each.range() for each in ranges if each.tensor})
 
 
@@ -289,7 +302,9 @@ def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
             )
     traced.delete_all_unused_submodules()
     floats = [
-        each for each in traced.graph.nodes if getattr(each.meta.get("tensor_meta"), "dtype", None) == torch.float32
+        each
+        for each in traced.graph.nodes
+        if getattr(known := each.meta.get("tensor_meta"), "dtype", None) == torch.float32 and known.shape.numel()
     ]
     for index, node in enumerate(each for each in floats if each.op not in ("output", "get_attr")):
         traced.add_submodule(f"range_{index}", Range(index, momentum, recipe.symmetric))
@@ -299,13 +314,20 @@ def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
     traced.recompile()
 
 
-def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe) -> None:
+def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe, known: Mapping[str, TensorRange]) -> None:
     """Make those `Range`s and `Layer`s active whose tensors and weights the int8 model quantizes.
 
-    The float graph is quantized with another scale for every tensor, by which the tensors are found in the int8 graph.
+    The float graph is quantized with another scale for every tensor, by which the tensors are found in the int8 graph;
+    where a tensor has negative values matters to where it is rounded, and is `known` of a table.
     """
     model, named = lowered
-    tensors = {name: TensorRange(0.0, (i + 1) * 2.0**-20, 0.0, (i + 1) * 2.0**-20, 1) for name, i in named.items()}
+    below = {name for name, each in known.items() if each.low < 0}
+    widths = {name: (i + 1) * 2.0**-20 for name, i in named.items()}
+    lows = {name: -width / 2 if name in below else 0.0 for name, width in widths.items()}
+    tensors = {
+        name: TensorRange(lows[name], lows[name] + width, lows[name], lows[name] + width, 1)
+        for name, width in widths.items()
+    }
     scales = {float(activation_qparams(tensors[name])[0]): i for name, i in named.items()}
     int8, report = quantize(model, recipe, CalibrationTable(graph.digest(model), "minmax", 1, "", tensors))
     ranges = [each for each in traced.modules() if isinstance(each, Range)]
@@ -313,9 +335,10 @@ def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe) -> 
         ranges[i].tensor = name
     floats: dict[int, set[str | None]] = {}  # range -> who reads its tensor unrounded
     for node in int8.graph:
-        x = node.inputs[0] if node.op_type == "QuantizeLinear" else None
+        x = node.inputs[0] if node.op_type in ("QuantizeLinear", "DequantizeLinear") else None
         if x is not None and (scale := query.scalar(node.inputs[1])) in scales:
-            ranges[scales[scale]].active = True
+            ranges[scales[scale]].active = True  # by DequantizeLinear alone, where tables of its bytes are looked up
+        if x is not None and scale in scales and node.op_type == "QuantizeLinear":
             readers = floats.setdefault(scales[scale], set())
             readers |= {each.name for each in x.consumers()} | ({None} if x.is_graph_output() else set())
     int8_operators = {operator.name for operator in report.operators if operator.precision == "int8"}

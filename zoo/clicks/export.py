@@ -13,22 +13,33 @@ from zoo.clicks.features import Features
 from zoo.export import OPSET, Writer, path_of
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import fx, nn
 
 PARTS = ("Embeddings", "Scalars", "FactorizationMachine", "Dots", "Columns", "UnitLength", "RowDot")
 
 
-def export(model: nn.Module, features: Features) -> ir.Model:
-    """`model` as it computes after training: the inputs of `features` -> `probability` float32 [batch, 1], the sigmoid
-    of its first result; further results under the names that `model.outputs` gives them.
+TENSOR = "tensor"  # where a traced step's meta has the name of its result in the graph
 
-    Raises RequestError, with the path, for a module or function that is not known here.
-    """
+
+def trace(model: nn.Module) -> fx.Graph:
+    """The steps of `model`: layers of torch, modules of `zoo.clicks.model` and functions."""
     from torch import fx
 
     class Tracer(fx.Tracer):
         def is_leaf_module(self, module: nn.Module, name: str) -> bool:
             return type(module).__name__ in PARTS or super().is_leaf_module(module, name)
+
+    return Tracer().trace(model)
+
+
+def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) -> ir.Model:
+    """`model` as it computes after training: the inputs of `features` -> `probability` float32 [batch, 1], the sigmoid
+    of its first result; further results under the names that `model.outputs` gives them. steps: its `trace`, of which
+    each step's meta then has the name of its result (`TENSOR`).
+
+    Raises RequestError, with the path, for a module or function that is not known here.
+    """
+    from torch import fx
 
     inputs = {
         name: ir.Value(
@@ -39,7 +50,8 @@ def export(model: nn.Module, features: Features) -> ir.Model:
     graph = ir.Graph(list(inputs.values()), [], nodes=[], name=type(model).__name__, opset_imports={"": OPSET})
     writer = _Writer(graph, inputs)
     values: dict[Any, Any] = {}
-    for node in Tracer().trace(model).nodes:
+    steps = trace(model) if steps is None else steps
+    for node in steps.nodes:
         found = fx.map_arg(node.args, values.get)
         match node.op:
             case "placeholder":
@@ -58,6 +70,9 @@ def export(model: nn.Module, features: Features) -> ir.Model:
         width = 1 if value is probability else int(model.output_size)  # type: ignore[arg-type]
         value.name, value.shape = name, ir.Shape(["batch", width])
         graph.outputs.append(value)
+    for node, value in values.items():
+        if value is not None:
+            node.meta[TENSOR] = value.name
     exported = ir.Model(graph, ir_version=9)
     ShapeInferencePass()(exported)
     return exported

@@ -27,6 +27,8 @@ from pipelines.core.plain import from_plain, to_plain
 from pipelines.core.progress import progress, silent
 from pipelines.graph import edit, io
 from pipelines.models.hub import CARD
+from pipelines.quantization.qat import freeze_ranges
+from zoo.clicks import qat
 from zoo.clicks.features import Features
 from zoo.clicks.infer import infer
 from zoo.clicks.logs import open_logs
@@ -37,6 +39,7 @@ from zoo.clicks.store import Categories, Store
 from zoo.clicks.teaching import Teacher
 from zoo.clicks.trainer import TrainConfig, Trainer
 from zoo.training import (
+    QAT_FROZEN,
     fill,
     load_checkpoint,
     plot_curves,
@@ -93,6 +96,10 @@ def train(
             raise RequestError("the schema has no column of the kind label; training predicts one of 0 and 1")
         torch.manual_seed(config.seed)
         start = sha256(Path(start_from) / "fp32.onnx") if start_from else None
+        rounding = None
+        if config.qat:
+            config = qat.settled(config, start, group.count)
+            rounding = qat.rounding(start_from, features)
         store = Store(features, data, on_error, output)
         if not start_from:  # whose columns were chosen by another log
             store.require_values(features, data)
@@ -122,6 +129,7 @@ def train(
             model = build(features, config)
             if start_from:
                 fill(model, _weights(model, Path(start_from) / "fp32.onnx"), start_from)
+            model = model if rounding is None else rounding.prepare(model)
             trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group)
             if start_from:
                 trainer.hold()
@@ -146,7 +154,7 @@ def train(
         metrics = {name: state["winner"][name] for name in ("auc", "logloss", "accuracy")}
         if group.rank == 0:
             if not config.refit:
-                trainer.average = [each.clone() for each in state["winner"]["weights"]]
+                trainer.take(state["winner"]["weights"])
             record = {
                 "config": settings,
                 "features": features.to_json(),
@@ -158,7 +166,10 @@ def train(
                 "seconds": round(time.time() - state["began"], 1),
                 "processes": group.count,
             }
-            _write(output, data, trainer, Categories(features, store, used, config.min_count), store, used, record)
+            categories = Categories(features, store, used, config.min_count)
+            _write(output, data, trainer, categories, store, used, record)
+            if rounding is not None:
+                rounding.save_ranges(trainer.model, output)
         group.same(None)  # the others wait for the files
     return metrics
 
@@ -320,6 +331,8 @@ def _fit(
                     arrays = {name: each.numpy() for name, each in batch.items()}
                     batch["label"] = torch.from_numpy(teacher.labels(arrays, arrays["label"]))
                 batch["ids"] = categories.forget(batch["ids"], shares, random)
+                if config.qat and trainer.steps >= (1 - QAT_FROZEN) * epochs * math.ceil(rows / config.batch_size):
+                    freeze_ranges(trainer.model)
                 mine = slice(group.rank, None, group.count)
                 loss += trainer.step({name: each[mine] for name, each in batch.items()}, total)
                 seen += total
@@ -334,7 +347,7 @@ def _fit(
             state["history"].append({"epoch": epoch, "train_logloss": loss / seen, **found})
             if not state["best"] or found["shifted"] < state["best"]["shifted"] - config.min_delta:
                 state["best"] = {"epoch": epoch, **found}
-                state["best_weights"] = [each.clone() for each in trainer.average]
+                state["best_weights"] = trainer.kept()
             line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
         state |= {"epoch": epoch, "trainer": trainer.state()}
         if group.rank == 0:
@@ -361,7 +374,8 @@ def _write(
     samples: dict[str, Any] = {name: rows[name].numpy() for name in features.inputs}
     trainer._set(trainer.average)
     categories.settle(trainer.model)
-    save_weights(output / MODEL, trainer.model.state_dict())
+    trained = trainer.model
+    save_weights(output / MODEL, qat.weights(trained) if record["config"]["qat"] else trained.state_dict())
     with replacing(output / "calibration.npz") as temporary:
         np.savez(temporary, **samples)
     features.schema.save(output / "schema.json")

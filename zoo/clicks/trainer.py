@@ -12,6 +12,7 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 
+from pipelines.quantization import qat
 from zoo.clicks.lazy_rows import LazyRows
 from zoo.clicks.model import Embeddings, Scalars
 from zoo.clicks.store import Categories
@@ -45,7 +46,9 @@ class TrainConfig:
     it helps: the sparser the categories, the more. unknown: the least share of each column's categories that training
     replaces by the unknown one, which stands for all that were rarer than min_count and for those to come; a column
     with more new values than that among the held-out rows, such as users where new ones keep coming, has as many
-    replaced. teacher: a model whose probabilities are the share `distillation` of each label (`zoo.clicks.teaching`).
+    replaced. qat: fine-tune with the rounding of int8 (`zoo.clicks.qat`), whose ranges the model then keeps: in one
+    process, at a tenth of the learning rate. teacher: a model whose probabilities are the share `distillation` of each
+    label (`zoo.clicks.teaching`).
     Raises RequestError for values out of range.
     """
 
@@ -67,6 +70,7 @@ class TrainConfig:
     refit: bool = True
     teacher: str = ""
     distillation: float = 0.5
+    qat: bool = False
     seed: int = 0
 
     ranges: ClassVar[dict[str, Range]] = {}  # of a family's own settings, where they are not numbers above 0
@@ -151,11 +155,11 @@ class Trainer:
 
     def losses(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss of each row, [n]: the cross-entropy of the click, unless the model has `losses` of its own."""
-        inputs = batch["ids"], batch["numbers"], batch["scales"]
+        found = self.model(batch["ids"], batch["numbers"], batch["scales"])
         own = getattr(self.model, "losses", None)
         if own is not None:
-            return own(*inputs, batch["label"])  # type: ignore[no-any-return]
-        logits = _first(self.model(*inputs))
+            return own(found, batch["ids"], batch["label"])  # type: ignore[no-any-return]
+        logits = _first(found)
         return functional.binary_cross_entropy_with_logits(logits[:, 0], batch["label"], reduction="none")
 
     @contextlib.contextmanager
@@ -170,6 +174,20 @@ class Trainer:
                 yield self.model
         finally:
             self._set(own)
+
+    def kept(self) -> list[torch.Tensor]:
+        """What is left of a training that ends here: the averaged weights, and the ranges of int8 that are trained."""
+        return [each.clone() for each in (*self.average, *self._ranges())]
+
+    @torch.no_grad()
+    def take(self, kept: Sequence[torch.Tensor]) -> None:
+        """Go back to what `kept` gave."""
+        self.average = [each.clone() for each in kept[: len(self.average)]]
+        for own, each in zip(self._ranges(), kept[len(self.average) :], strict=True):
+            own.copy_(each)
+
+    def _ranges(self) -> list[torch.Tensor]:
+        return [x for each in self.model.modules() if isinstance(each, qat.Range) for x in (each.ends, each.count)]
 
     @torch.no_grad()
     def _set(self, values: Sequence[torch.Tensor]) -> None:

@@ -27,11 +27,10 @@ from zoo.export import path_of
 from zoo.images.export import export
 from zoo.images.rewrites import passes
 from zoo.images.settings import Settings
+from zoo.training import QAT_RATE, require_qat
 
-__all__ = ["FROZEN", "distillation_loss", "freeze_ranges", "prepare", "save_ranges", "settled", "weights"]
+__all__ = ["distillation_loss", "freeze_ranges", "prepare", "save_ranges", "settled", "weights"]
 RECIPE = QuantRecipe(observer="minmax", correct=False)  # what was trained is neither chosen nor corrected anew
-FROZEN = 0.3  # the last share of the steps, in which ranges and the statistics of batch norms stand still
-RATE = 0.1  # share of the learning rate of fine-tuning, where the head is kept
 
 
 def settled(config: Settings, start: Any, same_classes: bool, processes: int) -> Settings:
@@ -39,12 +38,7 @@ def settled(config: Settings, start: Any, same_classes: bool, processes: int) ->
 
     start: None without a model to start from. same_classes: whether that model's are those of the data.
     """
-    if start is None:
-        raise RequestError("found qat without a trained model to start from; run: zoo finetune MODEL --qat")
-    if processes > 1:
-        raise RequestError(
-            f"found {processes} processes, wanted one: qat does not train under torchrun; start it without"
-        )
+    require_qat(start, processes)
     if config.precision == "bf16":
         raise RequestError(
             "found precision bf16 with qat, wanted fp32 (or auto): bfloat16 has no room for the steps of 8 bits"
@@ -53,7 +47,7 @@ def settled(config: Settings, start: Any, same_classes: bool, processes: int) ->
         raise RequestError(
             "found distillation from a model of other classes; fine-tune without qat first, then that model with it"
         )
-    return replace(config, precision="fp32", learning_rate=config.learning_rate * (RATE if same_classes else 1))
+    return replace(config, precision="fp32", learning_rate=config.learning_rate * (QAT_RATE if same_classes else 1))
 
 
 def prepare(network: nn.Module, features: Mapping[str, Any]) -> fx.GraphModule:

@@ -35,6 +35,7 @@ from zoo.images.settings import Settings
 from zoo.images.start import MODEL, about_of, fill_from
 from zoo.images.teaching import Normalize, Teacher, teacher_of
 from zoo.training import (
+    QAT_FROZEN,
     Processes,
     choose_precision,
     load_checkpoint,
@@ -158,7 +159,7 @@ class Trainer:
         """Train on a batch; returns its loss and how many of its images were recognized."""
         for each in self.optimizer.param_groups:
             each["lr"] = self.config.rate(self.steps, epoch_steps)
-        if self.config.qat and self.steps >= (1 - qat.FROZEN) * self.config.epochs * epoch_steps:
+        if self.config.qat and self.steps >= (1 - QAT_FROZEN) * self.config.epochs * epoch_steps:
             qat.freeze_ranges(self.model)
         self.optimizer.zero_grad(set_to_none=True)
         whole, right, stacked = 0.0, 0, x.view(views, len(y), *x.shape[1:])

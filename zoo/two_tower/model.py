@@ -70,9 +70,11 @@ class TwoTower(nn.Module):
         user, item = self.user(ids, numbers, scales), self.item(ids, numbers, scales)
         return self.logit(self.dot(user, item)), user, item
 
-    def losses(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor, label: torch.Tensor) -> Any:
-        """The cross-entropy of the click, and `softmax` times that of the item of a click, float32 [n]."""
-        logits, user, item = self(ids, numbers, scales)
+    def losses(self, found: Any, ids: torch.Tensor, label: torch.Tensor) -> Any:
+        """The cross-entropy of the click, and `softmax` times that of the item of a click, float32 [n]. found: what
+        `forward` gives.
+        """
+        logits, user, item = found
         loss = functional.binary_cross_entropy_with_logits(logits[:, 0], label, reduction="none")
         if not self.softmax:
             return loss

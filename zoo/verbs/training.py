@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import re
@@ -244,11 +245,23 @@ def _readers() -> list[str]:
     return [name for name, entry in zoo.entries().items() if entry.from_graph]
 
 
+def _qat_families() -> str:
+    able = []
+    for name, entry in zoo.entries().items():
+        with contextlib.suppress(ImportError):  # a framework that is not installed
+            able += [name] if hasattr(entry.part("finetune_settings"), "qat") else []
+    return ", ".join(able)
+
+
 def configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
     """`defaults` of a family (a dataclass instance) with `settings`, given as text, converted to the types of the
     defaults.
     """
     known = {each.name: getattr(defaults, each.name) for each in dataclasses.fields(defaults)}
+    if "qat" in settings and "qat" not in known:
+        raise RequestError(
+            f"{family} has no training with int8's rounding (--qat); these families do: {_qat_families()}"
+        )
     if unknown := [name for name in settings if name not in known]:
         raise RequestError(f"{family} has no training setting {', '.join(unknown)}; choose among {', '.join(known)}")
     return dataclasses.replace(defaults, **{name: _convert(name, text, known[name]) for name, text in settings.items()})

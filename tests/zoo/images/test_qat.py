@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 from rewriting import run
+from rounding import assert_same_bytes, bytes_of, layer_by_layer, one_thread  # noqa: F401
 from trainings import broken_off, write_images
 
 import zoo
@@ -34,20 +34,13 @@ from zoo.images.rewrites import passes  # noqa: E402
 from zoo.mobilenet.model import build as build_mobilenet  # noqa: E402
 from zoo.mobilenet.train import FINETUNE_V1  # noqa: E402
 from zoo.resnet.model import build as build_resnet  # noqa: E402
+from zoo.training import QAT_RATE  # noqa: E402
 
 SETTINGS = [
     "--batch-size",
     "12",
     *(word for each in ("workers=0", "image_size=32", "randaugment_n=0") for word in ("--set", each)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -96,59 +89,12 @@ def photos(size: int, count: int = 8):
     return np.clip(coarse + random.normal(0, 10, coarse.shape), 0, 255).astype(np.uint8)
 
 
-def bytes_of(student, x):
-    """({tensor: uint8 array that the student computes}, logits)."""
-    found = {}
-
-    def keep(each, _, result):
-        if each.active:
-            scale, zero = activation_qparams(each.range())
-            found[each.tensor] = (np.rint(result.numpy() / scale) + zero).astype(np.uint8)
-
-    hooks = [each.register_forward_hook(keep) for each in student.modules() if isinstance(each, Range)]
-    with torch.no_grad():
-        logits = student(x).numpy()
-    for each in hooks:
-        each.remove()
-    return found, logits
-
-
-def layer_by_layer(int8, given, pixels):
-    """({tensor: (bytes that the int8 model makes, those of `given`)}, logits) where every operator reads bytes of
-    `given`.
-    """
-    cut, made, feeds = int8.clone(), {}, {"image": pixels}
-    read = [
-        node.inputs
-        for node in cut.graph
-        if node.op_type == "DequantizeLinear" and node.inputs[0].producer() is not None
-    ]
-    for value, scale in {each: scale for each, scale, _ in read if not each.name.endswith(".image.padded")}.items():
-        name, shape = scale.name.removesuffix(".scale").removesuffix(".strided"), query.dimensions(value)[1:]
-        array = given[name]
-        array = (
-            array[..., ::2, ::2] if array[0].size == 4 * np.prod(shape) else array
-        )  # a stride taken before the layer
-        feeds[f"{value.name}.given"] = array.reshape(-1, *shape)  # a Flatten may stand between
-        made[value.name] = name, array.reshape(-1, *shape)
-        fed = ir.Value(name=f"{value.name}.given", type=ir.TensorType(ir.DataType.UINT8), shape=value.shape)
-        value.replace_all_uses_with(fed)
-        cut.graph.inputs.append(fed)
-        cut.graph.outputs.append(value)
-    found = run(cut, optimized=True, **feeds)
-    return {name: (found[value], wanted) for value, (name, wanted) in made.items()}, found["logits"]
-
-
 def assert_one_step(student, int8, pixels, x):
     """Every layer gives the student's bytes, but for a step here and there; returns the student's logits."""
     given, logits = bytes_of(student, x)
-    found, int8_logits = layer_by_layer(int8, given, pixels)
-    assert found.keys() == given.keys()
-    for name, (mine, wanted) in found.items():
-        difference = np.abs(mine.astype(int) - wanted)
-        assert difference.max() <= 1, name
-        assert np.mean(difference > 0) < 0.05, name
-    np.testing.assert_allclose(int8_logits, logits, rtol=1e-3, atol=1e-3 * np.abs(logits).max())
+    found, outputs = layer_by_layer(int8, given, image=pixels)
+    assert_same_bytes(found, given)
+    np.testing.assert_allclose(outputs["logits"], logits, rtol=1e-3, atol=1e-3 * np.abs(logits).max())
     return logits
 
 
@@ -186,7 +132,7 @@ def test_the_folder_is_one_like_any_other(tuned, start):
     weights, before = (torch.load(each / "model.pt", weights_only=True)["state_dict"] for each in (tuned, start))
     assert weights.keys() == before.keys() == build_mobilenet("mobilenet-v1", 3, 0.25).state_dict().keys()
     config = read_json(tuned / "train.json")["config"]
-    assert config["qat"] and config["learning_rate"] == pytest.approx(FINETUNE_V1.learning_rate * qat.RATE)
+    assert config["qat"] and config["learning_rate"] == pytest.approx(FINETUNE_V1.learning_rate * QAT_RATE)
     recipe = zoo.load(tuned).recipe
     assert (recipe.observer, recipe.search, recipe.correct) == ("minmax", False, False)
     assert read_json(tuned / "history.json")[-1]["top1"] > 0.8
