@@ -1,6 +1,6 @@
-"""Render MODELS.md, docs/benchmarks.md and the figures in README.md from the cards and the report files.
+"""Render MODELS.md, docs/benchmarks.md, the figures in README.md and its chart from the cards and the report files.
 
-`--check` only says whether all three are up to date.
+`--check` only says whether all four are up to date.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from pipelines.core import files
 from pipelines.models.hub import Card, Hub
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scripts import chart
 from scripts.peers import own_models as peers
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "MODELS.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
+CHART = ROOT / "docs" / "speed.svg"
 PEERS = ROOT / "scripts" / "peers" / "reports"
 SHIPPED = Hub(zoo.SHIPPED)
 COLUMNS = ("model", "task", "data", "quality, fp32 / int8", "speed-up", "MB, fp32 / int8", "licence")
@@ -422,6 +424,7 @@ def readme(text: str) -> str:
 
 def main() -> None:
     wanted = {MODELS: models_page(), BENCHMARKS: benchmarks_page(), README: readme(README.read_text())}
+    wanted[CHART] = chart.svg(chart.loads())
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
         sys.exit(f"out of date: {', '.join(stale)}; run: python scripts/render_models_md.py" if stale else 0)

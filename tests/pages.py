@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAMS = ("zoo", "make", "pip", "curl", "python", "torchrun", "ray", "kubectl", "git")
+PROGRAMS = ("zoo", "make", "pip", "curl", "python", "torchrun", "ray", "kubectl", "git", "grep", "docker")
 
 
 class Command(NamedTuple):

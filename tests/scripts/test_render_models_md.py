@@ -5,12 +5,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 import zoo
 from pipelines.analysis import markdown
 from pipelines.analysis.markdown import Report
+from scripts import chart
 from scripts import render_models_md as render
 
 LINES = 27  # of a model's section, blank ones left out
@@ -30,6 +32,25 @@ def test_check_names_a_page_that_is_out_of_date(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "argv", ["render_models_md.py", "--check"])
     with pytest.raises(SystemExit, match=r"^out of date: MODELS\.md; run"):
         render.main()
+
+
+def test_the_chart_tells_where_a_peer_is_quicker() -> None:
+    ahead = chart.Load("A 1/2", "Task <a>", "rows", 300, "x", 150, 2)
+    behind = chart.Load("B 3/4", "Task b", "rows", 100, "y", 400, 0.25)
+    drawn = chart.svg([behind, ahead])
+    root = ElementTree.fromstring(drawn)
+    widths = [int(each.get("width", "")) for each in root.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    assert widths == [chart.LONGEST, chart.LONGEST // 2, chart.LONGEST // 4, chart.LONGEST]
+    words = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert words[1:4] == ["Task <a>", "2.00x, 300 rows/s", "x, 150"] and words[6:] == ["0.25x, 100 rows/s", "y, 400"]
+    assert chart.best({"x": 2.0, "y": 0.25}) == "y"
+
+
+def test_the_chart_has_five_tasks_of_a_cpu() -> None:
+    of_cpus: dict[str, set[str]] = {}
+    for each in chart.loads():
+        of_cpus.setdefault(each.cpu, set()).add(each.task)
+    assert max(map(len, of_cpus.values())) == 5
 
 
 @pytest.mark.parametrize("page", [render.MODELS, render.BENCHMARKS, render.README])
