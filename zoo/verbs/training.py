@@ -81,7 +81,8 @@ def finetune(
 ) -> dict[str, Any]:
     """Go on training from a model's weights on own data; `output` becomes a model folder. See `train`.
 
-    The setting qat trains with the rounding of int8 (`pipelines.quantization.qat`); `build` then takes the ranges so trained.
+    The setting qat trains with the rounding of int8 (`pipelines.quantization.qat`); `build` then takes the
+    trained ranges.
     prune: "1.5x" or "ratio=.3", see `pipelines.compression.strategy.goal`. strategy: a file that says what is done when
     (`zoo.verbs.compressing.compress`). drop: by how much int8's metric may fall in either.
     """
