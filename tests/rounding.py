@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 from pipelines.quantization.qat import Range  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
+    """For what is trained once for all tests, too: another number of threads gives other sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

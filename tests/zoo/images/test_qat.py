@@ -259,3 +259,34 @@ def test_channels_in_reverse_are_normalized_by_their_own_means():
     pixels = photos(8, 2)
     found = trainer.logits(torch.nn.Identity(), torch.from_numpy(pixels), False)
     torch.testing.assert_close(found, normalized(pixels, features))
+
+
+@pytest.mark.slow
+def test_what_post_training_quantization_loses_is_won_back(start, tmp_path):
+    """All channels but one of what the 1x1 convolutions read are made smaller, and read as much more: a scale for all
+    leaves next to nothing of them.
+    """
+    data, tuned = write_images(tmp_path / "data", size=32, count=96), tmp_path / "tuned"
+
+    def judged(folder):
+        metrics = zoo.evaluate(folder, [str(data / "test")], engine="onnxruntime")["metrics"]
+        return {name: each["top1"] for name, each in metrics.items()}
+
+    def smaller(factor):
+        folder = Path(shutil.copytree(start, tmp_path / f"{factor}"))
+        kept = torch.load(folder / "model.pt", weights_only=True)
+        state = kept["state_dict"]
+        for name in [each for each in state if each.endswith("conv_pw.weight")]:
+            state[name][:, 1:] *= factor
+            for part in ("weight", "bias"):
+                state[name.replace("conv_pw.weight", f"bn1.{part}")][1:] /= factor
+        torch.save(kept, folder / "model.pt")
+        zoo.build(folder)
+        return folder, judged(folder)
+
+    # three colors are told apart even so, up to some factor
+    tried = map(smaller, (200, 300, 400, 500, 600))
+    lossy, before = next(each for each in tried if each[1]["fp32"] - each[1]["int8"] > 0.02)
+    settings = {"qat": "true", "epochs": "6", "batch_size": "12", "workers": "0", "image_size": "32"}
+    zoo.finetune(lossy, data, tuned, settings=settings | {"randaugment_n": "0", "learning_rate": "0.2"})
+    assert judged(tuned)["int8"] - before["int8"] > 0.8 * (before["fp32"] - before["int8"])
