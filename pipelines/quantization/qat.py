@@ -367,7 +367,7 @@ def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe, kno
         if isinstance(here, Layer):
             here.active = not int8_operators.isdisjoint(parts(node))
         if isinstance(here, Range) and here.active:
-            for user in [each for each in node.users if not floats[here.index].isdisjoint(parts(each))]:
+            for user in [each for each in node.users if not floats.get(here.index, set()).isdisjoint(parts(each))]:
                 user.replace_input_with(node, node.args[0])
     traced.recompile()
     if not any(each.active for each in ranges):

@@ -101,19 +101,40 @@ def student_of(folder, start, family):
     return student.eval(), features
 
 
-@every_family
-def test_the_int8_model_of_the_road_computes_what_was_trained(tuned, starts, log, family):
-    student, features = student_of(tuned(family), starts(family), family)
+def assert_one_step(folder, start, family, log):
+    """Returns the rows compared, and their probabilities."""
+    student, features = student_of(folder, start, family)
     rows = next(features.read(log, batch_rows=500))
     given, logits = bytes_of(student, *(torch.from_numpy(each) for each in (rows.ids, rows.numbers, rows.scales)))
-    int8 = io.load(tuned(family) / "int8.onnx")
-    found, outputs = layer_by_layer(int8, given, **features.encode(rows))
+    found, outputs = layer_by_layer(io.load(folder / "int8.onnx"), given, **features.encode(rows))
     assert len(found) >= 3
     assert_same_bytes(found, given)
-    np.testing.assert_allclose(outputs["probability"], 1 / (1 + np.exp(-logits)), atol=1e-3)
+    wanted = 1 / (1 + np.exp(-logits))
+    np.testing.assert_allclose(outputs["probability"], wanted, atol=1e-3)
+    return rows, wanted
+
+
+@every_family
+def test_the_int8_model_of_the_road_computes_what_was_trained(tuned, starts, log, family):
+    rows, wanted = assert_one_step(tuned(family), starts(family), family, log)
     native = zoo.pipeline(tuned(family), precision="int8", engine="native")
-    found = native.predict(native.encode(rows))["probability"]
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), atol=5e-3)
+    np.testing.assert_allclose(native.predict(native.encode(rows))["probability"], wanted, atol=5e-3)
+
+
+@pytest.mark.parametrize("large", [10**6, 20])  # rows beyond which a step changes those of its batch alone
+def test_tables_of_bytes_are_rounded_as_what_is_looked_up(tmp_path, monkeypatch, large):
+    """A log of categories alone: nothing is rounded where the int8 model runs, as tables hold bytes."""
+    monkeypatch.setattr("zoo.clicks.trainer.LARGE", large)
+    random = np.random.default_rng(0)
+    a, b = random.integers(0, 30, 1000), random.integers(0, 20, 1000)
+    clicks = random.random(1000) < 1 / (1 + np.exp(-np.sin(a) - np.cos(b)))
+    lines = [f"{click:d},a{x},b{y}" for click, x, y in zip(clicks, a, b, strict=True)]
+    log, start, tuned = (str(tmp_path / "log.csv"), tmp_path / "start", tmp_path / "tuned")
+    Path(log).write_text("\n".join(["click,a,b", *lines]) + "\n")
+    zoo.train("wide-deep-log", log, start, settings={**SMALL, "l2_embeddings": "10"})
+    zoo.finetune(start, log, tuned, settings=TUNED)
+    zoo.build(tuned)
+    assert_one_step(tuned, start, "wide-deep-log", log)
 
 
 @every_family
