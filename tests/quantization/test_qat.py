@@ -153,7 +153,7 @@ def test_weights_are_rounded_as_the_quantizer_does(bits):
     weight[2] = 0
     weight[3] *= 1e-30
     scale, quantized = weight_qparams(weight.numpy(), 0, bits)
-    assert np.array_equal(qat._rounded(weight, bits).numpy(), scale.reshape(-1, 1, 1, 1) * quantized)
+    assert np.array_equal(qat.rounded(weight, bits).numpy(), scale.reshape(-1, 1, 1, 1) * quantized)
 
 
 def test_the_exported_graph_is_the_float_model_with_batch_norm_folded():
