@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +147,7 @@ def _speed(
                 if why := why_wrong(engine, sessions[1], reference, batch):
                     wrong[engine] = why
                     continue
-                exact, ms = measure(sessions, batch)
-                if exact < SLOWER * ms:  # another process may have taken the core in one of few turns
-                    exact, ms = max((exact, ms), tuple(measure(sessions, batch)), key=lambda pair: pair[0] / pair[1])
+                exact, ms = _timed(sessions, batch)
             except ZooError:
                 continue  # an engine that does not run it
             speed[engine], milliseconds[engine] = round(exact / ms, 3), ms
@@ -159,9 +157,16 @@ def _speed(
             if reference is not None and (why := why_wrong("native", native, reference, batch)):
                 wrong["native"] = why
             elif floats:
-                exact, ms = measure([floats[min(floats)], native], batch)
+                exact, ms = _timed([floats[min(floats)], native], batch)
                 speed["native"], milliseconds["native"] = round(exact / ms, 3), ms
     return speed, min(milliseconds, key=milliseconds.__getitem__, default=None), wrong
+
+
+def _timed(sessions: Sequence[Runnable], batch: Batch) -> tuple[float, float]:
+    exact, ms = measure(sessions, batch)
+    if exact < SLOWER * ms:  # another process may have taken the core in one of few turns
+        exact, ms = max((exact, ms), tuple(measure(sessions, batch)), key=lambda pair: pair[0] / pair[1])
+    return exact, ms
 
 
 def _line(found: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ class ImageSession(Asynchronous):
         try:
             self._network = self._program.open()
         except (AttributeError, TypeError, ValueError) as error:
-            raise RequestError(f"the packed program of {path} is damaged: {one_line(error)}") from error
+            raise self._damaged(error) from error
         given = self._program
         self.inputs = {given.input: Port(np.dtype(given.dtype), (None, *given.shape))}
 
@@ -80,13 +80,19 @@ class ImageSession(Asynchronous):
             wanted = f"{program.input} {program.dtype} [n, {', '.join(map(str, program.shape))}]"
             given = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
             raise BatchError(f"the native kernels cannot run {self.path} on {given}; wanted {wanted}")
-        found = self._network(contiguous(x), self.threads)
+        try:
+            found = self._network(contiguous(x), self.threads)
+        except ValueError as error:
+            raise self._damaged(error) from error
         if program.ending == "Sigmoid":
             found = 1 / (1 + np.exp(-found))
         if program.ending == "Softmax":
             powers = np.exp(found - found.max(axis=1, keepdims=True))
             found = powers / powers.sum(axis=1, keepdims=True)
         return {program.output: found.reshape(len(x), *program.result_shape)}
+
+    def _damaged(self, error: Exception) -> RequestError:
+        return RequestError(f"the packed program of {self.path} is damaged: {one_line(error)}")
 
     def executed(self, batch: Batch) -> list[Executed]:
         """The steps that run, see `Session`."""

@@ -50,7 +50,7 @@ from scripts.peers.image_forms import Work, normalize
 
 Array = NDArray[Any]
 Call = Callable[[], Any]
-MODELS = ("mobilenet-v1-imagenet", "mobilenet-v2-imagenet", "resnet50-imagenet")
+MODELS = ("mobilenet-v1-imagenet", "mobilenet-v2-imagenet", "resnet50-imagenet", "resnet26d-cifar10")
 OURS = ("native", "onnxruntime", "openvino")  # engines of this project's file
 PEERS = ("openvino-int8", "litert-int8")
 BATCH, SECONDS, FIRST_CALLS = 16, 0.4, 5
@@ -63,14 +63,14 @@ FIRST = """
 import time
 import json, sys
 import numpy as np
-path, engine = sys.argv[1:]
-x = np.full((1, 3, 224, 224), 77, np.uint8)
+path, engine, size = sys.argv[1:]
+x = np.full((1, 3, int(size), int(size)), 77, np.uint8)
 start = time.perf_counter()
 if engine == "nncf":
     import openvino as ov
     options = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
     model = ov.Core().read_model(path)
-    model.reshape([1, 3, 224, 224])
+    model.reshape(list(x.shape))
     request = ov.Core().compile_model(model, "CPU", options).create_infer_request()
     run = lambda: request.infer([x.astype(np.float32)])
 else:
@@ -134,7 +134,9 @@ def calls(work: Work, threads: int, batch: int) -> dict[str, Call]:
         normalized = np.ascontiguousarray(normalize(x.transpose(0, 2, 3, 1), work.spec).transpose(0, 3, 1, 2))
         path = images.target_of(work, "openvino-int8")
         if path.is_file():
-            found["openvino-nncf"] = functools.partial(vision.openvino_session(path, threads), normalized)
+            found["openvino-nncf"] = functools.partial(
+                vision.openvino_session(path, threads, work.spec.size), normalized
+            )
         path = images.target_of(work, "litert-int8")
         if path.is_file() and threads == 1:
             last = np.ascontiguousarray(normalized.transpose(0, 2, 3, 1))
@@ -242,7 +244,7 @@ def first_calls(work: Work) -> dict[str, Any]:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(FIRST_CALLS):
         for name, way in ways.items():
-            command = ["taskset", "-c", core, sys.executable, "-c", FIRST, *way]
+            command = ["taskset", "-c", core, sys.executable, "-c", FIRST, *way, str(work.spec.size)]
             said = subprocess.run(command, check=True, capture_output=True, env=kept | common.ONE_THREAD)
             found[name].append(json.loads(said.stdout))
     return {

@@ -160,14 +160,16 @@ SYSTEMS = {
     OURS: Peer(build_zoo, "", open_zoo),
     STOCK: Peer(None, "", functools.partial(open_zoo, engine="openvino")),  # this project's file in the stock engine
     "openvino-int8": Peer(
-        vision.nncf("performance"), ".xml", lambda work, path: _peer(vision.openvino_session(path, 1), work.spec)
+        vision.nncf("performance"),
+        ".xml",
+        lambda work, path: _peer(vision.openvino_session(path, 1, work.spec.size), work.spec),
     ),
     "onnxruntime-int8": Peer(
         vision.onnxruntime("MinMax"), ".onnx", lambda work, path: _peer(vision.onnxruntime_session(path, 1), work.spec)
     ),
     "torch-int8": Peer(build_torch, ".pt2", open_torch),
     "litert-int8": Peer(build_litert, ".tflite", open_litert),
-    FLOAT: Peer(None, "", lambda work, path: _peer(vision.openvino_session(work.fp32, 1), work.spec)),
+    FLOAT: Peer(None, "", lambda work, path: _peer(vision.openvino_session(work.fp32, 1, work.spec.size), work.spec)),
 }
 
 

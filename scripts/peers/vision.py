@@ -256,7 +256,7 @@ def onnxruntime_session(path: Path, threads: int) -> Callable[[Array], Array]:
     return lambda x: session.run(None, {name: x})[0]
 
 
-def openvino_session(path: Path, threads: int) -> Callable[[Array], Array]:
+def openvino_session(path: Path, threads: int, size: int = SIZE) -> Callable[[Array], Array]:
     import openvino as ov
 
     options = {
@@ -267,7 +267,7 @@ def openvino_session(path: Path, threads: int) -> Callable[[Array], Array]:
         "ENABLE_CPU_PINNING": False,
     }
     model = ov.Core().read_model(path)
-    model.reshape([1, 3, SIZE, SIZE])
+    model.reshape([1, 3, size, size])
     request = ov.Core().compile_model(model, "CPU", options).create_infer_request()
     return lambda x: request.infer([x], share_inputs=True)[0]
 

@@ -1,5 +1,6 @@
 """Bytes that nobody wrote: whatever comes in, either it is read or one line says why not. `make fuzz` tries for longer."""
 
+import functools
 import gzip
 import json
 import os
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 
 import zoo
 from pipelines.core.errors import ZooError
-from pipelines.engines import catalog, plan
+from pipelines.engines import catalog, native_images, plan
 from pipelines.graph import io
+from pipelines.kernels import extension
+from pipelines.kernels import program_file as packed_programs
 from pipelines.kernels.transformer import program_file
 from pipelines.models.hub import Card
 from pipelines.models.stages import read_npz
@@ -212,6 +215,51 @@ def test_stored_programs(tmp_path, data):
     size = data.draw(st.sampled_from([len(header), 2**62, 0, 5]))
     (tmp_path / "m.zoo").write_bytes(size.to_bytes(8, "little") + header + bytes(4096))
     assert not quietly(program_file.load, tmp_path / "m.zoo")
+
+
+@pytest.fixture(scope="module")
+def packed_image_network(tmp_path_factory):
+    path = tmp_path_factory.mktemp("packed") / "m.zoo"
+    zoo.load("mobilenet-v1-cifar10").ensure("int8.onnx")
+    native_images.store(zoo.load("mobilenet-v1-cifar10").path / "int8.onnx", path)
+    return path
+
+
+def numbers(value, at=()):
+    """The places of the numbers in a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from numbers(item, (*at, key))
+    if type(value) in (int, float):
+        yield at
+
+
+@pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
+@fuzz
+@given(st.data())
+def test_packed_image_networks(packed_image_network, tmp_path, monkeypatch, data):
+    """Steps of other sizes than the arrays have are refused, not computed out of bounds."""
+    content = packed_image_network.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    arrays = content[-(-(8 + size) // packed_programs.PAGE) * packed_programs.PAGE :]
+    for at in data.draw(st.lists(st.sampled_from(list(numbers(header["programs"]))), min_size=1, max_size=3)):
+        *way, last = at
+        place = functools.reduce(lambda value, key: value[key], way, header["programs"])
+        place[last] = data.draw(st.sampled_from([-1, 0, 1, 2, 3, 7, 64, 1024, 2**31, 2**62]) | st.integers(0, 300))
+    told = json.dumps(header).encode()
+    start = -(8 + len(told)) % packed_programs.PAGE
+    (tmp_path / "m.zoo").write_bytes(len(told).to_bytes(8, "little") + told + bytes(start) + arrays)
+
+    def run():
+        (program,) = packed_programs.load(tmp_path / "m.zoo", native_images.CLASSES, native_images.VERSION)
+        monkeypatch.setattr(native_images, "packed", lambda path: program)
+        session = native_images.ImageSession(tmp_path / "m.zoo", 1)
+        ((name, port),) = session.inputs.items()
+        if min(port.shape[1:]) >= 0 and np.prod(port.shape[1:], dtype=float) < 1e6:
+            session.run({name: np.zeros((1, *port.shape[1:]), port.dtype)})
+
+    quietly(run)
 
 
 # ----------------------------------------------------------------------------------------------------------- long runs

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from pipelines.core.errors import RequestError, one_line
@@ -34,6 +36,17 @@ def connect(address: str | None = None, cores: int | None = None) -> Any:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RequestError(f"found no Ray cluster at {address}: {one_line(error)[:200]}") from error
     return ray
+
+
+@contextlib.contextmanager
+def connected(address: str | None = None, cores: int | None = None) -> Iterator[Any]:
+    """`connect` for a time: a connection made here ends here, and with it a cluster of this machine alone."""
+    before = library().is_initialized()
+    try:
+        yield connect(address, cores)
+    finally:
+        if not before:  # Ray's own, at the end of the process, sleeps first
+            library().shutdown()
 
 
 def counts_of(text: str | int, what: str) -> int | tuple[int, int]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
-from zoo.cluster.connection import connect
+from zoo.cluster.connection import connected, library
 from zoo.scoring import places
 from zoo.scoring.shards import Work, merged
 
@@ -66,16 +66,29 @@ def run_on_ray(
     """
     if workers is not None and workers < 1:
         raise RequestError(f"found {workers} workers, wanted 1 or more")
+    library()  # alone: two imports at once take longer, and actors begin only after this one
     with ThreadPoolExecutor(1) as beside:  # a plan takes as long as processes take to begin
         planning = beside.submit(Work, model, inputs, output, **options)
-        ray = connect(address, workers)
-        scorer = _scorer(ray)
-        begun = deque(scorer.remote() for _ in range(workers or int(ray.cluster_resources().get("CPU", 1))))
-        try:
-            work = planning.result()  # before the actors look for its plan
-        except BaseException:
-            _end(ray, begun)
-            raise
+        with connected(address, workers) as ray:
+            return _scored(ray, planning, model, output, workers, options)
+
+
+def _scored(
+    ray: Any,
+    planning: Future[Work],
+    model: str | Path,
+    output: str | Path,
+    workers: int | None,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """`run_on_ray` on a cluster."""
+    scorer = _scorer(ray)
+    begun = deque(scorer.remote() for _ in range(workers or int(ray.cluster_resources().get("CPU", 1))))
+    try:
+        work = planning.result()  # before the actors look for its plan
+    except BaseException:
+        _end(ray, begun)
+        raise
     waiting = deque(number for number in range(len(work.parts)) if not work.done(number))
     kept = len(work.parts) - len(waiting)
     count = min(len(begun), max(len(waiting), 1))

@@ -11,7 +11,8 @@ import pytest
 
 import zoo
 from pipelines.core.errors import RequestError
-from zoo.cluster.scoring import connect, run_on_ray
+from zoo.cluster.connection import connect
+from zoo.cluster.scoring import run_on_ray
 from zoo.scoring import parts
 from zoo.scoring.shards import check
 
