@@ -38,7 +38,8 @@ def freeze(
         about = _about(folder)
         file, kind, arch = folder / about["file"], about["format"], about["arch"]
         preprocess = Preprocess.from_json(about["preprocessing"])
-        options = {"width": float(about["width"])} if "width" in about else {}
+        width = float(about.get("width", 1))
+        options = {"width": width} if width != 1 else {}  # families of one width take none
         model = resize(build(arch, int(about["classes"]), **options), about.get("shapes", {}))
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(

@@ -317,6 +317,12 @@ def test_a_trained_folder_freezes_to_the_same_bytes(tmp_path: Path) -> None:
     assert query.symbolic_shape(io.load(tmp_path / "fp32.onnx").graph.outputs[0]) == ["batch", 3]
 
 
+def test_a_family_of_one_width_freezes_where_its_record_says_so(tmp_path: Path) -> None:
+    trained(tmp_path, arch="resnet26d", width=1.0)
+    torch.save({"state_dict": build_resnet("resnet26d", 3).state_dict()}, tmp_path / "model.pt")
+    assert resnet_freeze.freeze(tmp_path)["network"] == "resnet26d"
+
+
 def published(folder: Path, file: str, **weights: Any) -> Path:
     """A folder with a card that names the file of its weights."""
     details = {"weights": {"file": file, "format": "torch", "arch": "mobilenet-v2", "width": 0.25} | weights}
