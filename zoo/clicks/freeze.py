@@ -11,10 +11,11 @@ from torch import nn
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import read_json
+from pipelines.core.plain import from_plain
 from pipelines.graph import io, query
 from zoo.clicks.export import export
 from zoo.clicks.features import Features
-from zoo.clicks.train import MODEL
+from zoo.clicks.train import MODEL, about_of, weights_of
 from zoo.training import fill
 
 
@@ -51,3 +52,15 @@ def network(
     model = build(features, config)
     fill(model, state, folder / MODEL)
     return model.eval(), features
+
+
+def started(
+    folder: Path, build: Callable[[Features, Any], nn.Module], settings: type[Any]
+) -> tuple[dict[str, Any], nn.Module]:
+    """({"features": the preprocessing, "config": the settings}, the trained network in evaluation) of a folder with
+    fp32.onnx, trained here or shipped without its checkpoint."""
+    about = about_of(folder)
+    config = settings(**from_plain(about["config"]))
+    model = build(Features.from_json(about["features"]), config)
+    fill(model, weights_of(model, folder / "fp32.onnx"), folder)
+    return {"features": about["features"], "config": config}, model.eval()

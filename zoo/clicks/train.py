@@ -87,7 +87,7 @@ def train(
     output = Path(output)
     with processes() as group:
         require_output(output, STATE, resume)
-        about = _about(Path(start_from)) if start_from else {}
+        about = about_of(Path(start_from)) if start_from else {}
         if about:
             sizes = {name: about["config"][name] for name in _sizes(config) if name in about["config"]}
             config = replace(config, **from_plain(sizes))
@@ -128,7 +128,7 @@ def train(
             torch.manual_seed(config.seed)
             model = build(features, config)
             if start_from:
-                fill(model, _weights(model, Path(start_from) / "fp32.onnx"), start_from)
+                fill(model, weights_of(model, Path(start_from) / "fp32.onnx"), start_from)
             model = model if rounding is None else rounding.prepare(model)
             trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group)
             if start_from:
@@ -174,7 +174,7 @@ def train(
     return metrics
 
 
-def _about(folder: Path) -> dict[str, Any]:
+def about_of(folder: Path) -> dict[str, Any]:
     """{"config", "features"} of a model, trained here or shipped without its checkpoint."""
     if (folder / "train.json").is_file():
         return read_json(folder / "train.json")  # type: ignore[no-any-return]
@@ -185,7 +185,7 @@ def _about(folder: Path) -> dict[str, Any]:
         raise RequestError(f"{folder} does not say how it was trained; start from one that zoo train made") from error
 
 
-def _weights(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
+def weights_of(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
     """The weights of `model` out of the graph that `export` made of it; what only training needs stays as it is."""
     graph = io.load(path)
     edit.expand_fp16(graph)

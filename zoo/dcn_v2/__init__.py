@@ -22,6 +22,8 @@ ENTRY = Entry(
         observer="minmax", correct=False, keep_float=(r"cross\.[1-9].*\.v", "cross_output"), bound=BOUND
     ),
     native="zoo.clicks.fold_program:fold_program",
+    network="zoo.dcn_v2.freeze:network",
+    prune="zoo.clicks.prune:PrunableLog",
     files=("sample.csv.gz",),
     report_sections="zoo.clicks.report_sections:sections",
     summary=SUMMARY,

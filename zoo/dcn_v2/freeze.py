@@ -13,3 +13,8 @@ from zoo.dcn_v2.train import Settings
 def freeze(folder: str | Path) -> dict[str, Any]:
     """Write fp32.onnx; see `zoo.clicks.freeze.freeze`."""
     return clicks.freeze(folder, DCNv2, Settings)
+
+
+def network(folder: Path) -> tuple[dict[str, Any], Any]:
+    """The trained network of a model folder; see `zoo.clicks.train.started`."""
+    return clicks.started(folder, DCNv2, Settings)

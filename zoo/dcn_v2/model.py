@@ -4,7 +4,7 @@ Systems"), the parallel form.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -30,6 +30,8 @@ class DCNv2(nn.Module):
     """Cross layers beside a network, both of the embeddings and numbers, joined by one linear layer, and a weight of
     each category: what one says by itself, the prior on embeddings would take away.
     """
+
+    widths: ClassVar = {"embeddings": ("embedding_size",), "cross.*.v": ("rank",), "deep": ("hidden",)}
 
     def __init__(self, features: Features, config: Any) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -15,6 +15,8 @@ class DeepFM(nn.Module):
     """y = sigmoid(y_FM + y_DNN): first-order weights, dot products of all pairs of fields, and a network, of the same
     embeddings. Numbers have first-order weights and enter the network.
     """
+
+    widths: ClassVar = {"embeddings": ("embedding_size",), "deep": ("hidden",)}
 
     def __init__(self, features: Features, config: Any) -> None:
         super().__init__()

@@ -19,6 +19,8 @@ ENTRY = Entry(
     checkpoint="model.pt",
     recipe=QuantRecipe(observer="minmax", correct=False, keep_float=("dots.*",), bound=BOUND),
     native="zoo.clicks.fold_program:fold_program",
+    network="zoo.dlrm.freeze:network",
+    prune="zoo.clicks.prune:PrunableLog",
     files=("sample.csv.gz",),
     report_sections="zoo.clicks.report_sections:sections",
     summary=SUMMARY,

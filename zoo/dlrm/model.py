@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -15,6 +15,12 @@ class DLRM(nn.Module):
     """A bottom network makes one vector of the numbers; the dot products of all pairs of vectors and that vector go
     through a top network, beside a weight of each category. A log without numbers has no bottom network.
     """
+
+    widths: ClassVar = {
+        "embeddings": ("embedding_size",),
+        "bottom": ("bottom", "embedding_size"),
+        "top": ("hidden",),
+    }
 
     def __init__(self, features: Features, config: Any) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -48,6 +48,7 @@ class TwoTower(nn.Module):
     """
 
     outputs = ("user", "item")
+    widths: ClassVar = {"*.embeddings": ("embedding_size",), "*.network": ("hidden", "tower_size")}
     last: torch.Tensor
     gap: torch.Tensor
     steps: torch.Tensor

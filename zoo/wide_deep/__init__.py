@@ -19,6 +19,8 @@ LOGS = Entry(
     checkpoint="model.pt",
     recipe=QuantRecipe(observer="minmax", correct=False, bound=BOUND),
     native="zoo.clicks.fold_program:fold_program",
+    network="zoo.wide_deep.log.freeze:network",
+    prune="zoo.clicks.prune:PrunableLog",
     files=("sample.csv.gz",),
     summary=SUMMARY,
     processes="torch",

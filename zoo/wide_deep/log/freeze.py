@@ -13,3 +13,8 @@ from zoo.wide_deep.log.train import Settings
 def freeze(folder: str | Path) -> dict[str, Any]:
     """Write fp32.onnx; see `zoo.clicks.freeze.freeze`."""
     return clicks.freeze(folder, WideDeep, Settings)
+
+
+def network(folder: Path) -> tuple[dict[str, Any], Any]:
+    """The trained network of a model folder; see `zoo.clicks.train.started`."""
+    return clicks.started(folder, WideDeep, Settings)

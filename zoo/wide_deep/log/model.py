@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from zoo.clicks.model import Embeddings, Scalars, counts, joined, mlp
 
 class WideDeep(nn.Module):
     """logit = a weight of each category + a network of embeddings and numbers."""
+
+    widths: ClassVar = {"embeddings": ("embedding_size",), "deep": ("hidden",)}
 
     def __init__(self, features: Features, config: Any) -> None:
         super().__init__()
