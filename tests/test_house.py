@@ -2,8 +2,10 @@
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,10 @@ def test_importing_zoo_and_the_command_loads_nothing_heavy() -> None:
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
     assert not loaded & HEAVY
+
+
+def test_the_version_is_one_wherever_it_stands() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert re.search(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1] == version
+    for name in ("deploy/Dockerfile", "deploy/kserve.yaml", "docs/serve.md"):
+        assert set(re.findall(r"int8-zoo:([\d.]+\d)", (ROOT / name).read_text())) == {version}, name
