@@ -20,6 +20,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 
 SHARES = (0.25, 0.5, 0.75)  # of a group's width, cut to measure its sensitivity
+TILE = 16  # channels that one register of the int8 kernels holds
 NEAR = 0.02  # a measured speed that is so near its goal is it
 
 Widths = Mapping[str, int]
@@ -28,11 +29,12 @@ Widths = Mapping[str, int]
 class Prunable(Protocol):
     """A trained model opened with its data, to be cut.
 
-    groups: {what is cut together: its width now}. tile: widths are multiples of it, those of the int8 kernels.
+    groups: {what is cut together: its width now}. tiles: {group: its width is a multiple of this, those of the int8
+    kernels}.
     """
 
     groups: Widths
-    tile: int
+    tiles: Widths
 
     def loss(self, widths: Widths) -> float:
         """On held-out data, of the model with these groups cut to these widths, the least important of each."""
@@ -49,7 +51,7 @@ def sensitivity(model: Prunable) -> dict[str, Any]:
         for name, width in model.groups.items():
             losses = {}
             for share in SHARES:
-                kept = _tiles(width * (1 - share), model.tile, width)
+                kept = _tiles(width * (1 - share), model.tiles[name], width)
                 losses[f"{share:g}"] = model.loss({name: kept}) if kept < width else found["loss"]
             found["groups"][name] = {"width": width, "losses": losses}
             advance(1)
@@ -73,12 +75,13 @@ def chosen(groups: Widths, patterns: Sequence[str]) -> dict[str, int]:
     }
 
 
-def cuts(found: Mapping[str, Any], groups: Widths, tile: int, saved: Mapping[str, float]) -> list[tuple[str, int]]:
+def cuts(found: Mapping[str, Any], groups: Widths, tiles: Widths, saved: Mapping[str, float]) -> list[tuple[str, int]]:
     """All cuts of a tile, cheapest first: (group, its width after). saved: what a channel of each group saves."""
     heap: list[tuple[float, str, int]] = []
 
     def offer(name: str, width: int) -> None:
         """The group's next cut, at its price: rise of the loss for what it saves."""
+        tile = tiles[name]
         after = width - (width % tile or tile)
         if after < tile:
             return
@@ -156,14 +159,14 @@ def choose(
     """
     groups = chosen(model.groups, cut.layers)
     if not goal.speed:
-        order = cuts(found, groups, model.tile, dict.fromkeys(groups, 1.0))
+        order = cuts(found, groups, model.tiles, dict.fromkeys(groups, 1.0))
         return {"goal": str(goal), "widths": by_ratio(order, model.groups, whole, goal.ratio)}
     base, saved = 1 / speed({}), {}
     with progress("time that each group takes", len(groups)) as advance:
         for name, width in groups.items():
-            half = _tiles(width / 2, model.tile, width)
+            half = _tiles(width / 2, model.tiles[name], width)
             saved[name] = max(0.0, base - 1 / speed({name: half})) / (width - half) if half < width else 0.0
             advance(1)
-    widths, reached = by_speed(cuts(found, groups, model.tile, saved), model.groups, goal.speed, speed)
+    widths, reached = by_speed(cuts(found, groups, model.tiles, saved), model.groups, goal.speed, speed)
     shares = {name: round(each * groups[name] / 2, 4) for name, each in saved.items()}
     return {"goal": str(goal), "widths": widths, "speed": round(reached, 3), "saved": shares}

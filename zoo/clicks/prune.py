@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.compression.search import Widths
+from pipelines.compression.search import TILE, Widths
 from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing, write_json
 from pipelines.core.plain import to_plain
@@ -37,7 +37,6 @@ class PrunableLog:
     trained on.
     """
 
-    tile = 16  # units that one register of the int8 kernels holds
     metric: ClassVar[str] = "auc"
     drop: ClassVar[float] = 0.001
     batch_size: ClassVar[int] = 512
@@ -61,6 +60,7 @@ class PrunableLog:
         self.features = Features.from_json(about["features"])
         self.units = Units(self.network, self.features, self.sized)
         self.groups: Widths = {name: each.shape[1] for name, each in self.units.groups.items()}
+        self.tiles: Widths = dict.fromkeys(self.groups, TILE)
         scratch = Path(tempfile.gettempdir()) / "rows"
         self.log: Store = Store(self.features, data, on_error, scratch) if like is None else like.log
         count = len(self.log)

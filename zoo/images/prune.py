@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pipelines.compression import channels
-from pipelines.compression.search import Widths
+from pipelines.compression.search import TILE, Widths
 from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing, write_json
 from pipelines.models.stages import SAMPLES, ModelFolder
@@ -34,7 +34,6 @@ BATCH = 64
 class PrunableImages:
     """See `pipelines.compression.search.Prunable`. Raises RequestError for images of other classes than the model's."""
 
-    tile = 16  # channels that one register of the int8 kernels holds
     metric: ClassVar[str] = "top1"
     drop: ClassVar[float] = 0.005  # of the metric, that may be lost unless told
     batch_size: ClassVar[int] = 1  # that is timed
@@ -74,6 +73,7 @@ class PrunableImages:
         self.held = self._some(self.images.held_out, HELD_OUT)
         self.members = channels.groups(self.network, self.example)
         self.groups: Widths = {name: len(members[0][1]) for name, members in self.members.items()}
+        self.tiles: Widths = dict.fromkeys(self.groups, TILE)
         self._order: dict[str, Any] = {}
 
     def _some(self, images: Images, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,6 +16,7 @@ ENTRY = Entry(
     pipeline="zoo.transformer_mt.predict:TranslationPipeline",
     importer="zoo.transformer_mt.importing:IMPORTER",
     shortlist="zoo.transformer_mt.shortlist:for_model",
+    prune="zoo.transformer_mt.prune:PrunableText",
     checkpoint="model.pt",
     processes="torch",
     # the MatMuls of attention are small: int8 would cost more than it saves

@@ -218,7 +218,7 @@ class _Writer:
             split(given, "value", [0, 2, 1, 3]),
         )
         scores = self.add("MatMul", [queries, keys], f"{path}.products")
-        scale = math.sqrt(self.model.form.width // attention.heads)
+        scale = math.sqrt(attention.size)
         scores = self.add("Div", [scores, self.constant(f"attention.scale{other}", scale)], f"{path}.scaled")
         scores = self.add("Add", [scores, mask], f"{path}.masked")
         weights = self.add("Softmax", [scores], f"{path}.weights", axis=-1)
@@ -228,7 +228,8 @@ class _Writer:
             f"{path}.found.split",
             perm=[0, 2, 1, 3],
         )
-        found = self.add("Reshape", [found, self.constant("joined", [0, 0, self.model.form.width])], f"{path}.joined")
+        joined = self.constant(f"joined{other}", [0, 0, attention.output.in_features])
+        found = self.add("Reshape", [found, joined], f"{path}.joined")
         y = self.add("Add", [x, self.linear(found, f"{path}.output")], f"{path}.sum")
         return y if around.pre_norm else self.norm(y, around.norm, norm)
 

@@ -32,7 +32,8 @@ class Form:
     """Layers of the encoder and the decoder, width of the model, units of a feed-forward layer, attention heads; and,
     after these, in what translation models differ.
 
-    decoder_hidden, decoder_heads: those of the decoder, 0: as the encoder's. activation: of feed-forward layers, a key
+    decoder_hidden, decoder_heads: those of the decoder, 0: as the encoder's. head_size: columns of a head, 0: width /
+    heads. activation: of feed-forward layers, a key
     of `ACTIVATIONS`. autoregression: how the decoder sees the tokens so far, "attention", "ssru" (see `Recurrence`) or
     "average" (see `Average`, with average_hidden units and average_activation).
     scaled: embeddings are multiplied by sqrt(width). embedding_norm: they are normalized. final_norm: so is what the
@@ -61,6 +62,7 @@ class Form:
     epsilon: float = 1e-5
     average_hidden: int = 0
     average_activation: str = "swish"
+    head_size: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: the five sizes, and what differs from the defaults."""
@@ -86,13 +88,15 @@ FORMS = {
 }
 
 
-def build(arch: str, vocabulary: int, *, pre_norm: bool = True, dropout: float = 0.0) -> Transformer:
-    """The untrained network. arch: a key of `FORMS`. vocabulary: its number of pieces. Raises RequestError for an
-    unknown `arch`.
+def build(
+    arch: str, vocabulary: int, *, pre_norm: bool = True, dropout: float = 0.0, form: Form | None = None
+) -> Transformer:
+    """The untrained network. arch: a key of `FORMS`. vocabulary: its number of pieces. form: that of a network which
+    was cut, in place of the arch's own. Raises RequestError for an unknown `arch`.
     """
     if arch not in FORMS:
         raise RequestError(f"no Transformer {arch!r}; known: {', '.join(FORMS)}")
-    return Transformer(FORMS[arch], vocabulary, pre_norm=pre_norm, dropout=dropout)
+    return Transformer(form or FORMS[arch], vocabulary, pre_norm=pre_norm, dropout=dropout)
 
 
 def sinusoids(length: int, width: int) -> NDArray[np.float32]:
@@ -107,15 +111,17 @@ def sinusoids(length: int, width: int) -> NDArray[np.float32]:
 
 
 class Attention(nn.Module):
-    """Multi-head scaled dot-product attention (section 3.2)."""
+    """Multi-head scaled dot-product attention (section 3.2). size: columns of a head, 0: width / heads."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, size: int = 0) -> None:
         super().__init__()
-        self.heads = heads
-        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.heads, self.size = heads, size or width // heads
+        inner = width if not size else heads * size
+        self.query, self.key, self.value = (nn.Linear(width, inner) for _ in range(3))
+        self.output = nn.Linear(inner, width)
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, tokens, width] -> [n, heads, tokens, width / heads]."""
+        """[n, tokens, heads * size] -> [n, heads, tokens, size]."""
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
     def keys_values(self, x: torch.Tensor) -> KeysValues:
@@ -227,12 +233,15 @@ class Layer(nn.Module):
         self.recurrent = cross and form.autoregression != "attention"
         self.attention: Attention | Recurrence | Average
         if not self.recurrent:
-            self.attention = Attention(form.width, heads)
+            self.attention = Attention(form.width, heads, form.head_size)
         else:
             self.attention = Recurrence(form.width) if form.autoregression == "ssru" else Average(form)
         self.around_attention = Residual(form, pre_norm, dropout)
         if cross:
-            self.cross, self.around_cross = Attention(form.width, heads), Residual(form, pre_norm, dropout)
+            self.cross, self.around_cross = (
+                Attention(form.width, heads, form.head_size),
+                Residual(form, pre_norm, dropout),
+            )
         self.feed = FeedForward(form, (cross and form.decoder_hidden) or form.hidden)
         self.around_feed = Residual(form, pre_norm, dropout)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from pipelines.core.errors import RequestError
 from zoo.training import (
@@ -62,6 +63,8 @@ class Settings:
     then keeps; in fp32, in one process, at a tenth of the learning rate. Raises RequestError for values out of range.
     """
 
+    SOFT: ClassVar[str] = "soft"  # what a strategy calls "weight"
+    HINTS: ClassVar[str] = "hints"  # and "features"
     arch: str = "tiny"
     pre_norm: bool = True
     dropout: float = 0.2

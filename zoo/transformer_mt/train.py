@@ -38,7 +38,7 @@ from zoo.transformer_mt.data import (
 )
 from zoo.transformer_mt.distillation import distilled
 from zoo.transformer_mt.metrics import signatures
-from zoo.transformer_mt.model import FORMS, build, translate
+from zoo.transformer_mt.model import FORMS, Form, build, translate
 from zoo.transformer_mt.networks import MODEL, described, inherit, network, state_of, teacher_of
 from zoo.transformer_mt.reading import Pair, sources
 from zoo.transformer_mt.settings import Settings
@@ -85,7 +85,7 @@ def train(
     with processes() as group:
         require_output(output, STATE, resume)
         known: Vocabulary | None = Vocabulary.read(output / "checkpoint" / VOCABULARY) if resume else None
-        start = None
+        start, form = None, None
         if start_from is not None:
             about = described(Path(start_from))
             if "arch" not in about:
@@ -95,6 +95,7 @@ def train(
                 )
             config = replace(config, **{name: about[name] for name in ("arch", "pre_norm", "languages", "max_length")})
             known, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
+            form = Form.from_json(about["form"]) if "form" in about else None
         elif config.inherit and not known:
             if not config.teacher:
                 raise RequestError(
@@ -118,7 +119,8 @@ def train(
             on_error=on_error,
         )
         torch.manual_seed(config.seed)
-        model = build(config.arch, len(text.vocabulary), pre_norm=config.pre_norm, dropout=config.dropout)
+        sizes: dict[str, Any] = {"pre_norm": config.pre_norm, "dropout": config.dropout, "form": form}
+        model = build(config.arch, len(text.vocabulary), **sizes)
         if start_from is not None:
             fill(model, state_of(about["source"], model), about["source"])
         elif config.inherit:
@@ -249,9 +251,11 @@ def _write(
         "languages": config.languages,
         "max_length": config.max_length,
     }
+    if (form := trainer.model.form) != FORMS[config.arch]:
+        features["form"] = form.to_json()
     about = {
         "features": features,
-        "form": asdict(FORMS[config.arch]),
+        "form": asdict(form),
         "vocabulary": len(text.vocabulary),
         "parameters": sum(each.numel() for each in trainer.model.parameters()),
         "config": asdict(config),

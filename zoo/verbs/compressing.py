@@ -163,7 +163,8 @@ class _Run:
             except RequestError:  # a model that was trained here has no sample of its own
                 raw = self.base.example(count, listed(self.data)[0])
             self.batch = self.base.preprocess(raw)
-        both = [Predictor(self.base), Predictor(self._int8(folder, batch_size=count))]
+        timed = getattr(self.kind, "timed", lambda pipeline: pipeline)
+        both = [Predictor(timed(each)) for each in (self.base, self._int8(folder, batch_size=count))]
         times: list[list[float]] = []
         begin = time.monotonic()
         while len(times) < 3 or time.monotonic() - begin < TIMED:

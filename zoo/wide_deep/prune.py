@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.compression.search import Widths
+from pipelines.compression.search import TILE, Widths
 from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing, write_json
 from pipelines.models.stages import SAMPLES, ModelFolder
@@ -47,7 +47,6 @@ class PrunableRows:
     table chooses for itself. Raises RequestError for rows that cannot be trained on.
     """
 
-    tile = 16  # units that one register of the int8 kernels holds
     metric: ClassVar[str] = "auc"
     drop: ClassVar[float] = 0.001
     batch_size: ClassVar[int] = 512
@@ -77,6 +76,7 @@ class PrunableRows:
         )
         self.sized, self.layers = sized, layers
         self.groups: Widths = dict(zip((*layers, EMBEDDING), (*sized.hidden, sized.embedding_size), strict=True))
+        self.tiles: Widths = dict.fromkeys(self.groups, TILE)
         counts = Counts(numeric=sized.numeric, categorical=sized.categorical, buckets=sized.buckets)
         scratch = Path(tempfile.gettempdir())
         self.log: RowStore = RowStore(data, counts, on_error, scratch) if like is None else like.log
