@@ -43,6 +43,7 @@ _DISTIL = {
     "temperature": {"type": "number", "exclusiveMinimum": 0},
     "features": _FROM_0,
     "fsp": _FROM_0,
+    "attention": _FROM_0,
 }
 _KINDS: dict[str, dict[str, Any]] = {"distil": _DISTIL, "prune": _PRUNE, "qat": {}}
 _EPOCHS = {"type": "integer", "minimum": 1}

@@ -4,8 +4,9 @@ translation models of this and of other toolkits have.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, size: int = 0) -> None:
         super().__init__()
         self.heads, self.size = heads, size or width // heads
+        self.seen: list[torch.Tensor] | None = None  # where it is a list, gets the weights of every call
         inner = width if not size else heads * size
         self.query, self.key, self.value = (nn.Linear(width, inner) for _ in range(3))
         self.output = nn.Linear(inner, width)
@@ -134,13 +136,31 @@ class Attention(nn.Module):
         mask: bool, broadcast to [n, heads, tokens, tokens of `given`].
         """
         query, (keys, values) = self._split(self.query(x)), given
-        if x.is_cuda:
+        if x.is_cuda and self.seen is None:
             heads = F.scaled_dot_product_attention(query, keys, values, mask)
         else:  # for sentences, torch's own form takes several times as long on a CPU in its backward pass
             scores = query @ keys.transpose(2, 3) * query.shape[3] ** -0.5
             weights = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(3)
+            if self.seen is not None:
+                self.seen.append(weights)
             heads = weights.to(values.dtype) @ values
         return self.output(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def watching(model: Transformer | None) -> Iterator[list[torch.Tensor]]:
+    """A list that gets where the target's tokens look in the source: of every layer of the decoder the weights of its
+    cross-attention, [n, heads, target tokens, source tokens]. None: nothing is seen.
+    """
+    found: list[torch.Tensor] = []
+    layers = [] if model is None else [layer.cross for layer in model.decoder]
+    try:
+        for each in layers:
+            each.seen = found  # type: ignore[union-attr]
+        yield found
+    finally:
+        for each in layers:
+            each.seen = None  # type: ignore[union-attr]
 
 
 class Residual(nn.Module):

@@ -27,7 +27,7 @@ RANGES = {
     "soft": Range("0 to 1", lambda share: 0 <= share <= 1),
     **dict.fromkeys(("dropout", "label_smoothing"), BELOW_1),
     "schedule": Range("inverse-sqrt or cosine", lambda name: name in ("inverse-sqrt", "cosine")),
-    **dict.fromkeys(("warmup", "weight_decay", "max_ratio", "hints", "synthetic"), FROM_0),
+    **dict.fromkeys(("warmup", "weight_decay", "max_ratio", "hints", "attention", "synthetic"), FROM_0),
 }
 
 
@@ -57,10 +57,12 @@ class Settings:
     alone is trained, in half of the time. soft: how much of the loss is the cross entropy to the teacher's own
     distribution of each token (Hinton et al. 2015), whose vocabulary must be the student's. hints: with soft, as many
     times is added how far each layer of the decoder is from the teacher's, its squared difference over the teacher's
-    square (Romero et al. 2015). synthetic: so many sentences like those of the source are added, see
-    `zoo.transformer_mt.synthesis`, for the teacher to translate. references: the data's own translations are trained on
-    beside the teacher's. qat: fine-tune with the rounding of int8 (`zoo.transformer_mt.qat`), whose ranges the model
-    then keeps; in fp32, in one process, at a tenth of the learning rate. Raises RequestError for values out of range.
+    square (Romero et al. 2015). attention: the same of where each target token looks in the source, the mean over the
+    heads of a layer's cross-attention (Jiao et al. 2020, "TinyBERT"), by layers from the last. synthetic: so many
+    sentences like those of the source are added, see `zoo.transformer_mt.synthesis`, for the teacher to translate.
+    references: the data's own translations are trained on beside the teacher's. qat: fine-tune with the rounding of
+    int8 (`zoo.transformer_mt.qat`), whose ranges the model then keeps; in fp32, in one process, at a tenth of the
+    learning rate. Raises RequestError for values out of range.
     """
 
     SOFT: ClassVar[str] = "soft"  # what a strategy calls "weight"
@@ -94,6 +96,7 @@ class Settings:
     frozen: bool = False
     soft: float = 0.0
     hints: float = 0.0
+    attention: float = 0.0
     synthetic: int = 0
     references: bool = False
     qat: bool = False
@@ -106,8 +109,11 @@ class Settings:
         for name in ("soft", "synthetic", "references"):
             if getattr(self, name) and not self.teacher:
                 raise RequestError(f"found {name} without a teacher; name one with --set teacher=FOLDER")
-        if self.hints and not self.soft:
-            raise RequestError("found hints without soft; train on the teacher's distributions too: --set soft=0.5")
+        for name in ("hints", "attention"):
+            if getattr(self, name) and not self.soft:
+                raise RequestError(
+                    f"found {name} without soft; train on the teacher's distributions too: --set soft=0.5"
+                )
 
     def rate(self, step: int, epoch_steps: int) -> float:
         """The learning rate at `step`, counted from 0."""

@@ -22,7 +22,7 @@ from zoo.communication import Communication, exchanging, tuned
 from zoo.training import QAT_FROZEN, Processes, choose_precision
 from zoo.transformer_mt.data import PAD, START, Corpus, ParallelText, Tokens, batches, by_tokens, padded
 from zoo.transformer_mt.metrics import translation_metrics
-from zoo.transformer_mt.model import Transformer, translate
+from zoo.transformer_mt.model import Transformer, translate, watching
 from zoo.transformer_mt.settings import Settings
 
 DECODED = 8192  # tokens, padded sources of a batch that is translated
@@ -138,7 +138,12 @@ class Trainer:
         hinted = bool(self.config.hints) and model.training
         own_layers: list[torch.Tensor] | None = [] if hinted else None
         layers: list[torch.Tensor] | None = [] if hinted else None
-        with torch.autocast(source.device.type, torch.bfloat16, enabled=bf16):
+        looked = bool(self.config.attention) and model.training
+        with (
+            torch.autocast(source.device.type, torch.bfloat16, enabled=bf16),
+            watching(self.teacher if looked else None) as maps,
+            watching(self.model if looked else None) as own_maps,
+        ):
             if self.teacher is not None and self.model.training:
                 with torch.no_grad():
                     encoded = self.teacher.encode(source)
@@ -153,6 +158,9 @@ class Trainer:
             for own, wanted in zip(own_layers or (), layers or (), strict=True):
                 own, wanted = (each.flatten(0, 1)[kept].float() for each in (own, wanted))
                 loss = loss + self.config.hints * len(kept) * l2(own, wanted)
+            for own, wanted in zip(own_maps[::-1], maps[::-1], strict=False):
+                own, wanted = (each.float().mean(1).flatten(0, 1)[kept] for each in (own, wanted))
+                loss = loss + self.config.attention * len(kept) * l2(own, wanted)
         return loss, plain, sum(len(pair[1]) for pair in pairs)
 
     def step(self, data: Corpus, batch: NDArray[np.int64], epoch_steps: int) -> tuple[float, int]:

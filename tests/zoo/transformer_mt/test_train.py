@@ -18,7 +18,7 @@ from zoo.training import Processes
 torch = pytest.importorskip("torch", reason="needs the train extra")
 from zoo.transformer_mt import averages, data, networks, reading  # noqa: E402
 from zoo.transformer_mt import train as training  # noqa: E402
-from zoo.transformer_mt.model import FORMS, Form, build  # noqa: E402
+from zoo.transformer_mt.model import FORMS, Form, build, watching  # noqa: E402
 from zoo.transformer_mt.settings import Settings  # noqa: E402
 from zoo.transformer_mt.train import train  # noqa: E402
 from zoo.transformer_mt.trainer import Trainer  # noqa: E402
@@ -203,9 +203,41 @@ def test_a_frozen_encoder_stays_and_the_decoder_learns_the_teacher_s_distributio
     assert losses[-1] - entropy < 0.2 * (losses[0] - entropy)
     same = {name for name, each in student.state_dict().items() if torch.equal(each, before[name])}
     assert {name for name in before if not name.startswith("decoder")} == same
-    for wrong in ({"frozen": True}, {"soft": 0.5}, {"synthetic": 9}, {"references": True}, {"hints": 1.0}):
+    for wrong in (
+        {"frozen": True},
+        {"soft": 0.5},
+        {"synthetic": 9},
+        {"references": True},
+        {"hints": 1.0},
+        {"attention": 1.0},
+    ):
         with pytest.raises(RequestError, match="without"):
             replace(QUICK, **wrong)
+
+
+def test_a_student_learns_where_its_teacher_looks(language):
+    torch.manual_seed(1)
+    teacher, student = build("one", 60), build("one", 60)
+    config = replace(QUICK, teacher="some", soft=1.0, attention=50.0, dropout=0.0, learning_rate=1e-2, warmup=0)
+    trainers = [Trainer(student, replace(config, attention=weight), Processes(), teacher) for weight in (0.0, 50.0)]
+    found, batch = corpus(language), np.arange(6)
+    source, labels = (torch.from_numpy(data.padded([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)
+
+    def distance() -> float:
+        with torch.no_grad(), watching(student) as own, watching(teacher) as wanted:
+            student(source, target)
+            teacher(source, target)
+        (own,), (wanted,) = ([each.mean(1)[labels != data.PAD] for each in maps] for maps in (own, wanted))
+        return float((own - wanted).square().mean() / wanted.square().mean())
+
+    student.train()
+    plain, taught = (float(each.loss(student, found, batch, False, 0.0)[0].detach()) for each in trainers)
+    first = distance()
+    assert taught - plain == pytest.approx(50 * first * int((labels != data.PAD).sum()), rel=1e-4)
+    for _ in range(20):
+        trainers[1].step(found, batch, 1)
+    assert distance() < 0.5 * first
 
 
 def test_hints_bring_the_layers_of_the_decoder_to_those_of_the_teacher(language):
