@@ -32,6 +32,7 @@ from pipelines.core import files, machine, settings
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines.catalog import ENGINES, load
 from pipelines.models import hub, stages
+from pipelines.models.folder import SAMPLES
 from pipelines.models.pipeline import model_file
 from zoo.clicks.metrics import click_metrics
 from zoo.transformer_mt.metrics import translation_metrics
@@ -161,7 +162,7 @@ def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
     opened: Any = zoo.pipeline(folder, "fp32", "onnxruntime")
     rows = Rows.concatenate(list(opened.rows(str(held_out))))
     target = folder / "stock.onnx"
-    stock_quantize(folder / "fp32.onnx", target, stages.read_npz(folder / stages.SAMPLES)[0])
+    stock_quantize(folder / "fp32.onnx", target, stages.read_npz(folder / SAMPLES)[0])
     batch = opened.features.encode(rows)
     scores = [load(path, "onnxruntime").run(batch)["probability"].ravel() for path in (folder / "fp32.onnx", target)]
     assert rows.labels is not None

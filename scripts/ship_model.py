@@ -21,7 +21,7 @@ import zoo
 from pipelines.core import files
 from pipelines.core.errors import ZooError
 from pipelines.graph import edit, io
-from pipelines.models import stages
+from pipelines.models.folder import HALF, SAMPLES
 from pipelines.models.hub import CARD, Card, CardFile
 
 # Where the weights of releases will lie, each at NAME/FILE as in zoo/weights: the one place that says so. The project
@@ -29,7 +29,7 @@ from pipelines.models.hub import CARD, Card, CardFile
 PUBLIC = "https://int8-zoo.example/weights/1"
 # the float weights that wheels leave out (pyproject.toml, wheel.exclude) and that are fetched when a stage needs them
 LARGE = 6_000_000  # bytes
-SHIPPED_FILES = (stages.HALF, "calibration.json", "int8.onnx", "quantization.json")
+SHIPPED_FILES = (HALF, "calibration.json", "int8.onnx", "quantization.json")
 
 
 def ship(trained: Path, name: str, into: Path | None = None) -> Card:
@@ -43,11 +43,11 @@ def ship(trained: Path, name: str, into: Path | None = None) -> Card:
         work = Path(scratch)
         model = io.load(source.ensure("fp32.onnx"))
         edit.compress_fp16(model)
-        io.save(model, work / stages.HALF)
-        for each in (stages.SAMPLES, *source.entry.files):
+        io.save(model, work / HALF)
+        for each in (SAMPLES, *source.entry.files):
             if (source.path / each).is_file():
                 shutil.copy(source.path / each, work)
-        half = CardFile(stages.HALF, None, None, None)
+        half = CardFile(HALF, None, None, None)
         files.write_json(work / CARD, replace(source.card, files=(half,)).to_json())
         folder = zoo.load(work)
         folder.ensure("int8.onnx")
@@ -71,7 +71,7 @@ def with_addresses(card: Card) -> Card:
     """The card with a public address for its float weights where these are too large for a wheel."""
 
     def addressed(file: CardFile) -> CardFile:
-        if file.name != stages.HALF:
+        if file.name != HALF:
             return file
         return replace(file, url=f"{PUBLIC}/{card.name}/{file.name}" if (file.size or 0) > LARGE else None)
 

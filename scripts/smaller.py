@@ -31,8 +31,9 @@ from pipelines.core.files import read_json
 from pipelines.core.power import Meter
 from pipelines.engines.catalog import load
 from pipelines.engines.timing import measure
+from pipelines.models.folder import SAMPLES
 from pipelines.models.pipeline import Predictor
-from pipelines.models.stages import SAMPLES, read_arrays
+from pipelines.models.stages import read_arrays
 
 
 def quantized_by_onnxruntime(folder: Any, samples: Path, path: Path) -> Path:

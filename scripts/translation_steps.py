@@ -38,7 +38,8 @@ from pipelines.core.progress import progress
 from pipelines.engines.catalog import load
 from pipelines.engines.session import Session
 from pipelines.graph import edit, io, query
-from pipelines.models.stages import ModelFolder, open_folder, read_npz
+from pipelines.models.folder import ModelFolder, open_folder
+from pipelines.models.stages import read_npz
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
 from pipelines.rewrites.driver import rewrite

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipelines.engines.plan import PlannedSession
     from pipelines.models.entry import Entry
+    from pipelines.models.folder import ModelFolder
     from pipelines.models.hub import Hub
     from pipelines.models.pipeline import Pipeline
-    from pipelines.models.stages import ModelFolder
 
 SHIPPED = Path(__file__).parent / "weights"
 FAMILIES, MODELS = "int8_zoo.families", "int8_zoo.models"  # groups of entry points
@@ -171,7 +171,8 @@ def load(model: str | Path) -> ModelFolder:
     stage needs them. Raises RequestError for an unknown name or a folder that holds no model.
     """
     from pipelines.core.errors import ZooError
-    from pipelines.models.stages import HALF, build, open_folder
+    from pipelines.models.folder import HALF, open_folder
+    from pipelines.models.stages import build
 
     if Path(model).is_dir():
         return open_folder(model, entry)

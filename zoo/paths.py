@@ -11,16 +11,15 @@ import zoo
 from pipelines.analysis import report_html
 from pipelines.core import files
 from pipelines.core.errors import RequestError
-from pipelines.models import stages
+from pipelines.models.folder import QUANTIZATION, RECORD, SAMPLES, STAGES, ModelFolder
 from pipelines.models.hub import CARD
-from pipelines.models.stages import ModelFolder
 
 Model = str | Path
 
 
 def used(folder: ModelFolder) -> list[Path]:
     """The files that a model folder lives on, which no output may replace."""
-    built = (*stages.STAGES, stages.SAMPLES, stages.RECORD, stages.QUANTIZATION, folder.weights, CARD)
+    built = (*STAGES, SAMPLES, RECORD, QUANTIZATION, folder.weights, CARD)
     return [folder.path / name for name in (*built, *(each.name for each in folder.card.files))]
 
 

@@ -25,7 +25,7 @@ from pipelines.data.preprocess import Preprocess
 from pipelines.engines.session import Port
 from pipelines.graph import query
 from pipelines.models import stages
-from pipelines.models.stages import ModelFolder
+from pipelines.models.folder import SAMPLES, ModelFolder
 from zoo.paths import Model
 
 BATCH = 64  # samples read at once
@@ -351,11 +351,11 @@ def raw_samples(
     option: by which a user gives data. columns: of tables of texts. Raises RequestError for none.
     """
     if data is None:
-        if not (folder.path / stages.SAMPLES).is_file():
+        if not (folder.path / SAMPLES).is_file():
             raise RequestError(
                 f"{folder.card.name} has no samples of its training data; calibrate on yours with {option} FILE"
             )
-        return read_once(folder.ensure(stages.SAMPLES))
+        return read_once(folder.ensure(SAMPLES))
     opened: Any = folder.entry.part("pipeline")(folder, "fp32", "onnxruntime")
     if columns:
         opened.read_columns(columns)

@@ -5,9 +5,7 @@ The settings ZOO_HOME, ZOO_OFFLINE and ZOO_MIRROR: see `pipelines.core.settings`
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import errno
 import functools
 import hashlib
 import json
@@ -15,30 +13,20 @@ import logging
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipelines.core import files as disk
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.progress import progress
 from pipelines.core.settings import home, mirror, offline
-
-ATTEMPTS = 5  # failed requests in a row, none of which brought the file further, before a download is given up
-PATIENCE = 40.0  # seconds in which they may begin
-BACKOFF = 0.5  # seconds before the second attempt; doubles with every further one
-CONNECT_TIMEOUT = 10.0  # seconds
-READ_TIMEOUT = 20.0  # seconds without a byte
-CHUNK = 1 << 16  # bytes; what a broken connection may lose
+from pipelines.models.transfer import Refused, bring, ensure, fault_of, one_line
 
 CARD = "card.json"
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # flat, visible, needs no quoting in a URL
-FULL_DIGEST = 64  # digits
 _DIGEST = re.compile(r"[0-9a-f]{8}|[0-9a-f]{64}")
 _URL = re.compile(r"https?://\S+")
-_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +61,7 @@ class CardFile:
 
     def fault(self, path: Path) -> str | None:
         """What of the file at `path` differs from `size` and `sha256`, in words; None where nothing does."""
-        return _fault(path, self.size, self.sha256)
+        return fault_of(path, self.size, self.sha256)
 
 
 @dataclass(frozen=True)
@@ -192,7 +180,7 @@ class Hub:
         for file in (known[key] for key in wanted):
             if file.name in later and not (folder / file.name).is_file() and not self._here(card, file):
                 continue
-            _ensure(folder / file.name, file.size, file.sha256, functools.partial(self._obtain, card, file))
+            ensure(folder / file.name, file.size, file.sha256, functools.partial(self._obtain, card, file))
         return folder
 
     def _packaged(self, card: Card, file: CardFile) -> list[Path]:
@@ -222,14 +210,14 @@ class Hub:
                 elif offline():
                     continue
                 else:
-                    _transfer(source, target, file.size, file.sha256)
+                    bring(source, target, file.size, file.sha256)
                 if found:
                     logger.warning("%s of %s came from %s, because: %s", file.name, card.name, source, "; ".join(found))
                 return
             except disk.DiskFull:
                 raise  # no fault of the source
             except ZooError as error:
-                if not (isinstance(error, _Refused) and source in mirrored[:-1]):  # its files may lie flat
+                if not (isinstance(error, Refused) and source in mirrored[:-1]):  # its files may lie flat
                     found.append(str(error))
         remote = any(isinstance(source, str) for source in sources)
         what = f"{file.name} of {card.name}"
@@ -248,164 +236,6 @@ class Hub:
             f"cannot find {what}: {why}, and its card has no url; set ZOO_MIRROR to a folder or http(s) address that "
             "holds it"
         )
-
-
-def download(url: str, path: str | os.PathLike[str], *, size: int | None = None, sha256: str | None = None) -> Path:
-    """Download `url` to `path` unless what is there has the wanted `size` (bytes) and `sha256` (hex; None: not checked)
-    already.
-
-    The body goes to a hidden partial file beside `path` and becomes visible after its check only. Connection errors,
-    time-outs, 429, 5xx and short bodies are tried again; a partial file left by an earlier call is continued (RFC 9110,
-    14: Range, and 13.1.5: If-Range) where a digest or the server's strong ETag can tell that it still belongs to the
-    file. Of two processes at once, one downloads. Raises ZooError where the server fails, has no such file or sends
-    another (which is deleted), or the disk is full; RequestError where ZOO_OFFLINE forbids the network or the disk
-    refuses to write.
-    """
-
-    def obtain(target: Path) -> None:
-        if offline():
-            raise RequestError(
-                f"{target} is missing and ZOO_OFFLINE forbids the network; run it without ZOO_OFFLINE to get it from "
-                f"{url}"
-            )
-        _transfer(url, target, size, sha256)
-
-    _ensure(Path(path), size, sha256, obtain)
-    return Path(path)
-
-
-class _Transient(Exception):
-    """The server failed in a way that another attempt may mend."""
-
-
-class _Refused(ZooError):
-    """The server answered, and does not give the file."""
-
-
-class _Partial:
-    """The beginning of a download beside its target, kept between calls together with the server's validator for it."""
-
-    def __init__(self, target: Path) -> None:
-        self.path = target.with_name(f".{target.name}.partial")
-        self._note = target.with_name(f".{target.name}.etag")
-
-    def size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
-
-    def etag(self, url: str) -> str | None:
-        """The strong ETag under which `url` gave these bytes."""
-        origin, _, etag = self._note.read_text("latin-1").partition("\n") if self._note.exists() else ("", "", "")
-        return etag or None if origin == url else None
-
-    def remember(self, url: str, etag: str | None) -> None:
-        if etag and etag.startswith('"'):  # a weak one (W/"...") does not promise equal bytes
-            self._note.write_text(f"{url}\n{etag}", "latin-1", "replace")  # as headers are
-        else:
-            self._note.unlink(missing_ok=True)
-
-    def drop(self) -> None:
-        self._note.unlink(missing_ok=True)
-        self.path.unlink(missing_ok=True)
-
-
-def _transfer(url: str, target: Path, size: int | None, sha256: str | None) -> None:
-    """Bring `url` to `target`, checked."""
-    partial = _Partial(target)
-    for _ in range(2):
-        resumed = _fill(url, partial, size, sha256)
-        fault = _fault(partial.path, size, sha256)
-        if fault is None:
-            partial.path.replace(target)
-        partial.drop()
-        if fault is None:
-            return
-        if not resumed:
-            break
-        logger.info("%s: the parts do not make the file (%s); once more, from nothing", url, fault)
-    raise ZooError(f"what came from {url} does not match and was deleted: {fault}")
-
-
-def _fill(url: str, partial: _Partial, size: int | None, sha256: str | None) -> bool:
-    """Request `url` until `partial` is complete. Returns whether it was put together from more than one answer."""
-    import requests  # nothing else needs the network, and these take 10 MB
-    import urllib3
-
-    again = (_Transient, requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError)
-    failures, longest, begun = 0, partial.size(), time.monotonic()
-    while True:
-        try:
-            return _receive(url, partial, size, sha256)
-        except again as error:
-            failures += 1
-            if partial.size() > longest:  # whatever brings the file further starts the count anew
-                failures, longest, begun = 1, partial.size(), time.monotonic()
-            if failures >= ATTEMPTS or time.monotonic() - begun > PATIENCE:
-                raise ZooError(
-                    f"cannot download {url}: {_why(error)} ({failures} attempts); run it again to go on"
-                ) from error
-            pause = BACKOFF * 2 ** (failures - 1)
-            logger.info("%s: %s; next attempt in %g s", url, _why(error), pause)
-            time.sleep(pause)
-        except requests.RequestException as error:
-            raise ZooError(f"cannot download {url}: {_why(error)}") from error
-
-
-def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) -> bool:
-    """Make one request and write its body, after the bytes there are where the server allows it. Returns whether it
-    did.
-    """
-    import requests
-
-    start, etag = partial.size(), partial.etag(url)
-    if (sha256 is None and etag is None) or (size is not None and start > size):
-        start = 0  # nothing would tell whether the two parts belong together, or they do not
-    if start and start == size:
-        return True
-    headers = {"Accept-Encoding": "identity"}
-    if start:
-        headers |= {"Range": f"bytes={start}-"} | ({"If-Range": etag} if etag else {})
-    with requests.get(url, headers=headers, stream=True, timeout=(CONNECT_TIMEOUT, READ_TIMEOUT)) as response:
-        status = response.status_code
-        answer = f"answered {status} {response.reason or ''}".rstrip()
-        if status in (408, 429) or status >= 500:
-            raise _Transient(answer)
-        given = response.headers.get("ETag")
-        if status == 206:
-            span = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-            fits = span is not None and int(span[1]) == start and (etag is None or given in (None, etag))
-            length = span[2] if span else "*"
-        else:
-            fits = status == 200
-            length = response.headers.get("Content-Length", "*")
-        if start and (status == 416 or (status == 206 and not fits)):
-            partial.drop()
-            raise _Transient(f"{answer} to a request for bytes from {start}")
-        if not fits:
-            raise _Refused(f"{url} {answer}")
-        resumed = status == 206 and start > 0
-        done = start if resumed else 0
-        total = int(length) if length.isdigit() else size
-        with (
-            partial.path.open("ab" if resumed else "wb") as file,
-            progress(f"{partial.path.name[1:].removesuffix('.partial')} (MB)", total and total / 1e6) as advance,
-        ):
-            if not resumed:
-                partial.remember(url, given)  # now that the old bytes are gone
-            advance(done / 1e6)
-            # raw: the bytes as they lie on the server, whatever Content-Encoding it adds
-            for chunk in response.raw.stream(CHUNK, decode_content=False):
-                done += len(chunk)
-                if size is not None and done > size:
-                    partial.drop()
-                    found = length if length.isdigit() else f"over {size}"
-                    raise ZooError(
-                        f"what came from {url} does not match and was deleted: size {found}, expected {size}"
-                    )
-                file.write(chunk)
-                advance(len(chunk) / 1e6)
-    if total is not None and done < total:
-        raise _Transient(f"the body ended after {done} of {total} bytes")
-    return resumed
 
 
 @functools.cache
@@ -441,7 +271,7 @@ def _copy(source: Path, target: Path, file: CardFile) -> bool:
         )  # the package's own is there: it holds the card
     if not source.is_file():
         return False
-    if fault := _fault(source, file.size, file.sha256):
+    if fault := fault_of(source, file.size, file.sha256):
         raise ZooError(f"{source} does not match: {fault}")
     with disk.replacing(target) as temporary:
         shutil.copyfile(source, temporary)
@@ -450,69 +280,11 @@ def _copy(source: Path, target: Path, file: CardFile) -> bool:
 
 def _ship(source: Path, target: Path) -> None:
     """Copy `source` to `target` where it differs."""
-    with _one_line(target):
+    with one_line(target):
         wanted = source.read_bytes()
         if not target.is_file() or target.read_bytes() != wanted:
             with disk.replacing(target) as temporary:
                 temporary.write_bytes(wanted)
-
-
-def _ensure(target: Path, size: int | None, sha256: str | None, obtain: Callable[[Path], None]) -> None:
-    """Call `obtain`, in one process at a time, unless `target` is there and right; a wrong one is deleted first."""
-    with _one_line(target):
-        if target.is_file() and _fault(target, size, sha256) is None:
-            return  # before the lock: a cache that is filled may be read-only
-        with _locked(target):
-            if target.is_file():
-                fault = _fault(target, size, sha256)
-                if fault is None:
-                    return  # another process was faster
-                logger.warning("%s does not match (%s); deleted", target, fault)
-                target.unlink()
-            obtain(target)
-            if sha256 is not None and len(sha256) < FULL_DIGEST:
-                logger.warning("%s is checked by the first %d digits of its SHA-256 alone", target, len(sha256))
-
-
-def _fault(path: Path, size: int | None, sha256: str | None) -> str | None:
-    """What of `path` differs from the wanted, in words; None where nothing does."""
-    checks: list[tuple[str, object, object]] = []
-    if size is not None:
-        checks.append(("size", path.stat().st_size, size))
-    if sha256 is not None:
-        checks.append(("sha256", disk.sha256(path)[: len(sha256)], sha256.lower()))
-    return "; ".join(f"{key} {found}, expected {wanted}" for key, found, wanted in checks if found != wanted) or None
-
-
-@contextlib.contextmanager
-def _locked(target: Path) -> Iterator[None]:
-    """Hold the lock beside `target`, so that one process at a time writes it."""
-    with disk.locked(target.with_name(f".{target.name}.lock"), f"another process fetches {target}"):
-        yield
-
-
-@contextlib.contextmanager
-def _one_line(target: Path) -> Iterator[None]:
-    """Turn what the disk refuses (space, rights) into one line."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-        yield
-    except OSError as error:
-        if error.errno in disk.FULL:
-            raise disk.DiskFull(target, error) from error
-        where = error.filename or target
-        raise RequestError(
-            f"cannot read or write {where}: {error.strerror or error}; set ZOO_HOME to another folder"
-        ) from error
-
-
-def _why(error: BaseException) -> str:
-    """The innermost reason of a network error, in one line: `requests` wraps it three times."""
-    while inner := error.__cause__ or next((arg for arg in error.args if isinstance(arg, BaseException)), None):
-        error = inner
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _card_file(name: str, value: Any) -> CardFile:

@@ -26,7 +26,7 @@ from pipelines.engines.quickest import Option, QuickestSession
 from pipelines.engines.session import BF16, Session
 from pipelines.engines.timing import Choice, choose
 from pipelines.kernels import extension
-from pipelines.models.stages import NATIVE, ModelFolder
+from pipelines.models.folder import NATIVE, ModelFolder
 
 logger = logging.getLogger(__name__)
 

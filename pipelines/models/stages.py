@@ -16,7 +16,7 @@ import logging
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,20 @@ from pipelines.core import files
 from pipelines.core.batches import Batch, cut
 from pipelines.core.derived import derived as derived_file
 from pipelines.core.errors import RequestError, one_line
-from pipelines.models.entry import Entry
-from pipelines.models.hub import CARD, Card, require_plain
-from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
+from pipelines.models.folder import (
+    HALF,
+    NATIVE,
+    QUANTIZATION,
+    RANGES,
+    RECORD,
+    ROAD,
+    SAMPLES,
+    STAGES,
+    TRAINED,
+    ModelFolder,
+    recipe_of,
+)
+from pipelines.quantization.recipe import QuantRecipe
 
 if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model needs none of it, and keeps 60 MB
     import onnx_ir as ir
@@ -36,161 +47,30 @@ if TYPE_CHECKING:  # imported where a stage is made: who runs a finished model n
     from pipelines.quantization.calibrate import CalibrationTable
     from pipelines.quantization.quantize import QuantReport
 
+__all__ = [  # with the names of the folder that those who build its files want
+    "RANGES",
+    "SAMPLES",
+    "TRAINED",
+    "ModelFolder",
+    "build",
+    "derived",
+    "derived_graph",
+    "native_form",
+    "read_arrays",
+    "read_npz",
+    "require_samples",
+    "set_recipe",
+    "set_table",
+    "with_given_ranges",
+]
+
 logger = logging.getLogger(__name__)
 
-ROAD = ("fp32.onnx", "rewritten.onnx", "calibration.json", "int8.onnx")
-NATIVE = "native.onnx"
-STAGES = (*ROAD, NATIVE)
-HALF = "fp16.onnx"  # the weights of a shipped model, see graph.compress_fp16
-SAMPLES = "calibration.npz"
-# ranges of quantization-aware training: a table of no graph yet, with the recipe that they were trained for
-TRAINED = "qat.json"
-# {tensor: greatest magnitude} of tensors whose ranges came with the model, whatever samples say; of no tensor but those
-RANGES = "ranges.json"
-RECORD = "build.json"
 # Of what reads calibration tables and digests graphs. Bump it when either comes to another result for the same files;
 # tests/models/test_table_version.py fails where that is forgotten.
 TABLE_VERSION = 1
 NATIVE_FORM = 2  # of what native.onnx holds: bump it when kernels read other steps, so that such files are made anew
 UNTOLD = "calibration.found.json"  # a table that was replaced, of which build.json told nothing
-QUANTIZATION = "quantization.json"
-
-
-@dataclass(frozen=True)
-class ModelFolder:
-    """A folder with a model's files, its card, the entry that knows what to do with them, and, of a pretrained model,
-    what brings a file of its card that is not there yet.
-    """
-
-    path: Path
-    card: Card
-    entry: Entry
-    fetch: Callable[[str], object] | None = field(default=None, compare=False)
-
-    @property
-    def preprocessing(self) -> dict[str, Any]:
-        """What the card binds to the weights."""
-        return dict(self.card.details.get("preprocessing", {}))
-
-    @property
-    def weights(self) -> str:
-        """The file that freeze starts from: the one the card names for published weights, else the entry's
-        checkpoint.
-        """
-        published = self.card.details.get("weights")
-        if not isinstance(published, dict) or "file" not in published:
-            return self.entry.checkpoint
-        require_plain(f"{self.path / CARD}: the weights' file", published["file"])
-        return str(published["file"])
-
-    def given(self, name: str) -> bool:
-        """Whether the file came with the card, rather than being built here."""
-        return any(each.name == name for each in self.card.files)
-
-    def verify(self, name: str) -> Path:
-        """The path of a file of this folder. Raises RequestError where it is missing, or not the one that the card
-        lists.
-        """
-        path = self.path / name
-        if not path.is_file():
-            raise RequestError(f"{self.path} holds no {name}; train or download the model again")
-        for each in self.card.files:
-            if each.name == name and (fault := each.fault(path)):
-                raise RequestError(
-                    f"{path} is not the file that its card lists ({fault}); download or copy the model again"
-                )
-        return path
-
-    def ensure(self, name: str) -> Path:
-        """The path of a file of this folder: verified where the card lists it, made by its stage where it is missing or
-        stale.
-        """
-        if name in STAGES and not self.given(name):
-            build(self, until=name)
-        return self.verify(name)
-
-    @property
-    def trained(self) -> CalibrationTable | None:
-        """The ranges that quantization-aware training left. Raises RequestError where the file is broken."""
-        path = self.path / TRAINED
-        return _table(path) if path.is_file() else None
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """What `read_record` finds in build.json."""
-        return read_record(self.path)
-
-    @property
-    def own_recipe(self) -> QuantRecipe:
-        """The recipe that the model comes with: its card's, else the entry's."""
-        return _recipe(self.card.details.get("recipe")) or self.entry.recipe
-
-    @property
-    def recipe(self) -> QuantRecipe:
-        """The recipe int8.onnx is made by: the one last used here, or trained for, else the model's own; its observer
-        is calibration.json's.
-        """
-        record, trained = self.record, self.trained
-        recipe = (
-            _recipe(record.get("int8.onnx", {}).get("recipe"))
-            or (trained and _recipe(trained.recipe))
-            or self.own_recipe
-        )
-        return replace(recipe, observer=record.get("calibration.json", {}).get("observer", recipe.observer))
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """build.json of a folder without what is not as `note` writes it, so that it is made anew; {} where nothing was
-    built yet.
-    """
-    try:
-        record = files.read_json(folder / RECORD)
-    except RequestError:
-        return {}
-    return (
-        {stage: record[stage] for stage in STAGES if stage in record and _sound(stage, record[stage])}
-        if isinstance(record, dict)
-        else {}
-    )
-
-
-def _sound(stage: str, said: Any) -> bool:
-    """Whether this is what `note` writes of a stage."""
-    if not isinstance(said, dict) or not isinstance(said.get("inputs"), dict):
-        return False
-    return {
-        "calibration.json": said.get("observer") in OBSERVERS,
-        "int8.onnx": _recipe(said.get("recipe")) is not None,
-    }.get(stage, True)
-
-
-def _recipe(kept: Any) -> QuantRecipe | None:
-    """The recipe that `QuantRecipe.to_json` wrote; None for anything else."""
-    try:
-        return QuantRecipe(**kept)
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def open_folder(
-    path: str | Path, entries: Callable[[str], Entry], fetch: Callable[[str], object] | None = None
-) -> ModelFolder:
-    """Open a model folder. Raises RequestError where it has no valid card or the entry is unknown."""
-    path = Path(path)
-    if not (path / CARD).is_file():
-        if (path / "checkpoint").is_dir():
-            raise RequestError(
-                f"{path} holds a training that was interrupted; go on with: zoo train ... -o {path} --resume"
-            )
-        raise RequestError(
-            f"{path} is no model folder (it has no {CARD}); make one with: zoo train, or zoo download NAME"
-        )
-    card = Card.read(path / CARD)
-    if not isinstance(found := card.details.get("preprocessing", {}), dict):
-        raise RequestError(
-            f"{path / CARD}: preprocessing is {found!r}; wanted an object; train or download the model again"
-        )
-    return ModelFolder(path, card, entries(card.entry), fetch)
 
 
 def build(folder: ModelFolder, *, until: str = ROAD[-1], force: bool = False) -> dict[str, str]:
@@ -280,7 +160,7 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
         data = files.mapped(path)
         return (
             record.get("form", 1) == NATIVE_FORM
-            and _recipe(record.get("recipe")) == folder.recipe
+            and recipe_of(record.get("recipe")) == folder.recipe
             and data.is_file()
             and record.get("data_sha256") == files.sha256(data)
         )

@@ -30,8 +30,9 @@ from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.clicks import reference
 from pipelines.kernels.clicks.from_graph import dense_layers, embedding_layer
+from pipelines.models.folder import NATIVE
 from pipelines.models.pipeline import choose_engine
-from pipelines.models.stages import NATIVE, build
+from pipelines.models.stages import build
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite

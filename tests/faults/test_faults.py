@@ -21,7 +21,7 @@ from pipelines.core import files
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import stock, timing
 from pipelines.graph import io
-from pipelines.models import hub
+from pipelines.models import hub, transfer
 from pipelines.models.entry import Entry
 from pipelines.models.stages import read_npz
 from zoo import cli, training
@@ -275,12 +275,12 @@ def test_who_waits_for_another_process_is_told(tmp_path, monkeypatch, caplog):
 
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, "READ_TIMEOUT", 0.2)
-    monkeypatch.setattr(hub, "PATIENCE", 0.1)
+    monkeypatch.setattr(transfer, "READ_TIMEOUT", 0.2)
+    monkeypatch.setattr(transfer, "PATIENCE", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begun = time.monotonic()
         with pytest.raises(ZooError, match=r"timed out \(1 attempts\); run it again to go on"):
-            hub.download(f"http://127.0.0.1:{silent.getsockname()[1]}/x", tmp_path / "x", size=3)
+            transfer.download(f"http://127.0.0.1:{silent.getsockname()[1]}/x", tmp_path / "x", size=3)
     assert time.monotonic() - begun < 5
 
 

@@ -20,7 +20,8 @@ from PIL import Image
 import zoo
 from pipelines.core import files, progress
 from pipelines.core.errors import RequestError, ZooError, plain
-from pipelines.models import hub, stages
+from pipelines.models import transfer
+from pipelines.models.folder import open_folder
 from zoo import __main__, cli
 from zoo.clicks import sources
 from zoo.commands import show
@@ -75,7 +76,7 @@ def test_a_server_that_never_ends_fills_no_disk(endless, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     target = tmp_path / "x"
     with pytest.raises(ZooError, match="size over 100000, expected 100000"):
-        hub.download(f"http://127.0.0.1:{endless.server_port}/x", target, size=100_000, sha256="0" * 64)
+        transfer.download(f"http://127.0.0.1:{endless.server_port}/x", target, size=100_000, sha256="0" * 64)
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
 
 
@@ -84,7 +85,7 @@ def test_a_short_digest_says_that_it_is_one(tmp_path, caplog):
     digest = files.sha256(tmp_path / "x")
     for digits, count in ((64, 0), (8, 1)):
         target = tmp_path / f"{digits}"
-        hub._ensure(target, 7, digest[:digits], lambda path: path.write_bytes(b"weights"))
+        transfer.ensure(target, 7, digest[:digits], lambda path: path.write_bytes(b"weights"))
         assert len(caplog.records) == count
     assert "is checked by the first 8 digits of its SHA-256 alone" in caplog.text
 
@@ -128,7 +129,7 @@ def test_weights_outside_their_folder_are_refused(tmp_path):
     card = {"name": "m", "entry": "resnet50", "description": "d", "files": {}, "weights": {"file": "../secret.pth"}}
     (tmp_path / "card.json").write_text(json.dumps(card))
     with pytest.raises(RequestError, match="weights' file '../secret.pth' is not plain"):
-        _ = stages.open_folder(tmp_path, zoo.entry).weights
+        _ = open_folder(tmp_path, zoo.entry).weights
 
 
 # --------------------------------------------------------------------------------------------------------------- files

@@ -17,8 +17,9 @@ from pipelines.core.files import mapped, sha256, write_json
 from pipelines.graph import edit, io, query
 from pipelines.models import stages
 from pipelines.models.entry import Entry
+from pipelines.models.folder import HALF, QUANTIZATION, RECORD, ROAD, SAMPLES, ModelFolder, open_folder
 from pipelines.models.hub import Card, CardFile
-from pipelines.models.stages import ROAD, ModelFolder, build, open_folder, read_npz, set_recipe
+from pipelines.models.stages import build, read_npz, set_recipe
 from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.shared import SHARED
@@ -63,7 +64,7 @@ def folder(tmp_path):
     path = tmp_path / "model"
     path.mkdir()
     (path / "seed.txt").write_text("1")
-    np.savez(path / stages.SAMPLES, x=samples())
+    np.savez(path / SAMPLES, x=samples())
     card = Card("mine", "fake", "of a test", (), {"preprocessing": {"mean": 0}})
     write_json(path / "card.json", card.to_json())
     return ModelFolder(path, card, entry())
@@ -80,7 +81,7 @@ def test_every_stage_is_made_once(folder):
     assert build(folder) == dict.fromkeys(ROAD, "made")
     assert build(folder) == dict.fromkeys(ROAD, "kept")
     assert (folder.path / "frozen.log").read_text() == "frozen\n"
-    record = json.loads((folder.path / stages.RECORD).read_text())
+    record = json.loads((folder.path / RECORD).read_text())
     assert list(record) == list(ROAD)
     assert (
         record["fp32.onnx"]["inputs"] == {"seed.txt": sha256(folder.path / "seed.txt")}
@@ -89,7 +90,7 @@ def test_every_stage_is_made_once(folder):
     assert record["rewritten.onnx"]["operators"]["after"] == {"Gemm": 1, "MatMul": 1, "Relu": 1}
     assert (record["calibration.json"]["observer"], record["calibration.json"]["samples"]) == ("auto", 50)
     assert record["int8.onnx"]["precisions"] == {"int8": 3} and record["int8.onnx"]["seconds"] >= 0
-    report = json.loads((folder.path / stages.QUANTIZATION).read_text())
+    report = json.loads((folder.path / QUANTIZATION).read_text())
     assert [each["precision"] for each in report["operators"]] == ["int8"] * 3
 
 
@@ -115,8 +116,8 @@ def test_force_makes_everything_again(folder):
 
 def edit_record(path, stage, change):
     """Change what build.json says of a stage."""
-    record = json.loads((path / stages.RECORD).read_text())
-    write_json(path / stages.RECORD, {**record, stage: change(record[stage])})
+    record = json.loads((path / RECORD).read_text())
+    write_json(path / RECORD, {**record, stage: change(record[stage])})
 
 
 @pytest.mark.parametrize(
@@ -133,9 +134,9 @@ def edit_record(path, stage, change):
         ),  # damaged
         (lambda path: (path / "fp32.onnx").write_bytes((path / "fp32.onnx").read_bytes()[:-9]), "mkkk"),
         (lambda path: (path / "int8.onnx").write_bytes(b""), "kkkm"),
-        (lambda path: (path / stages.RECORD).write_text("null"), "mmmm"),
-        (lambda path: (path / stages.RECORD).write_text("[1]"), "mmmm"),
-        (lambda path: (path / stages.RECORD).write_text((path / stages.RECORD).read_text()[:-9]), "mmmm"),
+        (lambda path: (path / RECORD).write_text("null"), "mmmm"),
+        (lambda path: (path / RECORD).write_text("[1]"), "mmmm"),
+        (lambda path: (path / RECORD).write_text((path / RECORD).read_text()[:-9]), "mmmm"),
         (lambda path: edit_record(path, "int8.onnx", lambda said: 3), "kkkm"),
         (lambda path: edit_record(path, "int8.onnx", lambda said: {**said, "recipe": [1]}), "kkkm"),
         (
@@ -144,8 +145,8 @@ def edit_record(path, stage, change):
         ),
         (lambda path: edit_record(path, "calibration.json", lambda said: {**said, "observer": [1]}), "kkmk"),
         (lambda path: edit_record(path, "rewritten.onnx", lambda said: {"sha256": said["sha256"]}), "kmkk"),
-        (lambda path: (path / stages.RECORD).unlink(), "mmmm"),
-        (lambda path: (path / stages.SAMPLES).unlink(), "kkkk"),  # not needed any more
+        (lambda path: (path / RECORD).unlink(), "mmmm"),
+        (lambda path: (path / SAMPLES).unlink(), "kkkk"),  # not needed any more
     ],
 )
 def test_only_what_is_stale_is_made(folder, change, expected):
@@ -198,7 +199,7 @@ def test_a_missing_checkpoint_is_named(folder):
 
 
 def test_missing_samples_are_named(folder):
-    (folder.path / stages.SAMPLES).unlink()
+    (folder.path / SAMPLES).unlink()
     with pytest.raises(
         RequestError, match=r"holds no calibration\.npz; calibrate on your data with: zoo calibrate .* --data FILE"
     ):
@@ -243,10 +244,10 @@ def test_files_of_the_card_are_given(folder):
     build(folder)
     model_ = io.load(folder.path / "fp32.onnx")
     edit.compress_fp16(model_)
-    io.save(model_, folder.path / stages.HALF)
-    for name in ("fp32.onnx", "rewritten.onnx", "seed.txt", stages.RECORD):
+    io.save(model_, folder.path / HALF)
+    for name in ("fp32.onnx", "rewritten.onnx", "seed.txt", RECORD):
         (folder.path / name).unlink()
-    given = shipped(folder, stages.HALF, "int8.onnx", "calibration.json")
+    given = shipped(folder, HALF, "int8.onnx", "calibration.json")
     assert build(given) == {
         "fp32.onnx": "made",
         "rewritten.onnx": "made",
@@ -267,11 +268,11 @@ def test_a_given_file_that_is_not_the_one_of_the_card_is_named(folder):
     build(folder)
     model_ = io.load(folder.path / "fp32.onnx")
     edit.compress_fp16(model_, minimum=8)
-    io.save(model_, folder.path / stages.HALF)
-    given = shipped(folder, stages.HALF, "int8.onnx")
+    io.save(model_, folder.path / HALF)
+    given = shipped(folder, HALF, "int8.onnx")
     for name, use in (
         ("int8.onnx", lambda: given.ensure("int8.onnx")),
-        (stages.HALF, lambda: given.ensure("fp32.onnx")),
+        (HALF, lambda: given.ensure("fp32.onnx")),
     ):
         body = bytearray((folder.path / name).read_bytes())
         body[50] ^= 1
@@ -352,7 +353,7 @@ def test_own_calibration_is_used_with_its_observer(folder):
     set_recipe(folder, folder.recipe)  # what `zoo quantize FOLDER` does
     assert outcome(folder) == "kkkk"
     assert (folder.path / "calibration.json").read_bytes() == own
-    assert json.loads((folder.path / stages.QUANTIZATION).read_text())["recipe"]["observer"] == "kl"
+    assert json.loads((folder.path / QUANTIZATION).read_text())["recipe"]["observer"] == "kl"
 
 
 @pytest.mark.parametrize(
@@ -381,7 +382,7 @@ def test_one_process_at_a_time_writes_the_record(folder, monkeypatch):
     lock = filelock.FileLock(folder.path / ".build.lock")
 
     def watched(path, value):
-        if path.name == stages.RECORD:
+        if path.name == RECORD:
             try:
                 lock.acquire(timeout=0)
                 lock.release()
@@ -562,12 +563,12 @@ def test_where_the_folder_may_not_be_written_the_cache_is(folder, monkeypatch, t
 
 def test_a_table_of_own_data_outlives_a_damaged_record(folder, caplog):
     stages.build(folder)
-    (folder.path / stages.RECORD).write_text("{")
+    (folder.path / RECORD).write_text("{")
     stages.build(folder)  # the very same table is made anew: nothing to keep
     assert not (folder.path / stages.UNTOLD).exists() and not caplog.records
     calibrated_on_own_data(folder, "auto")
     own = (folder.path / "calibration.json").read_bytes()
-    (folder.path / stages.RECORD).write_text("{")
+    (folder.path / RECORD).write_text("{")
     stages.build(folder)
     assert (folder.path / stages.UNTOLD).read_bytes() == own != (folder.path / "calibration.json").read_bytes()
     assert [each.getMessage() for each in caplog.records if "the one found is kept as" in each.getMessage()]

@@ -12,7 +12,7 @@ import pytest
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from pipelines.models.stages import open_folder
+from pipelines.models.folder import open_folder
 from scripts import translation_steps as steps
 from scripts.peers import common, translation
 from scripts.peers import translation_engines as engines

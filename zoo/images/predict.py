@@ -26,8 +26,8 @@ from pipelines.core.progress import progress
 from pipelines.data.images import SUFFIXES, decode, listed, prepare
 from pipelines.data.preprocess import Preprocess
 from pipelines.data.tables import on_terminal, writing
+from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import GraphPipeline
-from pipelines.models.stages import ModelFolder
 from zoo.images.data import TRAIN, Item, find_images
 
 INPUT, OUTPUT = "image", "logits"

@@ -11,7 +11,7 @@ from pipelines.compression import channels
 from pipelines.compression.search import TILE, Widths
 from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing, write_json
-from pipelines.models.stages import SAMPLES, ModelFolder
+from pipelines.models.folder import SAMPLES, ModelFolder
 from zoo.images.data import Images, LabelledImages, open_images, prepare
 from zoo.images.metrics import class_metrics, rank
 from zoo.images.predict import INPUT, OUTPUT

@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from pipelines.core.errors import RequestError
 from pipelines.data.preprocess import Preprocess
-from pipelines.models.stages import TRAINED
+from pipelines.models.folder import TRAINED
 from pipelines.quantization import qat
 from pipelines.quantization.qat import distillation_loss, freeze_ranges, weights
 from pipelines.quantization.recipe import QuantRecipe

@@ -23,8 +23,9 @@ from pipelines.engines.native_texts import NativeTexts, store
 from pipelines.engines.session import BF16, Session
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
+from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, Pipeline
-from pipelines.models.stages import ModelFolder, derived
+from pipelines.models.stages import derived
 from zoo.texts import reading, tokens
 from zoo.texts.form import Form
 from zoo.texts.tokens import Tokenizer, Tokens

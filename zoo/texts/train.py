@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, replacing, sha256, write_json
 from pipelines.core.progress import progress
+from pipelines.models.folder import SAMPLES
 from pipelines.models.hub import CARD
-from pipelines.models.stages import SAMPLES
 from zoo.texts import reading, tokens
 from zoo.texts.form import Form
 from zoo.texts.importing import CONFIG, write_modules

@@ -26,8 +26,8 @@ from pipelines.engines.session import BF16
 from pipelines.engines.stock import available, computes, require_installed, require_precision
 from pipelines.graph import io
 from pipelines.kernels import extension
+from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, GraphPipeline, Pipeline, choose_engine, graph_file, model_file
-from pipelines.models.stages import ModelFolder
 from zoo.paths import Model, is_file, listed, spare, used
 from zoo.samples import examples_of
 

@@ -15,6 +15,7 @@ from pipelines.engines.stock import STOCK, available
 from pipelines.kernels import extension
 from pipelines.kernels.images.native import product_limit
 from pipelines.models import stages
+from pipelines.models.folder import QUANTIZATION, ROAD, open_folder, read_record
 from pipelines.models.pipeline import PRECISIONS
 from zoo.paths import Model, is_file, listed, spare, used
 
@@ -41,19 +42,19 @@ def info(model: Model) -> dict[str, Any]:
             for each in sorted(path.iterdir())
             if each.is_file() and not each.name.startswith(".")
         }
-        if built := stages.read_record(path):
+        if built := read_record(path):
             found["built"] = built
-        if (path / stages.ROAD[1]).is_file() and (path / stages.ROAD[2]).is_file():
-            found["native"] = stages.native_form(stages.open_folder(path, zoo.entry))
+        if (path / ROAD[1]).is_file() and (path / ROAD[2]).is_file():
+            found["native"] = stages.native_form(open_folder(path, zoo.entry))
             if not found["native"] and (path / PRECISIONS["int8"]).is_file() and extension.isas():
                 from pipelines.engines import native_images
 
                 found["native"] = native_images.form(path / PRECISIONS["int8"])
         elif zoo.entry(card.entry).native:
             found["native"] = {"reason": f"not decided yet; run: zoo download {model}"}
-        if (path / stages.QUANTIZATION).is_file():
+        if (path / QUANTIZATION).is_file():
             try:
-                found["quantization"] = read_json(path / stages.QUANTIZATION)
+                found["quantization"] = read_json(path / QUANTIZATION)
             except RequestError as error:
                 raise RequestError(f"{error}; make it anew with: zoo build {model} --force") from error
     return found
@@ -80,7 +81,7 @@ def _of_file(path: Path) -> dict[str, Any]:
 
 def download(model: str) -> Path:
     """Fetch and verify every file of a pretrained model and make those that are built from them; returns its folder."""
-    folder = stages.open_folder(zoo.hub().fetch(model), zoo.entry)
+    folder = open_folder(zoo.hub().fetch(model), zoo.entry)
     stages.build(folder)
     return folder.path
 

@@ -26,8 +26,8 @@ from pipelines.core.files import read_json
 from pipelines.engines.stock import STOCK, available
 from pipelines.graph import io, reference_session
 from pipelines.models import stages
+from pipelines.models.folder import QUANTIZATION, SAMPLES, TRAINED, ModelFolder
 from pipelines.models.pipeline import Predictor
-from pipelines.models.stages import ModelFolder
 from pipelines.quantization.best_table import best_table, hold_back
 from pipelines.quantization.calibrate import MEMORY, CalibrationTable
 from pipelines.quantization.correction import SECONDS
@@ -160,7 +160,7 @@ def _calibrate_folder(
     spare(output, *used(folder), *listed(data))
     if folder.trained is not None and data is None and output is None and changes["observer"] is None:
         raise RequestError(
-            f"{name} has the ranges of its training ({stages.TRAINED}); for others give --data FILE or --observer NAME"
+            f"{name} has the ranges of its training ({TRAINED}); for others give --data FILE or --observer NAME"
         )
     samples = raw_samples(folder, data, "--data", calibration.count, calibration.on_error, calibration.columns)
     recipe = _changed(folder.recipe, changes)
@@ -288,7 +288,7 @@ def _quantize_folder(
     report_path: Model | None,
 ) -> dict[str, Any]:
     """Quantize a zoo model in its folder, or by one of its tables to elsewhere."""
-    kept = folder.path / stages.SAMPLES
+    kept = folder.path / SAMPLES
     require_report(report_path, output or folder.path / "int8.onnx", *used(folder), table_path, samples=kept.is_file())
     own = folder.own_recipe
     more = {name: (*getattr(own, name), *changes[name]) for name in ("keep_float", "dynamic")}
@@ -308,7 +308,7 @@ def _quantize_folder(
         table = CalibrationTable.load(folder.ensure("calibration.json"))
         int8, quantized = quantize_model(float_model, recipe, table)
         write_report(report_path, float_model, int8, quantized, table, stages.read_npz(kept)[0])
-    return {**read_json(folder.path / stages.QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
+    return {**read_json(folder.path / QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
 
 
 def _write_int8(

@@ -17,6 +17,7 @@ from pipelines.core.files import read_json, replacing, require_place, sha256, wr
 from pipelines.graph import io, query
 from pipelines.models import stages
 from pipelines.models.entry import Entry
+from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD, Card, CardFile
 from zoo.paths import Model, listed, required
 from zoo.training import is_first, require_free
@@ -190,7 +191,7 @@ def import_ranker(
     columns: Sequence[str] | None = None,
     output_node: str | None = None,
     on_error: str = "raise",
-) -> stages.ModelFolder:
+) -> ModelFolder:
     """The model folder of an ONNX export of a ranker, up to fp32.onnx; see `freeze`. family: None to tell it by the
     graph's structure.
     """

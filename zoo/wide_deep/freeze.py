@@ -21,8 +21,8 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, write_json
 from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
+from pipelines.models.folder import SAMPLES
 from pipelines.models.hub import CARD
-from pipelines.models.stages import SAMPLES
 from zoo.clicks.reading import ErrorLog
 from zoo.wide_deep.data import Rows, read_rows
 from zoo.wide_deep.features import Features

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.data.text import TextForm
-from pipelines.models.stages import ModelFolder
+from pipelines.models.folder import ModelFolder
 from zoo.clicks import sources
 from zoo.clicks.predict import ClickPipeline
 from zoo.clicks.reading import ErrorLog

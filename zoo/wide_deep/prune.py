@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipelines.compression.search import TILE, Widths
 from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing, write_json
-from pipelines.models.stages import SAMPLES, ModelFolder
+from pipelines.models.folder import SAMPLES, ModelFolder
 from zoo.clicks.metrics import click_metrics, logloss
 from zoo.training import record_of
 from zoo.wide_deep.data import Counts, Rows

@@ -16,6 +16,7 @@ from trainings import TwoProcesses
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.models import stages
+from pipelines.models.folder import NATIVE
 from zoo import cli
 from zoo.clicks.features import Features, Rows
 from zoo.clicks.infer import infer
@@ -131,10 +132,10 @@ def test_two_towers_are_judged_by_what_they_find(models, log, tmp_path):
 
 def test_a_native_form_of_other_steps_is_made_anew(models, monkeypatch):
     folder = zoo.load(models["deepfm"])
-    stages.build(folder, until=stages.NATIVE)
-    assert stages.build(folder, until=stages.NATIVE)[stages.NATIVE] == "kept"
+    stages.build(folder, until=NATIVE)
+    assert stages.build(folder, until=NATIVE)[NATIVE] == "kept"
     monkeypatch.setattr(stages, "NATIVE_FORM", 99)
-    assert stages.build(folder, until=stages.NATIVE)[stages.NATIVE] == "made"
+    assert stages.build(folder, until=NATIVE)[NATIVE] == "made"
 
 
 def test_an_index_of_faiss_finds_the_same_items(models, log, tmp_path):

@@ -15,7 +15,7 @@ import zoo
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.kernels import extension
-from pipelines.models.stages import open_folder
+from pipelines.models.folder import open_folder
 from zoo import cli
 from zoo.transformer_mt import predict
 from zoo.transformer_mt.data import PAD, Vocabulary

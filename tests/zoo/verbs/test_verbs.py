@@ -20,7 +20,7 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io
 from pipelines.kernels import extension
-from pipelines.models import stages
+from pipelines.models.folder import RECORD
 from pipelines.models.hub import Hub
 from pipelines.rewrites import driver
 from zoo import cli, verbs
@@ -223,7 +223,7 @@ def test_a_typing_error_leaves_a_folder_as_it_was(copied: Path, rows: Path) -> N
 @pytest.mark.parametrize("record", ["null", "[1]", '{"int8.onnx": 3}', '{"int8.on'])
 def test_a_damaged_record_is_no_traceback(tmp_path: Path, record: str) -> None:
     path = Path(shutil.copytree(zoo.load(NAMES[0]).path, tmp_path / "copy"))
-    (path / stages.RECORD).write_text(record)
+    (path / RECORD).write_text(record)
     assert "built" not in zoo.info(path)
     made = zoo.build(path)["stages"]
     assert [made[name] for name in FLOAT] == ["made", "made"] and list(zoo.info(path)["built"]) == list(FLOAT)
@@ -328,7 +328,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_run(
 
 def test_the_record_of_a_shipped_model_is_shown() -> None:
     path = zoo.download(NAMES[0])
-    assert zoo.info(NAMES[0])["built"] == json.loads((path / stages.RECORD).read_text())
+    assert zoo.info(NAMES[0])["built"] == json.loads((path / RECORD).read_text())
 
 
 # --- tuning by a family's own metric
