@@ -23,6 +23,7 @@ MAY_BE_HEAVY = {
         "freeze.py",
         "model.py",
         "qat.py",
+        "prune.py",
         "communication.py",
     ),
 }

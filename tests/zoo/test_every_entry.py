@@ -11,8 +11,7 @@ import zoo
 from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
-from pipelines.models import stages
-from pipelines.models.hub import Hub
+from pipelines.models.hub import CARD, Hub
 from pipelines.quantization.calibrate import CalibrationTable
 
 LIMIT = 32_000_000
@@ -119,4 +118,4 @@ def test_the_three_parts_chain_to_the_call(name: str, precision: str) -> None:
     batch = opened.preprocess(raw)
     assert all(array.flags.c_contiguous and len(array) == 5 for array in batch.values())
     assert opened.postprocess(opened.predict(batch)) == opened(raw)
-    assert (opened.path / stages.CARD).is_file()
+    assert (opened.path / CARD).is_file()

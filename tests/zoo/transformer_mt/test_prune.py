@@ -111,9 +111,7 @@ def whole(translator, pairs, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "steps", [2, pytest.param(5, marks=pytest.mark.slow), pytest.param(9, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("steps", [2, pytest.param(5, marks=pytest.mark.slow), pytest.param(9, marks=pytest.mark.slow)])
 def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(whole, translator, pairs, tmp_path, steps):
     assert [each["step"] for each in read_json(whole / "out/compression.json")["steps"]] == ["1-prune-distil", "2-qat"]
     given = {"strategy": whole / "compress.json", "settings": dict(TUNED)}
