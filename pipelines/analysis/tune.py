@@ -19,7 +19,6 @@ import itertools
 import json
 import logging
 import math
-import re
 import shutil
 import tempfile
 import time
@@ -30,12 +29,12 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from pipelines.analysis import report, report_html
 from pipelines.analysis.judge import Judge, Unjudged
+from pipelines.analysis.tuning_settings import PLAIN, Made, Maker, Settings, first_samples
 from pipelines.core import deadline, files, machine
-from pipelines.core.batches import Batch, cut, joined, length, share_axis
+from pipelines.core.batches import Batch, length
 from pipelines.core.deadline import TimeIsUp
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
@@ -45,10 +44,6 @@ from pipelines.engines.session import Runnable
 from pipelines.engines.stock import available, require_installed
 from pipelines.engines.timing import measure, time_each
 from pipelines.graph import io
-from pipelines.quantization import ptq
-from pipelines.quantization.calibrate import CalibrationTable, Observation, observe
-from pipelines.quantization.quantize import QuantReport, quantize
-from pipelines.quantization.range_search import search_ranges
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
 
 logger = logging.getLogger(__name__)
@@ -62,120 +57,8 @@ FIRST = 0.8  # of the budget, that the first trial may take; the rest is for a p
 FEW = 16  # samples that the plain one is calibrated on
 PROBED = 16  # samples that these are judged on
 RECIPE = QuantRecipe()
-LAYERS = ("Conv", "Gemm", "MatMul")
 Trial = dict[str, Any]  # a line of the log
 Opener = Callable[[Path, str, int], Runnable]  # (model file, engine, threads) -> what runs it
-Searched = tuple[bool, dict[str, tuple[float, ...]]]  # `clip` and `equalization` of a `CalibrationTable`
-Made = tuple[ir.Model, QuantReport, CalibrationTable]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """One recipe to try, see `QuantRecipe`. dynamic: all matrix products (`Maker.products`). keep_float: names of
-    operators.
-    """
-
-    observer: str = "auto"
-    symmetric: bool = False
-    search: bool = False
-    correct: bool = True
-    dynamic: bool = False
-    keep_float: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The settings in words, such as "auto + search + correct"."""
-        words = [self.observer, *(key for key in ("symmetric", "search", "correct", "dynamic") if getattr(self, key))]
-        return " + ".join([*words, *([f"{len(self.keep_float)} float"] if self.keep_float else [])])
-
-    def to_json(self) -> dict[str, Any]:
-        """The settings as plain JSON values."""
-        return {**dataclasses.asdict(self), "keep_float": list(self.keep_float)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Settings:
-        """The settings that `to_json` wrote."""
-        return cls(**{**value, "keep_float": tuple(value["keep_float"])})
-
-
-PLAIN = Settings("minmax", correct=False)  # the quickest to make
-
-
-class Maker:
-    """Makes the int8 model of any `Settings` by the steps of `ptq.make_table`; what several share is computed once.
-
-    That is: the search for equalization and clipping; the observation of each graph (as it is, and equalized); and the
-    ranges, refined or not, of each observer.
-    """
-
-    def __init__(
-        self, model: ir.Model, samples: Iterable[Batch], recipe: QuantRecipe, total: int | None = None
-    ) -> None:
-        self.model, self.samples, self._recipe, self._total = model, samples, recipe, total
-        self.searched: Searched | None = None  # the result of `ptq.search_equalization`, once it was needed
-        self._observations: dict[bool, tuple[ir.Model, Observation]] = {}  # by whether channels are equalized
-        self._tables: dict[Settings, CalibrationTable] = {}
-
-    def recipe(self, settings: Settings) -> QuantRecipe:
-        """The recipe that all trials share, with these settings."""
-        dynamic = self.products(settings) if settings.dynamic else []
-        return dataclasses.replace(
-            self._recipe,
-            observer=settings.observer,
-            symmetric=settings.symmetric,
-            search=settings.search,
-            correct=settings.correct,
-            keep_float=(*self._recipe.keep_float, *map(re.escape, settings.keep_float)),
-            dynamic=(*self._recipe.dynamic, *map(re.escape, dynamic)),
-        )
-
-    def products(self, settings: Settings) -> list[str]:
-        """The int8 Gemm and MatMul, where they are most of the int8 layers; else none."""
-        quantized = self.make(Settings(settings.observer, settings.symmetric, correct=False))[1]
-        layers = {each.name: each.type for each in quantized.operators if each.precision == "int8"}
-        layers = {name: kind for name, kind in layers.items() if kind in LAYERS}
-        products = [name for name, kind in layers.items() if kind != "Conv"]
-        return products if 2 * len(products) > len(layers) else []
-
-    def make(self, settings: Settings) -> Made:
-        """(int8 model, report, calibration table)."""
-        recipe = self.recipe(settings)
-        table = self._table(Settings(settings.observer, settings.symmetric, settings.search))
-        if settings.correct:
-            table = ptq.correct_table(self.model, recipe, table, self.samples)
-        return *quantize(self.model, recipe, table), table
-
-    def plain(self, count: int) -> Made:
-        """`make` of `PLAIN`, quickly: calibrated on `count` samples."""
-        recipe = self.recipe(PLAIN)
-        table = ptq.make_table(self.model, recipe, [_first(self.samples, count)])
-        return *quantize(self.model, recipe, table), table
-
-    def _table(self, settings: Settings) -> CalibrationTable:
-        """Equalization, clipping and ranges, without corrections."""
-        if settings not in self._tables:
-            clip, factors = self._search() if settings.search else (False, {})
-            model, observation = self._observed(factors)
-            table = observation.table(settings.observer, symmetric=settings.symmetric)
-            if settings.search:
-                table = search_ranges(model, self.recipe(settings), table, ptq.held_out(self.model, self.samples)[0])
-            self._tables[settings] = dataclasses.replace(
-                table, graph=io.digest(self.model), clip=clip, equalization=factors
-            )
-        return self._tables[settings]
-
-    def _search(self) -> Searched:
-        """Whether weights are clipped, and the equalization, by the default observer: the same in every run."""
-        if self.searched is None:
-            self.searched = ptq.search_equalization(self.model, self.recipe(Settings(search=True)), self.samples)[0]
-        return self.searched
-
-    def _observed(self, factors: dict[str, tuple[float, ...]]) -> tuple[ir.Model, Observation]:
-        """The model with its channels equalized, and its observation."""
-        if bool(factors) not in self._observations:
-            model = ptq.equalized(self.model, factors)
-            self._observations[bool(factors)] = model, observe(model, self.samples, self._total)
-        return self._observations[bool(factors)]
 
 
 class _UncachedOpenVino(OpenVinoSession):
@@ -511,7 +394,7 @@ class _Search:
         """
         if base.name in self.orders:
             return self.orders[base.name]
-        few = _first(self.maker.samples, PROBED)
+        few = first_samples(self.maker.samples, PROBED)
         noise = report.noise_of_layers(self.maker.model, *self.maker.make(base), [few])
         order = sorted(noise, key=noise.__getitem__)
         x = OnnxRuntimeSession(self.float_path, self.threads).run(few)
@@ -588,20 +471,6 @@ def _structure(model: ir.Model, symmetric: bool) -> str:
                 if tensor.dtype == ir.DataType.INT64:  # shapes, axes, indices
                     sha.update(tensor.numpy().tobytes())
     return sha.hexdigest()
-
-
-def _first(samples: Iterable[Batch], count: int) -> dict[str, NDArray[Any]]:
-    """The first `count` samples as one batch; the first batch alone where others do not fit behind it."""
-    parts: list[Batch] = []
-    for batch in samples:
-        if not share_axis(batch):
-            return dict(parts[0] if parts else batch)
-        if parts and any(array.shape[1:] != parts[0][name].shape[1:] for name, array in batch.items()):
-            break
-        parts.append(batch)
-        if sum(map(length, parts)) >= count:
-            break
-    return next(cut(joined(parts), count))
 
 
 def _digest(samples: Iterable[Batch]) -> str:

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from rewriting import model, run
 
-from pipelines.analysis import tune
+from pipelines.analysis import tune, tuning_settings
 from pipelines.analysis.judge import ArrayJudge, Verdict
-from pipelines.analysis.tune import Settings, log_path
+from pipelines.analysis.tune import log_path
+from pipelines.analysis.tuning_settings import Maker, Settings
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, sha256
 from pipelines.core.progress import progress
@@ -236,8 +237,10 @@ def test_ctrl_c_leaves_the_best_model(net, data, tmp_path):
 
 
 def test_histograms_are_collected_once_for_every_graph(net, data, tmp_path, monkeypatch):
-    runs, observe = [], tune.observe
-    monkeypatch.setattr(tune, "observe", lambda model, *args: runs.append(io.digest(model)) or observe(model, *args))
+    runs, observe = [], tuning_settings.observe
+    monkeypatch.setattr(
+        tuning_settings, "observe", lambda model, *args: runs.append(io.digest(model)) or observe(model, *args)
+    )
     search(net, data, tmp_path / "int8.onnx")
     assert len(runs) == len(set(runs)) <= 2
 
@@ -262,7 +265,7 @@ def test_a_trial_is_what_quantize_makes_of_the_same_recipe(uneven, data, correct
     table = ptq.make_table(uneven, recipe, [{"x": data[0]}])
     assert table.equalization
     int8, report = quantize(uneven, recipe, table)
-    made = tune.Maker(uneven, [{"x": data[0]}], QuantRecipe()).make(Settings(search=True, correct=correct))
+    made = Maker(uneven, [{"x": data[0]}], QuantRecipe()).make(Settings(search=True, correct=correct))
     assert (io.serialized(made[0]), made[1], made[2]) == (io.serialized(int8), report, table)
 
 
@@ -339,18 +342,18 @@ def test_models_are_judged_and_timed_in_what_the_opener_opens(net, data, tmp_pat
 
 
 def test_a_trial_that_fails_is_noted_and_passed_over(net, data, tmp_path, monkeypatch):
-    quantize = tune.quantize
+    quantize = tuning_settings.quantize
 
     def failing(model, recipe, table):
         if recipe.observer != "percentile":
             raise ZooError("no")
         return quantize(model, recipe, table)
 
-    monkeypatch.setattr(tune, "quantize", failing)
+    monkeypatch.setattr(tuning_settings, "quantize", failing)
     found = search(net, data, tmp_path / "int8.onnx")
     assert found["best"]["settings"]["observer"] == "percentile"
     assert {each.get("error") for each in found["trials"]} == {None, "no"}
-    monkeypatch.setattr(tune, "quantize", lambda *_: failing(None, Settings(), None))
+    monkeypatch.setattr(tuning_settings, "quantize", lambda *_: failing(None, Settings(), None))
     with pytest.raises(ZooError, match="no recipe gave a model that runs: no"):
         search(net, data, tmp_path / "none.onnx")
     assert not (tmp_path / "none.onnx").exists()
@@ -422,7 +425,7 @@ def test_any_failure_of_a_trial_is_passed_over(net, data, tmp_path, monkeypatch,
     def failing(*_):
         raise error
 
-    monkeypatch.setattr(tune.ptq, "correct_table", failing)
+    monkeypatch.setattr(ptq, "correct_table", failing)
     found = search(net, data, tmp_path / "int8.onnx")
     assert found["stopped"] == "done" and any("correct fails: " in each.getMessage() for each in caplog.records)
     failed = [each for each in found["trials"] if "error" in each]
@@ -448,8 +451,8 @@ def test_a_goal_that_cannot_be_met_ends_and_a_second_run_adds_nothing(net, data,
 
 
 def test_the_report_is_of_the_model_found_and_nothing_is_made_again(net, data, tmp_path, monkeypatch):
-    made, make = [], tune.Maker.make
-    monkeypatch.setattr(tune.Maker, "make", lambda self, settings: made.append(settings) or make(self, settings))
+    made, make = [], Maker.make
+    monkeypatch.setattr(Maker, "make", lambda self, settings: made.append(settings) or make(self, settings))
     monkeypatch.setattr(tune._Search, "run", lambda self: self._try(Settings()))
     found = search(net, data, tmp_path / "int8.onnx", report_path=tmp_path / "r.json")
     assert len(made) == 1 and read_json(tmp_path / "r.json")["trials"] == found["trials"]

@@ -5,15 +5,12 @@ them.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import tempfile
 import time
-import zipfile
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +33,9 @@ from zoo.training import (
     checkpointed,
     plot_curves,
     require_output,
-    require_same_run,
     require_settings,
 )
+from zoo.wide_deep.checkpoint import Checkpoint
 from zoo.wide_deep.data import BUCKETS, CATEGORICAL, NUMERIC, Counts, Rows
 from zoo.wide_deep.features import Features
 from zoo.wide_deep.fitting import fit
@@ -51,7 +48,6 @@ import tensorflow as tf  # isort: skip
 
 WEIGHTS, STATE = "model.weights.h5", "checkpoint/state.npz"
 CALIBRATION_ROWS = 4096
-CHECKPOINT_SECONDS = 300.0  # between checkpoints within an epoch
 RANGES = {
     "seed": SEED,
     "distillation": SHARE,
@@ -258,7 +254,7 @@ def _train(
             "rows"
         )
 
-    saved = workers.agreed(lambda: _Checkpoint.load(output / STATE, run) if resume else _Checkpoint(run))
+    saved = workers.agreed(lambda: Checkpoint.load(output / STATE, run) if resume else Checkpoint(run))
     saved.seconds["read"] += time.perf_counter() - begin
     if saved.phase == "search":
         _fit(saved, output, log, split, config.epochs, features, config, start, workers, search=True)
@@ -285,7 +281,7 @@ def _train(
 
 
 def _fit(
-    saved: _Checkpoint,
+    saved: Checkpoint,
     output: Path,
     log: RowStore,
     rows: int,
@@ -306,7 +302,7 @@ def _fit(
     if saved.variables:
         trainer.restore(saved.variables)
     path = output / STATE if workers.rank == 0 else None
-    saved.save(path, trainer)
+    saved.save(path, trainer.variables)
     while saved.epoch < epochs and not (search and saved.stale >= config.patience):
         epoch, shown = saved.epoch + 1, progress if workers.rank == 0 else silent
         batches = log.batches(
@@ -328,7 +324,7 @@ def _fit(
                     saved.loss += float(trainer.step(*batch, count))
                 saved.batch, saved.trained = saved.batch + 1, saved.trained + count
                 advance(count)
-                saved.save_now_and_then(path, trainer)
+                saved.save_now_and_then(path, trainer.variables)
         loss = saved.loss / rows
         if not np.isfinite(loss):
             raise ZooError(
@@ -343,7 +339,7 @@ def _fit(
                 {"epoch": epoch, "train_logloss": loss, **found}, trainer.average.get_weights(), config.min_delta
             )
             line += f"  held out {found['logloss']:.4f}  AUC {found['auc']:.4f}"
-        saved.save(path, trainer)
+        saved.save(path, trainer.variables)
         checkpointed(output)
         if workers.rank == 0:
             console.print(line, highlight=False, soft_wrap=True)
@@ -351,7 +347,7 @@ def _fit(
 
 
 def _write(
-    output: Path, data: Any, weights: list[Any], samples: dict[str, Any], saved: _Checkpoint, record: dict[str, Any]
+    output: Path, data: Any, weights: list[Any], samples: dict[str, Any], saved: Checkpoint, record: dict[str, Any]
 ) -> None:
     """Everything but the checkpoint."""
     features = Features.from_json(record["features"])
@@ -389,93 +385,6 @@ def save_network(model: Any, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:  # Keras insists on the ending .weights.h5
         model.save_weights(Path(scratch) / WEIGHTS)
         (Path(scratch) / WEIGHTS).replace(folder / WEIGHTS)
-
-
-STATES = (
-    "run",
-    "phase",
-    "epoch",
-    "batch",
-    "loss",
-    "trained",
-    "seconds",
-    "history",
-    "best",
-)  # what a checkpoint keeps as JSON
-
-
-@dataclass
-class _Checkpoint:
-    """Where a run stands.
-
-    phase: search or refit. epoch: whole ones done; `batch` batches of the next are, with the sum of losses `loss`.
-    variables: the trainer's, in its order. trained: rows of all steps. seconds: of reading the source, waiting for
-    batches, steps, evaluating, saving.
-    """
-
-    run: dict[str, Any]
-    phase: str = "search"
-    epoch: int = 0
-    batch: int = 0
-    loss: float = 0.0
-    trained: int = 0
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    history: list[dict[str, Any]] = field(default_factory=list)
-    best: dict[str, Any] = field(default_factory=dict)
-    best_weights: list[Any] = field(default_factory=list)
-    variables: list[Any] = field(default_factory=list)
-
-    @property
-    def stale(self) -> int:
-        """Epochs since the best one."""
-        return self.epoch - self.best["epoch"] if self.best else 0
-
-    def note(self, epoch: dict[str, Any], weights: list[Any], min_delta: float) -> None:
-        """Add an epoch to the history; see `TrainConfig` for when it is the best."""
-        self.history.append(epoch)
-        if not self.best or epoch["logloss"] < self.best["logloss"] - min_delta:
-            self.best, self.best_weights = epoch, weights
-
-    @contextlib.contextmanager
-    def clock(self, name: str) -> Iterator[None]:
-        """Count the seconds of what is done under it."""
-        begin = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - begin
-
-    def save(self, path: Path | None, trainer: Trainer) -> None:
-        """Write everything, whole or not at all; nothing where there is no path."""
-        self.saved = time.monotonic()
-        if path is None:
-            return
-        with self.clock("save"):
-            arrays = {f"variable{i}": variable.numpy() for i, variable in enumerate(trainer.variables)}
-            arrays |= {f"best{i}": array for i, array in enumerate(self.best_weights)}
-            text = json.dumps({name: getattr(self, name) for name in STATES})
-            with replacing(path) as temporary:
-                np.savez(temporary, state=np.array(text), **arrays)
-
-    def save_now_and_then(self, path: Path | None, trainer: Trainer) -> None:
-        """Write everything where the last time was long ago."""
-        if time.monotonic() - self.saved >= CHECKPOINT_SECONDS:
-            self.save(path, trainer)
-
-    @classmethod
-    def load(cls, path: Path, run: dict[str, Any]) -> _Checkpoint:
-        """Read a checkpoint of the run `run`. Raises RequestError where it is broken or another run's, naming what
-        differs.
-        """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                state = json.loads(str(file["state"]))
-                lists = [[file[name] for name in file.files if name.startswith(kind)] for kind in ("best", "variable")]
-        except (OSError, ValueError, KeyError, EOFError, RecursionError, zipfile.BadZipFile) as error:
-            raise RequestError(
-                f"cannot read the checkpoint {path} ({error}); train again into an empty folder"
-            ) from error
-        require_same_run(path, state["run"], run)
-        state["seconds"] = defaultdict(float, state["seconds"])
-        return cls(**state, best_weights=lists[0], variables=lists[1])
 
 
 def started(folder: Path, config: TrainConfig) -> tuple[dict[str, Any], Features, TrainConfig]:

@@ -12,6 +12,7 @@ import pytest
 
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, sha256
+from zoo.wide_deep import checkpoint
 from zoo.wide_deep.data import Counts, Rows, read_rows
 from zoo.wide_deep.features import Features
 
@@ -228,7 +229,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path, log, trained, m
         self.step = counted
 
     folder = tmp_path / "m"
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", every)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", every)
     monkeypatch.setattr(training.Trainer, "__init__", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(log, folder, config=TINY)

@@ -28,12 +28,12 @@ sys.path[:0] = json.loads(sys.argv[1])
 from dataclasses import replace
 import wide_deep_training as tests
 from pipelines.core.errors import ZooError
-from zoo.wide_deep import train as training
+from zoo.wide_deep import checkpoint, train as training
 CONFIG = replace(tests.TINY, **json.loads(sys.argv[2]))
 steps, data, output, *more = sys.argv[3:]
 if int(steps):
     made = training.Trainer.__init__
-    training.CHECKPOINT_SECONDS = 0.0
+    checkpoint.CHECKPOINT_SECONDS = 0.0
     def dying(self, *arguments):
         made(self, *arguments)
         step, left = self.step, iter(range(int(steps)))
