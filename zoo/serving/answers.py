@@ -24,7 +24,6 @@ JSON, LINES, CSV, ARROW, TEXT = (
 )
 BINARY = "application/octet-stream"  # JSON, then tensors in binary
 KINDS = (JSON, LINES, CSV, ARROW)
-EVENTS = "text/event-stream"
 
 
 def chosen(accept: str, kinds: Sequence[str] = KINDS) -> str:
