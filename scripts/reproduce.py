@@ -14,8 +14,6 @@ import argparse
 import gzip
 import json
 import os
-import re
-import resource
 import subprocess
 import sys
 import tarfile
@@ -35,31 +33,16 @@ from pipelines.models import hub, stages
 from pipelines.models.folder import SAMPLES
 from pipelines.models.pipeline import model_file
 from zoo.clicks.metrics import click_metrics
-from zoo.transformer_mt.metrics import translation_metrics
 from zoo.wide_deep.data import Rows
 
 import synthesize_log  # isort: skip  # beside this file
+from measured import MODEL, ROOT, ROUNDS, SHARED, cpu_slug, measure_by, measure_together, report, watched  # isort: skip
+from reproduce_translation import bleu, imported, steps, students, threads, translation  # isort: skip
 from peers import click_models, common  # isort: skip
-from peers.common import median  # isort: skip
 from peers.wide_deep import stock_quantize  # isort: skip
 
-ROOT = Path(__file__).resolve().parent.parent
-SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
-MODEL = "wide-deep-criteo"
 HELD_OUT = 1500
-ROUNDS = 9
 CALIBRATED = 5  # every so manieth photo made the tables that ship
-
-
-def cpu_slug() -> str:
-    """The CPU as part of a file name, e.g. amd-epyc-25-17 (family and model tell apart what shares a name)."""
-    cpu = machine.cpu()
-    return re.sub(r"[^a-z0-9]+", "-", f"{cpu['name']} {cpu['family']} {cpu['model']}".lower()).strip("-")
-
-
-def report(name: str, value: Any, model: str = MODEL) -> None:
-    path = files.write_json(zoo.SHIPPED / model / "reports" / f"{name}.json", value)
-    print(f"wrote {path.relative_to(ROOT)}")
 
 
 def quality() -> None:
@@ -273,26 +256,6 @@ def epoch(source: Path, data: str) -> None:
     )
 
 
-def watched(command: list[str], more: dict[str, str] | None = None) -> tuple[str, dict[str, float]]:
-    """What a process prints, and its seconds and peak resident memory. Raises ZooError where it fails."""
-    start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (more or {}))
-    peak = 0.0
-    while process.poll() is None:
-        peak = max(peak, peak_mb(process.pid))
-        time.sleep(0.2)
-    out = process.communicate()[0]
-    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if process.returncode:
-        raise ZooError(f"{' '.join(command)} ended with {process.returncode}")
-    processor = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-    return out, {
-        "process_seconds": round(seconds, 2),
-        "processor_seconds": round(processor, 2),
-        "peak_memory_mb": round(peak, 1),
-    }
-
-
 def instances() -> None:
     """Two pinned processes at once, one thread each, int8 in every engine, batches of 512: throughput together, memory
     by shares (PSS).
@@ -387,153 +350,6 @@ def quantizers() -> None:
     speed, memory.
     """
     measure_together("vision")
-
-
-def translators() -> list[str]:
-    """The translation models that ship."""
-    return [name for name in zoo.names() if hub.Hub(zoo.SHIPPED).card(name).entry == "transformer-mt"]
-
-
-def test_set() -> tuple[Path, Path]:
-    """Sentences of Multi30k's test_2016_flickr, English and German."""
-    folder = SHARED / "data" / "translation" / "multi30k"
-    source, target = (folder / f"test_2016_flickr.{language}.gz" for language in ("en", "de"))
-    if not source.is_file():
-        raise RequestError(f"no test set at {source}; set ZOO_SHARED to the folder that holds data/translation/")
-    return source, target
-
-
-def translation() -> None:
-    """scripts/peers/translation.py: the same weights and sentences in CTranslate2, OpenVINO, torch and here, in turn,
-    one pinned core.
-    """
-    measure_together("translation", ",".join(["base", "small", *translators()]))
-
-
-def imported() -> None:
-    """The same of the shapes that are imported, of Marian's format beside Marian itself, with shortlists, too."""
-    peers = "zoo-native,zoo-shortlist,ctranslate2-int8,marian-int8,marian-fp32"
-    arguments = "base,opus,firefox", "--tasks", "steps", "--rounds", "5", "--peers", peers
-    measure_together("translation-imported", *arguments, path=ROOT / "scripts" / "peers" / "translation.py")
-
-
-def threads() -> None:
-    """Multi30k's test set from text to text in native code, int8, beam 4: one thread and two, in turn, on two cores."""
-    source, _ = test_set()
-    texts = gzip.decompress(source.read_bytes()).decode().splitlines()
-    for name in translators():
-        opened = {count: zoo.pipeline(name, engine="native", threads=count) for count in (1, 2)}
-        results = {count: each(texts) for count, each in opened.items()}  # and warmed up
-        rates: dict[int, list[float]] = {count: [] for count in opened}
-        for _ in range(ROUNDS):
-            for count, each in opened.items():
-                start = time.perf_counter()
-                each(texts)
-                rates[count].append(len(texts) / (time.perf_counter() - start))
-        told = {str(count): median(each, 1) for count, each in rates.items()}
-        found = {
-            "data": f"Multi30k test_2016_flickr ({len(texts):,} sentences), beam {opened[1].beam}",
-            "sentences_per_second": told,
-            "times_as_fast": round(float(np.median(rates[2]) / np.median(rates[1])), 3),
-            "same_translations": results[1] == results[2],
-        }
-        report(f"threads-{cpu_slug()}", {**found, "environment": machine.environment(threads=2, rounds=ROUNDS)}, name)
-
-
-def students() -> None:
-    """Translation models that ship and the teacher each was trained by, in native code, int8, each with its own beam:
-    Multi30k's test set from text to text, in turn, one pinned thread.
-    """
-    source, target = test_set()
-    texts, references = (gzip.decompress(each.read_bytes()).decode().splitlines() for each in (source, target))
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    for name in translators():
-        training = files.read_json(zoo.SHIPPED / name / "card.json").get("training", {})
-        if not (teacher := training.get("config", {}).get("teacher")):
-            continue
-        opened: dict[str, Any] = {each: zoo.pipeline(each, engine="native") for each in (teacher, name)}
-        said = {each: [one["translation"] for one in opened[each](texts)] for each in opened}  # and warmed up
-        seconds: dict[str, list[float]] = {each: [] for each in opened}
-        for _ in range(ROUNDS):
-            for each, translate in opened.items():
-                start = time.process_time()
-                translate(texts)
-                seconds[each].append(time.process_time() - start)
-        found = {
-            "teacher": teacher,
-            "data": f"Multi30k test_2016_flickr ({len(texts):,} sentences)",
-            "beams": {each: translate.beam for each, translate in opened.items()},
-            "metrics": {each: translation_metrics(said[each], references) for each in opened},
-            "sentences_per_second": {each: median([len(texts) / one for one in seconds[each]], 1) for each in opened},
-            "times_as_fast": median([a / b for a, b in zip(seconds[teacher], seconds[name], strict=True)]),
-        }
-        environment = machine.environment(threads=1, rounds=ROUNDS)
-        report(f"teacher-{cpu_slug()}", {**found, "environment": environment}, name)
-
-
-def steps() -> None:
-    """scripts/translation_steps.py: what each rewrite of translation is worth in ms a step, fp32 and int8, one pinned
-    thread.
-    """
-    measure_together("steps", "base,small", path=ROOT / "scripts" / "translation_steps.py")
-
-
-def bleu() -> None:
-    """fp32 and int8, in onnxruntime and native code, of every translation model that ships on Multi30k's test set, with
-    its own beam; cards.
-    """
-    source, target = test_set()
-    for name in translators():
-        found, native = (
-            zoo.evaluate(name, f"{source},{target}", engine=engine) for engine in ("onnxruntime", "native")
-        )
-        found["native"] = {
-            "metrics": native["metrics"]["int8"],
-            **{key: native[key] for key in ("difference", "interval")},
-        }
-        report(
-            "bleu",
-            found | {"data": f"Multi30k test_2016_flickr ({found['samples']:,} sentences), beam {found['beam']}"},
-            name,
-        )
-        card = zoo.SHIPPED / name / "card.json"
-        metrics = {
-            kind: {key: round(value, 2) for key, value in each.items()} for kind, each in found["metrics"].items()
-        }
-        metrics["native"] = {key: round(value, 2) for key, value in found["native"]["metrics"].items()}
-        said = {
-            "on": f"Multi30k test_2016_flickr, beam {found['beam']}, sacreBLEU {found['signatures']['bleu']}",
-            "report": "reports/bleu.json",
-        }
-        files.write_json(card, files.read_json(card) | {"metrics": said | metrics})
-
-
-def measure_together(name: str, *arguments: str, path: Path | None = None) -> None:
-    """A report of several models among those of the peers, by the script of that name there, or by `path`."""
-    script, target = (
-        path or ROOT / "scripts" / "peers" / f"{name}.py",
-        ROOT / "scripts" / "peers" / "reports" / f"{name}-{cpu_slug()}.json",
-    )
-    subprocess.run(["taskset", "-c", "0,1", sys.executable, script, *arguments, "-o", target], check=True)
-    print(f"wrote {target.relative_to(ROOT)}")
-
-
-def measure_by(script: str, name: str, model: str = MODEL) -> None:
-    path = zoo.SHIPPED / model / "reports" / f"{name}.json"
-    subprocess.run([sys.executable, ROOT / "scripts" / "peers" / script, "-o", path], check=True)
-    print(f"wrote {path.relative_to(ROOT)}")
-
-
-def peak_mb(pid: int) -> float:
-    """Peak resident memory so far of a running process, in MB (10^6 bytes); 0 once it has ended.
-
-    Not from the resource usage of ended children: that starts from the memory of the process that forked them.
-    """
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) * 1024 / 1e6 for line in status.splitlines() if line.startswith("VmHWM")), 0.0)
 
 
 PARTS: dict[str, Callable[[], None]] = {
