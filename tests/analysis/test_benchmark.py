@@ -170,7 +170,7 @@ def test_two_instances_of_a_model(path, started, monkeypatch):
     assert found["split_ms"] == {"model": latency["p50"]}
     assert 0 < found["spread"][0] <= found["samples_per_second"] <= found["spread"][1]
     assert len(found["rss_mb"]) == 2 and min(found["rss_mb"]) > 20
-    assert max(found["rss_mb"]) < found["memory_mb"] < sum(found["rss_mb"])  # the libraries' pages count once
+    assert 0 < found["memory_mb"] < sum(found["rss_mb"])  # the libraries' pages count once: less, where others map them
     assert len(started) == 4 and all(each.returncode == 0 for each in started)
 
 
