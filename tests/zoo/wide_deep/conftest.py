@@ -1,0 +1,15 @@
+"""What several tests of rows share."""
+
+from __future__ import annotations
+
+import pytest
+from criteo_logs import synthesize
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory):
+    """40,000 rows: ten megabytes, several blocks."""
+    path = tmp_path_factory.mktemp("synthetic") / "rows.tsv"
+    with path.open("wb") as file:
+        synthesize().write(file, 40_000, 5)
+    return path
