@@ -18,7 +18,7 @@ from pipelines.compression import search
 from pipelines.compression import strategy as strategies
 from pipelines.compression.strategy import Step, Strategy
 from pipelines.core.console import console
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, require_place, write_json
 from pipelines.engines.timing import measure
 from pipelines.models import stages
@@ -88,6 +88,7 @@ def compress(
     configs = [_config(folder, step, settings) for step in steps]  # raises before an hour is spent
     if not resume:
         require_free(output)
+    new = not output.exists()
     run = {"strategy": strategy.to_json(), "settings": settings, "start": folder.card.name}
     kept = output / WORK / "run.json"
     if resume and kept.is_file() and read_json(kept) != run:
@@ -98,8 +99,13 @@ def compress(
     write_json(kept, run)
     work = _Run(folder, data, output, strategy, on_error)
     previous = folder
-    for step, config in zip(steps, configs, strict=True):
-        previous = work.step(previous, step, config)
+    try:
+        for step, config in zip(steps, configs, strict=True):
+            previous = work.step(previous, step, config)
+    except ZooError:
+        if "base" not in work.log:  # nothing was done that could be gone on with
+            shutil.rmtree(output if new else output / WORK)
+        raise
     return work.finish()
 
 

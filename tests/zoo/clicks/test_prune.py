@@ -183,6 +183,13 @@ def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(whole, sta
         assert (tmp_path / "out/checkpoint" / name).read_bytes() == (whole / "out/checkpoint" / name).read_bytes()
 
 
+def test_what_cannot_begin_leaves_no_folder(start, log, tmp_path):
+    for place in (tmp_path / "new", tmp_path):
+        with pytest.raises(RequestError, match=r"found no file .*none\.csv"):
+            zoo.finetune(start, str(tmp_path / "none.csv"), place, prune="ratio=.3", settings=dict(SETTINGS))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_log_shorter_than_what_is_held_out(start, log):
     from zoo.deepfm.train import Settings
 
