@@ -8,11 +8,24 @@ import sys
 def main() -> None:
     """Entry point of the `zoo` command."""
     gc.set_threshold(100_000, 20)  # importing libraries makes many objects, and none of them garbage
+    asked: list[int] = []  # exit codes of signals: what they raise may be lost where a library ignores what it catches
+
+    def terminate(*_: object) -> None:
+        asked.append(143)
+        sys.exit(143)  # so that clean-up runs
+
+    def interrupt(*_: object) -> None:
+        asked.append(130)
+        raise KeyboardInterrupt
+
     try:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that clean-up runs
+        signal.signal(signal.SIGTERM, terminate)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not one that is ignored
+            signal.signal(signal.SIGINT, interrupt)
         from zoo import cli
 
         cli.main()
+        _end(asked[0] if asked else 0)
     except KeyboardInterrupt:
         _end(130)
     except Exception as error:

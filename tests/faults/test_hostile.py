@@ -1,5 +1,6 @@
 """Files, servers and processes that mean no good, or ended badly."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -243,6 +244,24 @@ def test_a_signal_that_an_import_makes_something_else_of(end, code, monkeypatch,
     with pytest.raises(SystemExit) as ended:
         __main__.main()
     assert ended.value.code == code and "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_whose_exception_is_lost_ends_the_command_all_the_same(number, code, monkeypatch):
+    def library():
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(cli, "main", library)
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a new process
+    try:
+        with pytest.raises(SystemExit) as ended:
+            __main__.main()
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    assert ended.value.code == code
 
 
 def test_other_exceptions_stay_what_they_are(monkeypatch):
