@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from typing import Any
 
@@ -206,6 +207,7 @@ def test_the_limit_of_products_is_more_than_any_network_reaches() -> None:
     assert max(limits, key=limits.__getitem__) == extension.isas()[0]
 
 
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer touches pages of its own")
 def test_a_call_touches_no_page_for_the_first_time() -> None:
     """Also with many threads, and after calls of another network."""
     rng = np.random.default_rng(0)
