@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.compression.search import TILE, Widths
-from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing, write_json
 from pipelines.core.plain import to_plain
 from pipelines.models.stages import SAMPLES, ModelFolder
@@ -63,13 +62,7 @@ class PrunableLog:
         self.tiles: Widths = dict.fromkeys(self.groups, TILE)
         scratch = Path(tempfile.gettempdir()) / "rows"
         self.log: Store = Store(self.features, data, on_error, scratch) if like is None else like.log
-        count = len(self.log)
-        held = round(config.held_out if config.held_out >= 1 else config.held_out * count)
-        if not 0 < held < count:
-            raise RequestError(
-                f"found {count:,} rows, wanted more than the {held:,} to hold out; set held_out to a share"
-            )
-        self.split = count - held
+        self.split = self.log.split(config.held_out)
         self._importances: NDArray[np.float64] | None = None
 
     def _gone(self, widths: Widths) -> NDArray[np.int64]:

@@ -94,6 +94,18 @@ class Store:
                 'give what has none "kind": "ignored" in the schema'
             )
 
+    def split(self, held_out: float) -> int:
+        """How many rows are before those that are held out, a count or a share below 1, the last of the time order.
+        Raises RequestError where that is none, or all.
+        """
+        held = round(held_out if held_out >= 1 else held_out * len(self))
+        if not 0 < held < len(self):
+            raise RequestError(
+                f"found {len(self):,} rows, wanted more than the {held:,} to hold out; set held_out to a share such "
+                "as 0.1"
+            )
+        return len(self) - held
+
     def rows(self, places: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """The rows at these places of the time order: tensors ids, numbers, scales, label, weight."""
         records = self._records[self.order[places]]

@@ -105,13 +105,7 @@ def train(
             store.require_values(features, data)
         settings = to_plain(config)
         run = {"config": settings, "data": store.digest, "start": start}
-        held = round(config.held_out if config.held_out >= 1 else config.held_out * len(store))
-        split = len(store) - held
-        if not 0 < held < len(store):
-            raise RequestError(
-                f"found {len(store):,} rows, wanted more than the {held:,} to hold out; set held_out to a share such "
-                "as 0.1"
-            )
+        split = store.split(config.held_out)
         for name, first, last in (("first", 0, split), ("last", split, len(store))):
             classes = np.unique(np.concatenate([part["label"].numpy() for part in store.parts(first, last)]))
             if len(classes) < 2:
@@ -159,7 +153,7 @@ def train(
                 "config": settings,
                 "features": features.to_json(),
                 "metrics": metrics,
-                "rows": {"train": split, "held_out": held, "final": used, "left_out": store.errors.total},
+                "rows": {"train": split, "held_out": len(store) - split, "final": used, "left_out": store.errors.total},
                 "epochs": state["winner"]["epoch"],
                 "l2_embeddings": state["winner"]["l2"],
                 "history": state["winner"]["history"],

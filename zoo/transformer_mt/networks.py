@@ -43,6 +43,15 @@ def described(folder: Path) -> dict[str, Any]:
     return {**features, "source": source}
 
 
+def require_own(folder: str | Path, about: dict[str, Any]) -> None:
+    """Raise RequestError for a model, as `described`, that came from another toolkit: no training goes on from it."""
+    if "arch" not in about:
+        raise RequestError(
+            f"{folder} was imported from another toolkit, whose models cannot be trained on; teach one of the zoo's "
+            f"own by it: zoo train transformer-mt --teacher {folder}"
+        )
+
+
 def state_of(source: Path, model: Transformer) -> dict[str, torch.Tensor]:
     """The state dict in a file that training or freezing wrote: frozen weights of linear layers are transposed."""
     import torch

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pipelines.compression.search import TILE, Widths
-from pipelines.core.errors import RequestError
 from pipelines.core.files import replacing, write_json
 from pipelines.models.stages import SAMPLES, ModelFolder
 from zoo.training import fill, record_of, save_weights
@@ -36,7 +35,7 @@ from zoo.transformer_mt.data import (
 )
 from zoo.transformer_mt.metrics import translation_metrics
 from zoo.transformer_mt.model import FORMS, Attention, FeedForward, Transformer, translate
-from zoo.transformer_mt.networks import MODEL, described, load_model
+from zoo.transformer_mt.networks import MODEL, described, load_model, require_own
 
 if TYPE_CHECKING:
     from zoo.transformer_mt.predict import TranslationPipeline
@@ -70,11 +69,7 @@ class PrunableText:
         """like: another model opened with the same text, which is not read again."""
         folder.ensure("fp32.onnx")
         self.about = described(folder.path)
-        if "arch" not in self.about:
-            raise RequestError(
-                f"{folder.path} was imported from another toolkit, whose models cannot be trained on; teach one of the "
-                f"zoo's own by it: zoo train transformer-mt --teacher {folder.path}"
-            )
+        require_own(folder.path, self.about)
         self.network, _ = load_model(folder.path)
         vocabulary = Vocabulary.read(folder.path / VOCABULARY)
         self.folder, self.importance = folder, importance

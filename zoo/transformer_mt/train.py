@@ -39,7 +39,7 @@ from zoo.transformer_mt.data import (
 from zoo.transformer_mt.distillation import distilled
 from zoo.transformer_mt.metrics import signatures
 from zoo.transformer_mt.model import FORMS, Form, build, translate
-from zoo.transformer_mt.networks import MODEL, described, inherit, network, state_of, teacher_of
+from zoo.transformer_mt.networks import MODEL, described, inherit, network, require_own, state_of, teacher_of
 from zoo.transformer_mt.reading import Pair, sources
 from zoo.transformer_mt.settings import Settings
 from zoo.transformer_mt.trainer import Trainer
@@ -88,11 +88,7 @@ def train(
         start, form = None, None
         if start_from is not None:
             about = described(Path(start_from))
-            if "arch" not in about:
-                raise RequestError(
-                    f"{start_from} was imported from another toolkit, whose models cannot be trained on; teach one of "
-                    f"the zoo's own by it: zoo train transformer-mt --teacher {start_from}"
-                )
+            require_own(start_from, about)
             config = replace(config, **{name: about[name] for name in ("arch", "pre_norm", "languages", "max_length")})
             known, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
             form = Form.from_json(about["form"]) if "form" in about else None
