@@ -69,6 +69,8 @@ def run_on_ray(
     library()  # alone: two imports at once take longer, and actors begin only after this one
     with ThreadPoolExecutor(1) as beside:  # a plan takes as long as processes take to begin
         planning = beside.submit(Work, model, inputs, output, **options)
+        if address is None:  # a cluster of this process is forked, which waits forever for a thread at work in BLAS
+            planning.result()
         with connected(address, workers) as ray:
             return _scored(ray, planning, model, output, workers, options)
 

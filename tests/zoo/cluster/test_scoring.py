@@ -11,6 +11,7 @@ import pytest
 
 import zoo
 from pipelines.core.errors import RequestError
+from zoo.cluster import scoring
 from zoo.cluster.connection import connect
 from zoo.cluster.scoring import run_on_ray
 from zoo.scoring import parts
@@ -80,3 +81,10 @@ def test_a_fault_of_the_input_ends_the_run(cluster, log, tmp_path):
 def test_wrong_requests(tmp_path, log):
     with pytest.raises(RequestError, match="found 0 workers"):
         run_on_ray(CLICKS, [log], tmp_path / "out", workers=0)
+
+
+def test_a_cluster_of_its_own_begins_after_the_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(scoring, "connected", lambda *_: pytest.fail("a cluster began before there was a plan"))
+    with pytest.raises(RequestError, match=r"none\.csv"):
+        run_on_ray("shop-clicks", [str(tmp_path / "none.csv")], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
