@@ -6,31 +6,30 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from pipelines.core import forks
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError, one_line
-from pipelines.engines import stock
+from pipelines.engines import click_files, stock
+from pipelines.engines.click_files import ClickModel
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.quickest import Option
 from pipelines.engines.session import BatchError, Executed, Port, Session
-from pipelines.graph import io
+from pipelines.kernels import extension
 from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.clicks import native
-from pipelines.kernels.clicks.from_graph import EMBEDDING, PROGRAM, click_program, dense_layers, embedding_layer
-from pipelines.kernels.clicks.operators import DOMAIN
+from pipelines.kernels.clicks.operators import EmbeddingLayer
+from pipelines.kernels.clicks.program import ClickProgram
 
 SMALL = 32  # samples
 CHUNK = 64  # samples, the least that a thread is given
+EMBEDDING = EmbeddingLayer.name
 
 
 class _Opened:
@@ -39,10 +38,10 @@ class _Opened:
     Large tables are the mapped file. Threads may share it, and forked processes.
     """
 
-    def __init__(self, path: Path, threads: int, model: ir.Model, fed: Sequence[ir.Value | None]) -> None:
+    def __init__(self, path: Path, threads: int, model: ClickModel) -> None:
         self.path, self.threads = path, threads
-        self.inputs = {str(value.name): _port(value) for value in model.graph.inputs}
-        self.fed = [None if value is None else str(value.name) for value in fed]
+        self.inputs = {name: Port(np.dtype(dtype), tuple(shape)) for name, dtype, shape in model.inputs}
+        self.fed, self.outputs = model.fed, model.outputs
         self._pool: ThreadPoolExecutor | None = None
         self.forked()
         forks.tell(self)
@@ -80,10 +79,8 @@ class _Opened:
 class ProgramGraph(_Opened):
     """A native.onnx that is one `ClickProgram`."""
 
-    def __init__(self, path: Path, threads: int, model: ir.Model, node: ir.Node) -> None:
-        super().__init__(path, threads, model, node.inputs[:3])
-        self.outputs = [str(value.name) for value in node.outputs]
-        program = click_program(node)
+    def __init__(self, path: Path, threads: int, model: ClickModel, program: ClickProgram) -> None:
+        super().__init__(path, threads, model)
         self.steps = [type(each).__name__ for each in program.steps]
         self.program = native.click_program(program)
 
@@ -91,14 +88,11 @@ class ProgramGraph(_Opened):
 class ClickGraph(_Opened):
     """`ParallelEmbedding` and, where they are plain int8 layers, those after it as native kernels."""
 
-    def __init__(self, path: Path, threads: int, model: ir.Model, first: ir.Node) -> None:
-        super().__init__(path, threads, model, first.inputs[:2])
-        self.output = str(model.graph.outputs[0].name)
-        self.hidden = [str(value.name) for value in first.outputs]
-        self.embedding = native.parallel_embedding(embedding_layer(first))
-        layers = dense_layers(first)
-        self.network = layers and native.click_network(self.embedding, [native.linear(n) for n in layers[0]], layers[1])
-        self.rest, self.rest_inputs = _rest(model, first)
+    def __init__(self, path: Path, threads: int, model: ClickModel, layer: EmbeddingLayer) -> None:
+        super().__init__(path, threads, model)
+        self.embedding = native.parallel_embedding(layer)
+        layers = [native.linear(each) for each in model.layers]
+        self.network = layers and native.click_network(self.embedding, layers, model.sigmoid)
 
 
 class ProgramSession(Asynchronous):
@@ -133,13 +127,13 @@ class NativeSession(Asynchronous):
     engine = "native"
 
     def __init__(self, graph: ClickGraph) -> None:
-        if graph.network is None:
+        if not graph.network:
             raise RequestError(f"the layers of {graph.path} after {EMBEDDING} have no native form")
         self._graph, self.threads, self.inputs = graph, graph.threads, graph.inputs
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """The outputs for a batch, see `Session`."""
-        return {self._graph.output: self._graph.call(self._graph.network, batch)[0]}
+        return {self._graph.outputs[0]: self._graph.call(self._graph.network, batch)[0]}
 
     def executed(self, batch: Batch) -> list[Executed]:
         """The kernels that run, see `Session`."""
@@ -157,7 +151,9 @@ class MixedSession(Asynchronous):
 
     def __init__(self, graph: ClickGraph, stock_engine: str) -> None:
         self._graph, self.threads, self.inputs = graph, graph.threads, graph.inputs
-        self._rest: Session = stock.STOCK[stock_engine](graph.path, graph.threads, graph.rest)
+        rest = click_files.after_embedding(graph.path)
+        self._hidden_names, self._names = rest.hidden, rest.inputs
+        self._rest: Session = stock.STOCK[stock_engine](graph.path, graph.threads, rest.model)
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """The outputs for a batch, see `Session`."""
@@ -171,8 +167,8 @@ class MixedSession(Asynchronous):
     def _hidden(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """The inputs of the layers after the embedding."""
         graph = self._graph
-        values = {**batch, **dict(zip(graph.hidden, graph.call(graph.embedding, batch), strict=False))}
-        return {name: values[name] for name in graph.rest_inputs}
+        values = {**batch, **dict(zip(self._hidden_names, graph.call(graph.embedding, batch), strict=False))}
+        return {name: values[name] for name in self._names}
 
 
 def options(path: Path, threads: int) -> dict[str, Option]:
@@ -182,6 +178,7 @@ def options(path: Path, threads: int) -> dict[str, Option]:
     saves. Raises RequestError without kernels, and for a file that is missing, damaged or no such graph.
     """
     try:
+        extension.required()
         graph = _opened(path, threads)
     except ZooError:
         raise
@@ -189,47 +186,19 @@ def options(path: Path, threads: int) -> dict[str, Option]:
         raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
     if isinstance(graph, ProgramGraph):
         return {"native": Option(functools.partial(ProgramSession, graph), 0)}
-    ways = {"native": Option(functools.partial(NativeSession, graph))} if graph.network is not None else {}
+    ways = {"native": Option(functools.partial(NativeSession, graph))} if graph.network else {}
     for name in filter(stock.exact, stock.available()):
         ways[f"native+{name}"] = Option(functools.partial(MixedSession, graph, name), SMALL + 1 if ways else 1)
     return ways
 
 
 def _opened(path: Path, threads: int) -> ClickGraph | ProgramGraph:
-    model = io.load_mapped(path)
-    for node in model.graph:
-        if (node.domain, node.op_type) == (DOMAIN, PROGRAM):
-            return ProgramGraph(path, threads, model, node)
-        if (node.domain, node.op_type) == (DOMAIN, EMBEDDING):
-            return ClickGraph(path, threads, model, node)
-    raise RequestError(
-        f"{path} has no {EMBEDDING} or {PROGRAM} operator; the engine native runs the native.onnx of a model folder"
-    )
-
-
-def _port(value: ir.Value) -> Port:
-    assert value.dtype is not None and value.shape is not None
-    return Port(value.dtype.numpy(), tuple(each if isinstance(each, int) else None for each in value.shape))
+    model = click_files.opened(path)
+    if model.program is not None:
+        return ProgramGraph(path, threads, model, model.program)
+    assert model.embedding is not None
+    return ClickGraph(path, threads, model, model.embedding)
 
 
 def _listed(found: Any) -> list[NDArray[Any]]:
     return list(found) if isinstance(found, tuple) else [found]
-
-
-def _rest(model: ir.Model, first: ir.Node) -> tuple[bytes, list[str]]:
-    """The model after `first`, whose outputs become inputs: stock ONNX, and the names of its inputs. `model` is used
-    up.
-    """
-    main = model.graph
-    fresh = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in first.outputs]
-    for old, new in zip(first.outputs, fresh, strict=True):
-        old.replace_all_uses_with(new)
-    main.remove(first, safe=True)
-    main.inputs.extend(fresh)
-    RemoveUnusedNodesPass()(model)
-    for value in [each for each in main.inputs if not each.uses()]:
-        main.inputs.remove(value)
-    for name in [name for name, value in main.initializers.items() if not value.uses()]:
-        del main.initializers[name]
-    model.opset_imports.pop(DOMAIN, None)
-    return ir.to_proto(model).SerializeToString(), [str(value.name) for value in main.inputs]

@@ -4,17 +4,19 @@
     C-contiguous, at a multiple of `LINE` bytes
 
 The header is {"version", "programs": [program, ...]}, these as {class: fields}; an array in them is {"array": [dtype,
-shape, offset behind the header]}, with "transposed" where it is that array's transpose: arrays that share memory do so
-in the file and when it is read.
+shape, offset behind the header]}, with "transposed" where it is that array's transpose, and "outside" where it lies in
+another file, at that offset of it: arrays that share memory do so in the file and when it is read.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,14 +29,26 @@ PAGE, LINE = 4096, 64  # bytes
 Classes = Mapping[str, type]
 
 
-def save(path: Path, programs: Sequence[Any], classes: Classes, version: int) -> None:
-    """Write programs, dataclasses of `classes`, to `path`, whole or not at all."""
+def save(
+    path: Path,
+    programs: Sequence[Any],
+    classes: Classes,
+    version: int,
+    outside: Mapping[tuple[int, int], int] = MappingProxyType({}),
+) -> None:
+    """Write programs, dataclasses of `classes`, to `path`, whole or not at all.
+
+    outside: {(address, bytes) of an array that lies in another file, which `load` is given: its offset there}; such
+    arrays are not written.
+    """
     offsets: dict[tuple[int, tuple[int, ...]], int] = {}  # (address, shape) -> offset
     arrays: list[Array] = []
     end = 0
 
     def put(array: Array) -> dict[str, Any]:
         nonlocal end
+        if array.flags.c_contiguous and (offset := outside.get((array.ctypes.data, array.nbytes))) is not None:
+            return {"array": [array.dtype.str, array.shape, offset], "outside": True}
         transposed = array.ndim == 2 and array.flags.f_contiguous and not array.flags.c_contiguous
         flat = np.ascontiguousarray(array.T if transposed else array)
         key = (flat.ctypes.data, flat.shape)
@@ -62,14 +76,19 @@ def save(path: Path, programs: Sequence[Any], classes: Classes, version: int) ->
             file.write(bytes(-array.nbytes % LINE))
 
 
-def load(path: str | Path, classes: Classes, version: int) -> tuple[Any, ...]:
-    """The programs in a file that `save` wrote, a tuple, their arrays read-only views of it.
+def load(path: str | Path, classes: Classes, version: int, outside: Path | None = None) -> tuple[Any, ...]:
+    """The programs in a file that `save` wrote, a tuple, their arrays read-only views of it, or of the file `outside`.
 
-    Raises RequestError where the file is missing, damaged or of another version.
+    Raises RequestError where a file is missing, damaged or of another version.
     """
-    try:
+
+    @functools.cache
+    def mapped(path: str | Path) -> mmap.mmap:
         with Path(path).open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    try:
+        content = mapped(path)
         size = int.from_bytes(content[:8], "little")
         first = -(-(8 + size) // PAGE) * PAGE
         header = json.loads(content[8 : 8 + size])
@@ -83,6 +102,8 @@ def load(path: str | Path, classes: Classes, version: int) -> tuple[Any, ...]:
                 return value
             if "array" in value:
                 dtype, shape, offset = value["array"]
+                if value.get("outside"):
+                    return np.ndarray(shape, dtype, mapped(outside), offset)
                 flat = np.ndarray(shape, dtype, content, first + offset)
                 return flat.T if value.get("transposed") else flat
             ((name, arguments),) = value.items()

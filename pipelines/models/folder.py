@@ -87,10 +87,12 @@ class ModelFolder:
     @property
     def trained(self) -> CalibrationTable | None:
         """The ranges that quantization-aware training left. Raises RequestError where the file is broken."""
-        from pipelines.quantization.calibrate import CalibrationTable
-
         path = self.path / TRAINED
-        return CalibrationTable.load(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        from pipelines.quantization.calibrate import CalibrationTable  # with onnx, which finished models need not
+
+        return CalibrationTable.load(path)
 
     @property
     def record(self) -> dict[str, Any]:

@@ -7,22 +7,26 @@ import os
 import zipfile
 from pathlib import Path
 
+import clicks_folded
 import numpy as np
 import onnx
 import pytest
+from click_networks import FAMILIES, Network
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import zoo
-from pipelines.core.errors import ZooError
-from pipelines.engines import catalog, native_images, plan
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.engines import catalog, click_files, native_clicks, native_images, plan
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels import program_file as packed_programs
 from pipelines.kernels.transformer import program_file
 from pipelines.models.hub import Card
 from pipelines.models.stages import read_npz
-from pipelines.quantization.calibrate import CalibrationTable
+from pipelines.quantization.calibrate import CalibrationTable, calibrate
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.clicks.fold_program import fold_program
 
 EXAMPLES = int(os.environ.get("ZOO_FUZZ", "0"))  # a test; 0: the fast tier's, always the same ones
 fuzz = settings(
@@ -234,12 +238,9 @@ def numbers(value, at=()):
         yield at
 
 
-@pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
-@fuzz
-@given(st.data())
-def test_packed_image_networks(packed_image_network, tmp_path, monkeypatch, data):
-    """Steps of other sizes than the arrays have are refused, not computed out of bounds."""
-    content = packed_image_network.read_bytes()
+def with_other_numbers(packed, target, data):
+    """Write a packed program to `target` with up to three numbers of its header changed."""
+    content = packed.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     arrays = content[-(-(8 + size) // packed_programs.PAGE) * packed_programs.PAGE :]
@@ -249,7 +250,51 @@ def test_packed_image_networks(packed_image_network, tmp_path, monkeypatch, data
         place[last] = data.draw(st.sampled_from([-1, 0, 1, 2, 3, 7, 64, 1024, 2**31, 2**62]) | st.integers(0, 300))
     told = json.dumps(header).encode()
     start = -(8 + len(told)) % packed_programs.PAGE
-    (tmp_path / "m.zoo").write_bytes(len(told).to_bytes(8, "little") + told + bytes(start) + arrays)
+    target.write_bytes(len(told).to_bytes(8, "little") + told + bytes(start) + arrays)
+
+
+@pytest.fixture(scope="module", params=["folded", *FAMILIES])
+def packed_click_model(request, tmp_path_factory):
+    """(native.onnx, its packed program, feeds) of a folded Wide & Deep, and of a program of each family."""
+    folder = tmp_path_factory.mktemp("clicks")
+    if request.param == "folded":
+        graph, feeds = clicks_folded.folded()[0], clicks_folded.feeds(3)
+    else:
+        net = Network(request.param)
+        feeds = net.feeds(3)
+        graph, _ = fold_program(net.model, calibrate(net.model, [net.feeds(300)], "minmax"), QuantRecipe())
+    path = io.save_mapped(graph, folder / "native.onnx")
+    click_files.store(path, folder / "m.zoo")
+    return path, folder / "m.zoo", feeds
+
+
+@pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
+@fuzz
+@given(st.data())
+def test_packed_click_models(packed_click_model, tmp_path, monkeypatch, data):
+    """Steps of other sizes than the arrays and buffers have are refused, not computed out of bounds."""
+    path, packed, feeds = packed_click_model
+    with_other_numbers(packed, tmp_path / "m.zoo", data)
+
+    def run():
+        with monkeypatch.context() as patch:
+            patch.setattr(click_files, "derived", lambda *_: tmp_path / "m.zoo")
+            patch.setattr(click_files, "_graph", refuse)
+            session = native_clicks.options(path, 1)["native"].open()
+        session.run(feeds)
+
+    def refuse(path):
+        raise RequestError("refused")
+
+    quietly(run)
+
+
+@pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
+@fuzz
+@given(st.data())
+def test_packed_image_networks(packed_image_network, tmp_path, monkeypatch, data):
+    """Steps of other sizes than the arrays have are refused, not computed out of bounds."""
+    with_other_numbers(packed_image_network, tmp_path / "m.zoo", data)
 
     def run():
         (program,) = packed_programs.load(tmp_path / "m.zoo", native_images.CLASSES, native_images.VERSION)

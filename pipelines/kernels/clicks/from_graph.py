@@ -19,7 +19,7 @@ from pipelines.kernels.clicks.operators import DOMAIN, EmbeddingLayer, LinearLay
 from pipelines.kernels.clicks.program import STEPS, ClickProgram
 
 VERSION = 1  # of the domain, as the opset imports name it
-EMBEDDING = "ParallelEmbedding"
+EMBEDDING = EmbeddingLayer.name
 PROGRAM = ClickProgram.name
 # the inputs after ids and numbers: fields of `EmbeddingLayer`, and how the initializers are called
 ARRAYS = {

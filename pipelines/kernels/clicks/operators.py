@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,7 @@ class EmbeddingLayer:
     number_scale: Array
     shift: int
     wide: Array | None = None
+    name: ClassVar[str] = "ParallelEmbedding"
 
     def __post_init__(self) -> None:
         width, fields = self.scale.size, self.columns.size
