@@ -17,8 +17,8 @@ def native() -> Any:
 
 
 def isas() -> list[str]:
-    """The versions that this build and this CPU run, quickest first: among "avx512", "avx2", "portable"; [] without the
-    extension.
+    """The versions that this build and this CPU run, quickest first: among "amx", "avx512", "avx2", "portable"; []
+    without the extension.
     """
     module = native()
     return list(module.isas()) if module is not None else []

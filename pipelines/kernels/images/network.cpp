@@ -1,25 +1,14 @@
 #include "images/network.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <ctime>
 #include <numeric>
 #include <stdexcept>
-
-#include "isa/threads.h"
 
 namespace zoo {
 namespace {
 
 constexpr int64_t kPixels = 240;  // whose windows are listed at a time
-
-// Seconds of this thread's processor time: others may be at work.
-double now() {
-    timespec at{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
-    return static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
-}
 
 void require(bool fits, const char *what) {
     if (!fits) throw std::invalid_argument(std::string("the sizes of ") + what + " do not fit its tensors");
@@ -96,6 +85,12 @@ int64_t Network::known(int64_t tensor, bool written) const {
 
 void Network::step(int64_t out, const std::vector<int64_t> &reads, int64_t rows,
                    std::function<void(const Sample &, int64_t, int64_t)> compute) {
+    step_of_samples(out, reads, rows, 0, [compute = std::move(compute)](const Sample *samples, int64_t n, int64_t begin, int64_t end) {
+        for (int64_t i = 0; i < n; ++i) compute(samples[i], begin, end);
+    });
+}
+
+void Network::step_of_samples(int64_t out, const std::vector<int64_t> &reads, int64_t rows, int64_t weights, Compute compute) {
     const auto index = static_cast<int64_t>(steps_.size());
     require(!finished_ && (index == 0) == reads.empty() && found_ == 0, "a step");
     for (int64_t x : reads) tensors_[static_cast<size_t>(known(x, true))].last = index;
@@ -104,7 +99,10 @@ void Network::step(int64_t out, const std::vector<int64_t> &reads, int64_t rows,
         require(at(out).pitch >= 16 || index == 0, "a step");
         written.first = written.last = index;
     }
-    steps_.push_back({rows, out, std::move(compute)});
+    int64_t bytes = out < 0 ? 0 : at(out).bytes();
+    for (int64_t x : reads) bytes += at(x).bytes();
+    const bool together = weights ? weights > bytes : !steps_.empty() && steps_.back().together;
+    steps_.push_back({rows, out, together, std::move(compute)});
 }
 
 // x gets the padding that windows of this kernel want, and there are height x width of them.
@@ -195,7 +193,7 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
     found_ = out < 0 ? height * width * c.outputs : 0;
     const int64_t results = found_;
     found_ = 0;
-    step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
+    step_of_samples(out, reads, height, bytes, [=](const Sample *samples, int64_t count, int64_t begin, int64_t end) {
         const Tensor &from = at(x);
         std::vector<int64_t> offsets(static_cast<size_t>(c.stretches()));
         for (int64_t k = 0; k < c.stretches(); ++k)
@@ -205,9 +203,12 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         uint8_t *to[kPixels], *shifted[kPixels];
         float *floats[kPixels];
         Buffer<float> found(out < 0 ? kPixels * round_up(c.outputs, 16) : 0);
-        for (int64_t p = begin * width; p < end * width;) {
-            const int64_t n = std::min(kPixels, end * width - p);
-            for (int64_t i = 0, y = p / width, column = p % width; i < n; column = 0, ++y) {
+        const int64_t each = (end - begin) * width;  // pixels of a sample
+        for (int64_t p = 0; p < count * each;) {
+            const int64_t n = std::min(kPixels, count * each - p);
+            for (int64_t i = 0; i < n;) {
+                const Sample &s = samples[(p + i) / each];
+                const int64_t y = begin + (p + i) % each / width, column = (p + i) % width;
                 const int64_t end_of_row = std::min(n, i + width - column);
                 const auto list = [&](auto &of, auto first, int64_t step) {
                     for (int64_t j = i; j < end_of_row; ++j, first += step) of[j] = first;
@@ -227,7 +228,8 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
                     for (int64_t i = 0; i < n; ++i) floats[i] = found.data() + i * wide;
                     isa_.images->dense_floats(layer, windows, floats, n);
                     for (int64_t i = 0; i < n; ++i)
-                        std::copy_n(floats[i], std::min(wide, c.outputs - first), s.out + (p + i) * c.outputs + first);
+                        std::copy_n(floats[i], std::min(wide, c.outputs - first),
+                                    samples[(p + i) / each].out + (begin * width + (p + i) % each) * c.outputs + first);
                 } else {
                     for (int64_t i = 0; i < n && first; ++i) shifted[i] = to[i] + first;
                     for (int64_t i = 0; i < n && first && summed; ++i) other[i] += c.width(b - 1);
@@ -417,86 +419,6 @@ void Network::finish(int64_t results) {
             if (begin < t.at + t.bytes()) t.at = std::max(t.at, end);
         arena_ = std::max(arena_, t.at + t.bytes());
     }
-}
-
-void Network::borders(const Sample &s, const Tensor &t, int64_t begin, int64_t end) const {
-    if (t.fill < 0) return;
-    const auto size = [](int64_t bytes) { return static_cast<size_t>(bytes); };
-    const auto [top, left, bottom, right] = t.borders;
-    uint8_t *first = s.arena + t.at;
-    if (begin == 0) std::memset(first, t.fill, size(top * t.row()));
-    if (end == t.height) std::memset(first + (top + t.height) * t.row(), t.fill, size(bottom * t.row()));
-    for (int64_t y = begin; y < end; ++y) {
-        uint8_t *row = first + (top + y) * t.row();
-        std::memset(row, t.fill, size(left * t.pitch));
-        std::memset(row + t.row() - right * t.pitch, t.fill, size(right * t.pitch));
-    }
-}
-
-void Network::compute(const Step &step, const Sample &sample, int64_t begin, int64_t end) const {
-    if (begin >= end) return;
-    step.compute(sample, begin, end);
-    if (step.out >= 0) borders(sample, at(step.out), begin, end);
-}
-
-void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
-    const auto input = [&](int64_t i) { return static_cast<const uint8_t *>(x) + i * sample_ * (floats_ ? 4 : 1); };
-    const int64_t apart = threads > 1 ? n / threads * threads : n;  // samples that a thread computes alone; all share the others
-    struct Piece {
-        size_t step;
-        int64_t begin, end, before;  // its rows, and the pieces of the steps before it
-    };
-    std::vector<Piece> pieces;  // of a sample
-    for (size_t s = 0; s < steps_.size() && apart < n; ++s) {
-        const int64_t rows = steps_[s].rows, count = std::min(rows, 2 * threads), before = static_cast<int64_t>(pieces.size());
-        for (int64_t i = 0; i < count; ++i) pieces.push_back({s, rows * i / count, rows * (i + 1) / count, before});
-    }
-    const auto each = std::max<int64_t>(static_cast<int64_t>(pieces.size()), 1);
-    const int64_t own = std::min(threads, apart);
-    const Arenas::Lent arenas(arenas_, own + (apart < n), arena_);
-    Pieces alone(apart), shared((n - apart) * each);
-    std::atomic<int64_t> entered{0};
-    on_threads(threads, [&](bool) {
-        if (const int64_t mine = entered++; mine < own)
-            for (int64_t i; (i = alone.take([](int64_t) { return 0; })) >= 0;)
-                for (const Step &step : steps_) compute(step, {arenas[mine], input(i), out + i * results_}, 0, step.rows);
-        const auto before = [&](int64_t at) { return at / each * each + pieces[static_cast<size_t>(at % each)].before; };
-        for (int64_t at; (at = shared.take(before)) >= 0; shared.done()) {
-            const Piece &piece = pieces[static_cast<size_t>(at % each)];
-            const int64_t i = apart + at / each;
-            compute(steps_[piece.step], {arenas[own], input(i), out + i * results_}, piece.begin, piece.end);
-        }
-    });
-}
-
-std::vector<double> Network::time_steps(const void *x, double seconds) const {
-    const Arenas::Lent arena(arenas_, 1, arena_);
-    std::vector<float> out(static_cast<size_t>(results_));
-    const Sample sample{arena[0], x, out.data()};
-    std::vector<double> spent(steps_.size());
-    const double start = now();
-    int64_t rounds = 0;
-    do {
-        for (size_t i = 0; i < steps_.size(); ++i) {
-            const double before = now();
-            compute(steps_[i], sample, 0, steps_[i].rows);
-            spent[i] += now() - before;
-        }
-        ++rounds;
-    } while (now() - start < seconds);
-    for (double &each : spent) each /= static_cast<double>(rounds);
-    return spent;
-}
-
-double product_limit(const std::string &isa, double seconds) {
-    const ImageKernels &kernels = *choose_isa(isa).images;
-    double most = 0;
-    for (const double start = now(); now() - start < seconds;) {
-        const double before = now();
-        const auto products = static_cast<double>(kernels.products(1 << 16));
-        most = std::max(most, products / (now() - before));
-    }
-    return most;
 }
 
 }  // namespace zoo

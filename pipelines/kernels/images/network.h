@@ -95,18 +95,22 @@ class Network {
         float *out;
         uint8_t *pixel(const Tensor &t, int64_t y, int64_t x_at) const { return arena + t.origin() + y * t.row() + x_at * t.pitch; }
     };
+    using Compute = std::function<void(const Sample *samples, int64_t n, int64_t begin, int64_t end)>;
     struct Step {
         int64_t rows, out;
-        std::function<void(const Sample &, int64_t begin, int64_t end)> compute;
+        bool together;  // of several samples at once: it reads more weights than pixels
+        Compute compute;
     };
     void step(int64_t out, const std::vector<int64_t> &reads, int64_t rows, std::function<void(const Sample &, int64_t, int64_t)> compute);
+    void step_of_samples(int64_t out, const std::vector<int64_t> &reads, int64_t rows, int64_t weights, Compute compute);
     const Tensor &at(int64_t tensor) const { return tensors_[static_cast<size_t>(tensor)]; }
     int64_t known(int64_t tensor, bool written) const;
     void pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pads, int32_t fill, int64_t height, int64_t width);
     void pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads,
               std::function<void(const Window &, int64_t taps, uint8_t *out, int64_t channels)> of);
     void borders(const Sample &, const Tensor &, int64_t begin, int64_t end) const;
-    void compute(const Step &, const Sample &, int64_t begin, int64_t end) const;
+    void compute(const Step &, const Sample *samples, int64_t n, int64_t begin, int64_t end) const;
+    void compute(const std::vector<Sample> &samples) const;
 
     const Isa &isa_;
     std::vector<Tensor> tensors_;

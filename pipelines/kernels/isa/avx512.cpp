@@ -335,3 +335,7 @@ const Isa kAvx512 = {"avx512",      supported, 16,           embed,    packed_by
                      unpack_column, gather_columns, linear,    pack_weights, resample, &kRowKernels, &kClickKernels, &kImageKernels};
 
 }  // namespace zoo
+
+#ifdef ZOO_AMX
+#include "isa/amx.h"
+#endif

@@ -18,6 +18,9 @@ namespace {
 // Best first; the portable one is always there.
 std::vector<const Isa *> supported_isas() {
     std::vector<const Isa *> isas;
+#ifdef ZOO_AMX
+    if (kAmx.supported()) isas.push_back(&kAmx);
+#endif
 #ifdef ZOO_AVX512
     if (kAvx512.supported()) isas.push_back(&kAvx512);
 #endif

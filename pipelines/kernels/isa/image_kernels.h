@@ -65,16 +65,21 @@ void max_pool(const Window &w, uint8_t *out, int64_t count) {
     for (; begin < count; begin += 16) max_of<16>(w, begin, out);
 }
 
+template <int Width>
+inline void mean_of(const Window &w, const Mean &m, int64_t begin, uint8_t *out) {
+    float total[Width] = {};
+    for (int64_t y = 0; y < w.rows; ++y)
+        for (int64_t x = 0; x < w.columns; ++x) {
+            const uint8_t *at = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
+            for (int j = 0; j < Width; ++j) total[j] += static_cast<float>(at[j] - m.x_zero) * m.x_scale;
+        }
+    for (int j = 0; j < Width; ++j) out[begin + j] = static_cast<uint8_t>(to_byte(total[j] / m.count / m.scale + m.zero, 0, 255));
+}
+
 void mean(const Window &w, const Mean &m, uint8_t *out, int64_t count) {
-    for (int64_t begin = 0; begin < count; begin += 16) {
-        float total[16] = {};
-        for (int64_t y = 0; y < w.rows; ++y)
-            for (int64_t x = 0; x < w.columns; ++x) {
-                const uint8_t *at = w.x + y * w.row_pitch + x * w.pixel_pitch + begin;
-                for (int j = 0; j < 16; ++j) total[j] += static_cast<float>(at[j] - m.x_zero) * m.x_scale;
-            }
-        for (int j = 0; j < 16; ++j) out[begin + j] = static_cast<uint8_t>(to_byte(total[j] / m.count / m.scale + m.zero, 0, 255));
-    }
+    int64_t begin = 0;
+    for (; begin + 64 <= count; begin += 64) mean_of<64>(w, m, begin, out);
+    for (; begin < count; begin += 16) mean_of<16>(w, m, begin, out);
 }
 
 // Total: wide enough for the bytes of all pixels.

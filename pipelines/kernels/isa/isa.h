@@ -320,6 +320,9 @@ extern const Isa kAvx2;
 #ifdef ZOO_AVX512
 extern const Isa kAvx512;
 #endif
+#ifdef ZOO_AMX
+extern const Isa kAmx;
+#endif
 
 constexpr int kWeightBits = 22;  // fractional bits of a resampling weight: Pillow's PRECISION_BITS
 

@@ -118,6 +118,25 @@ def test_every_width_of_a_panel_and_any_number_of_pixels(width: int, outputs: in
     same_bits(program((3, 4, width), tensors, steps, 10), rng.integers(0, 256, (2, 3, 4, width), dtype=np.uint8))
 
 
+def test_layers_of_many_weights_take_several_samples_together() -> None:
+    """More weights than pixels, then fewer, then more again, a sum and results of several pixels among them."""
+    rng = np.random.default_rng(7)
+    total = Sum(0.7, 0.9, -40.0, 0, 255)
+    steps = [
+        Pixels(0),
+        random_convolution(rng, 0, 1, 144, (3, 3), 3, pads=(1, 1, 1, 1), fill=7),
+        random_convolution(rng, 1, 2, 16, (1, 1), 144),
+        random_convolution(rng, 2, 3, 144, (3, 3), 16, pads=(1, 1, 1, 1), fill=0, sum=total, other=1),
+        random_convolution(rng, 3, 4, 16, (1, 1), 144, strides=(2, 2)),
+        random_convolution(rng, 4, 5, 200, (3, 3), 16, pads=(1, 1, 1, 1), fill=3),
+        random_convolution(rng, 5, -1, 90, (1, 1), 200),
+    ]
+    tensors = [(3, 5, 3), (3, 5, 144), (3, 5, 16), (3, 5, 144), (2, 3, 16), (2, 3, 200)]
+    found = program((3, 3, 5), tensors, steps, 2 * 3 * 90)
+    for n in (1, 2, 8, 9, 19):
+        same_bits(found, rng.integers(0, 256, (n, 3, 3, 5), dtype=np.uint8))
+
+
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (1, 7)])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("channels", [16, 32, 40, 96, 144])

@@ -1,0 +1,119 @@
+// An image classifier's calls.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <ctime>
+
+#include "images/network.h"
+#include "isa/threads.h"
+
+namespace zoo {
+namespace {
+
+constexpr int64_t kSamples = 8;  // that pass through layers of many weights together
+
+// Seconds of this thread's processor time: others may be at work.
+double now() {
+    timespec at{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
+    return static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
+}
+
+}  // namespace
+
+void Network::borders(const Sample &s, const Tensor &t, int64_t begin, int64_t end) const {
+    if (t.fill < 0) return;
+    const auto size = [](int64_t bytes) { return static_cast<size_t>(bytes); };
+    const auto [top, left, bottom, right] = t.borders;
+    uint8_t *first = s.arena + t.at;
+    if (begin == 0) std::memset(first, t.fill, size(top * t.row()));
+    if (end == t.height) std::memset(first + (top + t.height) * t.row(), t.fill, size(bottom * t.row()));
+    for (int64_t y = begin; y < end; ++y) {
+        uint8_t *row = first + (top + y) * t.row();
+        std::memset(row, t.fill, size(left * t.pitch));
+        std::memset(row + t.row() - right * t.pitch, t.fill, size(right * t.pitch));
+    }
+}
+
+void Network::compute(const Step &step, const Sample *samples, int64_t n, int64_t begin, int64_t end) const {
+    if (begin >= end) return;
+    step.compute(samples, n, begin, end);
+    for (int64_t i = 0; i < n && step.out >= 0; ++i) borders(samples[i], at(step.out), begin, end);
+}
+
+void Network::compute(const std::vector<Sample> &samples) const {
+    for (size_t s = 0, end = 0; s < steps_.size(); s = end) {
+        for (end = s + 1; end < steps_.size() && steps_[end].together == steps_[s].together;) ++end;
+        const auto n = static_cast<int64_t>(samples.size()), at_once = steps_[s].together ? n : int64_t{1};
+        for (int64_t i = 0; i < n; i += at_once)
+            for (size_t step = s; step < end; ++step) compute(steps_[step], samples.data() + i, at_once, 0, steps_[step].rows);
+    }
+}
+
+void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
+    const auto input = [&](int64_t i) { return static_cast<const uint8_t *>(x) + i * sample_ * (floats_ ? 4 : 1); };
+    const int64_t apart = threads > 1 ? n / threads * threads : n;  // samples that a thread computes alone; all share the others
+    struct Piece {
+        size_t step;
+        int64_t begin, end, before;  // its rows, and the pieces of the steps before it
+    };
+    std::vector<Piece> pieces;  // of a sample
+    for (size_t s = 0; s < steps_.size() && apart < n; ++s) {
+        const int64_t rows = steps_[s].rows, count = std::min(rows, 2 * threads), before = static_cast<int64_t>(pieces.size());
+        for (int64_t i = 0; i < count; ++i) pieces.push_back({s, rows * i / count, rows * (i + 1) / count, before});
+    }
+    const auto each = std::max<int64_t>(static_cast<int64_t>(pieces.size()), 1);
+    const int64_t own = std::min(threads, apart), most = std::min(kSamples, own ? apart / own : 0);
+    const int64_t groups = own ? own * ((apart / own + most - 1) / most) : 0;
+    const Arenas::Lent arenas(arenas_, own * most + (apart < n), arena_);
+    Pieces alone(groups), shared((n - apart) * each);
+    std::atomic<int64_t> entered{0};
+    on_threads(threads, [&](bool) {
+        if (const int64_t mine = entered++; mine < own)
+            for (int64_t group; (group = alone.take([](int64_t) { return 0; })) >= 0;) {
+                std::vector<Sample> samples;
+                for (int64_t i = apart * group / groups, arena = mine * most; i < apart * (group + 1) / groups; ++i)
+                    samples.push_back({arenas[arena++], input(i), out + i * results_});
+                compute(samples);
+            }
+        const auto before = [&](int64_t at) { return at / each * each + pieces[static_cast<size_t>(at % each)].before; };
+        for (int64_t at; (at = shared.take(before)) >= 0; shared.done()) {
+            const Piece &piece = pieces[static_cast<size_t>(at % each)];
+            const int64_t i = apart + at / each;
+            const Sample sample{arenas[own * most], input(i), out + i * results_};
+            compute(steps_[piece.step], &sample, 1, piece.begin, piece.end);
+        }
+    });
+}
+
+std::vector<double> Network::time_steps(const void *x, double seconds) const {
+    const Arenas::Lent arena(arenas_, 1, arena_);
+    std::vector<float> out(static_cast<size_t>(results_));
+    const Sample sample{arena[0], x, out.data()};
+    std::vector<double> spent(steps_.size());
+    const double start = now();
+    int64_t rounds = 0;
+    do {
+        for (size_t i = 0; i < steps_.size(); ++i) {
+            const double before = now();
+            compute(steps_[i], &sample, 1, 0, steps_[i].rows);
+            spent[i] += now() - before;
+        }
+        ++rounds;
+    } while (now() - start < seconds);
+    for (double &each : spent) each /= static_cast<double>(rounds);
+    return spent;
+}
+
+double product_limit(const std::string &isa, double seconds) {
+    const ImageKernels &kernels = *choose_isa(isa).images;
+    double most = 0;
+    for (const double start = now(); now() - start < seconds;) {
+        const double before = now();
+        const auto products = static_cast<double>(kernels.products(1 << 16));
+        most = std::max(most, products / (now() - before));
+    }
+    return most;
+}
+
+}  // namespace zoo
