@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,30 +73,57 @@ _BY_PRESET = _object(
 
 @dataclass(frozen=True)
 class Goal:
-    """What is cut: until int8 runs `speed` times as fast on this machine, or the share `ratio` of all channels."""
+    """What is cut: until int8 runs `speed` times as fast on this machine, or the share `ratio` of all channels; before
+    that the rows of embedding tables whose values the training data hold fewer than `rows` times."""
 
     speed: float = 0.0
     ratio: float = 0.0
+    rows: int = 0
+
+    @property
+    def channels(self) -> bool:
+        """Whether channels are cut."""
+        return bool(self.speed or self.ratio)
 
     def share(self, done: float) -> Goal:
-        """The goal after the share `done` of all cuts."""
-        return Goal(self.speed**done if self.speed else 0.0, self.ratio * done)
+        """The goal after the share `done` of all cuts; rows go in the first."""
+        return replace(self, speed=self.speed**done if self.speed else 0.0, ratio=self.ratio * done)
 
     def __str__(self) -> str:
-        return f"{self.speed:.4g}x" if self.speed else f"ratio={self.ratio:.3g}"
+        parts = [f"{self.speed:.4g}x"] if self.speed else [f"ratio={self.ratio:.3g}"] if self.ratio else []
+        return ",".join([*parts, *([f"rows={self.rows}"] if self.rows else [])])
 
 
 def goal(text: str) -> Goal:
-    """ "1.5x" or "ratio=.3". Raises RequestError for another, and for what nobody can reach."""
-    if match := re.fullmatch(r"(\d*\.?\d+)x", text.strip()):
+    """ "1.5x" or "ratio=.3", "rows=5", or one of the first two and the last as "1.5x,rows=5". Raises RequestError for
+    another, and for what nobody can reach."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, value = _part(part.strip(), text)
+        if name in found or (name != "rows" and found.keys() - {"rows"}):
+            raise RequestError(f"found the goal {text}, wanted one speed or one share of channels, and rows once")
+        found[name] = value
+    return Goal(found.get("speed", 0.0), found.get("ratio", 0.0), int(found.get("rows", 0)))
+
+
+def _part(part: str, text: str) -> tuple[str, float]:
+    """What a part of the goal `text` says: (a field of `Goal`, its value)."""
+    if match := re.fullmatch(r"(\d*\.?\d+)x", part):
         if float(match[1]) > 1:
-            return Goal(speed=float(match[1]))
+            return "speed", float(match[1])
         raise RequestError(f"found the goal {text}, wanted one above 1x: how many times as fast int8 is to be")
-    if match := re.fullmatch(r"ratio=(\d*\.?\d+)", text.strip()):
+    if match := re.fullmatch(r"ratio=(\d*\.?\d+)", part):
         if 0 < float(match[1]) < 1:
-            return Goal(ratio=float(match[1]))
+            return "ratio", float(match[1])
         raise RequestError(f"found the goal {text}, wanted a ratio above 0, below 1: the share of channels to cut")
-    raise RequestError(f"found the goal {text!r}, wanted a speed as 1.5x, or a share of channels as ratio=.3")
+    if match := re.fullmatch(r"rows=(\d{1,9})", part):
+        if int(match[1]):
+            return "rows", int(match[1])
+        raise RequestError(f"found the goal {text}, wanted rows of 1 or more: how often a value is seen to be kept")
+    raise RequestError(
+        f"found the goal {text!r}, wanted a speed as 1.5x, a share of channels as ratio=.3, or values seen so often as "
+        "rows=5"
+    )
 
 
 @dataclass(frozen=True)
@@ -138,7 +165,12 @@ class Strategy:
                     f"{self.epochs}"
                 )
             if each["kind"] == "prune":
-                goal(each["goal"])
+                said = [name for name in _PRUNE if name in each and name != "goal"]
+                if not goal(each["goal"]).channels and said:
+                    raise RequestError(
+                        f"{self.source}: found {said[0]} beside the goal {each['goal']}, which cuts rows alone, at "
+                        "once; leave it out, or add a goal for channels"
+                    )
         kinds = [each["kind"] for each in self.strategies]
         if twice := {kind for kind in kinds if kinds.count(kind) > 1} & {"prune", "qat"}:
             raise RequestError(f"{self.source}: found {min(twice)} twice, wanted it once")
@@ -172,7 +204,11 @@ class Strategy:
         whole = goal(prune["goal"])
         how = {"importance": prune.get("importance", "taylor"), "layers": tuple(prune.get("layers", ()))}
         at = [first + (last - first) * i // times for i in range(times)]
-        return {epoch: Cut(whole.share((i + 1) / times), **how) for i, epoch in enumerate(at)}
+        goals = [whole.share((i + 1) / times) for i in range(times)]
+        return {
+            epoch: Cut(each if i == 0 else replace(each, rows=0), **how)
+            for i, (epoch, each) in enumerate(zip(at, goals, strict=True))
+        }
 
     def steps(self) -> list[Step]:
         """The trainings, in order."""

@@ -50,17 +50,40 @@ def test_a_strategy_is_written_as_it_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("1.5x", Goal(speed=1.5)), ("2x", Goal(speed=2)), ("ratio=.3", Goal(ratio=0.3))]
+    ("text", "found"),
+    [
+        ("1.5x", Goal(speed=1.5)),
+        ("2x", Goal(speed=2)),
+        ("ratio=.3", Goal(ratio=0.3)),
+        ("rows=5", Goal(rows=5)),
+        ("rows=5, 1.5x", Goal(speed=1.5, rows=5)),
+    ],
 )
 def test_goals(text, found):
     assert goal(text) == found
+    assert goal(str(found)) == found
 
 
-@pytest.mark.parametrize("text", ["1x", ".5x", "ratio=0", "ratio=1", "ratio=1.5", "half", "", "1.5", "-2x"])
+@pytest.mark.parametrize(
+    "text", ["1x", ".5x", "ratio=0", "ratio=1", "ratio=1.5", "half", "", "1.5", "-2x", "rows=0", "rows=.5", "rows=3,"]
+)
 def test_a_goal_that_is_none_is_said_in_one_line(text):
     with pytest.raises(RequestError, match="wanted") as error:
         goal(text)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["1.5x,ratio=.3", "rows=3,rows=3", "1.5x,2x"])
+def test_of_two_goals_that_are_one_it_is_said(text):
+    with pytest.raises(RequestError, match="wanted one speed or one share of channels, and rows once"):
+        goal(text)
+
+
+def test_rows_go_in_the_first_cut():
+    steps = Strategy(4, ({"kind": "prune", "goal": "ratio=.4,rows=5", "schedule": "iterative", "times": 2},)).steps()
+    assert [str(each.cut.goal) for each in steps] == ["ratio=0.2,rows=5", "ratio=0.4"]
+    (only,) = Strategy(4, ({"kind": "prune", "goal": "rows=5"},)).steps()
+    assert only.cut.goal == Goal(rows=5) and not only.cut.goal.channels
 
 
 PRUNE = {"kind": "prune", "goal": "1.5x"}
@@ -80,6 +103,7 @@ PRUNE = {"kind": "prune", "goal": "1.5x"}
         ({"epochs": 4, "strategies": [PRUNE | {"from": 3, "to": 9}]}, "wanted a span within 0 to 4"),
         ({"epochs": 4, "strategies": [PRUNE | {"from": 3, "to": 3}]}, "wanted a span"),
         ({"epochs": 4, "strategies": [PRUNE | {"goal": "1x"}]}, "above 1x"),
+        ({"epochs": 4, "strategies": [PRUNE | {"goal": "rows=5", "times": 2}]}, "found times beside the goal rows=5"),
         ({"epochs": 4, "strategies": [PRUNE | {"schedule": "iterative", "times": 9}]}, "at most once an epoch"),
         ({"epochs": 4, "strategies": [PRUNE | {"from": 2}, {"kind": "qat", "to": 2}]}, "after qat began"),
         ({"epochs": 4, "strategies": [PRUNE, PRUNE]}, "prune twice"),

@@ -196,14 +196,14 @@ class Features:
 
     @property
     def key(self) -> Field:
-        """The category that tells items apart: the item's with the largest table. Raises RequestError for none."""
+        """The category that tells items apart: the item's of most values. Raises RequestError for none."""
         fields = [each for each in self.fields if each.column.tower == "item" and not each.is_list]
         if not fields:
             raise RequestError(
                 'the schema has no category of the tower item; give the item\'s id "tower": "item" (zoo schema LOG -o '
                 "schema.json, then --schema schema.json)"
             )
-        return max(fields, key=lambda each: each.rows)
+        return max(fields, key=lambda each: max(each.rows, each.column.distinct))  # seldom seen ones may have no row
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -1,7 +1,9 @@
-"""A recommender of any click log opened with its rows, to be cut: units of hidden layers, columns of the embeddings."""
+"""A recommender of any click log opened with its rows, to be cut: units of hidden layers, columns of the embeddings,
+rows of their tables."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from pipelines.compression.search import TILE, Widths
 from pipelines.core.files import replacing, write_json
 from pipelines.core.plain import to_plain
 from pipelines.models.stages import SAMPLES, ModelFolder
+from zoo.clicks import rare
 from zoo.clicks.features import Features
 from zoo.clicks.metrics import click_metrics, logloss
 from zoo.clicks.units import Units, importances
@@ -50,9 +53,7 @@ class PrunableLog:
         on_error: str = "raise",
         like: PrunableLog | None = None,
     ) -> None:
-        """like: another model opened with the same log, which is not read again."""
-        from zoo.clicks.store import Store
-
+        """like: another model opened with the same log, which is read again where the columns are encoded otherwise."""
         folder.ensure("fp32.onnx")
         about, self.network = folder.entry.part("network")(folder.path)
         self.folder, self.importance, self.sized = folder, importance, about["config"]
@@ -60,10 +61,20 @@ class PrunableLog:
         self.units = Units(self.network, self.features, self.sized)
         self.groups: Widths = {name: each.shape[1] for name, each in self.units.groups.items()}
         self.tiles: Widths = dict.fromkeys(self.groups, TILE)
-        scratch = Path(tempfile.gettempdir()) / "rows"
-        self.log: Store = Store(self.features, data, on_error, scratch) if like is None else like.log
+        self._data, self._on_error = data, on_error
+        self._logs: dict[str, Store] = {} if like is None else like._logs
+        self.log = self._read(self.features)
         self.split = self.log.split(config.held_out)
         self._importances: NDArray[np.float64] | None = None
+
+    def _read(self, features: Features) -> Store:
+        """The log's rows as these features encode them."""
+        from zoo.clicks.store import Store
+
+        key = json.dumps(features.to_json())
+        if key not in self._logs:
+            self._logs[key] = Store(features, self._data, self._on_error, Path(tempfile.gettempdir()) / "rows")
+        return self._logs[key]
 
     def _gone(self, widths: Widths) -> NDArray[np.int64]:
         """The least important units of the groups that are to have these widths."""
@@ -102,24 +113,41 @@ class PrunableLog:
 
     def save(self, widths: Widths, folder: Path) -> None:
         """model.pt, train.json, schema.json and calibration.npz of the cut network."""
+        self._save(self.features, *self._cut(widths), folder)
+
+    def fewer_rows(self, least: int, folder: Path) -> dict[str, Any]:
+        """Leave the model in a folder, as `save` does, without the values of vocabularies that are seen fewer than
+        `least` times in the rows to train on. Returns {"least", "rows": [of all tables, before and after], "columns":
+        {category: those of its table}, "kept": categories that have no vocabulary}. See `zoo.clicks.rare.without`.
+        """
+        from zoo.clicks.store import Categories
+
+        counts = Categories(self.features, self.log, self.split, 1).counts
+        features, network = rare.without(self.network, self.features, self.sized, counts, least)
+        self._save(features, self.sized, network, folder)
+        before, after = rare.sizes(self.features), rare.sizes(features)
+        columns = {name: [before[name], after[name]] for name in before if after[name] < before[name]}
+        rows = [sum(before.values()), sum(after.values())]
+        return {"least": least, "rows": rows, "columns": columns, "kept": rare.fixed(features)}
+
+    def _save(self, features: Features, config: Any, network: nn.Module, folder: Path) -> None:
         from zoo.clicks.train import MODEL
 
-        config, network = self._cut(widths)
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(folder / MODEL, network.state_dict())
-        seen = self.log.rows(np.arange(max(0, self.split - KEPT), self.split))
+        seen = self._read(features).rows(np.arange(max(0, self.split - KEPT), self.split))
         with replacing(folder / SAMPLES) as temporary:
-            np.savez(temporary, **{name: seen[name].numpy() for name in self.features.inputs})  # type: ignore[arg-type]
-        self.features.schema.save(folder / "schema.json")
+            np.savez(temporary, **{name: seen[name].numpy() for name in features.inputs})  # type: ignore[arg-type]
+        features.schema.save(folder / "schema.json")
         before = record_of(self.folder.path)
         known = {key: before[key] for key in ("rows", "metrics") if key in before}
-        write_json(folder / "train.json", {**known, "config": to_plain(config), "features": self.features.to_json()})
+        write_json(folder / "train.json", {**known, "config": to_plain(config), "features": features.to_json()})
 
     def quality(self, pipeline: GraphPipeline) -> dict[str, float]:
         """{"auc", "logloss", "accuracy", "calibration_error"} of an opened model on the held-out rows."""
-        scores, labels = [], []
-        for batch in self.log.parts(self.split, len(self.log)):
-            arrays = {name: batch[name].numpy() for name in self.features.inputs}
+        features, scores, labels = Features.from_json(pipeline.folder.preprocessing), [], []
+        for batch in self._read(features).parts(self.split, len(self.log)):
+            arrays = {name: batch[name].numpy() for name in features.inputs}
             scores.append(pipeline.predict(arrays)["probability"][:, 0])
             labels.append(batch["label"].numpy())
         return click_metrics(np.concatenate(labels), np.concatenate(scores))

@@ -118,16 +118,19 @@ class Store:
 
 
 class Categories:
-    """How often each id of each field occurs in the first `stop` rows, and what stands for the rare and the new."""
+    """How often each id of each field occurs in the first `stop` rows, and what stands for the rare and the new.
+
+    counts: of each field, int64 [rows of its table].
+    """
 
     def __init__(self, features: Features, store: Store, stop: int, least: int) -> None:
         self.fields = features.fields
-        found = [np.zeros(each.rows, np.int64) for each in self.fields]
+        self.counts = [np.zeros(each.rows, np.int64) for each in self.fields]
         for part in store.parts(0, stop):
             ids = part["ids"].numpy()
-            for each, count in zip(self.fields, found, strict=True):
+            for each, count in zip(self.fields, self.counts, strict=True):
                 count += np.bincount(ids[:, each.start : each.start + each.width].ravel(), minlength=each.rows)
-        self.known = [torch.from_numpy(count >= least) for count in found]
+        self.known = [torch.from_numpy(count >= least) for count in self.counts]
         for each, known in zip(self.fields, self.known, strict=True):
             if each.is_list:
                 known[each.last] = True

@@ -36,7 +36,7 @@ from zoo.clicks.metrics import EPSILON, click_metrics, logloss
 from zoo.clicks.model import Embeddings
 from zoo.clicks.schema import Column, Schema
 from zoo.clicks.store import Categories, Store
-from zoo.clicks.teaching import Teacher
+from zoo.clicks.teaching import Source, Teacher
 from zoo.clicks.trainer import TrainConfig, Trainer
 from zoo.training import (
     QAT_FROZEN,
@@ -117,6 +117,10 @@ def train(
         shares = known.new(store.parts(split, len(store))).clamp(config.unknown, MOST_NEW)
 
         told: list[str] = []
+        teacher = None
+        if config.teacher:
+            source = Source(data, on_error, output)
+            teacher = Teacher(config.teacher, features.to_json(), config.distillation, source)
 
         def fresh(rows: int, l2: float) -> Trainer:
             torch.manual_seed(config.seed)
@@ -138,12 +142,13 @@ def train(
         state: dict[str, Any] = saved or {**beginning, **_fresh_trial()}
         state.setdefault("began", time.time())
         if state["phase"] == "search":
-            trainer = _search(state, output, store, split, features, config, fresh, shares)
+            trainer = _search(state, output, store, split, features, config, fresh, shares, teacher)
             if config.refit:
                 state |= {"phase": "refit", "epoch": 0, "trainer": None}
         if state["phase"] == "refit":
             best = state["winner"]
-            trainer = _fit(state, output, store, len(store), best["epoch"], features, config, fresh, best["l2"], shares)
+            to = len(store), best["epoch"]
+            trainer = _fit(state, output, store, *to, features, config, fresh, best["l2"], shares, teacher)
         used = len(store) if config.refit else split
         metrics = {name: state["winner"][name] for name in ("auc", "logloss", "accuracy")}
         if group.rank == 0:
@@ -268,6 +273,7 @@ def _search(
     config: TrainConfig,
     fresh: Callable[[int, float], Trainer],
     shares: torch.Tensor,
+    teacher: Teacher | None,
 ) -> Trainer:
     """Try each of `l2_embeddings`, as long as it ranks better than the one before; the best is state["winner"].
 
@@ -275,7 +281,7 @@ def _search(
     """
     while True:
         l2 = config.l2_embeddings[state["trial"]]
-        trainer = _fit(state, output, store, split, config.epochs, features, config, fresh, l2, shares)
+        trainer = _fit(state, output, store, split, config.epochs, features, config, fresh, l2, shares, teacher)
         best, winner = state["best"], state["winner"]
         better = not winner or best["auc"] > winner["auc"] + config.min_delta
         if better:
@@ -298,6 +304,7 @@ def _fit(
     fresh: Callable[[int, float], Trainer],
     l2: float,
     shares: torch.Tensor,
+    teacher: Teacher | None,
 ) -> Trainer:
     """Train on the first `rows` rows up to epoch `epochs`; in the search, judge each by the rows after them, note the
     best and stop early.
@@ -305,7 +312,6 @@ def _fit(
     trainer = fresh(rows, l2)
     search, group = state["phase"] == "search", trainer.group
     categories = Categories(features, store, rows, config.min_count)
-    teacher = Teacher(config.teacher, features.to_json(), config.distillation) if config.teacher else None
     if state.get("trainer"):
         trainer.restore(state["trainer"])
     while state["epoch"] < epochs:
@@ -319,11 +325,12 @@ def _fit(
         shown = progress if group.rank == 0 else silent
         with shown(f"{state['phase']}: epoch {epoch} of {epochs}", rows) as advance:
             for begin in range(0, rows, config.batch_size):
-                batch = store.rows(order[begin : begin + config.batch_size])
+                places = order[begin : begin + config.batch_size]
+                batch = store.rows(places)
                 total = max(float(batch["weight"].sum()), 1e-12)
                 if teacher is not None:
                     arrays = {name: each.numpy() for name, each in batch.items()}
-                    batch["label"] = torch.from_numpy(teacher.labels(arrays, arrays["label"]))
+                    batch["label"] = torch.from_numpy(teacher.labels(arrays, arrays["label"], places))
                 batch["ids"] = categories.forget(batch["ids"], shares, random)
                 if config.qat and trainer.steps >= (1 - QAT_FROZEN) * epochs * math.ceil(rows / config.batch_size):
                     freeze_ranges(trainer.model)

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import zoo
 from pipelines.compression import search
 from pipelines.compression import strategy as strategies
 from pipelines.compression.strategy import Step, Strategy
+from pipelines.core.batches import Batch
 from pipelines.core.console import console
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, replacing, require_place, write_json
@@ -85,6 +86,12 @@ def compress(
         able = ", ".join(name for name, entry in zoo.entries().items() if entry.prune)
         raise RequestError(f"{folder.entry.name} cannot be made smaller by a strategy; these families can: {able}")
     steps = strategy.steps()
+    for step in steps:
+        if step.cut and step.cut.goal.rows and not hasattr(folder.entry.part("prune"), "fewer_rows"):
+            raise RequestError(
+                f"found the goal {step.cut.goal} for {folder.entry.name}, which has no tables with a row for each "
+                "value of a vocabulary; leave rows out"
+            )
     configs = [_config(folder, step, settings) for step in steps]  # raises before an hour is spent
     if not resume:
         require_free(output)
@@ -127,6 +134,17 @@ def _config(folder: stages.ModelFolder, step: Step, settings: Mapping[str, str])
     return configured(entry.name, defaults, {**settings, **values})
 
 
+@dataclass(frozen=True)
+class _Fed(Predictor):
+    """One that is timed on a batch of its own, as models encode the same samples otherwise."""
+
+    batch: Batch
+
+    def run(self, batch: Batch) -> dict[str, Any]:
+        """The pipeline's arrays for its own batch."""
+        return super().run(self.batch)
+
+
 class _Run:
     """A strategy at work in its output folder."""
 
@@ -134,7 +152,7 @@ class _Run:
         self.start, self.data, self.output, self.strategy = start, data, output, strategy
         self.on_error, self.kind = on_error, start.entry.part("prune")
         self.base: Pipeline | None = None
-        self.batch: Any = None  # that is timed
+        self.raw: Any = None  # what is timed
         self.judge: Any = None  # the first model opened with its data, which judges all
         log = output / WORK / LOG
         self.log: dict[str, Any] = read_json(log) if log.is_file() else {"strategy": strategy.to_json(), "steps": []}
@@ -163,18 +181,18 @@ class _Run:
         """How many times as fast as the model that all began with, both in turn, on `count` samples at once."""
         if self.base is None:
             self.base = self._int8(self.start, batch_size=count)
-        if self.batch is None:
+        if self.raw is None:
             try:
-                raw = self.base.example(count)
+                self.raw = self.base.example(count)
             except RequestError:  # a model that was trained here has no sample of its own
-                raw = self.base.example(count, listed(self.data)[0])
-            self.batch = self.base.preprocess(raw)
+                self.raw = self.base.example(count, listed(self.data)[0])
         timed = getattr(self.kind, "timed", lambda pipeline: pipeline)
-        both = [Predictor(timed(each)) for each in (self.base, self._int8(folder, batch_size=count))]
+        pipelines = (self.base, self._int8(folder, batch_size=count))
+        both = [_Fed(timed(each), each.preprocess(self.raw)) for each in pipelines]
         times: list[list[float]] = []
         begin = time.monotonic()
         while len(times) < 3 or time.monotonic() - begin < TIMED:
-            times.append(measure(both, self.batch))
+            times.append(measure(both, {}))
         before, after = np.min(times, axis=0)
         return float(before / after)
 
@@ -187,7 +205,9 @@ class _Run:
             quality = self._judged(self.start, config)
             self._note(base={"model": self.start.card.name, **self._told(self.start, quality, 1.0)})
             self._say("as it is", self.log["base"])
-        if step.cut is not None:
+        if step.cut is not None and step.cut.goal.rows:
+            previous = self._fewer_rows(previous, step, config, place.with_name(f"{step.name}.rows"))
+        if step.cut is not None and step.cut.goal.channels:
             previous = self._cut(previous, step, config, place.with_name(f"{step.name}.cut"))
         if not (place / CARD).is_file():
             resume = any((place / "checkpoint").glob("state.*"))
@@ -235,11 +255,33 @@ class _Run:
             soft_wrap=True,
         )
 
+    def _fewer_rows(self, previous: stages.ModelFolder, step: Step, config: Any, place: Path) -> stages.ModelFolder:
+        """The folder of the model without seldom seen rows, untrained."""
+        from zoo.verbs.training import write_trained_card
+
+        assert step.cut is not None
+        if (place / CARD).is_file():
+            return zoo.load(place)
+        found = self._open(previous, config).fewer_rows(step.cut.goal.rows, place)
+        self._note(rows=found)
+        made = f"{self.start.card.name} without seldom seen rows, not trained since"
+        write_trained_card(place, self.start.entry.name, made)
+        before, after = found["rows"]
+        kept = f"; those of {', '.join(found['kept'])} stay, which have no vocabulary" if found["kept"] else ""
+        said = ", ".join(f"{name} {rows[0]:,} -> {rows[1]:,}" for name, rows in found["columns"].items())
+        console.print(
+            f"cut rows={found['least']}: {before - after:,} of {before:,} rows of tables ({said}){kept}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return zoo.load(place)
+
     def _cut(self, previous: stages.ModelFolder, step: Step, config: Any, place: Path) -> stages.ModelFolder:
         """The folder of the cut model, untrained."""
         from zoo.verbs.training import write_trained_card
 
         assert step.cut is not None
+        goal = replace(step.cut.goal, rows=0)
         if (place / CARD).is_file():
             return zoo.load(place)
         model = self._open(previous, config, step.cut.importance)
@@ -256,7 +298,7 @@ class _Run:
                 return self.speed(self._quickly_built(Path(scratch)), self.kind.batch_size)
 
         if not (place / "cuts.json").is_file():
-            made = search.choose(model, found, step.cut, step.cut.goal, self.log["channels"], speed)
+            made = search.choose(model, found, step.cut, goal, self.log["channels"], speed)
             write_json(place / "cuts.json", made)
         made = read_json(place / "cuts.json")
         model.save(made["widths"], place)

@@ -84,8 +84,8 @@ def finetune(
 
     The setting qat trains with the rounding of int8 (`pipelines.quantization.qat`); `build` then takes the
     trained ranges.
-    prune: "1.5x" or "ratio=.3", see `pipelines.compression.strategy.goal`. strategy: a file that says what is done when
-    (`zoo.verbs.compressing.compress`). drop: by how much int8's metric may fall in either.
+    prune: "1.5x", "ratio=.3" or "rows=5", see `pipelines.compression.strategy.goal`. strategy: a file that says what is
+    done when (`zoo.verbs.compressing.compress`). drop: by how much int8's metric may fall in either.
     """
     folder = zoo.load(model)
     if "from" in folder.card.details.get("weights", {}):
