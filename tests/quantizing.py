@@ -15,6 +15,9 @@ from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 RNG = np.random.default_rng(0)
+TWO = "(float[n,24] x) => (float[n,5] y) {{ h = {} r = Relu(h) {} }}"
+GEMMS = TWO.format("Gemm(x, w, b)", "y = Gemm(r, v, c)")
+TRANSPOSED = TWO.format("Gemm<transB=1>(x, w, b)", "y = Gemm<transB=1>(r, v, c)")
 
 
 def normal(*shape, scale=1.0):

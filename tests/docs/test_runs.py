@@ -37,7 +37,7 @@ LACKS: Mapping[str, str] = {
     "kubectl ": "needs Kubernetes",
     "--nnodes 2": "needs two machines",
     "--set synthetic=120000": "takes an hour",
-    "graph.pb": "needs a graph of TensorFlow 1; tests/zoo/wide_deep/test_columns.py makes such",
+    "graph.pb": "needs a graph of TensorFlow 1; tests/zoo/wide_deep/test_columns_road.py makes such",
     "zoo run my-model": "needs what graph.pb became",
     "ranker.onnx": "needs a schema that a person wrote; tests/zoo/clicks/test_from_onnx.py has such",
     "my-ranker": "needs what ranker.onnx became",

@@ -1,11 +1,16 @@
-"""What the tests of files from servers share."""
+"""What the tests of files from servers share, and a folder of the model of three lines."""
 
 import threading
 
+import numpy as np
 import pytest
 from model_server import Server
+from three_lines import entry, samples
 
+from pipelines.core.files import write_json
 from pipelines.models import transfer
+from pipelines.models.folder import SAMPLES, ModelFolder
+from pipelines.models.hub import Card
 
 
 @pytest.fixture
@@ -35,3 +40,14 @@ def target(tmp_path):
 @pytest.fixture
 def shipped(tmp_path):
     return tmp_path / "shipped"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "seed.txt").write_text("1")
+    np.savez(path / SAMPLES, x=samples())
+    card = Card("mine", "fake", "of a test", (), {"preprocessing": {"mean": 0}})
+    write_json(path / "card.json", card.to_json())
+    return ModelFolder(path, card, entry())

@@ -5,6 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from rewriting import model, run
+from sample_files import TEXT
+
+from pipelines.graph import io
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,3 +86,19 @@ def translator(language: Language, tmp_path_factory: pytest.TempPathFactory) -> 
     zoo.train("transformer-mt", str(language.write(folder / "pairs.tsv", 1500)), folder / "model", settings=settings)
     zoo.build(folder / "model")
     return folder / "model"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """mlp.onnx, e.npz with labels that are the float model's, and c.npz."""
+    rng = np.random.default_rng(0)
+    made = model(
+        TEXT, w=rng.standard_normal((8, 16)).astype(np.float32), v=rng.standard_normal((16, 4)).astype(np.float32)
+    )
+    io.save(made, tmp_path / "mlp.onnx")
+    x = rng.standard_normal((200, 8)).astype(np.float32)
+    np.savez(tmp_path / "e.npz", x=x, label=run(made, x=x)["y"].argmax(1))
+    np.savez(tmp_path / "unlabelled.npz", x=x)
+    np.savez(tmp_path / "c.npz", x=rng.standard_normal((64, 8)).astype(np.float32))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -26,6 +26,7 @@ LONGEST = 50  # items of a list that are read, at most
 STRAY = 0.01  # of a column of numbers that may be something else, which counts as missing
 SEPARATORS = (LIST, ";", ",", " ")
 MOST_BUCKETS = 2**22
+OWN = 0.9  # values a row, beyond which a category says nothing of other rows
 SKEWED = 10.0  # how many times the 99th percentile is beyond the median's distance from the minimum
 _IDENTITY = re.compile(
     r"(^|[_\W])(id|ids|uid|uuid|guid|key|hash|code|zip|zipcode|postcode|type|category|cat|class|brand|sku)($|[_\W])|[a-z]I[dD]$"
@@ -40,6 +41,9 @@ _ITEM = re.compile(
 _OF_USER = re.compile(r"(^|[_\W])(user|history|clicked|viewed|bought|seen|liked)($|[_\W])", re.IGNORECASE)
 _WEIGHT = re.compile(r"^(sample_?)?weights?$", re.IGNORECASE)
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_COMMA = r"^[+-]?\d+,\d+$"  # a number as much of Europe writes it
+_DAY = r"(\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{4})"
+_DATE = f"^{_DAY}" r"([T ]\d{1,2}:\d\d(:\d\d)?( ?[AaPp][Mm])?)?$"  # also those that are no ISO 8601
 _ISO = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?$"
 
 
@@ -99,8 +103,8 @@ class _Seen:
     def __init__(self, name: str) -> None:
         self.name, self.count, self.missing = name, 0, 0
         self.distinct = _Distinct()
-        self.whole = self.dated = True
-        self.parsed = self.unparsed = 0  # values that are numbers, and others
+        self.whole = self.dated = self.date = True
+        self.parsed = self.unparsed = self.commas = 0  # values that are numbers; others, and those with a decimal comma
         self.numbers = np.empty(0)
         self.minimum, self.maximum = np.inf, -np.inf
         self._stride, self._skip = 1, 0
@@ -120,7 +124,9 @@ class _Seen:
         self.parsed, self.unparsed = self.parsed + len(numbers), self.unparsed + len(texts) - len(numbers)
         self._add_numbers(numbers.cast(pa.float64()).to_numpy(zero_copy_only=False))
         self.dated = self.dated and bool(pc.all(pc.match_substring_regex(texts, _ISO)).as_py())
+        self.date = self.date and bool(pc.all(pc.match_substring_regex(texts, _DATE)).as_py())
         if not self.numeric:
+            self.commas += pc.sum(pc.match_substring_regex(texts, _COMMA)).as_py()
             for each in list(self.items):
                 self._add_items(texts, each)
 
@@ -159,6 +165,11 @@ def _label(log: Log, seen: dict[str, _Seen], asked: str | None) -> str:
     if found := [name for name in named if _is_binary(seen[name])]:
         return asked or min(found, key=lambda name: LABELS.index(name.lower()))
     first = seen[named[0]]
+    if not first.numeric and int(first.distinct) == 2 and not first.missing:
+        raise RequestError(
+            f"{log.path}: the label {first.name} holds {_some(first)}; wanted 0 and 1, write those in their place, or "
+            "name another column with --label"
+        )
     values = set(np.unique(first.numbers)) if first.numeric and not first.unparsed else {-1.0}
     wanted = "both of them, in every row" if values <= {0.0, 1.0} else f"name their column with --label; {REGRESSION}"
     raise RequestError(f"{log.path}: the label {first.name} holds {_some(first)}; wanted 0 and 1, {wanted}")
@@ -200,6 +211,8 @@ def _column(seen: _Seen, is_label: bool) -> Column:
         encoding, why = _encoding_of_numbers(seen)
         stray = f"; {seen.unparsed:,} values that are no numbers count as missing" if seen.unparsed else ""
         return Column(kind="number", encoding=encoding, why=why + stray, **common)
+    if why := _unread(seen):
+        return Column(kind="ignored", why=why, **common)
     if not seen.numeric and (separator := _separator(seen)):
         return _list_column(seen, separator, common)
     encoding, why = _encoding_of_categories(seen.distinct)
@@ -231,6 +244,18 @@ def _unit(seen: _Seen) -> str:
     if seen.minimum >= 3e8 and seen.maximum < 1e10:
         return "s"
     return "ms" if seen.minimum >= 3e11 and seen.maximum < 1e13 else ""
+
+
+def _unread(seen: _Seen) -> str:
+    """Why nothing is learned from a column of texts as it is, "" where something may be."""
+    present = seen.count - seen.missing
+    if seen.date and not seen.numeric:
+        return "dates, but not in ISO 8601 as 2024-01-31 12:00 is: not read, rows count in the order of the file"
+    if 2 * seen.commas > present and seen.commas + seen.parsed >= (1 - STRAY) * present:
+        return "numbers with a decimal comma: not read, write 6.5 for 6,5 (if they are lists, make it categories)"
+    if seen.distinct.values is None and int(seen.distinct) > OWN * present:
+        return f"about {int(seen.distinct):,} values in {present:,} rows: nearly every row has one of its own"
+    return ""
 
 
 def _separator(seen: _Seen) -> str:

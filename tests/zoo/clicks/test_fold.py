@@ -7,34 +7,22 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from rewriting import model, ops, run
+from folded_embeddings import CACHES, FOLD, network, normal, prepared
+from rewriting import ops, run
 
 import zoo
 from pipelines.analysis.metrics import auc
-from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io, query
 from pipelines.kernels.clicks.from_graph import embedding_layer
 from pipelines.kernels.clicks.reference import parallel_embedding
-from pipelines.quantization.calibrate import CalibrationTable, TensorRange, calibrate
+from pipelines.quantization.calibrate import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from zoo.clicks import fold as folding
 from zoo.clicks.fold import FoldParallelEmbedding, decide, fold, fold_layer
-from zoo.clicks.rewrites import FuseParallelEmbedding, FuseParallelSum
 
-RNG = np.random.default_rng(0)
-FOLD = "FoldParallelEmbedding"
-CACHES = {"L1d": 2**15, "L2": 2**20, "L3": 2**25}
-
-
-@pytest.fixture(autouse=True)
-def caches(monkeypatch):
-    monkeypatch.setattr(machine, "caches", lambda: CACHES)
-
-
-def normal(*shape, scale=1.0):
-    return (RNG.standard_normal(shape) * scale).astype(np.float32)
+pytestmark = pytest.mark.usefixtures("caches")
 
 
 def executor(found):
@@ -66,69 +54,6 @@ def executor(found):
         return dict(zip([each.name for each in session.get_outputs()], session.run(None, given), strict=True))
 
     return execute
-
-
-def lookups(rows, columns=None, prefix="E"):
-    return " ".join(
-        f"i{prefix}{f} = Gather<axis=1>(ids, c{c}) e{prefix}{f} = Gather({prefix}{f}, i{prefix}{f})"
-        for f, c in enumerate(columns or range(len(rows)))
-    )
-
-
-def network(
-    rows=(7, 3, 11),
-    width=6,
-    hidden=40,
-    parts=None,
-    columns=None,
-    ids="int32",
-    dense=(("x", 4),),
-    wide=True,
-    summed=None,
-    gemm="Gemm(v, W, b)",
-    tail="",
-    extra=None,
-):
-    """(float model, feeds): lookups and numbers -> hidden -> 8 -> 1, and a sum of scalars beside it."""
-    widths = width if isinstance(width, tuple) else (width,) * len(rows)
-    columns = list(columns or range(len(rows)))
-    order = parts or [*(f"eE{f}" for f in range(len(rows))), *(name for name, _ in dense)]
-    sizes = {f"eE{f}": w for f, w in enumerate(widths)} | dict(dense)
-    total = sum(sizes[each] for each in order)
-    weights = {f"E{f}": normal(r, w, scale=0.3) for f, (r, w) in enumerate(zip(rows, widths, strict=True))}
-    weights |= {f"c{c}": np.int64(c) for c in range(max(columns) + 1)}
-    weights |= {"W": normal(total, hidden) / np.float32(np.sqrt(total)), "b": normal(hidden, scale=0.2)}
-    weights |= {"V": normal(hidden, 8) / np.float32(np.sqrt(hidden)), "d": normal(8), "U": normal(8, 1), "t": normal(1)}
-    if "transB" in gemm:
-        weights["W"] = weights["W"].T.copy()
-    lines = [
-        lookups(rows, columns),
-        f"v = Concat<axis=1>({', '.join(order)}) g = {gemm} h = Relu(g) m = Gemm(h, V, d) r = Relu(m) z = Gemm(r, U, "
-        "t)",
-    ]
-    if wide:
-        weights |= {f"S{f}": normal(r, 1) for f, r in enumerate(rows)}
-        lines.append(lookups(rows, columns, "S"))
-        terms = [f"eS{f}" for f in summed or range(len(rows))]
-        lines.append(" ".join(f"s{i} = Add({f's{i - 1}' if i else 'z'}, {term})" for i, term in enumerate(terms)))
-    lines.append(f"y = Sigmoid({f's{len(rows) - 1}' if wide else 'z'}) {tail}")
-    inputs = [f"{ids}[n,{max(columns) + 1}] ids", *(f"float[n,{m}] {name}" for name, m in dense)]
-    text = f"({', '.join(inputs)}) => (float[n,1] y) {{ {' '.join(lines)} }}"
-    used = {
-        name: array for name, array in (weights | (extra or {})).items() if f"{name})" in text or f"{name}," in text
-    }
-    values = np.zeros((200, max(columns) + 1), np.dtype(ids))
-    for f, c in enumerate(columns):
-        values[:, c] = RNG.integers(0, rows[f], 200)
-        values[:2, c] = 0, rows[f] - 1
-    feeds = {"ids": values} | {name: RNG.uniform(-0.5, 1, (200, m)).astype(np.float32) for name, m in dense}
-    return model(text, **used), feeds
-
-
-def prepared(found, feeds, fuse=True):
-    """(rewritten graph, its table)."""
-    rewrite(found, [FuseParallelEmbedding(), FuseParallelSum()] if fuse else [])
-    return found, calibrate(found, [feeds], "minmax")
 
 
 def folded(found, feeds, fuse=True):
@@ -284,135 +209,6 @@ def test_wide_parts_that_stay(change, reason):
     report = rewrite(found, [FoldParallelEmbedding(replace(table, graph=io.digest(found)), CACHES)])
     assert report.fired(FOLD) == 1 and list(report.passes[0][2].values()) == [reason]
     assert "ReduceSum" in ops(found) and layer_of(found).wide is None
-
-
-# --- what does not
-
-
-def refused(found, feeds, reason, fuse=True, change=lambda table: table, caches=CACHES):
-    found, table = prepared(found, feeds, fuse)
-    before = io.digest(found)
-    rule = FoldParallelEmbedding(change(table), caches)
-    report = rewrite(found, [rule])
-    assert report.fired(FOLD) == 0 and io.digest(found) == before
-    assert reason in next(iter(report.passes[0][2].values()))
-
-
-def test_layers_whose_sums_are_read_elsewhere_are_left_alone():
-    for leaving in ("g", "v"):
-        found, feeds = network()
-        rewrite(found, [FuseParallelEmbedding(), FuseParallelSum()])
-        found.graph.outputs.append(
-            next(value for node in found.graph for value in node.outputs if value.name == leaving)
-        )
-        refused(found, feeds, "its sum is read by other than one Relu")
-    found, feeds = network()
-    next(node for node in found.graph if node.outputs[0].name == "h").op_type = "Tanh"
-    refused(found, feeds, "its sum is read by other than one Relu")
-
-
-def test_parts_of_unknown_width_and_rows_that_are_joined_are_left_alone():
-    found, feeds = network(wide=False)
-    found.graph.inputs[1].shape = ir.Shape(["n", "k"])
-    refused(found, feeds, "its part x is not known to be float32 of a fixed number of columns")
-    found, feeds = network(rows=(9,), dense=(), wide=False)
-    next(node for node in found.graph if node.op_type == "Concat").attributes["axis"] = ir.AttrInt64("axis", 0)
-    refused(found, feeds, "what it reads is not joined by columns")
-
-
-def test_a_lookup_that_is_read_elsewhere_is_left_alone():
-    found, feeds = network()
-    found.graph.outputs.append(next(value for node in found.graph for value in node.outputs if value.name == "eE1"))
-    refused(found, feeds, "its part eE1 is no lookup by columns of one input that only this layer reads", fuse=False)
-
-
-def test_ids_of_two_inputs_are_left_alone():
-    found, feeds = network(wide=False)
-    other = ir.Value(name="other", type=ir.TensorType(ir.DataType.INT32), shape=ir.Shape(["n", 3]))
-    found.graph.inputs.append(other)
-    next(node for node in found.graph if node.op_type == "Gather").replace_input_with(0, other)
-    refused(found, feeds | {"other": feeds["ids"]}, "its lookups do not read one graph input", fuse=False)
-
-
-def test_ids_that_are_computed_are_left_alone():
-    found, feeds = network(wide=False)
-    negative = edit.node("Abs", [found.graph.inputs[0]], "abs", dtype=ir.DataType.INT32)
-    negative.outputs[0].shape = found.graph.inputs[0].shape
-    for node in [node for node in found.graph if node.op_type == "Gather" and node.inputs[0] is found.graph.inputs[0]]:
-        node.replace_input_with(0, negative.outputs[0])
-    found.graph.insert_before(found.graph[0], negative)
-    refused(found, feeds, "its lookups do not read one graph input")
-
-
-def without(name):
-    return lambda table: replace(table, tensors={key: each for key, each in table.tensors.items() if key != name})
-
-
-def ranged(name, low, high):
-    return lambda table: replace(table, tensors=table.tensors | {name: TensorRange(low, high, low, high, 1)})
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (without("x"), "no calibrated range for its part x"),
-        (without("h"), "no calibrated range from 0 on for its result h"),
-        (ranged("h", -1, 1), "no calibrated range from 0 on for its result h"),
-        (ranged("x", 0, 0), "its part x was 0 at most in calibration, which gives no step"),
-        (ranged("x", -1e-40, 1e-40), "which gives no step"),
-        (
-            ranged("h", 0, 1e-9),
-            "ParallelEmbedding has scales or biases that are not finite, or results beyond 32 bits",
-        ),
-    ],
-)
-def test_ranges_that_are_missing_or_give_no_step(change, reason):
-    refused(*network(), reason, change=change)
-
-
-@pytest.mark.parametrize("gemm", ["Gemm(v, W, B)", "Gemm(v, P, b)"])
-def test_weights_that_are_no_constants_are_left_alone(gemm):
-    found, feeds = network(gemm=gemm, dense=(("x", 4),), extra={"B": normal(40), "P": normal(22, 40)})
-    name, place, reason = (
-        ("P", 1, "its weights are no constant float32 matrix")
-        if "P" in gemm
-        else ("B", 2, "its bias is not a constant row")
-    )
-    value = found.graph.initializers[name]
-    same = edit.node("Identity", [value], "same", dtype=ir.DataType.FLOAT)
-    product = edit.node("Mul", [same.outputs[0], value], "square", dtype=ir.DataType.FLOAT)
-    node = next(node for node in found.graph if node.outputs[0].name == "g")
-    found.graph.insert_before(found.graph[0], [same, product])
-    node.replace_input_with(place, product.outputs[0])
-    refused(found, feeds, reason)
-
-
-def test_more_fields_than_an_int16_sum_holds_are_left_alone():
-    found, feeds = network(rows=(1,) * 259, width=1, wide=False, dense=())
-    refused(found, feeds, "it has 259 fields; an int16 sum holds 1 to 258", fuse=False)
-
-
-def test_tables_that_are_not_finite_are_left_alone():
-    found, table = prepared(*network())
-    name = next(name for name in found.graph.initializers if name.endswith("embeddings.table"))
-    value = found.graph.initializers[name]
-    array = query.constant(value).copy()
-    array[3, 2] = np.inf
-    value.const_value = ir.tensor(array, name=name)
-    with np.errstate(invalid="ignore"):
-        report = rewrite(found, [FoldParallelEmbedding(table, CACHES)])
-    assert list(report.passes[0][2].values()) == ["its tables or weights are not finite"]
-
-
-def test_a_graph_without_lookups_has_nothing_to_refuse():
-    found = model("(float[n,4] x) => (float[n,3] y) { g = Gemm(x, W) y = Relu(g) }", W=normal(4, 3))
-    feeds = {"x": normal(9, 4)}
-    result, report = fold(found, calibrate(found, [feeds], "minmax"), QuantRecipe())
-    assert (
-        result is None
-        and report["reason"] == "no layer that reads lookups by columns of one input"
-        and not report["refused"]
-    )
 
 
 # --- integers at their bounds

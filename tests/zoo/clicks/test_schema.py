@@ -196,6 +196,27 @@ def test_all_faults_are_named_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("value", "kind", "why"),
+    [
+        (lambda at: f"{at % 28 + 1:02}.03.2024 12:{at % 60:02}", "ignored", "dates, but not in ISO 8601"),
+        (lambda at: f"{at % 12 + 1}/{at % 28 + 1}/2024", "ignored", "dates, but not in ISO 8601"),
+        (lambda at: f"2024-03-{at % 28 + 1:02}", "timestamp", "dates in ISO 8601"),
+        (lambda at: f"10.{at % 5}.{at % 7}", "category", "35 values"),  # versions
+        (lambda at: f"{at % 50},{at % 9}" if at % 10 else str(at % 50), "ignored", "numbers with a decimal comma"),
+        (lambda at: ",".join(str((at + i * (at % 11)) % 20) for i in range(at % 4)), "categories", "',' in"),
+        (lambda at: f"key-{at:x}", "ignored", "nearly every row has one of its own"),
+        (lambda at: f"key-{at % 10_500:x}", "category", "buckets"),
+    ],
+    ids=["german", "american", "iso", "versions", "commas", "lists", "keys", "often"],
+)
+def test_what_nothing_is_learned_from_says_what_to_do(tmp_path, value, kind, why):
+    found = [{"click": at % 2, "other": at % 3, "x": value(at)} for at in range(12_000)]
+    schema = infer(open_log(write_csv(tmp_path / "log.csv", found, ";")))
+    column = {each.name: each for each in schema.columns}["x"]
+    assert column.kind == kind and why in column.why
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "is empty"),
@@ -208,7 +229,7 @@ def test_all_faults_are_named_at_once(tmp_path):
         ("label,x\n1,2\n1,3\n", "the label label holds 1; wanted 0 and 1, both of them, in every row"),
         ("label,x\n1,2\n,3\n0,1\n", "label holds 1, 0, 1 missing; wanted 0 and 1, both of them, in every row"),
         ("label,x\n3.5,2\n4,3\n", "label holds 3.5, 4; wanted 0 and 1, name their column with --label; a quantity is"),
-        ("label,x\nyes,2\nno,3\n", "label holds yes, no; wanted 0 and 1, name their column with --label"),
+        ("label,x\nyes,2\nno,3\n", "label holds yes, no; wanted 0 and 1, write those in their place, or name"),
         ('{"label": 1}\n{"label"\n', "line 2 of"),
         ("{}x", "line 1 of"),
         ("label,x\n1,\n0,\n", "has nothing to predict label from (x: every value is missing)"),

@@ -1,4 +1,4 @@
-"""What several tests of rows share."""
+"""What several tests of rows and of training share."""
 
 from __future__ import annotations
 
@@ -13,3 +13,10 @@ def synthetic(tmp_path_factory):
     with path.open("wb") as file:
         synthesize().write(file, 40_000, 5)
     return path
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    from wide_deep_training import write_log  # with TensorFlow
+
+    return write_log(tmp_path_factory.mktemp("data") / "log.tsv")
