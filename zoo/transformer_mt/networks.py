@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +12,9 @@ import numpy as np
 import zoo
 from pipelines.core.console import console
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json
+from pipelines.core.files import read_json, replacing
 from pipelines.graph import edit, io, query
+from pipelines.models.hub import CARD
 from zoo.training import fill
 from zoo.transformer_mt.data import Vocabulary
 from zoo.transformer_mt.settings import Settings
@@ -41,6 +44,20 @@ def described(folder: Path) -> dict[str, Any]:
             f"found no translation model in {folder}; start from one that zoo train or zoo download wrote"
         )
     return {**features, "source": source}
+
+
+def kept_of(folder: Path) -> dict[str, Any]:
+    """What a model that starts from this one, with its vocabulary, keeps of its features: its shortlist and search."""
+    card = folder / CARD
+    features = read_json(card).get("preprocessing", {}) if card.is_file() else {}
+    return {name: features[name] for name in ("shortlist", "search") if name in features}
+
+
+def copy_kept(kept: Mapping[str, Any], folder: Path, output: Path) -> None:
+    """Copy the file of the shortlist among `kept_of(folder)`, if it is there."""
+    if (name := kept.get("shortlist")) is not None:
+        with replacing(output / name) as temporary:
+            shutil.copyfile(folder / name, temporary)
 
 
 def require_own(folder: str | Path, about: dict[str, Any]) -> None:

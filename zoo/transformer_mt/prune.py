@@ -35,7 +35,7 @@ from zoo.transformer_mt.data import (
 )
 from zoo.transformer_mt.metrics import translation_metrics
 from zoo.transformer_mt.model import FORMS, Attention, FeedForward, Transformer, translate
-from zoo.transformer_mt.networks import MODEL, described, load_model, require_own
+from zoo.transformer_mt.networks import MODEL, copy_kept, described, kept_of, load_model, require_own
 
 if TYPE_CHECKING:
     from zoo.transformer_mt.predict import TranslationPipeline
@@ -153,7 +153,7 @@ class PrunableText:
         return round(total / count, 6)
 
     def save(self, widths: Widths, folder: Path) -> None:
-        """model.pt, vocabulary.model, train.json and calibration.npz of the cut network."""
+        """model.pt, vocabulary.model, the shortlist, train.json and calibration.npz of the cut network."""
         network = self._cut(widths)
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(folder / MODEL, network.state_dict())
@@ -167,6 +167,8 @@ class PrunableText:
         features = {name: self.about[name] for name in ("arch", "pre_norm", "languages", "max_length")}
         if network.form != FORMS[features["arch"]]:
             features["form"] = network.form.to_json()
+        features |= (kept := kept_of(self.folder.path))
+        copy_kept(kept, self.folder.path, folder)
         before = record_of(self.folder.path)
         known = {key: before[key] for key in ("rows", "metrics", "config") if key in before}
         write_json(folder / "train.json", {**known, "features": features})

@@ -39,7 +39,17 @@ from zoo.transformer_mt.data import (
 from zoo.transformer_mt.distillation import distilled
 from zoo.transformer_mt.metrics import signatures
 from zoo.transformer_mt.model import FORMS, Form, build, translate
-from zoo.transformer_mt.networks import MODEL, described, inherit, network, require_own, state_of, teacher_of
+from zoo.transformer_mt.networks import (
+    MODEL,
+    copy_kept,
+    described,
+    inherit,
+    kept_of,
+    network,
+    require_own,
+    state_of,
+    teacher_of,
+)
 from zoo.transformer_mt.reading import Pair, sources
 from zoo.transformer_mt.settings import Settings
 from zoo.transformer_mt.trainer import Trainer
@@ -77,21 +87,22 @@ def train(
     must know, config, metrics with sacreBLEU's signatures, ...), calibration.npz (sentences and their greedy
     translations, see `decoder_samples`), history.json, curves.png and, after every epoch, checkpoint/: from it `resume`
     goes on to the same result. One seed gives the same weights on one machine with one number of processes and threads.
-    `start_from` is a model folder whose network, weights and vocabulary are taken over. Under torchrun every process
-    calls this alike; process 0 alone writes. Raises RequestError for unusable data, an output folder in use, or a
-    checkpoint of another run.
+    `start_from` is a model folder whose network, weights, vocabulary and shortlist are taken over. Under torchrun every
+    process calls this alike; process 0 alone writes. Raises RequestError for unusable data, an output folder in use, or
+    a checkpoint of another run.
     """
     output = Path(output)
     with processes() as group:
         require_output(output, STATE, resume)
         known: Vocabulary | None = Vocabulary.read(output / "checkpoint" / VOCABULARY) if resume else None
-        start, form = None, None
+        start, form, kept = None, None, {}
         if start_from is not None:
             about = described(Path(start_from))
             require_own(start_from, about)
             config = replace(config, **{name: about[name] for name in ("arch", "pre_norm", "languages", "max_length")})
             known, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
             form = Form.from_json(about["form"]) if "form" in about else None
+            kept = kept_of(Path(start_from))
         elif config.inherit and not known:
             if not config.teacher:
                 raise RequestError(
@@ -144,7 +155,8 @@ def train(
         metrics, chosen = _choose(output, trainer, text, history)
         if group.rank == 0:
             record = {**chosen, **used, "processes": group.count}
-            _write(output, trainer, text, history, metrics, record, data)
+            _write(output, trainer, text, history, metrics, record, data, kept)
+            copy_kept(kept, Path(start_from or output), output)
             if config.qat:
                 qat.save_ranges(model, zoo.load(str(start_from)), output)
         group.same(None)  # the others wait for the files
@@ -218,6 +230,7 @@ def _write(
     metrics: Mapping[str, Any],
     record: Mapping[str, Any],
     data: Any,
+    kept: Mapping[str, Any],
 ) -> None:
     config = trainer.config
     save_weights(output / MODEL, qat.weights(trainer.model) if config.qat else trainer.model.state_dict())
@@ -246,6 +259,7 @@ def _write(
         "pre_norm": config.pre_norm,
         "languages": config.languages,
         "max_length": config.max_length,
+        **kept,
     }
     if (form := trainer.model.form) != FORMS[config.arch]:
         features["form"] = form.to_json()

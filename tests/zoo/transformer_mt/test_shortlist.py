@@ -5,7 +5,7 @@ import pytest
 
 import zoo
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json
+from pipelines.core.files import read_json, write_json
 from pipelines.kernels import extension
 from zoo import cli
 from zoo.transformer_mt.data import END
@@ -89,6 +89,25 @@ def test_what_is_known_of_a_model_names_its_shortlist(listed, translator, tmp_pa
     (listed / "shortlist.npz").write_bytes(b"other")
     with pytest.raises(RequestError, match="not the file that its card lists"):
         zoo.pipeline(listed, "fp32")
+
+
+def test_a_model_that_goes_on_or_is_cut_keeps_its_shortlist_and_its_search(listed, language, tmp_path):
+    pytest.importorskip("torch", reason="needs the train extra")
+    card = read_json(listed / "card.json")
+    card["preprocessing"]["search"] = {"beam": 2}
+    write_json(listed / "card.json", card)
+    pairs = str(language.write(tmp_path / "on.tsv", 120, seed=3))
+    settings = {"epochs": "1", "batch_size": "400", "validation": "30", "precision": "fp32"}
+    zoo.finetune(listed, pairs, tmp_path / "on", settings=settings)
+    zoo.finetune(listed, pairs, tmp_path / "cut", prune="ratio=.3", drop=100, settings=dict(settings))
+    for name in ("on", "cut"):
+        assert (tmp_path / name / "shortlist.npz").read_bytes() == (listed / "shortlist.npz").read_bytes()
+        found = zoo.pipeline(tmp_path / name, "int8", "onnxruntime")
+        assert found.beam == 2 and found.folder.preprocessing["shortlist"] == "shortlist.npz"
+        texts = found.vocabulary.encode([source for source, _ in language.pairs(12, seed=5)])
+        allowed = [{*found.shortlist.allowed(each.tolist()).tolist()} for each in texts]
+        said = [each[0].tokens for each in found.translate(texts)]
+        assert all({*tokens} <= words for tokens, words in zip(said, allowed, strict=True))
 
 
 def test_a_model_takes_a_text_shortlist_in_place(listed, tmp_path):

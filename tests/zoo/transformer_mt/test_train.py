@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 from zoo.transformer_mt import averages, data, networks, reading  # noqa: E402
 from zoo.transformer_mt import train as training  # noqa: E402
 from zoo.transformer_mt.model import FORMS, Form, build, watching  # noqa: E402
+from zoo.transformer_mt.predict import TranslationPipeline  # noqa: E402
 from zoo.transformer_mt.settings import Settings  # noqa: E402
 from zoo.transformer_mt.train import train  # noqa: E402
 from zoo.transformer_mt.trainer import Trainer  # noqa: E402
@@ -180,6 +181,24 @@ def test_a_teacher_s_translations_are_trained_on(translator, pairs, language, tm
     assert np.mean(right) > 0.5  # it is the teacher who speaks, who makes mistakes
     with pytest.raises(RequestError, match="nobody"):
         train(pairs, tmp_path / "none", config=replace(QUICK, teacher="nobody"))
+
+
+def test_what_a_teacher_said_in_a_training_beside_is_not_asked_again(translator, pairs, tmp_path, monkeypatch):
+    asked, translate = [], TranslationPipeline.translate
+
+    def counted(self, sentences):
+        asked.append(len(sentences))
+        return translate(self, sentences)
+
+    monkeypatch.setattr(TranslationPipeline, "translate", counted)
+    config = replace(QUICK, epochs=1, teacher=str(translator), teacher_beam=1)
+    for name, given, times in (("one", config, 1), ("two", config, 1), ("three", replace(config, teacher_beam=2), 2)):
+        train(pairs, tmp_path / name, config=given)
+        assert len(asked) == times
+    kept = [(tmp_path / name / "checkpoint" / "distilled.npz").read_bytes() for name in ("one", "two")]
+    assert kept[0] == kept[1]
+    train(pairs, tmp_path / "elsewhere" / "one", config=config)
+    assert len(asked) == 3
 
 
 def test_a_frozen_encoder_stays_and_the_decoder_learns_the_teacher_s_distributions(language):
