@@ -2,10 +2,11 @@
 
     python scripts/reproduce.py [PART ...]        all parts if none is named; `make bench` runs it
 
-Each part writes one report file under zoo/weights/NAME/reports/. Timings are kept per CPU (the file name says which),
-so that reports of several machines stand side by side. `quality` needs the training rows, `images` and `quantizers`
-photos and weights, `translation` its test set: $ZOO_SHARED (by default ../shared) must hold data/criteo/,
-data/imagenet/nips17/, data/translation/ and weights/.
+Each part writes one report file, under zoo/weights/NAME/reports/ or scripts/peers/reports/; a part that cannot be
+measured here (data or a library is missing) is told at the end, and the others go on. Timings are kept per CPU (the
+file name says which), so that reports of several machines stand side by side. `quality` needs the training rows,
+`images` and `quantizers` photos and weights, `translation` its test set: $ZOO_SHARED (by default ../shared) must hold
+data/criteo/, data/imagenet/nips17/, data/translation/ and weights/.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from zoo.wide_deep.data import Rows
 
 import synthesize_log  # isort: skip  # beside this file
 from measured import MODEL, ROOT, ROUNDS, SHARED, cpu_slug, measure_by, measure_together, report, watched  # isort: skip
+from reproduce_peers import cluster, contexts, networks, reading, servers, texts  # isort: skip
 from reproduce_translation import bleu, imported, steps, students, threads, translation  # isort: skip
 from peers import click_models, common  # isort: skip
 from peers.wide_deep import stock_quantize  # isort: skip
@@ -366,13 +368,19 @@ PARTS: dict[str, Callable[[], None]] = {
         runs,
         images,
         photos,
+        networks,
         quantizers,
+        reading,
         bleu,
         translation,
         imported,
         threads,
         students,
         steps,
+        texts,
+        contexts,
+        cluster,
+        servers,
     )
 }
 
@@ -384,17 +392,19 @@ def main() -> None:
     if unknown := set(parts) - set(PARTS):
         sys.exit(f"reproduce: unknown part {', '.join(unknown)}; choose among {', '.join(PARTS)}")
     settings.home().mkdir(parents=True, exist_ok=True)
-    try:
-        for part in parts:
-            print(f"{part}: {(PARTS[part].__doc__ or '').splitlines()[0]}")
+    left_out = []
+    for part in parts:
+        print(f"{part}: {(PARTS[part].__doc__ or '').splitlines()[0]}", flush=True)
+        try:
             PARTS[part]()
-    except ZooError as error:
-        sys.exit(f"reproduce: {error}")
-    except subprocess.CalledProcessError as error:
-        sys.exit(
-            f"reproduce: {' '.join(map(str, error.cmd))} ended with {error.returncode}: {(error.stderr or '').strip()}"
-        )
+        except ZooError as error:
+            left_out.append(f"{part}: {error}")
+        except subprocess.CalledProcessError as error:
+            command = " ".join(map(str, error.cmd))
+            left_out.append(f"{part}: {command} ended with {error.returncode}: {(error.stderr or '').strip()}")
     subprocess.run([sys.executable, ROOT / "scripts" / "render_models_md.py"], check=True)
+    if left_out:
+        sys.exit("\n".join(f"reproduce: {each}" for each in left_out))
 
 
 if __name__ == "__main__":

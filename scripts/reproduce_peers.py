@@ -1,0 +1,62 @@
+"""The parts of scripts/reproduce.py that are a script each, beside other projects or on two cores."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pipelines.core.errors import RequestError
+
+from measured import ROOT, SHARED, measure_together  # isort: skip  # beside this file
+
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+PEERS = ROOT / "scripts" / "peers"
+
+
+def networks() -> None:
+    """scripts/peers/image_networks.py: image networks alone, layer by layer, beside OpenVINO and others."""
+    measure_together("image-networks", path=PEERS / "image_networks.py")
+
+
+def texts() -> None:
+    """scripts/peers/texts.py: sentence encoders in this project and what people run them with, on 13,000 sentences."""
+    folder, source = SHARED / "weights" / ENCODER.split("/")[1], SHARED / "data" / "stsb"
+    if not folder.is_dir() or not source.is_dir():
+        raise RequestError(f"no {folder} (a clone of {ENCODER}) or no {source}; set ZOO_SHARED to the folder with both")
+    with tempfile.TemporaryDirectory() as scratch:
+        found: dict[str, None] = {}  # each once, in order
+        for path in sorted(source.glob("*.csv")):
+            with path.open(encoding="utf-8", newline="") as file:
+                found.update({" ".join(each.split()): None for row in csv.reader(file) for each in row[:2]})
+        lines = Path(scratch) / "texts.txt"
+        lines.write_text("\n".join(found) + "\n", encoding="utf-8")
+        measure_together("texts", str(folder), str(lines))
+
+
+def reading() -> None:
+    """scripts/peers/log_reading.py: click logs read here, by pandas and by pyarrow."""
+    measure_together("log-reading", path=PEERS / "log_reading.py")
+
+
+def contexts() -> None:
+    """scripts/contexts.py: two contexts of one opened model beside one, on two quiet cores."""
+    measure_together("contexts", path=ROOT / "scripts" / "contexts.py")
+
+
+def cluster() -> None:
+    """scripts/peers/cluster.py: 20,000,000 rows by one process, by two shards and on Ray; two quiet cores."""
+    if importlib.util.find_spec("ray") is None:
+        raise RequestError("found no ray, wanted it for the shards on a cluster; pip install '.[ray]'")
+    measure_together("cluster")
+
+
+def servers() -> None:
+    """scripts/peers/serving.py: `zoo serve` beside the servers that users know; environments of theirs under build/."""
+    places = ROOT / "build" / "servers"
+    if not places.is_dir():
+        subprocess.run([sys.executable, PEERS / "serving.py", "--make", places], check=True)
+    measure_together("serving", str(places))
