@@ -39,9 +39,10 @@ from pipelines.core.power import Meter
 from pipelines.engines.catalog import load
 from pipelines.engines.timing import measure
 from pipelines.models.folder import SAMPLES
-from pipelines.models.pipeline import Predictor
+from pipelines.models.pipeline import GraphPipeline, Predictor
 from pipelines.models.stages import read_arrays
 from scripts.peers import pruning
+from zoo.verbs.measuring import configuration
 
 PACKAGES = ("nncf", "torch", "torch-pruning")
 AT_ONCE = 100  # images that are judged in one batch
@@ -147,6 +148,8 @@ def measured(
     runs = {key: Predictor(each) for key, each in pipelines.items()}
     left_out = {}
     try:
+        if not issubclass(kind, GraphPipeline):
+            raise RequestError("a result is many runs of this graph, which that quantizer makes no pipeline of")
         for i, folder in enumerate(folders):
             own = folder.path / SAMPLES
             samples = own if own.is_file() else folders[1].path / SAMPLES
@@ -168,7 +171,7 @@ def measured(
             "times": round(float(np.median(before / after)), 3),
         }
     memory = {
-        engine: [memory_mb(Configuration(engine, "int8", each.ensure("int8.onnx")), batch, 1) for each in folders]
+        engine: [memory_mb(configuration(each, "int8", engine), batch, 1) for each in folders]
         for engine in engines
         if engine != "native" or not folders[0].entry.native
     }

@@ -150,7 +150,7 @@ def benchmark(
             chosen = [kind.quickest(folder, precision, batch, threads) if each == "auto" else each for each in names]
             usable = _usable(chosen, precision)
             usable = usable or (chosen if precision == BF16 else [])  # which is refused
-            configurations += [_configuration(folder, precision, each) for each in usable]
+            configurations += [configuration(folder, precision, each) for each in usable]
         if cores:
             results += time_instances(
                 configurations, opened.preprocess(opened.example(size * BATCHES, data)), size, cores, rounds
@@ -265,7 +265,7 @@ def _random(batch: Batch) -> Batch:
     return {name: drawn(array) for name, array in batch.items()}
 
 
-def _configuration(folder: ModelFolder, precision: str, engine: str) -> Configuration:
+def configuration(folder: ModelFolder, precision: str, engine: str) -> Configuration:
     """A file of the folder, or the whole pipeline where that computes its graph many times for a result."""
     if issubclass(folder.entry.part("pipeline"), GraphPipeline):
         return Configuration(engine, precision, graph_file(folder, precision, engine))
