@@ -370,10 +370,17 @@ def smaller() -> str:
                 [name, *(f"{each[key]['median']:.3f}" for key in ("before_ms", "after_ms")), f"{each['times']:.2f}x"]
                 for name, each in found["engines"].items()
             ]
+            peers = "".join(
+                f"; {name}, its own pruning and training of {each['epochs']} epochs in {each['engine']}: "
+                f"{found['metric']} {each['quality'][0]:.4f} -> {each['quality'][1]:.4f}, "
+                f"{each['bytes'][0] / 1e6:.2f} -> {each['bytes'][1] / 1e6:.2f} MB"
+                for name, each in found.get("peers", {}).items()
+            )
+            peers += "".join(f"; {name} is left out: {why}" for name, why in found.get("left_out", {}).items())
             parts.append(
                 f"{found['model']}, batches of {found['batch_size']}, int8: {found['metric']} {before:.4f} -> {after:.4f}, "
                 f"{found['bytes'][0] / 1e6:.2f} -> {found['bytes'][1] / 1e6:.2f} MB, by `scripts/smaller.py` "
-                f"({markdown.source(report, BENCHMARKS)}); peer: onnxruntime's own quantizer.\n\n"
+                f"({markdown.source(report, BENCHMARKS)}); peer: onnxruntime's own quantizer{peers}.\n\n"
                 f"{markdown.table(['', 'before, ms', 'after, ms', 'times as fast'], rows)}"
             )
     for report in markdown.reports(PEERS, "contexts"):

@@ -93,6 +93,7 @@ class Peer:
         paths = (self.made.before, self.made.after)
         memory = [memory_mb(Configuration(self.made.engine, "int8", each), self.batch, 1) for each in paths]
         about = {name: each for name, each in self.made.about.items() if name != "task"} | {"epochs": task.epochs}
+        about |= {"images_an_epoch": task.seen}
         return {"quality": quality, "bytes": self.made.sizes, "megabytes": memory, "engine": self.made.engine, **about}
 
 
@@ -212,6 +213,7 @@ def main() -> None:
     parser.add_argument("--peers", metavar="NAME,...", help=f"of image classifiers: {', '.join(pruning.PEERS)}")
     parser.add_argument("--images", metavar="RAW", help="labelled images that peers train on and are judged by")
     parser.add_argument("--epochs", type=int, default=5, help="that peers train for, 2 or more")
+    parser.add_argument("--most", type=int, default=0, help="images of a peer's epoch, for a trial; by default all")
     parser.add_argument("--work", metavar="DIR", help="where peers' models are kept")
     with common.one_line("smaller"):
         args = parser.parse_args()
@@ -226,7 +228,7 @@ def main() -> None:
         chosen = common.listed("peer", args.peers, pruning.PEERS) if args.peers else []
         if chosen and (not args.images or args.epochs < 2):
             raise RequestError("found --peers without --images or with less than 2 --epochs; give what they train on")
-        task = pruning.Task(*args.models, args.images, args.epochs) if chosen else None
+        task = pruning.Task(*args.models, args.images, args.epochs, args.most) if chosen else None
 
         def one(_: Any) -> Any:
             with tempfile.TemporaryDirectory() as scratch, common.folder(args.work) as work:

@@ -48,13 +48,15 @@ ABOUT, STATE = "about.json", "state.pt"
 @dataclass(frozen=True)
 class Task:
     """What a peer is to do. before, after: models by name or folder, of which it takes the first and makes it as small
-    as the second; images: raw data that `zoo train` takes; epochs: of training, two at least.
+    as the second; images: raw data that `zoo train` takes; epochs: of training, two at least, of all images or, unless
+    0, of `most` others each.
     """
 
     before: str
     after: str
     images: str
     epochs: int
+    most: int = 0
 
     @cached_property
     def start(self) -> tuple[dict[str, Any], nn.Module]:
@@ -109,7 +111,13 @@ class Task:
     def to_json(self) -> dict[str, Any]:
         """What a training that goes on must be of."""
         digests = {name: sha256(zoo.load(model).ensure("fp32.onnx")) for name, model in self._models.items()}
-        return {**digests, "images": Path(self.images).name, "epochs": self.epochs}
+        return {**digests, "images": Path(self.images).name, "epochs": self.epochs, "images_an_epoch": self.seen}
+
+    @property
+    def seen(self) -> int:
+        """Images of an epoch: whole batches."""
+        count = len(self.data["train"][1])
+        return min(self.most or count, count) // BATCH * BATCH
 
     @property
     def _models(self) -> dict[str, str]:
@@ -173,15 +181,15 @@ def _made(peer: str, place: Path, about: dict[str, Any]) -> Made:
 
 
 def batches(task: Task, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Normalized training images, cut out of a border of `PADDING`, every other one mirrored, and their labels; all but
-    an incomplete last batch."""
+    """Normalized training images, `task.seen` of them, cut out of a border of `PADDING`, every other one mirrored, and
+    their labels."""
     import torch
     from torch.nn import functional
 
     pixels, labels = task.data["train"]
     random = torch.Generator().manual_seed(epoch)
     order, size = torch.randperm(len(labels), generator=random), pixels.shape[-1]
-    for begin in range(0, len(order) - BATCH + 1, BATCH):
+    for begin in range(0, task.seen, BATCH):
         chosen = order[begin : begin + BATCH]
         wide = functional.pad(pixels[chosen], [PADDING] * 4)
         top, left = torch.randint(2 * PADDING + 1, (2, BATCH, 1), generator=random)
@@ -215,7 +223,7 @@ def train(
         student.load_state_dict(kept["student"])
         optimizer.load_state_dict(kept["optimizer"])
         done = kept["epoch"]
-    first, steps = [each["lr"] for each in optimizer.param_groups], len(task.data["train"][1]) // BATCH
+    first, steps = [each["lr"] for each in optimizer.param_groups], task.seen // BATCH
     for epoch in range(done, span[1]):
         before(epoch)
         student.train()

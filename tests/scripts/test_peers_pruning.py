@@ -64,6 +64,14 @@ def test_batches_are_crops_of_the_images_and_the_same_for_an_epoch(task):
     assert 90 < sum(straight) < 200
 
 
+def test_a_trial_sees_some_of_the_images_others_in_each_epoch(task):
+    some = pruning.Task("large", "small", "images.tar.gz", 2, most=200)
+    some.__dict__["data"] = task.data
+    first, later = (list(pruning.batches(some, epoch)) for epoch in (0, 1))
+    assert some.seen == 128 and len(first) == len(later) == 1 and task.seen == 256
+    assert not torch.equal(first[0][1], later[0][1])
+
+
 def test_a_training_that_was_interrupted_goes_on_to_the_same_weights(task, tmp_path):
     def trained(name, *spans):
         for span in spans:
