@@ -116,14 +116,16 @@ class PrunableLog:
         self._save(self.features, *self._cut(widths), folder)
 
     def fewer_rows(self, least: int, folder: Path) -> dict[str, Any]:
-        """Leave the model in a folder, as `save` does, without the values of vocabularies that are seen fewer than
-        `least` times in the rows to train on. Returns {"least", "rows": [of all tables, before and after], "columns":
-        {category: those of its table}, "kept": categories that have no vocabulary}. See `zoo.clicks.rare.without`.
+        """Leave the model in a folder, as `save` does, without the values that are seen fewer than `least` times in the
+        rows to train on. Returns {"least", "rows": [of all tables, before and after], "columns": {category: those of
+        its table}, "kept": categories that have no vocabulary}. See `zoo.clicks.rare`.
         """
         from zoo.clicks.store import Categories
 
         counts = Categories(self.features, self.log, self.split, 1).counts
-        features, network = rare.without(self.network, self.features, self.sized, counts, least)
+        names = rare.listed(self.features, self._data, counts, least)
+        named = Categories(names, self._read(names), self.split, 1).counts
+        features, network = rare.without(self.network, self.features, self.sized, counts, least, names, named)
         self._save(features, self.sized, network, folder)
         before, after = rare.sizes(self.features), rare.sizes(features)
         columns = {name: [before[name], after[name]] for name in before if after[name] < before[name]}

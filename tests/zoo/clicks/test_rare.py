@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from trainings import broken_off
 
@@ -51,7 +52,7 @@ def log(tmp_path_factory):
     path = tmp_path_factory.mktemp("log") / "log.csv"
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["click", "user_id", "item_id", "history", "hashed_id", "price"])
+        rows.writerow(["click", "user_id", "item_id", "history", "hashed_id", "row_id", "price"])
         for _ in range(ROWS):
             user, item = (random.randrange(20) if random.random() < 0.85 else random.randrange(20, 80) for _ in "ui")
             history = "|".join(f"i{random.choice([1, 2, 3, random.randrange(90)])}" for _ in range(random.randrange(4)))
@@ -61,7 +62,8 @@ def log(tmp_path_factory):
                 f"u{user}",
                 f"i{item}",
                 history,
-                f"h{random.randrange(9)}",
+                f"h{random.randrange(9) if random.random() < 0.8 else random.randrange(9, 60)}",
+                random.randrange(4),
                 round(random.random() * 9, 2),
             ]
             rows.writerow(row)
@@ -70,12 +72,12 @@ def log(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def schema(log):
-    """As inferred, but one column hashed."""
+    """As inferred, but one column hashed, and one that holds row numbers."""
     found = infer(open_logs(log)[0], None)
-    hashed = {"type": "hash", "buckets": 32}
+    given = {"hashed_id": {"type": "hash", "buckets": 32}, "row_id": {"type": "id", "rows": 4}}
     return replace(
         found,
-        columns=tuple(replace(each, encoding=hashed) if each.name == "hashed_id" else each for each in found.columns),
+        columns=tuple(replace(each, encoding=given.get(each.name, each.encoding)) for each in found.columns),
     )
 
 
@@ -130,7 +132,8 @@ def test_rows_that_hold_frequent_values_give_what_they_gave(build, settings, sch
     frequent = {name for name in seen if seen.count(name) >= 5}
     assert set(values(fewer, "user_id")) == frequent and 15 < len(frequent) < 60
     assert values(fewer, "user_id") == [each for each in values(features, "user_id") if each in frequent]
-    assert rare.sizes(fewer)["hashed_id"] == rare.sizes(features)["hashed_id"] and rare.fixed(fewer) == ["hashed_id"]
+    assert rare.sizes(fewer)["hashed_id"] == rare.sizes(features)["hashed_id"]
+    assert rare.fixed(fewer) == ["hashed_id", "row_id"]
     after, _ = opened(fewer, log, tmp_path)
     texts = {name: set(values(fewer, name)) for name in ("user_id", "item_id", "history")}
     kept = [
@@ -154,6 +157,42 @@ def test_the_unknown_row_is_the_mean_of_what_went_by_how_often_it_was_seen():
     np.testing.assert_array_equal(unseen, table[[0, 1, 2, 3, 5]])
 
 
+@pytest.mark.parametrize(("column", "buckets"), [("user_id", 60), ("history", 80)])
+def test_frequent_values_of_a_hashed_column_get_a_row_each_that_begins_as_their_bucket(
+    schema, log, tmp_path, column, buckets
+):
+    encoding = {"type": "hash", "buckets": buckets}
+    columns = tuple(replace(each, encoding=encoding) if each.name == column else each for each in schema.columns)
+    features, config = Features(replace(schema, columns=columns)), Settings(embedding_size=16, hidden=(16,))
+    torch.manual_seed(0)
+    network = DeepFM(features, config).eval()
+    _, counts = opened(features, log, tmp_path)
+    names = rare.listed(features, log, counts, 5)
+    _, named = opened(names, log, tmp_path)
+    fewer, smaller = rare.without(network, features, config, counts, 5, names, named)
+    at = [each.name for each in features.fields].index(column)
+    width = features.fields[at].width
+    seen = [each for row in read(log)[: ROWS - HELD] for each in row[column].split("|")[-width:] if each]
+    frequent = {each for each in seen if seen.count(each) >= 5}
+    assert set(values(fewer, column)) == frequent and 10 < len(frequent) < min(buckets, len(set(seen)))
+    assert set(values(names, column)) >= frequent  # those of all rows, of which those to train on choose
+    before, after = (each.get_submodule("embeddings").table(at).detach() for each in (network, smaller))
+    place = rare._buckets(pa.array(values(fewer, column)), features.fields[at])
+    assert len(set(place.tolist())) < len(place)  # some shared a bucket
+    assert torch.equal(after[1:-1], before[place]) and torch.equal(after[-1], before[-1])
+    unknown = rare._buckets(pa.array([each for each in seen if each not in frequent]), features.fields[at])
+    np.testing.assert_allclose(after[0], before[unknown].mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_hashed_column_of_too_many_frequent_values_stays(schema, log, tmp_path, monkeypatch):
+    features = Features(schema)
+    _, counts = opened(features, log, tmp_path)
+    assert values(rare.listed(features, log, counts, 5), "hashed_id")
+    assert rare.listed(features, log, counts, 10**6).schema == schema
+    monkeypatch.setattr(rare, "LISTED", 3)
+    assert rare.listed(features, log, counts, 5).schema == schema
+
+
 def test_of_a_vocabulary_of_rare_values_the_most_frequent_stays(schema, log, tmp_path):
     features = Features(schema)
     _, counts = opened(features, log, tmp_path)
@@ -168,7 +207,7 @@ def test_where_no_row_goes_it_is_said(schema, log, tmp_path):
     hashed = replace(schema, columns=tuple(each for each in schema.columns if not each.encoding.get("values")))
     for found, least, message in (
         (schema, 1, "found every value 1 times or more in the rows to train on"),
-        (hashed, 5, r"found no column with a vocabulary whose rows could go, only hashed_id \(hash\)"),
+        (hashed, 5, r"found no column with values whose rows could go, only hashed_id \(hash\), row_id \(id\)"),
     ):
         features = Features(found)
         _, counts = opened(features, log, tmp_path)
@@ -184,8 +223,8 @@ def test_from_the_command_line(start, log, tmp_path):
     cli.call([*command, "--drop", "1", "--teacher", str(start), *options])
     told = read_json(out / "compression.json")
     before, after = told["rows"]["rows"]
-    assert after < 0.6 * before and told["rows"]["kept"] == ["hashed_id"]
-    assert told["rows"]["columns"].keys() == {"user_id", "item_id", "history"}
+    assert after < 0.6 * before and told["rows"]["kept"] == ["row_id"]
+    assert told["rows"]["columns"].keys() == {"user_id", "item_id", "history", "hashed_id"}
     assert told["steps"][-1]["bytes"] < told["base"]["bytes"] - 32 * (before - after) / 2
     schema = Schema.load(out / "schema.json")
     assert len(values(Features(schema), "user_id")) + 2 == told["rows"]["columns"]["user_id"][1]
