@@ -128,20 +128,12 @@ inline Ahead fetched(const int8_t *panel, int64_t steps, int64_t pairs, int64_t 
 }
 
 void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
-    const int64_t tail = n % kRows < kLeast ? n % kRows : 0, whole = n - tail;
-    if (l.outputs <= kNarrow || whole == 0) return kAvx512.linear(l, epilogue, x, x_stride, n, out, out_stride);
-    const int64_t element = l.float_output || epilogue.scale ? 4 : 1;
-    if (tail) {
-        RowEpilogue last = epilogue;
-        if (last.scale) last.scale += whole;
-        if (last.residual) last.residual += whole * last.residual_stride;
-        kAvx512.linear(l, last, x + whole * x_stride, x_stride, tail, static_cast<uint8_t *>(out) + whole * out_stride * element, out_stride);
-    }
-    const Scratch scratch(l.inputs, whole < kMostRows ? whole : kMostRows);
+    if (l.outputs <= kNarrow || n < kLeast) return kAvx512.linear(l, epilogue, x, x_stride, n, out, out_stride);
+    const Scratch scratch(l.inputs, n < kMostRows ? n : kMostRows);
     const int64_t panel = round_up(l.inputs, 4) * 64, cut = l.inputs % kInputs;
     const Configured tiles;
-    for (int64_t first = 0; first < whole; first += kMostRows) {
-        const int64_t rows = whole - first < kMostRows ? whole - first : kMostRows, blocks = round_up(rows, kRows) / kRows;
+    for (int64_t first = 0; first < n; first += kMostRows) {
+        const int64_t rows = n - first < kMostRows ? n - first : kMostRows, blocks = round_up(rows, kRows) / kRows;
         for (int64_t i = 0; i < blocks; ++i) {
             const uint8_t *from = x + (first + i * kRows) * x_stride;
             const int64_t count = rows - i * kRows < kRows ? rows - i * kRows : kRows;
@@ -237,28 +229,32 @@ inline void list_windows(const Dense &d, const Scratch &scratch, const uint8_t *
         scratch.rows[i] = {to, scratch.stride, scratch.straight};
         for (int64_t r = 0; r < count; ++r, to += scratch.stride) {
             uint8_t *at = to;
-            for (int64_t s = 0; s < d.stretches; at += d.stretch, ++s)  // bytes behind a stretch are overwritten by the next
-                for (int64_t k = 0; k < d.stretch; k += kInputs) _mm512_storeu_si512(at + k, load(in[begin + r] + d.offsets[s] + k));
+            for (int64_t s = 0; s < d.stretches; at += d.stretch, ++s) {  // bytes behind a stretch are overwritten by the next
+                const uint8_t *from = in[begin + r] + d.offsets[s];
+                if (d.stretch <= 32)
+                    _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+                else
+                    for (int64_t k = 0; k < d.stretch; k += kInputs) _mm512_storeu_si512(at + k, load(from + k));
+            }
             _mm512_storeu_si512(at, _mm512_setzero_si512());
         }
     }
 }
 
 void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
-    const int64_t tail = n % kRows < kLeast ? n % kRows : 0, tiled = n - tail, inputs = d.stretches * d.stretch;
-    if (tail) kImageKernels.dense(d, in + tiled, out + tiled, others ? others + tiled : nullptr, tail);
-    if (tiled == 0) return;
+    if (n < kLeast) return kImageKernels.dense(d, in, out, others, n);
     using Panel = decltype(&dense_panel<1>);
     constexpr Panel panel[] = {nullptr, dense_panel<1>, dense_panel<2>, dense_panel<3>, dense_panel<4>};
-    const Scratch scratch(inputs, tiled);
-    list_windows(d, scratch, in, tiled);
+    const int64_t inputs = d.stretches * d.stretch;
+    const Scratch scratch(inputs, n);
+    list_windows(d, scratch, in, n);
     const Panels panels(d.outputs);
-    const auto *w = static_cast<const int8_t *>(d.packed);
     const Configured tiles;
+    const auto *w = static_cast<const int8_t *>(d.packed);
     for (int64_t p = 0, column = 0; p < panels.count; ++p) {
         const int64_t vectors = panels.vectors(p);
         const int8_t *next = w + (inputs + 8) * 16 * vectors;
-        panel[vectors](d, scratch, w, next, out, others, tiled, column);
+        panel[vectors](d, scratch, w, next, out, others, n, column);
         w = next, column += 16 * vectors;
     }
 }
