@@ -16,6 +16,7 @@ from pipelines.core.batches import Batch, length
 from pipelines.core.errors import ZooError
 from pipelines.engines.agreement import ALIKE, require_alike, require_right_as_opened
 from pipelines.engines.session import BatchError, Runnable
+from pipelines.kernels import extension
 
 logger = logging.getLogger(__name__)
 REPEATS = 9
@@ -47,12 +48,12 @@ def choose(
     """Time the candidates' sessions on `batch`, in turn, and keep the result under ZOO_HOME.
 
     digest: what names the model they all run. A kept plan is used again only for the same digest, candidates, threads,
-    batch size, CPU and library versions; `fresh` times anew. A candidate that cannot be opened or does not run is left
-    out. Raises ZooError where none runs, BatchError for a batch that none takes.
+    batch size, CPU, native kernels and library versions; `fresh` times anew. A candidate that cannot be opened or does
+    not run is left out. Raises ZooError where none runs, BatchError for a batch that none takes.
     """
     size = size_class(batch)
     key = hashlib.sha256(
-        f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()} {ALIKE}".encode()
+        f"{digest} {sorted(candidates)} {threads} {size} {machine.fingerprint()} {extension.isas()} {ALIKE}".encode()
     ).hexdigest()[:16]
     path = settings.home() / "plans" / f"{key}.json"
     if not fresh and (kept := _kept(path, candidates)):

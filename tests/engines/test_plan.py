@@ -17,6 +17,7 @@ from pipelines.engines.plan import Candidate
 from pipelines.engines.stock import available
 from pipelines.engines.timing import Choice, measure
 from pipelines.graph import io
+from pipelines.kernels import extension
 from pipelines.quantization.calibrate import calibrate
 from pipelines.quantization.quantize import quantize
 from pipelines.quantization.recipe import QuantRecipe
@@ -100,7 +101,7 @@ def test_a_plan_is_remembered(path, timed, zoo_home):
     assert len(kept(zoo_home)) == 1
 
 
-def test_another_machine_model_batch_or_thread_count_has_another_plan(path, timed, zoo_home, monkeypatch):
+def test_another_machine_kernel_model_batch_or_thread_count_has_another_plan(path, timed, zoo_home, monkeypatch):
     quickest(path, FEEDS)
     timed["openvino"] = 9.0
     assert quickest(path, FEEDS, 2).engine == "onnxruntime"
@@ -109,9 +110,12 @@ def test_another_machine_model_batch_or_thread_count_has_another_plan(path, time
         patch.setattr(machine, "fingerprint", lambda: "another")
         other = quickest(path, FEEDS)
         assert (other.engine, other.machine) == ("onnxruntime", "another")
+    with monkeypatch.context() as patch:
+        patch.setattr(extension, "isas", lambda: ["another"])
+        assert quickest(path, FEEDS).engine == "onnxruntime"
     io.save(model("(float[n,3] x) => (float[n,3] y) { y = Abs(x) }"), path)
     assert quickest(path, FEEDS).engine == "onnxruntime"
-    assert len(kept(zoo_home)) == 5
+    assert len(kept(zoo_home)) == 6
 
 
 WHOLE = {"threads": 1, "batch_size": 4, "milliseconds": {"onnxruntime": 1.0, "openvino": 2.0}, "machine": ""}
