@@ -35,9 +35,16 @@ def newest(candidates: Sequence[Report]) -> Report:
     return max(candidates, key=versions)
 
 
+def cpu_name(report: Report) -> str:
+    """The CPU of a report without marks of its maker, e.g. "AMD EPYC"; "Intel Xeon with AMX" where it has tiles."""
+    environment = report.content["environment"]
+    name = re.sub(r"\((R|TM)\)| Processor\b| CPU\b| @ .*", "", environment["cpu"])
+    return f"{name} with AMX" if "amx_int8" in environment["isa"] else name
+
+
 def cpu(report: Report) -> str:
     """The CPU of a report, e.g. "AMD EPYC 25/17": its name, family and model."""
-    return f"{report.content['environment']['cpu']} {report.content['environment']['cpu_model']}"
+    return f"{cpu_name(report)} {report.content['environment']['cpu_model']}"
 
 
 def link(path: Path, page: Path) -> str:

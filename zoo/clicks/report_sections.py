@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zoo
-from pipelines.analysis.markdown import Report, link, newest, reports, source, stored_megabytes, table
+from pipelines.analysis.markdown import Report, cpu_name, link, newest, reports, source, stored_megabytes, table
 from pipelines.models.hub import Hub
 
 ROOT = zoo.SHIPPED.parents[1]
@@ -48,7 +48,7 @@ def headline(name: str) -> list[str]:
         if result["precision"] == "int8" and result["batch_size"] == size
     )
     return [
-        f"- **{name}** ({speed.content['environment']['cpu']}, one thread): fp32 -> int8 on {quality['samples']:,} "
+        f"- **{name}** ({cpu_name(speed)}, one thread): fp32 -> int8 on {quality['samples']:,} "
         f"held-out rows: {moves}, largest change of a probability {quality['difference']['max_probability']:.4f}; "
         f"batch size {size}: {gains}."
     ]

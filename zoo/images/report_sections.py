@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import zoo
-from pipelines.analysis.markdown import Report, newest, reports, source, table
+from pipelines.analysis.markdown import Report, cpu_name, newest, reports, source, table
 from pipelines.models.hub import Hub
 
 ROOT = zoo.SHIPPED.parents[1]
@@ -44,7 +44,7 @@ def headline(name: str) -> list[str]:
                 if "int8" in peer
             )
             lines.append(
-                f"- **{name}** ({report.content['environment']['cpu']}, one thread): from JPEG to label "
+                f"- **{name}** ({cpu_name(report)}, one thread): from JPEG to label "
                 f"{results['zoo-int8']['images_per_second']:,.0f} images/s, "
                 f"fp32's label on {same['zoo-int8']} of the photos; {gains}."
             )

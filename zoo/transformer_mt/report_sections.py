@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import zoo
-from pipelines.analysis.markdown import Report, link, newest, outside_brackets, reports, source, stored_megabytes, table
+from pipelines.analysis.markdown import (
+    Report,
+    cpu_name,
+    link,
+    newest,
+    outside_brackets,
+    reports,
+    source,
+    stored_megabytes,
+    table,
+)
 from pipelines.models.hub import Hub
 
 ROOT = zoo.SHIPPED.parents[1]
@@ -66,7 +76,7 @@ def headline(name: str) -> list[str]:
     default = gains.get("ctranslate2-default")
     all_at_once = f" ({default:.2f}x its default, all in one batch)" if default else ""
     return [
-        f"- **{name}** ({text.report.content['environment']['cpu']}, one thread): BLEU fp32 "
+        f"- **{name}** ({cpu_name(text.report)}, one thread): BLEU fp32 "
         f"{metrics['fp32']['bleu']:.2f}, int8 {metrics['native']['bleu']:.2f} (beam {text.case['beam']}); from text to "
         f"text {text.rate('zoo-native'):,.0f} sentences/s, {gains['ctranslate2-int8']:.2f}x CTranslate2 int8 in "
         f"batches of {text.case['batch_size']}{all_at_once}."
