@@ -44,15 +44,17 @@ def _db(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-STYLE = """:root{color-scheme:light}body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:76em;padding:0 1em}
-body{color:#222;background:#fff}h2{margin-top:1.8em}p{max-width:60em}table{border-collapse:collapse;font-size:13px;margin:.6em 0}
-td,th{padding:.15em .7em;text-align:left;border-bottom:1px solid #e4e4e4}th{position:sticky;top:0;background:#fff}
-.n{text-align:right;font-variant-numeric:tabular-nums}.long{max-height:40em;overflow:auto;border:1px solid #e4e4e4}
-svg{background:#fafafa;border:1px solid #e4e4e4;display:block}svg text{font:11px system-ui,sans-serif;fill:#333}
+STYLE = """:root{color-scheme:light dark;--ink:#222;--paper:#fff;--plot:#fafafa;--line:#ddd;--blue:#2b6cb0;--red:#c53030;--green:#274}
+@media (prefers-color-scheme:dark){:root{--ink:#ddd;--paper:#151515;--plot:#1d1d1d;--line:#444;--blue:#6cb0f5;--red:#ff7b72;--green:#7ecb94}}
+body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:76em;padding:0 1em}
+body{color:var(--ink);background:var(--paper)}h2{margin-top:1.8em}p{max-width:60em}table{border-collapse:collapse;font-size:13px;margin:.6em 0}
+td,th{padding:.15em .7em;text-align:left;border-bottom:1px solid var(--line)}th{position:sticky;top:0;background:var(--paper)}
+.n{text-align:right;font-variant-numeric:tabular-nums}.long{max-height:40em;overflow:auto;border:1px solid var(--line)}.wide{overflow-x:auto}.wide svg{min-width:50em}
+svg{background:var(--plot);border:1px solid var(--line);display:block;box-sizing:border-box}svg text{font:11px system-ui,sans-serif;fill:var(--ink)}
 svg text.m{font-weight:bold}.all{display:grid;grid-template-columns:repeat(auto-fill,minmax(17em,1fr));gap:1em}
 .t{font-size:12px;min-width:0}.t b,.t span{display:block;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
-.float{color:#a33}.int8{color:#274}.b{color:#2b6cb0}.r{color:#c53030}summary{cursor:pointer;margin:1em 0}"""
-BLUE, RED = "#2b6cb0", "#c53030"
+.float{color:var(--red)}.int8{color:var(--green)}.b{color:var(--blue)}.r{color:var(--red)}summary{cursor:pointer;margin:1em 0}"""
+BLUE, RED = "var(--blue)", "var(--red)"
 WORST = 12  # layers in the table of the most damaging ones, and in the plot by number
 SHOWN = 24  # tensors that are shown at once
 
@@ -89,8 +91,8 @@ def page(report: Mapping[str, Any]) -> str:
     ]
     body = "\n".join(parts)
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>INT8 '
-        f"report</title><style>{STYLE}</style></head>\n"
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"/>'
+        f"<title>INT8 report</title><style>{STYLE}</style></head>\n"
         f"<body><h1>INT8 report</h1>\n{body}\n</body></html>\n"
     )
 
@@ -163,7 +165,7 @@ def _axes(
     """Ticks ([position, label]) and titles of a plot whose frame leaves 60 pixels to the left and 36 below."""
     marks = [f'<text x="{x:.1f}" y="{height - 20}" text-anchor="middle">{_text(label)}</text>' for x, label in xs]
     for y, label in ys:
-        marks.append(f'<line x1="60" x2="{width - 10}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+        marks.append(f'<line x1="60" x2="{width - 10}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
         marks.append(f'<text x="55" y="{y + 4:.1f}" text-anchor="end">{_text(label)}</text>')
     marks.append(f'<text x="{width / 2}" y="{height - 5}" text-anchor="middle">{_text(x_title)}</text>')
     marks.append(
@@ -211,7 +213,7 @@ def _layers_plot(operators: Sequence[Mapping[str, Any]], worst: Sequence[str]) -
         title = f"<title>{_text(each['name'])} ({_text(each['type'])}, {each['precision']}): {figures}</title>"
         dots.append(f'<circle cx="{x:.1f}" cy="{y(each["sqnr_db"]):.1f}" r="2" fill="{BLUE}">{title}</circle>')
         if each["own_db"] is not None:
-            fill = RED if each["precision"] == "int8" else "#fff"
+            fill = RED if each["precision"] == "int8" else "var(--plot)"
             dots.append(
                 f'<circle cx="{x:.1f}" cy="{y(each["own_db"]):.1f}" r="3" stroke="{RED}" fill="{fill}">{title}</circle>'
             )
@@ -221,7 +223,12 @@ def _layers_plot(operators: Sequence[Mapping[str, Any]], worst: Sequence[str]) -
     numbers = [(x, str(index + 1)) for index, (x, _) in enumerate(points) if index % every == 0]
     axes = _axes(width, height, numbers, ticks, "operator, in the graph's order", "SQNR, dB")
     chain = f'<polyline points="{line}" fill="none" stroke="{BLUE}"/>'
-    return f'<svg viewBox="0 0 {width} {height}" width="100%">{axes}{chain}{"".join(dots)}</svg>'
+    return _wide(width, height, f"{axes}{chain}{''.join(dots)}")
+
+
+def _wide(width: int, height: int, content: str) -> str:
+    """A plot as wide as the page, which scrolls where that is too narrow for it."""
+    return f'<div class="wide"><svg viewBox="0 0 {width} {height}" width="100%">{content}</svg></div>'
 
 
 def _mark(x: float, y: float, text: str) -> str:
@@ -275,10 +282,7 @@ def _trials(trials: Sequence[Mapping[str, Any]]) -> str:
         caption += f" fp32 takes {fp32_ms:.3f} ms."
     axes = _axes(width, height, x_ticks, y_ticks, "latency, ms", f"{_text(metric)} lost, %")
     columns = ["#", "recipe", "lost", "SQNR dB", "ms", "x fp32", ""]
-    return (
-        f'<p>{caption}</p><svg viewBox="0 0 {width} {height}" width="100%">{axes}{"".join(marks)}</svg>'
-        + _html_table(columns, [*table, *failed])
-    )
+    return f"<p>{caption}</p>{_wide(width, height, axes + ''.join(marks))}" + _html_table(columns, [*table, *failed])
 
 
 def _engine(name: str, engine_report: Mapping[str, Any]) -> str:

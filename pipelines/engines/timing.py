@@ -69,7 +69,10 @@ def choose(
         try:
             files.write_json(path, asdict(chosen))
         except ZooError as error:
-            logger.warning("the choice of an engine is not remembered: %s", error)
+            fault = str(error).partition("; ")[0]  # what to do about an output is no advice for the cache
+            logger.warning(
+                "the choice of an engine is not remembered: %s; set ZOO_HOME to a folder you may write", fault
+            )
     return chosen
 
 

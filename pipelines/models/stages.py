@@ -360,7 +360,8 @@ def _samples(folder: ModelFolder) -> tuple[list[Batch], int]:
     path = folder.path / SAMPLES
     if not path.is_file():
         raise RequestError(
-            f"{folder.path} holds no {SAMPLES}; calibrate on your data with: zoo calibrate {folder.path} --data FILE"
+            f"{folder.path} holds no {SAMPLES}; calibrate on your data with: zoo calibrate {folder.path} --data FILE "
+            "(or run it in float, which needs no calibration, with --precision fp32)"
         )
     samples, total = read_npz(path)
     return list(samples), total

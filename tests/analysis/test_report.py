@@ -325,6 +325,8 @@ def test_the_page_is_whole_and_stands_alone(found, tmp_path):
         ElementTree.fromstring(svg)
     ElementTree.fromstring(text.split("\n", 1)[1].replace('<meta charset="utf-8">', ""))
     assert not re.search(r"\b(nan|inf|None)\b", text)
+    assert "prefers-color-scheme:dark" in text and 'name="viewport"' in text and text.count('class="wide"') == 2
+    assert not re.search(r'(fill|stroke)="#', text), "a colour that the dark page does not change"
     assert (
         "at most 0.5% lost" in text and "<td>broken</td>" in text and "<td>no</td>" in text
     )  # a recipe that failed is in the table

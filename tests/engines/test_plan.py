@@ -101,6 +101,15 @@ def test_a_plan_is_remembered(path, timed, zoo_home):
     assert len(kept(zoo_home)) == 1
 
 
+def test_a_cache_that_may_not_be_written_is_named_with_what_to_do(path, timed, zoo_home, caplog):
+    zoo_home.mkdir(parents=True)
+    (zoo_home / "plans").write_text("no folder")
+    assert quickest(path, FEEDS).engine == "openvino"
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert said.startswith(f"the choice of an engine is not remembered: cannot write {zoo_home / 'plans'}")
+    assert said.endswith("set ZOO_HOME to a folder you may write") and "output path" not in said
+
+
 def test_another_machine_kernel_model_batch_or_thread_count_has_another_plan(path, timed, zoo_home, monkeypatch):
     quickest(path, FEEDS)
     timed["openvino"] = 9.0

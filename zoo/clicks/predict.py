@@ -45,6 +45,10 @@ class ClickPipeline(GraphPipeline):
     first_row: int = 0
 
     @abc.abstractmethod
+    def likely(self) -> Any:
+        """A raw row that the model might be given, for who has none: its user's own are not kept."""
+
+    @abc.abstractmethod
     def rows(
         self,
         inputs: Any,

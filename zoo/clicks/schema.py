@@ -138,6 +138,16 @@ class Schema:
         """The columns of these kinds, in order."""
         return tuple(each for each in self.columns if each.kind in kinds)
 
+    def likely(self) -> dict[str, str]:
+        """A row that a log of this schema might hold, {column: text}: the commonest values where they are listed."""
+        row = {}
+        for each in self.of(*FEATURES):
+            found = each.encoding
+            middle = (found.get("quantiles") or [None])[len(found.get("quantiles", ())) // 2]
+            value = next((x for x in (found.get("mean"), middle, found.get("minimum")) if x is not None), "")
+            row[each.name] = f"{value:.6g}" if value != "" else str((found.get("values") or [""])[0])
+        return row
+
     def to_json(self) -> dict[str, Any]:
         """The form of `JSON_SCHEMA`."""
         return {"rows": self.rows, "columns": [each.to_json() for each in self.columns]}

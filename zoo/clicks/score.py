@@ -29,6 +29,10 @@ class LogPipeline(ClickPipeline):
         super().__init__(folder, *arguments, **options)
         self.features = Features.from_json(folder.preprocessing)
 
+    def likely(self) -> dict[str, str]:
+        """A row of the commonest values, see `Schema.likely`."""
+        return self.features.schema.likely()
+
     def rows(
         self,
         inputs: Any,

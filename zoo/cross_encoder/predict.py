@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.data.tables import writing
-from zoo.texts.freeze import SCORES
+from zoo.texts.form import SCORES
 from zoo.texts.importing import SIGMOID
 from zoo.texts.predict import TextPipeline
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zoo.texts import vectors
-from zoo.texts.freeze import EMBEDDING
+from zoo.texts.form import EMBEDDING
 from zoo.texts.predict import TextPipeline
 
 

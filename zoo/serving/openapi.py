@@ -97,20 +97,25 @@ def page(document: Mapping[str, Any]) -> bytes:
         for method, about in ((each, found[each]) for each in ("get", "post") if each in found):
             takes = ", ".join(about.get("requestBody", {}).get("content", {}))
             gives = ", ".join(about["responses"]["200"]["content"])
-            cells = [f"<code>{method.upper()}</code>", f"<code>{html.escape(path)}</code>"]
-            cells += [html.escape(each) for each in (about["summary"], takes, gives)]
-            rows.append("<tr>" + "".join(f"<td>{each}</td>" for each in cells) + "</tr>")
+            what, takes, gives = (html.escape(each) for each in (about["summary"], takes, gives))
+            first = f"<td><code>{method.upper()} {html.escape(path)}</code></td><td>{what}</td>"
+            rows.append(f'<tr>{first}<td data-name="takes">{takes}</td><td data-name="answers">{gives}</td></tr>')
     faults = "".join(f"<tr><td>{code}</td><td>{html.escape(text)}</td></tr>" for code, text in _FAULTS.items())
     headers = "".join(f"<tr><td><code>{a}</code></td><td>{html.escape(c)}</td></tr>" for a, _, c in _PARAMETERS)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light dark"><title>int8-zoo: routes</title>
 <style>body {{ font: 1rem/1.5 system-ui; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto }}
-td, th {{ text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0 }}
-td:nth-child(3) {{ min-width: 16rem }}</style></head><body>
+table {{ border-collapse: collapse; width: 100% }}
+tr {{ border-top: 1px solid color-mix(in srgb, currentColor 20%, transparent) }}
+td, th {{ text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; overflow-wrap: anywhere }}
+@media (min-width: 50.01rem) {{ td[data-name] {{ width: 22% }} td:first-child {{ width: 30% }} }}
+@media (max-width: 50rem) {{ /* a row is a paragraph */
+table, tbody, tr, td {{ display: block }} tr {{ padding: .5rem 0 }} td {{ padding: 0 }}
+tr:has(th), td:empty {{ display: none }} td[data-name]::before {{ content: attr(data-name) " "; opacity: .7 }} }}
+</style></head><body>
 <h1>Routes</h1><p>The same for programs: <a href="/openapi.json">/openapi.json</a>.</p>
-<table><tr><th></th><th>path</th><th></th><th>takes</th><th>answers</th></tr>{"".join(rows)}</table>
+<table><tr><th>path</th><th></th><th>takes</th><th>answers</th></tr>{"".join(rows)}</table>
 <h2>Headers</h2><table>{headers}</table>
 <h2>Faults</h2><p>All as <code>{{"error": "one line"}}</code>.</p><table>{faults}</table>
 </body></html>

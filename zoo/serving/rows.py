@@ -46,12 +46,20 @@ class Rows(Service):
         rows = parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
         return pipeline.encode(rows), rows.index
 
+    def example(self) -> Batch:
+        """A batch of one row."""
+        return self.pipeline.preprocess(self._some(1))
+
+    def _some(self, count: int) -> list[Any]:
+        """Up to `count` raw rows: of the sample that ships, else one that might be."""
+        try:
+            return self.pipeline.example(count)  # type: ignore[no-any-return]
+        except RequestError:
+            return [self.pipeline.likely()]
+
     def text(self) -> str:
         """Some rows: lines as they are, or CSV with a header."""
-        try:
-            found = self.pipeline.example(EXAMPLES)
-        except RequestError:
-            return ""
+        found = self._some(EXAMPLES)
         if all(isinstance(each, bytes) for each in found):
             return b"\n".join(found).decode()
         table = pa.Table.from_pylist(found)

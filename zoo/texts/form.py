@@ -9,6 +9,8 @@ from typing import Any
 
 from pipelines.core.errors import RequestError
 
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"  # inputs of the graph, as all exporters call them
+EMBEDDING, SCORES = "embedding", "scores"  # its output, of an encoder and of a cross-encoder
 POOLINGS = ("mean", "cls", "max")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish")
 

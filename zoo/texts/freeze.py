@@ -16,11 +16,10 @@ from pipelines.core.files import read_json
 from pipelines.graph import io, query
 from pipelines.models.hub import CARD
 from zoo.export import OPSET, Writer
-from zoo.texts.form import Form
+from zoo.texts.form import EMBEDDING, IDS, MASK, SCORES, TYPES, Form
 from zoo.texts.weights import FILE, KINDS, Floats, parameters, read, shared_names
 
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"  # as all exporters call them
-HIDDEN, EMBEDDING, SCORES = "hidden", "embedding", "scores"
+HIDDEN = "hidden"
 NOWHERE = -1e9  # added to a score, it leaves no weight
 SHORTEST = 1e-12  # length of a vector that is normalized, at least
 FURTHEST = 128  # tokens beyond which MPNet's relative positions are one

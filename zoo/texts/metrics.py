@@ -92,7 +92,9 @@ def read_pairs(
             pairs.append((each.texts[0], each.texts[1]))
             labels.append(label)
     if not pairs:
-        raise RequestError(f"found no pairs in {data}; wanted two texts and a number, such as: text TAB text TAB 4.2")
+        raise RequestError(
+            f"found no pairs in {reading.named(data)}; wanted two texts and a number, such as: text TAB text TAB 4.2"
+        )
     return pairs, np.array(labels), faults.total()
 
 

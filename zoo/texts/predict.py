@@ -27,10 +27,9 @@ from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, Pipeline
 from pipelines.models.stages import derived
 from zoo.texts import reading, tokens
-from zoo.texts.form import Form
+from zoo.texts.form import IDS, MASK, TYPES, Form
 from zoo.texts.tokens import Tokenizer, Tokens
 
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 AT_ONCE = 16  # batches that are sorted together in a long file
 MOST_TOKENS = 4096  # of a padded batch of a stock engine
 CALIBRATION_LENGTH = 64  # tokens of a row of calibration
@@ -96,6 +95,8 @@ class TextPipeline(Pipeline):
             except RequestError as error:
                 if engine == "native":
                     raise
+                if model is None:
+                    self.folder.ensure(PRECISIONS[self.precision])  # what is missing there is missing in any engine
                 logger.warning("%s; onnxruntime computes instead", error)
         path = model or self.folder.ensure(PRECISIONS[self.precision])
         self._session: Session = catalog.load(path, self._engine, self.threads, self.precision)

@@ -47,6 +47,11 @@ class Faults(collections.Counter[str]):
     """How often each thing was wrong."""
 
 
+def named(data: Any) -> str:
+    """Sources as an error names them."""
+    return ", ".join(map(str, data)) if isinstance(data, list | tuple) else str(data)
+
+
 def suffix(name: str) -> str:
     """The kind of a file by its name, without .gz."""
     return Path(name.lower().removesuffix(".gz")).suffix

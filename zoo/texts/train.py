@@ -26,9 +26,9 @@ from pipelines.core.progress import progress
 from pipelines.models.folder import SAMPLES
 from pipelines.models.hub import CARD
 from zoo.texts import reading, tokens
-from zoo.texts.form import Form
+from zoo.texts.form import IDS, MASK, TYPES, Form
 from zoo.texts.importing import CONFIG, write_modules
-from zoo.texts.predict import CALIBRATION_LENGTH, IDS, MASK, TYPES, packed
+from zoo.texts.predict import CALIBRATION_LENGTH, packed
 from zoo.texts.tokens import Tokenizer
 from zoo.texts.weights import FILE
 from zoo.training import FROM_0, SEED, SHARE, Range, load_checkpoint, require_output, require_settings
@@ -156,7 +156,9 @@ def read_pairs(
             break
     if not pairs:
         wanted = "two texts and a number" if classes else "two texts, or two and a number"
-        raise RequestError(f"found no pairs in {data}{f' ({first})' if first else ''}; wanted {wanted} a row")
+        raise RequestError(
+            f"found no pairs in {reading.named(data)}{f' ({first})' if first else ''}; wanted {wanted} a row"
+        )
     return pairs, np.array(labels, np.float32) if labels else None
 
 

@@ -130,6 +130,8 @@ class TranslationPipeline(Pipeline):
             except RequestError as error:
                 if engine == "native" and model is None:
                     raise
+                if model is None:
+                    self.folder.ensure(PRECISIONS[self.precision])  # what is missing there is missing in any engine
                 self._engine = "onnxruntime"
                 logger.warning("%s; onnxruntime translates instead", error)
         own = self.rules.own and "shortlist" not in self.folder.preprocessing

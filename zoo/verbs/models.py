@@ -139,7 +139,7 @@ def doctor(speed: bool = False) -> dict[str, Any]:
             name: _check_engine(name) if name in available() else "not installed (pip install 'int8-zoo[openvino]')"
             for name in STOCK
         },
-        "kernels": f"{reason}; until then {' and '.join(available())} compute all"
+        "kernels": f"{reason}; until then everything runs in {' and '.join(available())}"
         if (reason := extension.missing())
         else f"ok: {', '.join(extension.isas())}",
         "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": settings.offline(), "ZOO_MIRROR": settings.mirror()},

@@ -22,7 +22,7 @@ def serve(models: Sequence[Model], **options: Any) -> None:
     """
     if missing := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
         raise RequestError(
-            f"serving needs {', '.join(missing)}, which is not installed; run: pip install 'int8-zoo[serve]'"
+            f"serving needs {', '.join(missing)}, not installed here; run: pip install 'int8-zoo[serve]'"
         )
     from zoo.serving import server
     from zoo.serving.opening import told

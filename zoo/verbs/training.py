@@ -277,7 +277,8 @@ def _convert(name: str, text: str, like: Any) -> Any:
             return tuple(type(like[0])(each) for each in text.split(",") if each)
         return type(like)(text)
     except (KeyError, ValueError):
-        raise RequestError(f"setting {name} is {text!r}; wanted a value like {like!r}") from None
+        shown = ",".join(map(str, like)) if isinstance(like, tuple) else like
+        raise RequestError(f"setting {name} is {text!r}; wanted a value like {shown}") from None
 
 
 def write_trained_card(folder: Path, entry: str, description: str) -> None:

@@ -34,6 +34,11 @@ class CriteoPipeline(ClickPipeline):
         super().__init__(folder, *arguments, **options)
         self.features = features_of(folder.preprocessing)
 
+    def likely(self) -> bytes:
+        """A line of zeros, without a label."""
+        counts = self.features.counts
+        return b"\t".join([b"0"] * (counts["numeric"] + counts["categorical"]))
+
     def rows(
         self,
         inputs: Any,

@@ -18,7 +18,7 @@ from zoo.clicks import infer as module
 from zoo.clicks.features import Features
 from zoo.clicks.infer import infer
 from zoo.clicks.logs import open_log
-from zoo.clicks.schema import JSON_SCHEMA, Schema
+from zoo.clicks.schema import FEATURES, JSON_SCHEMA, Schema
 
 GENRES = ["Drama", "Comedy", 'Sci-Fi, "hard"', "Noël", "Krimi"]
 
@@ -53,6 +53,14 @@ def write_csv(path, found, delimiter=","):
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
     return write_csv(tmp_path_factory.mktemp("log") / "log.csv", list(rows()))
+
+
+def test_a_likely_row_is_one_that_the_log_might_hold(log):
+    schema = infer(open_log(log))
+    row = schema.likely()
+    assert list(row) == [each.name for each in schema.of(*FEATURES)]
+    assert row["genres"] in GENRES and row["occupation"] in ("writer", "Künstler")
+    assert 7 <= float(row["age"]) <= 73 and float(row["price, EUR"]) >= 0 and 1 <= int(row["user_id"]) <= 300
 
 
 def test_kinds_encodings_and_counts(log):

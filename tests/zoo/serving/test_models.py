@@ -47,6 +47,29 @@ def opened(home: Path) -> Callable[..., Any]:
     return pipeline
 
 
+def test_models_of_own_logs_have_no_rows_of_their_own_and_are_served(
+    start: Callable[..., Server], opened: Callable[..., Any], tmp_path: Path
+) -> None:
+    folders = []
+    for name, sample in (("shop-clicks", "sample.csv.gz"), ("wide-deep-criteo", "sample.tsv.gz")):
+        folders.append(shutil.copytree(opened(name).path, tmp_path / name))
+        (folders[-1] / sample).unlink()
+        card = json.loads((folders[-1] / "card.json").read_text())
+        del card["files"][sample]
+        (folders[-1] / "card.json").write_text(json.dumps(card))
+    server = start(*folders, "--workers", "1")
+    shop, criteo = server.json("/v1/models")["models"]
+    (row,) = csv.DictReader(io.StringIO(shop["example"]))
+    assert row["user_id"] and row["device"] in ("phone", "tablet", "desktop") and float(row["price, EUR"]) > 0
+    assert criteo["example"].count("\t") == 38
+    for name, text, kind in (
+        ("shop-clicks", shop["example"], "text/csv"),
+        ("wide-deep-criteo", criteo["example"], TSV),
+    ):
+        (result,) = server.json(f"/v1/models/{name}:run", text.encode(), kind)["results"]
+        assert 0 < result["probability"] < 1
+
+
 def test_translations_do_not_depend_on_who_else_is_there(both: Server, opened: Callable[..., Any]) -> None:
     model = opened("multi30k-en-de", "int8", "native")
     wanted = {each: model([each])[0] for each in SENTENCES}

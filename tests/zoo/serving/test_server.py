@@ -268,6 +268,8 @@ def test_the_split_of_time_and_the_pages_are_told(server: Server, lines: list[by
     for page in ("/", "/docs"):
         status, headers, _ = server.ask(page)
         assert status == 200 and headers["content-type"].startswith("text/html")
+    shown = server.ask("/docs")[2].decode()
+    assert all(path in shown for path in paths) and 'data-name="takes"' in shown  # cells that a phone stacks are named
     (about,) = server.json("/v1/models")["models"]
     assert (about["name"], about["engine"], about["precision"]) == ("wide-deep-criteo", "native", "int8")
     text = server.ask("/metrics")[2].decode()

@@ -1,6 +1,8 @@
 """Encoders of texts from an imported folder to files of vectors and scores, on tiny random models."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from text_models import TEXTS
 
 import zoo
 from pipelines.core.errors import RequestError
+from pipelines.kernels import extension
 from zoo.texts import metrics, reading, vectors
 
 PAIRS = list(zip(TEXTS, [*TEXTS[1:], "the end."], strict=True))
@@ -95,6 +98,16 @@ def test_a_calibrated_reranker_of_any_kind_runs_natively(tmp_path, kind, labels)
     assert found.engine == "native"
     exact = zoo.pipeline(tmp_path / "ours", "fp32").of_texts(PAIRS)
     assert np.abs(found.of_texts(PAIRS) - exact).max() < 0.1
+
+
+@pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
+def test_native_code_loads_nothing_that_reads_graphs(encoder):
+    code = "import sys, zoo; zoo.pipeline(sys.argv[1], engine='native')('a text'); print(*sys.modules)"
+    for _ in range(2):  # the first time the graph is read
+        done = subprocess.run([sys.executable, "-c", code, encoder], capture_output=True, text=True, check=True)
+    assert {"onnx", "onnx_ir", "onnxruntime", "openvino", "sympy", "requests", "torch"} & set(
+        done.stdout.split()
+    ) == set()
 
 
 def test_names_of_no_files_are_no_texts(encoder, reranker, tmp_path):
