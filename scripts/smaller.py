@@ -1,7 +1,7 @@
 """A model before and after `zoo finetune --prune`: quality of int8, its time in each engine, size of its file, memory.
 
     python scripts/smaller.py BEFORE AFTER --log DIR/compression.json [--data RAW] [--batch-size 1] [-o FILE]
-        [--peers torch-pruning,nncf --images RAW --epochs 5 --work DIR]
+        [--peers torch-pruning,nncf --images RAW --epochs 5 --work DIR [--most 10000]]
 
 BEFORE and AFTER are models of one family, by name or folder. Times are of int8 with one thread, all engines and both
 models in turn in one process, medians; "times" is before beside after, the median over the rounds. "megabytes": what a
@@ -144,9 +144,9 @@ def measured(
     pipelines = {
         (engine, i): kind(each, "int8", engine, 1, size) for engine in engines for i, each in enumerate(folders)
     }
-    first = next(iter(pipelines.values()))
-    batch = first.preprocess(first.example(size, data))
-    runs = {key: Predictor(each) for key, each in pipelines.items()}
+    raw = next(iter(pipelines.values())).example(size, data)
+    batches = [pipelines[engines[0], i].preprocess(raw) for i in (0, 1)]  # vocabularies may differ
+    runs = {(engine, i): Fed(Predictor(each), batches[i]) for (engine, i), each in pipelines.items()}
     left_out = {}
     try:
         if not issubclass(kind, GraphPipeline):
@@ -155,13 +155,13 @@ def measured(
             own = folder.path / SAMPLES
             samples = own if own.is_file() else folders[1].path / SAMPLES
             made = quantized_by_onnxruntime(folder, samples, scratch / f"{i}.onnx")
-            runs["peer", i] = load(made, "onnxruntime", 1)
+            runs["peer", i] = Fed(load(made, "onnxruntime", 1), batches[i])
     except Exception as error:  # whatever the peer's quantizer raises
         left_out["peer"] = common.why(error)
         runs = {key: each for key, each in runs.items() if key[0] != "peer"}
     for name, peer in peers.items():
         runs |= {(name, i): Fed(each, peer.batch) for i, each in enumerate(peer.sessions)}
-    times = np.array([measure(list(runs.values()), batch) for _ in range(rounds)])
+    times = np.array([measure(list(runs.values()), {}) for _ in range(rounds)])
     columns = dict(zip(runs, times.T, strict=True))
     found = {}
     for engine in dict.fromkeys(key[0] for key in runs):
@@ -172,7 +172,10 @@ def measured(
             "times": round(float(np.median(before / after)), 3),
         }
     memory = {
-        engine: [memory_mb(configuration(each, "int8", engine), batch, 1) for each in folders]
+        engine: [
+            memory_mb(configuration(each, "int8", engine), batch, 1)
+            for each, batch in zip(folders, batches, strict=True)
+        ]
         for engine in engines
         if engine != "native" or not folders[0].entry.native
     }

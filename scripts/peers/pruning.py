@@ -366,9 +366,10 @@ def _converted(student: nn.Module, task: Task, path: Path) -> None:
     import openvino as ov
 
     shape = [-1, *task.example.shape[1:]]
-    ov.save_model(
-        ov.convert_model(student.eval(), example_input=task.example, input=shape), path, compress_to_fp16=False
-    )
+    made = ov.convert_model(student.eval(), example_input=task.example, input=shape)
+    for port, name in ((made.inputs[0], "image"), (made.outputs[0], "logits")):
+        port.get_tensor().set_names({name})
+    ov.save_model(made, path, compress_to_fp16=False)
 
 
 @dataclass(frozen=True)
