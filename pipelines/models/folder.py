@@ -137,6 +137,11 @@ def _sound(stage: str, said: Any) -> bool:
     """Whether this is what `note` writes of a stage."""
     if not isinstance(said, dict) or not isinstance(said.get("inputs"), dict):
         return False
+    identities = said.get("files", {})  # as `files.identity` gives them; none where an older version built
+    if not isinstance(identities, dict) or not all(
+        isinstance(each, dict) and {"bytes", "modified", "sha256"} <= each.keys() for each in identities.values()
+    ):
+        return False
     return {
         "calibration.json": said.get("observer") in OBSERVERS,
         "int8.onnx": recipe_of(said.get("recipe")) is not None,

@@ -137,24 +137,30 @@ def _inputs(folder: ModelFolder, stage: str) -> list[str]:
     }[stage]
 
 
-def _digests(folder: ModelFolder, stage: str) -> dict[str, str]:
+def _digests(folder: ModelFolder, stage: str, record: Mapping[str, Any]) -> dict[str, str]:
     digests = {}
     for name in _inputs(folder, stage):
         path = folder.path / name
         if not path.is_file():
             raise RequestError(f"{path} is missing, {stage} is made from it; train or download the model again")
-        digests[name] = files.sha256(path)
+        digests[name] = _digest(path, record)
     return digests
+
+
+def _digest(path: Path, record: Mapping[str, Any]) -> str:
+    """`sha256` of a file: as a stage's record tells it, while size and time are those of then."""
+    if (was := record.get("files", {}).get(path.name)) is not None:
+        now = path.stat()
+        if (now.st_size, now.st_mtime_ns) == (was["bytes"], was["modified"]):
+            return str(was["sha256"])
+    return files.digest(path)
 
 
 def _fresh(folder: ModelFolder, stage: str) -> bool:
     path, record = folder.path / stage, folder.record.get(stage)
-    if (
-        record is None
-        or not path.is_file()
-        or record.get("sha256") != files.sha256(path)
-        or record["inputs"] != _digests(folder, stage)
-    ):
+    if record is None or not path.is_file() or record.get("sha256") != _digest(path, record):
+        return False
+    if record["inputs"] != _digests(folder, stage, record):
         return False
     if stage == NATIVE:
         data = files.mapped(path)
@@ -162,7 +168,7 @@ def _fresh(folder: ModelFolder, stage: str) -> bool:
             record.get("form", 1) == NATIVE_FORM
             and recipe_of(record.get("recipe")) == folder.recipe
             and data.is_file()
-            and record.get("data_sha256") == files.sha256(data)
+            and record.get("data_sha256") == _digest(data, record)
         )
     if stage == "calibration.json" and record.get("reader") != _reader():
         try:  # other code may see another graph, or want another table, in the same files
@@ -177,7 +183,7 @@ def _make(folder: ModelFolder, stage: str) -> None:
     for name in _inputs(folder, stage):
         if folder.fetch and folder.given(name) and not (folder.path / name).is_file():
             folder.fetch(name)
-    _digests(folder, stage)  # says what is missing
+    _digests(folder, stage, {})  # says what is missing
     match stage:
         case "fp32.onnx":
             report = _expand(folder) if folder.given(HALF) else dict(folder.entry.part("freeze")(folder.path))
@@ -196,10 +202,12 @@ def _make(folder: ModelFolder, stage: str) -> None:
 
 def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
     """Record in build.json what stages were made from, what they made and what they reported."""
-    noted = {
-        stage: {"inputs": _digests(folder, stage), "sha256": files.sha256(folder.path / stage), **report}
-        for stage, report in said.items()
-    }
+    noted = {}
+    for stage, report in said.items():
+        names = [*_inputs(folder, stage), stage, *([files.mapped(Path(stage)).name] if stage == NATIVE else [])]
+        found = {name: files.identity(folder.path / name) for name in names}
+        inputs = {name: found[name]["sha256"] for name in _inputs(folder, stage)}
+        noted[stage] = {"inputs": inputs, "sha256": found[stage]["sha256"], "files": found, **report}
     record = folder.record | noted
     files.write_json(folder.path / RECORD, {name: record[name] for name in STAGES if name in record})
 

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 
 import filelock
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from rewriting import run
 from three_lines import entry, outcome, samples, weights
 
+from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.core.files import sha256, write_json
 from pipelines.graph import edit, io, query
@@ -88,6 +90,8 @@ def edit_record(path, stage, change):
         ),
         (lambda path: edit_record(path, "calibration.json", lambda said: {**said, "observer": [1]}), "kkmk"),
         (lambda path: edit_record(path, "rewritten.onnx", lambda said: {"sha256": said["sha256"]}), "kmkk"),
+        (lambda path: edit_record(path, "int8.onnx", lambda said: {**said, "files": {"int8.onnx": 3}}), "kkkm"),
+        (lambda path: edit_record(path, "int8.onnx", lambda said: {**said, "files": []}), "kkkm"),
         (lambda path: (path / RECORD).unlink(), "mmmm"),
         (lambda path: (path / SAMPLES).unlink(), "kkkk"),  # not needed any more
     ],
@@ -96,6 +100,23 @@ def test_only_what_is_stale_is_made(folder, change, expected):
     build(folder)
     change(folder.path)
     assert outcome(folder) == expected
+    assert outcome(folder) == "kkkk"
+
+
+def test_files_that_nobody_touched_are_not_read_again(folder, monkeypatch):
+    build(folder)
+    files._digest.cache_clear()  # as in a process of its own
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "sha256", lambda path: pytest.fail(f"{path} is read"))
+        assert outcome(folder) == "kkkk"
+    table = folder.path / "calibration.json"
+    content = bytearray(table.read_bytes())
+    content[-20] ^= 1  # of the same size
+    table.write_bytes(content)
+    assert outcome(folder) == "kkmk"
+    os.utime(folder.path / "int8.onnx", (1, 1))  # another time, the same bytes
+    assert outcome(folder) == "kkkk"
+    edit_record(folder.path, "int8.onnx", lambda said: {key: said[key] for key in said if key != "files"})  # of old
     assert outcome(folder) == "kkkk"
 
 
