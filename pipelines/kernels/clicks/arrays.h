@@ -27,7 +27,7 @@ template <class T> struct Versions {
     T of(const std::string &isa) const {
 #if defined(__x86_64__)
         const bool bits = __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt");
-        if ((isa.empty() || isa == "avx512") && bits && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        if ((isa.empty() || isa == "avx512" || isa == "amx") && bits && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
             return avx512;
         if ((isa.empty() || isa == "avx2") && bits && __builtin_cpu_supports("avx2"))

@@ -182,7 +182,7 @@ def test_blocks_of_sizes_around_those_of_the_loops(both, size):
     both(b"0\t1\t\t" + b"x" * size + b"\n" + b"1\t\ta\tb\n", numeric=1, categorical=2)
 
 
-@pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
+@pytest.mark.parametrize("isa", ["amx", "avx512", "avx2", "portable"])
 def test_all_versions_give_the_same_bits(isa):
     numbers = [b"", b"0", b"7", b"12345678", b"123456789", b"-1", b"-0", b"+3", b".5", b"-.25", b"1e3", b"5.", b"0.1"]
     block = regular(700, 13, 26) + b"\t".join([b"1", *numbers, *[b"c" * 5 * i for i in range(26)]]) + b"\n"
@@ -194,7 +194,7 @@ def test_all_versions_give_the_same_bits(isa):
         assert each.tobytes() == wanted.tobytes()
 
 
-@pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
+@pytest.mark.parametrize("isa", ["amx", "avx512", "avx2", "portable"])
 def test_all_versions_scale_to_the_same_bits(isa):
     rng = np.random.default_rng(5)
     numbers = rng.integers(0, 1 << 32, (1001, 7), np.uint32).view(np.float32)

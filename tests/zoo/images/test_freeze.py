@@ -18,7 +18,7 @@ from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
 from zoo.images.rewrites import passes
 
 torch = pytest.importorskip("torch", reason="training needs the train extra")
-from image_networks import PREPROCESSING, build, normalized  # noqa: E402
+from published_networks import PREPROCESSING, build, normalized  # noqa: E402
 
 from zoo.images.freeze import fill  # noqa: E402
 from zoo.mobilenet import freeze as mobilenet_freeze  # noqa: E402

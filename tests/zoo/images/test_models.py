@@ -18,7 +18,7 @@ from zoo.images.export import export
 from zoo.images.rewrites import passes
 
 torch = pytest.importorskip("torch", reason="training needs the train extra")
-from image_networks import PREPROCESSING, build, normalized  # noqa: E402
+from published_networks import PREPROCESSING, build, normalized  # noqa: E402
 from torch import nn  # noqa: E402
 
 from zoo.mobilenet.model import build as build_mobilenet  # noqa: E402
