@@ -84,7 +84,12 @@ def test_a_run_leaves_its_files_and_says_how_it_was_made(quick, pairs):
 def test_an_easy_language_is_learnt(translator):
     record = read_json(translator / "train.json")
     assert record["metrics"]["bleu"] > 80
-    assert set(record["candidates"]) == {"average of the last 5", "average of the best 5", "best"}
+    # where the last 5 epochs are the best ones, as on some CPUs, there is no other average
+    assert set(record["candidates"]) | {"average of the best 5"} == {
+        "average of the last 5",
+        "average of the best 5",
+        "best",
+    }
     assert record["metrics"]["bleu"] == max(record["candidates"].values())
 
 
