@@ -49,6 +49,30 @@ def broken_off(owner, steps: int, train) -> None:
         train()
 
 
+def random_network(build, features, config):
+    """A recommender of small random weights, in evaluation."""
+    import torch
+
+    torch.manual_seed(0)
+    network = build(features, config).eval()
+    with torch.no_grad():
+        for each in network.parameters():
+            each.add_(torch.randn_like(each) * 0.1)
+        for module in network.modules():
+            if hasattr(module, "clear"):
+                module.clear()
+    return network
+
+
+def results(network, rows):
+    """All that a recommender gives for rows of a log's store."""
+    import torch
+
+    with torch.no_grad():
+        found = network(rows["ids"], rows["numbers"], rows["scales"])
+    return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
+
+
 class TwoProcesses:
     """Two processes under torchrun that call `in_processes(data, folder, resume=...)` of a test module."""
 

@@ -4,8 +4,9 @@ what reads graphs. Large tables stay where they are, in native.onnx.data.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -59,6 +60,17 @@ class Rest(NamedTuple):
     hidden: list[str]
 
 
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raises RequestError for what goes wrong in the block, where a damaged native.onnx fails anywhere."""
+    try:
+        yield
+    except ZooError:
+        raise
+    except Exception as error:
+        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
+
+
 def opened(path: Path) -> ClickModel:
     """The click model of a native.onnx, from the file beside it, or in the cache, where it is kept at first use.
 
@@ -88,7 +100,7 @@ def after_embedding(path: Path) -> Rest:
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     model = _graph(path)
-    try:
+    with readable(path):
         main, first = model.graph, _first(model, path)
         fresh = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in first.outputs]
         for old, new in zip(first.outputs, fresh, strict=True):
@@ -102,10 +114,6 @@ def after_embedding(path: Path) -> Rest:
             del main.initializers[name]
         model.opset_imports.pop(DOMAIN, None)
         content = ir.to_proto(model).SerializeToString()
-    except ZooError:
-        raise
-    except Exception as error:  # a damaged graph fails anywhere
-        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
     return Rest(content, [str(value.name) for value in main.inputs], [str(value.name) for value in fresh])
 
 
@@ -134,7 +142,7 @@ def _first(model: ir.Model, path: Path) -> ir.Node:
 def _model(model: ir.Model, path: Path) -> ClickModel:
     from pipelines.kernels.clicks.from_graph import click_program, dense_layers, embedding_layer
 
-    try:
+    with readable(path):
         first = _first(model, path)
         inputs = [(str(value.name), *_port(value)) for value in model.graph.inputs]
         if first.op_type == ClickProgram.name:
@@ -143,10 +151,6 @@ def _model(model: ir.Model, path: Path) -> ClickModel:
         layers, sigmoid = dense_layers(first) or ([], False)
         outputs = [str(value.name) for value in model.graph.outputs]
         return ClickModel(inputs, _names(first.inputs[:2]), outputs, None, embedding_layer(first), layers, sigmoid)
-    except ZooError:
-        raise
-    except Exception as error:  # a damaged graph fails anywhere
-        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
 
 
 def _names(values: Sequence[ir.Value | None]) -> list[str | None]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipelines.core import forks
 from pipelines.core.batches import Batch
-from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.errors import RequestError, one_line
 from pipelines.engines import click_files, stock
 from pipelines.engines.click_files import ClickModel
 from pipelines.engines.contexts import Asynchronous
@@ -177,13 +177,9 @@ def options(path: Path, threads: int) -> dict[str, Option]:
     Where the network has a native form, small batches run in kernels alone: a call into a library costs more than it
     saves. Raises RequestError without kernels, and for a file that is missing, damaged or no such graph.
     """
-    try:
-        extension.required()
+    extension.required()
+    with click_files.readable(path):
         graph = _opened(path, threads)
-    except ZooError:
-        raise
-    except Exception as error:  # a damaged graph fails anywhere
-        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
     if isinstance(graph, ProgramGraph):
         return {"native": Option(functools.partial(ProgramSession, graph), 0)}
     ways = {"native": Option(functools.partial(NativeSession, graph))} if graph.network else {}

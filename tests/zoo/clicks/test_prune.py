@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trainings import broken_off
+from trainings import broken_off, random_network, results
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -88,21 +88,8 @@ def made(family, features):
     """A network of small random weights, its settings and its units."""
     build, settings, _ = FAMILIES[family]
     config = settings(embedding_size=32, hidden=(48, 32))
-    torch.manual_seed(0)
-    network = build(features, config).eval()
-    with torch.no_grad():
-        for each in network.parameters():
-            each.add_(torch.randn_like(each) * 0.1)
-        for module in network.modules():
-            if hasattr(module, "clear"):
-                module.clear()
+    network = random_network(build, features, config)
     return network, config, Units(network, features, config)
-
-
-def results(network, rows):
-    with torch.no_grad():
-        found = network(rows["ids"], rows["numbers"], rows["scales"])
-    return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from trainings import broken_off
+from trainings import broken_off, random_network, results
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -108,23 +108,13 @@ def opened(features, log, folder):
 
 
 def logits(network, store, rows):
-    batch = store.rows(np.array(rows))
-    with torch.no_grad():
-        found = network(batch["ids"], batch["numbers"], batch["scales"])
-    return (found[0] if isinstance(found, tuple) else found).numpy()
+    return results(network, store.rows(np.array(rows)))[0]
 
 
 @pytest.mark.parametrize(("build", "settings"), [(DeepFM, Settings), (TwoTower, OfTowers)])
 def test_rows_that_hold_frequent_values_give_what_they_gave(build, settings, schema, log, tmp_path):
     features, config = Features(schema), settings(embedding_size=32, hidden=(48, 32))
-    torch.manual_seed(0)
-    network = build(features, config).eval()
-    with torch.no_grad():
-        for each in network.parameters():
-            each.add_(torch.randn_like(each) * 0.1)
-        for module in network.modules():
-            if hasattr(module, "clear"):
-                module.clear()
+    network = random_network(build, features, config)
     store, counts = opened(features, log, tmp_path)
     fewer, smaller = rare.without(network, features, config, counts, 5)
     rows = read(log)
