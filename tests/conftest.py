@@ -1,5 +1,6 @@
 """Every test: `rewriting` can be imported, the cache is an empty folder of its own."""
 
+import gc
 import os
 import signal
 import sys
@@ -17,6 +18,13 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # a shell started the tests in the background; what they start would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen():
+    """What lives before a file's tests (items, modules of engines and frameworks) is not looked at by later collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

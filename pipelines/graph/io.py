@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import mapped, replacing, require_place
+from pipelines.graph import query
 
 PRODUCER = "int8-zoo"
 PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
@@ -133,10 +134,7 @@ def save(model: ir.Model, path: str | Path) -> Path:
 
     Weights that one protobuf file cannot hold (2 GB) go to PATH.data beside it.
     """
-    if (
-        sum(each.const_value.nbytes for each in model.graph.initializers.values() if each.const_value is not None)
-        > WHOLE
-    ):
+    if query.weight_bytes(model) > WHOLE:
         return save_mapped(model, path)
     model.producer_name = PRODUCER
     model.producer_version = None

@@ -27,6 +27,11 @@ def used_names(graph: ir.Graph) -> set[str]:
     return {name for name in names if name}
 
 
+def weight_bytes(model: ir.Model) -> int:
+    """The bytes of the graph's constant initializers."""
+    return sum(each.const_value.nbytes for each in model.graph.initializers.values() if each.const_value is not None)
+
+
 def op_counts(model: ir.Model) -> dict[str, int]:
     """How many nodes of each operator type the main graph has, most first."""
     counts: dict[str, int] = {}

@@ -55,6 +55,7 @@ HELD_BACK = 3  # about one sample in so many is held back, up to HELD_OUT
 RANGED = 128  # samples that ranges are judged by
 MOST = 2**23  # elements of the graph's inputs that samples are held back for
 ROOM = 8_000_000  # bytes that the largest tensor may take, of the samples computed at once
+HEAVY = 2**22  # bytes of weights above which memory is returned between the models judged, by a slow search for garbage
 CHANCE = 1.0  # dB that an alternative must win: one sample near a decision makes as much in a few dozen
 PERFECT = 120.0  # dB, that of outputs without error
 SENSITIVE = 0.05  # dB that a layer left in float32 must win
@@ -71,6 +72,7 @@ class Judge:
 
     def __init__(self, model: ir.Model, samples: Sequence[Batch]) -> None:
         self._samples, exact = samples, _session(model)
+        self._heavy = query.weight_bytes(model) > HEAVY
         free = all(
             (query.dimensions(each) or [0])[0] is None for each in model.graph.inputs if not each.is_initializer()
         )
@@ -89,7 +91,8 @@ class Judge:
 
     def __call__(self, int8: ir.Model, batches: int | None = None) -> float:
         """The SQNR of `int8`; batches: on the first so many."""
-        machine.trim()  # graphs refer to themselves, and every one that is judged holds the weights
+        if self._heavy:
+            machine.trim()  # graphs refer to themselves, and every one that is judged holds the weights
         opened = _session(int8)
         results = [
             (exact, self._run(opened, batch))

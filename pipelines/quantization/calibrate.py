@@ -213,11 +213,9 @@ class Observation:
         ]
         if not self._tensors:
             raise RequestError("the model has no float32 activation to quantize; export it in float32")
-        weights = sum(
-            each.const_value.nbytes for each in self._model.graph.initializers.values() if each.const_value is not None
-        )
         most = memory_bytes(max_memory)
-        self._activation_budget = max(most - 4 * weights, most // 4)  # what the model and its loading take, as measured
+        loaded = 4 * query.weight_bytes(self._model)  # what the model and its loading take, as measured
+        self._activation_budget = max(most - loaded, most // 4)
         self._shared_weights = _share_large_weights(self._model.graph)  # the engine does not keep it alive
         self._shape_session = _session(self._model, self._shared_weights, self._tensors, shapes=True)
         self._input_shapes: dict[str, Sequence[Any]] = {
