@@ -363,19 +363,23 @@ def raw_samples(
     return Samples(lambda: [batch], length(batch))
 
 
-def examples_of(model: ir.Model, data: Model | None, sizes: Sequence[int]) -> list[Batch]:
-    """A batch of every size for an ONNX file: of the data, repeated where it is short, or of zeros.
+def examples_of(
+    model: ir.Model, data: Model | None, sizes: Sequence[int], preprocess: Model | None = None
+) -> list[Batch]:
+    """A batch of every size for an ONNX file: of the data (see `samples_of`), repeated where it is short, or of zeros.
 
     Where its inputs share no axis of samples, the first feed of the data alone; where shapes differ, the first shape.
     """
     inputs = {str(each.name): each for each in model.graph.inputs if each.name not in model.graph.initializers}
     fixed = fixed_batch(model)
     sizes = [fixed] if fixed else sizes
-    if data is not None:
-        feeds = _feeds(model, data)
-        if not _batched(model):
-            return [dict(feeds[0])]
-        arrays = feeds[0]
+    if data is not None or preprocess is not None:
+        if preprocess is not None or is_image_folder(data):
+            arrays = dict(joined(list(samples_of(model, data, preprocess, count=max(sizes)))))
+        else:
+            arrays = _feeds(model, data)[0]
+            if not _batched(model):
+                return [dict(arrays)]
         return [{name: np.resize(arrays[name], (size, *arrays[name].shape[1:])) for name in arrays} for size in sizes]
     ports = {}
     for name, each in inputs.items():
@@ -383,7 +387,7 @@ def examples_of(model: ir.Model, data: Model | None, sizes: Sequence[int]) -> li
         if not known or None in known[1:] or each.dtype is None:
             raise RequestError(
                 f"input {name} has the shape {each.shape}, which leaves sizes open; give an example with --data "
-                "FILE.npz"
+                "FILE.npz, or a folder of images with --preprocess FILE.json"
             )
         ports[name] = [size or 0 for size in known[1:]], each.dtype.numpy()
     return [{name: np.zeros((size, *shape), dtype) for name, (shape, dtype) in ports.items()} for size in sizes]

@@ -34,6 +34,7 @@ from pipelines.engines.openvino import OpenVinoSession, Requests, library
 from pipelines.engines.session import Executed, Port, Session
 from pipelines.engines.stock import available
 from pipelines.engines.timing import REFERENCE, measure
+from pipelines.kernels import extension
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +131,7 @@ def build(
         plan = {
             "format": FORMAT,
             "machine": machine.fingerprint(),
+            "kernels": extension.isas(),
             "environment": machine.environment(),
             "models": {
                 _relative(path, folder): files.identity(path) for path in sorted({each.path for each in candidates})
@@ -215,6 +217,8 @@ def stale(path: str | Path, found: Mapping[str, Any]) -> str:
             if versions.get(key) != each
         ]
         return f"made with {', '.join(differs) or 'another machine'}"
+    if found.get("kernels") != extension.isas():
+        return f"made with the native kernels {found.get('kernels')} (here {extension.isas()})"
     for name, was in found["models"].items():
         model = Path(path).parent / name
         if model.is_file() and not files.same(model, was):

@@ -271,6 +271,14 @@ def test_a_plan_of_another_machine_says_so_and_is_built_anew(planned, caplog, mo
     assert plan.stale(output, plan.read_plan(output)) == ""
 
 
+def test_a_plan_of_other_native_kernels_is_built_anew(planned, caplog, monkeypatch):
+    output, _ = planned
+    monkeypatch.setattr(extension, "isas", lambda: ["another"])
+    catalog.load(output)
+    assert "here ['another']); building it anew" in caplog.text
+    assert plan.stale(output, plan.read_plan(output)) == ""
+
+
 def test_a_plan_of_another_machine_without_its_model(planned):
     output, _ = planned
     rewrite_plan(output, machine="another")

@@ -1,5 +1,6 @@
 """Folders of images as samples of an ONNX file: calibration, tuning, broken images."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,15 @@ def test_images_fill_the_batches_of_a_graph(photos: Path) -> None:
     assert zoo.calibrate("net.onnx", "photos", "t.json", preprocess="spec.json", samples=7)["samples"] == 7
 
 
+def test_images_are_what_open_sizes_are_timed_with(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    io.save(model("(float[n,3,h,w] x) => (float[n,3,h,w] y) { y = Relu(x) }"), "open.onnx")
+    images_of = ("--data", "photos", "--preprocess", "spec.json")
+    code, out, _ = call(capsys, "plan", "open.onnx", *images_of, "--batch-size", "1,30", "--json")
+    assert (code, json.loads(out)["inputs"]) == (0, [{"x": ["float32", [size, 3, 8, 8]]} for size in (1, 30)])
+    code, out, _ = call(capsys, "benchmark", "open.onnx", *images_of, "--rounds", "1", "--json")
+    assert code == 0 and {each["batch_size"] for each in json.loads(out)["results"]} == {1}
+
+
 def test_a_broken_image_is_named_or_left_out(
     photos: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,7 +126,8 @@ def test_folders_that_say_too_little(photos: Path, arguments: dict[str, Any], sa
 
 
 def test_a_zoo_model_brings_its_own_spec() -> None:
-    for act in (zoo.calibrate, zoo.quantize, lambda name, **more: zoo.tune(name, "rows", "o.onnx", **more)):
+    tune = functools.partial(zoo.tune, evaluation_data="rows", output="o.onnx")
+    for act in (zoo.calibrate, zoo.quantize, zoo.benchmark, zoo.plan, tune):
         with pytest.raises(
             RequestError, match="--preprocess describes the images of an ONNX file; .* knows what it takes"
         ):

@@ -7,7 +7,19 @@ from typing import Any
 import click
 
 from zoo.commands.show import emit, interval, left_out, number, percent, table
-from zoo.options import Numbers, Share, Words, as_json, batch_size, columns, engine, on_error, threads, together
+from zoo.options import (
+    Numbers,
+    Share,
+    Words,
+    as_json,
+    batch_size,
+    columns,
+    engine,
+    on_error,
+    preprocess,
+    threads,
+    together,
+)
 
 
 @click.command()
@@ -53,7 +65,7 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
 @click.option(
     "--data",
     default=None,
-    help="Raw input to take the batches from; .npz for an .onnx file. [default: the model's sample; random numbers]",
+    help="Raw input to take the batches from; .npz or images for an .onnx file. [default: the model's sample; random]",
 )
 @click.option("--precision", "precisions", type=Words(), default="fp32,int8", show_default=True, help="Of a zoo model.")
 @click.option(
@@ -90,7 +102,7 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
     "--min-top5", type=Share(), default=None, help="The same of the right class among the first five, e.g. 0.93."
 )
 @click.option("--price-per-hour", type=float, default=None, help="Of the machine; adds the cost of a million images.")
-@together(threads, as_json)
+@together(preprocess, threads, as_json)
 def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Throughput, latency and memory of MODEL: engines and precisions in turn in one run.
 
@@ -170,7 +182,7 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
 @click.option(
     "--data",
     default=None,
-    help="What to time with: raw input, or .npz for an .onnx file. [default: the model's sample; zeros]",
+    help="What to time with: raw input; .npz or images for an .onnx file. [default: the model's sample; zeros]",
 )
 @click.option(
     "--precision", "precisions", type=Words(), default=None, help="fp32, int8, bf16. [default: int8; a file as it is]"
@@ -180,7 +192,7 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
 )
 @click.option("--threads", type=Numbers(), default="1", show_default=True, help="Threads of the engine.")
 @click.option("--batch-size", "batch_sizes", type=Numbers(), default=None, help="[default: 512; 1 for an .onnx file]")
-@as_json
+@together(preprocess, as_json)
 def plan(model: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Time engines, precisions, threads and batch sizes for MODEL or an .onnx file; write the quickest, compiled, into
     a plan file.

@@ -30,6 +30,7 @@ from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, GraphPipeline, Pipeline, choose_engine, graph_file, model_file
 from zoo.paths import Model, is_file, listed, spare, used
 from zoo.samples import examples_of
+from zoo.verbs.quantizing import open_model
 
 AS_IT_IS = "as it is"  # the precision of a file that a user brings
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ def benchmark(
     others: Sequence[Model] = (),
     *,
     data: Model | None = None,
+    preprocess: Model | None = None,
     precisions: Sequence[str] = ("fp32", "int8"),
     engines: Sequence[str] | None = None,
     batch_sizes: Sequence[int] | None = None,
@@ -103,18 +105,19 @@ def benchmark(
     sentences.
 
     An ONNX file is timed as it is, beside `others` with the same inputs, such as its int8 form, in all stock engines,
-    and in native what that computes; why not the others stands under "failed". data is then an .npz of its inputs,
-    which are random otherwise (batch size 1 unless named). Its results also have "bytes" of the file, and "speedup":
-    its median throughput over that of `model` in the same engine, or in its quickest one where native computes not
-    that.
+    and in native what that computes; why not the others stands under "failed". data is then an .npz of its inputs, or
+    images with `preprocess` (`zoo.samples.samples_of`); else they are random (batch size 1 unless named). Its results
+    also have "bytes" of the file, and "speedup": its median throughput over that of `model` in the same engine, or in
+    its quickest one where native computes not that.
     """
     if is_file(model):
         if scenario is not None:
             raise RequestError(f"scenarios are of the zoo's models; {model} is an ONNX file, leave out --scenario")
-        return _benchmark_files([model, *others], data, engines, batch_sizes or (1,), threads, rounds, instances)
+        batches = (data, preprocess, batch_sizes or (1,))
+        return _benchmark_files([model, *others], batches, engines, threads, rounds, instances)
     if others:
         raise RequestError(f"further files are compared with an ONNX file; {model} is a model of the zoo")
-    folder = zoo.load(model)
+    folder = open_model(model, preprocess)
     if wrong := [each for each in precisions if each not in PRECISIONS]:
         raise RequestError(f"unknown precision {', '.join(wrong)}; choose among {', '.join(PRECISIONS)}")
     if scenario is not None:
@@ -167,14 +170,17 @@ def benchmark(
 
 def _benchmark_files(
     paths: Sequence[Model],
-    data: Model | None,
+    examples: tuple[Model | None, Model | None, Sequence[int]],
     engines: Sequence[str] | None,
-    batch_sizes: Sequence[int],
     threads: int,
     rounds: int,
     instances: int,
 ) -> dict[str, Any]:
-    """ONNX files in turn, in stock engines and those that have such a form in the engine native; see `benchmark`."""
+    """ONNX files in turn, in stock engines and those that have such a form in the engine native; see `benchmark`.
+
+    examples: data, preprocess and batch sizes.
+    """
+    data, preprocess, batch_sizes = examples
     if min(*batch_sizes, rounds, threads, instances) < 1:
         found = f"batch sizes {list(batch_sizes)}, rounds {rounds}, threads {threads} and instances {instances}"
         raise RequestError(f"{found} must all be 1 or more")
@@ -186,7 +192,7 @@ def _benchmark_files(
         raise RequestError(f"unknown or missing engine {', '.join(wrong)}; an ONNX file runs in {', '.join(there)}")
     machine.require_threads(threads)
     graphs = [io.load(each) for each in files]
-    batches = examples_of(graphs[0], data, batch_sizes)
+    batches = examples_of(graphs[0], data, batch_sizes, preprocess)
     ports = [{str(each.name): each.dtype for each in graph.graph.inputs} for graph in graphs]
     for path, port in zip(paths, ports, strict=True):
         if port != ports[0]:
@@ -328,15 +334,16 @@ def plan(
     threads: Sequence[int] = (1,),
     batch_sizes: Sequence[int] | None = None,
     data: Model | None = None,
+    preprocess: Model | None = None,
 ) -> dict[str, Any]:
     """Time engines, precisions, threads and batch sizes on this machine and write a plan file
     (`pipelines.engines.plan.build`, `open_plan`).
 
     precisions: of a zoo model (int8 unless named; "bf16" is fp32 computed in bfloat16, where the CPU has that); an ONNX
     file runs as it is, and in "bf16" if that is named. batch_sizes: a zoo model's own, 1 for a file unless named. data:
-    raw input, or .npz of the graph's inputs for a file, whose inputs are zeros otherwise. output: by default MODEL.plan
-    beside the file or in the model's folder. For a zoo model the choice among all engines is also kept for
-    engine="auto". Returns what the file says, and "path".
+    raw input; for a file .npz of the graph's inputs, or images with `preprocess` (`zoo.samples.samples_of`), else
+    zeros. output: by default MODEL.plan beside the file or in the model's folder. For a zoo model the choice among all
+    engines is also kept for engine="auto". Returns what the file says, and "path".
     """
     if min((*threads, *(batch_sizes or ())), default=0) < 1:
         raise RequestError(f"threads {list(threads)} and batch sizes {list(batch_sizes or ())} must all be 1 or more")
@@ -353,13 +360,13 @@ def plan(
         path = Path(model)
         target = Path(output) if output is not None else path.with_suffix(".plan")
         spare(target, model, data)
-        batches = examples_of(io.load(path), data, batch_sizes or (1,))
+        batches = examples_of(io.load(path), data, batch_sizes or (1,), preprocess)
         named = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
         candidates = _candidates(dict.fromkeys(named, path), names)
         native, failed = _native(path, AS_IT_IS, names)
         found = build_plan([*candidates, *native], batches, threads, target, catalog.load)
         return {"model": path.name, "path": str(target), **found, "failed": [*found["failed"], *failed]}
-    folder = zoo.load(model)
+    folder = open_model(model, preprocess)
     kind: type[Pipeline] = folder.entry.part("pipeline")
     if not issubclass(kind, GraphPipeline):
         raise RequestError(
