@@ -375,7 +375,7 @@ def examples_of(
     sizes = [fixed] if fixed else sizes
     if data is not None or preprocess is not None:
         if preprocess is not None or is_image_folder(data):
-            arrays = dict(joined(list(samples_of(model, data, preprocess, count=max(sizes)))))
+            arrays: Batch = joined(list(samples_of(model, data, preprocess, count=max(sizes))))
         else:
             arrays = _feeds(model, data)[0]
             if not _batched(model):
