@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import page_folders
 import pytest
 from pages import PAGES, Command, commands
 
+from pipelines.compression import strategy
 from zoo import cli
 
 
@@ -54,3 +57,15 @@ def test_a_command_is_read_with_its_pipes_comments_and_continuation(tmp_path: Pa
     for wrong in (["run"], ["run", "a", "--tops", "2"], ["nothing"], ["cluster", "xml"]):
         with pytest.raises((AssertionError, click.UsageError)):
             parsed(wrong)
+
+
+def test_the_strategy_on_the_page_is_one(tmp_path: Path) -> None:
+    (tmp_path / "compress.json").write_text(json.dumps(page_folders.strategy()))
+    assert [each.name for each in strategy.read(tmp_path / "compress.json").steps()] == [
+        "1-distil",
+        "2-prune-distil",
+        "3-prune-distil",
+        "4-prune-distil",
+        "5-distil",
+        "6-distil-qat",
+    ]

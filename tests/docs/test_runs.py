@@ -19,6 +19,7 @@ from page_folders import FOLDERS
 from pages import PAGES, ROOT, Command, commands
 
 import zoo
+from pipelines.core import machine
 from pipelines.core.settings import mirror
 from pipelines.models.hub import Hub
 
@@ -58,6 +59,8 @@ def lacking(text: str) -> str | None:
     for held, why in LACKS.items():
         if held in text:
             return why
+    if "--instances 2" in text and machine.cores() < 2:
+        return "needs two cores"
     text += "".join(f" {name}" for held, name in OF.items() if held in text)
     hub = Hub(zoo.SHIPPED)
     for name in hub.names():

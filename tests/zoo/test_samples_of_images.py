@@ -74,6 +74,7 @@ def test_images_are_what_open_sizes_are_timed_with(photos: Path, capsys: pytest.
     images_of = ("--data", "photos", "--preprocess", "spec.json")
     code, out, _ = call(capsys, "plan", "open.onnx", *images_of, "--batch-size", "1,30", "--json")
     assert (code, json.loads(out)["inputs"]) == (0, [{"x": ["float32", [size, 3, 8, 8]]} for size in (1, 30)])
+    assert zoo.info("open.plan")["stale"] == "no" and len(zoo.info("open.plan")["profiles"]) == 2
     code, out, _ = call(capsys, "benchmark", "open.onnx", *images_of, "--rounds", "1", "--json")
     assert code == 0 and {each["batch_size"] for each in json.loads(out)["results"]} == {1}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,14 @@ logger = logging.getLogger(__name__)
 
 def info(model: Model) -> dict[str, Any]:
     """What is known of a model: its card, the files of its folder, what the stages reported, how its operators run; of
-    an ONNX file its ports, operators and whether the native kernels compute it. Downloads nothing.
+    an ONNX file its ports, operators and whether the native kernels compute it; of a plan what it chose, and why it
+    does not hold here, if so. Downloads nothing.
     """
+    if is_file(model) and zipfile.is_zipfile(model):
+        from pipelines.engines import plan
+
+        found = plan.read_plan(model)
+        return {"path": str(model), "stale": plan.stale(model, found) or "no", **found}
     if is_file(model):
         return _of_file(Path(model))
     if Path(model).is_dir():
@@ -35,7 +42,7 @@ def info(model: Model) -> dict[str, Any]:
         shelf = zoo.hub()
         card = shelf.card(str(model))
         path = shelf.folder(card.name)
-    found: dict[str, Any] = {**card.to_json(), "path": str(path)}
+    found = {**card.to_json(), "path": str(path)}
     if path.is_dir():
         found["on_disk"] = {
             each.name: each.stat().st_size
