@@ -21,6 +21,7 @@ import zoo
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH = ("A man", "A woman", "A dog", "Two children", "Three boys", "An old man", "A girl", "Some people")
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 GERMAN = ("Ein Mann", "Eine Frau", "Ein Hund", "Zwei Kinder", "Drei Jungen", "Ein alter Mann", "Ein Mädchen", "Leute")
 DOES = ("in the snow", "on the street", "near a lake", "at night", "in a red car", "with a ball", "in the city")
 TUT = (
@@ -170,9 +171,13 @@ def serve(folder: Path) -> None:
 
 def smaller(folder: Path) -> None:
     synthetic("criteo", folder / "rows.tsv", 4000)
+    synthetic("log", folder / "films.csv", 2000)
+    for name, family, log in (("my-ctr", "wide-deep", "rows.tsv"), ("my-films", "deepfm", "films.csv")):
+        command = ["zoo.cli", "train", family, "--data", folder / log, "-o", folder / name, "--epochs", "1"]
+        subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True)
     classes(folder / "images", ("cat", "dog", "frog"), 8)
     for part, count in (("train", 12), ("test", 4)):
-        classes(folder / "cifar10" / part, ("cat", "dog", "frog"), count)
+        classes(folder / "cifar10" / part, CIFAR10, count)
     with tarfile.open(folder / "cifar10.tar.gz", "w:gz") as tar:
         for part in ("train", "test"):
             tar.add(folder / "cifar10" / part, part)

@@ -6,6 +6,7 @@ weights neither has are left out.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -59,6 +60,8 @@ def lacking(text: str) -> str | None:
     for held, why in LACKS.items():
         if held in text:
             return why
+    if "nncf" in text and importlib.util.find_spec("nncf") is None:
+        return "needs nncf"
     if "--instances 2" in text and machine.cores() < 2:
         return "needs two cores"
     text += "".join(f" {name}" for held, name in OF.items() if held in text)
