@@ -296,7 +296,8 @@ def test_a_library_that_tries_again_says_nothing(caplog):
 
 @pytest.mark.parametrize("verb", ["build", "download", "freeze"])
 def test_a_file_where_a_model_is_wanted(verb, here, capsys):
-    assert "found the file ../m.onnx, wanted a model folder, or one of: minilm" in refused(capsys, verb, "../m.onnx")
+    said = refused(capsys, verb, "../m.onnx")
+    assert "found the file ../m.onnx, wanted a model folder, or one of: minilm" in said and "zoo quantize, tune" in said
 
 
 def test_one_array_is_no_archive(here, capsys):
